@@ -1,0 +1,91 @@
+package address
+
+import (
+	"strings"
+
+	"github.com/hopback/hopback/argument"
+)
+
+// Parse reads a percent-encoded address, such as "/queues/a%2Fb". What it
+// accepts, Build accepts, and gives back in its one canonical spelling. A
+// failure is an *[argument.Error]; Parse never panics, whatever it is given.
+//
+// Parse is stricter than the broker in one place: a slash within a queue name
+// has to be written "%2F". RabbitMQ reads "/queues/a/b" as the queue "a/b",
+// which is more often a mistake than a wish.
+func Parse(s string) (Address, error) {
+	if rest, ok := strings.CutPrefix(s, queuePrefix); ok {
+		return parseQueue(s, rest)
+	}
+	if rest, ok := strings.CutPrefix(s, exchangePrefix); ok {
+		return parseExchange(s, rest)
+	}
+	if s == "" {
+		return Address{}, argument.New("address", nil, "is empty", spell)
+	}
+	if hint := v1Hint(s); hint != "" {
+		return Address{}, argument.New("address", s, "is an address of the format v1, which RabbitMQ 4 has deprecated", hint)
+	}
+	return Address{}, argument.New("address", s, "names neither a queue nor an exchange", spell)
+}
+
+const spell = `write "/queues/<queue>", "/exchanges/<exchange>/<routing key>" or "/exchanges/<exchange>", each part percent-encoded`
+
+func parseQueue(s, rest string) (Address, error) {
+	if strings.Contains(rest, "/") {
+		return Address{}, argument.New("address", s, "has a slash too many",
+			`write a slash within the queue's name as "%2F"`)
+	}
+	name, err := unescape("queue name", rest)
+	if err != nil {
+		return Address{}, err
+	}
+	return valid(Queue(name))
+}
+
+func parseExchange(s, rest string) (Address, error) {
+	xpart, kpart, hasKey := strings.Cut(rest, "/")
+	if strings.Contains(kpart, "/") {
+		return Address{}, argument.New("address", s, "has a slash too many",
+			`write a slash within the exchange's name or the routing key as "%2F"`)
+	}
+	if hasKey && kpart == "" && xpart != "" {
+		return Address{}, argument.New("address", s, "ends in a slash with no routing key after it",
+			`for the empty routing key leave the slash out: "/exchanges/<exchange>"`)
+	}
+	name, err := unescape("exchange name", xpart)
+	if err != nil {
+		return Address{}, err
+	}
+	key, err := unescape("routing key", kpart)
+	if err != nil {
+		return Address{}, err
+	}
+	return valid(Exchange(name, key))
+}
+
+func valid(a Address) (Address, error) {
+	if err := a.Validate(); err != nil {
+		return Address{}, err
+	}
+	return a, nil
+}
+
+// v1Hint says how to write an address of the older format in this one, or ""
+// when s doesn't look like one.
+func v1Hint(s string) string {
+	for _, v1 := range []struct{ prefix, remedy string }{
+		{"/queue/", `write "/queues/<queue>", the name percent-encoded`},
+		{"/amq/queue/", `write "/queues/<queue>", the name percent-encoded`},
+		{"/exchange/", `write "/exchanges/<exchange>/<routing key>", each part percent-encoded`},
+		{"/topic/", `write "/exchanges/amq.topic/<routing key>", the key percent-encoded`},
+	} {
+		if strings.HasPrefix(s, v1.prefix) {
+			return v1.remedy
+		}
+	}
+	if !strings.HasPrefix(s, "/") {
+		return `if it is a queue's name, use address.Queue or write "/queues/<queue>"`
+	}
+	return ""
+}
