@@ -18,12 +18,17 @@
 // RabbitMQ 4.0 one bad address ends the whole session with every other link on
 // it.
 //
-// The broker's rules are pinned by tests against live brokers, 4.0 and 4.3:
-//   - a name isn't empty, and is valid UTF-8;
-//   - a name has no carriage return and no line feed (queues and exchanges
-//     with one can't be declared);
-//   - a queue or exchange name is at most [MaxName] bytes long;
-//   - a routing key may be empty, may hold any UTF-8, and is at most
-//     [MaxRoutingKey] bytes long;
-//   - the default exchange can't be named: use [Queue].
+// These are the rules, found on live brokers, 4.0 and 4.3:
+//   - A name isn't empty, and is valid UTF-8 (declaring a queue whose name is
+//     not ends the session).
+//   - A name has no carriage return and no line feed: such a queue or exchange
+//     can't be declared. Every other control character works, NUL included.
+//   - A queue or exchange name is at most [MaxName] bytes long, a routing key
+//     at most [MaxRoutingKey]; a routing key may be empty and may hold a line
+//     break.
+//   - The default exchange can't be named, neither as "" nor as "amq.default":
+//     use [Queue].
+//   - "." and ".." are good names here, and are refused by package declare:
+//     the broker's management node takes them for steps in a path.
+//
 package address

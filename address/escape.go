@@ -1,12 +1,19 @@
 package address
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/hopback/hopback/argument"
 )
 
-const hexDigits = "0123456789ABCDEF"
+const (
+	hexDigits = "0123456789ABCDEF"
+
+	// subDelims may stand unencoded in a part besides the unreserved
+	// characters: RFC 3986's sub-delims, ":" and "@".
+	subDelims = "!$&'()*+,;=:@"
+)
 
 // Escape percent-encodes one part of an address or of a management path: every
 // byte but letters, digits and "-", ".", "_", "~" (RFC 3986, unreserved).
@@ -34,15 +41,17 @@ func unreserved(c byte) bool {
 		c == '-' || c == '.' || c == '_' || c == '~'
 }
 
-// unescape decodes one part; "+" stays a plus sign, as on the broker.
+// unescape decodes one part; "+" stays a plus sign, as on the broker. It takes
+// the raw characters that the broker takes (RFC 3986, pchar) and no others.
 func unescape(what, part string) (string, error) {
-	if !strings.Contains(part, "%") {
-		return part, nil
-	}
 	b := make([]byte, 0, len(part))
 	for i := 0; i < len(part); i++ {
-		if part[i] != '%' {
-			b = append(b, part[i])
+		if c := part[i]; c != '%' {
+			if !unreserved(c) && strings.IndexByte(subDelims, c) < 0 {
+				return "", argument.New(what, part, "has a character that must be percent-encoded",
+					fmt.Sprintf("write it as \"%%%02X\", or build the address with address.Queue or address.Exchange", c))
+			}
+			b = append(b, c)
 			continue
 		}
 		if i+2 >= len(part) {

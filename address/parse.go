@@ -10,9 +10,10 @@ import (
 // accepts, Build accepts, and gives back in its one canonical spelling. A
 // failure is an *[argument.Error]; Parse never panics, whatever it is given.
 //
-// Parse is stricter than the broker in one place: a slash within a queue name
-// has to be written "%2F". RabbitMQ reads "/queues/a/b" as the queue "a/b",
-// which is more often a mistake than a wish.
+// Parse reads what the broker reads: a slash within a name has to be written
+// "%2F", and so has every other character that RFC 3986 doesn't allow within a
+// part of a path, such as a space or a letter that isn't ASCII. "+" is a plus
+// sign. "/exchanges/x/" is "/exchanges/x", the empty routing key.
 func Parse(s string) (Address, error) {
 	if rest, ok := strings.CutPrefix(s, queuePrefix); ok {
 		return parseQueue(s, rest)
@@ -44,14 +45,10 @@ func parseQueue(s, rest string) (Address, error) {
 }
 
 func parseExchange(s, rest string) (Address, error) {
-	xpart, kpart, hasKey := strings.Cut(rest, "/")
+	xpart, kpart, _ := strings.Cut(rest, "/")
 	if strings.Contains(kpart, "/") {
 		return Address{}, argument.New("address", s, "has a slash too many",
 			`write a slash within the exchange's name or the routing key as "%2F"`)
-	}
-	if hasKey && kpart == "" && xpart != "" {
-		return Address{}, argument.New("address", s, "ends in a slash with no routing key after it",
-			`for the empty routing key leave the slash out: "/exchanges/<exchange>"`)
 	}
 	name, err := unescape("exchange name", xpart)
 	if err != nil {
