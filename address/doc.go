@@ -30,5 +30,4 @@
 //     use [Queue].
 //   - "." and ".." are good names here, and are refused by package declare:
 //     the broker's management node takes them for steps in a path.
-//
 package address

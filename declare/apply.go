@@ -1,0 +1,166 @@
+package declare
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hopback/hopback/argument"
+)
+
+// maxInFlight bounds the requests that are under way at once. RabbitMQ gives a
+// management link a credit of 8, so more than twice that only waits elsewhere.
+const maxInFlight = 16
+
+// Apply makes the broker have t: exchanges first, then queues, then bindings,
+// those of one kind at the same time. It is idempotent, and safe to run from
+// several processes at once.
+//
+// Everything is validated before anything is sent; the error is then every
+// *[argument.Error] joined, and the Report is empty.
+//
+// After that, an error is every *[Error] joined. A refusal, such as
+// [ErrConflict], lets the rest of its kind finish, so that one run shows all
+// conflicts of a kind, but keeps Apply from the kinds after it. No reply, or
+// the end of ctx, stops it at once. The Report says in either case what was
+// done and what wasn't; nothing is undone, and Apply can be run again.
+func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
+	p := t.plan()
+	if err := errors.Join(checkRequester(r), p.err()); err != nil {
+		return Report{}, err
+	}
+	var phases [][]step
+	for _, declarations := range [][]declaration{p.exchanges, p.queues, p.bindings} {
+		var steps []step
+		for _, d := range declarations {
+			steps = append(steps, step{d.thing, func(ctx context.Context) (Outcome, error) { return d.send(ctx, r) }})
+		}
+		phases = append(phases, steps)
+	}
+	return run(ctx, phases)
+}
+
+func (d declaration) send(ctx context.Context, r Requester) (Outcome, error) {
+	status, _, err := request(ctx, r, opDeclare, d.thing, d.method, d.path, d.body)
+	switch {
+	case err != nil:
+		return outcomeOf(err), err
+	case d.thing.Kind != KindQueue:
+		return Declared, nil
+	case status == 201:
+		return Created, nil
+	default:
+		return Existed, nil
+	}
+}
+
+// request sends one request and turns everything but a success into an *Error.
+func request(ctx context.Context, r Requester, op string, thing Thing, method, path string, body map[string]any) (int, any, error) {
+	var payload any // a nil map in an interface wouldn't be nil
+	if body != nil {
+		payload = body
+	}
+	status, reply, err := r.Request(ctx, method, path, payload)
+	switch {
+	case err != nil:
+		return 0, nil, &Error{Op: op, Thing: thing, Method: method, Path: path, Reason: ErrNoReply, Err: err}
+	case status >= 200 && status < 300:
+		return status, reply, nil
+	}
+	return status, nil, refused(op, thing, method, path, status, reply)
+}
+
+func outcomeOf(err error) Outcome {
+	if errors.Is(err, ErrNoReply) || errors.Is(err, ErrBadReply) {
+		return Unknown
+	}
+	return Refused
+}
+
+// step is one thing to do. It is safe to repeat.
+type step struct {
+	thing Thing
+	do    func(context.Context) (Outcome, error)
+}
+
+// run does the phases one after the other, and the steps of a phase at the same
+// time, at most maxInFlight of them. It returns when nothing is under way any
+// more.
+func run(ctx context.Context, phases [][]step) (Report, error) {
+	var report Report
+	for _, steps := range phases {
+		for _, s := range steps {
+			report.Steps = append(report.Steps, Step{Thing: s.thing})
+		}
+	}
+	at := 0
+	for _, steps := range phases {
+		results := report.Steps[at : at+len(steps)]
+		at += len(steps)
+		runPhase(ctx, steps, results)
+		if errs := failures(results); len(errs) > 0 {
+			return report, errors.Join(errs...)
+		}
+		if err := ctx.Err(); err != nil && at > 0 && unfinished(report) {
+			return report, stopped(ctx)
+		}
+	}
+	return report, nil
+}
+
+// runPhase gives each worker its own slots of results, so they need no lock.
+func runPhase(ctx context.Context, steps []step, results []Step) {
+	var next atomic.Int64
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	for range min(maxInFlight, len(steps)) {
+		wg.Go(func() {
+			for !stop.Load() && ctx.Err() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= len(steps) {
+					return
+				}
+				results[i].Outcome, results[i].Err = steps[i].do(ctx)
+				if results[i].Outcome == Unknown {
+					stop.Store(true)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func failures(steps []Step) []error {
+	var errs []error
+	for _, s := range steps {
+		if s.Err != nil {
+			errs = append(errs, s.Err)
+		}
+	}
+	return errs
+}
+
+func unfinished(r Report) bool { return r.Count(NotTried) > 0 }
+
+// stopped is the error of a run that ended between two requests.
+func stopped(ctx context.Context) error {
+	return errors.Join(errStopped, ctx.Err(), cause(ctx))
+}
+
+var errStopped = errors.New("hopback: stopped before everything was sent")
+
+// cause is the context's cause where it says more than ctx.Err.
+func cause(ctx context.Context) error {
+	if c := context.Cause(ctx); !errors.Is(c, ctx.Err()) {
+		return c
+	}
+	return nil
+}
+
+func checkRequester(r Requester) error {
+	if r == nil {
+		return argument.New("Requester", nil, "is nil", "give the management of a connection")
+	}
+	return nil
+}

@@ -1,0 +1,153 @@
+package declare
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/hopback/hopback/argument"
+)
+
+// maxArgumentKey is what an AMQP 0-9-1 field name can hold, the form in which
+// the broker keeps arguments.
+const maxArgumentKey = 255
+
+// maxArgumentDepth bounds lists within lists, and so a list that holds itself.
+const maxArgumentDepth = 8
+
+// valueRemedy is the answer to a value of the wrong type. Maps aren't in it on
+// purpose: nothing in RabbitMQ reads one, and the broker doesn't sort what is
+// within, so that the same binding declared twice would be two bindings.
+const valueRemedy = "use a string, a bool, an integer, a float or a list of these"
+
+// normal returns v in the one form in which it is sent and compared: string,
+// bool, int64, float64, nil or []any of these. It copies lists, so that what is
+// sent shares nothing with the caller's value.
+func normal(what string, v any, depth int) (any, error) {
+	bad := func(problem, remedy string) error { return argument.New(what, v, problem, remedy) }
+	switch v := v.(type) {
+	case nil, bool:
+		return v, nil
+	case string:
+		if !utf8.ValidString(v) {
+			return nil, bad("isn't valid UTF-8", "encode it as UTF-8")
+		}
+		return v, nil
+	case []byte:
+		return nil, bad("is binary", "give a string")
+	}
+	rv := reflect.ValueOf(v)
+	switch rv.Kind() {
+	case reflect.String, reflect.Bool:
+		return nil, bad(fmt.Sprintf("is a %T", v), "convert it: string(v) or bool(v)")
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		if rv.Type().PkgPath() != "" {
+			// A time.Duration would arrive as nanoseconds.
+			return nil, bad(fmt.Sprintf("is a %T", v), "convert it to an integer of the unit that the broker expects, such as d.Milliseconds()")
+		}
+		return rv.Int(), nil
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		if rv.Uint() > math.MaxInt64 {
+			return nil, bad("is too large", "use an integer up to 9223372036854775807")
+		}
+		return int64(rv.Uint()), nil
+	case reflect.Float32, reflect.Float64:
+		if f := rv.Float(); !math.IsNaN(f) && !math.IsInf(f, 0) {
+			return f, nil
+		}
+		return nil, bad("isn't a finite number", "use a finite number")
+	case reflect.Slice:
+		if depth >= maxArgumentDepth {
+			return nil, bad("is nested too deeply", fmt.Sprintf("nest lists at most %d deep", maxArgumentDepth))
+		}
+		list := make([]any, rv.Len())
+		for i := range list {
+			n, err := normal(fmt.Sprintf("%s[%d]", what, i), rv.Index(i).Interface(), depth+1)
+			if err != nil {
+				return nil, err
+			}
+			list[i] = n
+		}
+		return list, nil
+	}
+	return nil, bad(fmt.Sprintf("is a %T", v), valueRemedy)
+}
+
+// addNormal puts args, normalised, into into, and reports every key or value
+// that can't be sent. refuse may add a rule of its own for a key.
+func addNormal(into map[string]any, what string, args map[string]any, refuse func(what, key string, v any) error) []error {
+	var errs []error
+	for _, key := range sortedKeys(args) {
+		what := fmt.Sprintf("%s[%.80q]", what, key)
+		v, err := normal(what, args[key], 0)
+		if err == nil {
+			err = checkArgumentKey(what, key)
+		}
+		if err == nil {
+			err = refuse(what, key, v)
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		into[key] = v
+	}
+	return errs
+}
+
+func checkArgumentKey(what, key string) error {
+	switch {
+	case key == "":
+		return argument.New(what, nil, "has an empty key", "name the argument")
+	case len(key) > maxArgumentKey:
+		return argument.New(what, nil, fmt.Sprintf("has a key of %d bytes", len(key)), fmt.Sprintf("use at most %d bytes", maxArgumentKey))
+	case !utf8.ValidString(key):
+		return argument.New(what, nil, "has a key that isn't valid UTF-8", "encode it as UTF-8")
+	}
+	return nil
+}
+
+// typedQueueArguments are the arguments that have a field of their own, which
+// checks them: the broker accepts many an ill-typed one in silence and means
+// something else by it.
+var typedQueueArguments = map[string]string{
+	"x-queue-type":                "the Go type, such as QuorumQueue",
+	"x-delivery-limit":            "DeliveryLimit",
+	"x-dead-letter-exchange":      "DeadLetter",
+	"x-dead-letter-routing-key":   "DeadLetter",
+	"x-dead-letter-strategy":      "DeadLetter",
+	"x-message-ttl":               "MessageTTL",
+	"x-expires":                   "Expires",
+	"x-max-length":                "MaxLength",
+	"x-max-length-bytes":          "MaxLengthBytes",
+	"x-overflow":                  "Overflow",
+	"x-single-active-consumer":    "SingleActiveConsumer",
+	"x-quorum-initial-group-size": "InitialGroupSize",
+	"x-queue-leader-locator":      "LeaderLocator",
+	"x-consumer-timeout":          "ConsumerTimeout",
+	"x-delayed-retry-type":        "DelayedRetry",
+	"x-delayed-retry-min":         "DelayedRetry",
+	"x-delayed-retry-max":         "DelayedRetry",
+}
+
+func refuseQueueArgument(what, key string, v any) error {
+	if field, ok := typedQueueArguments[key]; ok {
+		return argument.New(what, v, "has a field of its own", "set "+field+" instead")
+	}
+	if !strings.HasPrefix(key, "x-") {
+		return argument.New(what, v, `doesn't begin with "x-", so the broker would ignore it`, "spell the argument as the broker's documentation does")
+	}
+	return nil
+}
+
+func sortedKeys(m map[string]any) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,173 @@
+package declare
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+)
+
+// Match is how a headers exchange compares a binding's Headers with a message.
+type Match string
+
+const (
+	// All wants every header to match. Headers whose name begins with "x-" are
+	// left out of it by the broker.
+	All Match = "all"
+	// Any wants one header to match, with the same exception.
+	Any Match = "any"
+	// AllWithX is All, "x-" headers included: a message's annotations.
+	AllWithX Match = "all-with-x"
+	// AnyWithX is Any, "x-" headers included.
+	AnyWithX Match = "any-with-x"
+)
+
+// Binding routes messages from an exchange to a queue, or to another exchange.
+// Two bindings are the same when all fields are.
+type Binding struct {
+	// Source is the exchange's name. It can't be the default exchange, to which
+	// every queue is bound by its own name anyway.
+	Source string
+
+	// Queue or Exchange is the destination: exactly one of them.
+	Queue, Exchange string
+
+	// Key is the binding key: the routing key for a direct exchange, a pattern
+	// for a topic exchange; fanout and headers exchanges don't look at it.
+	Key string
+
+	// Match and Headers are for a headers exchange. An empty Match with Headers
+	// is [All]. All without Headers matches every message. A header's value nil
+	// matches whenever the message has the header. Integers match integers of
+	// any width; a number doesn't match its text.
+	Match   Match
+	Headers map[string]any
+
+	// Arguments are further ones. Values are strings, bools, integers, floats or
+	// lists of these. Neither map is ever changed, or kept.
+	Arguments map[string]any
+}
+
+// Validate reports everything that is wrong with b, joined; each part is an
+// *[argument.Error].
+func (b Binding) Validate() error {
+	_, errs := b.declaration()
+	return errors.Join(errs...)
+}
+
+func (b Binding) label() string { return "Binding(" + b.describe() + ")" }
+
+// describe says which binding it is, on one line.
+func (b Binding) describe() string {
+	const limit = 64
+	dest := fmt.Sprintf("queue %.*q", limit, b.Queue)
+	if b.Queue == "" {
+		dest = fmt.Sprintf("exchange %.*q", limit, b.Exchange)
+	}
+	s := fmt.Sprintf("%.*q to %s, key %.*q", limit, b.Source, dest, limit, b.Key)
+	if b.Match != "" || len(b.Headers) > 0 {
+		s += fmt.Sprintf(", %d headers", len(b.Headers))
+	}
+	return s
+}
+
+func (b Binding) declaration() (map[string]any, []error) {
+	c := &collector{label: b.label()}
+	b.ends(c)
+	args, errs := b.arguments(c.label)
+	c.errs = append(c.errs, errs...)
+	body := map[string]any{
+		"source":      b.Source,
+		"binding_key": b.Key,
+		"arguments":   args,
+	}
+	if b.Queue != "" {
+		body["destination_queue"] = b.Queue
+	} else {
+		body["destination_exchange"] = b.Exchange
+	}
+	return body, c.errs
+}
+
+// ends checks what names a binding: source, destination and key.
+func (b Binding) ends(c *collector) {
+	if b.Source == "" {
+		c.bad("Source", nil, "is the default exchange, which takes no bindings", "name an exchange; every queue gets what is sent to its own name without a binding")
+	} else {
+		c.fail(checkName(c.label+".Source", b.Source))
+	}
+	switch {
+	case b.Queue == "" && b.Exchange == "":
+		c.bad("Queue", nil, "is empty, and so is Exchange", "name the queue or the exchange that the messages go to")
+	case b.Queue != "" && b.Exchange != "":
+		c.bad("Queue", b.Queue, "is set, and so is Exchange", "name one of them; two destinations are two bindings")
+	case b.Queue != "":
+		c.fail(checkName(c.label+".Queue", b.Queue))
+	default:
+		c.fail(checkName(c.label+".Exchange", b.Exchange))
+	}
+	c.fail(checkKey(c.label+".Key", b.Key))
+}
+
+// arguments merges Match, Headers and Arguments as the broker wants them.
+func (b Binding) arguments(label string) (map[string]any, []error) {
+	c := &collector{label: label, args: map[string]any{}}
+	match := b.Match
+	if match == "" && len(b.Headers) > 0 {
+		match = All
+	}
+	switch match {
+	case "":
+	case Any, AnyWithX:
+		if len(b.Headers) == 0 {
+			c.bad("Headers", nil, "is empty, so that "+string(match)+" matches no message", "give a header, or use declare.All to match every message")
+		}
+		fallthrough
+	case All, AllWithX:
+		c.args["x-match"] = string(match)
+	default:
+		c.bad("Match", string(match), "is unknown", "use declare.All, declare.Any, declare.AllWithX or declare.AnyWithX")
+	}
+	withX := match == AllWithX || match == AnyWithX
+	c.errs = append(c.errs, addNormal(c.args, label+".Headers", b.Headers, func(what, key string, v any) error {
+		switch {
+		case key == "x-match":
+			return argument.New(what, v, "has a field of its own", "set Match instead")
+		case !withX && strings.HasPrefix(key, "x-"):
+			return argument.New(what, v, fmt.Sprintf("begins with \"x-\", which %s leaves out", match), "use declare.AllWithX or declare.AnyWithX")
+		}
+		return nil
+	})...)
+	c.errs = append(c.errs, addNormal(c.args, label+".Arguments", b.Arguments, func(what, key string, v any) error {
+		if key == "x-match" {
+			return argument.New(what, v, "has a field of its own", "set Match instead")
+		}
+		if _, twice := b.Headers[key]; twice {
+			return argument.New(what, v, "is in Headers, too", "keep one of them")
+		}
+		return nil
+	})...)
+	return c.args, c.errs
+}
+
+// listPath asks for the bindings with b's source, destination and key, whatever
+// their arguments. The broker has no wider question: all three are required.
+func (b Binding) listPath() string {
+	dest := "&dste=" + address.Escape(b.Exchange)
+	if b.Queue != "" {
+		dest = "&dstq=" + address.Escape(b.Queue)
+	}
+	return "/bindings?src=" + address.Escape(b.Source) + dest + "&key=" + address.Escape(b.Key)
+}
+
+// deletePath is the path of the binding without arguments. With arguments the
+// path has a hash of them that only the broker can compute.
+func (b Binding) deletePath() string {
+	dest := ";dste=" + address.Escape(b.Exchange)
+	if b.Queue != "" {
+		dest = ";dstq=" + address.Escape(b.Queue)
+	}
+	return "/bindings/src=" + address.Escape(b.Source) + dest + ";key=" + address.Escape(b.Key) + ";args="
+}

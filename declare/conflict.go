@@ -1,0 +1,105 @@
+package declare
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Conflict is what differs between a declaration and what exists, read out of
+// the broker's text. It names the first difference that the broker found.
+type Conflict struct {
+	// Argument is its name, such as "x-message-ttl", "type" or "durable".
+	Argument string
+	// Wanted is what was declared, Found what exists.
+	Wanted, Found Setting
+}
+
+// String is the conflict on one line.
+func (c Conflict) String() string {
+	return fmt.Sprintf("%s is %s, not %s as declared", c.Argument, c.Found, c.Wanted)
+}
+
+// Setting is the value of an argument as the broker writes it.
+type Setting struct {
+	// Value is its text, such as "1000"; empty when not Set.
+	Value string
+	// Type is the broker's name for its type, such as "long" or "longstr",
+	// where the broker says it: when the other side isn't set.
+	Type string
+	// Set is whether the argument is there at all.
+	Set bool
+}
+
+// String is the value, quoted, or "not set".
+func (s Setting) String() string {
+	if !s.Set {
+		return "not set"
+	}
+	return fmt.Sprintf("%q", s.Value)
+}
+
+// parseConflict reads RabbitMQ's text for a 409, which has been the same since
+// the days of AMQP 0-9-1:
+//
+//	inequivalent arg 'x-message-ttl' for queue 'q' in vhost '/': received '2000' but current is '1000'
+//	inequivalent arg 'x-expires' for queue 'q' in vhost '/': received none but current is the value '5' of type 'long'
+//
+// Names and values aren't escaped, so a hostile one can make a text ambiguous.
+// Then the first reading that fits is taken; Error.Text has it all.
+func parseConflict(text string) (Conflict, bool) {
+	rest, ok := strings.CutPrefix(text, "inequivalent arg '")
+	if !ok {
+		return Conflict{}, false
+	}
+	arg, rest, ok := strings.Cut(rest, "' for ")
+	if !ok || arg == "" {
+		return Conflict{}, false
+	}
+	const received, current = "': received ", " but current is "
+	for {
+		if _, rest, ok = strings.Cut(rest, received); !ok {
+			return Conflict{}, false
+		}
+		for at := 0; ; {
+			i := strings.Index(rest[at:], current)
+			if i < 0 {
+				break
+			}
+			at += i
+			wanted, ok1 := parseSetting(rest[:at])
+			found, ok2 := parseSetting(rest[at+len(current):])
+			if ok1 && ok2 {
+				return Conflict{Argument: arg, Wanted: wanted, Found: found}, true
+			}
+			at += len(current)
+		}
+	}
+}
+
+// parseSetting reads "none", "'v'" or "the value 'v' of type 't'".
+func parseSetting(s string) (Setting, bool) {
+	if s == "none" {
+		return Setting{}, true
+	}
+	if v, ok := quoted(s); ok {
+		return Setting{Value: v, Set: true}, true
+	}
+	s, ok := strings.CutPrefix(s, "the value ")
+	if !ok {
+		return Setting{}, false
+	}
+	i := strings.LastIndex(s, " of type ")
+	if i < 0 {
+		return Setting{}, false
+	}
+	v, ok1 := quoted(s[:i])
+	t, ok2 := quoted(s[i+len(" of type "):])
+	return Setting{Value: v, Type: t, Set: true}, ok1 && ok2
+}
+
+func quoted(s string) (string, bool) {
+	if len(s) < 2 || s[0] != '\'' || s[len(s)-1] != '\'' {
+		return "", false
+	}
+	return s[1 : len(s)-1], true
+}

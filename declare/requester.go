@@ -1,0 +1,22 @@
+package declare
+
+import "context"
+
+// Requester sends one request to the broker's /management node and returns the
+// reply. A client connection's management satisfies it; so does a stand-in in
+// a test.
+//
+// Implementations must be safe for concurrent use: Apply has several requests
+// in flight.
+type Requester interface {
+	// Request sends method (GET, PUT, POST or DELETE) with path, which is
+	// already percent-encoded, such as "/queues/orders". body is nil or a
+	// map[string]any that holds nothing but nil, string, bool, int64, float64,
+	// []any and map[string]any.
+	//
+	// status is the reply's status, such as 201, and reply its body: a map, a
+	// list, a string or nil. err is non-nil only when no reply came: ctx ended,
+	// the session died, or the user has no permission, which RabbitMQ answers
+	// by ending the session. A reply of any status, 409 say, has err == nil.
+	Request(ctx context.Context, method, path string, body any) (status int, reply any, err error)
+}

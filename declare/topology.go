@@ -1,0 +1,169 @@
+package declare
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+
+	"github.com/hopback/hopback/argument"
+)
+
+// Topology is a set of exchanges, queues and bindings: a value, to build, merge
+// and hand to [Apply]. A binding may name what is not in the topology, as long
+// as the broker has it.
+type Topology struct {
+	Exchanges []Exchange
+	Queues    []Queue
+	Bindings  []Binding
+}
+
+// Merge puts topologies together, in order. What is declared twice in the same
+// way is kept once; what is declared twice in different ways is an
+// *[argument.Error] for each. It doesn't validate the parts otherwise: see
+// [Topology.Validate]. The arguments aren't changed.
+func Merge(ts ...Topology) (Topology, error) {
+	var all Topology
+	for _, t := range ts {
+		all.Exchanges = append(all.Exchanges, t.Exchanges...)
+		all.Queues = append(all.Queues, t.Queues...)
+		all.Bindings = append(all.Bindings, t.Bindings...)
+	}
+	p := all.plan()
+	return p.topology, errors.Join(p.contradictions...)
+}
+
+// Validate reports everything that is wrong with t, joined; each part is an
+// *[argument.Error]. Repetitions are fine, contradictions are not.
+func (t Topology) Validate() error { return t.plan().err() }
+
+// plan is a topology without its repetitions, ready to send.
+type plan struct {
+	topology       Topology
+	exchanges      []declaration
+	queues         []declaration
+	bindings       []declaration
+	contradictions []error
+	problems       []error
+}
+
+// declaration is one thing, and the request that declares it.
+type declaration struct {
+	thing  Thing
+	method string
+	path   string
+	body   map[string]any
+}
+
+func (p plan) err() error { return errors.Join(append(p.problems, p.contradictions...)...) }
+
+func (t Topology) plan() plan {
+	var p plan
+	seenX := map[string]int{}
+	for i, x := range t.Exchanges {
+		body, errs := x.declaration()
+		d := declaration{Thing{KindExchange, x.Name}, "PUT", exchangePath(x.Name), body}
+		if p.add(&p.exchanges, seenX, x.Name, d, fmt.Sprintf("Topology.Exchanges[%d]", i), errs) {
+			p.topology.Exchanges = append(p.topology.Exchanges, x)
+		}
+	}
+	seenQ := map[string]int{}
+	for i, q := range t.Queues {
+		if isNil(q) {
+			p.problems = append(p.problems, argument.New(fmt.Sprintf("Topology.Queues[%d]", i), nil, "is nil", "leave it out"))
+			continue
+		}
+		body, errs := q.declaration()
+		name := q.Address().QueueName()
+		d := declaration{Thing{KindQueue, name}, "PUT", queuePath(name), body}
+		if p.add(&p.queues, seenQ, name, d, fmt.Sprintf("Topology.Queues[%d]", i), errs) {
+			p.topology.Queues = append(p.topology.Queues, q)
+		}
+	}
+	seenB := map[string][]int{}
+	for _, b := range t.Bindings {
+		body, errs := b.declaration()
+		d := declaration{Thing{KindBinding, b.describe()}, "POST", "/bindings", body}
+		// Bindings that differ only in their arguments are different bindings.
+		key := b.listPath()
+		if p.repeats(seenB[key], body) {
+			continue
+		}
+		seenB[key] = append(seenB[key], len(p.bindings))
+		p.bindings = append(p.bindings, d)
+		p.problems = append(p.problems, errs...)
+		p.topology.Bindings = append(p.topology.Bindings, b)
+	}
+	return p
+}
+
+// add appends d unless its name was seen before; then it compares the two.
+func (p *plan) add(to *[]declaration, seen map[string]int, name string, d declaration, where string, errs []error) bool {
+	i, twice := seen[name]
+	if !twice {
+		seen[name] = len(*to)
+		*to = append(*to, d)
+		p.problems = append(p.problems, errs...)
+		return true
+	}
+	if !reflect.DeepEqual((*to)[i].body, d.body) {
+		p.contradictions = append(p.contradictions, argument.New(where, name,
+			fmt.Sprintf("is declared twice, and differently: %s", difference((*to)[i].body, d.body)), "declare it once"))
+	}
+	return false
+}
+
+func (p *plan) repeats(seen []int, body map[string]any) bool {
+	for _, i := range seen {
+		if reflect.DeepEqual(p.bindings[i].body, body) {
+			return true
+		}
+	}
+	return false
+}
+
+// difference names the first field or argument in which two declarations of
+// one thing differ.
+func difference(a, b map[string]any) string {
+	for _, k := range sortedKeys(union(a, b)) {
+		va, oka := a[k]
+		vb, okb := b[k]
+		if oka == okb && reflect.DeepEqual(va, vb) {
+			continue
+		}
+		ma, mapA := va.(map[string]any)
+		mb, mapB := vb.(map[string]any)
+		if mapA && mapB {
+			return difference(ma, mb)
+		}
+		return fmt.Sprintf("%.80s is %s, then %s", k, show(va, oka), show(vb, okb))
+	}
+	return "they differ"
+}
+
+func show(v any, set bool) string {
+	if !set {
+		return "not set"
+	}
+	return fmt.Sprintf("%.80q", fmt.Sprint(v))
+}
+
+func union(a, b map[string]any) map[string]any {
+	u := make(map[string]any, len(a)+len(b))
+	for k := range a {
+		u[k] = nil
+	}
+	for k := range b {
+		u[k] = nil
+	}
+	return u
+}
+
+// isNil also finds the nil pointer in the interface, on which every method
+// would panic: *QuorumQueue is a Queue, since QuorumQueue is.
+func isNil(q Queue) bool {
+	if q == nil {
+		return true
+	}
+	v := reflect.ValueOf(q)
+	return v.Kind() == reflect.Pointer && v.IsNil()
+}
