@@ -1,0 +1,52 @@
+// Package broker gives integration tests and examples a real RabbitMQ, on any
+// machine, in the versions that hopback supports: the floor, 4.0, and the
+// current release, 4.3, side by side.
+//
+//	func TestMain(m *testing.M) {
+//		brokers, err := broker.Need(context.Background(), os.Stderr, "4.3", "4.0")
+//		if err != nil {
+//			fmt.Fprintln(os.Stderr, err)
+//			os.Exit(1)
+//		}
+//		code := m.Run()
+//		for _, b := range brokers {
+//			_ = b.Release(context.Background())
+//		}
+//		os.Exit(code)
+//	}
+//
+// # Where a broker comes from
+//
+// The first of these that works, for each version on its own:
+//
+//  1. The environment ([Environment]): HOPBACK_URL_4_3 or HOPBACK_URL_4_0 is
+//     the amqp:// URL of a broker that runs already. Its HTTP API is taken to
+//     be http://HOST:15672; HOPBACK_MANAGEMENT_URL_4_3 (or _4_0) says otherwise.
+//     It is used as it is and never stopped.
+//  2. Docker with the official image ([Docker]), by the docker-compose.yml at
+//     the top of the module.
+//  3. Docker with an image built from Debian's packages ([DockerBuilt]), for
+//     sites which no image registry can be reached from; the same compose file.
+//  4. The same Debian tree in a chroot ([Chroot]), as root on Linux, with mount
+//     and pid namespaces of its own, so that nothing is left when it ends.
+//
+// Otherwise the answer is a [NoWayError], which says what was tried.
+//
+// Whatever is started listens on loopback addresses only. Image trees, data
+// and the record of what runs are kept in hopback/broker of the user's cache
+// folder ([os.UserCacheDir]), and nowhere else but in Docker itself.
+//
+// # Who ends it
+//
+// A broker is shared by all processes that ask for its version, such as the
+// test binaries that "go test ./..." runs at the same time: the last one that
+// releases it ends it. One started by the command (broker up) is kept until
+// "broker down". A test that kills its broker should not share it: see [Own].
+//
+// # Environment
+//
+//	HOPBACK_URL_4_3, HOPBACK_URL_4_0                        see above
+//	HOPBACK_MANAGEMENT_URL_4_3, HOPBACK_MANAGEMENT_URL_4_0  see above
+//	HOPBACK_BROKER_WITH  take this way only: env, docker, docker-built or chroot
+//	HOPBACK_KEEP         if not empty, Release leaves the broker running
+package broker
