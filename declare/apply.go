@@ -13,6 +13,9 @@ import (
 // management link a credit of 8, so more than twice that only waits elsewhere.
 const maxInFlight = 16
 
+// maxAttempts is how often a step is tried that gets no reply, see runPhase.
+const maxAttempts = 3
+
 // Apply makes the broker have t: exchanges first, then queues, then bindings,
 // those of one kind at the same time. It is idempotent, and safe to run from
 // several processes at once.
@@ -22,9 +25,11 @@ const maxInFlight = 16
 //
 // After that, an error is every *[Error] joined. A refusal, such as
 // [ErrConflict], lets the rest of its kind finish, so that one run shows all
-// conflicts of a kind, but keeps Apply from the kinds after it. No reply, or
-// the end of ctx, stops it at once. The Report says in either case what was
-// done and what wasn't; nothing is undone, and Apply can be run again.
+// conflicts of a kind, but keeps Apply from the kinds after it. A request of
+// which no reply came is repeated, see [Requester]; when it gets none three
+// times over, Apply stops. It stops at once when ctx ends. The Report says in
+// either case what was done and what wasn't; nothing is undone, and Apply can
+// be run again.
 func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 	p := t.plan()
 	if err := errors.Join(checkRequester(r), p.err()); err != nil {
@@ -102,33 +107,63 @@ func run(ctx context.Context, phases [][]step) (Report, error) {
 		if errs := failures(results); len(errs) > 0 {
 			return report, errors.Join(errs...)
 		}
-		if err := ctx.Err(); err != nil && at > 0 && unfinished(report) {
+		if err := ctx.Err(); err != nil && report.Count(NotTried) > 0 {
 			return report, stopped(ctx)
 		}
 	}
 	return report, nil
 }
 
-// runPhase gives each worker its own slots of results, so they need no lock.
+// runPhase does the steps at the same time, and then once more, one at a time,
+// those that got no reply.
+//
+// One request can end the session for all that are under way: one that isn't
+// permitted does, on every version, and on 4.0 so does declaring a queue while
+// another session is creating the same one. Every step is safe to repeat, so
+// the innocent ones are, and one at a time shows which one is to blame.
 func runPhase(ctx context.Context, steps []step, results []Step) {
+	if runParallel(ctx, steps, results) {
+		return
+	}
+	for i := range steps {
+		for range maxAttempts {
+			if ctx.Err() != nil {
+				return
+			}
+			if o := results[i].Outcome; o != Unknown && o != NotTried {
+				break
+			}
+			results[i].Outcome, results[i].Err = steps[i].do(ctx)
+		}
+		if results[i].Outcome == Unknown {
+			return
+		}
+	}
+}
+
+// runParallel reports whether every step that was tried got a reply; it stops
+// starting new ones at the first that didn't. Each worker writes to slots of
+// its own, so they need no lock.
+func runParallel(ctx context.Context, steps []step, results []Step) bool {
 	var next atomic.Int64
-	var stop atomic.Bool
+	var lost atomic.Bool
 	var wg sync.WaitGroup
 	for range min(maxInFlight, len(steps)) {
 		wg.Go(func() {
-			for !stop.Load() && ctx.Err() == nil {
+			for !lost.Load() && ctx.Err() == nil {
 				i := int(next.Add(1)) - 1
 				if i >= len(steps) {
 					return
 				}
 				results[i].Outcome, results[i].Err = steps[i].do(ctx)
 				if results[i].Outcome == Unknown {
-					stop.Store(true)
+					lost.Store(true)
 				}
 			}
 		})
 	}
 	wg.Wait()
+	return !lost.Load()
 }
 
 func failures(steps []Step) []error {
@@ -140,8 +175,6 @@ func failures(steps []Step) []error {
 	}
 	return errs
 }
-
-func unfinished(r Report) bool { return r.Count(NotTried) > 0 }
 
 // stopped is the error of a run that ended between two requests.
 func stopped(ctx context.Context) error {

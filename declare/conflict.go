@@ -16,7 +16,7 @@ type Conflict struct {
 
 // String is the conflict on one line.
 func (c Conflict) String() string {
-	return fmt.Sprintf("%s is %s, not %s as declared", c.Argument, c.Found, c.Wanted)
+	return fmt.Sprintf("%s: the broker has %s, declared is %s", c.Argument, c.Found, c.Wanted)
 }
 
 // Setting is the value of an argument as the broker writes it.
@@ -30,10 +30,10 @@ type Setting struct {
 	Set bool
 }
 
-// String is the value, quoted, or "not set".
+// String is the value, quoted, or "none".
 func (s Setting) String() string {
 	if !s.Set {
-		return "not set"
+		return "none"
 	}
 	return fmt.Sprintf("%q", s.Value)
 }

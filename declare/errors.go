@@ -28,8 +28,7 @@ var (
 )
 
 // Error says that the broker refused a request, or gave no answer. It matches
-// one of this package's sentinels by errors.Is, and the Requester's error, if
-// there was one.
+// one of this package's sentinels by errors.Is, and Err, if there is one.
 //
 // Bad input isn't an *Error but an *[argument.Error], which is found before
 // anything is sent.
@@ -48,7 +47,8 @@ type Error struct {
 	Reason error
 	// Conflict is what differs, for most ErrConflict; nil otherwise.
 	Conflict *Conflict
-	// Err is the Requester's error, for ErrNoReply.
+	// Err is the Requester's error, for ErrNoReply; for ErrBadReply it says what
+	// was wrong with the reply.
 	Err error
 }
 
@@ -71,7 +71,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Unwrap returns the sentinel and the Requester's error.
+// Unwrap returns Reason and Err.
 func (e *Error) Unwrap() []error {
 	if e.Err == nil {
 		return []error{e.Reason}

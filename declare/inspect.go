@@ -19,7 +19,7 @@ type QueueInfo struct {
 	// have a copy, up or down. Leader is empty while there is none.
 	Leader   string
 	Replicas []string
-	// Messages in the queue, ready or held by a consumer. Left out are those
+	// Messages that are ready. Left out are those that a consumer holds, those
 	// that wait for at-least-once dead-lettering and, on 4.3, those that are
 	// delayed: the HTTP API has them.
 	Messages uint64

@@ -3,7 +3,6 @@ package declare
 import (
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -86,7 +85,7 @@ type DelayedRetry struct {
 	// Min is the first delay, whole milliseconds, required.
 	Min time.Duration
 	// Max bounds the delay, whole milliseconds; zero means Min, so that every
-	// delay is the same.
+	// delay is the same. Neither can be more than ten years.
 	Max time.Duration
 }
 
@@ -108,11 +107,11 @@ type QuorumQueue struct {
 	DeadLetter DeadLetter
 
 	// MessageTTL is how long a message may wait in the queue, in whole
-	// milliseconds up to about 49 days. Zero: for ever.
+	// milliseconds up to ten years. Zero: for ever.
 	MessageTTL time.Duration
 
 	// Expires deletes the queue when it has had no consumer and no other use
-	// for so long, in whole milliseconds up to about 49 days. Zero: never.
+	// for so long, in whole milliseconds up to ten years. Zero: never.
 	Expires time.Duration
 
 	// MaxLength is how many messages the queue holds, MaxLengthBytes how many
@@ -276,9 +275,9 @@ func (c *collector) bad(field string, value any, problem, remedy string) {
 	c.errs = append(c.errs, argument.New(c.label+"."+field, value, problem, remedy))
 }
 
-// maxMillis is the longest time that the broker's timers take: more is refused
-// with value_too_large.
-const maxMillis = math.MaxUint32
+// maxMillis is ten years, the longest time to live that the broker accepts:
+// more is refused with value_too_large.
+const maxMillis = 315_360_000_000
 
 func (c *collector) millis(field, key string, d time.Duration) {
 	switch {
@@ -288,7 +287,7 @@ func (c *collector) millis(field, key string, d time.Duration) {
 	case d%time.Millisecond != 0:
 		c.bad(field, d, "isn't whole milliseconds, which is all that the broker can count", fmt.Sprintf("round it: %v.Round(time.Millisecond)", d))
 	case d.Milliseconds() > maxMillis:
-		c.bad(field, d, "is longer than the broker's timers run", fmt.Sprintf("use at most %v", maxMillis*time.Millisecond))
+		c.bad(field, d, "is longer than ten years, the broker's limit", fmt.Sprintf("use at most %d hours", maxMillis*time.Millisecond/time.Hour))
 	default:
 		c.args[key] = d.Milliseconds()
 	}

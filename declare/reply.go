@@ -1,7 +1,7 @@
 package declare
 
 import (
-	"fmt"
+	"errors"
 	"math"
 	"reflect"
 )
@@ -12,7 +12,7 @@ import (
 // doesn't fit is a zero value and false.
 
 func badReply(op string, thing Thing, method, path string, status int, text string) *Error {
-	return &Error{Op: op, Thing: thing, Method: method, Path: path, Status: status, Reason: fmt.Errorf("%w: %s", ErrBadReply, text)}
+	return &Error{Op: op, Thing: thing, Method: method, Path: path, Status: status, Reason: ErrBadReply, Err: errors.New(text)}
 }
 
 func replyString(v any) (string, bool) {

@@ -38,7 +38,8 @@ const (
 	NotTried Outcome = iota
 	// Created: it is there now, and wasn't before. Only queues tell.
 	Created
-	// Existed: it was there already, declared in the same way. Only queues tell.
+	// Existed: it was there already, declared in the same way (or a repeated
+	// request found the work of the first). Only queues tell.
 	Existed
 	// Declared: it is there now; the broker doesn't say whether it was before.
 	Declared

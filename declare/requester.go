@@ -7,7 +7,9 @@ import "context"
 // a test.
 //
 // Implementations must be safe for concurrent use: Apply has several requests
-// in flight.
+// in flight. A session that dies takes all of them with it, and the next
+// Request should wait for a new session, until its ctx ends, rather than fail
+// at once: Apply repeats what got no reply, without pausing in between.
 type Requester interface {
 	// Request sends method (GET, PUT, POST or DELETE) with path, which is
 	// already percent-encoded, such as "/queues/orders". body is nil or a
