@@ -75,7 +75,7 @@ func findDocker(ctx context.Context) (dockerSetup, error) {
 		}
 	}
 	if s.compose == nil {
-		return s, errors.New("Docker is here, but neither docker compose nor docker-compose")
+		return s, errors.New("neither docker compose nor docker-compose is here, though Docker is")
 	}
 	var err error
 	s.file, err = composeFile()

@@ -341,7 +341,11 @@ func (l *launcher) end(ctx context.Context, s *state) error {
 	if err := l.driver(s.How).remove(ctx, s); err != nil {
 		return fmt.Errorf("end it: %w", err)
 	}
-	return os.RemoveAll(l.runDir(s.Name))
+	if err := os.RemoveAll(l.runDir(s.Name)); err != nil || !isOwn(s.Name) {
+		return err
+	}
+	// The name won't come again, so nobody waits for its locks.
+	return errors.Join(os.Remove(l.lockPath(s.Name)), os.RemoveAll(l.leasePath(s.Name)))
 }
 
 // reap ends what processes that died have left: brokers of their own.
@@ -349,13 +353,17 @@ func (l *launcher) end(ctx context.Context, s *state) error {
 func (l *launcher) reap(ctx context.Context) {
 	all, _ := l.loadAll()
 	for _, s := range all {
-		if !isOwn(s.Name) || s.Keep {
+		if !isOwn(s.Name) {
 			continue
 		}
-		if lock, _ := tryLock(l.lockPath(s.Name), false); lock != nil {
-			_ = l.endUnused(ctx, s)
-			lock.unlock()
+		lock, _ := tryLock(l.lockPath(s.Name), false)
+		if lock == nil {
+			continue
 		}
+		if s, _ := l.load(s.Name); s != nil { // still there
+			_ = l.endUnused(ctx, s)
+		}
+		lock.unlock()
 	}
 }
 
@@ -374,9 +382,7 @@ func (l *launcher) startAgain(ctx context.Context, d driver, s *state) error {
 // ready waits until a broker that has been started serves, and returns its
 // full version.
 func (l *launcher) ready(ctx context.Context, d driver, s *state, say sayFunc) (string, error) {
-	if say != nil {
-		defer say.during("waiting until it serves")()
-	}
+	told := say == nil
 	ctx, cancel := context.WithTimeout(ctx, l.patience)
 	defer cancel()
 	for {
@@ -389,6 +395,10 @@ func (l *launcher) ready(ctx context.Context, d driver, s *state, say sayFunc) (
 		}
 		if ctx.Err() == nil && !d.alive(ctx, s) {
 			return "", fmt.Errorf("it ended before it served: %s", d.lastWords(ctx, s))
+		}
+		if !told {
+			told = true
+			defer say.during("waiting until it serves")()
 		}
 		if wait(ctx, 200*time.Millisecond) != nil {
 			return "", fmt.Errorf("it doesn't serve (%w); the last thing seen: %w", context.Cause(ctx), err)

@@ -1,0 +1,58 @@
+# Run "make" to see what there is.
+
+SHELL       := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+GO       ?= go
+FUZZTIME ?= 30s
+
+BROKER = $(GO) run ./integration/broker/cmd/broker
+
+# Packages whose tests need no broker.
+UNIT = $$($(GO) list ./... | grep -v -e /integration -e /examples)
+
+.PHONY: help
+help: ## Show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: demo
+demo: ## Run examples/quickstart with a real broker, which is started and ended
+	@$(BROKER) run any -- $(GO) run ./examples/quickstart
+
+.PHONY: test
+test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and ended
+	@tools/test.sh
+
+.PHONY: unit
+unit: ## The tests that need no broker
+	@$(GO) test -race -count=1 -json $(UNIT) | $(GO) run ./internal/tally
+
+.PHONY: lint
+lint: ## Check formatting, go vet and staticcheck
+	@files=$$(gofmt -l .); [ -z "$$files" ] || { printf 'gofmt -w is needed for:\n%s\n' "$$files"; exit 1; }
+	@$(GO) vet ./...
+	@$(GO) tool -modfile=tools/go.mod staticcheck ./...
+	@echo "lint: nothing found"
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz target for FUZZTIME (30s)
+	@for package in $(UNIT); do \
+		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
+			echo "$$package $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$package; \
+		done; \
+	done
+
+.PHONY: broker-up
+broker-up: ## Start RabbitMQ 4.3 and 4.0 and leave them running
+	@$(BROKER) up --env
+
+.PHONY: broker-down
+broker-down: ## End them
+	@$(BROKER) down
+
+.PHONY: clean
+clean: ## End brokers, and remove the images and the cache that were made for them
+	@$(BROKER) clean
+	@rm -rf bin coverage.out
