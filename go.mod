@@ -3,6 +3,7 @@ module github.com/hopback/hopback
 go 1.26
 
 require (
+	github.com/Azure/go-amqp v1.7.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0
 )

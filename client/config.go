@@ -1,0 +1,185 @@
+package client
+
+import (
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/argument"
+)
+
+// Config is how to connect. The zero value takes everything from the URL and
+// uses the defaults named below.
+type Config struct {
+	// Endpoints are further URLs of the same cluster. They are tried in turn,
+	// after the one given to Connect, whenever a connection is made or rebuilt.
+	Endpoints []string
+	// Name is shown by the broker beside the connection, and is the AMQP
+	// container-id. Default: the program's name and a random suffix.
+	Name string
+	// SASL is how to log in. Default: PLAIN with the URL's user and password,
+	// guest and guest where it has none.
+	SASL SASL
+	// TLS is used by amqps URLs. ServerName defaults to the URL's host, and the
+	// minimal version to TLS 1.2. Default: the system's certificate authorities.
+	TLS *tls.Config
+	// ConnectTimeout bounds one attempt to connect to one endpoint, from TCP to
+	// AMQP open. The TCP connect alone takes at most 4 s of it. Default: 15 s.
+	ConnectTimeout time.Duration
+	// Reconnect is the pause between attempts to rebuild a lost connection, or a
+	// lost link. There is no limit to their number.
+	Reconnect Backoff
+	// IdleTimeout is after how long without a sign of life the broker is taken
+	// for lost. Default: 30 s.
+	IdleTimeout time.Duration
+	// Logger gets what happens beside the calls: connections lost and regained,
+	// deliveries that couldn't be settled. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// Backoff is a pause that doubles from Min to Max, with full jitter: each pause
+// is random between nothing and that. Defaults: 100 ms and 10 s.
+type Backoff struct {
+	Min, Max time.Duration
+}
+
+// SASL is a way to log in: Plain or External.
+type SASL struct {
+	mechanism      string
+	user, password string
+}
+
+// Plain logs in with a user name and a password.
+func Plain(user, password string) SASL { return SASL{"PLAIN", user, password} }
+
+// External logs in with the client certificate of Config.TLS. The broker needs
+// the plugin rabbitmq_auth_mechanism_ssl.
+func External() SASL { return SASL{mechanism: "EXTERNAL"} }
+
+func (s SASL) option() amqp.SASLType {
+	if s.mechanism == "EXTERNAL" {
+		return amqp.SASLTypeExternal("")
+	}
+	return amqp.SASLTypePlain(s.user, s.password)
+}
+
+// endpoint is a parsed URL.
+type endpoint struct {
+	address string // host:port
+	host    string
+	vhost   string
+	tls     bool
+	sasl    SASL
+	shown   string // for people: without the password
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.ConnectTimeout < 0 || c.IdleTimeout < 0 || c.Reconnect.Min < 0 || c.Reconnect.Max < 0 {
+		return c, argument.New("Config", nil, "has a negative duration", "use positive ones, or 0 for the default")
+	}
+	if c.IdleTimeout != 0 && c.IdleTimeout < time.Second {
+		return c, argument.New("Config.IdleTimeout", c.IdleTimeout, "is below 1 s", "use at least 1 s: a busy broker is silent that long")
+	}
+	if !utf8.ValidString(c.Name) || len(c.Name) > 255 {
+		return c, argument.New("Config.Name", c.Name, "is over 255 bytes or not valid UTF-8", "use a short name")
+	}
+	if c.ConnectTimeout == 0 {
+		c.ConnectTimeout = 15 * time.Second
+	}
+	if c.IdleTimeout == 0 {
+		c.IdleTimeout = 30 * time.Second
+	}
+	if c.Reconnect.Min == 0 {
+		c.Reconnect.Min = 100 * time.Millisecond
+	}
+	if c.Reconnect.Max == 0 {
+		c.Reconnect.Max = 10 * time.Second
+	}
+	if c.Reconnect.Max < c.Reconnect.Min {
+		c.Reconnect.Max = c.Reconnect.Min
+	}
+	if c.Name == "" {
+		c.Name = defaultName()
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c, nil
+}
+
+func (c Config) endpoints(first string) ([]endpoint, error) {
+	eps := make([]endpoint, 0, 1+len(c.Endpoints))
+	for i, raw := range append([]string{first}, c.Endpoints...) {
+		name := "url"
+		if i > 0 {
+			name = fmt.Sprintf("Config.Endpoints[%d]", i-1)
+		}
+		ep, err := parseEndpoint(name, raw, c.SASL)
+		if err != nil {
+			return nil, err
+		}
+		eps = append(eps, ep)
+	}
+	return eps, nil
+}
+
+func parseEndpoint(name, raw string, sasl SASL) (endpoint, error) {
+	const remedy = "use amqp://user:password@host:5672/vhost, or amqps:// for TLS, with reserved characters percent-encoded"
+	u, err := url.Parse(raw)
+	if err != nil {
+		// The error repeats the URL, password and all: keep its kind only.
+		return endpoint{}, argument.New(name, nil, "is not a URL", remedy)
+	}
+	ep := endpoint{host: u.Hostname(), shown: u.Redacted(), sasl: sasl}
+	port := u.Port()
+	switch u.Scheme {
+	case "amqp":
+		if port == "" {
+			port = "5672"
+		}
+	case "amqps":
+		ep.tls = true
+		if port == "" {
+			port = "5671"
+		}
+	default:
+		return endpoint{}, argument.New(name, ep.shown, "has no scheme that is known here", remedy)
+	}
+	if ep.host == "" {
+		return endpoint{}, argument.New(name, ep.shown, "has no host", remedy)
+	}
+	if u.RawQuery != "" || u.Fragment != "" {
+		return endpoint{}, argument.New(name, ep.shown, "has a query or a fragment", "set options in client.Config")
+	}
+	ep.address = net.JoinHostPort(ep.host, port)
+	path := strings.TrimPrefix(u.EscapedPath(), "/")
+	vhost, err := url.PathUnescape(path)
+	if err != nil || strings.Contains(path, "/") || !utf8.ValidString(vhost) {
+		return endpoint{}, argument.New(name, ep.shown, "has more than a virtual host in its path", `name one virtual host, with "/" in it written as %2F`)
+	}
+	if vhost == "" {
+		vhost = "/"
+	}
+	ep.vhost = vhost
+	if ep.sasl.mechanism == "" {
+		ep.sasl = Plain("guest", "guest")
+		if u.User != nil {
+			password, _ := u.User.Password()
+			ep.sasl = Plain(u.User.Username(), password)
+		}
+	}
+	if ep.sasl.mechanism == "EXTERNAL" && !ep.tls {
+		return endpoint{}, argument.New(name, ep.shown, "has no TLS, which External needs", "use an amqps:// URL")
+	}
+	if strings.ContainsRune(ep.sasl.user+ep.sasl.password, 0) || !utf8.ValidString(ep.sasl.user+ep.sasl.password) {
+		return endpoint{}, argument.New(name, ep.shown, "has a user or password with a NUL or invalid UTF-8", "SASL PLAIN can't carry them")
+	}
+	return ep, nil
+}

@@ -1,0 +1,628 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+)
+
+// ConsumerConfig is how to consume. The zero value handles one message at a time.
+type ConsumerConfig struct {
+	// Concurrency is how many handlers run at once. Default: 1.
+	Concurrency int
+	// Prefetch is how many unsettled messages the broker may have given to this
+	// consumer: those waiting for a handler, those in one, and those whose
+	// forwarded copy isn't confirmed yet. If the process crashes, each of them
+	// counts as delivered once in vain. Default: twice Concurrency, at least 64.
+	Prefetch int
+	// Grace is how long running handlers may go on after Consume's ctx has ended
+	// before their own ctx ends. Default: 30 s.
+	Grace time.Duration
+	// ForwardPatience is how long a Forward that the broker doesn't take is tried
+	// again before its message goes back to the queue, as a failed delivery.
+	// Default: 30 s.
+	ForwardPatience time.Duration
+}
+
+// Limits of ConsumerConfig.
+const (
+	maxConcurrency = 100_000
+	maxPrefetch    = 100_000
+	// lastGrace is what a handler gets after its ctx was ended by the drain.
+	lastGrace = 5 * time.Second
+	// drainTimeout bounds the wait for the broker's answer to the drain.
+	drainTimeout = 10 * time.Second
+)
+
+func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
+	for _, f := range []struct {
+		name string
+		n    int
+		max  int
+	}{{"Concurrency", c.Concurrency, maxConcurrency}, {"Prefetch", c.Prefetch, maxPrefetch}} {
+		if f.n < 0 || f.n > f.max {
+			return c, argument.New("ConsumerConfig."+f.name, f.n, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", f.max))
+		}
+	}
+	if c.Grace < 0 || c.ForwardPatience < 0 {
+		return c, argument.New("ConsumerConfig", nil, "has a negative duration", "use a positive one, or 0 for the default")
+	}
+	if c.Concurrency == 0 {
+		c.Concurrency = 1
+	}
+	if c.Prefetch == 0 {
+		c.Prefetch = max(2*c.Concurrency, 64)
+	}
+	if c.Grace == 0 {
+		c.Grace = 30 * time.Second
+	}
+	if c.ForwardPatience == 0 {
+		c.ForwardPatience = 30 * time.Second
+	}
+	return c, nil
+}
+
+// Consume delivers the queue's messages to h until ctx ends, then drains: no new
+// deliveries, running handlers finish within ConsumerConfig.Grace, all that is
+// settled reaches the broker, and what no handler has begun goes back to the
+// queue. It returns nil after a drain, ErrClosed if the connection was closed.
+//
+// At the start it returns the errors of h's Prepare, ErrNotFound for a missing
+// queue and ErrUnauthorized for a missing permission. Later it survives them like
+// the loss of the connection: it comes back with unlimited back-off.
+//
+// RabbitMQ 4.0 counts every returned delivery toward the queue's delivery limit,
+// 4.3 only failed ones. So below 4.3 the drain hands what is prefetched to the
+// handlers, as long as Grace lasts, before it gives anything back.
+//
+// A message may be delivered again after its handler has succeeded, if the
+// connection is lost before the broker has heard of it: handlers should be
+// idempotent, or use the message-id to tell duplicates.
+func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg ConsumerConfig) error {
+	source, err := address.Queue(queue).Build()
+	if err != nil {
+		return err
+	}
+	if err := checkHandler(h); err != nil {
+		return err
+	}
+	if cfg, err = cfg.withDefaults(); err != nil {
+		return err
+	}
+	if err := Prepare(ctx, h, Start{Queue: queue, Broker: c.Broker(), Management: c.mgmt}); err != nil {
+		return err
+	}
+	k := newConsumer(queue, source, h, cfg, consumerDeps{
+		open: c.openSession, give: closeSession, backoff: c.cfg.Reconnect, log: c.log,
+	})
+	if err := c.join(k); err != nil {
+		return &Error{Op: "consume", Target: queue, Kind: ErrClosed}
+	}
+	defer c.leave(k)
+	return k.run(ctx)
+}
+
+// consumer is one call of Consume.
+type consumer struct {
+	queue, source string
+	handler       Handler
+	cfg           ConsumerConfig
+	deps          consumerDeps
+	log           *slog.Logger
+	forwards      *forwarder
+
+	// slots holds the right to run a handler. A worker holds one while it lives;
+	// one that outlives its stint, in a long handler, keeps the next stint's from
+	// beginning, so that Concurrency holds across a reconnect.
+	slots chan struct{}
+
+	closed    chan struct{} // shut was called
+	closeOnce sync.Once
+	gone      chan struct{} // run has returned
+	// hurry ends the drain's patience: shut's ctx has ended.
+	hurry     chan struct{}
+	hurryOnce sync.Once
+}
+
+// consumerDeps is what a consumer takes from outside, so that it runs on faulty
+// links in tests.
+type consumerDeps struct {
+	open    func(context.Context) (session, error)
+	give    func(session)
+	backoff Backoff
+	log     *slog.Logger
+}
+
+func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consumerDeps) *consumer {
+	return &consumer{
+		queue: queue, source: source, handler: h, cfg: cfg, deps: deps,
+		log:      deps.log.With("queue", queue),
+		forwards: newForwarder(cfg.Prefetch, deps),
+		slots:    make(chan struct{}, cfg.Concurrency),
+		closed:   make(chan struct{}), gone: make(chan struct{}), hurry: make(chan struct{}),
+	}
+}
+
+// shut drains the consumer, within ctx.
+func (k *consumer) shut(ctx context.Context) error {
+	k.closeOnce.Do(func() { close(k.closed) })
+	select {
+	case <-k.gone:
+		return nil
+	case <-ctx.Done():
+		k.hurryOnce.Do(func() { close(k.hurry) })
+		<-k.gone
+		return ended("consume", k.queue, ErrConnectionLost, ctx)
+	}
+}
+
+// run keeps a stint going: a session with a receiver, for as long as it lives.
+func (k *consumer) run(ctx context.Context) error {
+	defer close(k.gone)
+	defer k.forwards.close()
+	// Handlers outlive the end of ctx, with its values; hard ends their ctx.
+	handlerCtx, hard := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer hard(context.Canceled)
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() {
+		select {
+		case <-k.closed:
+			stop(ErrClosed)
+		case <-ctx.Done():
+		}
+	}()
+	result := func() error {
+		if errors.Is(context.Cause(ctx), ErrClosed) {
+			return &Error{Op: "consume", Target: k.queue, Kind: ErrClosed}
+		}
+		return nil
+	}
+
+	failures := 0
+	for first := true; ; first = false {
+		s, err := k.open(ctx)
+		if ctx.Err() != nil {
+			if err == nil {
+				k.deps.give(s.sess)
+			}
+			return result()
+		}
+		if err != nil {
+			if first && (final(err) || errors.Is(err, ErrSessionLimit)) || errors.Is(err, ErrClosed) {
+				return err
+			}
+			k.log.Warn("hopback: consuming failed, trying again", "error", err)
+			if !pause(ctx, k.deps.backoff.pause(failures)) {
+				return result()
+			}
+			failures++
+			continue
+		}
+		began := time.Now()
+		drained := s.run(ctx, handlerCtx, hard)
+		if drained {
+			return result()
+		}
+		if time.Since(began) > k.deps.backoff.Max {
+			failures = 0
+		}
+		if !pause(ctx, k.deps.backoff.pause(failures)) {
+			return result()
+		}
+		failures++
+	}
+}
+
+func (k *consumer) open(ctx context.Context) (*stint, error) {
+	sess, err := k.deps.open(ctx)
+	if err != nil {
+		return nil, newError("consume", k.queue, ErrConnectionLost, err)
+	}
+	link, err := sess.receiver(ctx, k.source)
+	if err != nil {
+		k.deps.give(sess)
+		return nil, newError("consume", k.queue, ErrConnectionLost, err)
+	}
+	n := k.cfg.Prefetch
+	return &stint{
+		consumer: k, sess: sess, link: link,
+		// At most n deliveries are unsettled, so no send on these ever blocks.
+		inbox: make(chan *Delivery, n), settles: make(chan settlement, n),
+		dead: make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
+	}, nil
+}
+
+// stint is the life of one receiver link. Four kinds of goroutines share the
+// work, so that none waits for another's broker:
+//
+//	receive ──inbox──▶ workers ──settles──▶ settle
+//	                      └──▶ forwarder ──────┘
+type stint struct {
+	*consumer
+	sess    session
+	link    receiverLink
+	inbox   chan *Delivery
+	settles chan settlement
+	// dead is closed when the link is gone: nothing can be settled any more.
+	dead     chan struct{}
+	deadOnce sync.Once
+	why      error
+	// unsettled counts deliveries received and not settled; when it falls to zero
+	// idle is signalled.
+	unsettled atomic.Int64
+	idle      chan struct{}
+	// draining: no credit is given back any more.
+	draining atomic.Bool
+	// closing is closed when workers are to take no more deliveries.
+	closing    chan struct{}
+	workers    sync.WaitGroup
+	handlerCtx context.Context
+}
+
+// deliveryLink is what a delivery came in on.
+type deliveryLink interface{ over() bool }
+
+func (s *stint) over() bool {
+	select {
+	case <-s.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *stint) die(err error) {
+	s.deadOnce.Do(func() {
+		s.why = err
+		close(s.dead)
+	})
+}
+
+type settlement struct {
+	msg *Message
+	d   disposition
+}
+
+// run returns true when ctx has ended and the stint was drained, false when the
+// link was lost.
+func (s *stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) (drained bool) {
+	receiving, stopReceiving := context.WithCancel(context.Background())
+	defer stopReceiving()
+	s.handlerCtx = handlerCtx
+	var receive, settle sync.WaitGroup
+	if err := s.link.issueCredit(uint32(s.cfg.Prefetch)); err != nil {
+		s.die(err)
+	}
+	receive.Go(func() { s.receive(receiving) })
+	settling := make(chan struct{}) // closed: no further settlement will come
+	settle.Go(func() { s.settle(settling) })
+	for range s.cfg.Concurrency {
+		s.workers.Go(func() { s.work(handlerCtx) })
+	}
+
+	select {
+	case <-ctx.Done():
+		s.drain(stopReceiving, &receive, hard)
+		drained = true
+	case <-s.dead:
+		s.log.Warn("hopback: consumer's link lost, opening it again", "error", newError("consume", s.queue, ErrConnectionLost, s.why), "unsettled", s.unsettled.Load())
+	}
+	stopReceiving()
+	receive.Wait()
+	if drained {
+		// Handlers that ignored the end of their ctx can't be waited for: their
+		// messages go back to the queue as the link closes.
+		s.forwards.close()
+		close(settling)
+		settle.Wait()
+		closeCtx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		_ = s.link.close(closeCtx) // before the session: see DESIGN.md, delivery counts
+		if s.unsettled.Load() == 0 {
+			s.workers.Wait() // none is in a handler
+		}
+		s.die(ErrClosed)
+	} else {
+		close(settling)
+		settle.Wait()
+	}
+	s.give()
+	return drained
+}
+
+func (s *stint) give() { s.deps.give(s.sess) }
+
+// receive moves what arrives into the inbox. It never blocks on a handler, so it
+// notices at once when the link ends.
+func (s *stint) receive(ctx context.Context) {
+	for {
+		m, err := s.link.receive(ctx)
+		if err != nil {
+			if ctx.Err() == nil {
+				s.die(err)
+				return
+			}
+			for m := s.link.prefetched(); m != nil; m = s.link.prefetched() {
+				s.take(m)
+			}
+			return
+		}
+		s.take(m)
+	}
+}
+
+func (s *stint) take(m *Message) {
+	s.unsettled.Add(1)
+	s.inbox <- &Delivery{message: m, queue: s.queue, received: time.Now(), link: s}
+}
+
+// work runs handlers, one at a time, until the stint ends.
+func (s *stint) work(ctx context.Context) {
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-s.dead:
+		return
+	case <-s.closing:
+		return
+	}
+	for {
+		select {
+		case d := <-s.inbox:
+			if s.over() {
+				return // it will be delivered again: handling it now makes a duplicate
+			}
+			s.handle(ctx, d)
+		case <-s.dead:
+			return
+		case <-s.closing:
+			return
+		}
+	}
+}
+
+func (s *stint) handle(ctx context.Context, d *Delivery) {
+	s.carryOut(d, s.call(WithDelivery(ctx, d), d))
+}
+
+// call runs the handler and turns whatever it does into an error.
+func (s *stint) call(ctx context.Context, d *Delivery) (err error) {
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		// A panic, or runtime.Goexit: recover gives nil for that, and the
+		// goroutine ends whatever is done here.
+		p := &PanicError{Value: recover(), Stack: debug.Stack()}
+		s.log.Error("hopback: handler panicked", "panic", errorText(p), "stack", string(p.Stack))
+		err = DeadLetter{Reason: ReasonPanicked, Err: p}
+		if p.Value == nil {
+			s.carryOut(d, err)
+			s.workers.Go(func() { s.work(s.handlerCtx) })
+		}
+	}()
+	err = s.handler.Handle(ctx, d)
+	returned = true
+	return err
+}
+
+// carryOut does what the outcome says, without waiting for the broker.
+func (s *stint) carryOut(d *Delivery, err error) {
+	switch o := OutcomeOf(err).(type) {
+	case nil:
+		s.push(d, disposition{kind: accepted})
+	case Requeue:
+		if o.Failed {
+			s.push(d, disposition{kind: modified, failed: true})
+		} else {
+			s.push(d, disposition{kind: released})
+		}
+	case DeadLetter:
+		s.deadLetter(d, o)
+	case Modify:
+		if err := checkModified(o.Annotations); err != nil {
+			s.log.Error("hopback: annotations refused, the message is requeued", "error", err)
+			s.push(d, disposition{kind: modified, failed: true})
+			return
+		}
+		s.push(d, disposition{kind: modified, failed: o.Failed, dead: o.DeadLetter, annotations: o.Annotations})
+	case Forward:
+		s.forward(d, o)
+	}
+}
+
+// deadLetter uses modified with undeliverable-here, which RabbitMQ dead-letters
+// like a rejected message, and which can carry annotations. delivery-failed stays
+// false, or on 4.3 the delivery-count would add up over the dead-letter queue.
+func (s *stint) deadLetter(d *Delivery, o DeadLetter) {
+	annotations := make(map[string]any, len(o.Annotations)+2)
+	for k, v := range o.Annotations {
+		annotations[k] = v
+	}
+	if o.Reason != "" {
+		annotations[AnnotationReason] = clip(string(o.Reason), 255)
+	}
+	if o.Err != nil {
+		annotations[AnnotationError] = errorText(o.Err)
+	}
+	if err := checkModified(annotations); err != nil {
+		s.log.Error("hopback: annotations refused, the message is dead-lettered without them", "error", err)
+		annotations = map[string]any{AnnotationReason: clip(string(o.Reason), 255)}
+		if o.Err != nil {
+			annotations[AnnotationError] = errorText(o.Err)
+		}
+	}
+	s.push(d, disposition{kind: modified, dead: true, annotations: annotations})
+}
+
+// forward hands the copy to the forwarder and accepts the original when the copy
+// is confirmed.
+func (s *stint) forward(d *Delivery, o Forward) {
+	if err := Validate(o.Message); err != nil {
+		s.unforwardable(d, o, err)
+		return
+	}
+	target, err := o.To.Build()
+	if err != nil {
+		s.unforwardable(d, o, err)
+		return
+	}
+	s.forwards.send(&forward{
+		target: target, msg: o.Message, patience: s.cfg.ForwardPatience,
+		abandoned: s.dead,
+		report: func(err error, again time.Duration) {
+			s.log.Warn("hopback: a forward was not taken, the original is kept", "to", o.To.String(), "error", err, "again_in", again)
+		},
+		done: func(err error) {
+			switch {
+			case err == nil:
+				s.push(d, disposition{kind: accepted})
+			case errors.Is(err, ErrTooLarge) || errors.As(err, new(*argument.Error)):
+				s.unforwardable(d, o, err)
+			default:
+				// Never both gone: the original goes back, as a failed delivery, so
+				// that the queue's delivery limit ends what can't be forwarded.
+				s.log.Error("hopback: a forward failed, the original goes back to its queue", "to", o.To.String(), "error", err)
+				s.push(d, disposition{kind: modified, failed: true})
+			}
+		},
+	})
+}
+
+func (s *stint) unforwardable(d *Delivery, o Forward, err error) {
+	s.log.Error("hopback: a message can't be forwarded, it is dead-lettered", "to", o.To.String(), "error", err)
+	s.deadLetter(d, DeadLetter{Reason: ReasonUnforwardable, Err: errors.Join(err, o.Err)})
+}
+
+// push hands a settlement to the settling goroutine. There is room: every
+// delivery is settled once.
+func (s *stint) push(d *Delivery, disp disposition) {
+	if s.over() {
+		s.log.Warn("hopback: a delivery was handled, but its link is gone: the broker delivers it again", "message_id", messageID(d.message))
+		return
+	}
+	s.settles <- settlement{d.message, disp}
+}
+
+// settle writes dispositions, and gives credit back in batches: one flow frame
+// for half a prefetch.
+func (s *stint) settle(finish <-chan struct{}) {
+	batch := max(s.cfg.Prefetch/2, 1)
+	free := 0
+	one := func(x settlement) {
+		var err error
+		if s.over() {
+			err = s.why
+		} else {
+			err = s.link.settle(x.msg, x.d)
+		}
+		if err != nil {
+			s.die(err)
+			s.log.Warn("hopback: a delivery was handled, but its link is gone: the broker delivers it again", "message_id", messageID(x.msg))
+			return
+		}
+		if s.unsettled.Add(-1) == 0 {
+			select {
+			case s.idle <- struct{}{}:
+			default:
+			}
+		}
+		if free++; free >= batch && !s.draining.Load() {
+			// It fails while the link is drained, which is as it should be, and
+			// when it is gone, which receive notices.
+			_ = s.link.issueCredit(uint32(free))
+			free = 0
+		}
+	}
+	for {
+		select {
+		case x := <-s.settles:
+			one(x)
+		case <-finish:
+			for {
+				select {
+				case x := <-s.settles:
+					one(x)
+				default:
+					return
+				}
+			}
+		}
+	}
+}
+
+// drain ends the stint in the order that leaves delivery counts alone: no more
+// credit, then what no handler has begun, then the handlers, then their
+// settlements; the link after that, and the session last.
+func (s *stint) drain(stopReceiving context.CancelFunc, receive *sync.WaitGroup, hard context.CancelCauseFunc) {
+	drainCtx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+	go func() {
+		select {
+		case <-s.hurry:
+			cancel()
+		case <-drainCtx.Done():
+		}
+	}()
+	s.draining.Store(true)
+	_ = s.link.drain(drainCtx)
+	cancel()
+	stopReceiving()
+	receive.Wait()
+
+	giveBack := func() {
+		for {
+			select {
+			case d := <-s.inbox:
+				s.push(d, disposition{kind: released})
+			default:
+				return
+			}
+		}
+	}
+	counts := !s.sess.broker().AtLeast(4, 3) // a released delivery counts as one
+	if !counts {
+		close(s.closing)
+		giveBack()
+	}
+	grace := time.NewTimer(s.cfg.Grace)
+	defer grace.Stop()
+	s.awaitIdle(grace.C, s.hurry)
+	if counts {
+		close(s.closing)
+		giveBack()
+	}
+	if s.unsettled.Load() > 0 && !s.over() {
+		hard(fmt.Errorf("hopback: the consumer's grace time is over: %w", context.Canceled))
+		last := time.NewTimer(lastGrace)
+		defer last.Stop()
+		s.awaitIdle(last.C, s.hurry)
+	}
+	if n := s.unsettled.Load(); n > 0 && !s.over() {
+		s.log.Warn("hopback: drained with deliveries unsettled; the broker delivers them again", "count", n)
+	}
+}
+
+// awaitIdle waits until nothing is unsettled, the timer fires, or the link ends.
+func (s *stint) awaitIdle(timer <-chan time.Time, hurry <-chan struct{}) {
+	for s.unsettled.Load() > 0 {
+		select {
+		case <-s.idle:
+		case <-timer:
+			return
+		case <-hurry:
+			return
+		case <-s.dead:
+			return
+		}
+	}
+}

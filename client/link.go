@@ -1,0 +1,199 @@
+package client
+
+import (
+	"context"
+	"time"
+
+	"github.com/Azure/go-amqp"
+)
+
+// The interfaces between this package's machinery and go-amqp. Consumers,
+// senders and the management work on these, so that unit tests can put a link
+// with faults in their place and run in virtual time.
+
+// session is one AMQP session: the unit that a fault takes down. Every consumer,
+// publisher and forwarder has its own.
+type session interface {
+	receiver(ctx context.Context, source string) (receiverLink, error)
+	sender(ctx context.Context, target string) (senderLink, error)
+	// broken is closed when the connection below has ended. The end of the
+	// session alone shows only in the errors of its links.
+	broken() <-chan struct{}
+	broker() Broker
+	close(ctx context.Context)
+}
+
+// receiverLink is a link with manual credit.
+type receiverLink interface {
+	receive(ctx context.Context) (*Message, error)
+	prefetched() *Message
+	issueCredit(n uint32) error
+	// drain returns when the broker has no credit left and all that it had sent
+	// has arrived.
+	drain(ctx context.Context) error
+	settle(m *Message, d disposition) error
+	close(ctx context.Context) error
+}
+
+// senderLink sends without waiting for the broker's answer. One goroutine owns it.
+type senderLink interface {
+	// send returns when the message is written. sent is false if it certainly
+	// never left.
+	send(ctx context.Context, m *Message) (r receipt, sent bool, err error)
+	close(ctx context.Context) error
+}
+
+// receipt is the broker's answer to come.
+type receipt interface {
+	wait(ctx context.Context) (amqp.DeliveryState, error)
+}
+
+// disposition is one of the four outcomes that AMQP has for a delivery.
+type disposition struct {
+	kind        dispositionKind
+	failed      bool           // modified: counts as a failed delivery
+	dead        bool           // modified: undeliverable here, which RabbitMQ dead-letters
+	annotations map[string]any // modified: merged into the message
+}
+
+type dispositionKind uint8
+
+const (
+	accepted dispositionKind = iota
+	released
+	modified
+)
+
+// openSession opens a session on the live connection, waiting for one if there
+// is none.
+func (c *Conn) openSession(ctx context.Context) (session, error) {
+	w, err := c.wire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// go-amqp closes the whole connection for one session too many.
+	if w.sessions.Add(1) > maxSessions {
+		w.sessions.Add(-1)
+		return nil, &Error{Op: "open session", Kind: ErrSessionLimit, Text: "a connection has 64 sessions, and each consumer and publisher takes one or two: use a further client.Connect"}
+	}
+	s, err := bounded(ctx, w,
+		func(ctx context.Context) (*amqpSession, error) {
+			s, err := w.amqp.NewSession(ctx, nil)
+			if err != nil {
+				w.sessions.Add(-1)
+				return nil, err
+			}
+			return &amqpSession{w: w, s: s}, nil
+		},
+		func(s *amqpSession) { s.close(w.ctx) })
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+type amqpSession struct {
+	w *wire
+	s *amqp.Session
+}
+
+func (s *amqpSession) broken() <-chan struct{} { return s.w.amqp.Done() }
+func (s *amqpSession) broker() Broker          { return s.w.broker }
+
+func (s *amqpSession) close(ctx context.Context) {
+	_, _ = bounded(ctx, s.w, func(ctx context.Context) (struct{}, error) {
+		err := s.s.Close(ctx)
+		s.w.sessions.Add(-1)
+		return struct{}{}, err
+	}, func(struct{}) {})
+}
+
+func (s *amqpSession) receiver(ctx context.Context, source string) (receiverLink, error) {
+	return bounded(ctx, s.w,
+		func(ctx context.Context) (receiverLink, error) {
+			r, err := s.s.NewReceiver(ctx, source, &amqp.ReceiverOptions{
+				Credit:                    -1, // manual: draining works only so
+				SettlementMode:            amqp.ReceiverSettleModeFirst.Ptr(),
+				RequestedSenderSettleMode: amqp.SenderSettleModeUnsettled.Ptr(),
+			})
+			if err != nil {
+				return nil, err
+			}
+			return &amqpReceiver{r}, nil
+		},
+		func(r receiverLink) { _ = r.close(s.w.ctx) })
+}
+
+func (s *amqpSession) sender(ctx context.Context, target string) (senderLink, error) {
+	return bounded(ctx, s.w,
+		func(ctx context.Context) (senderLink, error) {
+			l, err := s.s.NewSender(ctx, target, &amqp.SenderOptions{
+				SettlementMode:              amqp.SenderSettleModeUnsettled.Ptr(),
+				RequestedReceiverSettleMode: amqp.ReceiverSettleModeFirst.Ptr(),
+			})
+			if err != nil {
+				return nil, err
+			}
+			return &amqpSender{l}, nil
+		},
+		func(l senderLink) { _ = l.close(s.w.ctx) })
+}
+
+type amqpReceiver struct{ r *amqp.Receiver }
+
+func (l *amqpReceiver) receive(ctx context.Context) (*Message, error) { return l.r.Receive(ctx, nil) }
+func (l *amqpReceiver) prefetched() *Message                          { return l.r.Prefetched() }
+func (l *amqpReceiver) issueCredit(n uint32) error                    { return l.r.IssueCredit(n) }
+func (l *amqpReceiver) drain(ctx context.Context) error               { return l.r.DrainCredit(ctx, nil) }
+func (l *amqpReceiver) close(ctx context.Context) error               { return l.r.Close(ctx) }
+
+// settle returns when the disposition is written; the broker never confirms one.
+// Its ctx has no deadline on purpose, see wire.ctx; the link's end ends it.
+func (l *amqpReceiver) settle(m *Message, d disposition) error {
+	ctx := context.Background()
+	switch d.kind {
+	case accepted:
+		return l.r.AcceptMessage(ctx, m)
+	case released:
+		return l.r.ReleaseMessage(ctx, m)
+	default:
+		opts := &amqp.ModifyMessageOptions{DeliveryFailed: d.failed, UndeliverableHere: d.dead}
+		if len(d.annotations) > 0 {
+			opts.Annotations = make(amqp.Annotations, len(d.annotations))
+			for k, v := range d.annotations {
+				opts.Annotations[k] = v
+			}
+		}
+		return l.r.ModifyMessage(ctx, m, opts)
+	}
+}
+
+type amqpSender struct{ s *amqp.Sender }
+
+func (l *amqpSender) send(ctx context.Context, m *Message) (receipt, bool, error) {
+	// Sizes are compared before anything is written; so are values that can't be
+	// encoded. Both come as errors that are not about the link.
+	r, err := l.s.SendWithReceipt(ctx, m, nil)
+	if err != nil {
+		return nil, !localSendError(err), err
+	}
+	return &amqpReceipt{r}, true, nil
+}
+
+func (l *amqpSender) close(ctx context.Context) error { return l.s.Close(ctx) }
+
+type amqpReceipt struct{ r amqp.SendReceipt }
+
+func (r *amqpReceipt) wait(ctx context.Context) (amqp.DeliveryState, error) { return r.r.Wait(ctx) }
+
+// pause waits for d or the end of ctx, and says whether it waited to the end.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

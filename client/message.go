@@ -1,0 +1,122 @@
+package client
+
+import (
+	"crypto/rand"
+	"maps"
+
+	"github.com/Azure/go-amqp"
+)
+
+// Message is an AMQP 1.0 message with all its sections. The body is one of Data
+// (binary sections), Value (one amqp-value) or Sequence (amqp-sequences).
+type Message = amqp.Message
+
+// NewMessage returns a durable message with body as its one data section, the
+// default priority (4) and a random message-id.
+func NewMessage(body []byte) *Message {
+	m := &Message{Data: [][]byte{body}}
+	complete(m)
+	return m
+}
+
+// complete fills in what every message of ours has. A Header is sent always:
+// without one RabbitMQ 4.3 delivers durable=false, and with its zero value the
+// priority would be 0, which ranks below every message that has none.
+func complete(m *Message) {
+	if m.Header == nil {
+		m.Header = &amqp.MessageHeader{Durable: true, Priority: defaultPriority}
+	}
+	if p := properties(m); p.MessageID == nil {
+		p.MessageID = rand.Text()
+	}
+}
+
+// defaultPriority is AMQP's (core specification, part 3, section 3.2.1).
+const defaultPriority = 4
+
+func properties(m *Message) *amqp.MessageProperties {
+	if m.Properties == nil {
+		m.Properties = &amqp.MessageProperties{}
+	}
+	return m.Properties
+}
+
+// brokerAnnotations are those that the broker writes itself. A copy leaves them
+// out: RabbitMQ sets them anew, and x-opt-deaths is of a type (an array of maps)
+// that it doesn't take from a client.
+var brokerAnnotations = map[string]bool{
+	"x-exchange":             true,
+	"x-routing-key":          true,
+	"x-opt-deaths":           true,
+	"x-first-death-exchange": true,
+	"x-first-death-queue":    true,
+	"x-first-death-reason":   true,
+	"x-last-death-exchange":  true,
+	"x-last-death-queue":     true,
+	"x-last-death-reason":    true,
+
+	"x-opt-rabbitmq-received-time": true,
+	"x-opt-delivery-time":          true,
+}
+
+// Copy returns a message that may be sent, with all that the sender of m had set:
+// properties, application properties, own annotations, body of any kind, footer,
+// priority. The maps are the copy's own; bodies are shared and must not be
+// changed.
+//
+// Left out is what belongs to the one delivery: the delivery tag, delivery
+// annotations, delivery count, first-acquirer, the annotations that RabbitMQ
+// writes, and the ttl, which RabbitMQ would apply to a delay queue (a ttl of
+// 200 ms in a queue that delays by a second comes back after 200 ms).
+//
+// AMQP symbols become strings, since go-amqp decodes them so.
+func Copy(m *Message) *Message {
+	c := &Message{
+		Format:                m.Format,
+		ApplicationProperties: maps.Clone(m.ApplicationProperties),
+		Data:                  m.Data,
+		Value:                 m.Value,
+		Sequence:              m.Sequence,
+		Footer:                maps.Clone(m.Footer),
+	}
+	c.Header = &amqp.MessageHeader{Durable: true, Priority: defaultPriority}
+	if m.Header != nil {
+		c.Header.Priority = m.Header.Priority
+	}
+	if m.Properties != nil {
+		c.Properties = new(*m.Properties)
+	}
+	if len(m.Annotations) > 0 {
+		c.Annotations = make(amqp.Annotations, len(m.Annotations))
+		for k, v := range m.Annotations {
+			if s, ok := k.(string); ok && brokerAnnotations[s] {
+				continue
+			}
+			c.Annotations[k] = v
+		}
+		if len(c.Annotations) == 0 {
+			c.Annotations = nil
+		}
+	}
+	if len(c.Data) == 0 && c.Value == nil && len(c.Sequence) == 0 {
+		// A received amqp-value of null decodes to a nil Value, which would be
+		// sent with no body section at all: the broker ends the link for that.
+		c.Value = amqp.Null{}
+	}
+	return c
+}
+
+// messageID is m's message-id for a log line; nil if it has none.
+func messageID(m *Message) any {
+	if m.Properties == nil {
+		return nil
+	}
+	switch id := m.Properties.MessageID.(type) {
+	case string:
+		return clip(id, 255)
+	case amqp.UUID:
+		return id.String()
+	default:
+		return id
+	}
+}

@@ -1,0 +1,173 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/hopback/hopback/address"
+)
+
+// Outcome is what becomes of a delivery. A handler returns one as its error; nil
+// accepts, and an error without an Outcome in its chain is Requeue{Failed: true}.
+//
+//	nil                 accepted: the broker forgets the message
+//	Requeue             back to its queue, at once
+//	DeadLetter          to the queue's dead-letter exchange, with the reason
+//	Modify              as Requeue or DeadLetter, with annotations of your own
+//	Forward             a copy goes to an address; accepted once the broker has confirmed the copy
+//
+// Outcomes are values and may be wrapped like any error; the outermost one
+// counts.
+type Outcome interface {
+	error
+	outcome()
+}
+
+// OutcomeOf finds the outcome that err stands for: nil for nil.
+func OutcomeOf(err error) Outcome {
+	if err == nil {
+		return nil
+	}
+	var o Outcome
+	if errors.As(err, &o) {
+		return o
+	}
+	return Requeue{Failed: true, Err: err}
+}
+
+// Requeue gives the message back to its queue, which delivers it again at once.
+//
+// Failed counts the delivery toward the queue's delivery limit, on every
+// RabbitMQ; without it RabbitMQ 4.3 doesn't count the delivery, while 4.0 does
+// (see TestReturnedDeliveriesCount). A message that always fails and
+// never counts comes back for ever.
+type Requeue struct {
+	Failed bool
+	Err    error
+}
+
+// Reason says in a word why a message was dead-lettered. It is stored with the
+// message in the annotation AnnotationReason.
+type Reason string
+
+// The reasons that this package gives; others may be added by decorators.
+const (
+	// ReasonUndecodable: the codec couldn't read the body.
+	ReasonUndecodable Reason = "undecodable"
+	// ReasonPanicked: the handler panicked.
+	ReasonPanicked Reason = "panicked"
+	// ReasonUnforwardable: a Forward that can never be sent, such as one whose
+	// address isn't valid.
+	ReasonUnforwardable Reason = "unforwardable"
+)
+
+// Annotations that tell, in the dead-letter queue, why a message is there. The
+// body and everything else that the sender set are untouched. They are message
+// annotations, which the broker merges into the message as it dead-letters it;
+// to an AMQP 0-9-1 consumer they show as headers.
+const (
+	// AnnotationReason holds the Reason, a string.
+	AnnotationReason = "x-opt-hopback-reason"
+	// AnnotationError holds the error's text, a string of at most ErrorTextLimit bytes.
+	AnnotationError = "x-opt-hopback-error"
+)
+
+// ErrorTextLimit is how many bytes of an error's text are kept in an annotation.
+// A settlement must fit in a frame: a larger one would close the connection.
+const ErrorTextLimit = 1024
+
+// DeadLetter sends the message to the dead-letter exchange of its queue, with
+// Reason and the text of Err. A queue without a dead-letter exchange DROPS it:
+// that is the queue's doing, so give every work queue one.
+type DeadLetter struct {
+	Reason Reason
+	Err    error
+	// Annotations are merged into the message; see Modify for what they may be.
+	Annotations map[string]any
+}
+
+// Modify gives the message back (or dead-letters it, if DeadLetter is set) with
+// annotations merged into it. Keys must begin with "x-"; values must be string,
+// bool, int, int64, []any or map[string]any of these: RabbitMQ poisons a message
+// with a null or floating-point annotation (each later delivery ends the
+// consumer's session), and hands others back changed. Anything else is refused
+// before it is sent, and the message requeued as failed.
+type Modify struct {
+	DeadLetter  bool
+	Failed      bool
+	Annotations map[string]any
+	Err         error
+}
+
+// Forward publishes Message to To and accepts the delivery once the broker has
+// accepted the copy, and not before: at worst there are two of it, never none.
+// Until then the delivery stays unsettled and counts as prefetched, but the
+// handler's slot is free. A copy that isn't accepted is tried again with
+// back-off, and in the end the delivery goes back to its queue as failed.
+type Forward struct {
+	To address.Address
+	// Message is the copy; build it with Copy. It must not be changed afterwards.
+	Message *Message
+	Err     error
+}
+
+func (Requeue) outcome()    {}
+func (DeadLetter) outcome() {}
+func (Modify) outcome()     {}
+func (Forward) outcome()    {}
+
+func (o Requeue) Error() string    { return describe("requeue", o.Err) }
+func (o DeadLetter) Error() string { return describe("dead-letter ("+string(o.Reason)+")", o.Err) }
+func (o Modify) Error() string     { return describe("modify", o.Err) }
+func (o Forward) Error() string    { return describe("forward to "+o.To.String(), o.Err) }
+
+// Unwrap returns Err.
+func (o Requeue) Unwrap() error { return o.Err }
+
+// Unwrap returns Err.
+func (o DeadLetter) Unwrap() error { return o.Err }
+
+// Unwrap returns Err.
+func (o Modify) Unwrap() error { return o.Err }
+
+// Unwrap returns Err.
+func (o Forward) Unwrap() error { return o.Err }
+
+func describe(what string, err error) string {
+	if err == nil {
+		return what
+	}
+	return fmt.Sprintf("%s: %s", what, errorText(err))
+}
+
+// errorText is err.Error for an error that may be hostile: one whose Error
+// method panics, or returns megabytes or invalid UTF-8. The result is valid
+// UTF-8 of at most ErrorTextLimit bytes, fit for an annotation.
+func errorText(err error) (text string) {
+	defer func() {
+		if r := recover(); r != nil {
+			text = fmt.Sprintf("%T (its Error method panicked)", err)
+		}
+	}()
+	return clip(err.Error(), ErrorTextLimit)
+}
+
+// clip cuts s to at most limit bytes without cutting a character, and makes it
+// valid UTF-8.
+func clip(s string, limit int) string {
+	if len(s) > limit {
+		n := limit
+		for n > 0 && n > limit-utf8.UTFMax && !utf8.RuneStart(s[n]) {
+			n--
+		}
+		s = s[:n]
+	}
+	if utf8.ValidString(s) {
+		return s
+	}
+	// A replacement character is three bytes where one was bad.
+	s = strings.ToValidUTF8(s, "?")
+	return s
+}

@@ -1,0 +1,374 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/Azure/go-amqp"
+)
+
+// maxInFlight is how many messages a sender has under way before it waits for
+// answers. RabbitMQ gives a sending link 170 credits and a session a window of
+// 400, so more would only wait in go-amqp.
+const maxInFlight = 400
+
+// sender keeps one sending link alive and pipelines messages on it: one goroutine
+// owns the link and writes, another awaits the answers in the order of sending.
+// No caller's ctx reaches go-amqp, where its end could break the link or the
+// connection for everybody else; it guards the wait before and after only.
+//
+// What happens to a message:
+//
+//	queued ──▶ sending ──▶ answered: nil, ErrUnroutable, ErrRefused
+//	   │           └─────▶ link lost: ErrOutcomeUnknown
+//	   ├─▶ withdrawn by its caller: ErrNotSent
+//	   └─▶ link can't be opened, too large, not encodable: that error
+//
+// Messages that are still queued when a link is lost stay queued.
+type sender struct {
+	op      string // for errors: "publish", "forward"
+	target  string // the encoded address; empty for a link without a target
+	open    func(ctx context.Context) (session, error)
+	give    func(session) // returns the session after its link has ended
+	backoff Backoff
+
+	queue chan *outgoing
+	// stop ends the sender once its queue is empty; cut ends it at once.
+	stop     chan struct{}
+	stopOnce sync.Once
+	cut      context.CancelFunc
+	ctx      context.Context
+	done     chan struct{}
+
+	// first receives the result of the first attempt to open the link.
+	first chan error
+}
+
+// outgoing is a message on its way out.
+type outgoing struct {
+	msg   *Message
+	state atomic.Int32
+	// abandoned, if not nil, is closed when nobody wants it sent any more.
+	abandoned <-chan struct{}
+	// answer is called once, by the sender's goroutines: it must not block.
+	answer func(error)
+}
+
+const (
+	outQueued int32 = iota
+	outSending
+	outWithdrawn
+)
+
+// withdraw takes back what hasn't been sent yet, and says whether it could.
+func (o *outgoing) withdraw() bool { return o.state.CompareAndSwap(outQueued, outWithdrawn) }
+
+func newSender(op, target string, depth int, backoff Backoff, open func(context.Context) (session, error), give func(session)) *sender {
+	s := &sender{
+		op: op, target: target, open: open, give: give, backoff: backoff,
+		queue: make(chan *outgoing, depth),
+		stop:  make(chan struct{}), done: make(chan struct{}), first: make(chan error, 1),
+	}
+	s.ctx, s.cut = context.WithCancel(context.Background())
+	go s.run()
+	return s
+}
+
+// close lets what is queued go out and be answered, within ctx; then it cuts off.
+// It is an error if anything was cut off.
+func (s *sender) close(ctx context.Context) error {
+	s.stopOnce.Do(func() { close(s.stop) })
+	select {
+	case <-s.done:
+		return nil
+	case <-ctx.Done():
+		s.cut()
+		<-s.done
+		return ended(s.op, s.target, ErrOutcomeUnknown, ctx)
+	}
+}
+
+func (s *sender) run() {
+	defer close(s.done)
+	defer s.cut()
+	defer s.fail(&Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed})
+
+	failures := 0
+	for first := true; s.ctx.Err() == nil; first = false {
+		sess, link, err := s.attach()
+		if first {
+			s.first <- err
+		}
+		if err != nil {
+			if errors.Is(err, ErrClosed) {
+				return
+			}
+			// While there is no connection, messages wait. When the broker has
+			// refused the link they are told why.
+			if !errors.Is(err, ErrConnectionLost) {
+				s.fail(err)
+			}
+			if !s.rest(s.backoff.pause(failures)) {
+				return
+			}
+			failures++
+			continue
+		}
+		began := time.Now()
+		finished := s.pump(sess, link)
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		_ = link.close(ctx)
+		s.give(sess)
+		cancel()
+		if finished {
+			return
+		}
+		if time.Since(began) > s.backoff.Max {
+			failures = 0
+		}
+		if !s.rest(s.backoff.pause(failures)) {
+			return
+		}
+		failures++
+	}
+}
+
+// closeTimeout bounds the orderly closing of a link or session, which the broker
+// answers at once if it answers at all.
+const closeTimeout = 5 * time.Second
+
+// rest waits before the next attempt, and says whether there should be one: not
+// when the sender was stopped and nothing is left to send.
+func (s *sender) rest(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-s.stop:
+		if len(s.queue) == 0 {
+			return false
+		}
+		select {
+		case <-t.C:
+		case <-s.ctx.Done():
+		}
+	case <-s.ctx.Done():
+	}
+	return s.ctx.Err() == nil
+}
+
+func (s *sender) attach() (session, senderLink, error) {
+	// A stopped sender with nothing to send must not wait for a connection.
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	stopWatch := make(chan struct{})
+	defer close(stopWatch)
+	go func() {
+		select {
+		case <-s.stop:
+			if len(s.queue) == 0 {
+				cancel()
+			}
+		case <-stopWatch:
+		}
+	}()
+	sess, err := s.open(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, nil, ErrClosed
+		}
+		return nil, nil, newError(s.op, s.target, ErrConnectionLost, err)
+	}
+	link, err := sess.sender(ctx, s.target)
+	if err != nil {
+		s.give(sess)
+		if ctx.Err() != nil {
+			return nil, nil, ErrClosed
+		}
+		return nil, nil, newError(s.op, s.target, ErrConnectionLost, err)
+	}
+	return sess, link, nil
+}
+
+// pump sends until the link ends (false) or the sender is stopped and has sent
+// all (true). When it returns, every message that it took was answered.
+func (s *sender) pump(sess session, link senderLink) (finished bool) {
+	type sent struct {
+		out *outgoing
+		r   receipt
+	}
+	inFlight := make(chan sent, maxInFlight)
+	lost := make(chan struct{}) // the answers say that the link is gone
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		broken := false
+		for f := range inFlight {
+			state, err := f.r.wait(s.ctx)
+			f.out.answer(s.verdict(state, err))
+			if err != nil && !broken {
+				broken = true
+				close(lost)
+			}
+		}
+	})
+	defer wg.Wait()
+	defer close(inFlight)
+
+	take := func(out *outgoing) bool {
+		if !out.state.CompareAndSwap(outQueued, outSending) {
+			return true // withdrawn, and its caller told so
+		}
+		if out.abandoned != nil && isClosed(out.abandoned) {
+			out.answer(&Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrConnectionLost})
+			return true
+		}
+		r, gone, err := link.send(s.ctx, out.msg)
+		if err == nil {
+			inFlight <- sent{out, r}
+			return true
+		}
+		if !gone {
+			out.answer(newError(s.op, s.target, ErrNotSent, err))
+			return true
+		}
+		out.answer(s.unknown(err))
+		return false
+	}
+	for {
+		select {
+		case out := <-s.queue:
+			if !take(out) {
+				return false
+			}
+		case <-lost:
+			return false
+		case <-sess.broken():
+			return false
+		case <-s.ctx.Done():
+			return true
+		case <-s.stop:
+			for {
+				select {
+				case out := <-s.queue:
+					if !take(out) {
+						return false
+					}
+				default:
+					return true
+				}
+			}
+		}
+	}
+}
+
+// verdict turns the broker's answer into the caller's error.
+func (s *sender) verdict(state amqp.DeliveryState, err error) error {
+	if err != nil {
+		return s.unknown(err)
+	}
+	switch st := state.(type) {
+	case *amqp.StateAccepted:
+		return nil
+	case *amqp.StateReleased:
+		return &Error{Op: s.op, Target: s.target, Kind: ErrUnroutable, Text: "no queue is bound for this exchange and routing key"}
+	case *amqp.StateRejected:
+		e := &Error{Op: s.op, Target: s.target, Kind: ErrRefused}
+		if st.Error != nil {
+			e.Condition, e.Text, e.Err = string(st.Error.Condition), st.Error.Description, st.Error
+			if k := kindOf(st.Error); k != nil {
+				e.Kind = k
+			}
+		}
+		if e.Text == "" && e.Condition == "" {
+			e.Text = "it gave no reason: on RabbitMQ 4.0 that is mostly a full queue with overflow reject-publish"
+		}
+		return e
+	default:
+		// RabbitMQ answers with accepted, released or rejected only.
+		return &Error{Op: s.op, Target: s.target, Kind: ErrOutcomeUnknown, Text: "the broker answered with an outcome that it has no use for"}
+	}
+}
+
+// unknown is the error for a message that left and got no answer. Whatever ended
+// the link, it stays of that kind: the reason doesn't say what became of the
+// message.
+func (s *sender) unknown(err error) error {
+	e := newError(s.op, s.target, ErrOutcomeUnknown, err)
+	e.Kind = ErrOutcomeUnknown
+	return e
+}
+
+// do queues out and waits for its answer, both within ctx.
+func (s *sender) do(ctx context.Context, m *Message) error {
+	select {
+	case <-s.stop:
+		return &Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed}
+	default:
+	}
+	answered := make(chan error, 1)
+	out := &outgoing{msg: m, answer: func(err error) { answered <- err }}
+	select {
+	case s.queue <- out:
+	case <-ctx.Done():
+		return ended(s.op, s.target, ErrNotSent, ctx)
+	case <-s.done:
+		return &Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed}
+	}
+	select {
+	case err := <-answered:
+		return err
+	case <-s.done:
+		// Queued behind the sender's last look at its queue, or answered just now.
+		if out.withdraw() {
+			return &Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed}
+		}
+		return <-answered
+	case <-ctx.Done():
+		if out.withdraw() {
+			return ended(s.op, s.target, ErrNotSent, ctx)
+		}
+		select {
+		case err := <-answered:
+			return err // both at once: the answer is worth more
+		default:
+			return ended(s.op, s.target, ErrOutcomeUnknown, ctx)
+		}
+	}
+}
+
+// fail answers everything that is queued with err.
+func (s *sender) fail(err error) {
+	for {
+		select {
+		case out := <-s.queue:
+			if out.state.CompareAndSwap(outQueued, outSending) {
+				out.answer(err)
+			}
+		default:
+			return
+		}
+	}
+}
+
+// localSendError says whether go-amqp refused a message before writing any of it:
+// too large, or not encodable. Errors of the link, session and connection have
+// types of their own, and may come amid a write.
+func localSendError(err error) bool {
+	var link *amqp.LinkError
+	var sess *amqp.SessionError
+	var conn *amqp.ConnError
+	if errors.As(err, &link) || errors.As(err, &sess) || errors.As(err, &conn) {
+		return false
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return false
+	}
+	var e *amqp.Error
+	if errors.As(err, &e) {
+		return e.Condition == amqp.ErrCondMessageSizeExceeded
+	}
+	return true
+}

@@ -1,0 +1,265 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"crypto/rand"
+
+	"github.com/Azure/go-amqp"
+)
+
+const (
+	// tcpTimeout finds a black hole soon; a broker answers a SYN at once.
+	tcpTimeout = 4 * time.Second
+	// linkTimeout bounds opening a session or a link. A broker that doesn't
+	// answer in that time is taken for lost: go-amqp can't abandon the request
+	// alone without upsetting the connection.
+	linkTimeout = 15 * time.Second
+	// writeTimeout is how long one write may block. It isn't taken from a
+	// caller's ctx: go-amqp closes the connection when it runs out.
+	writeTimeout = 30 * time.Second
+	// maxSessions is RabbitMQ's default (session_max_per_connection); opening one
+	// more closes the connection.
+	maxSessions = 64
+)
+
+// Broker is what the broker said of itself when the connection opened.
+type Broker struct {
+	Product string // "RabbitMQ"
+	Version string // "4.3.6"
+	Node    string // "rabbit@host"
+	Cluster string // the cluster's name
+}
+
+// AtLeast says whether the broker's version is major.minor or later. It is false
+// for a version that can't be read.
+func (b Broker) AtLeast(major, minor int) bool {
+	parts := strings.SplitN(b.Version, ".", 3)
+	if len(parts) < 2 {
+		return false
+	}
+	have, err1 := strconv.Atoi(parts[0])
+	haveMinor, err2 := strconv.Atoi(parts[1])
+	if err1 != nil || err2 != nil {
+		return false
+	}
+	return have > major || have == major && haveMinor >= minor
+}
+
+// wire is one live connection: one generation of a Conn.
+type wire struct {
+	generation uint64
+	endpoint   endpoint
+	amqp       *amqp.Conn
+	net        net.Conn
+	broker     Broker
+	sessions   atomic.Int64
+	// turn is held by whoever opens or closes a session or a link. go-amqp frees a
+	// session's channel number when the broker ends the session, before it has
+	// answered; a session begun on that number in between is never answered by
+	// RabbitMQ 4.0, which still waits for the end of the old one. An attach to
+	// something missing makes 4.0 end the session, so nothing else may begin
+	// meanwhile.
+	turn chan struct{}
+	// ctx ends when the connection does. It has no deadline: go-amqp would make
+	// one into a write deadline, whose end closes the connection.
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// dial makes one connection to one endpoint.
+func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
+	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
+	defer cancel()
+
+	raw, err := (&net.Dialer{Timeout: min(tcpTimeout, cfg.ConnectTimeout)}).DialContext(ctx, "tcp", ep.address)
+	if err != nil {
+		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrUnreachable, Err: err}
+	}
+	if ep.tls {
+		conf := cfg.TLS.Clone()
+		if conf == nil {
+			conf = &tls.Config{MinVersion: tls.VersionTLS12}
+		}
+		if conf.ServerName == "" {
+			conf.ServerName = ep.host
+		}
+		t := tls.Client(raw, conf)
+		if err := t.HandshakeContext(ctx); err != nil {
+			_ = raw.Close()
+			return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrTLS, Err: err}
+		}
+		raw = t
+	}
+	watched := &handshake{Conn: raw}
+	conn, err := amqp.NewConn(ctx, watched, &amqp.ConnOptions{
+		ContainerID:  cfg.Name,
+		HostName:     "vhost:" + ep.vhost,
+		SASLType:     ep.sasl.option(),
+		IdleTimeout:  cfg.IdleTimeout,
+		WriteTimeout: writeTimeout,
+		MaxSessions:  maxSessions,
+		Properties: map[string]any{
+			"connection_name": cfg.Name,
+			"product":         "hopback",
+			"platform":        "Go",
+		},
+	})
+	if err != nil {
+		_ = raw.Close()
+		return nil, connectError(ep, watched, err)
+	}
+	w := &wire{endpoint: ep, amqp: conn, net: raw, turn: make(chan struct{}, 1)}
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	props := conn.Properties()
+	text := func(key string) string { s, _ := props[key].(string); return s }
+	w.broker = Broker{Product: text("product"), Version: text("version"), Node: text("node"), Cluster: text("cluster_name")}
+	return w, nil
+}
+
+// connectError tells the reasons apart for which the opening of a connection
+// fails. go-amqp has no types for them, so the phase of the handshake decides.
+func connectError(ep endpoint, h *handshake, err error) error {
+	e := newError("connect", ep.shown, ErrUnreachable, err)
+	switch {
+	case strings.Contains(err.Error(), "auth failed"), strings.Contains(err.Error(), "no supported auth mechanism"):
+		e.Kind = ErrAuthentication
+		e.Text = fmt.Sprintf("the broker refused %s for user %q", ep.sasl.mechanism, ep.sasl.user)
+	case h.opening.Load() && !errors.Is(err, context.DeadlineExceeded):
+		// RabbitMQ closes the socket behind an open that it refuses, and go-amqp
+		// doesn't read the reason.
+		e.Kind = ErrVirtualHost
+		e.Text = fmt.Sprintf("the broker closed the connection when asked for virtual host %q as user %q: it doesn't exist, or the user has no access to it", ep.vhost, ep.sasl.user)
+		if reason := h.refusal(); reason != "" {
+			e.Text += " (" + reason + ")"
+		}
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+		e.Text = "the connection ended in the handshake: is this an AMQP 1.0 port?"
+	}
+	return e
+}
+
+// handshake watches how far the opening of a connection got: whether SASL is
+// through and the open frame was sent.
+type handshake struct {
+	net.Conn
+	opening atomic.Bool
+	opened  atomic.Bool
+	last    []byte // what the broker said last; only read after the handshake ended
+}
+
+var amqpHeader = []byte("AMQP\x00\x01\x00\x00")
+
+func (h *handshake) Write(b []byte) (int, error) {
+	if !h.opening.Load() && bytes.Equal(b, amqpHeader) {
+		h.opening.Store(true)
+	}
+	return h.Conn.Write(b)
+}
+
+func (h *handshake) Read(b []byte) (int, error) {
+	n, err := h.Conn.Read(b)
+	if h.opening.Load() && !h.opened.Load() {
+		if len(h.last) > 4096 {
+			h.opened.Store(true)
+		} else {
+			h.last = append(h.last, b[:n]...)
+		}
+	}
+	return n, err
+}
+
+// refusal finds the description in a close frame, as readable text: the broker
+// sends it as a string within the frame.
+func (h *handshake) refusal() string {
+	i := bytes.Index(h.last, []byte("amqp:"))
+	if i < 0 {
+		return ""
+	}
+	text := bytes.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return -1
+		}
+		return r
+	}, h.last[i:])
+	return clip(string(text), 200)
+}
+
+// fail ends the connection at once, without the close handshake that a broker
+// which doesn't answer would delay.
+func (w *wire) fail() { _ = w.net.Close() }
+
+// bounded runs an operation of go-amqp that opens or closes something and waits
+// for the broker, one at a time. It hands it a ctx without a deadline, and takes
+// the connection for lost if it takes too long. When the caller's ctx ends first,
+// what was opened meanwhile is discarded.
+func bounded[T any](ctx context.Context, w *wire, open func(ctx context.Context) (T, error), discard func(T)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	var zero T
+	select {
+	case w.turn <- struct{}{}:
+	case <-ctx.Done():
+		return zero, context.Cause(ctx)
+	case <-w.amqp.Done():
+		return zero, w.amqp.Err()
+	}
+	done := make(chan result, 1)
+	go func() {
+		t := time.AfterFunc(linkTimeout, w.fail)
+		v, err := open(w.ctx)
+		t.Stop()
+		<-w.turn
+		done <- result{v, err}
+	}()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		go func() {
+			if r := <-done; r.err == nil {
+				discard(r.value)
+			}
+		}()
+		return zero, context.Cause(ctx)
+	}
+}
+
+// close ends the connection in order, within ctx.
+func (w *wire) close(ctx context.Context) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = w.amqp.Close()
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		w.fail()
+		<-done
+	}
+	w.cancel()
+}
+
+func defaultName() string {
+	program := "hopback"
+	if len(os.Args) > 0 && os.Args[0] != "" {
+		program = filepath.Base(os.Args[0])
+	}
+	return clip(program, 100) + "-" + strings.ToLower(rand.Text()[:8])
+}
