@@ -1,0 +1,89 @@
+package retry
+
+import (
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/hopback/hopback/client"
+)
+
+// CountProperty is the application property that counts retries. Workers in other
+// languages write it, too, as a number or as a string.
+const CountProperty = "x-retry-count"
+
+// Count is how often m has been retried, by its CountProperty: 0 if it has none,
+// or one that can't be a count (negative, not a number, a list).
+func Count(m *client.Message) int {
+	if m == nil {
+		return 0
+	}
+	n, _ := parseCount(m.ApplicationProperties[CountProperty])
+	return n
+}
+
+// parseCount reads a counter that anybody may have written. A number too large to
+// count stays large, so that it ends retrying rather than beginning it anew.
+func parseCount(v any) (n int, text bool) {
+	const huge = math.MaxInt32
+	var f float64
+	switch v := v.(type) {
+	case int:
+		f = float64(v)
+	case int8:
+		f = float64(v)
+	case int16:
+		f = float64(v)
+	case int32:
+		f = float64(v)
+	case int64:
+		f = float64(v)
+	case uint:
+		f = float64(v)
+	case uint8:
+		f = float64(v)
+	case uint16:
+		f = float64(v)
+	case uint32:
+		f = float64(v)
+	case uint64:
+		f = float64(v)
+	case float32:
+		f = float64(v)
+	case float64:
+		f = v
+	case string:
+		s := strings.TrimSpace(v)
+		if len(s) > 64 {
+			return 0, true
+		}
+		parsed, err := strconv.ParseFloat(s, 64)
+		if err != nil && !math.IsInf(parsed, 1) {
+			return 0, true
+		}
+		f, text = parsed, true
+	default:
+		return 0, false
+	}
+	switch {
+	case math.IsNaN(f) || f < 1:
+		return 0, text
+	case f > huge:
+		return huge, text
+	}
+	return int(f), text
+}
+
+// setCount writes the counter as it was found: as a string if a worker that
+// writes strings shares the queue, else as a number (an AMQP long).
+func setCount(m *client.Message, n int) {
+	_, text := parseCount(m.ApplicationProperties[CountProperty])
+	if m.ApplicationProperties == nil {
+		m.ApplicationProperties = map[string]any{}
+	}
+	if text {
+		m.ApplicationProperties[CountProperty] = strconv.Itoa(n)
+	} else {
+		m.ApplicationProperties[CountProperty] = int64(n)
+	}
+}

@@ -1,0 +1,111 @@
+package retry
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+)
+
+// Names of the exchanges and queues that retries go through. The zero value has
+// the defaults; all workers that share delay queues must agree on them.
+type Names struct {
+	// RetryExchange takes failed messages: topic. Default: "retry_exchange".
+	RetryExchange string
+	// RequeueExchange takes them after their delay: topic. Default: "requeue_exchange".
+	RequeueExchange string
+	// DeadLetterExchange takes what is given up: direct. Default: "dead_letter_exchange".
+	DeadLetterExchange string
+	// Parking takes what can't be brought back because its queue or binding is
+	// gone. It is the name of a fanout exchange with "_exchange" appended, and of
+	// a queue with "_queue" appended. Default: "parking".
+	Parking string
+	// DelayPrefix begins the names of delay queues: "delay_" gives "delay_10s".
+	DelayPrefix string
+	// DeadSuffix ends the names of dead-letter queues: ".dead" gives "orders.dead".
+	DeadSuffix string
+}
+
+func (n Names) withDefaults() (Names, error) {
+	for _, f := range []struct {
+		field    string
+		value    *string
+		fallback string
+	}{
+		{"RetryExchange", &n.RetryExchange, "retry_exchange"},
+		{"RequeueExchange", &n.RequeueExchange, "requeue_exchange"},
+		{"DeadLetterExchange", &n.DeadLetterExchange, "dead_letter_exchange"},
+		{"Parking", &n.Parking, "parking"},
+		{"DelayPrefix", &n.DelayPrefix, "delay_"},
+		{"DeadSuffix", &n.DeadSuffix, ".dead"},
+	} {
+		if *f.value == "" {
+			*f.value = f.fallback
+		}
+		if err := address.Exchange(*f.value, "").Validate(); err != nil {
+			return n, argument.Wrap(err, "Policy.Names."+f.field, *f.value, "can't be a name", "use another")
+		}
+	}
+	return n, nil
+}
+
+// DeadLetterQueue is the name of the queue that holds the dead of a work queue.
+func (n Names) DeadLetterQueue(work string) string {
+	n, _ = n.withDefaults()
+	return work + n.DeadSuffix
+}
+
+// DelayQueue is the name of the queue that holds messages for d: "delay_10s" for
+// whole seconds, "delay_250ms" for the rest.
+func (n Names) DelayQueue(d time.Duration) string {
+	n, _ = n.withDefaults()
+	if d%time.Second == 0 {
+		return fmt.Sprintf("%s%ds", n.DelayPrefix, d/time.Second)
+	}
+	return fmt.Sprintf("%s%dms", n.DelayPrefix, d.Milliseconds())
+}
+
+// ParkingQueue is the name of the queue for what can't be brought back.
+func (n Names) ParkingQueue() string {
+	n, _ = n.withDefaults()
+	return n.Parking + "_queue"
+}
+
+func (n Names) parkingExchange() string { return n.Parking + "_exchange" }
+
+// RoutingKey is the key with which a message from queue asks to be held for d:
+// delay.<milliseconds>.<queue>.
+//
+// It is refused for a queue that the way back can't name: one with a word (between
+// dots) that is exactly "*" or "#", which would be a wildcard in the binding
+// *.*.<queue> and take other queues' messages; or one so long that the key has
+// more than 255 bytes, which AMQP 0-9-1 can't carry.
+func RoutingKey(d time.Duration, queue string) (string, error) {
+	if err := checkQueue(queue); err != nil {
+		return "", err
+	}
+	key := "delay." + strconv.FormatInt(d.Milliseconds(), 10) + "." + queue
+	if len(key) > maxKey {
+		return "", argument.New("queue", queue, fmt.Sprintf("makes a routing key of %d bytes", len(key)), fmt.Sprintf("use a name of at most %d bytes", maxKey-len(key)+len(queue)))
+	}
+	return key, nil
+}
+
+// maxKey is AMQP 0-9-1's limit for a short string.
+const maxKey = 255
+
+func checkQueue(queue string) error {
+	if err := address.Queue(queue).Validate(); err != nil {
+		return err
+	}
+	for word := range strings.SplitSeq(queue, ".") {
+		if word == "*" || word == "#" {
+			return argument.New("queue", queue, fmt.Sprintf("has the word %q, a wildcard in the binding that brings its messages back: it would take other queues' messages", word),
+				"rename the queue; a star or hash within a longer word is fine")
+		}
+	}
+	return nil
+}
