@@ -103,8 +103,8 @@ func run(ctx context.Context, phases [][]step) (Report, error) {
 	for _, steps := range phases {
 		results := report.Steps[at : at+len(steps)]
 		at += len(steps)
-		runPhase(ctx, steps, results)
-		if errs := failures(results); len(errs) > 0 {
+		blamed := runPhase(ctx, steps, results)
+		if errs := failures(results, blamed); len(errs) > 0 {
 			return report, errors.Join(errs...)
 		}
 		if err := ctx.Err(); err != nil && report.Count(NotTried) > 0 {
@@ -120,15 +120,16 @@ func run(ctx context.Context, phases [][]step) (Report, error) {
 // One request can end the session for all that are under way: one that isn't
 // permitted does, on every version, and on 4.0 so does declaring a queue while
 // another session is creating the same one. Every step is safe to repeat, so
-// the innocent ones are, and one at a time shows which one is to blame.
-func runPhase(ctx context.Context, steps []step, results []Step) {
+// the innocent ones are, and one at a time shows which one is to blame: its
+// index is returned, or -1.
+func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 	if runParallel(ctx, steps, results) {
-		return
+		return -1
 	}
 	for i := range steps {
 		for range maxAttempts {
 			if ctx.Err() != nil {
-				return
+				return -1
 			}
 			if o := results[i].Outcome; o != Unknown && o != NotTried {
 				break
@@ -136,9 +137,10 @@ func runPhase(ctx context.Context, steps []step, results []Step) {
 			results[i].Outcome, results[i].Err = steps[i].do(ctx)
 		}
 		if results[i].Outcome == Unknown {
-			return
+			return i
 		}
 	}
+	return -1
 }
 
 // runParallel reports whether every step that was tried got a reply; it stops
@@ -166,10 +168,12 @@ func runParallel(ctx context.Context, steps []step, results []Step) bool {
 	return !lost.Load()
 }
 
-func failures(steps []Step) []error {
+// failures are the errors of steps. When one step is to blame for lost sessions,
+// the others that have no reply are left to the Report.
+func failures(steps []Step, blamed int) []error {
 	var errs []error
-	for _, s := range steps {
-		if s.Err != nil {
+	for i, s := range steps {
+		if s.Err != nil && (blamed < 0 || i == blamed || s.Outcome != Unknown) {
 			errs = append(errs, s.Err)
 		}
 	}

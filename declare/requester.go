@@ -19,6 +19,6 @@ type Requester interface {
 	// status is the reply's status, such as 201, and reply its body: a map, a
 	// list, a string or nil. err is non-nil only when no reply came: ctx ended,
 	// the session died, or the user has no permission, which RabbitMQ answers
-	// by ending the session. A reply of any status, 409 say, has err == nil.
+	// by ending the session. It should say why the session ended. A reply of any status, 409 say, has err == nil.
 	Request(ctx context.Context, method, path string, body any) (status int, reply any, err error)
 }
