@@ -27,9 +27,9 @@ const maxAttempts = 3
 // [ErrConflict], lets the rest of its kind finish, so that one run shows all
 // conflicts of a kind, but keeps Apply from the kinds after it. A request of
 // which no reply came is repeated, see [Requester]; when it gets none three
-// times over, Apply stops. It stops at once when ctx ends. The Report says in
-// either case what was done and what wasn't; nothing is undone, and Apply can
-// be run again.
+// times over, Apply stops, and its error names that one. It stops at once when
+// ctx ends. The Report says in either case what was done and what wasn't;
+// nothing is undone, and Apply can be run again.
 func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 	p := t.plan()
 	if err := errors.Join(checkRequester(r), p.err()); err != nil {

@@ -1,0 +1,433 @@
+package declare_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+)
+
+var errDied = errors.New("the session died")
+
+func shop() declare.Topology {
+	return declare.Topology{
+		Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Topic, AlternateExchange: "lost"}, {Name: "lost", Type: declare.Fanout}},
+		Queues: []declare.Queue{
+			declare.QuorumQueue{Name: "orders", DeadLetter: declare.ToQueue("dead")},
+			&declare.QuorumQueue{Name: "dead", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
+		},
+		Bindings: []declare.Binding{{Source: "shop", Queue: "orders", Key: "order.*"}, {Source: "shop", Exchange: "lost", Key: "#"}},
+	}
+}
+
+func outcomes(r declare.Report) []declare.Outcome {
+	var list []declare.Outcome
+	for _, s := range r.Steps {
+		list = append(list, s.Outcome)
+	}
+	return list
+}
+
+func TestApply(t *testing.T) {
+	t.Parallel()
+	f := &fakeBroker{}
+	report, err := declare.Apply(context.Background(), f, shop())
+	require.NoError(t, err)
+	assert.Equal(t, `declared  exchange "shop"
+declared  exchange "lost"
+created   queue "orders"
+created   queue "dead"
+declared  binding "shop" to queue "orders", key "order.*"
+declared  binding "shop" to exchange "lost", key "#"
+`, report.String())
+
+	got := f.sentPaths()
+	for i := 0; i < len(got); i += 2 {
+		slices.Sort(got[i : i+2]) // those of one kind come in any order
+	}
+	assert.Equal(t, []string{
+		"PUT /exchanges/lost", "PUT /exchanges/shop",
+		"PUT /queues/dead", "PUT /queues/orders",
+		"POST /bindings shop><nil>#", "POST /bindings shop>orders" + "order.*",
+	}, got)
+
+	report, err = declare.Apply(context.Background(), f, shop())
+	require.NoError(t, err)
+	assert.Equal(t, 2, report.Count(declare.Existed))
+	assert.Equal(t, 4, report.Count(declare.Declared))
+}
+
+func TestApplySendsBodies(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		topology declare.Topology
+		path     string
+		body     map[string]any
+	}{
+		"exchange, all defaults": {
+			declare.Topology{Exchanges: []declare.Exchange{{Name: "a/b"}}}, "/exchanges/a%2Fb",
+			map[string]any{"type": "direct", "durable": true, "auto_delete": false, "internal": false, "arguments": map[string]any{}},
+		},
+		"exchange, every field": {
+			declare.Topology{Exchanges: []declare.Exchange{{Name: "x", Type: "x-consistent-hash", AlternateExchange: "y", AutoDelete: true, Internal: true, Arguments: map[string]any{"hash-header": "h"}}}}, "/exchanges/x",
+			map[string]any{"type": "x-consistent-hash", "durable": true, "auto_delete": true, "internal": true, "arguments": map[string]any{"alternate-exchange": "y", "hash-header": "h"}},
+		},
+		"binding to a queue": {
+			declare.Topology{Bindings: []declare.Binding{{Source: "x", Queue: "q"}}}, "/bindings",
+			map[string]any{"source": "x", "destination_queue": "q", "binding_key": "", "arguments": map[string]any{}},
+		},
+		"binding to an exchange": {
+			declare.Topology{Bindings: []declare.Binding{{Source: "amq.topic", Exchange: "e", Key: "#", Arguments: map[string]any{"x-a": 1}}}}, "/bindings",
+			map[string]any{"source": "amq.topic", "destination_exchange": "e", "binding_key": "#", "arguments": map[string]any{"x-a": int64(1)}},
+		},
+		"headers": {
+			declare.Topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Headers: map[string]any{"a": int8(1), "b": nil}}}}, "/bindings",
+			map[string]any{"source": "x", "destination_queue": "q", "binding_key": "", "arguments": map[string]any{"x-match": "all", "a": int64(1), "b": nil}},
+		},
+		"annotations": {
+			declare.Topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: declare.AnyWithX, Headers: map[string]any{"x-opt-retry-delay": 10000}}}}, "/bindings",
+			map[string]any{"source": "x", "destination_queue": "q", "binding_key": "", "arguments": map[string]any{"x-match": "any-with-x", "x-opt-retry-delay": int64(10000)}},
+		},
+		"every message": {
+			declare.Topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: declare.All}}}, "/bindings",
+			map[string]any{"source": "x", "destination_queue": "q", "binding_key": "", "arguments": map[string]any{"x-match": "all"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &fakeBroker{}
+			_, err := declare.Apply(context.Background(), f, tt.topology)
+			require.NoError(t, err)
+			require.Len(t, f.requests, 1)
+			assert.Equal(t, tt.path, f.requests[0].path)
+			assert.Equal(t, tt.body, f.requests[0].body)
+		})
+	}
+}
+
+func TestTopologyRefuses(t *testing.T) {
+	t.Parallel()
+	type topology = declare.Topology
+	drop := declare.Drop()
+	for name, tt := range map[string]struct {
+		topology topology
+		says     string
+	}{
+		"nil queue":             {topology{Queues: []declare.Queue{nil}}, "Topology.Queues[0] is nil"},
+		"nil pointer":           {topology{Queues: []declare.Queue{(*declare.QuorumQueue)(nil)}}, "Topology.Queues[0] is nil"},
+		"two queues":            {topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "q", DeadLetter: drop, MaxLength: 1}, declare.QuorumQueue{Name: "q", DeadLetter: drop, MaxLength: 2}}}, `x-max-length is "1", then "2"`},
+		"set and not set":       {topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "q", DeadLetter: drop}, declare.QuorumQueue{Name: "q", DeadLetter: drop, MaxLength: 2}}}, `x-max-length is not set, then "2"`},
+		"two exchanges":         {topology{Exchanges: []declare.Exchange{{Name: "x"}, {Name: "x", Type: declare.Topic}}}, `type is "direct", then "topic"`},
+		"own alternate":         {topology{Exchanges: []declare.Exchange{{Name: "x", Arguments: map[string]any{"alternate-exchange": "y"}}}}, "set AlternateExchange"},
+		"alternate name":        {topology{Exchanges: []declare.Exchange{{Name: "x", AlternateExchange: ".."}}}, "AlternateExchange"},
+		"exchange type":         {topology{Exchanges: []declare.Exchange{{Name: "x", Type: "\n"}}}, "Type"},
+		"exchange argument":     {topology{Exchanges: []declare.Exchange{{Name: "x", Arguments: map[string]any{"a": struct{}{}}}}}, `Arguments["a"]`},
+		"no source":             {topology{Bindings: []declare.Binding{{Queue: "q"}}}, "default exchange"},
+		"no destination":        {topology{Bindings: []declare.Binding{{Source: "x"}}}, "Queue is empty"},
+		"two destinations":      {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Exchange: "y"}}}, "so is Exchange"},
+		"binding key":           {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Key: "\xff"}}}, "Key"},
+		"long key":              {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Key: strings.Repeat("k", 5000)}}}, "5000 bytes"},
+		"destination exchange":  {topology{Bindings: []declare.Binding{{Source: "x", Exchange: ".."}}}, "Exchange"},
+		"unknown match":         {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: "some"}}}, "Match"},
+		"any of nothing":        {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: declare.Any}}}, "matches no message"},
+		"x- without with-x":     {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: declare.All, Headers: map[string]any{"x-a": 1}}}}, "AllWithX"},
+		"x-match header":        {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Headers: map[string]any{"x-match": "all"}}}}, "set Match"},
+		"x-match argument":      {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Arguments: map[string]any{"x-match": "all"}}}}, "set Match"},
+		"header twice":          {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Headers: map[string]any{"a": 1}, Arguments: map[string]any{"a": 1}}}}, "in Headers, too"},
+		"map, two bindings out": {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Headers: map[string]any{"a": map[string]any{"b": 1, "c": 2}}}}}, "list of these"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &fakeBroker{}
+			report, err := declare.Apply(context.Background(), f, tt.topology)
+			var e *argument.Error
+			require.ErrorAs(t, err, &e)
+			assert.ErrorContains(t, err, tt.says)
+			assert.EqualError(t, tt.topology.Validate(), err.Error())
+			assert.Empty(t, report.Steps)
+			assert.Empty(t, f.requests)
+		})
+	}
+}
+
+func TestMerge(t *testing.T) {
+	t.Parallel()
+	twice, err := declare.Merge(shop(), shop(), declare.Topology{
+		Bindings: []declare.Binding{{Source: "shop", Queue: "orders", Key: "order.*", Arguments: map[string]any{"x-a": 1}}},
+	})
+	require.NoError(t, err)
+	assert.Equal(t, shop().Exchanges, twice.Exchanges)
+	assert.Equal(t, shop().Queues, twice.Queues)
+	assert.Len(t, twice.Bindings, 3, "other arguments make another binding")
+
+	// The same number in another type is the same declaration.
+	a := declare.Topology{Exchanges: []declare.Exchange{{Name: "x", Arguments: map[string]any{"n": 1}}}}
+	b := declare.Topology{Exchanges: []declare.Exchange{{Name: "x", Type: declare.Direct, Arguments: map[string]any{"n": int64(1)}}}}
+	merged, err := declare.Merge(a, b)
+	require.NoError(t, err)
+	assert.Len(t, merged.Exchanges, 1)
+
+	// A value that isn't finished yet may be merged; Validate says what is missing.
+	unfinished := declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "q"}}}
+	merged, err = declare.Merge(unfinished, unfinished)
+	require.NoError(t, err)
+	assert.Len(t, merged.Queues, 1)
+	assert.Error(t, merged.Validate())
+
+	_, err = declare.Merge(shop(), declare.Topology{Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Topic}}})
+	var e *argument.Error
+	require.ErrorAs(t, err, &e)
+	assert.ErrorContains(t, err, `alternate-exchange is "lost", then not set`)
+}
+
+func TestApplyConflictLetsItsKindFinish(t *testing.T) {
+	t.Parallel()
+	f := &fakeBroker{intercept: func(_ context.Context, _ int, s sent) (int, any, error, bool) {
+		return 409, "inequivalent arg 'x-message-ttl' for queue 'orders' in vhost '/': received '2000' but current is '1000'", nil, s.path == "/queues/orders"
+	}}
+	report, err := declare.Apply(context.Background(), f, shop())
+	require.ErrorIs(t, err, declare.ErrConflict)
+	var e *declare.Error
+	require.ErrorAs(t, err, &e)
+	assert.Equal(t, declare.Thing{Kind: declare.KindQueue, Name: "orders"}, e.Thing)
+	assert.Equal(t, 409, e.Status)
+	assert.Equal(t, &declare.Conflict{Argument: "x-message-ttl", Wanted: declare.Setting{Value: "2000", Set: true}, Found: declare.Setting{Value: "1000", Set: true}}, e.Conflict)
+	assert.EqualError(t, e, `hopback: declare queue "orders": it exists, declared in another way: x-message-ttl: the broker has "1000", declared is "2000" (status 409)`)
+	assert.Equal(t, []declare.Outcome{declare.Declared, declare.Declared, declare.Refused, declare.Created, declare.NotTried, declare.NotTried}, outcomes(report))
+	assert.Contains(t, report.String(), "refused   queue \"orders\": hopback: declare")
+	assert.Contains(t, report.String(), "not tried binding")
+}
+
+func TestApplyTypesRefusals(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		status int
+		text   any
+		want   error
+	}{
+		{409, "inequivalent arg 'durable' for queue 'q' in vhost '/': received 'true' but current is 'false'", declare.ErrConflict},
+		{409, "something new", declare.ErrConflict},
+		{409, "invalid arg 'x-expires' for queue 'q' in vhost '/': {value_zero,0}", declare.ErrInvalid},
+		{400, "cannot obtain exclusive access to locked queue 'q' in vhost '/'. It could be originally declared on another connection", declare.ErrConflict},
+		{400, "no queue 'q' in vhost '/'", declare.ErrNotFound},
+		{400, "no exchange 'x' in vhost '/'", declare.ErrNotFound},
+		{404, "queue 'q' in vhost '/' not found", declare.ErrNotFound},
+		{403, "queue 'amq.q' in vhost '/' starts with reserved prefix 'amq.'", declare.ErrForbidden},
+		{400, "unknown exchange type 'x-nope'", declare.ErrInvalid},
+		{400, nil, declare.ErrInvalid},
+		{400, 7, declare.ErrInvalid},
+		{503, "timed out", declare.ErrUnavailable},
+		{0, nil, declare.ErrBadReply},
+		{-1, "?", declare.ErrBadReply},
+		{100, "?", declare.ErrBadReply},
+		{302, "?", declare.ErrBadReply},
+		{999, "?", declare.ErrBadReply},
+	} {
+		f := &fakeBroker{intercept: func(context.Context, int, sent) (int, any, error, bool) { return tt.status, tt.text, nil, true }}
+		_, err := declare.Apply(context.Background(), f, declare.Topology{Exchanges: []declare.Exchange{{Name: "x"}}})
+		assert.ErrorIs(t, err, tt.want, "%d %v", tt.status, tt.text)
+		var e *declare.Error
+		require.ErrorAs(t, err, &e)
+		assert.True(t, e.SafeToRetry())
+		if text, ok := tt.text.(string); ok {
+			assert.Equal(t, text, e.Text)
+		}
+	}
+}
+
+func TestErrorTextIsBounded(t *testing.T) {
+	t.Parallel()
+	f := &fakeBroker{intercept: func(context.Context, int, sent) (int, any, error, bool) {
+		return 400, strings.Repeat("\xff\n", 1<<20), nil, true
+	}}
+	_, err := declare.Apply(context.Background(), f, declare.Topology{Exchanges: []declare.Exchange{{Name: "x"}}})
+	require.Error(t, err)
+	assert.Less(t, len(err.Error()), 3000)
+	assert.NotContains(t, err.Error(), "\n")
+}
+
+// A request that isn't permitted ends the session for all that are under way.
+func TestApplyFindsTheOneThatKillsTheSession(t *testing.T) {
+	t.Parallel()
+	var top declare.Topology
+	for i := range 50 {
+		top.Queues = append(top.Queues, declare.QuorumQueue{Name: fmt.Sprintf("q%d", i), DeadLetter: declare.Drop()})
+	}
+	full := make(chan struct{})
+	f := &fakeBroker{intercept: func(_ context.Context, n int, s sent) (int, any, error, bool) {
+		// The first sixteen are under way at once, and die together.
+		if n == 16 {
+			close(full)
+		}
+		<-full
+		return 0, nil, errDied, n <= 16 || s.path == "/queues/q30"
+	}}
+	report, err := declare.Apply(context.Background(), f, top)
+	require.ErrorIs(t, err, declare.ErrNoReply)
+	require.ErrorIs(t, err, errDied)
+	assert.EqualError(t, err, `hopback: declare queue "q30": no reply: the session died`)
+	assert.Equal(t, 30, report.Count(declare.Created))
+	assert.Equal(t, declare.Unknown, report.Steps[30].Outcome)
+	assert.Equal(t, declare.NotTried, report.Steps[49].Outcome)
+}
+
+func TestApplyRepeatsWhatALostSessionLeft(t *testing.T) {
+	t.Parallel()
+	for lost := 1; lost <= 2; lost++ {
+		var mu sync.Mutex
+		seen := map[string]int{}
+		f := &fakeBroker{intercept: func(_ context.Context, _ int, s sent) (int, any, error, bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			seen[s.String()]++
+			return 0, nil, errDied, s.path != "/bindings" && seen[s.String()] <= lost
+		}}
+		report, err := declare.Apply(context.Background(), f, shop())
+		require.NoError(t, err)
+		assert.Equal(t, 4, report.Count(declare.Declared))
+		assert.Equal(t, 2, report.Count(declare.Created))
+		for _, s := range report.Steps {
+			assert.NoError(t, s.Err)
+		}
+	}
+}
+
+func TestApplyGivesUpOnADeadRequester(t *testing.T) {
+	t.Parallel()
+	f := &fakeBroker{intercept: func(context.Context, int, sent) (int, any, error, bool) { return 0, nil, errDied, true }}
+	report, err := declare.Apply(context.Background(), f, shop())
+	require.ErrorIs(t, err, errDied)
+	assert.LessOrEqual(t, len(f.requests), 2+3)
+	assert.GreaterOrEqual(t, report.Count(declare.NotTried), 4, report)
+}
+
+func TestApplyStopsWithItsContext(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	why := errors.New("shutting down")
+	f := &fakeBroker{}
+	f.intercept = func(ctx context.Context, _ int, s sent) (int, any, error, bool) {
+		if s.path != "/queues/orders" {
+			return 0, nil, nil, false
+		}
+		cancel(why)
+		<-ctx.Done()
+		return 0, nil, ctx.Err(), true
+	}
+	report, err := declare.Apply(ctx, f, shop())
+	require.ErrorIs(t, err, context.Canceled)
+	assert.Equal(t, 2, report.Count(declare.Declared))
+	assert.Equal(t, declare.Unknown, report.Steps[2].Outcome)
+	assert.Equal(t, declare.NotTried, report.Steps[5].Outcome)
+
+	f.intercept = nil
+	report, err = declare.Apply(context.Background(), f, shop())
+	require.NoError(t, err, "it can be run again")
+	assert.Zero(t, report.Count(declare.NotTried))
+}
+
+func TestApplyBetweenRequests(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	why := errors.New("shutting down")
+	f := &fakeBroker{intercept: func(_ context.Context, _ int, s sent) (int, any, error, bool) {
+		if s.method == "POST" {
+			return 0, nil, nil, false
+		}
+		if strings.HasPrefix(s.path, "/queues/") {
+			cancel(why)
+		}
+		return 201, nil, nil, true
+	}}
+	report, err := declare.Apply(ctx, f, shop())
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, why)
+	assert.Positive(t, report.Count(declare.Created))
+	assert.Positive(t, report.Count(declare.NotTried))
+
+	ended := &fakeBroker{}
+	report, err = declare.Apply(ctx, ended, shop())
+	require.ErrorIs(t, err, context.Canceled)
+	assert.Equal(t, 6, report.Count(declare.NotTried))
+	assert.Empty(t, ended.requests)
+
+	_, err = declare.Apply(ctx, ended, declare.Topology{})
+	assert.NoError(t, err, "nothing to do is done")
+}
+
+func TestApplyBoundsWhatIsInFlight(t *testing.T) {
+	t.Parallel()
+	var top declare.Topology
+	for i := range 200 {
+		top.Queues = append(top.Queues, declare.QuorumQueue{Name: fmt.Sprintf("q%d", i), DeadLetter: declare.Drop()})
+	}
+	full := make(chan struct{})
+	var mu sync.Mutex
+	waiting := 0
+	f := &fakeBroker{intercept: func(context.Context, int, sent) (int, any, error, bool) {
+		mu.Lock()
+		if waiting++; waiting == 16 {
+			close(full) // sixteen are under way at once: only then go on
+		}
+		mu.Unlock()
+		<-full
+		return 0, nil, nil, false
+	}}
+	report, err := declare.Apply(context.Background(), f, top)
+	require.NoError(t, err)
+	assert.Equal(t, 200, report.Count(declare.Created))
+	assert.Equal(t, 16, f.most)
+}
+
+func TestApplyFromManyProcesses(t *testing.T) {
+	t.Parallel()
+	f := &fakeBroker{}
+	top := shop()
+	var wg sync.WaitGroup
+	reports := make([]declare.Report, 20)
+	for i := range reports {
+		wg.Go(func() {
+			var err error
+			reports[i], err = declare.Apply(context.Background(), f, top)
+			assert.NoError(t, err)
+		})
+	}
+	wg.Wait()
+	created := 0
+	for _, r := range reports {
+		created += r.Count(declare.Created)
+	}
+	assert.Equal(t, 2, created, "one of them creates each queue")
+}
+
+func TestNoRequester(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	_, apply := declare.Apply(ctx, nil, declare.Topology{})
+	_, del := declare.Delete(ctx, nil, declare.Topology{})
+	_, inspect := declare.Inspect(ctx, nil, "q")
+	for _, err := range []error{apply, del, inspect, declare.DeleteExchange(ctx, nil, "x")} {
+		var e *argument.Error
+		assert.ErrorAs(t, err, &e)
+	}
+}
+
+func TestReportWords(t *testing.T) {
+	t.Parallel()
+	words := map[string]bool{}
+	for o := declare.NotTried; o <= declare.Unknown; o++ {
+		words[o.String()] = true
+	}
+	assert.Len(t, words, 7)
+	assert.Equal(t, "outcome 99", declare.Outcome(99).String())
+	assert.Empty(t, declare.Report{}.String())
+}
