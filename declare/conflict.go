@@ -30,12 +30,12 @@ type Setting struct {
 	Set bool
 }
 
-// String is the value, quoted, or "none".
+// String is the value, quoted and cut to 1,000 bytes, or "none".
 func (s Setting) String() string {
 	if !s.Set {
 		return "none"
 	}
-	return fmt.Sprintf("%q", s.Value)
+	return fmt.Sprintf("%q", cut(s.Value, textLimit))
 }
 
 // parseConflict reads RabbitMQ's text for a 409, which has been the same since
@@ -56,11 +56,13 @@ func parseConflict(text string) (Conflict, bool) {
 		return Conflict{}, false
 	}
 	const received, current = "': received ", " but current is "
-	for {
+	// The bounds keep a hostile text from costing more than a glance.
+	for range maxReadings {
 		if _, rest, ok = strings.Cut(rest, received); !ok {
-			return Conflict{}, false
+			break
 		}
-		for at := 0; ; {
+		at := 0
+		for range maxReadings {
 			i := strings.Index(rest[at:], current)
 			if i < 0 {
 				break
@@ -74,7 +76,12 @@ func parseConflict(text string) (Conflict, bool) {
 			at += len(current)
 		}
 	}
+	return Conflict{}, false
 }
+
+// maxReadings is how many places are tried at which an ambiguous text may be
+// split.
+const maxReadings = 8
 
 // parseSetting reads "none", "'v'" or "the value 'v' of type 't'".
 func parseSetting(s string) (Setting, bool) {

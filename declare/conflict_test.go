@@ -47,6 +47,9 @@ func FuzzParseConflict(f *testing.F) {
 	f.Add("inequivalent arg 'a' for queue 'q' in vhost '/': received none but current is the value '2' of type 'long'")
 	f.Add(strings.Repeat("': received ' but current is '", 50))
 	f.Fuzz(func(t *testing.T, text string) {
+		if len(text) > conflictLimit {
+			t.Skip()
+		}
 		c, ok := parseConflict(text)
 		if ok && (c.Argument == "" || !strings.Contains(text, c.Wanted.Value) || !strings.Contains(text, c.Found.Value)) {
 			t.Fatalf("%+v isn't in %q", c, text)

@@ -95,18 +95,23 @@ const (
 	opList    = "list"
 )
 
-// textLimit keeps a hostile or huge explanation out of logs.
-const textLimit = 1000
+const (
+	// textLimit keeps a hostile or huge explanation out of logs.
+	textLimit = 1000
+	// conflictLimit is as long as a conflict's text gets, with two routing keys
+	// of the largest size in it.
+	conflictLimit = 10_000
+)
 
 // refused turns a reply that isn't a success into an *Error.
 func refused(op string, thing Thing, method, path string, status int, reply any) *Error {
 	e := &Error{Op: op, Thing: thing, Method: method, Path: path, Status: status}
-	if text, ok := reply.(string); ok {
-		e.Text = cut(strings.ToValidUTF8(text, "�"), textLimit)
-	}
-	e.Reason = reason(status, e.Text)
+	text, _ := reply.(string)
+	text = strings.ToValidUTF8(cut(text, conflictLimit), "�")
+	e.Text = cut(text, textLimit)
+	e.Reason = reason(status, text)
 	if e.Reason == ErrConflict {
-		if c, ok := parseConflict(e.Text); ok {
+		if c, ok := parseConflict(text); ok {
 			e.Conflict = &c
 		}
 	}
@@ -139,5 +144,5 @@ func cut(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
-	return strings.ToValidUTF8(s[:n], "") + "…"
+	return strings.ToValidUTF8(s[:n], "�") + "…"
 }

@@ -3,7 +3,6 @@ package declare_test
 import (
 	"context"
 	"fmt"
-	"net/url"
 	"reflect"
 	"strings"
 	"sync"
@@ -87,7 +86,7 @@ func (f *fakeBroker) answer(s sent) (int, any, error) {
 	}
 }
 
-// sentPaths is what was asked, in order, decoded for reading.
+// sentPaths is what was asked, in order.
 func (f *fakeBroker) sentPaths() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,13 +98,4 @@ func (f *fakeBroker) sentPaths() []string {
 		}
 	}
 	return list
-}
-
-func unescape(t *testing.T, s string) string {
-	t.Helper()
-	u, err := url.PathUnescape(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return u
 }

@@ -285,7 +285,7 @@ func (c *collector) millis(field, key string, d time.Duration) {
 	case d < 0:
 		c.bad(field, d, "is negative", "give a time above zero, or leave it out")
 	case d%time.Millisecond != 0:
-		c.bad(field, d, "isn't whole milliseconds, which is all that the broker can count", fmt.Sprintf("round it: %v.Round(time.Millisecond)", d))
+		c.bad(field, d, "isn't whole milliseconds, which is all that the broker can count", "round it with Round(time.Millisecond)")
 	case d.Milliseconds() > maxMillis:
 		c.bad(field, d, "is longer than ten years, the broker's limit", fmt.Sprintf("use at most %d hours", maxMillis*time.Millisecond/time.Hour))
 	default:

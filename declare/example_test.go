@@ -1,0 +1,51 @@
+package declare_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/hopback/hopback/declare"
+)
+
+// A queue for orders, one in which a failed order waits for ten seconds, and
+// one for those that nobody could handle.
+func Example() {
+	topology := declare.Topology{
+		Exchanges: []declare.Exchange{
+			{Name: "shop", Type: declare.Topic},
+			{Name: "requeue", Type: declare.Topic},
+		},
+		Queues: []declare.Queue{
+			declare.QuorumQueue{Name: "orders", DeliveryLimit: 5, DeadLetter: declare.ToQueue("orders.dead")},
+			declare.QuorumQueue{Name: "delay.10s", MessageTTL: 10 * time.Second, DeadLetter: declare.DeadLetter{Exchange: "requeue"}},
+			declare.QuorumQueue{Name: "orders.dead", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
+		},
+		Bindings: []declare.Binding{
+			{Source: "shop", Queue: "orders", Key: "order.*"},
+			{Source: "requeue", Queue: "orders", Key: "*.*.orders"},
+		},
+	}
+	var management declare.Requester = &fakeBroker{} // a connection's, elsewhere
+	report, err := declare.Apply(context.Background(), management, topology)
+	fmt.Print(report)
+	fmt.Println(err)
+	// Output:
+	// declared  exchange "shop"
+	// declared  exchange "requeue"
+	// created   queue "orders"
+	// created   queue "delay.10s"
+	// created   queue "orders.dead"
+	// declared  binding "shop" to queue "orders", key "order.*"
+	// declared  binding "requeue" to queue "orders", key "*.*.orders"
+	// <nil>
+}
+
+// A queue must say where its dead go.
+func ExampleQuorumQueue_Validate() {
+	fmt.Println(declare.QuorumQueue{Name: "orders"}.Validate())
+	fmt.Println(declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop(), MessageTTL: 1500 * time.Microsecond}.Validate())
+	// Output:
+	// hopback: QuorumQueue("orders").DeadLetter isn't set, so rejected, expired and exceeding messages would be lost without a trace; name an exchange or a queue for them, or say declare.Drop()
+	// hopback: QuorumQueue("orders").MessageTTL = "1.5ms" isn't whole milliseconds, which is all that the broker can count; round it with Round(time.Millisecond)
+}
