@@ -43,6 +43,9 @@ type sender struct {
 	ctx      context.Context
 	done     chan struct{}
 
+	// unanswered counts the messages that were sent and not answered, for close.
+	unanswered atomic.Int64
+
 	// first receives the result of the first attempt to open the link.
 	first chan error
 }
@@ -85,8 +88,12 @@ func (s *sender) close(ctx context.Context) error {
 	case <-s.done:
 		return nil
 	case <-ctx.Done():
+		open := s.unanswered.Load() + int64(len(s.queue))
 		s.cut()
 		<-s.done
+		if open == 0 {
+			return nil
+		}
 		return ended(s.op, s.target, ErrOutcomeUnknown, ctx)
 	}
 }
@@ -208,6 +215,7 @@ func (s *sender) pump(sess session, link senderLink) (finished bool) {
 		for f := range inFlight {
 			state, err := f.r.wait(s.ctx)
 			f.out.answer(s.verdict(state, err))
+			s.unanswered.Add(-1)
 			if err != nil && !broken {
 				broken = true
 				close(lost)
@@ -227,6 +235,7 @@ func (s *sender) pump(sess session, link senderLink) (finished bool) {
 		}
 		r, gone, err := link.send(s.ctx, out.msg)
 		if err == nil {
+			s.unanswered.Add(1)
 			inFlight <- sent{out, r}
 			return true
 		}
