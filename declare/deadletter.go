@@ -47,8 +47,8 @@ type Strategy uint8
 
 const (
 	// AtLeastOnce, the default, keeps a dead message until every target queue
-	// has confirmed it. It holds through a missing exchange, a missing binding,
-	// a full target queue and a broker restart.
+	// has confirmed it. It holds through a missing exchange, a missing binding
+	// and a full target queue.
 	//
 	// What it costs: the queue must refuse new messages when it is full
 	// (Overflow [RejectPublish], chosen for you), the dead count toward its

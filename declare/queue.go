@@ -78,7 +78,8 @@ const (
 
 // DelayedRetry lets the broker wait before it delivers a message again: Min
 // times the number of deliveries so far, at most Max. It needs RabbitMQ 4.3;
-// older ones accept it and deliver at once. The zero value is off.
+// older ones accept it, deliver at once, and don't notice when the queue is
+// declared without it. The zero value is off.
 type DelayedRetry struct {
 	// Kind of return that is delayed; required when Min or Max is set.
 	Kind RetryKind
