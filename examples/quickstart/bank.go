@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/retry"
+)
+
+// The stories that orders can have.
+const (
+	paid        = "paid at once"
+	failsOnce   = "the bank fails once"
+	failsThrice = "the bank fails three times"
+	failsAlways = "the bank never answers"
+	declined    = "the card is declined"
+	brokenBody  = "the body is broken JSON"
+	panics      = "the handler panics"
+	busy        = "the bank asks for time"
+)
+
+var (
+	errTimeout  = errors.New("bank timed out")
+	errDeclined = errors.New("card declined")
+)
+
+// busyError is a service's "429 Too Many Requests", with its Retry-After.
+type busyError struct{ time time.Duration }
+
+func (e busyError) Error() string { return "bank is busy for " + human(e.time) }
+
+// askBank pretends to be a service that is sometimes in trouble.
+func askBank(ctx context.Context, o Order) error {
+	d, ok := client.DeliveryFrom(ctx)
+	if !ok {
+		return errors.New("called without a delivery")
+	}
+	retries := retry.Count(d.Message())
+	switch {
+	case o.Story == failsOnce && retries < 1,
+		o.Story == failsThrice && retries < 3,
+		o.Story == failsAlways:
+		return errTimeout
+	case o.Story == declined:
+		return errDeclined
+	case o.Story == busy && retries == 0:
+		return busyError{1500 * time.Millisecond}
+	case o.Story == panics:
+		panic(fmt.Sprintf("no currency in %s", o.ID))
+	}
+	return nil
+}

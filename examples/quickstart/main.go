@@ -1,0 +1,194 @@
+// Command quickstart shows what hopback does with messages whose handler fails.
+//
+// It publishes eight orders, each of which runs into a trouble of its own, handles
+// them with a retry policy of short delays, and prints what happened to each: a
+// timeline, where all of them ended, and what lay in the dead-letter queue.
+//
+//	go run ./examples/quickstart -url amqp://guest:guest@localhost:5672/
+//
+// Without -url it takes the URL from HOPBACK_URL. Everything it declares on the
+// broker has a name that begins with "quickstart.", and is deleted at the end. The
+// exit code is 1 if an order is unaccounted for.
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+)
+
+// Order is what the messages carry, as JSON.
+type Order struct {
+	ID    string `json:"id"`
+	Story string `json:"story"` // what the pretended bank will do, see bank.go
+}
+
+var orders = []Order{
+	{"o-1", paid},
+	{"o-2", failsOnce},
+	{"o-3", failsThrice},
+	{"o-4", failsAlways},
+	{"o-5", declined},
+	{"o-6", brokenBody},
+	{"o-7", panics},
+	{"o-8", busy},
+}
+
+// policy retries three times. A program of yours would leave Names out, and share
+// the exchanges and delay queues with all others that do.
+var policy = retry.Policy{
+	MaxRetries: 3,
+	Backoff:    retry.Delays(300*time.Millisecond, time.Second, 2*time.Second),
+	Names: retry.Names{
+		RetryExchange:      "quickstart.retry",
+		RequeueExchange:    "quickstart.requeue",
+		DeadLetterExchange: "quickstart.dead_letter",
+		Parking:            "quickstart.parking",
+		DelayPrefix:        "quickstart.delay_",
+	},
+}
+
+var work = declare.QuorumQueue{Name: "quickstart.orders", DeliveryLimit: 5}
+
+// charge is the work. What it returns decides what becomes of the message.
+func charge(ctx context.Context, o Order) error {
+	err := askBank(ctx, o)
+	if wait, ok := errors.AsType[busyError](err); ok {
+		return retry.After(wait.time, err) // the bank knows when to come back
+	}
+	if errors.Is(err, errDeclined) {
+		return retry.Permanent(err) // asking again can't help
+	}
+	return err // nil accepts; any other error is retried by the policy
+}
+
+func run(ctx context.Context, url string, out io.Writer) (err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	defer cancel()
+	show := newTimeline(out, orders)
+
+	// Connect. A connection that is lost is rebuilt, and consumers and publishers
+	// with it.
+	conn, err := client.Connect(ctx, url, client.Config{Name: "hopback-quickstart", Logger: show.logger()})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, briefly(ctx, conn.Close)) }()
+
+	// Declare the work queue and all that retries need. What a run that was
+	// interrupted has left behind is deleted first.
+	topology, err := retry.Topology(policy, work)
+	if err != nil {
+		return err
+	}
+	tidy := func(ctx context.Context) error {
+		_, err := declare.Delete(ctx, conn.Management(), topology)
+		return err
+	}
+	if err := tidy(ctx); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, briefly(ctx, tidy)) }()
+	if _, err := declare.Apply(ctx, conn.Management(), topology); err != nil {
+		return err
+	}
+	show.declared(conn.Broker(), policy, work.Name)
+
+	// Publish. A nil error means that the broker has the message.
+	publisher, err := client.NewPublisher[Order](ctx, conn, work.Address(), client.PublisherConfig{})
+	if err != nil {
+		return err
+	}
+	for _, o := range orders {
+		err := publisher.Publish(ctx, o, func(m *client.Message) {
+			m.Properties.MessageID = o.ID
+			if o.Story == brokenBody {
+				m.Data = [][]byte{[]byte(`{"id": "o-6`)}
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	show.published(len(orders))
+
+	// Consume the work queue by the policy, and the dead-letter queue to see what
+	// it holds, until every order has ended in one of two ways.
+	consuming, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	consume := func(queue string, h client.Handler) {
+		stop(conn.Consume(consuming, queue, h, client.ConsumerConfig{}))
+	}
+	var consumers sync.WaitGroup
+	consumers.Go(func() {
+		consume(work.Name, client.Chain(show.watch, retry.With(policy))(client.JSON(charge)))
+	})
+	consumers.Go(func() {
+		consume(policy.Names.DeadLetterQueue(work.Name), client.HandlerFunc(show.dead))
+	})
+	select {
+	case <-show.allEnded:
+		stop(nil)
+	case <-consuming.Done():
+	}
+	why := context.Cause(consuming)
+	consumers.Wait()
+
+	left, err := messagesLeft(context.WithoutCancel(ctx), conn, topology)
+	return errors.Join(show.tables(policy.Names.DeadLetterQueue(work.Name), left, why), err)
+}
+
+// messagesLeft counts what is in the queues after the consumers have ended.
+func messagesLeft(ctx context.Context, conn *client.Conn, t declare.Topology) (n uint64, err error) {
+	err = briefly(ctx, func(ctx context.Context) error {
+		for _, q := range t.Queues {
+			info, err := declare.Inspect(ctx, conn.Management(), q.Address().QueueName())
+			if err != nil {
+				return err
+			}
+			n += info.Messages
+		}
+		return nil
+	})
+	return n, err
+}
+
+// patience is for a broker that stops answering: the run takes 4 s.
+const patience = 15 * time.Second
+
+var errPatience = fmt.Errorf("it took longer than %v", patience)
+
+// briefly calls what must be done at the end, even if ctx has ended.
+func briefly(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 4*time.Second)
+	defer cancel()
+	return do(ctx)
+}
+
+func main() {
+	url := flag.String("url", "", "amqp:// `URL` of the broker (default $HOPBACK_URL, or amqp://guest:guest@localhost:5672/)")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, cmp.Or(*url, os.Getenv("HOPBACK_URL"), "amqp://guest:guest@localhost:5672/"), os.Stdout)
+	stop()
+	switch {
+	case errors.Is(err, client.ErrUnreachable):
+		fmt.Fprintf(os.Stderr, "quickstart: %v; start a RabbitMQ 4, or run: make demo\n", err)
+		os.Exit(1)
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "quickstart: %v\n", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,324 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/retry"
+)
+
+// timeline prints what happens as it happens, and keeps account of the orders.
+// Its methods are safe for concurrent use.
+type timeline struct {
+	start    time.Time
+	colours  bool
+	allEnded chan struct{} // closed when every order has ended
+
+	mu       sync.Mutex
+	out      io.Writer
+	accounts []*account
+	open     int // accounts that haven't ended
+}
+
+// account is what is known of one order.
+type account struct {
+	order    Order
+	attempts int
+	hops     []hop
+	end      string // empty until it has ended
+	letter   *letter
+}
+
+// hop is one stay in a delay queue.
+type hop struct {
+	asked, had time.Duration
+	began      time.Time
+}
+
+// letter is what a message in the dead-letter queue tells.
+type letter struct {
+	reason, err string
+	retries     int64
+}
+
+func newTimeline(out io.Writer, orders []Order) *timeline {
+	t := &timeline{start: time.Now(), colours: coloured(out), out: out, open: len(orders), allEnded: make(chan struct{})}
+	for _, o := range orders {
+		t.accounts = append(t.accounts, &account{order: o})
+	}
+	return t
+}
+
+// watch is a middleware outside of retry.With: it sees what retry.With has decided.
+func (t *timeline) watch(h client.Handler) client.Handler {
+	return client.Wrap(h, func(ctx context.Context, d *client.Delivery) (err error) {
+		panicked := true
+		defer func() { t.handled(d, err, panicked) }() // the consumer recovers from a panic
+		err = h.Handle(ctx, d)
+		panicked = false
+		return err
+	})
+}
+
+// handled prints one attempt and what follows from it.
+func (t *timeline) handled(d *client.Delivery, err error, panicked bool) {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	a := t.account(d)
+	if a == nil {
+		return
+	}
+	a.attempts++
+	retries, waited := retry.Count(d.Message()), ""
+	if retries > 0 && retries <= len(a.hops) {
+		h := &a.hops[retries-1]
+		h.had = d.Received().Sub(h.began)
+		waited = human(h.asked) + " → " + human(h.had)
+	}
+	what, so, colour := "charged", "✓ accepted", green
+	switch o := client.OutcomeOf(err).(type) {
+	case nil:
+		if panicked {
+			what, so, colour = "panic", "✗ dead letter", red
+			break
+		}
+		t.ended(a, "accepted")
+	case client.Forward:
+		h := hop{began: now, asked: delayOf(o)}
+		a.hops = append(a.hops[:min(retries, len(a.hops))], h)
+		what, so, colour = o.Err.Error(), "↻ retry in "+human(h.asked), yellow
+	case client.DeadLetter:
+		what, so, colour = o.Err.Error(), "✗ dead letter: "+string(o.Reason), red
+	default:
+		what, so, colour = err.Error(), "back to the queue", yellow
+	}
+	t.line(fmt.Sprintf("%7.3f  %s  %s  %s  %s  ", now.Sub(t.start).Seconds(),
+		cell(a.order.ID, 5), cell(strconv.Itoa(retries+1), 7), cell(waited, 16), cell(what, 28)), colour, so)
+}
+
+// delayOf reads the delay in the routing key that the copy is sent with:
+// delay.<milliseconds>.<queue>.
+func delayOf(f client.Forward) time.Duration {
+	_, rest, _ := strings.Cut(f.To.RoutingKey(), ".")
+	ms, _, _ := strings.Cut(rest, ".")
+	n, _ := strconv.ParseInt(ms, 10, 64)
+	return time.Duration(n) * time.Millisecond
+}
+
+// dead is the handler of the dead-letter queue.
+func (t *timeline) dead(_ context.Context, d *client.Delivery) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	a := t.account(d)
+	if a == nil {
+		return nil
+	}
+	text := func(key string) string { s, _ := d.Annotation(key).(string); return s }
+	l := &letter{reason: text(client.AnnotationReason), err: text(client.AnnotationError)}
+	// A panic passes retry.With by, so that its letter has no annotation of ours:
+	// the message's own counter is always there.
+	if n, ok := d.Annotation(retry.AnnotationRetries).(int64); ok {
+		l.retries = n
+	} else {
+		l.retries = int64(retry.Count(d.Message()))
+	}
+	a.letter = l
+	t.ended(a, "dead: "+l.reason)
+	return nil
+}
+
+// account finds the order by its message-id: a body may be unreadable.
+func (t *timeline) account(d *client.Delivery) *account {
+	if p := d.Message().Properties; p != nil {
+		for _, a := range t.accounts {
+			if p.MessageID == a.order.ID {
+				return a
+			}
+		}
+	}
+	t.line("", yellow, "a message that nobody here has sent: ignored")
+	return nil
+}
+
+// ended notes where an order is now. A duplicate, such as after a lost connection,
+// changes nothing.
+func (t *timeline) ended(a *account, how string) {
+	if a.end != "" {
+		return
+	}
+	a.end = how
+	if t.open--; t.open == 0 {
+		close(t.allEnded)
+	}
+}
+
+func (t *timeline) declared(b client.Broker, p retry.Policy, queue string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var delays []string
+	ladder, _ := p.Ladder() // the policy has been used already
+	for _, d := range ladder {
+		delays = append(delays, human(d))
+	}
+	t.line("", bold, fmt.Sprintf("hopback quickstart with %s %s", b.Product, b.Version))
+	t.line("", "", fmt.Sprintf("%s: %d retries, after %s; then to %s", queue, p.MaxRetries, strings.Join(delays, ", "), p.Names.DeadLetterQueue(queue)))
+}
+
+func (t *timeline) published(n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.line("", "", fmt.Sprintf("%d orders published, each confirmed by the broker", n))
+	t.line("", "", "")
+	t.line("", bold, "   time  order  attempt  asked → had       what happened                 and so")
+}
+
+// tables prints where everything is. The error says what is unaccounted for.
+func (t *timeline) tables(queue string, left uint64, why error) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.line("", "", "")
+	t.line("", bold, "order  story                       attempts  delays asked→had, in ms           ended")
+	ends := map[string]int{}
+	var missing []string
+	for _, a := range t.accounts {
+		var hops []string
+		for _, h := range a.hops {
+			had := "?"
+			if h.had > 0 {
+				had = strconv.FormatInt(h.had.Milliseconds(), 10)
+			}
+			hops = append(hops, fmt.Sprintf("%d→%s", h.asked.Milliseconds(), had))
+		}
+		end, colour := a.end, green
+		switch {
+		case end == "":
+			end, colour = "UNACCOUNTED FOR", red
+			missing = append(missing, a.order.ID)
+		case a.letter != nil:
+			ends["dead"]++
+			colour = red
+		default:
+			ends["accepted"]++
+		}
+		t.line(fmt.Sprintf("%s  %s  %s  %s  ", cell(a.order.ID, 5), cell(a.order.Story, 26),
+			cell(strconv.Itoa(a.attempts), 8), cell(strings.Join(hops, ", "), 32)), colour, end)
+	}
+	t.line("", "", "")
+	t.line("", "", "In "+queue+":")
+	t.line("", bold, "order  reason       retries  error")
+	for _, a := range t.accounts {
+		if l := a.letter; l != nil {
+			t.line(fmt.Sprintf("%s  %s  %s  %s", cell(a.order.ID, 5), cell(l.reason, 11),
+				cell(strconv.FormatInt(l.retries, 10), 7), l.err), "", "")
+		}
+	}
+	t.line("", "", "")
+	n := len(t.accounts)
+	t.line("", bold, fmt.Sprintf("%d of %d orders accounted for in %.1f s: %d accepted, %d dead-lettered, %d left in queues",
+		n-len(missing), n, time.Since(t.start).Seconds(), ends["accepted"], ends["dead"], left))
+	switch {
+	case len(missing) > 0:
+		return fmt.Errorf("unaccounted for: %s (%w)", strings.Join(missing, ", "), why)
+	case left > 0:
+		return errors.New("messages were left in the queues")
+	}
+	return nil
+}
+
+// logger shows what the client logs, such as a lost connection, in the timeline.
+func (t *timeline) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler((*logWriter)(t), &slog.HandlerOptions{
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey || a.Key == "queue" || a.Key == "stack" {
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+}
+
+type logWriter timeline
+
+func (w *logWriter) Write(b []byte) (int, error) {
+	t := (*timeline)(w)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.line(fmt.Sprintf("%7.3f  ", time.Since(t.start).Seconds()), dim, string(bytes.TrimSpace(b)))
+	return len(b), nil
+}
+
+// columns is how wide the output gets.
+const columns = 100
+
+// The colours, as ANSI escape sequences.
+const (
+	bold   = "\x1b[1m"
+	dim    = "\x1b[2m"
+	red    = "\x1b[31m"
+	green  = "\x1b[32m"
+	yellow = "\x1b[33m"
+	reset  = "\x1b[0m"
+)
+
+// line writes one line at once, so that it is seen at once: plain, and the rest in
+// a colour.
+func (t *timeline) line(plain, colour, rest string) {
+	rest = clip(rest, columns-utf8.RuneCountInString(plain))
+	if t.colours && colour != "" {
+		rest = colour + rest + reset
+	}
+	_, _ = fmt.Fprintln(t.out, strings.TrimRight(plain+rest, " "))
+}
+
+// coloured says whether out is a terminal whose user hasn't asked for no colours
+// (https://no-color.org).
+func coloured(out io.Writer) bool {
+	f, ok := out.(*os.File)
+	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// cell is s in a column of the given width.
+func cell(s string, width int) string {
+	s = clip(s, width)
+	return s + strings.Repeat(" ", width-utf8.RuneCountInString(s))
+}
+
+// clip cuts s to a width, and keeps what is in a message or an error from steering
+// the terminal.
+func clip(s string, width int) string {
+	s = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return '?'
+		}
+		return r
+	}, s)
+	if n := utf8.RuneCountInString(s); n > width {
+		return string([]rune(s)[:max(width-1, 0)]) + "…"
+	}
+	return s
+}
+
+// human is d as "300 ms" or "1.503 s".
+func human(d time.Duration) string {
+	if d < time.Second {
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	}
+	return strconv.FormatFloat(float64(d.Milliseconds())/1000, 'f', -1, 64) + " s"
+}
