@@ -1,0 +1,163 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+)
+
+// lateLimit is how late a hop may come back before a test fails. It guards
+// against a delay that isn't kept at all; how late hops really are is reported.
+const lateLimit = 5 * time.Second
+
+type order struct {
+	ID int `json:"id"`
+}
+
+func TestFailedMessageHopsBackAfterEachDelayUntilItSucceeds(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		const messages = 20
+		delays := []time.Duration{100 * time.Millisecond, 250 * time.Millisecond, time.Second}
+		policy := retry.Policy{MaxRetries: 5, Backoff: retry.Delays(delays...)}
+		conn, _ := s.connect(t)
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 5})
+
+		type attempt struct {
+			id, count int
+			counter   any
+			deliveryN uint32
+			began     time.Time
+			failed    time.Time
+		}
+		attempts := make(chan attempt, messages*8)
+		handler := client.JSON(func(ctx context.Context, o order) error {
+			d, ok := client.DeliveryFrom(ctx)
+			if !ok {
+				return errors.New("no delivery in the handler's ctx")
+			}
+			a := attempt{
+				id: o.ID, count: retry.Count(d.Message()), counter: d.Property(retry.CountProperty),
+				deliveryN: d.DeliveryCount(), began: d.Received(), failed: time.Now(),
+			}
+			defer func() { attempts <- a }()
+			if a.count < len(delays) {
+				return fmt.Errorf("attempt %d", a.count+1)
+			}
+			return nil
+		})
+		consume(t, conn, "orders", retry.With(policy)(handler), client.ConsumerConfig{Concurrency: 4})
+		p := publisher[order](t, conn, address.Queue("orders"))
+		for i := range messages {
+			publish(t, p, order{ID: i})
+		}
+
+		last := map[int]attempt{}
+		late := map[time.Duration][]time.Duration{}
+		for range messages * (len(delays) + 1) {
+			a := await(t, attempts, "an attempt")
+			before, again := last[a.id]
+			last[a.id] = a
+			assert.Zero(t, a.deliveryN, "a hop is a new message to the queue")
+			if !again {
+				assert.Zero(t, a.count)
+				assert.Nil(t, a.counter)
+				continue
+			}
+			require.Equal(t, before.count+1, a.count, "message %d", a.id)
+			assert.Equal(t, int64(a.count), a.counter)
+			asked := delays[a.count-1]
+			had := a.began.Sub(before.failed)
+			assert.GreaterOrEqual(t, had, asked-2*time.Millisecond, "came back early")
+			assert.Less(t, had, asked+lateLimit, "came back late")
+			late[asked] = append(late[asked], had-asked)
+		}
+		for _, d := range delays {
+			report(t, s, "asked %v, late by %s", d, spread(late[d]))
+		}
+		assert.Len(t, last, messages)
+		for _, q := range []string{"orders", "orders.dead", "parking_queue", "delay_100ms", "delay_250ms", "delay_1s"} {
+			assert.Zero(t, ready(t, conn, q), "messages in %s", q)
+		}
+	})
+}
+
+func TestHandlerAsksForItsOwnDelay(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(50*time.Millisecond, 400*time.Millisecond, 900*time.Millisecond)}
+		conn, _ := s.connect(t)
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders"})
+
+		asks := []time.Duration{
+			300 * time.Millisecond, // between two rungs: the next one
+			0,                      // below the first: the first
+			time.Hour,              // over the last: the last
+		}
+		wants := []time.Duration{400 * time.Millisecond, 50 * time.Millisecond, 900 * time.Millisecond}
+		type attempt struct {
+			began, ended time.Time
+			key          any
+		}
+		attempts := make(chan attempt, 8)
+		consume(t, conn, "orders", retry.With(policy)(client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+			defer func() { attempts <- attempt{d.Received(), time.Now(), d.Annotation("x-routing-key")} }()
+			if n := retry.Count(d.Message()); n < len(asks) {
+				return retry.After(asks[n], errors.New("rate limit"))
+			}
+			return nil
+		})), client.ConsumerConfig{})
+		publish(t, publisher[order](t, conn, address.Queue("orders")), order{ID: 1})
+
+		before := await(t, attempts, "the first attempt")
+		for _, want := range wants {
+			a := await(t, attempts, "the next attempt")
+			assert.Equal(t, fmt.Sprintf("delay.%d.orders", want.Milliseconds()), a.key)
+			had := a.began.Sub(before.ended)
+			assert.GreaterOrEqual(t, had, want-2*time.Millisecond, "came back early")
+			assert.Less(t, had, want+lateLimit, "came back late")
+			before = a
+		}
+	})
+}
+
+// Two messages whose delays cross: with one queue for each delay the later one,
+// whose delay is short, overtakes the earlier one (pattern P3's fault).
+func TestShortDelayIsNotHeldUpByALongOne(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		const long, short = 2 * time.Second, 200 * time.Millisecond
+		policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(short, long)}
+		conn, _ := s.connect(t)
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders"})
+
+		failed := make(chan int, 2)
+		back := make(chan int, 2)
+		consume(t, conn, "orders", retry.With(policy)(client.JSON(func(ctx context.Context, o order) error {
+			d, _ := client.DeliveryFrom(ctx)
+			if retry.Count(d.Message()) > 0 {
+				back <- o.ID
+				return nil
+			}
+			failed <- o.ID
+			if o.ID == 1 {
+				return retry.After(long, nil)
+			}
+			return retry.After(short, nil)
+		})), client.ConsumerConfig{})
+		p := publisher[order](t, conn, address.Queue("orders"))
+		publish(t, p, order{ID: 1})
+		require.Equal(t, 1, await(t, failed, "the first failure"))
+		poll(t, "the first message waits in the queue for the long delay", func() bool { return ready(t, conn, "delay_2s") == 1 })
+		publish(t, p, order{ID: 2})
+		assert.Equal(t, 2, await(t, back, "the message with the short delay"))
+		assert.Equal(t, 1, await(t, back, "the message with the long delay"))
+	})
+}

@@ -1,0 +1,71 @@
+// Package integration holds the tests of hopback against real brokers: every
+// test runs with RabbitMQ 4.3, the current release, and with 4.0, the floor.
+// A missing broker is a failure. See package broker for where they come from.
+package integration
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/hopback/hopback/integration/broker"
+)
+
+// brokers are those that every test runs with.
+var brokers []*broker.Broker
+
+// parallel is how many tests run at once: they mostly wait for the broker, so
+// there may be more of them than there are cores.
+const parallel = "8"
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	set := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { set[f.Name] = true })
+	if !set["test.parallel"] {
+		_ = flag.Set("test.parallel", parallel)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	var err error
+	if brokers, err = broker.Need(ctx, os.Stderr, "4.3", "4.0"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := m.Run()
+	for _, b := range brokers {
+		if err := b.Release(context.Background()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return code
+}
+
+// forEachBroker runs test with each broker, all at the same time, each in a
+// virtual host of its own.
+func forEachBroker(t *testing.T, test func(t *testing.T, s *site)) {
+	t.Helper()
+	t.Parallel()
+	for _, b := range brokers {
+		t.Run(b.Version, func(t *testing.T) {
+			t.Parallel()
+			test(t, newSite(t, b))
+		})
+	}
+}
