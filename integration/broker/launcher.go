@@ -233,10 +233,10 @@ func (l *launcher) startNew(ctx context.Context, s *state, say sayFunc, began ti
 			say("%s started in %.0f s, %s (%s), at %s, management at %s", full, time.Since(began).Seconds(), s.How, s.Source, s.amqpURL(), s.managementURL())
 			return l.lease(ctx, s, full)
 		}
-		none.Tried = append(none.Tried, Attempt{w.how, err})
 		if ctx.Err() != nil {
-			break
+			return nil, fmt.Errorf("broker %s: given up before it served: %w (%w)", s.Name, context.Cause(ctx), ctx.Err())
 		}
+		none.Tried = append(none.Tried, Attempt{w.how, err})
 	}
 	return nil, none
 }

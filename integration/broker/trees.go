@@ -104,7 +104,7 @@ func (t *trees) tarLocked(ctx context.Context, version string, say sayFunc) (str
 	}
 	defer func() { _ = removeTree(tmp) }()
 	r := recipeOf(version)
-	done := say.during("building RabbitMQ from the packages of Debian %s; once only, about half a minute", r.suite)
+	done := say.during("building RabbitMQ from the packages of Debian %s; once only, within a minute or so", r.suite)
 	defer done()
 	built := filepath.Join(tmp, "tree.tar")
 	args := append([]string{"mmdebstrap"}, r.args...)
