@@ -404,7 +404,7 @@ func (s *stint) call(ctx context.Context, d *Delivery) (err error) {
 		// A panic, or runtime.Goexit: recover gives nil for that, and the
 		// goroutine ends whatever is done here.
 		p := &PanicError{Value: recover(), Stack: debug.Stack()}
-		s.log.Error("hopback: handler panicked", "panic", errorText(p), "stack", string(p.Stack))
+		s.log.Error("hopback: handler panicked", "panic", ErrorText(p), "stack", string(p.Stack))
 		err = DeadLetter{Reason: ReasonPanicked, Err: p}
 		if p.Value == nil {
 			s.carryOut(d, err)
@@ -453,13 +453,13 @@ func (s *stint) deadLetter(d *Delivery, o DeadLetter) {
 		annotations[AnnotationReason] = clip(string(o.Reason), 255)
 	}
 	if o.Err != nil {
-		annotations[AnnotationError] = errorText(o.Err)
+		annotations[AnnotationError] = ErrorText(o.Err)
 	}
 	if err := checkModified(annotations); err != nil {
 		s.log.Error("hopback: annotations refused, the message is dead-lettered without them", "error", err)
 		annotations = map[string]any{AnnotationReason: clip(string(o.Reason), 255)}
 		if o.Err != nil {
-			annotations[AnnotationError] = errorText(o.Err)
+			annotations[AnnotationError] = ErrorText(o.Err)
 		}
 	}
 	s.push(d, disposition{kind: modified, dead: true, annotations: annotations})

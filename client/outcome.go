@@ -139,13 +139,13 @@ func describe(what string, err error) string {
 	if err == nil {
 		return what
 	}
-	return fmt.Sprintf("%s: %s", what, errorText(err))
+	return fmt.Sprintf("%s: %s", what, ErrorText(err))
 }
 
-// errorText is err.Error for an error that may be hostile: one whose Error
+// ErrorText is err's text as AnnotationError holds it. It is err.Error for an error that may be hostile: one whose Error
 // method panics, or returns megabytes or invalid UTF-8. The result is valid
 // UTF-8 of at most ErrorTextLimit bytes, fit for an annotation.
-func errorText(err error) (text string) {
+func ErrorText(err error) (text string) {
 	defer func() {
 		if r := recover(); r != nil {
 			text = fmt.Sprintf("%T (its Error method panicked)", err)

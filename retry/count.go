@@ -12,18 +12,22 @@ import (
 // languages write it, too, as a number or as a string.
 const CountProperty = "x-retry-count"
 
-// Count is how often m has been retried, by its CountProperty: 0 if it has none,
-// or one that can't be a count (negative, not a number, a list).
+// Count is how often m has been retried: the larger of its CountProperty, which
+// Republish and other systems write, and of AnnotationRetries, which the
+// strategies without a copy can write. What can't be a count (negative, not a
+// number, a list) is 0.
 func Count(m *client.Message) int {
 	if m == nil {
 		return 0
 	}
 	n, _ := parseCount(m.ApplicationProperties[CountProperty])
-	return n
+	own, _ := parseCount(m.Annotations[AnnotationRetries])
+	return max(n, own)
 }
 
-// parseCount reads a counter that anybody may have written. A number too large to
-// count stays large, so that it ends retrying rather than beginning it anew.
+// parseCount reads a counter that anybody may have written; text says that it is
+// a string. A number too large to count stays large, so that it ends retrying
+// rather than beginning it anew.
 func parseCount(v any) (n int, text bool) {
 	const huge = math.MaxInt32
 	var f float64

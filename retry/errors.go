@@ -14,25 +14,33 @@ func Permanent(err error) error {
 	return &permanentError{err}
 }
 
-type permanentError struct{ err error }
-
-func (e *permanentError) Error() string { return e.err.Error() }
-func (e *permanentError) Unwrap() error { return e.err }
-
 // After asks for the next retry of the message to come no sooner than in d,
 // whatever the policy's back-off says; for a Retry-After from a service, say. It
 // counts as a retry like any other, and ends in the dead-letter queue when those
 // are used up.
 //
-// The delay is rounded up to the next one that the policy has a queue for, and is
-// at most the policy's longest. err may be nil.
-func After(d time.Duration, err error) error {
-	return &afterError{d, err}
-}
+// With Republish and DeadLetter the delay is rounded up to the next one that the
+// policy has a queue for, and is at most the longest of those. err may be nil.
+func After(d time.Duration, err error) error { return &afterError{max(d, 0), err, false} }
+
+// Snooze brings the message back in d without using up a retry: nothing has
+// failed, it only is too early. Only Policy.GiveUpAfter, if there was a failure
+// before, ends that. Its delay is rounded as After's.
+func Snooze(d time.Duration) error { return &afterError{max(d, 0), nil, true} }
+
+// Discard gives the message up in words: it is accepted, and gone. err may say
+// why, for a log in between; nil stays an error that discards.
+func Discard(err error) error { return &discardError{err} }
+
+type permanentError struct{ err error }
+
+func (e *permanentError) Error() string { return e.err.Error() }
+func (e *permanentError) Unwrap() error { return e.err }
 
 type afterError struct {
-	delay time.Duration
-	err   error
+	delay  time.Duration
+	err    error
+	snooze bool
 }
 
 func (e *afterError) Error() string {
@@ -43,3 +51,14 @@ func (e *afterError) Error() string {
 }
 
 func (e *afterError) Unwrap() error { return e.err }
+
+type discardError struct{ err error }
+
+func (e *discardError) Error() string {
+	if e.err == nil {
+		return "discarded"
+	}
+	return "discarded: " + e.err.Error()
+}
+
+func (e *discardError) Unwrap() error { return e.err }

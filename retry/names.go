@@ -17,14 +17,25 @@ type Names struct {
 	RetryExchange string
 	// RequeueExchange takes them after their delay: topic. Default: "requeue_exchange".
 	RequeueExchange string
-	// DeadLetterExchange takes what is given up: direct. Default: "dead_letter_exchange".
+	// DeadLetterExchange takes what work queues dead-letter: headers. It sends what
+	// is to be retried by the DeadLetter strategy to a delay queue, and the rest
+	// on to GivenUpExchange. Default: "dead_letter_exchange".
 	DeadLetterExchange string
+	// GivenUpExchange takes what isn't retried any more: direct. Default: "given_up_exchange".
+	GivenUpExchange string
+	// ReturnExchange brings back what the DeadLetter strategy has delayed: direct.
+	// Default: "return_exchange".
+	ReturnExchange string
 	// Parking takes what can't be brought back because its queue or binding is
 	// gone. It is the name of a fanout exchange with "_exchange" appended, and of
 	// a queue with "_queue" appended. Default: "parking".
 	Parking string
-	// DelayPrefix begins the names of delay queues: "delay_" gives "delay_10s".
-	DelayPrefix string
+	// DelayPrefix begins the names of Republish's delay queues: "delay_" gives
+	// "delay_10s"; HoldPrefix those of DeadLetter's, "hold_" gives "hold_10s".
+	DelayPrefix, HoldPrefix string
+	// LadderPrefix begins the names of AnyDelay's queues and exchanges. Default:
+	// "retry_ladder_".
+	LadderPrefix string
 	// DeadSuffix ends the names of dead-letter queues: ".dead" gives "orders.dead".
 	DeadSuffix string
 }
@@ -38,8 +49,12 @@ func (n Names) withDefaults() (Names, error) {
 		{"RetryExchange", &n.RetryExchange, "retry_exchange"},
 		{"RequeueExchange", &n.RequeueExchange, "requeue_exchange"},
 		{"DeadLetterExchange", &n.DeadLetterExchange, "dead_letter_exchange"},
+		{"GivenUpExchange", &n.GivenUpExchange, "given_up_exchange"},
+		{"ReturnExchange", &n.ReturnExchange, "return_exchange"},
 		{"Parking", &n.Parking, "parking"},
 		{"DelayPrefix", &n.DelayPrefix, "delay_"},
+		{"HoldPrefix", &n.HoldPrefix, "hold_"},
+		{"LadderPrefix", &n.LadderPrefix, "retry_ladder_"},
 		{"DeadSuffix", &n.DeadSuffix, ".dead"},
 	} {
 		if *f.value == "" {
@@ -62,10 +77,20 @@ func (n Names) DeadLetterQueue(work string) string {
 // whole seconds, "delay_250ms" for the rest.
 func (n Names) DelayQueue(d time.Duration) string {
 	n, _ = n.withDefaults()
+	return n.DelayPrefix + span(d)
+}
+
+// HoldQueue is the same for the DeadLetter strategy: "hold_10s".
+func (n Names) HoldQueue(d time.Duration) string {
+	n, _ = n.withDefaults()
+	return n.HoldPrefix + span(d)
+}
+
+func span(d time.Duration) string {
 	if d%time.Second == 0 {
-		return fmt.Sprintf("%s%ds", n.DelayPrefix, d/time.Second)
+		return fmt.Sprintf("%ds", d/time.Second)
 	}
-	return fmt.Sprintf("%s%dms", n.DelayPrefix, d.Milliseconds())
+	return fmt.Sprintf("%dms", d.Milliseconds())
 }
 
 // ParkingQueue is the name of the queue for what can't be brought back.

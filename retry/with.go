@@ -3,35 +3,14 @@ package retry
 import (
 	"context"
 	"errors"
-	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
-)
-
-// Why a message was dead-lettered, beside client's own reasons.
-const (
-	// ReasonExhausted: the policy's retries are used up.
-	ReasonExhausted client.Reason = "exhausted"
-	// ReasonPermanent: the error was marked Permanent, or Policy.RetryIf said no.
-	ReasonPermanent client.Reason = "permanent"
-)
-
-// Annotations that a dead letter carries beside client.AnnotationReason and
-// client.AnnotationError. The origin is where the message was before its first
-// retry.
-const (
-	// AnnotationRetries is how often the message was retried, an int64.
-	AnnotationRetries = "x-opt-hopback-retries"
-	// AnnotationQueue is the queue that it was handled from, a string.
-	AnnotationQueue = "x-opt-hopback-queue"
-	// AnnotationExchange is the exchange that it was first published to, a string.
-	AnnotationExchange = "x-opt-hopback-exchange"
-	// AnnotationRoutingKey is the routing key that it was first published with, a string.
-	AnnotationRoutingKey = "x-opt-hopback-routing-key"
 )
 
 // With returns the decorator that retries by p: client.Middleware for the
@@ -41,175 +20,218 @@ const (
 //
 //	nil                        accepted
 //	a client.Outcome           carried out as it is: the handler has decided itself
-//	Permanent, or RetryIf no   dead-lettered, ReasonPermanent
+//	Permanent, or not retried  dead-lettered, ReasonPermanent
+//	Discard                    accepted
+//	Snooze                     comes back, without using up a retry
 //	any other error            retried after the policy's delay, or After's;
-//	                           dead-lettered with ReasonExhausted once MaxRetries are used up
+//	                           dead-lettered with ReasonExhausted once MaxRetries
+//	                           or GiveUpAfter are used up
+//	a panic                    dead-lettered, client.ReasonPanicked; put client.Recover()
+//	                           inside to have panics retried
 //	the ctx's error, after the consumer's grace time ended the ctx
 //	                           requeued: shutting down uses up no retry
 //
-// A policy that isn't valid stops the consumer at its start, with the error of
-// Policy.Validate.
+// When the consumer starts, policy, queue and topology are checked: see Guard. A
+// policy that isn't valid stops it with the error of Policy.Validate.
 func With(p Policy) client.Middleware {
 	pl, err := p.plan()
 	return func(h client.Handler) client.Handler {
-		return &decorator{handler: h, plan: pl, invalid: err}
+		return &decorator{handler: h, plan: &pl, invalid: err}
 	}
 }
 
 type decorator struct {
 	handler client.Handler
-	plan    plan
+	plan    *plan
 	invalid error
-	// targets are the addresses for the queue that was consumed last: in all but
-	// strange cases the only one.
-	targets atomic.Pointer[targets]
+	// queues has a *queueState for each queue that deliveries came from: in all
+	// but strange cases one.
+	queues sync.Map
 }
 
-// targets are where messages of one queue go, by rung.
-type targets struct {
-	queue     string
-	addresses []address.Address
+// queueState is what is worked out once for a queue.
+type queueState struct {
+	strategy Strategy
+	targets  []address.Address // Republish: where messages go, by rung
+	unusable error             // why this queue's messages can't be retried
+	// ignored is set once the broker was seen to ignore the delivery time.
+	ignored atomic.Bool
 }
 
 func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 	if d.invalid != nil {
 		return d.invalid
 	}
-	if _, err := d.targetsFor(s.Queue); err != nil {
+	q := d.plan.stateFor(s.Queue, Republish)
+	if q.unusable != nil {
+		return q.unusable
+	}
+	strategy, err := d.plan.prepare(ctx, s)
+	if err != nil {
 		return err
 	}
+	q.strategy = strategy
+	d.queues.Store(s.Queue, q)
 	return client.Prepare(ctx, d.handler, s)
+}
+
+// stateFor works out what is known of a queue without the broker.
+func (pl *plan) stateFor(queue string, strategy Strategy) *queueState {
+	q := &queueState{strategy: strategy}
+	if q.unusable = checkQueue(queue); q.unusable != nil || pl.ladder != nil {
+		return q
+	}
+	for _, delay := range pl.rungs {
+		key, err := RoutingKey(delay, queue)
+		if err != nil {
+			q.unusable = err
+			return q
+		}
+		q.targets = append(q.targets, address.Exchange(pl.names.RetryExchange, key))
+	}
+	return q
+}
+
+// state returns the queue's state. A consumer has prepared it, unless another
+// middleware hides this handler from it: then the strategy is the one that needs
+// nothing of the broker to be known.
+func (d *decorator) state(queue string) *queueState {
+	if q, ok := d.queues.Load(queue); ok {
+		return q.(*queueState)
+	}
+	strategy := d.plan.strategy
+	if strategy == Native || strategy == Auto {
+		strategy = Republish
+	}
+	q, _ := d.queues.LoadOrStore(queue, d.plan.stateFor(queue, strategy))
+	return q.(*queueState)
 }
 
 func (d *decorator) Handle(ctx context.Context, del *client.Delivery) error {
 	if d.invalid != nil {
 		return client.Requeue{Failed: true, Err: d.invalid}
 	}
-	err := d.handler.Handle(ctx, del)
-	if err == nil {
-		return nil
+	if left := earlyBy(del.Message(), time.Now()); left > 0 {
+		return d.tooEarly(del, left)
 	}
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return client.Requeue{Err: err}
-	}
-	if o, ok := errors.AsType[client.Outcome](err); ok {
-		if dead, ok := o.(client.DeadLetter); ok {
-			dead.Annotations = d.history(del, dead.Annotations)
-			return dead
+	for again := 0; ; again++ {
+		err := d.call(ctx, del)
+		if err == nil {
+			return nil
 		}
-		return err
-	}
-	return d.decide(del, err)
-}
-
-// decide is the policy's decision on a failure.
-func (d *decorator) decide(del *client.Delivery, err error) error {
-	if _, ok := errors.AsType[*permanentError](err); ok {
-		return d.dead(del, ReasonPermanent, err)
-	}
-	after, asked := errors.AsType[*afterError](err)
-	if !asked && d.plan.retryIf != nil && !d.plan.retryIf(err) {
-		return d.dead(del, ReasonPermanent, err)
-	}
-	m := del.Message()
-	count := Count(m)
-	if count >= d.plan.max {
-		return d.dead(del, ReasonExhausted, err)
-	}
-	delay := d.plan.delays[count]
-	if asked {
-		delay = after.delay
-	}
-	ts, bad := d.targetsFor(del.Queue())
-	if bad != nil {
-		return d.dead(del, client.ReasonUnforwardable, errors.Join(bad, err))
-	}
-	c := client.Copy(m)
-	setCount(c, count+1)
-	if count == 0 {
-		origin(c, m)
-	}
-	return client.Forward{To: ts.addresses[d.plan.rung(delay)], Message: c, Err: err}
-}
-
-func (d *decorator) targetsFor(queue string) (*targets, error) {
-	if ts := d.targets.Load(); ts != nil && ts.queue == queue {
-		return ts, nil
-	}
-	if err := checkQueue(queue); err != nil {
-		return nil, err
-	}
-	ts := &targets{queue: queue}
-	for _, delay := range d.plan.rungs {
-		key, err := RoutingKey(delay, queue)
-		if err != nil {
-			return nil, err
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			return client.Requeue{Err: err}
 		}
-		ts.addresses = append(ts.addresses, address.Exchange(d.plan.names.RetryExchange, key))
-	}
-	d.targets.Store(ts)
-	return ts, nil
-}
-
-func (d *decorator) dead(del *client.Delivery, reason client.Reason, err error) error {
-	return client.DeadLetter{Reason: reason, Err: err, Annotations: d.history(del, nil)}
-}
-
-// history adds where a message came from to the annotations of its dead-lettering.
-func (d *decorator) history(del *client.Delivery, annotations map[string]any) map[string]any {
-	all := map[string]any{
-		AnnotationRetries: int64(Count(del.Message())),
-		AnnotationQueue:   del.Queue(),
-	}
-	for own, brokers := range originOf {
-		v, ok := del.Annotation(own).(string)
-		if !ok {
-			v, ok = del.Annotation(brokers).(string)
+		if o, ok := errors.AsType[client.Outcome](err); ok {
+			return d.passOn(del, o)
 		}
-		if ok && utf8.ValidString(v) && len(v) <= maxOrigin {
-			all[own] = v
+		m, now := del.Message(), time.Now()
+		what := d.plan.decide(failure{err: err, count: Count(m), first: firstFailure(m), now: now, u: rand.Float64()})
+		switch what.do {
+		case decidedDiscard:
+			return nil
+		case decidedDead:
+			return d.dead(del, what.reason, what.err, now)
 		}
-	}
-	for k, v := range annotations {
-		all[k] = v
-	}
-	return all
-}
-
-// originOf maps our annotations to those in which RabbitMQ tells how a message
-// was last routed.
-var originOf = map[string]string{
-	AnnotationExchange:   "x-exchange",
-	AnnotationRoutingKey: "x-routing-key",
-}
-
-// maxOrigin keeps a hostile annotation from growing with every hop.
-const maxOrigin = 1024
-
-// origin notes on the first copy where the message came from: the broker's own
-// note is overwritten by the way through the delay queue.
-func origin(c, m *client.Message) {
-	for own, brokers := range originOf {
-		v, ok := m.Annotations[brokers].(string)
-		if !ok || len(v) > maxOrigin || !utf8.ValidString(v) {
+		if again < d.plan.immediate && !what.asked && ctx.Err() == nil {
 			continue
 		}
-		if c.Annotations == nil {
-			c.Annotations = make(map[any]any, len(originOf))
-		}
-		c.Annotations[own] = v
+		return d.wait(del, what, err, now)
 	}
 }
 
-// Delay is the delay before the given retry (1 for the first) by policy p, rounded
-// up as it will be: for showing, and for tests of policies.
-func (p Policy) Delay(retry int) (time.Duration, error) {
-	pl, err := p.plan()
-	if err != nil {
-		return 0, err
+// call turns a panic into a death: with its mark overwritten, the message can't be
+// taken for one that is to be retried.
+func (d *decorator) call(ctx context.Context, del *client.Delivery) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = client.DeadLetter{Reason: client.ReasonPanicked, Err: &client.PanicError{Value: v, Stack: debug.Stack()}}
+		}
+	}()
+	return d.handler.Handle(ctx, del)
+}
+
+// passOn adds the history to a death that the handler has decided on.
+func (d *decorator) passOn(del *client.Delivery, o client.Outcome) error {
+	dead, ok := o.(client.DeadLetter)
+	if !ok {
+		return o
 	}
-	if retry < 1 || retry > pl.max {
-		return 0, fmt.Errorf("hopback: the policy has %d retries, not a retry %d", pl.max, retry)
+	h := d.plan.history(del, dead.Err, Count(del.Message()), time.Now())
+	for k, v := range dead.Annotations {
+		h[k] = v
 	}
-	return pl.delays[retry-1], nil
+	dead.Annotations = h
+	return dead
+}
+
+func (d *decorator) dead(del *client.Delivery, reason client.Reason, err error, now time.Time) error {
+	return client.DeadLetter{Reason: reason, Err: err, Annotations: d.plan.history(del, err, Count(del.Message()), now)}
+}
+
+// wait carries a retry out by the queue's strategy.
+func (d *decorator) wait(del *client.Delivery, what decision, err error, now time.Time) error {
+	q := d.state(del.Queue())
+	if q.unusable != nil {
+		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, err), now)
+	}
+	h := d.plan.history(del, err, what.count, now)
+	switch strategy := q.strategy; {
+	case strategy == Native && !q.ignored.Load():
+		h[client.AnnotationReason] = reasonRetry
+		h[AnnotationDelay] = what.delay.Milliseconds()
+		h[AnnotationDeliveryTime] = now.Add(wholeMillis(what.delay)).UnixMilli()
+		return client.Modify{Annotations: h, Err: err}
+	case strategy == DeadLetter && len(d.plan.rungs) > 0:
+		h[client.AnnotationReason] = reasonRetry
+		h[AnnotationDelay] = d.plan.rungs[d.plan.rung(what.delay)].Milliseconds()
+		return client.Modify{DeadLetter: true, Annotations: h, Err: err}
+	}
+	return d.republish(del, q, what, h, err)
+}
+
+// republish forwards a copy into the delay queues.
+func (d *decorator) republish(del *client.Delivery, q *queueState, what decision, history map[string]any, err error) error {
+	to, bad := d.plan.target(q, what.delay, del.Queue())
+	if bad != nil {
+		return client.DeadLetter{Reason: client.ReasonUnforwardable, Err: errors.Join(bad, err), Annotations: history}
+	}
+	c := client.Copy(del.Message())
+	setCount(c, what.count)
+	if c.Annotations == nil {
+		c.Annotations = make(map[any]any, len(history)+1)
+	}
+	for k, v := range history {
+		c.Annotations[k] = v
+	}
+	c.Annotations[client.AnnotationReason] = reasonRetry
+	return client.Forward{To: to, Message: c, Err: err}
+}
+
+func (pl *plan) target(q *queueState, delay time.Duration, queue string) (address.Address, error) {
+	if pl.ladder != nil {
+		return pl.ladder.address(pl.names, delay, queue)
+	}
+	if len(q.targets) == 0 {
+		return address.Address{}, errNoDelays
+	}
+	return q.targets[pl.rung(delay)], nil
+}
+
+var errNoDelays = errors.New("the policy has no delay to wait for: it has no retries")
+
+// tooEarly deals with a broker that ignores x-opt-delivery-time, as one below 4.3
+// does: from now on messages of this queue are republished, this one for what is
+// left of its delay. It doesn't count as a retry, and the handler isn't called.
+// Where the delay queues are missing, the forward's patience and then the queue's
+// delivery limit end it: it never spins.
+func (d *decorator) tooEarly(del *client.Delivery, left time.Duration) error {
+	q := d.state(del.Queue())
+	q.ignored.Store(true)
+	now := time.Now()
+	if q.unusable != nil {
+		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, errEarly), now)
+	}
+	count := Count(del.Message())
+	return d.republish(del, q, decision{delay: left, count: count}, d.plan.history(del, errEarly, count, now), errEarly)
 }

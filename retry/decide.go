@@ -1,0 +1,115 @@
+package retry
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hopback/hopback/client"
+)
+
+// Why a message was dead-lettered, beside client's own reasons.
+const (
+	// ReasonExhausted: the policy's retries or its time are used up.
+	ReasonExhausted client.Reason = "exhausted"
+	// ReasonPermanent: the error was marked Permanent, or the policy doesn't
+	// retry it.
+	ReasonPermanent client.Reason = "permanent"
+	// reasonRetry is on a message that is to be retried, by a strategy that
+	// leaves its mark in the message: the delay queues are bound for it, so that
+	// a later death, which overwrites it, isn't taken for a retry.
+	reasonRetry = "retry"
+)
+
+// failure is all that a decision depends on.
+type failure struct {
+	err   error
+	count int       // retries so far
+	first time.Time // of the message's first failure; zero if this is it
+	now   time.Time
+	u     float64 // random, at least 0 and below 1
+}
+
+// decision is what to do about a failure.
+type decision struct {
+	do    decided
+	delay time.Duration // decidedRetry: not yet rounded to a rung
+	count int           // decidedRetry: retries, this one included
+	asked bool          // decidedRetry: the handler named the delay
+	// reason and err are of a decidedDead.
+	reason client.Reason
+	err    error
+}
+
+type decided uint8
+
+const (
+	decidedRetry decided = iota
+	decidedDead
+	decidedDiscard
+)
+
+// decide is the whole policy, as a pure function.
+func (pl *plan) decide(f failure) decision {
+	if _, ok := errors.AsType[*discardError](f.err); ok {
+		return decision{do: decidedDiscard}
+	}
+	if _, ok := errors.AsType[*permanentError](f.err); ok {
+		return decision{do: decidedDead, reason: ReasonPermanent, err: f.err}
+	}
+	limit, delays, counted := pl.max, pl.delays, true
+	after, asked := errors.AsType[*afterError](f.err)
+	if asked && after.snooze {
+		return pl.inTime(f, decision{delay: after.delay, count: f.count, asked: true}, false)
+	}
+	matched := false
+	for _, r := range pl.rules {
+		if !r.applies(f.err) {
+			continue
+		}
+		matched = true
+		switch r.do {
+		case DeadLetterNow:
+			return decision{do: decidedDead, reason: ReasonPermanent, err: f.err}
+		case DiscardNow:
+			return decision{do: decidedDiscard}
+		case RetryUncounted:
+			counted = false
+		}
+		limit, delays = r.max, r.delays
+		break
+	}
+	if !matched && !asked && pl.retryIf != nil && !pl.retryIf(f.err) {
+		return decision{do: decidedDead, reason: ReasonPermanent, err: f.err}
+	}
+	if counted && f.count >= limit {
+		return decision{do: decidedDead, reason: ReasonExhausted, err: f.err}
+	}
+	d := decision{count: f.count}
+	if counted {
+		d.count++
+	}
+	if asked {
+		d.delay, d.asked = after.delay, true
+	} else {
+		// An uncounted retry doesn't move on in the list of delays.
+		d.delay = pl.jitter.spread(delays[min(f.count, len(delays)-1)], f.u)
+	}
+	return pl.inTime(f, d, true)
+}
+
+// inTime turns a retry that would come too late into a death.
+func (pl *plan) inTime(f failure, d decision, failed bool) decision {
+	if pl.giveUp <= 0 || f.first.IsZero() && !failed {
+		return d
+	}
+	first := f.first
+	if first.IsZero() {
+		first = f.now
+	}
+	if f.now.Add(d.delay).Sub(first) > pl.giveUp {
+		return decision{do: decidedDead, reason: ReasonExhausted,
+			err: fmt.Errorf("gave up %v after the first failure: %w", f.now.Sub(first).Round(time.Millisecond), f.err)}
+	}
+	return d
+}

@@ -1,0 +1,133 @@
+package retry
+
+import (
+	"fmt"
+	"math/bits"
+	"strings"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+)
+
+// Ladder holds messages for any delay in a bounded number of queues: level n has a
+// queue that holds for 2ⁿ units, and a message walks through the levels whose bit
+// is set in its delay. The zero value has 20 levels of 100 ms: up to 29 hours.
+//
+// A delay is rounded up to a whole number of units with at most four significant
+// bits, so it is late by less than an eighth, and passes four queues at the most.
+type Ladder struct {
+	// Unit is what level 0 holds for. Default: 100 ms.
+	Unit time.Duration
+	// Levels is how many queues there are. Default: 20; at most 32.
+	Levels int
+}
+
+const (
+	ladderBits   = 4
+	maxLadder    = 32
+	ladderSuffix = "back"
+)
+
+func (l Ladder) withDefaults() (Ladder, error) {
+	if l.Unit == 0 {
+		l.Unit = 100 * time.Millisecond
+	}
+	if l.Levels == 0 {
+		l.Levels = 20
+	}
+	if l.Unit < time.Millisecond || l.Unit%time.Millisecond != 0 {
+		return l, argument.New("Ladder.Unit", l.Unit, "is not a whole number of milliseconds above zero", "use 100 ms, for example")
+	}
+	if l.Levels < 1 || l.Levels > maxLadder {
+		return l, argument.New("Ladder.Levels", l.Levels, "is out of range", fmt.Sprintf("use 1 to %d", maxLadder))
+	}
+	if l.Unit > maxDelay>>l.Levels {
+		return l, argument.New("Ladder", l.Unit, "reaches beyond ten years", "use a smaller unit or fewer levels")
+	}
+	return l, nil
+}
+
+// steps is d in units, rounded up to at most ladderBits significant bits, and to
+// what the ladder can hold.
+func (l Ladder) steps(d time.Duration) uint64 {
+	n := uint64(1)
+	if d > l.Unit {
+		n = uint64((d + l.Unit - 1) / l.Unit)
+	}
+	if extra := bits.Len64(n) - ladderBits; extra > 0 {
+		mask := uint64(1)<<extra - 1
+		n = (n + mask) &^ mask
+	}
+	if top := uint64(1)<<l.Levels - 1; n > top {
+		n = top
+		if extra := l.Levels - ladderBits; extra > 0 {
+			n &^= uint64(1)<<extra - 1
+		}
+	}
+	return n
+}
+
+// Delay is how long the ladder holds a message that is to wait for d.
+func (l Ladder) Delay(d time.Duration) (time.Duration, error) {
+	l, err := l.withDefaults()
+	if err != nil {
+		return 0, err
+	}
+	return time.Duration(l.steps(d)) * l.Unit, nil
+}
+
+// address is where a message from queue enters the ladder: at the exchange of its
+// highest bit, with a key that has a word for each level, highest first, and the
+// queue's name behind them.
+func (l Ladder) address(n Names, d time.Duration, queue string) (address.Address, error) {
+	if err := checkQueue(queue); err != nil {
+		return address.Address{}, err
+	}
+	steps := l.steps(d)
+	var key strings.Builder
+	for level := l.Levels - 1; level >= 0; level-- {
+		key.WriteByte('0' + byte(steps>>level&1))
+		key.WriteByte('.')
+	}
+	key.WriteString(queue)
+	if key.Len() > maxKey {
+		return address.Address{}, argument.New("queue", queue, fmt.Sprintf("makes a routing key of %d bytes", key.Len()), "use a shorter name, or a ladder of fewer levels")
+	}
+	return address.Exchange(l.exchange(n, bits.Len64(steps)-1), key.String()), nil
+}
+
+func (l Ladder) exchange(n Names, level int) string {
+	if level < 0 {
+		return n.LadderPrefix + ladderSuffix
+	}
+	return fmt.Sprintf("%s%d", n.LadderPrefix, level)
+}
+
+// topology declares the ladder. A message at level n whose bit there is set goes
+// to the queue, which hands it to level n-1 when its time is up; else it goes to
+// level n-1 at once. Below level 0 is the exchange that brings it back.
+func (l Ladder) topology(n Names) declare.Topology {
+	t := declare.Topology{Exchanges: []declare.Exchange{
+		{Name: l.exchange(n, -1), Type: declare.Topic, AlternateExchange: n.parkingExchange()},
+	}}
+	for level := range l.Levels {
+		own, below := l.exchange(n, level), l.exchange(n, level-1)
+		before := strings.Repeat("*.", l.Levels-1-level)
+		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: own, Type: declare.Topic})
+		t.Queues = append(t.Queues, declare.QuorumQueue{
+			Name: own, MessageTTL: l.Unit << level,
+			DeadLetter: declare.DeadLetter{Exchange: below, Strategy: declare.AtLeastOnce},
+		})
+		t.Bindings = append(t.Bindings,
+			declare.Binding{Source: own, Queue: own, Key: before + "1.#"},
+			declare.Binding{Source: own, Exchange: below, Key: before + "0.#"})
+	}
+	return t
+}
+
+// home is the binding that brings messages back to queue.
+func (l Ladder) home(n Names, queue string) declare.Binding {
+	return declare.Binding{Source: l.exchange(n, -1), Queue: queue, Key: strings.Repeat("*.", l.Levels) + queue}
+}
