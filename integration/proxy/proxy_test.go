@@ -1,0 +1,123 @@
+package proxy_test
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/hopback/hopback/integration/proxy"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// echo is a server that sends back what it gets.
+func echo(t *testing.T) string {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer func() { _ = c.Close() }()
+				_, _ = io.Copy(c, c)
+			}()
+		}
+	}()
+	return ln.Addr().String()
+}
+
+func dial(t *testing.T, p *proxy.Proxy) net.Conn {
+	c, err := net.Dial("tcp", p.Addr())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
+	return c
+}
+
+func say(t *testing.T, c net.Conn, line string) {
+	_, err := io.WriteString(c, line+"\n")
+	require.NoError(t, err)
+	got, err := bufio.NewReader(c).ReadString('\n')
+	require.NoError(t, err)
+	assert.Equal(t, line+"\n", got)
+}
+
+func start(t *testing.T) *proxy.Proxy {
+	p, err := proxy.New(echo(t))
+	require.NoError(t, err)
+	t.Cleanup(p.Close)
+	return p
+}
+
+func TestPassesBothWays(t *testing.T) {
+	p := start(t)
+	c := dial(t, p)
+	say(t, c, "one")
+	say(t, c, "two")
+	assert.EqualValues(t, 8, p.Sent())
+	assert.EqualValues(t, 8, p.Received())
+	assert.Equal(t, 1, p.Accepted())
+	assert.Equal(t, 1, p.Open())
+}
+
+func TestCutResetsOpenConnections(t *testing.T) {
+	p := start(t)
+	c := dial(t, p)
+	say(t, c, "one")
+	assert.Equal(t, 1, p.Cut())
+	_, err := c.Read(make([]byte, 1))
+	assert.ErrorIs(t, err, syscall.ECONNRESET)
+	say(t, dial(t, p), "a new one works")
+}
+
+func TestStallHoldsBytesUntilResume(t *testing.T) {
+	p := start(t)
+	c := dial(t, p)
+	say(t, c, "one")
+	p.Stall()
+	_, err := io.WriteString(c, "two\n")
+	require.NoError(t, err)
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
+	_, err = c.Read(make([]byte, 1))
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded, "nothing may come")
+	p.Resume()
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+	got, err := bufio.NewReader(c).ReadString('\n')
+	require.NoError(t, err)
+	assert.Equal(t, "two\n", got)
+}
+
+func TestCloseEndsStalledConnections(t *testing.T) {
+	p := start(t)
+	c := dial(t, p)
+	p.Stall()
+	_, err := io.WriteString(c, "one\n")
+	require.NoError(t, err)
+	p.Close()
+	_, err = c.Read(make([]byte, 1))
+	assert.Error(t, err)
+}
+
+func TestRefuseAndAdmit(t *testing.T) {
+	p := start(t)
+	open := dial(t, p)
+	say(t, open, "one")
+	p.Refuse()
+	_, err := net.Dial("tcp", p.Addr())
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+	say(t, open, "open ones go on")
+	require.NoError(t, p.Admit())
+	say(t, dial(t, p), "and new ones are let in again")
+}
