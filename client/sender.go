@@ -184,20 +184,26 @@ func (s *sender) attach() (session, senderLink, error) {
 	}()
 	sess, err := s.open(ctx)
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil, nil, ErrClosed
-		}
-		return nil, nil, newError(s.op, s.target, ErrConnectionLost, err)
+		return nil, nil, s.refused(ctx, err)
 	}
 	link, err := sess.sender(ctx, s.target)
 	if err != nil {
 		s.give(sess)
-		if ctx.Err() != nil {
-			return nil, nil, ErrClosed
-		}
-		return nil, nil, newError(s.op, s.target, ErrConnectionLost, err)
+		return nil, nil, s.refused(ctx, err)
 	}
 	return sess, link, nil
+}
+
+// refused is the error for a link that couldn't be opened. A connection without
+// room for a session isn't lost: to wait for it could take for ever.
+func (s *sender) refused(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return ErrClosed
+	case errors.Is(err, ErrSessionLimit):
+		return newError(s.op, s.target, ErrSessionLimit, err)
+	}
+	return newError(s.op, s.target, ErrConnectionLost, err)
 }
 
 // pump sends until the link ends (false) or the sender is stopped and has sent
