@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/hopback/hopback/client"
@@ -49,7 +48,7 @@ func askBank(ctx context.Context, o Order) error {
 	case o.Story == busy && retries == 0:
 		return busyError{1500 * time.Millisecond}
 	case o.Story == panics:
-		panic(fmt.Sprintf("no currency in %s", o.ID))
+		panic("no bank")
 	}
 	return nil
 }

@@ -55,6 +55,7 @@ var policy = retry.Policy{
 		RetryExchange:      "quickstart.retry",
 		RequeueExchange:    "quickstart.requeue",
 		DeadLetterExchange: "quickstart.dead_letter",
+		GivenUpExchange:    "quickstart.given_up",
 		Parking:            "quickstart.parking",
 		DelayPrefix:        "quickstart.delay_",
 	},

@@ -38,19 +38,13 @@ type account struct {
 	attempts int
 	hops     []hop
 	end      string // empty until it has ended
-	letter   *letter
+	letter   *retry.Death
 }
 
 // hop is one stay in a delay queue.
 type hop struct {
 	asked, had time.Duration
 	began      time.Time
-}
-
-// letter is what a message in the dead-letter queue tells.
-type letter struct {
-	reason, err string
-	retries     int64
 }
 
 func newTimeline(out io.Writer, orders []Order) *timeline {
@@ -63,17 +57,15 @@ func newTimeline(out io.Writer, orders []Order) *timeline {
 
 // watch is a middleware outside of retry.With: it sees what retry.With has decided.
 func (t *timeline) watch(h client.Handler) client.Handler {
-	return client.Wrap(h, func(ctx context.Context, d *client.Delivery) (err error) {
-		panicked := true
-		defer func() { t.handled(d, err, panicked) }() // the consumer recovers from a panic
-		err = h.Handle(ctx, d)
-		panicked = false
+	return client.Wrap(h, func(ctx context.Context, d *client.Delivery) error {
+		err := h.Handle(ctx, d)
+		t.handled(d, err)
 		return err
 	})
 }
 
 // handled prints one attempt and what follows from it.
-func (t *timeline) handled(d *client.Delivery, err error, panicked bool) {
+func (t *timeline) handled(d *client.Delivery, err error) {
 	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -91,10 +83,6 @@ func (t *timeline) handled(d *client.Delivery, err error, panicked bool) {
 	what, so, colour := "charged", "✓ accepted", green
 	switch o := client.OutcomeOf(err).(type) {
 	case nil:
-		if panicked {
-			what, so, colour = "panic", "✗ dead letter", red
-			break
-		}
 		t.ended(a, "accepted")
 	case client.Forward:
 		h := hop{began: now, asked: delayOf(o)}
@@ -126,17 +114,9 @@ func (t *timeline) dead(_ context.Context, d *client.Delivery) error {
 	if a == nil {
 		return nil
 	}
-	text := func(key string) string { s, _ := d.Annotation(key).(string); return s }
-	l := &letter{reason: text(client.AnnotationReason), err: text(client.AnnotationError)}
-	// A panic passes retry.With by, so that its letter has no annotation of ours:
-	// the message's own counter is always there.
-	if n, ok := d.Annotation(retry.AnnotationRetries).(int64); ok {
-		l.retries = n
-	} else {
-		l.retries = int64(retry.Count(d.Message()))
-	}
-	a.letter = l
-	t.ended(a, "dead: "+l.reason)
+	death := retry.Autopsy(d.Message())
+	a.letter = &death
+	t.ended(a, "dead: "+string(death.Lane))
 	return nil
 }
 
@@ -221,8 +201,8 @@ func (t *timeline) tables(queue string, left uint64, why error) error {
 	t.line("", bold, "order  reason       retries  error")
 	for _, a := range t.accounts {
 		if l := a.letter; l != nil {
-			t.line(fmt.Sprintf("%s  %s  %s  %s", cell(a.order.ID, 5), cell(l.reason, 11),
-				cell(strconv.FormatInt(l.retries, 10), 7), l.err), "", "")
+			t.line(fmt.Sprintf("%s  %s  %s  %s", cell(a.order.ID, 5), cell(string(l.Lane), 11),
+				cell(strconv.Itoa(l.Retries), 7), l.Error), "", "")
 		}
 	}
 	t.line("", "", "")
@@ -309,8 +289,11 @@ func clip(s string, width int) string {
 		}
 		return r
 	}, s)
-	if n := utf8.RuneCountInString(s); n > width {
-		return string([]rune(s)[:max(width-1, 0)]) + "…"
+	switch {
+	case width <= 0:
+		return ""
+	case utf8.RuneCountInString(s) > width:
+		return string([]rune(s)[:width-1]) + "…"
 	}
 	return s
 }

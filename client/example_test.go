@@ -1,0 +1,81 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+)
+
+// Order is the body of the messages in these examples.
+type Order struct {
+	ID    string `json:"id"`
+	Cents int    `json:"cents"`
+}
+
+// A handler is tested without a broker: NewDelivery stands in for the consumer, and
+// OutcomeOf tells what the consumer would do.
+func ExampleJSON() {
+	handler := client.JSON(func(ctx context.Context, o Order) error {
+		if o.Cents <= 0 {
+			return client.DeadLetter{Reason: "worthless", Err: fmt.Errorf("order %s costs %d cents", o.ID, o.Cents)}
+		}
+		return nil
+	})
+
+	for _, body := range []string{`{"id": "o-1", "cents": 995}`, `{"id": "o-2"}`, `{"id": "o-3`} {
+		delivery := client.NewDelivery("orders", client.NewMessage([]byte(body)))
+		err := handler.Handle(context.Background(), delivery)
+		switch outcome := client.OutcomeOf(err).(type) {
+		case nil:
+			fmt.Println("accepted")
+		case client.DeadLetter:
+			fmt.Printf("dead-lettered as %s: %v\n", outcome.Reason, outcome.Err)
+		default:
+			fmt.Println("something else:", outcome)
+		}
+	}
+	// Output:
+	// accepted
+	// dead-lettered as worthless: order o-2 costs 0 cents
+	// dead-lettered as undecodable: unexpected end of JSON input
+}
+
+// What an error means to a consumer on which no middleware decides otherwise.
+func ExampleOutcomeOf() {
+	for _, err := range []error{
+		nil,
+		errors.New("bank timed out"),
+		client.Requeue{},
+		fmt.Errorf("charge: %w", client.DeadLetter{Reason: "declined"}),
+		client.Forward{To: address.Queue("orders.manual")},
+	} {
+		fmt.Println(client.OutcomeOf(err))
+	}
+	// Output:
+	// <nil>
+	// requeue: bank timed out
+	// requeue
+	// dead-letter (declined)
+	// forward to /queues/orders.manual
+}
+
+// A decorator in one line: Wrap passes on what the inner handler prepares.
+func ExampleWrap() {
+	counted := 0
+	count := func(h client.Handler) client.Handler {
+		return client.Wrap(h, func(ctx context.Context, d *client.Delivery) error {
+			counted++
+			return h.Handle(ctx, d)
+		})
+	}
+	handler := client.Chain(count, client.Recover())(client.HandlerFunc(func(context.Context, *client.Delivery) error {
+		panic("no currency")
+	}))
+	err := handler.Handle(context.Background(), client.NewDelivery("orders", client.NewMessage(nil)))
+	fmt.Println(counted, err)
+	// Output:
+	// 1 handler panicked: no currency
+}
