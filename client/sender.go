@@ -125,11 +125,18 @@ func (s *sender) run() {
 			continue
 		}
 		began := time.Now()
+		closeLink := sync.OnceFunc(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+			defer cancel()
+			_ = link.close(ctx)
+		})
+		// While the session's window is full, go-amqp's send heeds no ctx: only the
+		// end of the link ends it.
+		unwatch := context.AfterFunc(s.ctx, closeLink)
 		finished := s.pump(sess, link)
-		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-		_ = link.close(ctx)
+		unwatch()
+		closeLink()
 		s.give(sess)
-		cancel()
 		if finished {
 			return
 		}
