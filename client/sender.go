@@ -102,6 +102,12 @@ func (s *sender) run() {
 	defer close(s.done)
 	defer s.cut()
 	defer s.fail(&Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed})
+	defer func() {
+		select {
+		case s.first <- ErrClosed: // cut off before its first attempt
+		default:
+		}
+	}()
 
 	failures := 0
 	for first := true; s.ctx.Err() == nil; first = false {
