@@ -25,8 +25,10 @@ const (
 	// GuardAtMostOnce: the work queue, or a delay queue, dead-letters at most once,
 	// so that a message is lost when what comes next is missing or full.
 	GuardAtMostOnce Guard = "at-most-once"
-	// GuardDeliveryLimit: the work queue's delivery limit ends a message before the
-	// policy's retries do.
+	// GuardDeliveryLimit: the dead-letter queue has a delivery limit. A dead letter
+	// brings the delivery count of its work queue along, and would be ended there
+	// when it is first looked at. (The work queue's own limit can't cut a policy
+	// short: no strategy's retry counts as a failed delivery.)
 	GuardDeliveryLimit Guard = "delivery-limit"
 	// GuardDelayQueue: a delay queue that the policy needs is missing, or isn't
 	// bound, or the work queue isn't bound for the way back.
@@ -91,7 +93,7 @@ func (pl *plan) prepare(ctx context.Context, s client.Start) (Strategy, error) {
 	add(GuardDeadLetter, ofWork(pl.guardDeadLetter))
 	add(GuardAtMostOnce, ofWork(guardAtMostOnce))
 	add(GuardMaxLength, ofWork(guardMaxLength))
-	add(GuardDeliveryLimit, ofWork(func(q declare.QueueInfo) error { return pl.guardDeliveryLimit(q, strategy, s.Broker) }))
+	add(GuardDeliveryLimit, func() error { return pl.guardDeliveryLimit(ctx, s) })
 	if pl.max > 0 && strategy != Native {
 		checks = append(checks, pl.wayThere(ctx, s, strategy)...)
 	}
@@ -155,27 +157,29 @@ func guardMaxLength(q declare.QueueInfo) error {
 	return nil
 }
 
-// defaultDeliveryLimit is RabbitMQ's for quorum queues.
-const defaultDeliveryLimit = 20
-
-func (pl *plan) guardDeliveryLimit(q declare.QueueInfo, strategy Strategy, b client.Broker) error {
-	if q.Type != "quorum" || !countsAsDelivery(strategy, b) {
+// guardDeliveryLimit looks at the dead-letter queue that Topology gives a work
+// queue; one by another name isn't known here.
+func (pl *plan) guardDeliveryLimit(ctx context.Context, s client.Start) error {
+	name := pl.names.DeadLetterQueue(s.Queue)
+	if address.Queue(name).Validate() != nil {
 		return nil
 	}
-	limit := int64(defaultDeliveryLimit)
-	if v, ok := q.Arguments["x-delivery-limit"].(int64); ok {
-		limit = v
-	}
-	if limit < 0 || int64(pl.max) <= limit {
+	q, err := declare.Inspect(ctx, s.Management, name)
+	switch {
+	case errors.Is(err, declare.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case q.Type != "quorum":
 		return nil
 	}
-	return &GuardError{Guard: GuardDeliveryLimit, Queue: q.Name,
-		Problem: fmt.Sprintf("its delivery limit of %d ends a message before the policy's %d retries, each of which counts as a delivery with the strategy %v on RabbitMQ %s", limit, pl.max, strategy, b.Version),
-		Remedy:  "raise x-delivery-limit to the number of retries at least, or use Republish"}
+	if limit, ok := q.Arguments["x-delivery-limit"].(int64); ok && limit < 0 {
+		return nil
+	}
+	return &GuardError{Guard: GuardDeliveryLimit, Queue: name,
+		Problem: "it has a delivery limit, and a dead letter brings along the deliveries that it has had",
+		Remedy:  "give it x-delivery-limit -1, as retry.Topology does"}
 }
-
-// countsAsDelivery says whether a retry uses up one of the queue's deliveries.
-func countsAsDelivery(Strategy, client.Broker) bool { return false }
 
 // wayThere checks every queue and binding that a retried message comes through.
 func (pl *plan) wayThere(ctx context.Context, s client.Start, strategy Strategy) []func() error {

@@ -151,18 +151,35 @@ func (d *decorator) call(ctx context.Context, del *client.Delivery) (err error) 
 	return d.handler.Handle(ctx, del)
 }
 
-// passOn adds the history to a death that the handler has decided on.
+// passOn adds the history to a death that the handler has decided on. Its mark must
+// be another than that of a retry, or a message that was retried before by the
+// DeadLetter strategy would be taken for one that is to be retried again.
 func (d *decorator) passOn(del *client.Delivery, o client.Outcome) error {
-	dead, ok := o.(client.DeadLetter)
-	if !ok {
+	switch o := o.(type) {
+	case client.DeadLetter:
+		if o.Reason == "" {
+			o.Reason = client.Reason(LaneRejected)
+		}
+		o.Annotations = d.withHistory(del, o.Err, o.Annotations)
+		return o
+	case client.Modify:
+		if o.DeadLetter {
+			if _, marked := o.Annotations[client.AnnotationReason]; !marked {
+				o.Annotations = d.withHistory(del, o.Err, o.Annotations)
+				o.Annotations[client.AnnotationReason] = string(LaneRejected)
+			}
+		}
 		return o
 	}
-	h := d.plan.history(del, dead.Err, Count(del.Message()), time.Now())
-	for k, v := range dead.Annotations {
+	return o
+}
+
+func (d *decorator) withHistory(del *client.Delivery, err error, annotations map[string]any) map[string]any {
+	h := d.plan.history(del, err, Count(del.Message()), time.Now())
+	for k, v := range annotations {
 		h[k] = v
 	}
-	dead.Annotations = h
-	return dead
+	return h
 }
 
 func (d *decorator) dead(del *client.Delivery, reason client.Reason, err error, now time.Time) error {

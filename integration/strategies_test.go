@@ -1,0 +1,334 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+)
+
+// strategies are all ways to wait, by name.
+func strategies(s *site) map[string]func(*retry.Policy) {
+	all := map[string]func(*retry.Policy){
+		"republish":   func(p *retry.Policy) { p.Strategy = retry.Republish },
+		"dead-letter": func(p *retry.Policy) { p.Strategy = retry.DeadLetter },
+		"ladder":      func(p *retry.Policy) { p.AnyDelay = &retry.Ladder{Unit: 50 * time.Millisecond, Levels: 8} },
+		"auto":        func(p *retry.Policy) { p.Strategy = retry.Auto },
+	}
+	if s.newer() {
+		all["native"] = func(p *retry.Policy) { p.Strategy = retry.Native }
+	}
+	return all
+}
+
+// forEachStrategy runs test with every strategy that the broker can do.
+func forEachStrategy(t *testing.T, test func(t *testing.T, s *site, p retry.Policy)) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		for name, set := range strategies(s) {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				p := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(100*time.Millisecond, 200*time.Millisecond, 300*time.Millisecond), Worker: "tester"}
+				set(&p)
+				test(t, newSite(t, s.Broker), p)
+			})
+		}
+	})
+}
+
+func TestEveryStrategyHopsBackOnTimeAndTellsWhyAMessageDied(t *testing.T) {
+	forEachStrategy(t, func(t *testing.T, s *site, policy retry.Policy) {
+		conn, _ := s.connect(t)
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 2})
+
+		var mu sync.Mutex
+		seen := map[string][]time.Time{}
+		handled := make(chan string, 100)
+		consume(t, conn, "orders", retry.With(policy)(client.Typed(client.RawCodec{}, func(ctx context.Context, what string) error {
+			d, _ := client.DeliveryFrom(ctx)
+			count := retry.Count(d.Message())
+			mu.Lock()
+			seen[what] = append(seen[what], time.Now())
+			mu.Unlock()
+			switch what {
+			case "late":
+				if count < 3 {
+					return fmt.Errorf("not yet: %d", count)
+				}
+				handled <- what
+			case "exhausted":
+				return errors.New("never")
+			case "permanent":
+				return retry.Permanent(errors.New("no use"))
+			case "panics later":
+				if count == 1 {
+					panic("boo")
+				}
+				return errors.New("once")
+			case "exits later":
+				if count == 1 {
+					runtime.Goexit()
+				}
+				return errors.New("once")
+			case "undecodable later":
+				if count == 1 {
+					return client.DeadLetter{Reason: client.ReasonUndecodable, Err: errors.New("what is this")}
+				}
+				return errors.New("once")
+			case "rejected later":
+				if count == 1 {
+					return client.Modify{DeadLetter: true}
+				}
+				return errors.New("once")
+			}
+			return nil
+		})), client.ConsumerConfig{Concurrency: 8})
+
+		p := publisherOf(t, conn, address.Exchange("amq.topic", "made.by.test"))
+		apply(t, conn, declare.Topology{Bindings: []declare.Binding{{Source: "amq.topic", Queue: "orders", Key: "made.#"}}})
+		lanes := map[string]retry.Lane{
+			"exhausted": "exhausted", "permanent": "permanent", "panics later": "panicked", "exits later": "panicked",
+			"undecodable later": "undecodable", "rejected later": retry.LaneRejected,
+		}
+		began := time.Now()
+		publish(t, p, "late", func(m *client.Message) { m.ApplicationProperties = map[string]any{"kept": "yes"} })
+		for what := range lanes {
+			publish(t, p, what, func(m *client.Message) { m.ApplicationProperties = map[string]any{"kept": "yes"} })
+		}
+
+		dead := make(chan *client.Message, 100)
+		consume(t, conn, "orders.dead", client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
+			dead <- d.Message()
+			return nil
+		}), client.ConsumerConfig{})
+		for range lanes {
+			m := await(t, dead, "a dead letter")
+			what, err := client.Body(m)
+			require.NoError(t, err)
+			death := retry.Autopsy(m)
+			assert.Equal(t, lanes[string(what)], death.Lane, "%s: %v", what, m.Annotations)
+			assert.Equal(t, "yes", m.ApplicationProperties["kept"], "%s", what)
+			assert.Equal(t, "orders", death.Queue, "%s", what)
+			assert.Equal(t, "tester", death.Worker, "%s", what)
+			assert.Equal(t, "amq.topic", death.Exchange, "%s", what)
+			assert.Equal(t, "made.by.test", death.RoutingKey, "%s", what)
+			assert.False(t, death.First.Before(began.Add(-time.Second)) || death.First.After(death.Last) || death.Last.After(time.Now().Add(time.Second)), "%s: %v to %v", what, death.First, death.Last)
+			want := map[string]int{"exhausted": 3, "permanent": 0}
+			if n, ok := want[string(what)]; ok {
+				assert.Equal(t, n, death.Retries, "%s", what)
+			} else {
+				assert.Equal(t, 1, death.Retries, "%s", what)
+			}
+			if what := string(what); what == "exhausted" {
+				assert.Equal(t, "never", death.Error)
+				assert.Equal(t, "*errors.errorString", death.ErrorType)
+			}
+		}
+		assert.Equal(t, "late", await(t, handled, "the handled message"))
+		mu.Lock()
+		defer mu.Unlock()
+		require.Len(t, seen["late"], 4)
+		for i, asked := range []time.Duration{100, 200, 300} {
+			had := seen["late"][i+1].Sub(seen["late"][i])
+			assert.GreaterOrEqual(t, had, asked*time.Millisecond-5*time.Millisecond)
+			assert.Less(t, had, asked*time.Millisecond+lateLimit)
+			t.Logf("REPORT %s: asked %v, had %v", t.Name(), asked*time.Millisecond, had.Round(time.Millisecond))
+		}
+		require.Len(t, seen["exhausted"], 4)
+		assertEmpty(t, s, "orders")
+		assertEmpty(t, s, "parking_queue")
+	})
+}
+
+// publisherOf is a publisher of raw strings.
+func publisherOf(t *testing.T, conn *client.Conn, to address.Address) *client.Publisher[string] {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	p, err := client.NewPublisher[string](ctx, conn, to, client.PublisherConfig{Codec: client.RawCodec{}})
+	require.NoError(t, err)
+	return p
+}
+
+// assertEmpty waits until the queue has no message in any state.
+func assertEmpty(t *testing.T, s *site, queue string) {
+	t.Helper()
+	var q struct{ Messages int }
+	assert.Eventually(t, func() bool {
+		status, text, err := s.httpStatus("GET", "/queues/"+s.vhost+"/"+queue, nil)
+		if err != nil || status != 200 {
+			return false
+		}
+		q.Messages = -1
+		if i := strings.Index(string(text), `"messages":`); i >= 0 {
+			_, _ = fmt.Sscanf(string(text)[i:], `"messages":%d`, &q.Messages)
+		}
+		return q.Messages == 0
+	}, patience, 200*time.Millisecond, "%s isn't empty", queue)
+}
+
+func TestAttemptsAreCountedAcrossStrategies(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		base := retry.Policy{MaxRetries: 6, Backoff: retry.Delays(50 * time.Millisecond), Strategy: retry.Auto}
+		applyRetry(t, conn, base, declare.QuorumQueue{Name: "orders", DeliveryLimit: 2})
+		order := []retry.Strategy{retry.DeadLetter, retry.Republish, retry.DeadLetter, retry.DeadLetter, retry.Republish, retry.Republish}
+		if s.newer() {
+			order = []retry.Strategy{retry.Native, retry.Republish, retry.DeadLetter, retry.Native, retry.Native, retry.DeadLetter}
+		}
+		publish(t, publisherOf(t, conn, address.Queue("orders")), "x", func(m *client.Message) {
+			m.ApplicationProperties = map[string]any{retry.CountProperty: "0"} // a worker that writes strings
+		})
+		// One worker for each attempt, each with the next strategy.
+		for i, strategy := range append(order, retry.Republish) {
+			policy := base
+			policy.Strategy = strategy
+			counts := make(chan int, 10)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			h := client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
+				cancel()
+				counts <- retry.Count(d.Message())
+				return errors.New("again")
+			})
+			go func() { done <- conn.Consume(ctx, "orders", retry.With(policy)(h), client.ConsumerConfig{Prefetch: 1}) }()
+			assert.Equal(t, i, await(t, counts, "an attempt"), "%v", strategy)
+			require.NoError(t, await(t, done, "the end of Consume"))
+		}
+		dead := make(chan *client.Message, 10)
+		consume(t, conn, "orders.dead", client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
+			dead <- d.Message()
+			return nil
+		}), client.ConsumerConfig{})
+		death := retry.Autopsy(await(t, dead, "a dead letter"))
+		assert.Equal(t, retry.Lane("exhausted"), death.Lane)
+		assert.Equal(t, 6, death.Retries)
+	})
+}
+
+func TestNativeIsRefusedWhereItWouldSpin(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		policy := retry.Policy{Strategy: retry.Native}
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders"})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if s.newer() {
+			s.http(t, "PUT", "/queues/"+s.vhost+"/classic", map[string]any{"durable": true, "arguments": map[string]any{"x-queue-type": "classic"}}, nil)
+			err := conn.Consume(ctx, "classic", retry.With(policy)(nop), client.ConsumerConfig{})
+			var guard *retry.GuardError
+			require.ErrorAs(t, err, &guard)
+			assert.Equal(t, retry.GuardNative, guard.Guard)
+			return
+		}
+		err := conn.Consume(ctx, "orders", retry.With(policy)(nop), client.ConsumerConfig{})
+		var guard *retry.GuardError
+		require.ErrorAs(t, err, &guard)
+		assert.Equal(t, retry.GuardNative, guard.Guard)
+		assert.Contains(t, err.Error(), "4.0")
+	})
+}
+
+var nop = client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil })
+
+// On a broker that ignores x-opt-delivery-time, a message that was given back with
+// it comes back at once. The decorator notices and republishes it.
+func TestIgnoredDeliveryTimeIsNoticedAndRepublished(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		if s.newer() {
+			return // it heeds the time: TestEveryStrategy shows that
+		}
+		conn, _ := s.connect(t)
+		policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(time.Second)}
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 50})
+		publish(t, publisherOf(t, conn, address.Queue("orders")), "x")
+		// What the Native strategy does on a broker that it took for a newer one.
+		ctx, cancel := context.WithCancel(t.Context())
+		once := make(chan time.Time, 1)
+		require.NoError(t, conn.Consume(ctx, "orders", client.HandlerFunc(func(context.Context, *client.Delivery) error {
+			cancel()
+			now := time.Now()
+			once <- now
+			return client.Modify{Annotations: map[string]any{
+				retry.AnnotationDelay: int64(1000), retry.AnnotationDeliveryTime: now.Add(time.Second).UnixMilli(), retry.AnnotationRetries: int64(1),
+			}}
+		}), client.ConsumerConfig{Prefetch: 1}))
+		given := await(t, once, "the first delivery")
+		came := make(chan int, 10)
+		consume(t, conn, "orders", retry.With(policy)(client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+			came <- retry.Count(d.Message())
+			return nil
+		})), client.ConsumerConfig{})
+		assert.Equal(t, 1, await(t, came, "the republished message"), "the detour uses up no retry")
+		assert.GreaterOrEqual(t, time.Since(given), 900*time.Millisecond)
+	})
+}
+
+func TestGuardsRefuseTopologyThatLosesOrStalls(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(time.Second, 2*time.Second)}
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "good"})
+		apply(t, conn, declare.Topology{
+			Queues: []declare.Queue{
+				declare.QuorumQueue{Name: "drops", DeadLetter: declare.Drop()},
+				declare.QuorumQueue{Name: "forgets", DeadLetter: declare.DeadLetter{Exchange: "dead_letter_exchange", Strategy: declare.AtMostOnce}},
+				declare.QuorumQueue{Name: "fills", MaxLength: 10, DeadLetter: declare.DeadLetter{Exchange: "dead_letter_exchange"}},
+				declare.QuorumQueue{Name: "unbound", DeadLetter: declare.DeadLetter{Exchange: "dead_letter_exchange"}},
+			},
+			Bindings: []declare.Binding{
+				{Source: "requeue_exchange", Queue: "drops", Key: "*.*.drops"},
+				{Source: "requeue_exchange", Queue: "forgets", Key: "*.*.forgets"},
+				{Source: "requeue_exchange", Queue: "fills", Key: "*.*.fills"},
+			},
+		})
+		longer := policy
+		longer.Backoff = retry.Delays(time.Second, 3*time.Second)
+		for _, c := range []struct {
+			queue  string
+			policy retry.Policy
+			guard  retry.Guard
+		}{
+			{"good", policy, ""},
+			{"drops", policy, retry.GuardDeadLetter},
+			{"forgets", policy, retry.GuardAtMostOnce},
+			{"fills", policy, retry.GuardMaxLength},
+			{"unbound", policy, retry.GuardDelayQueue},
+			{"good", longer, retry.GuardDelayQueue},
+		} {
+			start := func(p retry.Policy) error {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				// It ends as soon as it has begun: what is asked is whether it begins.
+				h := client.Wrap(retry.With(p)(nop), nil)
+				err := client.Prepare(ctx, h, client.Start{Queue: c.queue, Broker: conn.Broker(), Management: conn.Management()})
+				return err
+			}
+			err := start(c.policy)
+			if c.guard == "" {
+				require.NoError(t, err, c.queue)
+				continue
+			}
+			var found *retry.GuardError
+			require.ErrorAs(t, err, &found, c.queue)
+			assert.Equal(t, c.guard, found.Guard, "%v", err)
+			waived := c.policy
+			waived.Waive = []retry.Guard{c.guard}
+			assert.NoError(t, start(waived), c.queue)
+		}
+		var bad *argument.Error
+		require.ErrorAs(t, conn.Consume(t.Context(), "a.#", retry.With(policy)(nop), client.ConsumerConfig{}), &bad)
+	})
+}
