@@ -45,6 +45,10 @@ type sender struct {
 
 	// unanswered counts the messages that were sent and not answered, for close.
 	unanswered atomic.Int64
+	// callers counts those who wait in do; when the last one leaves, idle is
+	// signalled. What their messages have left in the queue was withdrawn.
+	callers atomic.Int64
+	idle    chan struct{}
 
 	// first receives the result of the first attempt to open the link.
 	first chan error
@@ -74,6 +78,7 @@ func newSender(op, target string, depth int, backoff Backoff, open func(context.
 		op: op, target: target, open: open, give: give, backoff: backoff,
 		queue: make(chan *outgoing, depth),
 		stop:  make(chan struct{}), done: make(chan struct{}), first: make(chan error, 1),
+		idle: make(chan struct{}, 1),
 	}
 	s.ctx, s.cut = context.WithCancel(context.Background())
 	go s.run()
@@ -88,7 +93,7 @@ func (s *sender) close(ctx context.Context) error {
 	case <-s.done:
 		return nil
 	case <-ctx.Done():
-		open := s.unanswered.Load() + int64(len(s.queue))
+		open := s.unanswered.Load() + s.callers.Load()
 		s.cut()
 		<-s.done
 		if open == 0 {
@@ -161,40 +166,43 @@ func (s *sender) run() {
 const closeTimeout = 5 * time.Second
 
 // rest waits before the next attempt, and says whether there should be one: not
-// when the sender was stopped and nothing is left to send.
+// when the sender was stopped and nobody waits for it to send.
 func (s *sender) rest(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-s.stop:
-		if len(s.queue) == 0 {
-			return false
-		}
+	ctx, cancel := s.wanted()
+	defer cancel()
+	return pause(ctx, d)
+}
+
+// wanted returns a ctx that ends when the sender is cut off, or was stopped and
+// nobody waits for it to send.
+func (s *sender) wanted() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		defer cancel()
 		select {
-		case <-t.C:
-		case <-s.ctx.Done():
+		case <-s.stop:
+		case <-ctx.Done():
+			return
 		}
-	case <-s.ctx.Done():
+		for s.callers.Load() > 0 {
+			select {
+			case <-s.idle:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return ctx, func() {
+		cancel()
+		<-watched // two at once would take each other's signal
 	}
-	return s.ctx.Err() == nil
 }
 
 func (s *sender) attach() (session, senderLink, error) {
-	// A stopped sender with nothing to send must not wait for a connection.
-	ctx, cancel := context.WithCancel(s.ctx)
+	ctx, cancel := s.wanted()
 	defer cancel()
-	stopWatch := make(chan struct{})
-	defer close(stopWatch)
-	go func() {
-		select {
-		case <-s.stop:
-			if len(s.queue) == 0 {
-				cancel()
-			}
-		case <-stopWatch:
-		}
-	}()
 	sess, err := s.open(ctx)
 	if err != nil {
 		return nil, nil, s.refused(ctx, err)
@@ -336,6 +344,15 @@ func (s *sender) do(ctx context.Context, m *Message) error {
 		return &Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed}
 	default:
 	}
+	s.callers.Add(1)
+	defer func() {
+		if s.callers.Add(-1) == 0 {
+			select {
+			case s.idle <- struct{}{}:
+			default:
+			}
+		}
+	}()
 	answered := make(chan error, 1)
 	out := &outgoing{msg: m, answer: func(err error) { answered <- err }}
 	select {
