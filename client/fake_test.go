@@ -1,0 +1,490 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/Azure/go-amqp"
+)
+
+// fakeBroker is one queue, and a sink for all that is sent, behind the
+// interfaces of link.go. It keeps what RabbitMQ keeps: credit, unsettled
+// deliveries, answers in the order of sending; and it records all that happens,
+// in order. What breaks these rules fails the test.
+type fakeBroker struct {
+	t testing.TB
+	// version that sessions report. Default: 4.3.
+	version string
+	// hook, if set, is asked before each step ("open session", "attach receiver",
+	// "attach sender <target>", "credit", "settle <id>", "drain", "send <id>",
+	// "close receiver", ...). Its error is the step's. It may block.
+	hook func(step string) error
+	// verdict, if set, is the answer to a message; nil withholds the answer until
+	// answer is called. Default: accepted.
+	verdict func(target string, m *Message) amqp.DeliveryState
+	// window is how many unanswered messages stop a sender. 0: no limit.
+	window int
+
+	mu       sync.Mutex
+	changed  chan struct{} // closed and renewed on every change
+	events   []string
+	ready    []*Message
+	stored   map[string]int // ids of the messages accepted, how often
+	sessions []*fakeSession // open ones
+	withheld []*fakeReceipt
+	// The most that ever was: sessions open, and credit and unsettled deliveries
+	// of one receiver.
+	mostSessions, mostOutstanding int
+}
+
+func newFakeBroker(t testing.TB) *fakeBroker {
+	return &fakeBroker{t: t, version: "4.3.0", changed: make(chan struct{}), stored: map[string]int{}}
+}
+
+var (
+	errFakeLink = &amqp.LinkError{RemoteErr: &amqp.Error{Condition: amqp.ErrCondDetachForced, Description: "link killed"}}
+	errFakeConn = &amqp.ConnError{}
+	errMissing  = &amqp.Error{Condition: amqp.ErrCondNotFound, Description: "no queue 'q' in vhost '/'"}
+)
+
+// unsent is a hook's error for a message that go-amqp refuses before writing.
+type unsent struct{ error }
+
+func (u unsent) Unwrap() error { return u.error }
+
+// withID is a message with a message-id, by which events name it.
+func withID(id string) *Message {
+	m := NewMessage([]byte(id))
+	m.Properties.MessageID = id
+	return m
+}
+
+func idOf(m *Message) string { return fmt.Sprint(m.Properties.MessageID) }
+
+func (b *fakeBroker) ask(step string) error {
+	if b.hook == nil {
+		return nil
+	}
+	return b.hook(step)
+}
+
+// update changes the broker's state, and wakes whoever waits for a change.
+func (b *fakeBroker) update(f func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f()
+	b.deliver()
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+func (b *fakeBroker) log(format string, args ...any) {
+	b.events = append(b.events, fmt.Sprintf(format, args...))
+}
+
+// await waits until check, which is called with the lock held, says true.
+func (b *fakeBroker) await(ctx context.Context, check func() bool) error {
+	for {
+		b.mu.Lock()
+		ok, changed := check(), b.changed
+		b.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// history is what happened so far; with prefixes, only events that begin with one.
+func (b *fakeBroker) history(prefixes ...string) []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(b.events), func(e string) bool {
+		return len(prefixes) > 0 && !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(e, p) })
+	})
+}
+
+// note puts a test's own event between the broker's.
+func (b *fakeBroker) note(format string, args ...any) {
+	b.update(func() { b.log(format, args...) })
+}
+
+// publish makes messages ready in the queue.
+func (b *fakeBroker) publish(ids ...string) {
+	b.update(func() {
+		for _, id := range ids {
+			b.ready = append(b.ready, withID(id))
+		}
+	})
+}
+
+// deliver sends what is ready to receivers with credit.
+func (b *fakeBroker) deliver() {
+	for _, s := range b.sessions {
+		for _, r := range s.receivers {
+			for r.err == nil && r.credit > 0 && len(b.ready) > 0 {
+				m := b.ready[0]
+				b.ready = b.ready[1:]
+				r.credit--
+				r.arrived = append(r.arrived, m)
+				r.unsettled[m] = true
+			}
+			if r.err == nil {
+				b.mostOutstanding = max(b.mostOutstanding, int(r.credit)+len(r.unsettled))
+			}
+		}
+	}
+}
+
+// answer gives the first n withheld messages the state; all of them if n is
+// negative.
+func (b *fakeBroker) answer(n int, state amqp.DeliveryState) {
+	b.update(func() {
+		if n < 0 {
+			n = len(b.withheld)
+		}
+		for _, r := range b.withheld[:n] {
+			b.decide(r, state)
+		}
+		b.withheld = b.withheld[n:]
+	})
+}
+
+func (b *fakeBroker) decide(r *fakeReceipt, state amqp.DeliveryState) {
+	if r.link.err != nil {
+		return
+	}
+	r.state = state
+	r.link.unanswered--
+	b.log("answer %s %s", idOf(r.msg), stateName(state))
+	if _, ok := state.(*amqp.StateAccepted); ok {
+		b.stored[idOf(r.msg)]++
+	}
+}
+
+func stateName(s amqp.DeliveryState) string {
+	return strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", s), "*encoding.State"))
+}
+
+// kill ends every link with err. With errFakeConn, the connection has ended.
+func (b *fakeBroker) kill(err error) {
+	b.update(func() {
+		b.log("link lost")
+		for _, s := range b.sessions {
+			s.end(err)
+		}
+	})
+}
+
+// killSenders ends the sending links only.
+func (b *fakeBroker) killSenders(err error) {
+	b.update(func() {
+		for _, s := range b.sessions {
+			for _, l := range s.senders {
+				l.end(err)
+			}
+		}
+	})
+}
+
+func (b *fakeBroker) open(ctx context.Context) (session, error) {
+	if err := b.ask("open session"); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	s := &fakeSession{b: b, gone: make(chan struct{})}
+	b.update(func() {
+		b.sessions = append(b.sessions, s)
+		b.mostSessions = max(b.mostSessions, len(b.sessions))
+		b.log("open session")
+	})
+	return s, nil
+}
+
+type fakeSession struct {
+	b         *fakeBroker
+	gone      chan struct{}
+	receivers []*fakeReceiver
+	senders   []*fakeSender
+	err       error
+}
+
+func (s *fakeSession) end(err error) {
+	if s.err != nil {
+		return
+	}
+	s.err = err
+	for _, r := range s.receivers {
+		r.end(err, 1)
+	}
+	for _, l := range s.senders {
+		l.end(err)
+	}
+	if err == error(errFakeConn) {
+		close(s.gone)
+	}
+}
+
+func (s *fakeSession) broken() <-chan struct{} { return s.gone }
+func (s *fakeSession) broker() Broker          { return Broker{Product: "RabbitMQ", Version: s.b.version} }
+
+func (s *fakeSession) close(context.Context) {
+	_ = s.b.ask("close session")
+	s.b.update(func() {
+		s.end(errFakeLink)
+		n := len(s.b.sessions)
+		s.b.sessions = slices.DeleteFunc(s.b.sessions, func(o *fakeSession) bool { return o == s })
+		if len(s.b.sessions) == n {
+			s.b.t.Error("a session was closed twice")
+		}
+		s.b.log("close session")
+	})
+}
+
+func (s *fakeSession) receiver(ctx context.Context, source string) (receiverLink, error) {
+	if err := s.b.ask("attach receiver"); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	r := &fakeReceiver{b: s.b, unsettled: map[*Message]bool{}}
+	s.b.update(func() {
+		r.err = s.err
+		s.receivers = append(s.receivers, r)
+		s.b.log("attach receiver")
+	})
+	return r, nil
+}
+
+func (s *fakeSession) sender(ctx context.Context, target string) (senderLink, error) {
+	if err := s.b.ask("attach sender " + target); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	l := &fakeSender{b: s.b, target: target}
+	s.b.update(func() {
+		l.err = s.err
+		s.senders = append(s.senders, l)
+		s.b.log("attach sender %s", target)
+	})
+	return l, nil
+}
+
+type fakeReceiver struct {
+	b         *fakeBroker
+	err       error // why it has ended
+	credit    uint32
+	arrived   []*Message
+	unsettled map[*Message]bool
+
+	draining, drained bool
+}
+
+// end gives back what is unsettled, as a delivery in vain if failed is 1.
+func (r *fakeReceiver) end(err error, failed uint32) {
+	if r.err != nil {
+		return
+	}
+	r.err = err
+	for m := range r.unsettled {
+		again := withID(idOf(m))
+		again.Header.DeliveryCount = m.Header.DeliveryCount + failed
+		r.b.ready = append(r.b.ready, again)
+	}
+}
+
+func (r *fakeReceiver) receive(ctx context.Context) (*Message, error) {
+	var m *Message
+	err := r.b.await(ctx, func() bool {
+		m = r.pop()
+		return m != nil || r.err != nil
+	})
+	switch {
+	case m != nil:
+		return m, nil
+	case err != nil:
+		return nil, err
+	default:
+		return nil, r.err
+	}
+}
+
+func (r *fakeReceiver) pop() *Message {
+	if len(r.arrived) == 0 {
+		return nil
+	}
+	m := r.arrived[0]
+	r.arrived = r.arrived[1:]
+	return m
+}
+
+func (r *fakeReceiver) prefetched() *Message {
+	r.b.mu.Lock()
+	defer r.b.mu.Unlock()
+	return r.pop()
+}
+
+func (r *fakeReceiver) issueCredit(n uint32) (err error) {
+	if err := r.b.ask("credit"); err != nil {
+		return err
+	}
+	r.b.update(func() {
+		if err = r.err; err == nil {
+			if r.draining { // go-amqp refuses it, too
+				err = errors.New("the link is being drained")
+				return
+			}
+			if r.drained {
+				r.b.t.Error("credit was granted after the drain")
+			}
+			r.credit += n
+			r.b.log("credit %d", n)
+		}
+	})
+	return err
+}
+
+func (r *fakeReceiver) drain(ctx context.Context) (err error) {
+	r.b.update(func() { r.draining = true })
+	if err := r.b.ask("drain"); err != nil {
+		return err
+	}
+	r.b.update(func() {
+		if err = r.err; err == nil {
+			r.credit, r.draining, r.drained = 0, false, true
+			r.b.log("drain")
+		}
+	})
+	return err
+}
+
+func (r *fakeReceiver) settle(m *Message, d disposition) (err error) {
+	if err := r.b.ask("settle " + idOf(m)); err != nil {
+		return err
+	}
+	r.b.update(func() {
+		if err = r.err; err != nil {
+			return
+		}
+		if !r.unsettled[m] {
+			r.b.t.Errorf("%s was settled, and isn't an unsettled delivery of this link", idOf(m))
+		}
+		delete(r.unsettled, m)
+		r.b.log("%s %s", outcomeName(d), idOf(m))
+	})
+	return err
+}
+
+func outcomeName(d disposition) string {
+	switch {
+	case d.kind == accepted:
+		return "accept"
+	case d.kind == released:
+		return "release"
+	case d.dead && d.failed:
+		return "dead-letter as failed"
+	case d.dead:
+		return fmt.Sprintf("dead-letter (%v)", d.annotations[AnnotationReason])
+	case d.failed:
+		return "requeue as failed"
+	}
+	return fmt.Sprintf("modify %v", d.annotations)
+}
+
+func (r *fakeReceiver) close(ctx context.Context) error {
+	if err := r.b.ask("close receiver"); err != nil {
+		return err
+	}
+	r.b.update(func() {
+		r.end(errFakeLink, 0)
+		r.b.log("close receiver")
+	})
+	return nil
+}
+
+type fakeSender struct {
+	b          *fakeBroker
+	target     string
+	err        error
+	unanswered int
+}
+
+func (l *fakeSender) end(err error) {
+	if l.err == nil {
+		l.err = err
+	}
+}
+
+// send ignores ctx while the window is full, as go-amqp does once the frame is
+// with the session: only the end of the link ends it.
+func (l *fakeSender) send(ctx context.Context, m *Message) (receipt, bool, error) {
+	if err := l.b.ask("send " + idOf(m)); err != nil {
+		return nil, !errors.As(err, new(unsent)), err
+	}
+	_ = l.b.await(context.Background(), func() bool {
+		return l.err != nil || l.b.window == 0 || l.unanswered < l.b.window
+	})
+	r := &fakeReceipt{link: l, msg: m}
+	var err error
+	l.b.update(func() {
+		if err = l.err; err != nil {
+			return
+		}
+		l.unanswered++
+		l.b.log("send %s", idOf(m))
+		var state amqp.DeliveryState = &amqp.StateAccepted{}
+		if l.b.verdict != nil {
+			state = l.b.verdict(l.target, m)
+		}
+		if state == nil {
+			l.b.withheld = append(l.b.withheld, r)
+			return
+		}
+		l.b.decide(r, state)
+	})
+	if err != nil {
+		return nil, true, err
+	}
+	return r, true, nil
+}
+
+func (l *fakeSender) close(context.Context) error {
+	if err := l.b.ask("close sender " + l.target); err != nil {
+		return err
+	}
+	l.b.update(func() {
+		l.end(errFakeLink)
+		l.b.log("close sender %s", l.target)
+	})
+	return nil
+}
+
+type fakeReceipt struct {
+	link  *fakeSender
+	msg   *Message
+	state amqp.DeliveryState
+}
+
+func (r *fakeReceipt) wait(ctx context.Context) (state amqp.DeliveryState, err error) {
+	if err := r.link.b.await(ctx, func() bool { return r.state != nil || r.link.err != nil }); err != nil {
+		return nil, err
+	}
+	if r.state != nil {
+		return r.state, nil
+	}
+	return nil, r.link.err
+}
