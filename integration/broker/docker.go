@@ -9,14 +9,16 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 )
 
 const (
-	// probeDockerTimeout is for the daemon to answer.
-	probeDockerTimeout = 10 * time.Second
+	// probeDockerTimeout is for the daemon to answer, or compose to start, on a
+	// machine that is busy with other things.
+	probeDockerTimeout = 20 * time.Second
 	// registryTimeout is for the registry's first sign of life, and pullTimeout
 	// for all of the image, which may be slow without being broken.
 	registryTimeout = 20 * time.Second
@@ -28,17 +30,17 @@ type docker struct {
 	// image returns the image's name when it is there.
 	image func(ctx context.Context, version string, say sayFunc) (string, error)
 	// id keeps apart the compose projects of different cache folders.
-	id string
-
-	mu    sync.Mutex
-	found bool // what follows
-	setup dockerSetup
-	err   error
+	id    string
+	setup *dockerSetup
 }
 
+// dockerSetup is looked for once; both kinds of image share it.
 type dockerSetup struct {
+	mu      sync.Mutex
+	done    bool
 	compose []string // the command: docker compose (2.x) or docker-compose (1.29)
 	file    string
+	err     error
 }
 
 // composeService is the single node of docker-compose.yml.
@@ -47,39 +49,40 @@ const composeService = "rabbitmq"
 // projectID makes names that are the same each time for one cache folder.
 func projectID(dir string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(dir)))[:6] }
 
-// find looks once for a daemon, compose and the compose file.
-func (d *docker) find(ctx context.Context) (dockerSetup, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.found {
-		setup, err := findDocker(ctx)
-		if ctx.Err() != nil {
-			return setup, context.Cause(ctx)
-		}
-		d.found, d.setup, d.err = true, setup, err
+// find looks for a daemon, compose and the compose file.
+func (s *dockerSetup) find(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.done {
+		return s.err
 	}
-	return d.setup, d.err
+	if s.err = quick(ctx, "docker", "version", "--format", "{{.Server.Version}}"); s.err == nil {
+		s.compose, s.err = findCompose(ctx)
+	}
+	if s.err == nil {
+		s.file, s.err = composeFile()
+	}
+	s.done = ctx.Err() == nil // or the next caller, with another context, looks again
+	return s.err
 }
 
-func findDocker(ctx context.Context) (dockerSetup, error) {
-	quick, cancel := context.WithTimeoutCause(ctx, probeDockerTimeout, fmt.Errorf("no answer within %s", probeDockerTimeout))
+func findCompose(ctx context.Context) ([]string, error) {
+	v2 := quick(ctx, "docker", "compose", "version")
+	if v2 == nil {
+		return []string{"docker", "compose"}, nil
+	}
+	if err := quick(ctx, "docker-compose", "version"); err != nil {
+		return nil, fmt.Errorf("docker is here, but no compose: %w; %w", v2, err)
+	}
+	return []string{"docker-compose"}, nil
+}
+
+// quick runs a command that answers soon where all is well.
+func quick(ctx context.Context, name string, args ...string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, probeDockerTimeout, fmt.Errorf("%s %s: no answer within %s", name, args[0], probeDockerTimeout))
 	defer cancel()
-	if _, err := run(quick, nil, "docker", "version", "--format", "{{.Server.Version}}"); err != nil {
-		return dockerSetup{}, err
-	}
-	var s dockerSetup
-	for _, c := range [][]string{{"docker", "compose"}, {"docker-compose"}} {
-		if _, err := run(quick, nil, c[0], append(c[1:len(c):len(c)], "version")...); err == nil {
-			s.compose = c
-			break
-		}
-	}
-	if s.compose == nil {
-		return s, errors.New("neither docker compose nor docker-compose is here, though Docker is")
-	}
-	var err error
-	s.file, err = composeFile()
-	return s, err
+	_, err := run(ctx, nil, name, args...)
+	return err
 }
 
 // composeFile looks upwards from the current folder, which for a test is the
@@ -103,7 +106,7 @@ func composeFile() (string, error) {
 }
 
 func (d *docker) prepare(ctx context.Context, version string, say sayFunc) (string, error) {
-	if _, err := d.find(ctx); err != nil {
+	if err := d.setup.find(ctx); err != nil {
 		return "", err
 	}
 	return d.image(ctx, version, say)
@@ -190,8 +193,7 @@ func (d *docker) start(ctx context.Context, s *state, save func() error) error {
 		_, err := d.onContainer(ctx, s, "start")
 		return err
 	}
-	setup, err := d.find(ctx)
-	if err != nil {
+	if err := d.setup.find(ctx); err != nil {
 		return err
 	}
 	s.Project = "hopback-" + d.id + "-" + strings.ReplaceAll(s.Name, ".", "-")
@@ -202,15 +204,15 @@ func (d *docker) start(ctx context.Context, s *state, save func() error) error {
 	if err := d.remove(ctx, s); err != nil {
 		return err
 	}
-	_, err = run(ctx, []string{
+	compose := append(slices.Clone(d.setup.compose), "-p", s.Project, "-f", d.setup.file, "up", "-d", composeService)
+	_, err := run(ctx, []string{
 		"RABBITMQ_IMAGE=" + s.Source,
 		fmt.Sprintf("RABBITMQ_PORT=%d", s.Ports.AMQP),
 		fmt.Sprintf("RABBITMQ_MANAGEMENT_PORT=%d", s.Ports.HTTP),
 		// Each health check starts an Erlang VM, which a test that measures
 		// lateness would feel; we look for ourselves.
 		"RABBITMQ_HEALTH_INTERVAL=24h",
-	}, setup.compose[0], append(setup.compose[1:len(setup.compose):len(setup.compose)],
-		"-p", s.Project, "-f", setup.file, "up", "-d", composeService)...)
+	}, compose[0], compose[1:]...)
 	return err
 }
 

@@ -69,9 +69,10 @@ func newLauncher(getenv func(string) string, out io.Writer) (*launcher, error) {
 		patience: 2 * time.Minute,
 	}
 	trees := &trees{dir: filepath.Join(l.dir, "trees")}
+	id, setup := projectID(l.dir), new(dockerSetup)
 	l.ways = []way{
-		{Docker, &docker{image: officialImage, id: projectID(l.dir)}},
-		{DockerBuilt, &docker{image: (&builder{trees}).image, id: projectID(l.dir)}},
+		{Docker, &docker{image: officialImage, id: id, setup: setup}},
+		{DockerBuilt, &docker{image: (&builder{trees}).image, id: id, setup: setup}},
 		{Chroot, &chroot{trees: trees, dataDir: func(name string) string { return filepath.Join(l.runDir(name), "data") }}},
 	}
 	only := How(getenv("HOPBACK_BROKER_WITH"))
@@ -237,6 +238,7 @@ func (l *launcher) startNew(ctx context.Context, s *state, say sayFunc, began ti
 			return nil, fmt.Errorf("broker %s: given up before it served: %w (%w)", s.Name, context.Cause(ctx), ctx.Err())
 		}
 		none.Tried = append(none.Tried, Attempt{w.how, err})
+		say("not by %s: %v", w.how, err)
 	}
 	return nil, none
 }
@@ -247,6 +249,7 @@ func (l *launcher) tryWay(ctx context.Context, w way, s *state, say sayFunc) (fu
 		return "", err
 	}
 	s.Source = source
+	s.Project, s.PID, s.PIDStart = "", 0, 0 // of a way that led nowhere
 	s.Started = time.Now().UTC().Truncate(time.Second)
 	if err := l.claim(ctx, s); err != nil {
 		return "", err

@@ -39,8 +39,12 @@ func (d *fakeDriver) start(ctx context.Context, s *state, save func() error) err
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	if d.startErr == nil {
+	if s.Project != "" {
+		return errors.New("this is not a new one")
+	}
+	if s.Project = "project"; d.startErr == nil {
 		d.set(s.Name, true)
+		s.Project = ""
 	}
 	return d.startErr
 }

@@ -111,10 +111,8 @@ func Clean(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	if _, err := exec.LookPath("docker"); err == nil {
-		quick, cancel := context.WithTimeout(ctx, probeDockerTimeout)
-		defer cancel()
 		// Where the daemon doesn't run there is nothing to be removed from it.
-		if _, err := run(quick, nil, "docker", "version"); err == nil {
+		if quick(ctx, "docker", "version") == nil {
 			if err := removeImages(ctx); err != nil {
 				return fmt.Errorf("remove images: %w", err)
 			}
