@@ -25,16 +25,32 @@ type Outcome interface {
 	outcome()
 }
 
-// OutcomeOf finds the outcome that err stands for: nil for nil.
-func OutcomeOf(err error) Outcome {
+// OutcomeOf finds the outcome that err stands for: nil for nil. A pointer to an
+// outcome stands for the outcome; an error that panics when it is looked into,
+// such as a nil pointer, is a failure like any other.
+func OutcomeOf(err error) (o Outcome) {
 	if err == nil {
 		return nil
 	}
-	var o Outcome
-	if errors.As(err, &o) {
-		return o
+	defer func() {
+		if recover() != nil {
+			o = Requeue{Failed: true, Err: fmt.Errorf("an error of type %T that can't be read", err)}
+		}
+	}()
+	if !errors.As(err, &o) {
+		return Requeue{Failed: true, Err: err}
 	}
-	return Requeue{Failed: true, Err: err}
+	switch p := o.(type) {
+	case *Requeue:
+		return *p
+	case *DeadLetter:
+		return *p
+	case *Modify:
+		return *p
+	case *Forward:
+		return *p
+	}
+	return o
 }
 
 // Requeue gives the message back to its queue, which delivers it again at once.
