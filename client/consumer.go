@@ -188,7 +188,7 @@ func (k *consumer) run(ctx context.Context) error {
 	}
 
 	failures := 0
-	for first := true; ; first = false {
+	for attached := false; ; {
 		s, err := k.open(ctx)
 		if ctx.Err() != nil {
 			if err == nil {
@@ -197,7 +197,7 @@ func (k *consumer) run(ctx context.Context) error {
 			return result()
 		}
 		if err != nil {
-			if first && (final(err) || errors.Is(err, ErrSessionLimit)) || errors.Is(err, ErrClosed) {
+			if !attached && (final(err) || errors.Is(err, ErrSessionLimit)) || errors.Is(err, ErrClosed) {
 				return err
 			}
 			k.log.Warn("hopback: consuming failed, trying again", "error", err)
@@ -207,6 +207,7 @@ func (k *consumer) run(ctx context.Context) error {
 			failures++
 			continue
 		}
+		attached = true
 		began := time.Now()
 		drained := s.run(ctx, handlerCtx, hard)
 		if drained {
