@@ -180,6 +180,16 @@ func (k *consumer) run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}()
+	ended := make(chan time.Time, 1)
+	context.AfterFunc(ctx, func() { ended <- time.Now() })
+	err := k.stints(ctx, handlerCtx, hard)
+	stop(nil)
+	k.awaitHandlers(<-ended, hard)
+	return err
+}
+
+// stints runs one stint after the other until ctx ends.
+func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
 	result := func() error {
 		if errors.Is(context.Cause(ctx), ErrClosed) {
 			return &Error{Op: "consume", Target: k.queue, Kind: ErrClosed}
@@ -220,6 +230,31 @@ func (k *consumer) run(ctx context.Context) error {
 			return result()
 		}
 		failures++
+	}
+}
+
+// errGraceOver is the cause of a handler's ctx that the drain has ended.
+var errGraceOver = fmt.Errorf("hopback: the consumer's grace time is over: %w", context.Canceled)
+
+// awaitHandlers waits, within the grace time that began at ended, for handlers
+// that still run: those whose link was lost hold no delivery that a drain waits for.
+func (k *consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) {
+	last := ended.Add(k.cfg.Grace + lastGrace)
+	timer := time.NewTimer(time.Until(ended.Add(k.cfg.Grace)))
+	defer timer.Stop()
+	for n := 0; n < cap(k.slots); {
+		select {
+		case k.slots <- struct{}{}:
+			n++
+		case <-k.hurry:
+			return
+		case <-timer.C:
+			if !time.Now().Before(last) {
+				return
+			}
+			hard(errGraceOver)
+			timer.Reset(time.Until(last))
+		}
 	}
 }
 
@@ -603,7 +638,7 @@ func (s *stint) drain(stopReceiving context.CancelFunc, receive *sync.WaitGroup,
 		giveBack()
 	}
 	if s.unsettled.Load() > 0 && !s.over() {
-		hard(fmt.Errorf("hopback: the consumer's grace time is over: %w", context.Canceled))
+		hard(errGraceOver)
 		last := time.NewTimer(lastGrace)
 		defer last.Stop()
 		s.awaitIdle(last.C, s.hurry)
