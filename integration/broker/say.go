@@ -10,7 +10,7 @@ import (
 // sayFunc tells a person what is going on, one line a call.
 type sayFunc func(format string, args ...any)
 
-// during says what goes on now and, every five seconds, that it still does,
+// during says what goes on now and, every ten seconds, that it still does,
 // until the function that it returns is called.
 func (say sayFunc) during(format string, args ...any) (done func()) {
 	what := fmt.Sprintf(format, args...)
@@ -19,7 +19,7 @@ func (say sayFunc) during(format string, args ...any) (done func()) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		t := time.NewTicker(5 * time.Second)
+		t := time.NewTicker(10 * time.Second)
 		defer t.Stop()
 		for {
 			select {

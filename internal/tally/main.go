@@ -2,7 +2,7 @@
 // prints what a person wants to see of it: a line for each package, all that a
 // failed test has said, and at the end how many tests passed.
 //
-//	go test -json ./... | tally [--failed WHAT]...
+//	go test -json ./... | tally
 //
 // Lines that begin with "REPORT " are printed for tests that pass, too: with
 // them an integration test tells what it measured.
@@ -24,26 +24,18 @@ import (
 )
 
 func main() {
-	var failed []string
-	args := os.Args[1:]
-	for ; len(args) >= 2 && args[0] == "--failed"; args = args[2:] {
-		failed = append(failed, args[1])
-	}
-	if len(args) > 0 {
-		fmt.Fprintf(os.Stderr, "tally: can't make sense of %q; write: go test -json ./... | tally [--failed WHAT]...\n", args[0])
+	if len(os.Args) > 1 {
+		fmt.Fprintf(os.Stderr, "tally: takes no argument, but got %q; write: go test -json ./... | tally\n", os.Args[1])
 		os.Exit(2)
 	}
-	if !run(os.Stdin, os.Stdout, failed) {
+	if !run(os.Stdin, os.Stdout) {
 		os.Exit(1)
 	}
 }
 
 // run returns whether all is well.
-func run(in io.Reader, out io.Writer, failedElsewhere []string) bool {
+func run(in io.Reader, out io.Writer) bool {
 	t := newTally(out)
 	t.read(in)
-	for _, what := range failedElsewhere {
-		t.fail(what)
-	}
 	return t.close()
 }
