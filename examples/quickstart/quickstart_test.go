@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -181,7 +182,7 @@ func OnBrokers(t *testing.T, test func(t *testing.T, amqpURL string, queues func
 			b := brokers[0]
 			t.Cleanup(func() { assert.NoError(t, b.Release(context.Background())) })
 
-			vhost := "hopback." + strings.NewReplacer("/", ".").Replace(t.Name())
+			vhost := "hopback-quickstart-" + strings.ToLower(rand.Text())
 			manage(t, b, http.MethodPut, "/api/vhosts/"+url.PathEscape(vhost), nil)
 			t.Cleanup(func() { manage(t, b, http.MethodDelete, "/api/vhosts/"+url.PathEscape(vhost), nil) })
 			u, err := url.Parse(b.URL)
