@@ -30,6 +30,14 @@ type ConsumerConfig struct {
 	// again before its message goes back to the queue, as a failed delivery.
 	// Default: 30 s.
 	ForwardPatience time.Duration
+	// Control, if not nil, pauses the consumer or slows it down while it runs.
+	Control *Control
+	// NoQuarantine handles messages that may have taken a process down like all
+	// others. Without it, a message whose delivery count tells of a failure that
+	// no consumer has reported is handled alone: while it is, the consumer holds
+	// no other message, so that the others' delivery counts don't rise with its own
+	// if it takes the process down again.
+	NoQuarantine bool
 }
 
 // Limits of ConsumerConfig.
@@ -38,8 +46,6 @@ const (
 	maxPrefetch    = 100_000
 	// lastGrace is what a handler gets after its ctx was ended by the drain.
 	lastGrace = 5 * time.Second
-	// drainTimeout bounds the wait for the broker's answer to the drain.
-	drainTimeout = 10 * time.Second
 )
 
 func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
@@ -97,7 +103,10 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	if cfg, err = cfg.withDefaults(); err != nil {
 		return err
 	}
-	if err := Prepare(ctx, h, Start{Queue: queue, Broker: c.Broker(), Management: c.mgmt}); err != nil {
+	if cfg.Control == nil {
+		cfg.Control = &Control{}
+	}
+	if err := Prepare(ctx, h, Start{Queue: queue, Broker: c.Broker(), Management: c.mgmt, Control: cfg.Control}); err != nil {
 		return err
 	}
 	k := newConsumer(queue, source, h, cfg, consumerDeps{
@@ -124,6 +133,11 @@ type consumer struct {
 	// beginning, so that Concurrency holds across a reconnect.
 	slots chan struct{}
 
+	control *Control
+	mu      sync.Mutex
+	limit   int    // the Control's
+	current *stint // for limited
+
 	closed    chan struct{} // shut was called
 	closeOnce sync.Once
 	gone      chan struct{} // run has returned
@@ -142,13 +156,34 @@ type consumerDeps struct {
 }
 
 func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consumerDeps) *consumer {
+	if cfg.Control == nil {
+		cfg.Control = &Control{}
+	}
 	return &consumer{
+		control: cfg.Control, limit: noLimit,
 		queue: queue, source: source, handler: h, cfg: cfg, deps: deps,
 		log:      deps.log.With("queue", queue),
 		forwards: newForwarder(cfg.Prefetch, deps),
 		slots:    make(chan struct{}, cfg.Concurrency),
 		closed:   make(chan struct{}), gone: make(chan struct{}), hurry: make(chan struct{}),
 	}
+}
+
+// limited is told of the Control's limit.
+func (k *consumer) limited(n int) {
+	k.mu.Lock()
+	k.limit = n
+	s := k.current
+	k.mu.Unlock()
+	if s != nil {
+		s.resize()
+	}
+}
+
+func (k *consumer) setCurrent(s *stint) {
+	k.mu.Lock()
+	k.current = s
+	k.mu.Unlock()
 }
 
 // shut drains the consumer, within ctx.
@@ -168,6 +203,8 @@ func (k *consumer) shut(ctx context.Context) error {
 func (k *consumer) run(ctx context.Context) error {
 	defer close(k.gone)
 	defer k.forwards.close()
+	k.control.join(k)
+	defer k.control.leave(k)
 	// Handlers outlive the end of ctx, with its values; hard ends their ctx.
 	handlerCtx, hard := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer hard(context.Canceled)
@@ -269,12 +306,19 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 		return nil, newError("consume", k.queue, ErrConnectionLost, err)
 	}
 	n := k.cfg.Prefetch
-	return &stint{
-		consumer: k, sess: sess, link: link,
-		// At most n deliveries are unsettled, so no send on these ever blocks.
+	s := &stint{
+		consumer: k, sess: sess, link: link, counts: !sess.broker().AtLeast(4, 3),
+		// About n deliveries are unsettled at the most, so that sends on these
+		// hardly ever block.
 		inbox: make(chan *Delivery, n), settles: make(chan settlement, n),
 		dead: make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
-	}, nil
+	}
+	s.window = newWindow(link, s.dead, 0)
+	s.quarantine = &quarantine{off: k.cfg.NoQuarantine, run: s.enqueue, narrow: func(on bool) {
+		s.narrow.Store(on)
+		s.resize()
+	}}
+	return s, nil
 }
 
 // stint is the life of one receiver link. Four kinds of goroutines share the
@@ -292,15 +336,15 @@ type stint struct {
 	dead     chan struct{}
 	deadOnce sync.Once
 	why      error
-	// unsettled counts deliveries received and not settled; when it falls to zero
-	// idle is signalled.
-	unsettled atomic.Int64
-	idle      chan struct{}
-	// draining: no credit is given back any more. credit is held to look at it and
-	// to give credit back in one step: a credit after the drain would bring in
-	// messages that nobody receives.
-	credit   sync.Mutex
-	draining bool
+	// window grants credit; when it counts nothing unsettled any more, idle is
+	// signalled.
+	window     *window
+	idle       chan struct{}
+	quarantine *quarantine
+	narrow     atomic.Bool // the quarantine allows one delivery only
+	resizing   sync.Mutex
+	// counts says that the broker counts what is given back as a delivery.
+	counts bool
 	// closing is closed when workers are to take no more deliveries.
 	closing    chan struct{}
 	workers    sync.WaitGroup
@@ -327,8 +371,37 @@ func (s *stint) die(err error) {
 }
 
 type settlement struct {
-	msg *Message
-	d   disposition
+	delivery *Delivery
+	d        disposition
+}
+
+// resize sets the window to the lowest of all that limits it.
+func (s *stint) resize() {
+	s.resizing.Lock() // so that the last to look is the last to set
+	defer s.resizing.Unlock()
+	s.mu.Lock()
+	limit := s.limit
+	s.mu.Unlock()
+	n := min(limit, s.cfg.Prefetch)
+	if s.narrow.Load() {
+		n = min(n, 1)
+	}
+	s.window.setLimit(n)
+	if limit == 0 && !s.counts {
+		s.giveBack()
+	}
+}
+
+// giveBack returns what no handler has begun.
+func (s *stint) giveBack() {
+	for {
+		select {
+		case d := <-s.inbox:
+			s.push(d, disposition{kind: released})
+		default:
+			return
+		}
+	}
 }
 
 // run returns true when ctx has ended and the stint was drained, false when the
@@ -338,9 +411,10 @@ func (s *stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFun
 	defer stopReceiving()
 	s.handlerCtx = handlerCtx
 	var receive, settle sync.WaitGroup
-	if err := s.link.issueCredit(uint32(s.cfg.Prefetch)); err != nil {
-		s.die(err)
-	}
+	s.quarantine.begin()
+	s.setCurrent(s)
+	defer s.setCurrent(nil)
+	s.resize()
 	receive.Go(func() { s.receive(receiving) })
 	settling := make(chan struct{}) // closed: no further settlement will come
 	settle.Go(func() { s.settle(settling) })
@@ -353,7 +427,7 @@ func (s *stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFun
 		s.drain(stopReceiving, &receive, hard)
 		drained = true
 	case <-s.dead:
-		s.log.Warn("hopback: consumer's link lost, opening it again", "error", newError("consume", s.queue, ErrConnectionLost, s.why), "unsettled", s.unsettled.Load())
+		s.log.Warn("hopback: consumer's link lost, opening it again", "error", newError("consume", s.queue, ErrConnectionLost, s.why), "unsettled", s.window.open())
 	}
 	stopReceiving()
 	receive.Wait()
@@ -366,7 +440,7 @@ func (s *stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFun
 		closeCtx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
 		_ = s.link.close(closeCtx) // before the session: see DESIGN.md, delivery counts
-		if s.unsettled.Load() == 0 {
+		if s.window.open() == 0 {
 			s.workers.Wait() // none is in a handler
 		}
 		s.die(ErrClosed)
@@ -400,8 +474,15 @@ func (s *stint) receive(ctx context.Context) {
 }
 
 func (s *stint) take(m *Message) {
-	s.unsettled.Add(1)
-	s.inbox <- &Delivery{message: m, queue: s.queue, received: time.Now(), link: s}
+	s.window.received()
+	s.quarantine.admit(&Delivery{message: m, queue: s.queue, received: time.Now(), link: s})
+}
+
+func (s *stint) enqueue(d *Delivery) {
+	select {
+	case s.inbox <- d:
+	case <-s.dead:
+	}
 }
 
 // work runs handlers, one at a time, until the stint ends.
@@ -420,13 +501,35 @@ func (s *stint) work(ctx context.Context) {
 			if s.over() {
 				return // it will be delivered again: handling it now makes a duplicate
 			}
-			s.handle(ctx, d)
+			if s.mayBegin(d) {
+				s.handle(ctx, d)
+			}
 		case <-s.dead:
 			return
 		case <-s.closing:
 			return
 		}
 	}
+}
+
+// mayBegin waits while the consumer is paused, or gives d back where that costs it
+// nothing.
+func (s *stint) mayBegin(d *Delivery) bool {
+	resumed, paused := s.control.gate()
+	if !paused {
+		return true
+	}
+	if s.counts {
+		select {
+		case <-resumed:
+			return true
+		case <-s.dead:
+			return false
+		case <-s.closing:
+		}
+	}
+	s.push(d, disposition{kind: released})
+	return false
 }
 
 func (s *stint) handle(ctx context.Context, d *Delivery) {
@@ -543,48 +646,63 @@ func (s *stint) unforwardable(d *Delivery, o Forward, err error) {
 	s.deadLetter(d, DeadLetter{Reason: ReasonUnforwardable, Err: errors.Join(err, o.Err)})
 }
 
-// push hands a settlement to the settling goroutine. There is room: every
-// delivery is settled once.
+// push hands a settlement to the settling goroutine.
 func (s *stint) push(d *Delivery, disp disposition) {
-	if s.over() {
-		s.log.Warn("hopback: a delivery was handled, but its link is gone: the broker delivers it again", "message_id", messageID(d.message))
-		return
+	if disp.kind == modified {
+		disp.annotations = withKnownCount(d, disp)
 	}
-	s.settles <- settlement{d.message, disp}
+	if !s.over() {
+		select {
+		case s.settles <- settlement{d, disp}:
+			return
+		case <-s.dead:
+		}
+	}
+	s.late(d)
 }
 
-// settle writes dispositions, and gives credit back in batches: one flow frame
-// for half a prefetch.
+func (s *stint) late(d *Delivery) {
+	s.log.Warn("hopback: a delivery was handled, but its link is gone: the broker delivers it again", "message_id", messageID(d.message))
+}
+
+// withKnownCount notes the delivery count that the message will have, so that
+// whoever gets it next knows that nothing went wrong unseen.
+func withKnownCount(d *Delivery, disp disposition) map[string]any {
+	n := int64(d.DeliveryCount())
+	if disp.failed {
+		n++
+	}
+	if n == 0 {
+		return disp.annotations
+	}
+	a := make(map[string]any, len(disp.annotations)+1)
+	for k, v := range disp.annotations {
+		a[k] = v
+	}
+	a[AnnotationKnownCount] = n
+	return a
+}
+
+// settle writes dispositions, which gives the broker room for more.
 func (s *stint) settle(finish <-chan struct{}) {
-	batch := max(s.cfg.Prefetch/2, 1)
-	free := 0
 	one := func(x settlement) {
 		var err error
 		if s.over() {
 			err = s.why
 		} else {
-			err = s.link.settle(x.msg, x.d)
+			err = s.link.settle(x.delivery.message, x.d)
 		}
 		if err != nil {
 			s.die(err)
-			s.log.Warn("hopback: a delivery was handled, but its link is gone: the broker delivers it again", "message_id", messageID(x.msg))
+			s.late(x.delivery)
 			return
 		}
-		if s.unsettled.Add(-1) == 0 {
+		s.quarantine.settled(x.delivery)
+		if s.window.settled() == 0 {
 			select {
 			case s.idle <- struct{}{}:
 			default:
 			}
-		}
-		if free++; free >= batch {
-			s.credit.Lock()
-			defer s.credit.Unlock()
-			if s.draining {
-				return
-			}
-			// It fails when the link is gone, which receive notices.
-			_ = s.link.issueCredit(uint32(free))
-			free = 0
 		}
 	}
 	for {
@@ -608,58 +726,41 @@ func (s *stint) settle(finish <-chan struct{}) {
 // credit, then what no handler has begun, then the handlers, then their
 // settlements; the link after that, and the session last.
 func (s *stint) drain(stopReceiving context.CancelFunc, receive *sync.WaitGroup, hard context.CancelCauseFunc) {
-	drainCtx, cancel := context.WithTimeout(context.Background(), drainTimeout)
-	go func() {
-		select {
-		case <-s.hurry:
-			cancel()
-		case <-drainCtx.Done():
-		}
-	}()
-	s.credit.Lock()
-	s.draining = true
-	s.credit.Unlock()
-	_ = s.link.drain(drainCtx)
-	cancel()
+	s.window.stop(s.hurry)
 	stopReceiving()
 	receive.Wait()
 
 	giveBack := func() {
-		for {
-			select {
-			case d := <-s.inbox:
-				s.push(d, disposition{kind: released})
-			default:
-				return
-			}
+		for _, d := range s.quarantine.empty() {
+			s.push(d, disposition{kind: released})
 		}
+		s.giveBack()
 	}
-	counts := !s.sess.broker().AtLeast(4, 3) // a released delivery counts as one
-	if !counts {
+	if !s.counts {
 		close(s.closing)
 		giveBack()
 	}
 	grace := time.NewTimer(s.cfg.Grace)
 	defer grace.Stop()
 	s.awaitIdle(grace.C, s.hurry)
-	if counts {
+	if s.counts {
 		close(s.closing)
 		giveBack()
 	}
-	if s.unsettled.Load() > 0 && !s.over() {
+	if s.window.open() > 0 && !s.over() {
 		hard(errGraceOver)
 		last := time.NewTimer(lastGrace)
 		defer last.Stop()
 		s.awaitIdle(last.C, s.hurry)
 	}
-	if n := s.unsettled.Load(); n > 0 && !s.over() {
+	if n := s.window.open(); n > 0 && !s.over() {
 		s.log.Warn("hopback: drained with deliveries unsettled; the broker delivers them again", "count", n)
 	}
 }
 
 // awaitIdle waits until nothing is unsettled, the timer fires, or the link ends.
 func (s *stint) awaitIdle(timer <-chan time.Time, hurry <-chan struct{}) {
-	for s.unsettled.Load() > 0 {
+	for s.window.open() > 0 {
 		select {
 		case <-s.idle:
 		case <-timer:

@@ -15,6 +15,7 @@ type Delivery struct {
 	queue    string
 	received time.Time
 	link     deliveryLink
+	suspect  bool // see quarantine
 }
 
 // NewDelivery makes a Delivery out of a message from queue, for calling a Handler

@@ -61,6 +61,9 @@ type Start struct {
 	Broker Broker
 	// Management asks the broker about its queues.
 	Management *Management
+	// Control slows the consumer down or pauses it. It is nil when the handler
+	// runs on something else than Conn.Consume.
+	Control *Control
 }
 
 // Prepare calls h's Prepare if it is a Preparer.

@@ -1,0 +1,121 @@
+package client
+
+import "sync"
+
+// AnnotationKnownCount is how many failed deliveries of a message this package
+// knows the reason of, an int64: it is written with every disposition that gives
+// a message back or dead-letters it.
+const AnnotationKnownCount = "x-opt-hopback-known-count"
+
+// quarantine keeps a message that may take the process down from taking the
+// delivery counts of others along. When a process dies, RabbitMQ counts a failed
+// delivery for every message that it held, guilty or not. So a message that has
+// failed more often than anybody has said is a suspect, and handled while nothing
+// else is unsettled on the link.
+//
+// Since a quorum queue puts what comes back at its head, a link begins with one
+// credit, and gets the rest with the first message that is no suspect. A suspect
+// that comes later waits until all others are settled.
+type quarantine struct {
+	off bool
+	// narrow limits the link to one delivery, or lifts that.
+	narrow func(bool)
+	// run hands a delivery to the workers.
+	run func(*Delivery)
+
+	mu       sync.Mutex
+	probing  bool
+	running  bool // a suspect is with the workers
+	others   int  // deliveries unsettled that are no suspects
+	suspects []*Delivery
+}
+
+// begin is called before the first delivery.
+func (q *quarantine) begin() {
+	if !q.off {
+		q.probing = true
+		q.narrow(true)
+	}
+}
+
+// admit hands d on now or later.
+func (q *quarantine) admit(d *Delivery) {
+	if q.off {
+		q.run(d)
+		return
+	}
+	q.mu.Lock()
+	if !suspect(d) {
+		q.others++
+		widen := q.probing && len(q.suspects) == 0 && !q.running
+		if widen {
+			q.probing = false
+		}
+		q.mu.Unlock()
+		q.run(d)
+		if widen {
+			q.narrow(false)
+		}
+		return
+	}
+	d.suspect = true
+	q.suspects = append(q.suspects, d)
+	narrow := !q.probing
+	q.probing = true
+	next := q.next()
+	q.mu.Unlock()
+	if narrow {
+		q.narrow(true)
+	}
+	if next != nil {
+		q.run(next)
+	}
+}
+
+// settled is told of every settlement.
+func (q *quarantine) settled(d *Delivery) {
+	if q.off {
+		return
+	}
+	q.mu.Lock()
+	if d.suspect {
+		q.running = false
+	} else {
+		q.others--
+	}
+	next := q.next()
+	q.mu.Unlock()
+	if next != nil {
+		q.run(next)
+	}
+}
+
+// next is the suspect whose turn it is; called with mu held.
+func (q *quarantine) next() *Delivery {
+	if q.others > 0 || q.running || len(q.suspects) == 0 {
+		return nil
+	}
+	d := q.suspects[0]
+	q.suspects = q.suspects[1:]
+	q.running = true
+	return d
+}
+
+// empty returns the suspects that wait, for giving them back.
+func (q *quarantine) empty() []*Delivery {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	all := q.suspects
+	q.suspects = nil
+	return all
+}
+
+// suspect says whether d has failed deliveries that nobody knows the reason of.
+func suspect(d *Delivery) bool {
+	n := d.DeliveryCount()
+	if n == 0 {
+		return false
+	}
+	known, _ := d.Annotation(AnnotationKnownCount).(int64)
+	return int64(n) > known
+}
