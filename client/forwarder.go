@@ -36,7 +36,9 @@ type forwardSender struct {
 
 // sharedSession is a session that several senders use. Once one of them has lost
 // its link on it, it is retired: nobody knows whether only the link ended. Those
-// whose links still work keep it until they give it back.
+// whose links still work keep it until they give it back. A link that was closed,
+// or that alone was refused, doesn't retire it, or else a rare or a bad address
+// would cost a session each time.
 type sharedSession struct {
 	session
 	refs    int
@@ -181,15 +183,17 @@ func (w *forwarder) open(ctx context.Context) (session, error) {
 }
 
 // give returns a session after the link on it has ended.
-func (w *forwarder) give(given session) {
+func (w *forwarder) give(given session, intact bool) {
 	s := given.(*sharedSession)
 	w.mu.Lock()
-	s.retired = true
-	if w.session == s {
-		w.session = nil
+	if !intact {
+		s.retired = true
 	}
 	s.refs--
 	last := s.refs == 0
+	if w.session == s && (s.retired || last) {
+		w.session = nil
+	}
 	w.mu.Unlock()
 	if last {
 		w.deps.give(s.session)

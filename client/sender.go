@@ -29,10 +29,12 @@ const maxInFlight = 400
 //
 // Messages that are still queued when a link is lost stay queued.
 type sender struct {
-	op      string // for errors: "publish", "forward"
-	target  string // the encoded address; empty for a link without a target
-	open    func(ctx context.Context) (session, error)
-	give    func(session) // returns the session after its link has ended
+	op     string // for errors: "publish", "forward"
+	target string // the encoded address; empty for a link without a target
+	open   func(ctx context.Context) (session, error)
+	// give returns the session after its link has ended; intact says that the
+	// session surely hasn't.
+	give    func(s session, intact bool)
 	backoff Backoff
 
 	queue chan *outgoing
@@ -73,7 +75,7 @@ const (
 // withdraw takes back what hasn't been sent yet, and says whether it could.
 func (o *outgoing) withdraw() bool { return o.state.CompareAndSwap(outQueued, outWithdrawn) }
 
-func newSender(op, target string, depth int, backoff Backoff, open func(context.Context) (session, error), give func(session)) *sender {
+func newSender(op, target string, depth int, backoff Backoff, open func(context.Context) (session, error), give func(session, bool)) *sender {
 	s := &sender{
 		op: op, target: target, open: open, give: give, backoff: backoff,
 		queue: make(chan *outgoing, depth),
@@ -136,18 +138,18 @@ func (s *sender) run() {
 			continue
 		}
 		began := time.Now()
-		closeLink := sync.OnceFunc(func() {
+		closeLink := sync.OnceValue(func() error {
 			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 			defer cancel()
-			_ = link.close(ctx)
+			return link.close(ctx)
 		})
 		// While the session's window is full, go-amqp's send heeds no ctx: only the
 		// end of the link ends it.
-		unwatch := context.AfterFunc(s.ctx, closeLink)
+		unwatch := context.AfterFunc(s.ctx, func() { _ = closeLink() })
 		finished := s.pump(sess, link)
 		unwatch()
-		closeLink()
-		s.give(sess)
+		err = closeLink()
+		s.give(sess, finished && err == nil)
 		if finished {
 			return
 		}
@@ -209,7 +211,7 @@ func (s *sender) attach() (session, senderLink, error) {
 	}
 	link, err := sess.sender(ctx, s.target)
 	if err != nil {
-		s.give(sess)
+		s.give(sess, linkRefused(err))
 		return nil, nil, s.refused(ctx, err)
 	}
 	return sess, link, nil
@@ -396,6 +398,13 @@ func (s *sender) fail(err error) {
 			return
 		}
 	}
+}
+
+// linkRefused says whether err is the broker's refusal of one link, and of no
+// more. RabbitMQ 4.3 refuses a missing target so, 4.0 ends the session.
+func linkRefused(err error) bool {
+	var e *amqp.Error
+	return errors.As(err, &e) && !errors.As(err, new(*amqp.SessionError)) && !errors.As(err, new(*amqp.ConnError))
 }
 
 // localSendError says whether go-amqp refused a message before writing any of it:

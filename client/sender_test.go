@@ -21,7 +21,7 @@ import (
 var testBackoff = Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
 
 func startSender(b *fakeBroker) *sender {
-	s := newSender("publish", "/queues/q", 256, testBackoff, b.open, closeSession)
+	s := newSender("publish", "/queues/q", 256, testBackoff, b.open, func(s session, _ bool) { closeSession(s) })
 	b.t.Cleanup(s.cut) // ends it when the test has failed midway
 	return s
 }
@@ -162,6 +162,7 @@ func TestSenderTellsTheQueuedWhyTheLinkIsRefused(t *testing.T) {
 			assert.NotErrorIs(t, err, ErrConnectionLost)
 			assert.True(t, SafeToRetry(err), "nothing was sent")
 
+			synctest.Wait() // what is queued meanwhile is told the same
 			open.Store(true)
 			require.NoError(t, s.do(within(t, time.Hour), withID("later")))
 			require.NoError(t, s.close(within(t, time.Hour)))
@@ -374,7 +375,7 @@ func TestSenderCloseWhileThereIsNoConnection(t *testing.T) {
 		s := newSender("publish", "/queues/q", 4, testBackoff, func(ctx context.Context) (session, error) {
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
-		}, closeSession)
+		}, func(s session, _ bool) { closeSession(s) })
 		t.Cleanup(s.cut)
 		return s
 	}
