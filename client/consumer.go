@@ -33,7 +33,7 @@ type ConsumerConfig struct {
 	// Control, if not nil, pauses the consumer or slows it down while it runs.
 	Control *Control
 	// NoQuarantine handles messages that may have taken a process down like all
-	// others. Without it, a message whose delivery count tells of a failure that
+	// others. Without it, a message whose delivery count tells of two failures that
 	// no consumer has reported is handled alone: while it is, the consumer holds
 	// no other message, so that the others' delivery counts don't rise with its own
 	// if it takes the process down again.
@@ -546,7 +546,6 @@ func (s *stint) call(ctx context.Context, d *Delivery) (err error) {
 		// A panic, or runtime.Goexit: recover gives nil for that, and the
 		// goroutine ends whatever is done here.
 		p := &PanicError{Value: recover(), Stack: debug.Stack()}
-		s.log.Error("hopback: handler panicked", "panic", ErrorText(p), "stack", string(p.Stack))
 		err = DeadLetter{Reason: ReasonPanicked, Err: p}
 		if p.Value == nil {
 			s.carryOut(d, err)
@@ -587,6 +586,9 @@ func (s *stint) carryOut(d *Delivery, err error) {
 // like a rejected message, and which can carry annotations. delivery-failed stays
 // false, or on 4.3 the delivery-count would add up over the dead-letter queue.
 func (s *stint) deadLetter(d *Delivery, o DeadLetter) {
+	if p, ok := errors.AsType[*PanicError](o.Err); ok {
+		s.log.Error("hopback: handler panicked, the message is dead-lettered", "message_id", messageID(d.message), "panic", ErrorText(p), "stack", string(p.Stack))
+	}
 	annotations := make(map[string]any, len(o.Annotations)+2)
 	for k, v := range o.Annotations {
 		annotations[k] = v

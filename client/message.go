@@ -11,6 +11,12 @@ import (
 // (binary sections), Value (one amqp-value) or Sequence (amqp-sequences).
 type Message = amqp.Message
 
+// Header and Properties are a Message's sections of these names.
+type (
+	Header     = amqp.MessageHeader
+	Properties = amqp.MessageProperties
+)
+
 // NewMessage returns a durable message with body as its one data section, the
 // default priority (4) and a random message-id.
 func NewMessage(body []byte) *Message {
@@ -24,7 +30,7 @@ func NewMessage(body []byte) *Message {
 // priority would be 0, which ranks below every message that has none.
 func complete(m *Message) {
 	if m.Header == nil {
-		m.Header = &amqp.MessageHeader{Durable: true, Priority: defaultPriority}
+		m.Header = &Header{Durable: true, Priority: defaultPriority}
 	}
 	if p := properties(m); p.MessageID == nil {
 		p.MessageID = rand.Text()
@@ -34,9 +40,9 @@ func complete(m *Message) {
 // defaultPriority is AMQP's (core specification, part 3, section 3.2.1).
 const defaultPriority = 4
 
-func properties(m *Message) *amqp.MessageProperties {
+func properties(m *Message) *Properties {
 	if m.Properties == nil {
-		m.Properties = &amqp.MessageProperties{}
+		m.Properties = &Properties{}
 	}
 	return m.Properties
 }
@@ -79,7 +85,7 @@ func Copy(m *Message) *Message {
 		Sequence:              m.Sequence,
 		Footer:                maps.Clone(m.Footer),
 	}
-	c.Header = &amqp.MessageHeader{Durable: true, Priority: defaultPriority}
+	c.Header = &Header{Durable: true, Priority: defaultPriority}
 	if m.Header != nil {
 		c.Header.Priority = m.Header.Priority
 	}

@@ -134,7 +134,12 @@ func (DeadLetter) outcome() {}
 func (Modify) outcome()     {}
 func (Forward) outcome()    {}
 
-func (o Requeue) Error() string    { return describe("requeue", o.Err) }
+func (o Requeue) Error() string {
+	if o.Failed {
+		return describe("requeue as failed", o.Err)
+	}
+	return describe("requeue", o.Err)
+}
 func (o DeadLetter) Error() string { return describe("dead-letter ("+string(o.Reason)+")", o.Err) }
 func (o Modify) Error() string     { return describe("modify", o.Err) }
 func (o Forward) Error() string    { return describe("forward to "+o.To.String(), o.Err) }

@@ -63,7 +63,8 @@ func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cf
 // of its replicas has it.
 //
 // edit is called on the message before it is checked and sent, to set properties,
-// headers or annotations. A message has a random message-id unless one is set.
+// headers or annotations; its Header and Properties are there, with a random
+// message-id.
 //
 // The errors, by what is certain afterwards:
 //
@@ -81,12 +82,13 @@ func (p *Publisher[T]) Publish(ctx context.Context, v T, edit ...func(*Message))
 	if err != nil {
 		return err
 	}
+	complete(m)
 	for _, e := range edit {
 		if e != nil {
 			e(m)
 		}
 	}
-	complete(m)
+	complete(m) // an edit may have taken away what must be there
 	if p.core.s.target == "" && (m.Properties.To == nil || *m.Properties.To == "") {
 		return argument.New("message Properties.To", nil, "is missing", "this publisher has no address of its own: set one with client.PublishTo")
 	}

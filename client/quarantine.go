@@ -10,8 +10,9 @@ const AnnotationKnownCount = "x-opt-hopback-known-count"
 // quarantine keeps a message that may take the process down from taking the
 // delivery counts of others along. When a process dies, RabbitMQ counts a failed
 // delivery for every message that it held, guilty or not. So a message that has
-// failed more often than anybody has said is a suspect, and handled while nothing
-// else is unsettled on the link.
+// failed twice more than anybody has said is a suspect, and handled while nothing
+// else is unsettled on the link. (Once is what every message of a consumer has
+// whose connection broke.)
 //
 // Since a quorum queue puts what comes back at its head, a link begins with one
 // credit, and gets the rest with the first message that is no suspect. A suspect
@@ -110,12 +111,15 @@ func (q *quarantine) empty() []*Delivery {
 	return all
 }
 
+// suspectAfter is how many failures without a known reason make a suspect.
+const suspectAfter = 2
+
 // suspect says whether d has failed deliveries that nobody knows the reason of.
 func suspect(d *Delivery) bool {
 	n := d.DeliveryCount()
-	if n == 0 {
+	if n < suspectAfter {
 		return false
 	}
 	known, _ := d.Annotation(AnnotationKnownCount).(int64)
-	return int64(n) > known
+	return int64(n) >= known+suspectAfter
 }

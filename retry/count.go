@@ -1,6 +1,7 @@
 package retry
 
 import (
+	"context"
 	"math"
 	"strconv"
 	"strings"
@@ -23,6 +24,16 @@ func Count(m *client.Message) int {
 	n, _ := parseCount(m.ApplicationProperties[CountProperty])
 	own, _ := parseCount(m.Annotations[AnnotationRetries])
 	return max(n, own)
+}
+
+// Attempt is which attempt at its message a handler is called for: 1 for the
+// first. It is 0 for a ctx that no delivery is in.
+func Attempt(ctx context.Context) int {
+	d, ok := client.DeliveryFrom(ctx)
+	if !ok {
+		return 0
+	}
+	return Count(d.Message()) + 1
 }
 
 // parseCount reads a counter that anybody may have written; text says that it is

@@ -13,6 +13,9 @@ import (
 // Names of the exchanges and queues that retries go through. The zero value has
 // the defaults; all workers that share delay queues must agree on them.
 type Names struct {
+	// Prefix begins all default names below, but the suffix: for a set of its own
+	// beside others' on the same virtual host.
+	Prefix string
 	// RetryExchange takes failed messages: topic. Default: "retry_exchange".
 	RetryExchange string
 	// RequeueExchange takes them after their delay: topic. Default: "requeue_exchange".
@@ -59,6 +62,9 @@ func (n Names) withDefaults() (Names, error) {
 	} {
 		if *f.value == "" {
 			*f.value = f.fallback
+			if f.field != "DeadSuffix" {
+				*f.value = n.Prefix + f.fallback
+			}
 		}
 		if err := address.Exchange(*f.value, "").Validate(); err != nil {
 			return n, argument.Wrap(err, "Policy.Names."+f.field, *f.value, "can't be a name", "use another")

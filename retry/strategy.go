@@ -27,11 +27,13 @@ const (
 	// Native gives the message back with the time of its next delivery, and the
 	// queue itself holds it: any delay, no further queues. It needs RabbitMQ 4.3
 	// or later and a quorum queue, and is refused on others: they would deliver
-	// at once. The delay is measured by this host's clock against the broker's.
+	// at once. The delay is measured by this host's clock against the broker's. A
+	// message whose sender gave it a ttl below the delay expires while it waits.
 	Native
 	// Auto takes Native where the broker and the queue can, else DeadLetter where
 	// the queue's dead-letter exchange is the one of Topology, else Republish. It
-	// decides when the consumer starts.
+	// decides when the consumer starts. In place of Native it republishes a message
+	// with a ttl.
 	Auto
 )
 

@@ -193,7 +193,11 @@ func (d *decorator) wait(del *client.Delivery, what decision, err error, now tim
 		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, err), now)
 	}
 	h := d.plan.history(del, err, what.count, now)
-	switch strategy := q.strategy; {
+	strategy := q.strategy
+	if strategy == Native && d.plan.strategy == Auto && hasTTL(del.Message()) {
+		strategy = Republish // it would expire while the queue holds it
+	}
+	switch {
 	case strategy == Native && !q.ignored.Load():
 		h[client.AnnotationReason] = reasonRetry
 		h[AnnotationDelay] = what.delay.Milliseconds()
@@ -207,9 +211,11 @@ func (d *decorator) wait(del *client.Delivery, what decision, err error, now tim
 	return d.republish(del, q, what, h, err)
 }
 
+func hasTTL(m *client.Message) bool { return m.Header != nil && m.Header.TTL > 0 }
+
 // republish forwards a copy into the delay queues.
 func (d *decorator) republish(del *client.Delivery, q *queueState, what decision, history map[string]any, err error) error {
-	to, bad := d.plan.target(q, what.delay, del.Queue())
+	to, delay, bad := d.plan.target(q, what.delay, del.Queue())
 	if bad != nil {
 		return client.DeadLetter{Reason: client.ReasonUnforwardable, Err: errors.Join(bad, err), Annotations: history}
 	}
@@ -222,17 +228,21 @@ func (d *decorator) republish(del *client.Delivery, q *queueState, what decision
 		c.Annotations[k] = v
 	}
 	c.Annotations[client.AnnotationReason] = reasonRetry
+	c.Annotations[AnnotationDelay] = delay.Milliseconds()
 	return client.Forward{To: to, Message: c, Err: err}
 }
 
-func (pl *plan) target(q *queueState, delay time.Duration, queue string) (address.Address, error) {
+// target is where a message waits, and for how long it will.
+func (pl *plan) target(q *queueState, delay time.Duration, queue string) (address.Address, time.Duration, error) {
 	if pl.ladder != nil {
-		return pl.ladder.address(pl.names, delay, queue)
+		to, err := pl.ladder.address(pl.names, delay, queue)
+		return to, time.Duration(pl.ladder.steps(delay)) * pl.ladder.Unit, err
 	}
 	if len(q.targets) == 0 {
-		return address.Address{}, errNoDelays
+		return address.Address{}, 0, errNoDelays
 	}
-	return q.targets[pl.rung(delay)], nil
+	rung := pl.rung(delay)
+	return q.targets[rung], pl.rungs[rung], nil
 }
 
 var errNoDelays = errors.New("the policy has no delay to wait for: it has no retries")
