@@ -71,13 +71,13 @@ func (c *Conn) openSession(ctx context.Context) (session, error) {
 	if err != nil {
 		return nil, err
 	}
-	// go-amqp closes the whole connection for one session too many.
-	if w.sessions.Add(1) > maxSessions {
-		w.sessions.Add(-1)
-		return nil, &Error{Op: "open session", Kind: ErrSessionLimit, Text: "a connection has 64 sessions, and each consumer and publisher takes one or two: use a further client.Connect"}
-	}
 	s, err := bounded(ctx, w,
 		func(ctx context.Context) (*amqpSession, error) {
+			// go-amqp closes the whole connection for one session too many.
+			if w.sessions.Add(1) > maxSessions {
+				w.sessions.Add(-1)
+				return nil, &Error{Op: "open session", Kind: ErrSessionLimit, Text: "a connection has 64 sessions, and each consumer and publisher takes one or two: use a further client.Connect"}
+			}
 			s, err := w.amqp.NewSession(ctx, nil)
 			if err != nil {
 				w.sessions.Add(-1)
