@@ -28,8 +28,11 @@ const (
 // Package declare builds the requests.
 type Management struct {
 	conn *Conn
+	open func(context.Context) (session, requestLink, receiverLink, error)
 
-	slots chan struct{} // one for each request under way: the reply link has as many credits
+	// slots has one for each request that the broker owes a reply: the reply link
+	// has as many credits.
+	slots chan struct{}
 
 	// solo is the turn of a request that has a session of its own: see Request.
 	solo chan struct{}
@@ -40,7 +43,8 @@ type Management struct {
 }
 
 func newManagement(c *Conn) *Management {
-	return &Management{conn: c, slots: make(chan struct{}, managementCredit), solo: make(chan struct{}, 1)}
+	open := func(ctx context.Context) (session, requestLink, receiverLink, error) { return openManagement(ctx, c) }
+	return &Management{conn: c, open: open, slots: make(chan struct{}, managementCredit), solo: make(chan struct{}, 1)}
 }
 
 // Request sends one request and returns the reply's status and body. path is
@@ -59,17 +63,17 @@ func (m *Management) Request(ctx context.Context, method, path string, body any)
 	target := method + " " + path
 	select {
 	case m.slots <- struct{}{}:
-		defer func() { <-m.slots }()
 	case <-ctx.Done():
 		return 0, nil, ended("manage", target, ErrNotSent, ctx)
 	case <-m.conn.closing:
 		return 0, nil, &Error{Op: "manage", Target: target, Kind: ErrNotSent, Err: ErrClosed}
 	}
 
+	release := sync.OnceFunc(func() { <-m.slots })
 	s, err := m.session(ctx)
 	if err == nil {
 		var alone bool
-		status, reply, alone, err = m.once(ctx, s, method, path, body)
+		status, reply, alone, err = m.once(ctx, s, release, method, path, body)
 		innocent := !alone || strings.Contains(fmt.Sprint(err), "insufficient credit")
 		if err == nil || !innocent || ctx.Err() != nil || !errors.Is(err, errSessionEnded) {
 			return status, reply, err
@@ -83,18 +87,19 @@ func (m *Management) Request(ctx context.Context, method, path string, body any)
 			return 0, nil, ended("manage", target, ErrOutcomeUnknown, ctx)
 		}
 		s = newManagementSession(m.conn)
-		go s.run(m.conn)
+		go s.run(m.open)
 		defer s.cancel()
 		if err = s.opening(ctx); err != nil {
 			return 0, nil, newError("manage", target, ErrOutcomeUnknown, err)
 		}
-		status, reply, _, err = m.once(ctx, s, method, path, body)
+		status, reply, _, err = m.once(ctx, s, func() {}, method, path, body)
 		return status, reply, err
 	}
+	release()
 	switch {
 	case ctx.Err() != nil:
 		return 0, nil, ended("manage", target, ErrNotSent, ctx)
-	case errors.Is(err, ErrClosed):
+	case errors.Is(err, ErrClosed), m.conn.isClosing():
 		return 0, nil, &Error{Op: "manage", Target: target, Kind: ErrNotSent, Err: ErrClosed}
 	}
 	return 0, nil, newError("manage", target, ErrNotSent, err)
@@ -119,18 +124,27 @@ func checkRequest(method, path string, body any) error {
 var errSessionEnded = errors.New("the management session ended")
 
 // once sends one request on s. alone says that no other was under way at its end.
-func (m *Management) once(ctx context.Context, s *managementSession, method, path string, body any) (status int, reply any, alone bool, err error) {
+// release is called when the broker owes no reply any more, which may be after
+// ctx has ended: until then the reply's credit is taken.
+func (m *Management) once(ctx context.Context, s *managementSession, release func(), method, path string, body any) (status int, reply any, alone bool, err error) {
 	target := method + " " + path
 	m.mu.Lock()
 	m.next++
 	id := m.next
 	m.mu.Unlock()
 
-	w := &waiting{reply: make(chan managementReply, 1)}
+	w := &waiting{reply: make(chan managementReply, 1), release: release}
 	if !s.enter(id, w) {
+		release()
 		return 0, nil, false, &Error{Op: "manage", Target: target, Kind: ErrNotSent, Err: errors.Join(errSessionEnded, s.err)}
 	}
-	defer s.leave(id)
+	late := false
+	defer func() {
+		if !late {
+			s.leave(id)
+			release()
+		}
+	}()
 
 	if body == nil {
 		body = amqp.Null{}
@@ -158,6 +172,7 @@ func (m *Management) once(ctx context.Context, s *managementSession, method, pat
 		if out.withdraw() {
 			return 0, nil, true, ended("manage", target, ErrNotSent, ctx)
 		}
+		late = true
 		return 0, nil, true, ended("manage", target, ErrOutcomeUnknown, ctx)
 	}
 }
@@ -179,7 +194,7 @@ func (m *Management) session(ctx context.Context) (*managementSession, error) {
 			s = newManagementSession(m.conn)
 			m.live = s
 			go func() {
-				s.run(m.conn)
+				s.run(m.open)
 				m.mu.Lock()
 				m.live = nil
 				m.mu.Unlock()
@@ -252,11 +267,17 @@ func (s *managementSession) opening(ctx context.Context) error {
 }
 
 type waiting struct {
-	reply chan managementReply
-	once  sync.Once
+	reply   chan managementReply
+	once    sync.Once
+	release func()
 }
 
-func (w *waiting) answer(r managementReply) { w.once.Do(func() { w.reply <- r }) }
+func (w *waiting) answer(r managementReply) {
+	w.once.Do(func() {
+		w.release()
+		w.reply <- r
+	})
+}
 
 type managementReply struct {
 	status int
@@ -299,9 +320,9 @@ func (s *managementSession) finish(err error) {
 	}
 }
 
-func (s *managementSession) run(c *Conn) {
+func (s *managementSession) run(open func(context.Context) (session, requestLink, receiverLink, error)) {
 	defer s.cancel()
-	sess, send, receive, err := openManagement(s.ctx, c)
+	sess, send, receive, err := open(s.ctx)
 	if err != nil {
 		s.refused = err
 		s.finish(err)
@@ -367,6 +388,7 @@ func (s *managementSession) dispatch(msg *Message) {
 	}
 	s.mu.Lock()
 	w, alone := s.waiting[id], len(s.waiting) == 1
+	delete(s.waiting, id)
 	s.mu.Unlock()
 	if w == nil {
 		return
@@ -382,7 +404,11 @@ func (s *managementSession) dispatch(msg *Message) {
 	w.answer(r)
 }
 
-// managementSender writes pre-settled requests: the reply is their answer.
+// requestLink writes pre-settled requests: the reply is their answer.
+type requestLink interface {
+	send(ctx context.Context, m *Message) error
+}
+
 type managementSender struct{ s *amqp.Sender }
 
 func (m managementSender) send(ctx context.Context, msg *Message) error {
@@ -391,10 +417,10 @@ func (m managementSender) send(ctx context.Context, msg *Message) error {
 
 // openManagement opens a session with the pair of links that RabbitMQ wants:
 // the same name, the property "paired", and the same node at both ends.
-func openManagement(ctx context.Context, c *Conn) (session, managementSender, receiverLink, error) {
+func openManagement(ctx context.Context, c *Conn) (session, requestLink, receiverLink, error) {
 	sess, err := c.openSession(ctx)
 	if err != nil {
-		return nil, managementSender{}, nil, err
+		return nil, nil, nil, err
 	}
 	type links struct {
 		s *amqp.Sender
@@ -428,7 +454,7 @@ func openManagement(ctx context.Context, c *Conn) (session, managementSender, re
 	}, func(links) {})
 	if err != nil {
 		closeSession(sess)
-		return nil, managementSender{}, nil, err
+		return nil, nil, nil, err
 	}
 	return sess, managementSender{l.s}, &amqpReceiver{l.r}, nil
 }
