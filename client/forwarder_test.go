@@ -58,7 +58,7 @@ func TestForwardFreesTheHandlersSlotWhileTheBrokerConfirms(t *testing.T) {
 		synctest.Wait()
 		assert.Len(t, b.history("send"), 64)
 		assert.Empty(t, b.history(settlements...))
-		assert.Equal(t, []string{"credit 64"}, b.history("credit"), "what awaits its copy counts as prefetched")
+		assert.Equal(t, []string{"credit 1", "credit 63"}, b.history("credit"), "what awaits its copy counts as prefetched")
 		b.answer(-1, &amqp.StateAccepted{})
 		synctest.Wait()
 		require.NoError(t, k.end())
@@ -84,12 +84,11 @@ func TestForwardThatIsNotTakenIsTriedAgainAndThenRequeued(t *testing.T) {
 			return nil
 		}},
 		{"over the session limit", nil, func() func(string) error {
-			opened := false
+			var opened atomic.Int32
 			return func(step string) error {
-				if step == "open session" && opened {
+				if step == "open session" && opened.Add(1) > 1 {
 					return &Error{Op: "open session", Kind: ErrSessionLimit}
 				}
-				opened = true
 				return nil
 			}
 		}()},
