@@ -300,19 +300,25 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	if err != nil {
 		return nil, newError("consume", k.queue, ErrConnectionLost, err)
 	}
-	link, err := sess.receiver(ctx, k.source)
-	if err != nil {
-		k.deps.give(sess)
-		return nil, newError("consume", k.queue, ErrConnectionLost, err)
-	}
 	n := k.cfg.Prefetch
 	s := &stint{
-		consumer: k, sess: sess, link: link, counts: !sess.broker().AtLeast(4, 3),
+		consumer: k, sess: sess, counts: !sess.broker().AtLeast(4, 3),
 		// About n deliveries are unsettled at the most, so that sends on these
 		// hardly ever block.
 		inbox: make(chan *Delivery, n), settles: make(chan settlement, n),
 		dead: make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
 	}
+	var takenBack func([]byte)
+	if !s.counts { // 4.3 brought the consumer timeout to AMQP 1.0
+		s.leases = &leases{byTag: make(map[string]*Delivery, n), taken: s.takenBack}
+		takenBack = s.leases.takenBack
+	}
+	link, err := sess.receiver(ctx, k.source, takenBack)
+	if err != nil {
+		k.deps.give(sess)
+		return nil, newError("consume", k.queue, ErrConnectionLost, err)
+	}
+	s.link = link
 	s.window = newWindow(link, s.dead, 0)
 	s.quarantine = &quarantine{off: k.cfg.NoQuarantine, run: s.enqueue, narrow: func(on bool) {
 		s.narrow.Store(on)
@@ -345,6 +351,7 @@ type stint struct {
 	resizing   sync.Mutex
 	// counts says that the broker counts what is given back as a delivery.
 	counts bool
+	leases *leases // nil where the broker takes no delivery back
 	// closing is closed when workers are to take no more deliveries.
 	closing    chan struct{}
 	workers    sync.WaitGroup
@@ -475,7 +482,19 @@ func (s *stint) receive(ctx context.Context) {
 
 func (s *stint) take(m *Message) {
 	s.window.received()
-	s.quarantine.admit(&Delivery{message: m, queue: s.queue, received: time.Now(), link: s})
+	d := &Delivery{message: m, queue: s.queue, received: time.Now(), link: s}
+	s.leases.begin(d)
+	s.quarantine.admit(d)
+}
+
+// takenBack is told that the broker has given d to somebody else, since it was
+// held for longer than the queue's consumer timeout. The broker gives this link
+// nothing more until the stale delivery is settled, so that is done at once; what
+// the handler decides on it comes to nothing, and the handler is told by its ctx.
+func (s *stint) takenBack(d *Delivery) {
+	s.log.Warn("hopback: the broker took a delivery back: it was held for longer than the consumer timeout", "message_id", messageID(d.message), "held", time.Since(d.received).Round(time.Millisecond))
+	d.end(ErrTakenBack)
+	s.push(d, disposition{kind: released})
 }
 
 func (s *stint) enqueue(d *Delivery) {
@@ -501,7 +520,7 @@ func (s *stint) work(ctx context.Context) {
 			if s.over() {
 				return // it will be delivered again: handling it now makes a duplicate
 			}
-			if s.mayBegin(d) {
+			if !d.settling.Load() && s.mayBegin(d) {
 				s.handle(ctx, d)
 			}
 		case <-s.dead:
@@ -533,6 +552,7 @@ func (s *stint) mayBegin(d *Delivery) bool {
 }
 
 func (s *stint) handle(ctx context.Context, d *Delivery) {
+	defer d.end(nil) // frees what its ctx holds
 	s.carryOut(d, s.call(WithDelivery(ctx, d), d))
 }
 
@@ -650,6 +670,10 @@ func (s *stint) unforwardable(d *Delivery, o Forward, err error) {
 
 // push hands a settlement to the settling goroutine.
 func (s *stint) push(d *Delivery, disp disposition) {
+	if !d.settling.CompareAndSwap(false, true) {
+		s.log.Warn("hopback: a delivery was handled after the broker had taken it back: it delivers it again", "message_id", messageID(d.message))
+		return
+	}
 	if disp.kind == modified {
 		disp.annotations = withKnownCount(d, disp)
 	}
@@ -699,6 +723,7 @@ func (s *stint) settle(finish <-chan struct{}) {
 			s.late(x.delivery)
 			return
 		}
+		s.leases.end(x.delivery)
 		s.quarantine.settled(x.delivery)
 		if s.window.settled() == 0 {
 			select {

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 )
 
@@ -16,6 +17,9 @@ type Delivery struct {
 	received time.Time
 	link     deliveryLink
 	suspect  bool // see quarantine
+	// settling is set when what becomes of it is on its way to the broker.
+	settling atomic.Bool
+	lease    lease
 }
 
 // NewDelivery makes a Delivery out of a message from queue, for calling a Handler
@@ -54,24 +58,10 @@ func (d *Delivery) Annotation(key string) any { return d.message.Annotations[key
 // deliveryKey finds the Delivery in a handler's ctx.
 type deliveryKey struct{}
 
-// deliveryContext carries the Delivery to typed handlers without a second
-// allocation per message.
-type deliveryContext struct {
-	context.Context
-	delivery *Delivery
-}
-
-func (c *deliveryContext) Value(key any) any {
-	if key == (deliveryKey{}) {
-		return c.delivery
-	}
-	return c.Context.Value(key)
-}
-
 // WithDelivery returns a context from which DeliveryFrom finds d. Consumers do
 // this; so should whoever calls a Handler elsewhere.
 func WithDelivery(ctx context.Context, d *Delivery) context.Context {
-	return &deliveryContext{ctx, d}
+	return &deliveryContext{Context: ctx, delivery: d}
 }
 
 // DeliveryFrom returns the delivery that a handler was called for.

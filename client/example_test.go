@@ -56,7 +56,7 @@ func ExampleOutcomeOf() {
 	}
 	// Output:
 	// <nil>
-	// requeue: bank timed out
+	// requeue as failed: bank timed out
 	// requeue
 	// dead-letter (declined)
 	// forward to /queues/orders.manual

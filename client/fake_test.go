@@ -254,7 +254,7 @@ func (s *fakeSession) close(context.Context) {
 	})
 }
 
-func (s *fakeSession) receiver(ctx context.Context, source string) (receiverLink, error) {
+func (s *fakeSession) receiver(ctx context.Context, source string, takenBack func([]byte)) (receiverLink, error) {
 	if err := s.b.ask("attach receiver"); err != nil {
 		return nil, err
 	}

@@ -14,7 +14,10 @@ import (
 // session is one AMQP session: the unit that a fault takes down. Every consumer,
 // publisher and forwarder has its own.
 type session interface {
-	receiver(ctx context.Context, source string) (receiverLink, error)
+	// takenBack, if not nil, is called with the delivery tag of a delivery that the
+	// broker has taken back from this link before it was settled. It is called on
+	// the link's own goroutine and must not block.
+	receiver(ctx context.Context, source string, takenBack func(tag []byte)) (receiverLink, error)
 	sender(ctx context.Context, target string) (senderLink, error)
 	// broken is closed when the connection below has ended. The end of the
 	// session alone shows only in the errors of its links.
@@ -108,14 +111,18 @@ func (s *amqpSession) close(ctx context.Context) {
 	}, func(struct{}) {})
 }
 
-func (s *amqpSession) receiver(ctx context.Context, source string) (receiverLink, error) {
+func (s *amqpSession) receiver(ctx context.Context, source string, takenBack func(tag []byte)) (receiverLink, error) {
+	options := &amqp.ReceiverOptions{
+		Credit:                    -1, // manual: draining works only so
+		SettlementMode:            amqp.ReceiverSettleModeFirst.Ptr(),
+		RequestedSenderSettleMode: amqp.SenderSettleModeUnsettled.Ptr(),
+	}
+	if takenBack != nil {
+		options.OnDeliveryStateChanged = func(m *Message, _ amqp.DeliveryState) { takenBack(m.DeliveryTag) }
+	}
 	return bounded(ctx, s.w,
 		func(ctx context.Context) (receiverLink, error) {
-			r, err := s.s.NewReceiver(ctx, source, &amqp.ReceiverOptions{
-				Credit:                    -1, // manual: draining works only so
-				SettlementMode:            amqp.ReceiverSettleModeFirst.Ptr(),
-				RequestedSenderSettleMode: amqp.SenderSettleModeUnsettled.Ptr(),
-			})
+			r, err := s.s.NewReceiver(ctx, source, options)
 			if err != nil {
 				return nil, err
 			}
