@@ -1,0 +1,136 @@
+package officialclient
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/rabbitmq/rabbitmq-amqp-go-client/pkg/rabbitmqamqp"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+)
+
+// Dialer makes a connection. The method NewConnection of a
+// *rabbitmqamqp.Environment is one, and so is a function that calls
+// rabbitmqamqp.Dial.
+//
+// What it makes belongs to the adapter, which closes it. Since the adapter
+// replaces lost connections itself, the official client's recovery isn't needed;
+// switching it off (RecoveryConfiguration.ActiveRecovery: false) spares a
+// goroutine that sleeps for some seconds after each loss.
+type Dialer func(context.Context) (*rabbitmqamqp.AmqpConnection, error)
+
+// Config is how to consume. The zero value handles one message at a time.
+type Config struct {
+	// Concurrency is how many handlers run at once. Default: 1.
+	Concurrency int
+	// Prefetch is how many unsettled messages the broker may have given to the
+	// consumer: the official client's InitialCredits. Serve doesn't use it.
+	// Default: twice Concurrency, at least 64.
+	Prefetch int
+	// Grace is how long running handlers may go on after ctx has ended before
+	// their own ctx ends. Default: 30 s.
+	Grace time.Duration
+	// ForwardPatience is how long a Forward that the broker doesn't take is tried
+	// again before its message goes back to the queue, as a failed delivery.
+	// Default: 30 s.
+	ForwardPatience time.Duration
+	// FailureLimit is how often a message may fail (Requeue or Modify with Failed
+	// set, such as any error of a handler without a decorator) and stay in its
+	// queue; the next failure dead-letters it. It stands in for the queue's
+	// delivery limit, which the official client's settlements don't count toward
+	// on RabbitMQ 4.3. Default: 20, as for the broker's own limit;
+	// UnlimitedFailures for none.
+	FailureLimit int
+	// Reconnect is the pause between attempts to replace a lost connection, and to
+	// reach an address to forward to. Defaults: 100 ms and 10 s.
+	Reconnect client.Backoff
+	// RecoveryPatience is how long Serve waits for the official client to recover
+	// its connection. Default: 3 min, which covers its five attempts.
+	RecoveryPatience time.Duration
+	// Management lets decorators look at queues before they start, as retry.With
+	// does to check the topology and to choose a strategy. It comes from a
+	// connection by client.Connect, which is needed only until Consume has
+	// started. Default: nil, and they do without.
+	Management *client.Management
+	// Logger gets what happens beside the calls. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// UnlimitedFailures as Config.FailureLimit lets a message fail for ever.
+const UnlimitedFailures = -1
+
+const (
+	maxConcurrency      = 100_000
+	maxPrefetch         = 100_000
+	defaultFailureLimit = 20
+	// lastGrace is what a handler gets after its ctx was ended by the drain.
+	lastGrace = 5 * time.Second
+	// dialTimeout bounds one attempt to connect, and one to attach a consumer.
+	dialTimeout = 15 * time.Second
+	// closeTimeout bounds how long closing is waited for.
+	closeTimeout = 5 * time.Second
+)
+
+func (c Config) withDefaults() (Config, error) {
+	for _, f := range []struct {
+		name string
+		n    int
+		low  int
+		max  int
+	}{{"Concurrency", c.Concurrency, 0, maxConcurrency}, {"Prefetch", c.Prefetch, 0, maxPrefetch}, {"FailureLimit", c.FailureLimit, UnlimitedFailures, maxConcurrency}} {
+		if f.n < f.low || f.n > f.max {
+			return c, argument.New("Config."+f.name, f.n, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", f.max))
+		}
+	}
+	for _, d := range []time.Duration{c.Grace, c.ForwardPatience, c.RecoveryPatience, c.Reconnect.Min, c.Reconnect.Max} {
+		if d < 0 {
+			return c, argument.New("Config", d, "has a negative duration", "use a positive one, or 0 for the default")
+		}
+	}
+	setDefault(&c.Concurrency, 1)
+	setDefault(&c.Prefetch, max(2*c.Concurrency, 64))
+	setDefault(&c.Grace, 30*time.Second)
+	setDefault(&c.ForwardPatience, 30*time.Second)
+	setDefault(&c.FailureLimit, defaultFailureLimit)
+	setDefault(&c.RecoveryPatience, 3*time.Minute)
+	setDefault(&c.Reconnect.Min, 100*time.Millisecond)
+	setDefault(&c.Reconnect.Max, 10*time.Second)
+	c.Reconnect.Max = max(c.Reconnect.Max, c.Reconnect.Min)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c, nil
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// pauseBefore is the pause after the given number of earlier failures: random
+// between nothing and a span that doubles from b.Min to b.Max.
+func pauseBefore(b client.Backoff, failures int) time.Duration {
+	span := b.Max
+	if failures < 30 && b.Min<<failures < b.Max {
+		span = b.Min << failures
+	}
+	return rand.N(span + 1)
+}
+
+// sleep returns false if ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,566 @@
+package officialclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/Azure/go-amqp"
+	"github.com/rabbitmq/rabbitmq-amqp-go-client/pkg/rabbitmqamqp"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+)
+
+// Receiver is what Serve needs of a *rabbitmqamqp.Consumer.
+type Receiver interface {
+	Receive(ctx context.Context) (rabbitmqamqp.IDeliveryContext, error)
+}
+
+// Consume delivers the queue's messages to h until ctx ends, and then drains:
+// running handlers finish within Config.Grace, their outcomes are carried out,
+// and the rest goes back to the queue. It returns nil after a drain.
+//
+// It makes one connection to consume on, and another one when first a message is
+// forwarded. h is called by Config.Concurrency goroutines at once.
+//
+// At the start it returns an *argument.Error for bad input, the errors of h's
+// Prepare, and a *client.Error if the connection can't be made (ErrUnreachable)
+// or the queue not be consumed from (ErrNotFound, ErrUnauthorized and others).
+// Later it survives all of these, with unlimited back-off.
+//
+// A message may be delivered again after its handler has succeeded, if the
+// connection is lost before the broker has heard of it: handlers should be
+// idempotent, or use the message-id to tell duplicates. The same holds for copies
+// whose confirmation was lost.
+//
+// The official client panics on certain messages before it has handed them out,
+// so they can be neither handled nor dead-lettered by reason. Consume then drops
+// its connection, which counts as a failed delivery, and takes one message at a
+// time for a while: in the end the queue's delivery limit dead-letters the
+// culprit, and only that. A queue without a delivery limit can't get past it.
+func Consume(ctx context.Context, dial Dialer, queue string, h client.Handler, cfg Config) error {
+	if dial == nil {
+		return argument.New("dial", nil, "is nil", "give a Dialer, such as env.NewConnection")
+	}
+	return consume(ctx, dial.dialer(), queue, h, cfg)
+}
+
+func consume(ctx context.Context, dial dialer, queue string, h client.Handler, cfg Config) error {
+	r, err := newRunner(dial, queue, h, cfg)
+	if err != nil {
+		return err
+	}
+	defer r.forwards.close()
+	conn, err := dial(ctx)
+	if err != nil {
+		return err
+	}
+	var k consumer
+	if err = r.prepare(ctx, conn.broker()); err == nil {
+		k, err = conn.consumer(ctx, queue, int32(r.cfg.Prefetch))
+	}
+	if err != nil {
+		conn.close()
+		return err
+	}
+	handlers := newHandlerContext(ctx)
+	defer handlers.end(context.Canceled)
+	credits, leave := r.cfg.Prefetch, 0
+	for failures, panics := 0, 0; ; {
+		began := time.Now()
+		s := r.newStint(k)
+		s.leave = leave
+		err := s.run(ctx, handlers)
+		if err == nil && ctx.Err() != nil {
+			s.end()
+			k.close()
+			conn.close()
+			return nil
+		}
+		panicked, suspicious := errors.AsType[*PanicError](err)
+		switch {
+		case err == nil: // the culprits are gone
+			panics = 0
+			k.close()
+		case suspicious:
+			r.log.Error("hopback: the official client can't read a message; taking one at a time until the delivery limit has removed it", "panic", panicked.Value, "stack", string(panicked.Stack))
+			panics++
+			failures = max(0, panics-promptPanics)
+		default:
+			r.log.Warn("hopback: consumer lost, opening it again", "error", newError("consume", queue, client.ErrConnectionLost, err), "unsettled", s.unsettled.Load())
+		}
+		// Whatever has failed, the whole connection goes: its session may have
+		// ended with the link, and recovery would attach what had failed.
+		conn.close()
+		if time.Since(began) > r.cfg.Reconnect.Max {
+			failures = 0
+		}
+		credits, leave = r.cfg.Prefetch, 0
+		if suspicious {
+			credits, leave = 1, r.cfg.Prefetch
+		}
+		for {
+			if err != nil && !sleep(ctx, pauseBefore(r.cfg.Reconnect, failures)) || ctx.Err() != nil {
+				return nil
+			}
+			if conn, err = dial(ctx); err == nil {
+				if k, err = conn.consumer(ctx, queue, int32(credits)); err == nil {
+					break
+				}
+				conn.close()
+			}
+			failures++
+			if ctx.Err() == nil {
+				r.log.Warn("hopback: consuming failed, trying again", "error", err)
+			}
+		}
+		failures++
+	}
+}
+
+// promptPanics is how many times in a row a message that the official client
+// panics on is asked for without back-off: often enough to use up the broker's
+// default delivery limit of 20.
+const promptPanics = 25
+
+// Serve is Consume on a consumer that the caller has made and goes on to own. It
+// returns nil after the drain that the end of ctx begins; c is then free of
+// deliveries of Serve's, and may still hold some that were prefetched, until it
+// is closed. queue is where c consumes from.
+//
+// Connections to forward on are made by dial; the first is made at the start.
+//
+// While the official client recovers its connection, Serve waits, for
+// Config.RecoveryPatience at most. A link or a session that ends by itself is
+// never recovered; then, and after a panic of the official client, Serve returns
+// an error that matches client.ErrConnectionLost, and the caller should close the
+// connection (closing the consumer alone doesn't mend the session) and begin
+// anew. Consume does all that by itself.
+//
+// c must settle explicitly: one that is pre-settled is refused at its first
+// message, and that message is lost, since the broker has forgotten it.
+func Serve(ctx context.Context, dial Dialer, c Receiver, queue string, h client.Handler, cfg Config) error {
+	if dial == nil {
+		return argument.New("dial", nil, "is nil", "give a Dialer, such as env.NewConnection")
+	}
+	if k, ok := c.(*rabbitmqamqp.Consumer); c == nil || ok && k == nil {
+		return argument.New("consumer", nil, "is nil", "give what AmqpConnection.NewConsumer returned")
+	}
+	return serve(ctx, dial.dialer(), c, queue, h, cfg)
+}
+
+// aliveAfter tells a link that works from one whose Receive returns errors at
+// once.
+const aliveAfter = time.Second
+
+func serve(ctx context.Context, dial dialer, c Receiver, queue string, h client.Handler, cfg Config) error {
+	r, err := newRunner(dial, queue, h, cfg)
+	if err != nil {
+		return err
+	}
+	defer r.forwards.close()
+	conn, err := r.forwards.connect(nil)
+	if err == nil {
+		err = r.prepare(ctx, conn.broker())
+	}
+	if err != nil {
+		return err
+	}
+	handlers := newHandlerContext(ctx)
+	defer handlers.end(context.Canceled)
+	lost := time.Time{}
+	for failures := 0; ; failures++ {
+		began := time.Now()
+		s := r.newStint(c)
+		s.giveBack = true
+		err := s.run(ctx, handlers)
+		if err == nil {
+			s.end()
+			return nil
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if _, bad := errors.AsType[*argument.Error](err); bad {
+			return err
+		}
+		if lost.IsZero() || time.Since(began) > aliveAfter {
+			lost, failures = time.Now(), 0
+			r.log.Warn("hopback: the consumer's connection is lost, waiting for its recovery", "error", errorText(err), "unsettled", s.unsettled.Load())
+		}
+		_, recoverable := errors.AsType[*amqp.ConnError](err)
+		wait := pauseBefore(r.cfg.Reconnect, failures)
+		if !recoverable || time.Since(lost)+wait > r.cfg.RecoveryPatience {
+			return &client.Error{Op: "consume", Target: queue, Kind: client.ErrConnectionLost, Err: newError("receive", "", nil, err)}
+		}
+		if !sleep(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// runner is one call of Consume or Serve.
+type runner struct {
+	queue    string
+	handler  client.Handler
+	cfg      Config
+	log      *slog.Logger
+	forwards *forwarder
+	// slots holds the right to run a handler. A worker holds one while it lives;
+	// one that outlives its stint, in a long handler, keeps the next stint's from
+	// beginning, so that Concurrency holds across a reconnect.
+	slots chan struct{}
+}
+
+func newRunner(dial dialer, queue string, h client.Handler, cfg Config) (*runner, error) {
+	if err := address.Queue(queue).Validate(); err != nil {
+		return nil, err
+	}
+	if f, ok := h.(client.HandlerFunc); h == nil || ok && f == nil {
+		return nil, argument.New("handler", nil, "is nil", "give a Handler, such as client.JSON(func(ctx, order) error {...})")
+	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return &runner{
+		queue: queue, handler: h, cfg: cfg, log: cfg.Logger.With("queue", queue),
+		forwards: newForwarder(dial, cfg.Prefetch, cfg.Reconnect),
+		slots:    make(chan struct{}, cfg.Concurrency),
+	}, nil
+}
+
+func (r *runner) prepare(ctx context.Context, b client.Broker) error {
+	return client.Prepare(ctx, r.handler, client.Start{Queue: r.queue, Broker: b, Management: r.cfg.Management})
+}
+
+// handlerContext is that of handlers: it has the values of Consume's ctx and
+// outlives it.
+type handlerContext struct {
+	context.Context
+	end context.CancelCauseFunc
+}
+
+func newHandlerContext(ctx context.Context) handlerContext {
+	ctx, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	return handlerContext{ctx, end}
+}
+
+// stint is the life of one link, as far as Receive shows it:
+//
+//	receive ──inbox──▶ workers ──▶ settle
+//	                      └──▶ forwarder ──▶ settle
+type stint struct {
+	*runner
+	from Receiver
+	// giveBack: what no handler has begun is released by a drain. Otherwise it is
+	// left for the detach: while there is credit, a released message would come
+	// back to this very consumer, and count twice on RabbitMQ 4.0.
+	giveBack bool
+	// leave ends the stint after so many deliveries, if it isn't 0.
+	leave int
+
+	inbox chan *delivery
+	// dead is closed when the link is gone: nothing can be settled any more.
+	dead     chan struct{}
+	deadOnce sync.Once
+	why      error
+	// unsettled counts deliveries received and not settled; when it falls to zero
+	// idle is signalled.
+	unsettled atomic.Int64
+	idle      chan struct{}
+	left      chan struct{} // leave is reached
+	closing   chan struct{} // workers take no more deliveries
+	workers   sync.WaitGroup
+	work      sync.WaitGroup // forwards
+}
+
+type delivery struct {
+	*client.Delivery
+	official rabbitmqamqp.IDeliveryContext
+}
+
+func (r *runner) newStint(from Receiver) *stint {
+	return &stint{
+		runner: r, from: from, inbox: make(chan *delivery, r.cfg.Prefetch),
+		dead: make(chan struct{}), idle: make(chan struct{}, 1), left: make(chan struct{}), closing: make(chan struct{}),
+	}
+}
+
+func (s *stint) over() bool {
+	select {
+	case <-s.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *stint) die(err error) {
+	s.deadOnce.Do(func() {
+		s.why = err
+		close(s.dead)
+	})
+}
+
+// run returns nil when it was drained, because ctx has ended or leave was
+// reached, and why the link was lost otherwise.
+func (s *stint) run(ctx context.Context, handlers handlerContext) error {
+	receiving, stop := context.WithCancel(context.Background())
+	defer stop()
+	var receive sync.WaitGroup
+	receive.Go(func() { s.receive(receiving) })
+	for range s.cfg.Concurrency {
+		s.workers.Go(func() { s.handleAll(handlers) })
+	}
+	select {
+	case <-ctx.Done():
+	case <-s.left:
+	case <-s.dead:
+	}
+	stop()
+	receive.Wait()
+	if s.over() {
+		return s.why
+	}
+	if ctx.Err() == nil {
+		s.awaitIdle(ctx) // leave is reached, and what was received is handled in full
+	}
+	if ctx.Err() != nil {
+		s.drain(handlers)
+		return nil
+	}
+	if s.over() {
+		return s.why
+	}
+	close(s.closing)
+	return nil
+}
+
+// receive moves what arrives into the inbox. It is always in Receive, so it
+// notices at once when the link ends.
+func (s *stint) receive(ctx context.Context) {
+	for n := 1; ; n++ {
+		d, err := guarded("receive", func() (rabbitmqamqp.IDeliveryContext, error) { return s.from.Receive(ctx) })
+		if ctx.Err() != nil && err != nil {
+			return
+		}
+		if _, ok := d.(*rabbitmqamqp.PreSettledDeliveryContext); ok {
+			err = argument.New("consumer", nil, "is pre-settled: the broker forgets a message before it is handled", "make it with SettleStrategy ExplicitSettle")
+		}
+		if err == nil && (d == nil || d.Message() == nil) {
+			err = errors.New("the official client handed out no message")
+		}
+		if err != nil {
+			s.die(err)
+			return
+		}
+		s.unsettled.Add(1)
+		select {
+		case s.inbox <- &delivery{client.NewDelivery(s.queue, d.Message()), d}:
+		case <-s.dead:
+			return
+		case <-ctx.Done():
+			// Only with Serve, where the credit isn't ours to know.
+			s.finish(d, resolution{do: release})
+			return
+		}
+		if n == s.leave {
+			close(s.left)
+			return
+		}
+	}
+}
+
+// handleAll runs handlers, one at a time, until the stint ends.
+func (s *stint) handleAll(ctx context.Context) {
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-s.dead:
+		return
+	case <-s.closing:
+		return
+	}
+	for {
+		select {
+		case d := <-s.inbox:
+			if s.over() {
+				return // it will be delivered again: handling it now makes a duplicate
+			}
+			s.handle(ctx, d)
+		case <-s.dead:
+			return
+		case <-s.closing:
+			return
+		}
+	}
+}
+
+// handle runs the handler and turns whatever it does into an outcome.
+func (s *stint) handle(ctx context.Context, d *delivery) {
+	var err error
+	var what resolution
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		// A panic, or runtime.Goexit: recover gives nil for that, and the
+		// goroutine ends whatever is done here.
+		p := &client.PanicError{Value: recover(), Stack: debug.Stack()}
+		s.log.Error("hopback: handler panicked", "panic", errorText(p), "stack", string(p.Stack))
+		err = client.DeadLetter{Reason: client.ReasonPanicked, Err: p}
+		s.carryOut(d, resolve(err), err)
+		if p.Value == nil {
+			s.workers.Go(func() { s.handleAll(ctx) })
+		}
+	}()
+	err = s.handler.Handle(client.WithDelivery(ctx, d.Delivery), d.Delivery)
+	what = resolve(err) // within, since methods of a handler's error may panic too
+	returned = true
+	s.carryOut(d, what, err)
+}
+
+func (s *stint) carryOut(d *delivery, what resolution, cause error) {
+	if what.do == forward {
+		s.work.Go(func() { s.forward(d, what.copy) })
+		return
+	}
+	what = counted(what, d.Message(), s.cfg.FailureLimit, cause)
+	if what.refused != nil {
+		s.log.Error("hopback: an outcome can't be carried out as it is", "error", what.refused, "dead_lettered", what.dead)
+	}
+	s.finish(d.official, what)
+}
+
+// forward publishes the copy, and accepts the original when it is confirmed.
+func (s *stint) forward(d *delivery, o client.Forward) {
+	err := s.forwards.send(s.dead, o.To, outgoing(o.Message), s.cfg.ForwardPatience, func(err error, again time.Duration) {
+		s.log.Warn("hopback: a forward was not taken, the original is kept", "to", o.To.String(), "error", err, "again_in", again)
+	})
+	switch {
+	case err == nil:
+		s.carryOut(d, resolution{do: accept}, nil)
+	case errors.Is(err, errStopped):
+		// Never settled: the broker delivers the original again.
+	case hopeless(err):
+		s.carryOut(d, unforwardable(o, err), nil)
+	default:
+		// Never both gone: the original goes back, as a failed delivery, so that a
+		// limit ends what can't be forwarded.
+		s.log.Error("hopback: a forward failed, the original goes back to its queue", "to", o.To.String(), "error", err)
+		s.carryOut(d, failedDelivery, err)
+	}
+}
+
+// outgoing is m as the official client may have it, which writes to what it
+// sends: without our own count of failures, and with a header. Without one, the
+// official client would set a header with priority 0.
+func outgoing(m *client.Message) *client.Message {
+	c := &client.Message{
+		Format: m.Format, Header: m.Header, DeliveryAnnotations: m.DeliveryAnnotations, Annotations: m.Annotations,
+		Properties: m.Properties, ApplicationProperties: m.ApplicationProperties,
+		Data: m.Data, Value: m.Value, Sequence: m.Sequence, Footer: m.Footer,
+	}
+	if c.Header == nil {
+		c.Header = &amqp.MessageHeader{Durable: true, Priority: 4}
+	}
+	if _, ok := m.Annotations[AnnotationFailures]; ok {
+		c.Annotations = make(amqp.Annotations, len(m.Annotations))
+		for k, v := range m.Annotations {
+			if k != AnnotationFailures {
+				c.Annotations[k] = v
+			}
+		}
+	}
+	return c
+}
+
+// finish settles a delivery, once.
+func (s *stint) finish(d rabbitmqamqp.IDeliveryContext, what resolution) {
+	if !s.over() {
+		if err := settle(d, what); err != nil {
+			s.die(err)
+		}
+	}
+	if s.over() {
+		s.log.Warn("hopback: a delivery was handled, but its link is gone: the broker delivers it again", "error", errorText(s.why))
+		return
+	}
+	if s.unsettled.Add(-1) == 0 {
+		select {
+		case s.idle <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// drain ends the stint: no handler begins; those that run may end, and their
+// outcomes are carried out.
+func (s *stint) drain(handlers handlerContext) {
+	close(s.closing)
+	for more := true; more; {
+		select {
+		case d := <-s.inbox:
+			if s.giveBack {
+				s.finish(d.official, resolution{do: release})
+			} else {
+				s.unsettled.Add(-1)
+			}
+		default:
+			more = false
+		}
+	}
+	wait := func(d time.Duration) {
+		ctx, cancel := context.WithTimeout(context.Background(), d)
+		defer cancel()
+		s.awaitIdle(ctx)
+	}
+	wait(s.cfg.Grace)
+	if s.unsettled.Load() > 0 && !s.over() {
+		handlers.end(fmt.Errorf("hopback: the consumer's grace time is over: %w", context.Canceled))
+		wait(lastGrace)
+	}
+	if n := s.unsettled.Load(); n > 0 && !s.over() {
+		s.log.Warn("hopback: drained with deliveries unsettled; the broker delivers them again", "count", n)
+	}
+}
+
+// end ends what is left after a drain: copies that aren't confirmed by now never
+// will be, for this consumer.
+func (s *stint) end() {
+	s.forwards.close()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.work.Wait()
+	}()
+	t := time.NewTimer(closeTimeout)
+	defer t.Stop()
+	select {
+	case <-ended:
+	case <-t.C: // a publish that not even the end of its connection has ended
+	}
+	s.die(client.ErrClosed)
+}
+
+// awaitIdle waits until nothing is unsettled, ctx ends, or the link does.
+func (s *stint) awaitIdle(ctx context.Context) {
+	for s.unsettled.Load() > 0 {
+		select {
+		case <-s.idle:
+		case <-ctx.Done():
+			return
+		case <-s.dead:
+			return
+		}
+	}
+}
