@@ -7,8 +7,10 @@
 //	_, err = declare.Apply(ctx, conn.Management(), topology)
 //	err = conn.Consume(ctx, "orders", retry.With(policy)(handler), client.ConsumerConfig{})
 //
-// A failed message is copied, with its counter raised, to the shared topic
-// exchange "retry_exchange" under the routing key
+// # Three strategies
+//
+// Republish, the default, copies a failed message, with its counter raised, to the
+// shared topic exchange "retry_exchange" under the routing key
 //
 //	delay.<milliseconds>.<queue>
 //
@@ -17,5 +19,15 @@
 // queue's name. The original is accepted only after the copy is confirmed.
 //
 //	orders ──fail──▶ retry_exchange ──delay.10000.#──▶ delay_10s ──expired──▶ requeue_exchange ──*.*.orders──▶ orders
-//	   └──exhausted, permanent──▶ dead_letter_exchange ──▶ orders.dead
+//
+// DeadLetter lets the broker move the message itself, with one disposition:
+//
+//	orders ──rejected──▶ dead_letter_exchange ──retry, 10000──▶ hold_10s ──expired──▶ return_exchange ──orders──▶ orders
+//
+// Native, with RabbitMQ 4.3 and later, lets the queue hold it. Auto takes the best
+// that the broker can do. With each, what is given up goes
+//
+//	orders ──rejected──▶ dead_letter_exchange ──▶ given_up_exchange ──orders──▶ orders.dead
+//
+// and Autopsy reads there why it died. Topology declares all of this.
 package retry
