@@ -137,6 +137,13 @@ func parseEndpoint(name, raw string, sasl SASL) (endpoint, error) {
 		// The error repeats the URL, password and all: keep its kind only.
 		return endpoint{}, argument.New(name, nil, "is not a URL", remedy)
 	}
+	// A password with a bare "/", "?", "#" or "@" ends up in the path, the query or
+	// the host; without a scheme, it is the opaque part: none of them is repeated.
+	if u.Opaque != "" || strings.Count(raw, "@") > 1 || (u.User == nil && strings.Contains(raw, "@")) {
+		return endpoint{}, argument.New(name, nil, "is not a URL of the form known here", remedy)
+	}
+	query := u.RawQuery != "" || u.ForceQuery || u.Fragment != ""
+	u.RawQuery, u.Fragment, u.RawFragment = "", "", ""
 	ep := endpoint{host: u.Hostname(), shown: u.Redacted(), sasl: sasl}
 	port := u.Port()
 	switch u.Scheme {
@@ -150,12 +157,12 @@ func parseEndpoint(name, raw string, sasl SASL) (endpoint, error) {
 			port = "5671"
 		}
 	default:
-		return endpoint{}, argument.New(name, ep.shown, "has no scheme that is known here", remedy)
+		return endpoint{}, argument.New(name, nil, "has no scheme that is known here", remedy)
 	}
 	if ep.host == "" {
 		return endpoint{}, argument.New(name, ep.shown, "has no host", remedy)
 	}
-	if u.RawQuery != "" || u.Fragment != "" {
+	if query {
 		return endpoint{}, argument.New(name, ep.shown, "has a query or a fragment", "set options in client.Config")
 	}
 	ep.address = net.JoinHostPort(ep.host, port)
