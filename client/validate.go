@@ -189,9 +189,11 @@ func checkValue(name string, v any, depth int) error {
 	case string:
 		return argument.New(name, v, "is not valid UTF-8", "use a valid string, or []byte")
 	case amqp.Symbol:
-		for i := range len(v) {
-			if v[i] >= utf8.RuneSelf {
-				return argument.New(name, string(v), "is a symbol with other than ASCII characters", "use a string")
+		return checkSymbol(name, v)
+	case []amqp.Symbol:
+		for _, e := range v {
+			if err := checkSymbol(name, e); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -231,10 +233,19 @@ func checkValue(name string, v any, depth int) error {
 			}
 		}
 		return nil
-	case []bool, []int8, []int16, []int32, []int64, []uint16, []uint32, []uint64, []float32, []float64, []time.Time, []amqp.UUID, []amqp.Symbol, [][]byte:
+	case []bool, []int8, []int16, []int32, []int64, []uint16, []uint32, []uint64, []float32, []float64, []time.Time, []amqp.UUID, [][]byte:
 		return nil
 	}
 	return argument.New(name, fmt.Sprintf("%T", v), "is of a type that can't be sent over AMQP", "use a string, number, bool, time.Time, []byte, amqp.UUID, []any or map[string]any")
+}
+
+func checkSymbol(name string, s amqp.Symbol) error {
+	for i := range len(s) {
+		if s[i] >= utf8.RuneSelf {
+			return argument.New(name, string(s), "is a symbol with other than ASCII characters", "use a string")
+		}
+	}
+	return nil
 }
 
 // checkModified refuses annotations of a modified outcome that poison the message
