@@ -1,0 +1,191 @@
+// Package ratelimit keeps handlers to a number of calls per second, for a service
+// that wouldn't take more.
+//
+//	limit := ratelimit.With(ratelimit.Config{PerSecond: 50, Burst: 10})
+//	err = conn.Consume(ctx, "orders", retry.With(policy)(limit(handler)), client.ConsumerConfig{Concurrency: 16})
+//
+// All handlers that one Middleware value has wrapped share its limit: give each
+// consumer the same value for one limit over all of them, or call With for each
+// of them. Other processes aren't counted.
+//
+// # Where it belongs
+//
+// Inside retry.With, and around what is to be counted: calls that a wrapper
+// within it makes again, such as immediate retries, aren't. A client.Timeout
+// belongs inside too, or it would count the time of waiting.
+//
+// # What waiting costs
+//
+// A delivery that waits holds a slot of the consumer's Concurrency and is one of
+// its Prefetch, and no other consumer can have it meanwhile. So keep Prefetch to
+// what is handled in some seconds. RabbitMQ 4.3 takes a delivery back after its
+// consumer timeout, by default 30 minutes: Prefetch / PerSecond has to stay well
+// below that. With Key, deliveries of a key that is over its limit can take
+// all slots while others would be free to go.
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/middleware/internal/lru"
+)
+
+// Config is what to limit. The zero value limits nothing.
+type Config struct {
+	// PerSecond is how many calls may begin in a second, in the long run; 0.1 is
+	// one in ten seconds. Default: 0, no limit.
+	PerSecond float64
+	// Burst is how many calls may begin at once after a time with fewer.
+	// Default: 1, which spaces calls evenly.
+	Burst int
+	// Key, if not nil, names what a delivery counts toward: each key has the whole
+	// PerSecond and Burst to itself. A delivery for which it says false isn't
+	// limited. It is called by many goroutines at once.
+	Key func(*client.Delivery) (key string, ok bool)
+	// MaxKeys is how many keys are remembered. Beyond that the one used least
+	// recently is forgotten, and begins with a full Burst when it comes back: so
+	// it should be more than are seen in Burst / PerSecond seconds.
+	// Default: 10000.
+	MaxKeys int
+}
+
+const (
+	defaultMaxKeys = 10_000
+	maxMaxKeys     = 100_000_000
+)
+
+func (c Config) withDefaults() (Config, error) {
+	switch {
+	case math.IsNaN(c.PerSecond) || math.IsInf(c.PerSecond, 0) || c.PerSecond < 0:
+		return c, argument.New("ratelimit.Config.PerSecond", c.PerSecond, "is no rate", "give the calls per second, or 0 for no limit")
+	case c.Burst < 0 || c.Burst > math.MaxInt32:
+		return c, argument.New("ratelimit.Config.Burst", c.Burst, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", math.MaxInt32))
+	case c.MaxKeys < 0 || c.MaxKeys > maxMaxKeys:
+		return c, argument.New("ratelimit.Config.MaxKeys", c.MaxKeys, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", maxMaxKeys))
+	}
+	if c.Burst == 0 {
+		c.Burst = 1
+	}
+	if c.MaxKeys == 0 {
+		c.MaxKeys = defaultMaxKeys
+	}
+	return c, nil
+}
+
+// With returns the Middleware. A delivery that is over the limit waits before the
+// handler is called, in the order in which deliveries got here. If its ctx ends
+// first, it goes back to the queue as a client.Requeue that isn't Failed, and
+// its place in the limit goes to others.
+//
+// A Config that can't be used stops the consumer at its start, with an
+// *argument.Error.
+func With(cfg Config) client.Middleware {
+	cfg, err := cfg.withDefaults()
+	l := &limits{cfg: cfg}
+	if cfg.Key == nil {
+		l.one = l.limiter()
+	} else {
+		l.keys = lru.New[string, *rate.Limiter](cfg.MaxKeys)
+	}
+	return func(h client.Handler) client.Handler {
+		invalid := err
+		if h == nil && invalid == nil {
+			invalid = argument.New("handler", nil, "is nil", "give ratelimit's Middleware a Handler")
+		}
+		return &handler{inner: h, limits: l, invalid: invalid}
+	}
+}
+
+// limits is what all handlers of one Middleware share.
+type limits struct {
+	cfg Config
+	one *rate.Limiter // without Config.Key
+
+	mu   sync.Mutex
+	keys *lru.Map[string, *rate.Limiter]
+}
+
+func (l *limits) limiter() *rate.Limiter {
+	return rate.NewLimiter(rate.Limit(l.cfg.PerSecond), l.cfg.Burst)
+}
+
+// of is the limiter that d counts toward; nil if none.
+func (l *limits) of(d *client.Delivery) *rate.Limiter {
+	if l.one != nil {
+		return l.one
+	}
+	key, ok := l.cfg.Key(d)
+	if !ok {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	one, ok := l.keys.Get(key)
+	if !ok {
+		one = l.limiter()
+		l.keys.Put(key, one)
+	}
+	return one
+}
+
+type handler struct {
+	inner   client.Handler
+	limits  *limits
+	invalid error
+}
+
+// Prepare refuses a bad Config.
+func (h *handler) Prepare(ctx context.Context, s client.Start) error {
+	if h.invalid != nil {
+		return h.invalid
+	}
+	return client.Prepare(ctx, h.inner, s)
+}
+
+// Handle waits for its turn.
+func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
+	if h.invalid != nil {
+		return client.Requeue{Failed: true, Err: h.invalid}
+	}
+	if h.limits.cfg.PerSecond > 0 {
+		if err := wait(ctx, h.limits.of(d)); err != nil {
+			return client.Requeue{Err: fmt.Errorf("waiting for the rate limit: %w", err)}
+		}
+	}
+	return h.inner.Handle(ctx, d)
+}
+
+// wait isn't rate.Limiter's own: that returns at once when ctx has a deadline too
+// near to wait for, and the message would go back and forth between broker and
+// consumer until then.
+func wait(ctx context.Context, l *rate.Limiter) error {
+	if l == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	now := time.Now()
+	r := l.ReserveN(now, 1)
+	delay := r.DelayFrom(now)
+	if delay <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		r.Cancel()
+		return context.Cause(ctx)
+	}
+}
