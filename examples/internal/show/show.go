@@ -1,0 +1,252 @@
+// Package show is the stage that the examples p1 to p8 have in common: it connects,
+// prints, gives up on a broker that stops answering, and tidies up. What an example
+// is about, it says itself.
+package show
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+)
+
+const (
+	// limit is for an example as a whole. It takes seconds; a busy machine may need
+	// more.
+	limit = 90 * time.Second
+	// tidying is for deleting what was declared, and closing the connection.
+	tidying = 15 * time.Second
+)
+
+// Main runs an example against the broker that HOPBACK_URL names, by default the one
+// on this machine. Its last line is what the example has proven; the exit code is 1 if
+// it has proven nothing.
+func Main(example func(*Stage)) {
+	url := cmp.Or(os.Getenv("HOPBACK_URL"), "amqp://guest:guest@localhost:5672/")
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	proven, err := run(ctx, url, os.Stdout, example)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "NOT PROVEN:", err)
+		os.Exit(1)
+	}
+	fmt.Println("PROVEN: " + proven)
+}
+
+func run(ctx context.Context, url string, out io.Writer, example func(*Stage)) (proven string, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it took longer than %v", limit))
+	defer cancel()
+	s := &Stage{URL: url, out: out, start: time.Now()}
+	s.Ctx, s.cancel = context.WithCancelCause(ctx)
+	defer s.cancel(nil)
+	if s.Conn, err = client.Connect(ctx, url, client.Config{Name: "hopback-example", Logger: s.logger()}); err != nil {
+		return "", err
+	}
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case failure:
+			err = r.err
+		default:
+			panic(r)
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidying)
+		defer cancel()
+		err = errors.Join(err, s.tidy(ctx), s.Conn.Close(ctx))
+	}()
+	s.Say("RabbitMQ %s", s.Conn.Broker().Version)
+	example(s)
+	if s.proven == "" {
+		return "", errors.New("the example has ended without a proof")
+	}
+	return s.proven, nil
+}
+
+// Stage is what an example runs on. Its methods end the example when something goes
+// wrong, so they are for the example's own goroutine; handlers may call Say.
+type Stage struct {
+	// Ctx ends when the example is interrupted, when it takes too long, and when a
+	// consumer fails.
+	Ctx  context.Context
+	Conn *client.Conn
+	// URL that Conn is connected to.
+	URL string
+
+	cancel   context.CancelCauseFunc
+	start    time.Time
+	proven   string
+	declared []declare.Topology
+	stops    []func()
+
+	mu  sync.Mutex
+	out io.Writer
+}
+
+// failure is what a Stage's methods panic with.
+type failure struct{ err error }
+
+// Act prints a heading.
+func (s *Stage) Act(title string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintf(s.out, "\n%s\n", title)
+}
+
+// Say prints a line with the time.
+func (s *Stage) Say(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintf(s.out, "%7.3f  %s\n", time.Since(s.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// Check ends the example if err isn't nil.
+func (s *Stage) Check(err error) {
+	if err == nil {
+		return
+	}
+	if why := context.Cause(s.Ctx); why != nil {
+		err = errors.Join(err, why)
+	}
+	panic(failure{err})
+}
+
+// Want ends the example, unproven, if what is claimed isn't so.
+func (s *Stage) Want(so bool, format string, args ...any) {
+	if !so {
+		s.Check(fmt.Errorf("it isn't so that "+format, args...))
+	}
+}
+
+// Proven says what the example has shown, for its last line.
+func (s *Stage) Proven(format string, args ...any) { s.proven = fmt.Sprintf(format, args...) }
+
+// Must returns v, or ends the example if err isn't nil.
+func Must[T any](v T, err error) T {
+	if err != nil {
+		panic(failure{err})
+	}
+	return v
+}
+
+// Next takes a value from c, or ends the example if none comes.
+func Next[T any](s *Stage, c <-chan T, what string) T {
+	select {
+	case v := <-c:
+		return v
+	case <-s.Ctx.Done():
+		panic(failure{fmt.Errorf("waiting for %s: %w", what, context.Cause(s.Ctx))})
+	}
+}
+
+// Declare makes the broker have t, without what an earlier run may have left of it,
+// and deletes it at the end.
+func (s *Stage) Declare(t declare.Topology) {
+	s.declared = append(s.declared, t)
+	_, err := declare.Delete(s.Ctx, s.Conn.Management(), t)
+	s.Check(err)
+	_, err = declare.Apply(s.Ctx, s.Conn.Management(), t)
+	s.Check(err)
+}
+
+// Send publishes messages, each of which the broker must have accepted.
+func (s *Stage) Send(to address.Address, messages ...*client.Message) {
+	p := Must(client.NewPublisher[*client.Message](s.Ctx, s.Conn, to, client.PublisherConfig{}))
+	for _, m := range messages {
+		s.Check(p.Publish(s.Ctx, m))
+	}
+	s.Check(p.Close(s.Ctx))
+}
+
+// Consume is Conn.Consume in the background, until stop is called or the example ends.
+func (s *Stage) Consume(queue string, h client.Handler, cfg client.ConsumerConfig) (stop func()) {
+	ctx, cancel := context.WithCancel(s.Ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := s.Conn.Consume(ctx, queue, h, cfg); err != nil {
+			s.cancel(fmt.Errorf("consuming %s: %w", queue, err))
+		}
+	}()
+	stop = func() { cancel(); <-done }
+	s.stops = append(s.stops, stop)
+	return stop
+}
+
+// Take takes n messages from the queue, one at a time; look is called for each.
+func (s *Stage) Take(queue string, n int, look func(*client.Message)) {
+	taken := make(chan struct{})
+	left := n
+	stop := s.Consume(queue, client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+		if left == 0 {
+			return client.Requeue{}
+		}
+		look(d.Message())
+		if left--; left == 0 {
+			close(taken)
+		}
+		return nil
+	}), client.ConsumerConfig{Prefetch: 1})
+	Next(s, taken, fmt.Sprintf("%d messages in %s", n, queue))
+	stop()
+}
+
+// Holds waits until the queue has n messages that are ready. The broker counts them
+// shortly after it has answered for them.
+func (s *Stage) Holds(queue string, n int) {
+	for {
+		info, err := declare.Inspect(s.Ctx, s.Conn.Management(), queue)
+		if err == nil && info.Messages == uint64(n) {
+			return
+		}
+		s.Check(err)
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-s.Ctx.Done():
+			s.Want(false, "%s holds %d messages: it has %d", queue, n, info.Messages)
+		}
+	}
+}
+
+// tidy ends the consumers and deletes what was declared.
+func (s *Stage) tidy(ctx context.Context) error {
+	for _, stop := range s.stops {
+		stop()
+	}
+	var errs []error
+	for _, t := range s.declared {
+		_, err := declare.Delete(ctx, s.Conn.Management(), t)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// logger puts what the client logs among what is said.
+func (s *Stage) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(logWriter{s}, &slog.HandlerOptions{
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+}
+
+type logWriter struct{ s *Stage }
+
+func (w logWriter) Write(b []byte) (int, error) {
+	w.s.Say("log: %s", bytes.TrimSpace(b))
+	return len(b), nil
+}

@@ -1,0 +1,91 @@
+// Command p1-naive-requeue is for teams that reject a failed message with requeue=true:
+//
+//	channel.reject(delivery_info.delivery_tag, true)   // bunny
+//	amqpChannel.nack(msg, false, true)                 // amqplib
+//
+// It shows what that does: the message is back at the head of the queue at once, for
+// ever, and nothing behind it is handled. hopback has the same as an outcome in words,
+// client.Requeue; the queue's delivery limit ends the loop, and the message is kept in a
+// dead-letter queue.
+//
+//	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p1-naive-requeue
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/examples/internal/show"
+	"github.com/hopback/hopback/retry"
+)
+
+const (
+	queue      = "p1.some.queue"
+	deadLetter = "p1.some.queue.dead"
+
+	enough = 300 // attempts, then this example ends the loop: it has no end of its own
+	limit  = 5   // x-delivery-limit: 5 returns, so 6 deliveries
+)
+
+var errSome = errors.New("some error when handling the message")
+
+func main() { show.Main(example) }
+
+func example(s *show.Stage) {
+	s.Act("The old way: reject with requeue=true")
+	s.Declare(declare.Topology{Queues: []declare.Queue{
+		// No limit, as in a classic queue; and no dead-letter queue, which has to be said.
+		declare.QuorumQueue{Name: queue, DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
+	}})
+	blocked := work(s)
+	s.Say("and so on, until this example accepts it: the queue would never end it")
+	s.Say("the message behind it waited for %d attempts", blocked)
+	s.Want(blocked == enough, "a message that always fails blocks the one behind it")
+
+	s.Act("hopback: client.Requeue, with a delivery limit and a dead-letter queue")
+	s.Declare(declare.Topology{Queues: []declare.Queue{
+		declare.QuorumQueue{Name: queue, DeliveryLimit: limit, DeadLetter: declare.ToQueue(deadLetter)},
+		// The end of the line: no limit, since a dead letter brings its count along.
+		declare.QuorumQueue{Name: deadLetter, DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
+	}})
+	attempts := work(s)
+	s.Say("the message behind it waited for %d attempts", attempts)
+	s.Want(attempts == limit+1, "%d deliveries are made, not %d", limit+1, attempts)
+	s.Holds(queue, 0)
+	s.Take(deadLetter, 1, func(m *client.Message) {
+		death := retry.Autopsy(m)
+		s.Say("%s holds %q: lane %q, died in %s", deadLetter, m.GetData(), death.Lane, death.Queue)
+		s.Want(string(m.GetData()) == "some message" && death.Lane == retry.LaneDeliveryLimit, "the message is kept, and tells why")
+	})
+	s.Proven("requeued, a failing message was handled %d times in a row with no end and the one behind it 0 times; "+
+		"with a delivery limit of %d it was handled %d times, then dead-lettered, 0 lost", blocked, limit, attempts)
+}
+
+// work publishes two messages, the first of which always fails, and handles them until
+// it comes to the second. It returns how often the first was handled by then.
+func work(s *show.Stage) (attempts int) {
+	s.Send(declare.QuorumQueue{Name: queue}.Address(),
+		client.NewMessage([]byte("some message")), client.NewMessage([]byte("next message")))
+	next := make(chan struct{})
+	began := time.Now()
+	stop := s.Consume(queue, client.Typed(client.RawCodec{}, func(_ context.Context, body string) error {
+		if body == "next message" {
+			close(next)
+			return nil
+		}
+		attempts++
+		switch attempts {
+		case 1, 2, 3, 10, 100:
+			s.Say("handling %q, attempt %d after %v: rejected", body, attempts, time.Since(began).Round(time.Millisecond))
+		case enough:
+			return nil
+		}
+		return client.Requeue{Failed: true, Err: errSome}
+	}), client.ConsumerConfig{Prefetch: 1})
+	show.Next(s, next, "the next message")
+	stop()
+	return attempts
+}
