@@ -409,10 +409,15 @@ type requestLink interface {
 	send(ctx context.Context, m *Message) error
 }
 
-type managementSender struct{ s *amqp.Sender }
+type managementSender struct {
+	s *amqp.Sender
+	w *wire
+}
 
 func (m managementSender) send(ctx context.Context, msg *Message) error {
-	return m.s.Send(ctx, msg, nil)
+	err := m.s.Send(ctx, msg, nil)
+	m.w.sessionEnded(err)
+	return err
 }
 
 // openManagement opens a session with the pair of links that RabbitMQ wants:
@@ -456,5 +461,5 @@ func openManagement(ctx context.Context, c *Conn) (session, requestLink, receive
 		closeSession(sess)
 		return nil, nil, nil, err
 	}
-	return sess, managementSender{l.s}, &amqpReceiver{l.r}, nil
+	return sess, managementSender{l.s, as.w}, &amqpReceiver{l.r, as.w}, nil
 }

@@ -1,0 +1,124 @@
+package client
+
+import (
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// coalescer is a net.Conn whose writes gather in a buffer while an earlier write is
+// under way, and go out as one: a group commit without a timer, so that nothing
+// waits that could have gone. go-amqp writes every frame by itself, and a frame of
+// ours is mostly far smaller than what a write costs.
+//
+// Write returns when its bytes are in the buffer. An error of the connection comes
+// back from a later Write, and closes the connection, so that whoever reads from it
+// learns of it at once.
+type coalescer struct {
+	net.Conn
+
+	mu       sync.Mutex
+	pending  []byte
+	spare    []byte // the buffer that isn't pending
+	deadline time.Time
+	err      error
+	closing  bool
+	// work wakes the flusher, room those who wait for the buffer to empty.
+	work, room *sync.Cond
+	done       chan struct{} // the flusher has ended
+}
+
+const (
+	// coalesceLimit bounds the buffer: a writer that finds it full waits.
+	coalesceLimit = 256 << 10
+	// lastFlush bounds what Close waits for the last bytes to leave.
+	lastFlush = time.Second
+)
+
+func coalesce(c net.Conn) *coalescer {
+	w := &coalescer{Conn: c, done: make(chan struct{})}
+	w.work, w.room = sync.NewCond(&w.mu), sync.NewCond(&w.mu)
+	go w.flush()
+	return w
+}
+
+func (w *coalescer) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	// The flusher's own write has the deadline, and its end wakes those who wait.
+	for len(w.pending) >= coalesceLimit && w.err == nil && !w.closing {
+		w.room.Wait()
+	}
+	switch {
+	case w.err != nil:
+		return 0, w.err
+	case w.closing:
+		return 0, net.ErrClosed
+	case !w.deadline.IsZero() && !time.Now().Before(w.deadline):
+		return 0, os.ErrDeadlineExceeded
+	}
+	w.pending = append(w.pending, b...)
+	w.work.Signal()
+	return len(b), nil
+}
+
+func (w *coalescer) flush() {
+	defer close(w.done)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for {
+		for len(w.pending) == 0 && !w.closing && w.err == nil {
+			w.work.Wait()
+		}
+		if len(w.pending) == 0 || w.err != nil {
+			return
+		}
+		out, deadline := w.pending, w.deadline
+		w.pending, w.spare = w.spare[:0], nil
+		w.mu.Unlock()
+		err := w.Conn.SetWriteDeadline(deadline)
+		if err == nil {
+			_, err = w.Conn.Write(out)
+		}
+		w.mu.Lock()
+		if cap(out) <= 2*coalesceLimit {
+			w.spare = out // one huge message mustn't keep its buffer for ever
+		}
+		if err != nil {
+			w.err = err
+			_ = w.Conn.Close()
+		}
+		w.room.Broadcast()
+	}
+}
+
+// SetWriteDeadline holds for the writes that follow.
+func (w *coalescer) SetWriteDeadline(t time.Time) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.deadline = t
+	return w.err
+}
+
+// SetDeadline holds for reads and for the writes that follow.
+func (w *coalescer) SetDeadline(t time.Time) error {
+	if err := w.SetWriteDeadline(t); err != nil {
+		return err
+	}
+	return w.Conn.SetReadDeadline(t)
+}
+
+// Close lets what is in the buffer leave, within lastFlush, and closes the
+// connection.
+func (w *coalescer) Close() error {
+	w.mu.Lock()
+	w.closing = true
+	w.work.Signal()
+	w.room.Broadcast()
+	w.mu.Unlock()
+	t := time.AfterFunc(lastFlush, func() { _ = w.Conn.Close() })
+	<-w.done
+	t.Stop()
+	return w.Conn.Close()
+}
