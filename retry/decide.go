@@ -27,7 +27,9 @@ type failure struct {
 	count int       // retries so far
 	first time.Time // of the message's first failure; zero if this is it
 	now   time.Time
-	u     float64 // random, at least 0 and below 1
+	// strategy that the message would wait by.
+	strategy Strategy
+	u        float64 // random, at least 0 and below 1
 }
 
 // decision is what to do about a failure.
@@ -36,6 +38,8 @@ type decision struct {
 	delay time.Duration // decidedRetry: not yet rounded to a rung
 	count int           // decidedRetry: retries, this one included
 	asked bool          // decidedRetry: the handler named the delay
+	// snoozed says of a decidedRetry that nothing has failed.
+	snoozed bool
 	// reason and err are of a decidedDead.
 	reason client.Reason
 	err    error
@@ -49,7 +53,10 @@ const (
 	decidedDiscard
 )
 
-// decide is the whole policy, as a pure function.
+// decide is the whole policy, as a pure function. Of several marks in one error
+// Discard goes before Permanent, and that before Snooze and After, wherever they
+// stand; of those two the outermost counts, or the one that was joined first. Then
+// come the rules, and RetryIf last.
 func (pl *plan) decide(f failure) decision {
 	if _, ok := errors.AsType[*discardError](f.err); ok {
 		return decision{do: decidedDiscard}
@@ -60,7 +67,7 @@ func (pl *plan) decide(f failure) decision {
 	limit, delays, counted := pl.max, pl.delays, true
 	after, asked := errors.AsType[*afterError](f.err)
 	if asked && after.snooze {
-		return pl.inTime(f, decision{delay: after.delay, count: f.count, asked: true}, false)
+		return pl.inTime(f, decision{delay: bounded(after.delay), count: f.count, asked: true, snoozed: true})
 	}
 	matched := false
 	for _, r := range pl.rules {
@@ -90,26 +97,50 @@ func (pl *plan) decide(f failure) decision {
 		d.count++
 	}
 	if asked {
-		d.delay, d.asked = after.delay, true
+		d.delay, d.asked = bounded(after.delay), true
 	} else {
 		// An uncounted retry doesn't move on in the list of delays.
 		d.delay = pl.jitter.spread(delays[min(f.count, len(delays)-1)], f.u)
 	}
-	return pl.inTime(f, d, true)
+	return pl.inTime(f, d)
+}
+
+// bounded makes a delay that a handler asked for one that a message can have.
+func bounded(d time.Duration) time.Duration {
+	return wholeMillis(min(max(d, time.Millisecond), maxDelay))
 }
 
 // inTime turns a retry that would come too late into a death.
-func (pl *plan) inTime(f failure, d decision, failed bool) decision {
-	if pl.giveUp <= 0 || f.first.IsZero() && !failed {
+func (pl *plan) inTime(f failure, d decision) decision {
+	if pl.giveUp <= 0 || f.first.IsZero() && d.snoozed {
 		return d
 	}
-	first := f.first
-	if first.IsZero() {
-		first = f.now
-	}
-	if f.now.Add(d.delay).Sub(first) > pl.giveUp {
+	first := since(f.first, f.now)
+	if f.now.Add(pl.held(f.strategy, d.delay)).Sub(first) > pl.giveUp {
 		return decision{do: decidedDead, reason: ReasonExhausted,
 			err: fmt.Errorf("gave up %v after the first failure: %w", f.now.Sub(first).Round(time.Millisecond), f.err)}
 	}
 	return d
+}
+
+// since is when a message first failed: now, if it hasn't before, or says that it
+// did in the future, which could be a sender's lie to be retried for ever.
+func since(first, now time.Time) time.Time {
+	if first.IsZero() || first.After(now) {
+		return now
+	}
+	return first
+}
+
+// held is how long a message really waits that is to wait for d.
+func (pl *plan) held(s Strategy, d time.Duration) time.Duration {
+	switch {
+	case s == Native:
+		return d
+	case pl.ladder != nil:
+		return time.Duration(pl.ladder.steps(d)) * pl.ladder.Unit
+	case len(pl.rungs) > 0:
+		return pl.rungs[pl.rung(d)]
+	}
+	return d // there is nowhere to wait: see errNoDelays
 }

@@ -49,10 +49,7 @@ var originOf = [...]struct{ own, brokers string }{
 
 // history is what is written about a failure.
 func (pl *plan) history(d *client.Delivery, err error, count int, now time.Time) map[string]any {
-	first := firstFailure(d.Message())
-	if first.IsZero() {
-		first = now
-	}
+	first := since(firstFailure(d.Message()), now)
 	h := map[string]any{
 		AnnotationRetries:      int64(count),
 		AnnotationFirstFailure: first.UnixMilli(),
@@ -72,6 +69,16 @@ func (pl *plan) history(d *client.Delivery, err error, count int, now time.Time)
 		if ok && utf8.ValidString(v) && len(v) <= maxOrigin {
 			h[o.own] = v
 		}
+	}
+	return h
+}
+
+// story is the history of a message that is to wait though it hasn't failed.
+func (pl *plan) story(d *client.Delivery, count int, now time.Time) map[string]any {
+	h := pl.history(d, nil, count, now)
+	delete(h, AnnotationLastFailure)
+	if firstFailure(d.Message()).IsZero() {
+		delete(h, AnnotationFirstFailure)
 	}
 	return h
 }

@@ -126,7 +126,10 @@ func (d *decorator) Handle(ctx context.Context, del *client.Delivery) error {
 			return d.passOn(del, o)
 		}
 		m, now := del.Message(), time.Now()
-		what := d.plan.decide(failure{err: err, count: Count(m), first: firstFailure(m), now: now, u: rand.Float64()})
+		what := d.plan.decide(failure{
+			err: err, count: Count(m), first: firstFailure(m), now: now,
+			strategy: d.strategyFor(d.state(del.Queue()), m), u: rand.Float64(),
+		})
 		switch what.do {
 		case decidedDiscard:
 			return nil
@@ -192,13 +195,15 @@ func (d *decorator) wait(del *client.Delivery, what decision, err error, now tim
 	if q.unusable != nil {
 		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, err), now)
 	}
-	h := d.plan.history(del, err, what.count, now)
-	strategy := q.strategy
-	if strategy == Native && d.plan.strategy == Auto && hasTTL(del.Message()) {
-		strategy = Republish // it would expire while the queue holds it
+	var h map[string]any
+	if what.snoozed {
+		h = d.plan.story(del, what.count, now)
+	} else {
+		h = d.plan.history(del, err, what.count, now)
 	}
+	strategy := d.strategyFor(q, del.Message())
 	switch {
-	case strategy == Native && !q.ignored.Load():
+	case strategy == Native:
 		h[client.AnnotationReason] = reasonRetry
 		h[AnnotationDelay] = what.delay.Milliseconds()
 		h[AnnotationDeliveryTime] = now.Add(wholeMillis(what.delay)).UnixMilli()
@@ -209,6 +214,17 @@ func (d *decorator) wait(del *client.Delivery, what decision, err error, now tim
 		return client.Modify{DeadLetter: true, Annotations: h, Err: err}
 	}
 	return d.republish(del, q, what, h, err)
+}
+
+// strategyFor is how m waits.
+func (d *decorator) strategyFor(q *queueState, m *client.Message) Strategy {
+	switch {
+	case q.strategy == Native && q.ignored.Load():
+		return Republish
+	case q.strategy == Native && d.plan.strategy == Auto && hasTTL(m):
+		return Republish // it would expire while the queue holds it
+	}
+	return q.strategy
 }
 
 func hasTTL(m *client.Message) bool { return m.Header != nil && m.Header.TTL > 0 }
@@ -260,5 +276,5 @@ func (d *decorator) tooEarly(del *client.Delivery, left time.Duration) error {
 		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, errEarly), now)
 	}
 	count := Count(del.Message())
-	return d.republish(del, q, decision{delay: left, count: count}, d.plan.history(del, errEarly, count, now), errEarly)
+	return d.republish(del, q, decision{delay: left, count: count}, d.plan.story(del, count, now), errEarly)
 }
