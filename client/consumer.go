@@ -502,6 +502,9 @@ func (s *stint) enqueue(d *Delivery) {
 	case s.inbox <- d:
 	case <-s.dead:
 	}
+	if isClosed(s.closing) {
+		s.giveBack() // a suspect whose turn came after the drain had looked
+	}
 }
 
 // work runs handlers, one at a time, until the stint ends.
