@@ -42,16 +42,6 @@ func (c *testConsumer) end() error {
 	return <-c.result
 }
 
-// by calls a handler for each message by its id.
-func by(handlers map[string]HandlerFunc) HandlerFunc {
-	return func(ctx context.Context, d *Delivery) error {
-		if h := handlers[idOf(d.Message())]; h != nil {
-			return h(ctx, d)
-		}
-		return nil
-	}
-}
-
 func returns(err error) HandlerFunc { return func(context.Context, *Delivery) error { return err } }
 
 // settlements are the events that end a delivery.

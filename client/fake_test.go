@@ -29,6 +29,8 @@ type fakeBroker struct {
 	verdict func(target string, m *Message) amqp.DeliveryState
 	// window is how many unanswered messages stop a sender. 0: no limit.
 	window int
+	// requeues puts what is given back into the queue again.
+	requeues bool
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed and renewed on every change
@@ -385,6 +387,9 @@ func (r *fakeReceiver) settle(m *Message, d disposition) (err error) {
 		}
 		delete(r.unsettled, m)
 		r.b.log("%s %s", outcomeName(d), idOf(m))
+		if r.b.requeues && (d.kind == released || d.kind == modified && !d.dead) {
+			r.b.ready = append([]*Message{m}, r.b.ready...)
+		}
 	})
 	return err
 }

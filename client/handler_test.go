@@ -143,8 +143,9 @@ func TestDeliveryFromFindsTheDelivery(t *testing.T) {
 	_, ok = DeliveryFrom(WithDelivery(context.Background(), nil))
 	assert.False(t, ok)
 	type key struct{}
+	type other struct{}
 	d := NewDelivery("q", full())
-	ctx := context.WithValue(WithDelivery(context.WithValue(context.Background(), key{}, 1), d), struct{}{}, 2)
+	ctx := context.WithValue(WithDelivery(context.WithValue(context.Background(), key{}, 1), d), other{}, 2)
 	got, ok := DeliveryFrom(ctx)
 	assert.True(t, ok)
 	assert.Same(t, d, got)
