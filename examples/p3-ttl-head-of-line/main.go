@@ -1,0 +1,135 @@
+// Command p3-ttl-head-of-line is for teams that wait with a time to live on each message,
+// in one queue that dead-letters back:
+//
+//	retry_queue = channel.queue("retry_queue", arguments: { "x-dead-letter-exchange": "work_exchange" })
+//	retry_queue.publish(payload, expiration: (expiration * 1.5).to_i, headers: { "x-retry-count": retry_count + 1 })
+//
+// It shows the head-of-line blocking: a queue expires messages at its head only, so one
+// that waits for 2 s holds up one behind it that was to wait for 200 ms. hopback has one
+// queue for each delay, so that every message in it waits for the same time, and derives
+// the queues from the back-off.
+//
+// The back-off is the old one, five retries that grow by 1.5, but from 200 ms rather than
+// from 1 s.
+//
+//	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p3-ttl-head-of-line
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/examples/internal/show"
+	"github.com/hopback/hopback/retry"
+)
+
+const (
+	long  = 2 * time.Second
+	short = 200 * time.Millisecond
+)
+
+var (
+	errMaintenance = errors.New("down for maintenance")
+	errBlip        = errors.New("a blip")
+)
+
+var work = declare.QuorumQueue{Name: "p3.work_queue"}
+
+var policy = retry.Policy{
+	MaxRetries: 5,
+	Backoff:    retry.Exponential(200*time.Millisecond, 1.5),
+	Rules:      []retry.Rule{{If: retry.On(errMaintenance), Backoff: retry.Delays(long)}},
+	Names:      retry.Names{Prefix: "p3."},
+}
+
+func main() { show.Main(example) }
+
+func example(s *show.Stage) {
+	s.Act("The old way: one retry queue, a ttl on each message")
+	before := oneQueue(s)
+	s.Want(before["short"] >= before["long"] && before["long"] >= long, "the short delay is held up until the long one ends")
+
+	s.Act("hopback: one queue for each delay")
+	after := queuePerDelay(s)
+	s.Want(after["long"] >= long && after["short"] >= short, "no message comes back too early")
+	s.Want(after["short"] < after["long"], "the short delay ends before the long one")
+
+	s.Proven("delays of 2 s and then 200 ms took %d ms and %d ms through one retry queue, %d ms and %d ms with hopback; "+
+		"5 retries growing by 1.5 from 200 ms each came no earlier than asked",
+		before["long"].Milliseconds(), before["short"].Milliseconds(), after["long"].Milliseconds(), after["short"].Milliseconds())
+}
+
+// oneQueue sends both messages through the old retry_queue, and returns after how long
+// each of them was back.
+func oneQueue(s *show.Stage) map[string]time.Duration {
+	s.Declare(declare.Topology{
+		Exchanges: []declare.Exchange{{Name: "p3.work_exchange", Type: declare.Fanout}, {Name: "p3.retry_exchange", Type: declare.Fanout}},
+		Queues: []declare.Queue{
+			declare.QuorumQueue{Name: work.Name, DeadLetter: declare.Drop()},
+			declare.QuorumQueue{Name: "p3.retry_queue", DeadLetter: declare.DeadLetter{Exchange: "p3.work_exchange", Strategy: declare.AtMostOnce}},
+		},
+		Bindings: []declare.Binding{{Source: "p3.work_exchange", Queue: work.Name}, {Source: "p3.retry_exchange", Queue: "p3.retry_queue"}},
+	})
+	expiring := func(body string, ttl time.Duration) *client.Message {
+		m := client.NewMessage([]byte(body))
+		m.Header.TTL = ttl
+		return m
+	}
+	took := map[string]time.Duration{}
+	began := time.Now()
+	s.Send(address.Exchange("p3.retry_exchange", ""), expiring("long", long), expiring("short", short))
+	s.Say("published to retry_queue: long, with expiration 2000, and behind it short, with expiration 200")
+	s.Take(work.Name, 2, func(m *client.Message) {
+		took[string(m.GetData())] = time.Since(began)
+		s.Say("%s is back after %v", m.GetData(), time.Since(began).Round(time.Millisecond))
+	})
+	return took
+}
+
+// queuePerDelay fails the same messages once with hopback's decorator, and returns after
+// how long each of them was back. A third one, "growing", fails until its last attempt.
+func queuePerDelay(s *show.Stage) map[string]time.Duration {
+	topology := show.Must(retry.Topology(policy, work))
+	s.Declare(topology)
+	for _, delay := range show.Must(policy.Ladder()) {
+		s.Say("%s holds what waits for %v", policy.Names.DelayQueue(delay), delay)
+	}
+
+	took, failed := map[string]time.Duration{}, map[string]time.Time{}
+	early := 0
+	back := make(chan string, 3)
+	began := time.Now()
+	s.Consume(work.Name, retry.With(policy)(client.Typed(client.RawCodec{}, func(ctx context.Context, body string) error {
+		attempt := retry.Attempt(ctx)
+		if attempt > 1 {
+			asked, had := long, time.Since(failed[body])
+			if body != "long" {
+				asked, _ = policy.Delay(attempt - 1)
+			}
+			if had < asked-time.Millisecond { // the broker counts whole ones
+				early++
+			}
+			s.Say("%s, retry %d: asked for %v, came after %v", body, attempt-1, asked, had.Round(time.Millisecond))
+		}
+		failed[body] = time.Now()
+		switch {
+		case body == "growing" && attempt <= policy.MaxRetries, body == "short" && attempt == 1:
+			return errBlip
+		case body == "long" && attempt == 1:
+			return errMaintenance
+		}
+		took[body] = time.Since(began)
+		back <- body
+		return nil
+	})), client.ConsumerConfig{})
+	s.Send(work.Address(), client.NewMessage([]byte("long")), client.NewMessage([]byte("short")), client.NewMessage([]byte("growing")))
+	for range 3 {
+		show.Next(s, back, "the messages")
+	}
+	s.Want(early == 0, "every retry comes after its delay, none of them early")
+	return took
+}
