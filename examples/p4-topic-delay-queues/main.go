@@ -1,0 +1,198 @@
+// Command p4-topic-delay-queues is for teams that share topic delay queues among work
+// queues, with a decorator around their handlers:
+//
+//	@with_rabbitmq_retries(max_retries=5, retry_exceptions=(ConnectionError, TimeoutError))
+//
+//	my_work_queue ──▶ retry_exchange ──delay.10000.#──▶ delay_10s ──▶ requeue_exchange ──*.*.my_work_queue──▶ my_work_queue
+//
+// hopback's default strategy is the same, name for name. First a worker of each kind works
+// on the old definitions, unchanged, side by side: each takes up the other's counter,
+// x-retry-count, one as a string and one as a number. It shows what the definitions lose:
+// they have no dead-letter queue, so what is exhausted, not retryable or poison vanishes.
+// Then both work on hopback's topology, where all of it is kept, with the reason.
+//
+// The delays are a thousandth of the old ones: 10 ms, 60 ms, 300 ms, 600 ms and 1.8 s for
+// 10 s, 1 min, 5 min, 10 min and 30 min. All names begin with "p4.".
+//
+//	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p4-topic-delay-queues
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/examples/internal/show"
+	"github.com/hopback/hopback/retry"
+)
+
+const (
+	queue         = "p4.my_work_queue"
+	maxRetries    = 5
+	deliveryLimit = 5
+	flaky         = 8 // messages that succeed at their last attempt
+)
+
+var (
+	delays = []time.Duration{10 * time.Millisecond, 60 * time.Millisecond, 300 * time.Millisecond, 600 * time.Millisecond, 1800 * time.Millisecond}
+
+	errConnection = errors.New("ConnectionError: temporary API failure")
+	errTimeout    = errors.New("TimeoutError")
+	errValue      = errors.New("ValueError: invalid data format")
+)
+
+// policy is the old decorator's, in hopback's words.
+var policy = retry.Policy{
+	MaxRetries: maxRetries,
+	Backoff:    retry.Delays(delays...),
+	RetryIf:    retry.On(errConnection, errTimeout),
+	Names:      retry.Names{Prefix: "p4."},
+}
+
+func main() { show.Main(example) }
+
+func example(s *show.Stage) {
+	s.Act("The old definitions, with an old worker and one of hopback's side by side")
+	s.Declare(definitions())
+	// hopback says what is wrong with them, and begins only when told that it is known.
+	err := s.Conn.Consume(s.Ctx, queue, retry.With(policy)(client.HandlerFunc(nil)), client.ConsumerConfig{})
+	s.Want(errors.As(err, new(*retry.GuardError)), "a guard objects: %v", err)
+	s.Say("hopback refuses to begin, and names %d problems, such as:", strings.Count(err.Error(), "\n")+1)
+	s.Say("%s", strings.SplitN(err.Error(), "\n", 2)[0])
+	waived := policy
+	waived.Waive = retry.AllGuards()
+	work(s, waived)
+	s.Holds(queue, 0)
+	for _, delay := range delays {
+		s.Holds(policy.Names.DelayQueue(delay), 0)
+	}
+	s.Say("exhausted, not retryable and poison: in no queue any more, 3 of 3 vanished")
+
+	s.Act("hopback's topology, by the same names, with the same two workers")
+	s.Declare(show.Must(retry.Topology(policy, declare.QuorumQueue{Name: queue, DeliveryLimit: deliveryLimit})))
+	old, new := work(s, policy)
+	var kept []string
+	s.Take("p4.my_work_queue.dead", 3, func(m *client.Message) {
+		death := retry.Autopsy(m)
+		s.Say("p4.my_work_queue.dead holds %s: %s, %d retries", m.GetData(), death.Lane, death.Retries)
+		kept = append(kept, string(m.GetData()))
+	})
+	slices.Sort(kept)
+	s.Want(slices.Equal(kept, []string{"exhausted", "not retryable", "poison"}), "each of them is kept once: %v", kept)
+
+	s.Proven("%d messages of %d succeeded at attempt %d, by an old worker (%d deliveries) and hopback's (%d) on one counter; "+
+		"the old definitions lost 3 of 3 that didn't, hopback's topology 0 of 3", flaky, flaky, maxRetries+1, old, new)
+}
+
+// definitions is the old definitions.json. What it doesn't say, it says here: that the
+// dead of the work queue are dropped, and those of a delay queue sent on at most once.
+func definitions() declare.Topology {
+	t := declare.Topology{
+		Exchanges: []declare.Exchange{{Name: "p4.retry_exchange", Type: declare.Topic}, {Name: "p4.requeue_exchange", Type: declare.Topic}},
+		Queues:    []declare.Queue{declare.QuorumQueue{Name: queue, DeliveryLimit: deliveryLimit, DeadLetter: declare.Drop()}},
+		Bindings:  []declare.Binding{{Source: "p4.requeue_exchange", Queue: queue, Key: "*.*." + queue}},
+	}
+	for _, delay := range delays {
+		name := policy.Names.DelayQueue(delay) // "p4.delay_10ms"
+		t.Queues = append(t.Queues, declare.QuorumQueue{
+			Name: name, MessageTTL: delay, DeadLetter: declare.DeadLetter{Exchange: "p4.requeue_exchange", Strategy: declare.AtMostOnce},
+		})
+		t.Bindings = append(t.Bindings, declare.Binding{Source: "p4.retry_exchange", Queue: name, Key: fmt.Sprintf("delay.%d.#", delay.Milliseconds())})
+	}
+	return t
+}
+
+// oldDecorator is with_rabbitmq_retries.
+func oldDecorator(p *client.Publisher[*client.Message]) client.Middleware {
+	return func(h client.Handler) client.Handler {
+		return client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
+			err := h.Handle(ctx, d)
+			if err == nil || errors.As(err, new(client.Outcome)) {
+				return err
+			}
+			retries := 0
+			if header := d.Property("x-retry-count"); header != nil {
+				retries, _ = strconv.Atoi(fmt.Sprint(header)) // int(headers.get("x-retry-count", 0))
+			}
+			if !errors.Is(err, errConnection) && !errors.Is(err, errTimeout) || retries >= maxRetries {
+				return client.Modify{DeadLetter: true} // raise: the message is rejected
+			}
+			m := client.Copy(d.Message())
+			if m.ApplicationProperties == nil {
+				m.ApplicationProperties = map[string]any{}
+			}
+			m.ApplicationProperties["x-retry-count"] = strconv.Itoa(retries + 1)
+			delay := delays[min(retries, len(delays)-1)]
+			key := fmt.Sprintf("delay.%d.%s", delay.Milliseconds(), d.Queue())
+			return p.Publish(ctx, m, client.PublishTo(address.Exchange("p4.retry_exchange", key)))
+		})
+	}
+}
+
+// work publishes messages and handles them with both workers until each has been handled
+// as often as it can be. It returns how many deliveries each of the workers had.
+func work(s *show.Stage, p retry.Policy) (byOld, byHopback int) {
+	var (
+		mu       sync.Mutex
+		counters = map[string][]string{} // by message: x-retry-count at each delivery
+		workers  = map[string]int{}
+		wrong    = 0 // counters that aren't the number of the retry
+		left     = flaky*(maxRetries+1) + (maxRetries + 1) + 1 + (deliveryLimit + 1)
+		done     = make(chan struct{})
+	)
+	handler := func(worker string) client.Handler {
+		return client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+			mu.Lock()
+			defer mu.Unlock()
+			body := string(d.Message().GetData())
+			if body != "poison" && retry.Count(d.Message()) != len(counters[body]) {
+				wrong++
+			}
+			counters[body] = append(counters[body], fmt.Sprintf("%#v", d.Property("x-retry-count")))
+			workers[worker]++
+			if left--; left == 0 {
+				close(done)
+			}
+			switch {
+			case body == "not retryable":
+				return errValue
+			case body == "poison": // in place of killing the worker: the broker counts both alike
+				return client.Requeue{Failed: true}
+			case body == "exhausted" || len(counters[body]) <= maxRetries:
+				return errConnection
+			}
+			return nil
+		})
+	}
+	publisher := show.Must(client.NewPublisher[*client.Message](s.Ctx, s.Conn, address.Address{}, client.PublisherConfig{}))
+	stopOld := s.Consume(queue, oldDecorator(publisher)(handler("old")), client.ConsumerConfig{Prefetch: 1})
+	stopHopback := s.Consume(queue, retry.With(p)(handler("hopback")), client.ConsumerConfig{Prefetch: 1})
+
+	messages := []*client.Message{client.NewMessage([]byte("exhausted")), client.NewMessage([]byte("not retryable")), client.NewMessage([]byte("poison"))}
+	for i := range flaky {
+		messages = append(messages, client.NewMessage(fmt.Appendf(nil, "flaky %d", i+1)))
+	}
+	s.Send(address.Queue(queue), messages...)
+	show.Next(s, done, "the last delivery")
+	stopOld()
+	stopHopback()
+	s.Check(publisher.Close(s.Ctx))
+
+	s.Say("x-retry-count of %q: %s", "flaky 1", strings.Join(counters["flaky 1"], ", "))
+	s.Say("deliveries: %d to the old worker, %d to hopback's", workers["old"], workers["hopback"])
+	s.Want(wrong == 0, "the counter goes up by one, whoever counts: %v", counters)
+	s.Want(left == 0, "no message is delivered more often than the limits allow: %d too many", -left)
+	s.Want(workers["old"] > 0 && workers["hopback"] > 0, "both work")
+	for body, want := range map[string]int{"flaky 1": maxRetries + 1, "exhausted": maxRetries + 1, "not retryable": 1, "poison": deliveryLimit + 1} {
+		s.Want(len(counters[body]) == want, "%s is delivered %d times: %v", body, want, counters[body])
+	}
+	return workers["old"], workers["hopback"]
+}
