@@ -53,7 +53,7 @@ func (l Ladder) withDefaults() (Ladder, error) {
 // what the ladder can hold.
 func (l Ladder) steps(d time.Duration) uint64 {
 	n := uint64(1)
-	if d > l.Unit {
+	if d = min(d, maxDelay); d > l.Unit {
 		n = uint64((d + l.Unit - 1) / l.Unit)
 	}
 	if extra := bits.Len64(n) - ladderBits; extra > 0 {

@@ -236,6 +236,11 @@ func (p Policy) plan() (plan, error) {
 	}
 	slices.Sort(rungs)
 	pl.rungs = slices.Compact(rungs)
+	if pl.ladder != nil && len(pl.rungs) > 0 {
+		if d := pl.rungs[len(pl.rungs)-1]; pl.held(Republish, d) < d {
+			return plan{}, argument.New("Policy.Backoff", d, "is longer than AnyDelay can hold a message", "give the ladder more levels or a larger unit, or cap the delays")
+		}
+	}
 	if pl.needsRungs() && len(pl.rungs) > maxRungs {
 		return plan{}, argument.New("Policy.Backoff", len(pl.rungs), fmt.Sprintf("gives more than %d different delays, and each needs a queue", maxRungs),
 			"use fewer retries, cap the delays, or use AnyDelay")
