@@ -1,0 +1,122 @@
+package dedupe
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/middleware/internal/lru"
+)
+
+// State is what a Store knows of a message. The zero value is none of them, so
+// that a Store which forgets to say doesn't lose a message.
+type State int
+
+// The states of a message.
+const (
+	// Claimed: it is the caller's to handle.
+	Claimed State = iota + 1
+	// Busy: another has claimed it, and hasn't said how that went.
+	Busy
+	// Done: it was handled.
+	Done
+)
+
+// Store remembers which messages are being handled and which are done. Its
+// methods are called by many goroutines at once, and those of a shared one by
+// many processes; each has to be atomic. A ctx gives them 5 seconds at most.
+//
+// A Store on Redis keeps one value for a key, the owner or a word for done:
+//
+//	Claim    SET key owner NX PX lease; if that set nothing, GET key: Done, or else Busy
+//	Renew    a script: if GET key is owner, PEXPIRE key lease
+//	Done     SET key done PX ttl
+//	Release  a script: if GET key is owner, DEL key
+type Store interface {
+	// Claim reserves key for owner until lease is over, unless it is done or
+	// another's, whose lease isn't over.
+	Claim(ctx context.Context, key, owner string, lease time.Duration) (State, error)
+	// Renew lets owner's claim last for another lease from now. It returns false
+	// if the claim isn't owner's any more.
+	Renew(ctx context.Context, key, owner string, lease time.Duration) (bool, error)
+	// Done marks key as done for ttl, whoever has it claimed: it was handled, even
+	// if owner's claim ran out before.
+	Done(ctx context.Context, key, owner string, ttl time.Duration) error
+	// Release gives owner's claim up; if it isn't owner's any more, nothing
+	// happens.
+	Release(ctx context.Context, key, owner string) error
+}
+
+// Memory is a Store for one process.
+type Memory struct {
+	mu sync.Mutex
+	// claims are as many as handlers run, and never dropped for want of room.
+	claims map[string]lease
+	// done is until when a key is done.
+	done *lru.Map[string, time.Time]
+}
+
+type lease struct {
+	owner string
+	until time.Time
+}
+
+// NewMemory returns a Memory that remembers up to size done messages, and forgets
+// those first that nobody has asked for the longest. A size of 0 or less is
+// 100,000.
+func NewMemory(size int) *Memory {
+	if size <= 0 {
+		size = defaultSize
+	}
+	return &Memory{claims: map[string]lease{}, done: lru.New[string, time.Time](size)}
+}
+
+// Claim implements Store.
+func (m *Memory) Claim(_ context.Context, key, owner string, d time.Duration) (State, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	if until, ok := m.done.Get(key); ok {
+		if now.Before(until) {
+			return Done, nil
+		}
+		m.done.Delete(key)
+	}
+	if l, ok := m.claims[key]; ok && now.Before(l.until) && l.owner != owner {
+		return Busy, nil
+	}
+	m.claims[key] = lease{owner, now.Add(d)}
+	return Claimed, nil
+}
+
+// Renew implements Store.
+func (m *Memory) Renew(_ context.Context, key, owner string, d time.Duration) (bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	l, ok := m.claims[key]
+	if !ok || l.owner != owner || !now.Before(l.until) {
+		return false, nil
+	}
+	m.claims[key] = lease{owner, now.Add(d)}
+	return true, nil
+}
+
+// Done implements Store.
+func (m *Memory) Done(_ context.Context, key, _ string, ttl time.Duration) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.claims, key)
+	m.done.Put(key, time.Now().Add(ttl))
+	return nil
+}
+
+// Release implements Store.
+func (m *Memory) Release(_ context.Context, key, owner string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.claims[key].owner == owner {
+		delete(m.claims, key)
+	}
+	return nil
+}
