@@ -319,7 +319,7 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 		return nil, newError("consume", k.queue, ErrConnectionLost, err)
 	}
 	s.link = link
-	s.window = newWindow(link, s.dead, 0)
+	s.window = newWindow(link, s.dead, k.cfg.Concurrency, 0)
 	s.quarantine = &quarantine{off: k.cfg.NoQuarantine, run: s.enqueue, narrow: func(on bool) {
 		s.narrow.Store(on)
 		s.resize()

@@ -13,6 +13,9 @@ type window struct {
 	link receiverLink
 	dead <-chan struct{}
 
+	// workers is how many deliveries are handled at once.
+	workers int
+
 	mu sync.Mutex
 	// limit is the most deliveries that may be unsettled or on their way.
 	limit int
@@ -23,8 +26,8 @@ type window struct {
 	draining           chan struct{} // closed when the drain under way ends; nil if none is
 }
 
-func newWindow(link receiverLink, dead <-chan struct{}, limit int) *window {
-	return &window{link: link, dead: dead, limit: limit}
+func newWindow(link receiverLink, dead <-chan struct{}, workers, limit int) *window {
+	return &window{link: link, dead: dead, workers: workers, limit: limit}
 }
 
 // setLimit changes the limit, and what is granted with it.
@@ -45,7 +48,7 @@ func (w *window) received() {
 }
 
 // settled counts a settlement, and grants credit in batches: one flow frame for
-// half a window. It returns how many are left.
+// half a window, or as much as leaves no worker without work. It returns how many are left.
 func (w *window) settled() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -78,7 +81,7 @@ func (w *window) adjust() {
 			close(done)
 			w.adjust()
 		}()
-	case room > 0 && (w.granted == 0 || room >= max(w.limit/2, 1)):
+	case room >= max(min(w.limit/2, w.limit-w.workers), 1):
 		// An error means that the link is gone, which its receive notices.
 		if w.link.issueCredit(uint32(room)) == nil {
 			w.granted += room
