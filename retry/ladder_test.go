@@ -22,7 +22,7 @@ func ladderOf(t testing.TB, l Ladder) Ladder {
 
 // longest is the most that a ladder holds a message for.
 func longest(l Ladder) time.Duration {
-	return time.Duration(uint64(1)<<l.Levels-1)&^(1<<max(l.Levels-4, 0)-1) * l.Unit
+	return time.Duration(uint64(1)<<l.Levels-1) &^ (1<<max(l.Levels-4, 0) - 1) * l.Unit
 }
 
 func TestLadderIsLateByLessThanAnEighthWithFourQueuesAtMost(t *testing.T) {

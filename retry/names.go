@@ -70,7 +70,25 @@ func (n Names) withDefaults() (Names, error) {
 			return n, argument.Wrap(err, "Policy.Names."+f.field, *f.value, "can't be a name", "use another")
 		}
 	}
-	return n, nil
+	return n, n.distinct()
+}
+
+// distinct refuses one name for two things: an exchange that both brings back and
+// gives up would do both with each message.
+func (n Names) distinct() error {
+	fields := map[string]string{}
+	for _, x := range []struct{ field, name string }{
+		{"RetryExchange", n.RetryExchange}, {"RequeueExchange", n.RequeueExchange}, {"DeadLetterExchange", n.DeadLetterExchange},
+		{"GivenUpExchange", n.GivenUpExchange}, {"ReturnExchange", n.ReturnExchange}, {"Parking", n.parkingExchange()},
+		// A space keeps the prefixes of queues apart from the exchanges.
+		{"DelayPrefix", n.DelayPrefix + " "}, {"HoldPrefix", n.HoldPrefix + " "},
+	} {
+		if other, taken := fields[x.name]; taken {
+			return argument.New("Policy.Names."+x.field, x.name, "is the name of "+other+", too", "use another")
+		}
+		fields[x.name] = x.field
+	}
+	return nil
 }
 
 // DeadLetterQueue is the name of the queue that holds the dead of a work queue.

@@ -157,8 +157,16 @@ func (w *world) die(queue string, m *held, reason string) {
 	}
 }
 
-// settle lets everything expire that can.
+// settle lets everything expire that can, and the time of what a queue holds by
+// itself come; the latter needs a bubble of testing/synctest.
 func (w *world) settle() {
+	for _, ms := range w.contents {
+		for _, m := range ms {
+			if m.msg != nil {
+				time.Sleep(time.Until(millis(m.msg.Annotations[AnnotationDeliveryTime])))
+			}
+		}
+	}
 	for range 100 {
 		moved := false
 		for name, q := range w.queues {
