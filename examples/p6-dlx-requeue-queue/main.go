@@ -1,0 +1,206 @@
+// Command p6-dlx-requeue-queue is for teams whose queues dead-letter to an error-exchange,
+// where a consumer of requeue-queue reads the death headers and sends the message back:
+//
+//	const { 'x-first-death-reason': reason, 'x-first-death-queue': originalQueue } = msg.properties.headers
+//	if (originalQueue == null || reason !== 'rejected') { ... }
+//	const rejectsCount = xDeaths.find(d => d.reason === 'rejected')?.count ?? -1
+//	const MAX_REQUEUES = 10
+//
+// It shows how that hammers a service that is down: each message is back within
+// milliseconds. And it never ends: RabbitMQ 4 begins the history of deaths anew with
+// every publish, so the count stays at 1. hopback waits between the retries, counts them
+// itself, and tells in the dead-letter queue why each message is there; from there a
+// message can be sent back to its own queue alone.
+//
+// The delays grow by 1.5 from 20 ms, ten times.
+//
+//	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p6-dlx-requeue-queue
+package main
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/examples/internal/show"
+	"github.com/hopback/hopback/retry"
+)
+
+const (
+	notifications = "p6.notification-exchange"
+	emailQueue    = "p6.email-queue"
+	webhookQueue  = "p6.webhook-queue"
+	emailDead     = "p6.email-queue.dead"
+
+	maxRequeues = 10
+	enough      = 50 // calls of the service that is down, then this example ends the loop
+)
+
+var errDown = errors.New("the email service is down")
+
+var policy = retry.Policy{
+	MaxRetries: maxRequeues,
+	Backoff:    retry.Exponential(20*time.Millisecond, 1.5),
+	Names:      retry.Names{Prefix: "p6."},
+}
+
+func main() { show.Main(example) }
+
+func example(s *show.Stage) {
+	s.Act("The old way: reject, and a consumer that sends back at once")
+	count, took := hammer(s)
+
+	s.Act("hopback: back-off, and reasons that can be told apart")
+	calls, span := fourDeaths(s)
+
+	s.Act("hopback: replay of what has failed, now that the email service is up")
+	replay(s)
+
+	s.Proven("the service that is down was called %d times in %d ms, with x-death's count at %d and the limit at %d; "+
+		"by hopback %d times in %d ms, no retry early; 4 lanes told apart, and 1 message replayed to its own queue alone",
+		enough, took.Milliseconds(), count, maxRequeues, calls, span.Milliseconds())
+}
+
+// hammer runs the old email worker and the consumer of requeue-queue. It returns the
+// highest count of rejections that it read, and how long the calls took.
+func hammer(s *show.Stage) (highest int, took time.Duration) {
+	dead := declare.DeadLetter{Exchange: "p6.error-exchange"}
+	s.Declare(declare.Topology{
+		Exchanges: []declare.Exchange{{Name: notifications, Type: declare.Fanout}, {Name: "p6.error-exchange", Type: declare.Fanout}},
+		Queues: []declare.Queue{
+			declare.QuorumQueue{Name: emailQueue, DeadLetter: dead},
+			declare.QuorumQueue{Name: webhookQueue, DeadLetter: dead},
+			declare.QuorumQueue{Name: "p6.requeue-queue", DeadLetter: declare.Drop()},
+		},
+		Bindings: []declare.Binding{
+			{Source: notifications, Queue: emailQueue}, {Source: notifications, Queue: webhookQueue},
+			{Source: "p6.error-exchange", Queue: "p6.requeue-queue"},
+		},
+	})
+	calls := 0
+	began := time.Now()
+	done := make(chan struct{})
+	stopWorker := s.Consume(emailQueue, client.HandlerFunc(func(context.Context, *client.Delivery) error {
+		switch calls++; {
+		case calls <= 3 || calls == maxRequeues+1:
+			s.Say("call %d of the email service after %v: down", calls, time.Since(began).Round(time.Millisecond))
+		case calls == enough:
+			took = time.Since(began)
+			close(done)
+			return nil
+		}
+		return client.Modify{DeadLetter: true} // nack(msg, false, false)
+	}), client.ConsumerConfig{})
+	stopRequeue := s.Consume("p6.requeue-queue", client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+		origin, _ := d.Annotation("x-first-death-queue").(string)
+		count := rejections(d)
+		highest = max(highest, count)
+		if d.Annotation("x-first-death-reason") != "rejected" || count >= maxRequeues {
+			return nil // never come to
+		}
+		return client.Forward{To: address.Queue(origin), Message: client.Copy(d.Message())} // sendToQueue, ack
+	}), client.ConsumerConfig{})
+	s.Send(address.Exchange(notifications, ""), message("welcome"))
+	show.Next(s, done, "the calls")
+	stopWorker()
+	stopRequeue()
+	s.Say("call %d after %v; the highest count that x-death had: %d of %d", enough, took.Round(time.Millisecond), highest, maxRequeues)
+	s.Want(highest == 1, "the count stays at 1")
+	return highest, took
+}
+
+// rejections is the count of the history's entry for rejections, as in
+// xDeaths.find(d => d.reason === 'rejected')?.count.
+func rejections(d *client.Delivery) int {
+	deaths, _ := d.Annotation("x-opt-deaths").([]map[any]any)
+	for _, death := range deaths {
+		if death["reason"] == "rejected" {
+			n, _ := death["count"].(uint64)
+			return int(n)
+		}
+	}
+	return -1
+}
+
+// fourDeaths lets four messages die of different causes. It returns how often the email
+// service was called for the one that failed, and how long that took.
+func fourDeaths(s *show.Stage) (calls int, span time.Duration) {
+	topology := show.Must(retry.Topology(policy,
+		declare.QuorumQueue{Name: emailQueue, DeliveryLimit: 2}, declare.QuorumQueue{Name: webhookQueue, DeliveryLimit: 2}))
+	topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: notifications, Type: declare.Fanout})
+	topology.Bindings = append(topology.Bindings,
+		declare.Binding{Source: notifications, Queue: emailQueue}, declare.Binding{Source: notifications, Queue: webhookQueue})
+	s.Declare(topology)
+
+	// One that expires before there is a worker.
+	late := message("too late")
+	late.Header.TTL = 50 * time.Millisecond
+	s.Send(address.Queue(emailQueue), late)
+	s.Holds(emailDead, 1)
+
+	var last time.Time
+	early := 0
+	stop := s.Consume(emailQueue, retry.With(policy)(client.Typed(client.RawCodec{}, func(ctx context.Context, body string) error {
+		switch body {
+		case "refused":
+			return client.DeadLetter{Err: errors.New("no such address")} // the handler's own decision
+		case "poison":
+			return client.Requeue{Failed: true} // in place of killing the worker: the broker counts both alike
+		}
+		calls++
+		if calls > 1 {
+			asked, _ := policy.Delay(calls - 1)
+			had := time.Since(last)
+			s.Say("call %d of the email service: asked for %v, came after %v", calls, asked, had.Round(time.Millisecond))
+			if had < asked-time.Millisecond { // the broker counts whole ones
+				early++
+			}
+			span += had
+		}
+		last = time.Now()
+		return errDown
+	})), client.ConsumerConfig{})
+	s.Send(address.Exchange(notifications, ""), message("welcome"), message("refused"), message("poison"))
+	s.Holds(emailDead, 4)
+	stop()
+	s.Want(early == 0, "every retry comes after its delay, but %d", early)
+	s.Want(calls == maxRequeues+1, "the service is called %d times, not %d", maxRequeues+1, calls)
+	return calls, span
+}
+
+// replay reads why the emails are dead, and sends those that have failed back to the queue
+// that they come from. The exchange would send them to the webhooks, too.
+func replay(s *show.Stage) {
+	lanes := map[string]retry.Lane{}
+	s.Consume(emailDead, client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+		body, death := string(d.Message().GetData()), retry.Autopsy(d.Message())
+		lanes[body] = death.Lane
+		s.Say("%-8s  lane %-14s  retries %2d  error %q", body, death.Lane, death.Retries, death.Error)
+		if death.Lane != retry.Lane(retry.ReasonExhausted) {
+			return nil
+		}
+		m := client.Copy(d.Message())
+		delete(m.ApplicationProperties, retry.CountProperty) // count from the beginning
+		delete(m.Annotations, retry.AnnotationRetries)
+		return client.Forward{To: address.Queue(death.Queue), Message: m}
+	}), client.ConsumerConfig{})
+	sent := make(chan string, 1)
+	s.Consume(emailQueue, retry.With(policy)(client.Typed(client.RawCodec{}, func(ctx context.Context, body string) error {
+		s.Say("%s is sent, attempt %d", body, retry.Attempt(ctx))
+		sent <- body
+		return nil
+	})), client.ConsumerConfig{})
+	body := show.Next(s, sent, "the replay")
+	s.Holds(emailDead, 0)
+	s.Holds(webhookQueue, 3) // no worker was here: welcome, refused and poison, each once
+	s.Want(body == "welcome", "what has failed is replayed, not %s", body)
+	s.Want(maps.Equal(lanes, map[string]retry.Lane{
+		"welcome": retry.Lane(retry.ReasonExhausted), "refused": retry.LaneRejected, "too late": retry.LaneExpired, "poison": retry.LaneDeliveryLimit,
+	}), "the reasons are told apart: %v", lanes)
+}
+
+func message(body string) *client.Message { return client.NewMessage([]byte(body)) }
