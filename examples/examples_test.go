@@ -1,0 +1,109 @@
+// Package examples runs the programs p1 to p8 against real brokers of both versions.
+package examples
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/integration/broker"
+)
+
+// TestExamples wants every example to prove what it claims, and to leave nothing
+// behind.
+func TestExamples(t *testing.T) {
+	names, err := filepath.Glob("p[1-8]-*")
+	require.NoError(t, err)
+	require.Len(t, names, 8)
+	bin := t.TempDir()
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin+string(filepath.Separator))
+	for _, name := range names {
+		build.Args = append(build.Args, "./"+name)
+	}
+	text, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", text)
+
+	for _, version := range []string{"4.3", "4.0"} {
+		t.Run(version, func(t *testing.T) {
+			brokers, err := broker.Need(t.Context(), os.Stderr, version)
+			require.NoError(t, err)
+			t.Cleanup(func() { assert.NoError(t, brokers[0].Release(context.Background())) })
+			for _, name := range names {
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					v := newVHost(t, brokers[0])
+					// The second run finds what an interrupted one has left behind.
+					for _, patience := range []time.Duration{time.Second, 2 * time.Minute} {
+						ctx, cancel := context.WithTimeout(t.Context(), patience)
+						defer cancel()
+						run := exec.CommandContext(ctx, filepath.Join(bin, name)) // killed when ctx ends
+						run.Env = append(os.Environ(), "HOPBACK_URL="+v.amqpURL)
+						var out, errs bytes.Buffer
+						run.Stdout, run.Stderr = &out, &errs
+						err := run.Run()
+						if patience < time.Minute {
+							continue
+						}
+						require.NoError(t, err, "%s%s", &out, &errs)
+						lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+						assert.Regexp(t, `^PROVEN: .*\d`, lines[len(lines)-1])
+						t.Log(lines[len(lines)-1])
+					}
+					assert.JSONEq(t, "[]", v.queues(t), "all queues are deleted at the end")
+				})
+			}
+		})
+	}
+}
+
+// vhost is a virtual host of its own, so that examples can run beside others.
+type vhost struct {
+	name, amqpURL string
+	broker        *broker.Broker
+}
+
+func newVHost(t *testing.T, b *broker.Broker) *vhost {
+	t.Helper()
+	u, err := url.Parse(b.URL)
+	require.NoError(t, err)
+	v := &vhost{name: "hopback-example-" + strings.ToLower(rand.Text()), broker: b}
+	u.Path = "/" + v.name
+	v.amqpURL = u.String()
+	v.http(t, http.MethodPut, "/api/vhosts/"+v.name)
+	t.Cleanup(func() { v.http(t, http.MethodDelete, "/api/vhosts/"+v.name) })
+	return v
+}
+
+// queues lists the queues, as JSON.
+func (v *vhost) queues(t *testing.T) string {
+	t.Helper()
+	return v.http(t, http.MethodGet, "/api/queues/"+v.name+"?columns=name")
+}
+
+func (v *vhost) http(t *testing.T, method, path string) string {
+	t.Helper()
+	// Not the test's own ctx, which has ended when cleaning up.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, v.broker.ManagementURL+path, nil)
+	require.NoError(t, err)
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	require.NoError(t, err)
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Less(t, resp.StatusCode, 300, "%s %s: %s", method, path, body)
+	return string(body)
+}

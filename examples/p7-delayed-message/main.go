@@ -1,0 +1,149 @@
+// Command p7-delayed-message is for teams that delay retries with the delayed-message
+// exchange plugin:
+//
+//	amqpChannel.assertExchange('wait-exchange', 'x-delayed-message')
+//
+//	email-queue ──▶ error-exchange ──▶ error-queue ──▶ wait-exchange ──▶ requeue-queue ──▶ email-queue
+//
+// It shows that a broker without the plugin, which isn't developed any more, refuses that
+// topology. With hopback and RabbitMQ 4.3 the work queue itself holds a message until its
+// time has come: any delay, each message its own, with no plugin, no copy and no further
+// queue. On 4.0 to 4.2, where that would be a hot loop, the same program takes the next
+// strategy: retry.Auto decides when the consumer starts.
+//
+// The curve is 0.5 s, 1 s and 2.5 s for the old one's 0.5 s, 30 s, 1 min and 5 min. (Written
+// as milliseconds, 1 * 3600 is not a minute; a time.Minute is.)
+//
+//	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p7-delayed-message
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/examples/internal/show"
+	"github.com/hopback/hopback/retry"
+)
+
+const emailDead = "p7.email-queue.dead"
+
+var email = declare.QuorumQueue{Name: "p7.email-queue"}
+
+var policy = retry.Policy{
+	Strategy:   retry.Auto,
+	MaxRetries: 3,
+	Backoff:    retry.Delays(500*time.Millisecond, time.Second, 2500*time.Millisecond),
+	Names:      retry.Names{Prefix: "p7."},
+}
+
+// rateLimits are what the email service asks for in its Retry-After, message by message:
+// the longest first, so that in one queue with a ttl each would wait for those before it.
+var rateLimits = []time.Duration{2137 * time.Millisecond, 1611 * time.Millisecond, 1083 * time.Millisecond, 557 * time.Millisecond, 229 * time.Millisecond}
+
+func main() { show.Main(example) }
+
+func example(s *show.Stage) {
+	native := s.Conn.Broker().AtLeast(4, 3)
+
+	s.Act("The old way: the delayed-message exchange")
+	_, err := declare.Apply(s.Ctx, s.Conn.Management(), declare.Topology{Exchanges: []declare.Exchange{
+		{Name: "p7.wait-exchange", Type: "x-delayed-message", Arguments: map[string]any{"x-delayed-type": "fanout"}},
+	}})
+	if err == nil {
+		s.Check(declare.DeleteExchange(s.Ctx, s.Conn.Management(), "p7.wait-exchange"))
+		s.Say("this broker has the plugin, which keeps what is delayed on one node only")
+	} else {
+		s.Want(errors.Is(err, declare.ErrInvalid), "the broker doesn't know the type: %v", err)
+		s.Say("%v", err)
+	}
+
+	s.Act("hopback: retry.Auto")
+	s.Declare(show.Must(retry.Topology(policy, email)))
+	inWords := policy
+	inWords.Strategy = retry.Native
+	if native {
+		t := show.Must(retry.Topology(inWords, email))
+		s.Say("the queue itself can delay: retry.Native needs %d queues, %s and two for what is given up", len(t.Queues), email.Name)
+	} else {
+		err := s.Conn.Consume(s.Ctx, email.Name, retry.With(inWords)(client.HandlerFunc(nil)), client.ConsumerConfig{})
+		var guard *retry.GuardError
+		s.Want(errors.As(err, &guard) && guard.Guard == retry.GuardNative, "retry.Native is refused: %v", err)
+		s.Say("retry.Native is refused: %s; %s", guard.Problem, guard.Remedy)
+	}
+	order, through := delayed(s)
+	longest, shortest := rateLimits[0], rateLimits[len(rateLimits)-1]
+	if native {
+		s.Want(len(through) == 0, "the queue itself holds the messages, not %v", through)
+		s.Want(slices.Index(order, shortest) < slices.Index(order, longest), "no delay holds up those behind it: %v", order)
+		s.Proven("on %s, natively, delays of %v down to %v ended in the order %v, and a curve of 3 retries in a dead letter; "+
+			"0 early, 0 other queues, 0 copies, 0 plugins", s.Conn.Broker().Version, longest, shortest, order)
+		return
+	}
+	for _, delay := range show.Must(policy.Ladder()) {
+		s.Want(slices.Contains(through, policy.Names.HoldQueue(delay)), "a queue holds messages for %v, but %v", delay, through)
+	}
+	s.Want(len(through) == 3, "no others do: %v", through)
+	s.Proven("on %s, where native is refused, the same handler had delays of %v down to %v rounded up to those of 3 queues, "+
+		"and a curve of 3 retries in a dead letter; 0 early, 0 copies, 0 plugins", s.Conn.Broker().Version, longest, shortest)
+}
+
+// delayed fails one message for each of rateLimits once, and one more until it is dead. It
+// returns in which order the delays have ended, and the queues in which messages waited.
+func delayed(s *show.Stage) (order []time.Duration, through []string) {
+	failed := map[string]time.Time{}
+	early := 0
+	handled := make(chan struct{}, len(rateLimits))
+	stop := s.Consume(email.Name, retry.With(policy)(client.Typed(client.RawCodec{}, func(ctx context.Context, body string) error {
+		attempt := retry.Attempt(ctx)
+		limit, err := time.ParseDuration(body) // the bodies are what the service asks for, but one
+		if attempt > 1 {
+			asked, had := limit, time.Since(failed[body])
+			if err != nil {
+				asked, _ = policy.Delay(attempt - 1)
+			}
+			held := email.Name
+			if d, _ := client.DeliveryFrom(ctx); d.Annotation("x-last-death-queue") != nil {
+				held = d.Annotation("x-last-death-queue").(string)
+				if !slices.Contains(through, held) {
+					through = append(through, held)
+				}
+			}
+			if had < asked-time.Millisecond { // the broker counts whole ones
+				early++
+			}
+			s.Say("%-7s asked for %6v, came after %4d ms, held by %s", body, asked, had.Milliseconds(), held)
+		}
+		failed[body] = time.Now()
+		switch {
+		case err != nil:
+			return errors.New("always down")
+		case attempt == 1:
+			return retry.After(limit, errors.New("429 Too Many Requests"))
+		}
+		order = append(order, limit)
+		handled <- struct{}{}
+		return nil
+	})), client.ConsumerConfig{})
+
+	messages := []*client.Message{client.NewMessage([]byte("down"))}
+	for _, limit := range rateLimits {
+		messages = append(messages, client.NewMessage([]byte(limit.String())))
+	}
+	s.Send(email.Address(), messages...)
+	for range rateLimits {
+		show.Next(s, handled, "the delayed messages")
+	}
+	var death retry.Death
+	s.Take(emailDead, 1, func(m *client.Message) {
+		death = retry.Autopsy(m)
+		s.Say("%s holds %s: %s after %d retries", emailDead, m.GetData(), death.Lane, death.Retries)
+	})
+	stop()
+	s.Want(early == 0, "no message comes back early, but %d do", early)
+	s.Want(death.Lane == retry.Lane(retry.ReasonExhausted) && death.Retries == policy.MaxRetries, "the curve ends in the dead-letter queue: %+v", death)
+	return order, through
+}
