@@ -15,10 +15,13 @@ const (
 	// ReasonPermanent: the error was marked Permanent, or the policy doesn't
 	// retry it.
 	ReasonPermanent client.Reason = "permanent"
-	// reasonRetry is on a message that is to be retried, by a strategy that
-	// leaves its mark in the message: the delay queues are bound for it, so that
-	// a later death, which overwrites it, isn't taken for a retry.
+	// reasonRetry is on a message that is to be retried by DeadLetter: its delay
+	// queues are bound for it, so that a later death, which overwrites it, isn't
+	// taken for a retry.
 	reasonRetry = "retry"
+	// reasonWaits is the same for the other strategies. It differs, or a message
+	// that a worker of another kind rejects later would run into those queues.
+	reasonWaits = "waiting"
 )
 
 // failure is all that a decision depends on.

@@ -3,6 +3,7 @@ package retry
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -97,7 +98,7 @@ func errorType(err error) string {
 			}
 		}
 		t := fmt.Sprintf("%T", err)
-		return t[:min(len(t), 255)]
+		return strings.ToValidUTF8(t[:min(len(t), 255)], "") // the cut may be in a character
 	}
 }
 
@@ -186,7 +187,7 @@ func Autopsy(m *client.Message) Death {
 	switch text("x-last-death-reason") {
 	case "rejected":
 		d.Lane = Lane(text(client.AnnotationReason))
-		if d.Lane == "" || d.Lane == reasonRetry {
+		if d.Lane == "" || d.Lane == reasonRetry || d.Lane == reasonWaits {
 			d.Lane = LaneRejected
 		}
 	case "delivery_limit":

@@ -1,0 +1,144 @@
+package retry
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/client"
+)
+
+func TestLaneTellsWhyAMessageIsDead(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		annotations map[any]any
+		want        Lane
+		queue       string
+	}{
+		"alive":            {nil, LaneNone, ""},
+		"waiting":          {map[any]any{client.AnnotationReason: reasonRetry, AnnotationRetries: int64(1)}, LaneNone, ""},
+		"given up":         {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: "exhausted"}, Lane(ReasonExhausted), ""},
+		"rejected":         {map[any]any{"x-last-death-reason": "rejected", "x-last-death-queue": "orders"}, LaneRejected, "orders"},
+		"rejected, marked": {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: reasonRetry}, LaneRejected, ""},
+		"rejected, waited": {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: reasonWaits}, LaneRejected, ""},
+		"delivery limit":   {map[any]any{"x-last-death-reason": "delivery_limit", client.AnnotationReason: "exhausted"}, LaneDeliveryLimit, ""},
+		"expired":          {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "orders", AnnotationQueue: "orders"}, LaneExpired, "orders"},
+		"expired, retried": {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "orders", AnnotationQueue: "orders", AnnotationRetries: int64(1)}, LaneExpired, "orders"},
+		"not brought back": {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "delay_1s", AnnotationQueue: "orders", AnnotationRetries: int64(1)}, LaneUnroutable, "orders"},
+		"maxlen":           {map[any]any{"x-last-death-reason": "maxlen"}, LaneMaxLength, ""},
+		"unknown to us":    {map[any]any{"x-last-death-reason": "boredom"}, LaneNone, ""},
+		"nonsense":         {map[any]any{"x-last-death-reason": 7, client.AnnotationReason: []any{}, AnnotationQueue: 1.5}, LaneNone, ""},
+		"reason no string": {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: int64(1)}, LaneRejected, ""},
+	} {
+		death := Autopsy(&client.Message{Annotations: c.annotations})
+		assert.Equal(t, c.want, death.Lane, name)
+		assert.Equal(t, c.queue, death.Queue, name)
+	}
+	assert.Zero(t, Autopsy(nil))
+	assert.Zero(t, Autopsy(&client.Message{}))
+}
+
+func TestHostileTimesAreNoTimes(t *testing.T) {
+	t.Parallel()
+	at := time.UnixMilli(1_790_000_000_123)
+	for _, v := range []any{at.UnixMilli(), uint64(at.UnixMilli()), at} {
+		assert.True(t, millis(v).Equal(at), "%T", v)
+	}
+	for _, v := range []any{
+		nil, "1790000000123", 1.79e12, math.NaN(), true, []any{int64(1)}, int32(5), time.Duration(5),
+		int64(0), int64(-1), int64(math.MinInt64), int64(math.MaxInt64), uint64(math.MaxUint64), time.Time{}, time.UnixMilli(math.MaxInt64), time.UnixMilli(-1),
+	} {
+		assert.True(t, millis(v).IsZero(), "%T %v", v, v)
+	}
+}
+
+// hostile errors, each of which has broken a client somewhere.
+type (
+	panics         struct{}
+	nilError       struct{ text string }
+	ünïcödé[T any] struct{ v T }
+)
+
+func (e *nilError) Error() string { return e.text }
+func (panics) Error() string      { panic("in Error") }
+func (ünïcödé[T]) Error() string  { return "unicode" }
+
+type (
+	u1 = ünïcödé[ünïcödé[ünïcödé[ünïcödé[int]]]]
+	u2 = ünïcödé[ünïcödé[ünïcödé[ünïcödé[u1]]]]
+)
+
+func TestAnnotationsAreBoundedAndValidWhateverTheErrorIs(t *testing.T) {
+	t.Parallel()
+	pl := planOf(t, Policy{Worker: strings.Repeat("w", 255)})
+	m := client.NewMessage(nil)
+	m.Annotations = map[any]any{"x-exchange": strings.Repeat("x", 255), "x-routing-key": strings.Repeat("k", 1<<20)}
+	for name, err := range map[string]error{
+		"10 MB":               errors.New(strings.Repeat("ä", 5<<20)),
+		"not UTF-8":           errors.New(strings.Repeat("\xff\xfe", 5000)),
+		"cut in a character":  errors.New(strings.Repeat("a", client.ErrorTextLimit-1) + "é"),
+		"panics":              panics{},
+		"nil pointer":         (*nilError)(nil),
+		"a large type":        u2{},
+		"a large type, deep":  After(1, Permanent(ünïcödé[struct{ Ä u2 }]{})),
+		"joined by the dozen": errors.Join(panics{}, u2{}, errors.New(strings.Repeat("x", 1<<20))),
+	} {
+		h := pl.history(client.NewDelivery("q", m), err, math.MaxInt32, epoch)
+		size := 0
+		for k, v := range h {
+			size += len(k)
+			switch v := v.(type) {
+			case string:
+				size += len(v)
+				assert.True(t, utf8.ValidString(v), "%s: %s isn't valid UTF-8", name, k)
+			case int64:
+				size += 9
+			default:
+				t.Errorf("%s: %s is a %T, which can't be in a settlement", name, k, v)
+			}
+		}
+		assert.Less(t, size, 4096, name)
+	}
+}
+
+func TestErrorTypeIsThatBelowTheMarks(t *testing.T) {
+	t.Parallel()
+	assert.Equal(t, "*errors.errorString", errorType(errDown))
+	assert.Equal(t, "*errors.errorString", errorType(Permanent(After(time.Second, errDown))))
+	assert.Equal(t, "*retry.afterError", errorType(After(time.Second, nil)))
+	assert.Equal(t, "*fmt.wrapError", errorType(fmt.Errorf("x: %w", errDown)))
+	assert.Equal(t, "<nil>", errorType(nil))
+}
+
+func TestOriginIsKeptFromBeforeTheFirstRetry(t *testing.T) {
+	t.Parallel()
+	pl := planOf(t, Policy{})
+	m := client.NewMessage(nil)
+	m.Annotations = map[any]any{"x-exchange": "shop", "x-routing-key": "order.placed"}
+	h := pl.history(client.NewDelivery("orders", m), errDown, 1, epoch)
+	assert.Equal(t, "shop", h[AnnotationExchange])
+	assert.Equal(t, "order.placed", h[AnnotationRoutingKey])
+	// Later the broker's own say how it came through the delay queue.
+	for k, v := range h {
+		m.Annotations[k] = v
+	}
+	m.Annotations["x-exchange"], m.Annotations["x-routing-key"] = "requeue_exchange", "delay.1000.orders"
+	h = pl.history(client.NewDelivery("orders", m), errDown, 2, epoch.Add(time.Minute))
+	assert.Equal(t, "shop", h[AnnotationExchange])
+	assert.Equal(t, "order.placed", h[AnnotationRoutingKey])
+	assert.Equal(t, epoch.UnixMilli(), h[AnnotationFirstFailure])
+	assert.Equal(t, epoch.Add(time.Minute).UnixMilli(), h[AnnotationLastFailure])
+	// A forged one is not taken on.
+	for _, forged := range []any{int64(7), "\xff", strings.Repeat("x", 1025), nil} {
+		m.Annotations = map[any]any{AnnotationExchange: forged}
+		h = pl.history(client.NewDelivery("orders", m), errDown, 1, epoch)
+		require.NotContains(t, h, AnnotationExchange)
+	}
+}
