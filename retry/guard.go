@@ -94,7 +94,7 @@ func (pl *plan) prepare(ctx context.Context, s client.Start) (Strategy, error) {
 	add(GuardAtMostOnce, ofWork(guardAtMostOnce))
 	add(GuardMaxLength, ofWork(guardMaxLength))
 	add(GuardDeliveryLimit, func() error { return pl.guardDeliveryLimit(ctx, s) })
-	if pl.max > 0 && strategy != Native {
+	if strategy != Native && (len(pl.rungs) > 0 || pl.ladder != nil) {
 		checks = append(checks, pl.wayThere(ctx, s, strategy)...)
 	}
 	return strategy, errors.Join(inParallel(checks)...)

@@ -37,7 +37,7 @@ func randomQueues(r *rand.Rand) []string {
 			words[i] = pick(r, "", "a", "b", "a*", "#b", "orders", "été", "日本", "delay", "1000", "0", "1", " ", "/", "%2F", "x+y", "retry_exchange")
 		}
 		name := strings.Join(words, ".")
-		if name != "" && !slices.Contains(names, name) {
+		if strings.Trim(name, ".") != "" && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
@@ -336,4 +336,11 @@ func TestTopologyRefusesWorkQueuesThatCollide(t *testing.T) {
 		_, err := Topology(Policy{}, workQueues(queues)...)
 		assert.ErrorAs(t, err, new(*argument.Error), name)
 	}
+}
+
+func mustTopology(t testing.TB, p Policy, queues ...string) declare.Topology {
+	t.Helper()
+	topology, err := Topology(p, workQueues(queues)...)
+	require.NoError(t, err)
+	return topology
 }

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"runtime/debug"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -54,8 +53,6 @@ type queueState struct {
 	strategy Strategy
 	targets  []address.Address // Republish: where messages go, by rung
 	unusable error             // why this queue's messages can't be retried
-	// ignored is set once the broker was seen to ignore the delivery time.
-	ignored atomic.Bool
 }
 
 func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
@@ -107,7 +104,14 @@ func (d *decorator) state(queue string) *queueState {
 	return q.(*queueState)
 }
 
-func (d *decorator) Handle(ctx context.Context, del *client.Delivery) error {
+func (d *decorator) Handle(ctx context.Context, del *client.Delivery) (err error) {
+	// A panic, of the handler's or of a function of the policy's, is a death: with
+	// its mark overwritten, the message can't be taken for one that is to be retried.
+	defer func() {
+		if v := recover(); v != nil {
+			err = d.dead(del, client.ReasonPanicked, &client.PanicError{Value: v, Stack: debug.Stack()}, time.Now())
+		}
+	}()
 	if d.invalid != nil {
 		return client.Requeue{Failed: true, Err: d.invalid}
 	}
@@ -115,15 +119,15 @@ func (d *decorator) Handle(ctx context.Context, del *client.Delivery) error {
 		return d.tooEarly(del, left)
 	}
 	for again := 0; ; again++ {
-		err := d.call(ctx, del)
+		err := d.handler.Handle(ctx, del)
 		if err == nil {
 			return nil
 		}
 		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 			return client.Requeue{Err: err}
 		}
-		if o, ok := errors.AsType[client.Outcome](err); ok {
-			return d.passOn(del, o)
+		if _, ok := errors.AsType[client.Outcome](err); ok {
+			return d.passOn(del, client.OutcomeOf(err))
 		}
 		m, now := del.Message(), time.Now()
 		what := d.plan.decide(failure{
@@ -141,17 +145,6 @@ func (d *decorator) Handle(ctx context.Context, del *client.Delivery) error {
 		}
 		return d.wait(del, what, err, now)
 	}
-}
-
-// call turns a panic into a death: with its mark overwritten, the message can't be
-// taken for one that is to be retried.
-func (d *decorator) call(ctx context.Context, del *client.Delivery) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = client.DeadLetter{Reason: client.ReasonPanicked, Err: &client.PanicError{Value: v, Stack: debug.Stack()}}
-		}
-	}()
-	return d.handler.Handle(ctx, del)
 }
 
 // passOn adds the history to a death that the handler has decided on. Its mark must
@@ -204,7 +197,7 @@ func (d *decorator) wait(del *client.Delivery, what decision, err error, now tim
 	strategy := d.strategyFor(q, del.Message())
 	switch {
 	case strategy == Native:
-		h[client.AnnotationReason] = reasonRetry
+		h[client.AnnotationReason] = reasonWaits
 		h[AnnotationDelay] = what.delay.Milliseconds()
 		h[AnnotationDeliveryTime] = now.Add(wholeMillis(what.delay)).UnixMilli()
 		return client.Modify{Annotations: h, Err: err}
@@ -218,10 +211,7 @@ func (d *decorator) wait(del *client.Delivery, what decision, err error, now tim
 
 // strategyFor is how m waits.
 func (d *decorator) strategyFor(q *queueState, m *client.Message) Strategy {
-	switch {
-	case q.strategy == Native && q.ignored.Load():
-		return Republish
-	case q.strategy == Native && d.plan.strategy == Auto && hasTTL(m):
+	if q.strategy == Native && d.plan.strategy == Auto && hasTTL(m) {
 		return Republish // it would expire while the queue holds it
 	}
 	return q.strategy
@@ -243,8 +233,10 @@ func (d *decorator) republish(del *client.Delivery, q *queueState, what decision
 	for k, v := range history {
 		c.Annotations[k] = v
 	}
-	c.Annotations[client.AnnotationReason] = reasonRetry
+	c.Annotations[client.AnnotationReason] = reasonWaits
 	c.Annotations[AnnotationDelay] = delay.Milliseconds()
+	// The copy's delivery count begins at zero.
+	delete(c.Annotations, client.AnnotationKnownCount)
 	return client.Forward{To: to, Message: c, Err: err}
 }
 
@@ -264,13 +256,12 @@ func (pl *plan) target(q *queueState, delay time.Duration, queue string) (addres
 var errNoDelays = errors.New("the policy has no delay to wait for: it has no retries")
 
 // tooEarly deals with a broker that ignores x-opt-delivery-time, as one below 4.3
-// does: from now on messages of this queue are republished, this one for what is
-// left of its delay. It doesn't count as a retry, and the handler isn't called.
-// Where the delay queues are missing, the forward's patience and then the queue's
-// delivery limit end it: it never spins.
+// does: the message is republished for what is left of its delay. It doesn't count
+// as a retry, and the handler isn't called. Where the delay queues are missing, the
+// forward's patience and then the queue's delivery limit end it: it never spins.
+// Other messages go on as before: a sender could have forged this one's time.
 func (d *decorator) tooEarly(del *client.Delivery, left time.Duration) error {
 	q := d.state(del.Queue())
-	q.ignored.Store(true)
 	now := time.Now()
 	if q.unusable != nil {
 		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, errEarly), now)
