@@ -3,8 +3,11 @@ package declare
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/hopback/hopback/argument"
 )
@@ -13,8 +16,12 @@ import (
 // management link a credit of 8, so more than twice that only waits elsewhere.
 const maxInFlight = 16
 
-// maxAttempts is how often a step is tried that gets no reply, see runPhase.
-const maxAttempts = 3
+// maxAttempts is how often a step is tried that gets no reply, see runPhase; the
+// pause before an attempt is random, up to attemptPause times the attempt.
+const (
+	maxAttempts  = 5
+	attemptPause = 20 * time.Millisecond
+)
 
 // Apply makes the broker have t: exchanges first, then queues, then bindings,
 // those of one kind at the same time. It is idempotent, and safe to run from
@@ -23,11 +30,15 @@ const maxAttempts = 3
 // Everything is validated before anything is sent; the error is then every
 // *[argument.Error] joined, and the Report is empty.
 //
-// After that, an error is every *[Error] joined. A refusal, such as
-// [ErrConflict], lets the rest of its kind finish, so that one run shows all
+// What is there in another way can't be changed in place, and is refused with
+// [ErrConflict]: Error.Differences has every argument that differs, also those
+// that the broker itself doesn't compare, and Error.WaysOut what can be done. See
+// [Plan] for finding it out before.
+//
+// After validation, an error is every *[Error] joined. A refusal lets the rest of its kind finish, so that one run shows all
 // conflicts of a kind, but keeps Apply from the kinds after it. A request of
-// which no reply came is repeated, see [Requester]; when it gets none three
-// times over, Apply stops, and its error names that one. It stops at once when
+// which no reply came is repeated, see [Requester]; when it gets none time
+// after time, or for want of a permission, Apply stops, and its error names that one. It stops at once when
 // ctx ends. The Report says in either case what was done and what wasn't;
 // nothing is undone, and Apply can be run again.
 func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
@@ -39,7 +50,11 @@ func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 	for _, declarations := range [][]declaration{p.exchanges, p.queues, p.bindings} {
 		var steps []step
 		for _, d := range declarations {
-			steps = append(steps, step{d.thing, func(ctx context.Context) (Outcome, error) { return d.send(ctx, r) }})
+			steps = append(steps, step{
+				thing: d.thing,
+				do:    func(ctx context.Context) (Outcome, error) { return d.send(ctx, r) },
+				again: func(ctx context.Context) (Outcome, error) { return d.sendAgain(ctx, r) },
+			})
 		}
 		phases = append(phases, steps)
 	}
@@ -47,17 +62,32 @@ func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 }
 
 func (d declaration) send(ctx context.Context, r Requester) (Outcome, error) {
-	status, _, err := request(ctx, r, opDeclare, d.thing, d.method, d.path, d.body)
+	status, reply, err := request(ctx, r, opDeclare, d.thing, d.method, d.path, d.body)
 	switch {
 	case err != nil:
+		conflictDetails(ctx, r, d, asError(err))
 		return outcomeOf(err), err
 	case d.thing.Kind != KindQueue:
 		return Declared, nil
 	case status == 201:
 		return Created, nil
-	default:
-		return Existed, nil
 	}
+	if err := d.unlike(status, reply); err != nil {
+		return Refused, err
+	}
+	return Existed, nil
+}
+
+// sendAgain is send after a request that got no reply. It looks first: somebody
+// else may just be creating the queue, which on 4.0 ends the session of whoever
+// declares it at the same time.
+func (d declaration) sendAgain(ctx context.Context, r Requester) (Outcome, error) {
+	if d.thing.Kind == KindQueue {
+		if info, err := Inspect(ctx, r, d.thing.Name); err == nil && len(conflicts(d.body, queueBody(info))) == 0 {
+			return Existed, nil
+		}
+	}
+	return d.send(ctx, r)
 }
 
 // request sends one request and turns everything but a success into an *Error.
@@ -87,6 +117,8 @@ func outcomeOf(err error) Outcome {
 type step struct {
 	thing Thing
 	do    func(context.Context) (Outcome, error)
+	// again is for when do got no reply; nil is do.
+	again func(context.Context) (Outcome, error)
 }
 
 // run does the phases one after the other, and the steps of a phase at the same
@@ -127,20 +159,47 @@ func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 		return -1
 	}
 	for i := range steps {
-		for range maxAttempts {
+		if o := results[i].Outcome; o != Unknown && o != NotTried {
+			continue
+		}
+		for attempt := range maxAttempts {
+			if attempt > 0 {
+				pause(ctx, attempt)
+			}
 			if ctx.Err() != nil {
 				return -1
 			}
-			if o := results[i].Outcome; o != Unknown && o != NotTried {
+			do := steps[i].do
+			if results[i].Outcome == Unknown && steps[i].again != nil {
+				do = steps[i].again
+			}
+			results[i].Outcome, results[i].Err = do(ctx)
+			if results[i].Outcome != Unknown || notPermitted(results[i].Err) {
 				break
 			}
-			results[i].Outcome, results[i].Err = steps[i].do(ctx)
 		}
 		if results[i].Outcome == Unknown {
 			return i
 		}
 	}
 	return -1
+}
+
+// pause waits a random while, so that those who got into each other's way don't
+// again.
+func pause(ctx context.Context, attempt int) {
+	timer := time.NewTimer(rand.N(attemptPause * time.Duration(attempt)))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// notPermitted tells by the broker's words that asking again is of no use: a
+// missing permission has no status of its own, but ends the session.
+func notPermitted(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "refused for user")
 }
 
 // runParallel reports whether every step that was tried got a reply; it stops

@@ -113,32 +113,67 @@ func checkArgumentKey(what, key string) error {
 // typedQueueArguments are the arguments that have a field of their own, which
 // checks them: the broker accepts many an ill-typed one in silence and means
 // something else by it.
-var typedQueueArguments = map[string]string{
-	"x-queue-type":                "the Go type, such as QuorumQueue",
-	"x-delivery-limit":            "DeliveryLimit",
-	"x-dead-letter-exchange":      "DeadLetter",
-	"x-dead-letter-routing-key":   "DeadLetter",
-	"x-dead-letter-strategy":      "DeadLetter",
-	"x-message-ttl":               "MessageTTL",
-	"x-expires":                   "Expires",
-	"x-max-length":                "MaxLength",
-	"x-max-length-bytes":          "MaxLengthBytes",
-	"x-overflow":                  "Overflow",
-	"x-single-active-consumer":    "SingleActiveConsumer",
-	"x-quorum-initial-group-size": "InitialGroupSize",
-	"x-queue-leader-locator":      "LeaderLocator",
-	"x-consumer-timeout":          "ConsumerTimeout",
-	"x-delayed-retry-type":        "DelayedRetry",
-	"x-delayed-retry-min":         "DelayedRetry",
-	"x-delayed-retry-max":         "DelayedRetry",
+var typedQueueArguments = map[string]map[string]string{
+	typeQuorum: {
+		"x-delivery-limit":                "DeliveryLimit",
+		"x-dead-letter-exchange":          "DeadLetter",
+		"x-dead-letter-routing-key":       "DeadLetter",
+		"x-dead-letter-strategy":          "DeadLetter",
+		"x-message-ttl":                   "MessageTTL",
+		"x-expires":                       "Expires",
+		"x-max-length":                    "MaxLength",
+		"x-max-length-bytes":              "MaxLengthBytes",
+		"x-overflow":                      "Overflow",
+		"x-single-active-consumer":        "SingleActiveConsumer",
+		"x-quorum-initial-group-size":     "InitialGroupSize",
+		"x-quorum-target-group-size":      "TargetGroupSize",
+		"x-queue-leader-locator":          "LeaderLocator",
+		"x-consumer-timeout":              "ConsumerTimeout",
+		"x-consumer-disconnected-timeout": "ConsumerDisconnectedTimeout",
+		"x-delayed-retry-type":            "DelayedRetry",
+		"x-delayed-retry-min":             "DelayedRetry",
+		"x-delayed-retry-max":             "DelayedRetry",
+	},
+	typeClassic: {
+		"x-dead-letter-exchange":    "DeadLetter",
+		"x-dead-letter-routing-key": "DeadLetter",
+		"x-message-ttl":             "MessageTTL",
+		"x-expires":                 "Expires",
+		"x-max-length":              "MaxLength",
+		"x-max-length-bytes":        "MaxLengthBytes",
+		"x-overflow":                "Overflow",
+		"x-max-priority":            "MaxPriority",
+		"x-single-active-consumer":  "SingleActiveConsumer",
+		"x-queue-leader-locator":    "LeaderLocator",
+		"x-queue-version":           "Version",
+	},
+	typeStream: {
+		"x-max-age":                       "MaxAge",
+		"x-max-length-bytes":              "MaxLengthBytes",
+		"x-stream-max-segment-size-bytes": "MaxSegmentSize",
+		"x-stream-filter-size-bytes":      "FilterSize",
+		"x-initial-cluster-size":          "InitialClusterSize",
+		"x-queue-leader-locator":          "LeaderLocator",
+	},
 }
 
-func refuseQueueArgument(what, key string, v any) error {
-	if field, ok := typedQueueArguments[key]; ok {
+// refuseQueueArgument refuses what has a field, what can do nothing, and what the
+// broker would misread.
+func refuseQueueArgument(queueType, what, key string, v any) error {
+	if key == "x-queue-type" {
+		return argument.New(what, v, "has a field of its own", "set the Go type, such as QuorumQueue instead")
+	}
+	if field, ok := typedQueueArguments[queueType][key]; ok {
 		return argument.New(what, v, "has a field of its own", "set "+field+" instead")
 	}
 	if !strings.HasPrefix(key, "x-") {
 		return argument.New(what, v, `doesn't begin with "x-", so the broker would ignore it`, "spell the argument as the broker's documentation does")
+	}
+	if _, known := queueArguments[key]; !known {
+		return nil // it may be a plugin's, or a later broker's
+	}
+	if problem, remedy, _ := wrongArgument(queueType, key, v); problem != "" {
+		return argument.New(what, v, problem, remedy)
 	}
 	return nil
 }

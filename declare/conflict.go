@@ -9,9 +9,10 @@ import (
 // the broker's text. It names the first difference that the broker found.
 type Conflict struct {
 	// Argument is its name, such as "x-message-ttl", "type" or "durable".
-	Argument string
+	Argument string `json:"argument"`
 	// Wanted is what was declared, Found what exists.
-	Wanted, Found Setting
+	Wanted Setting `json:"wanted"`
+	Found  Setting `json:"found"`
 }
 
 // String is the conflict on one line.
@@ -22,12 +23,13 @@ func (c Conflict) String() string {
 // Setting is the value of an argument as the broker writes it.
 type Setting struct {
 	// Value is its text, such as "1000"; empty when not Set.
-	Value string
+	Value string `json:"value"`
 	// Type is the broker's name for its type, such as "long" or "longstr",
-	// where the broker says it: when the other side isn't set.
-	Type string
+	// where the broker says it, when the other side isn't set; or "integer",
+	// "string" and so on, in a [Diff].
+	Type string `json:"type,omitempty"`
 	// Set is whether the argument is there at all.
-	Set bool
+	Set bool `json:"set"`
 }
 
 // String is the value, quoted and cut to 1,000 bytes, or "none".

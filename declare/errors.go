@@ -11,6 +11,8 @@ var (
 	// ErrConflict: the thing exists, declared in another way. Error.Conflict
 	// says which argument differs, where the broker says so.
 	ErrConflict = errors.New("it exists, declared in another way")
+	// ErrInUse: the queue isn't empty or has consumers, see [DeleteQueueIf].
+	ErrInUse = errors.New("in use")
 	// ErrNotFound: the queue, or an end of the binding, doesn't exist.
 	ErrNotFound = errors.New("not found")
 	// ErrForbidden: the name is reserved, or a limit is reached. A missing
@@ -47,6 +49,10 @@ type Error struct {
 	Reason error
 	// Conflict is what differs, for most ErrConflict; nil otherwise.
 	Conflict *Conflict
+	// Differences are all that differs, and WaysOut what can be done about it,
+	// for an ErrConflict of [Apply].
+	Differences []Conflict
+	WaysOut     []string
 	// Err is the Requester's error, for ErrNoReply; for ErrBadReply it says what
 	// was wrong with the reply.
 	Err error
@@ -56,6 +62,10 @@ func (e *Error) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "hopback: %s %s: %v", e.Op, e.Thing, e.Reason)
 	switch {
+	case len(e.Differences) > 0:
+		for i, d := range e.Differences {
+			fmt.Fprintf(&b, "%s %s", [2]string{":", ","}[min(i, 1)], d)
+		}
 	case e.Conflict != nil:
 		fmt.Fprintf(&b, ": %s", e.Conflict)
 	case e.Text != "":
@@ -67,6 +77,9 @@ func (e *Error) Error() string {
 	}
 	if e.Err != nil {
 		fmt.Fprintf(&b, ": %v", e.Err)
+	}
+	if len(e.WaysOut) > 0 {
+		fmt.Fprintf(&b, "; ways out: %s", strings.Join(e.WaysOut, "; or "))
 	}
 	return b.String()
 }

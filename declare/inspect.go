@@ -8,26 +8,38 @@ import (
 
 // QueueInfo is what the broker says about a queue.
 type QueueInfo struct {
-	Name  string
-	VHost string
+	Name  string `json:"name"`
+	VHost string `json:"vhost,omitempty"`
 	// Type is "quorum", "classic" or "stream".
-	Type       string
-	Durable    bool
-	AutoDelete bool
-	Exclusive  bool
+	Type       string `json:"type"`
+	Durable    bool   `json:"durable"`
+	AutoDelete bool   `json:"auto_delete"`
+	Exclusive  bool   `json:"exclusive"`
 	// Leader is the node that leads the queue, and Replicas all nodes that
 	// have a copy, up or down. Leader is empty while there is none.
-	Leader   string
-	Replicas []string
+	Leader   string   `json:"leader,omitempty"`
+	Replicas []string `json:"replicas,omitempty"`
 	// Messages that are ready. Left out are those that a consumer holds, those
 	// that wait for at-least-once dead-lettering and, on 4.3, those that are
 	// delayed: the HTTP API has them.
-	Messages uint64
+	Messages uint64 `json:"messages"`
 	// Consumers of the queue.
-	Consumers uint64
+	Consumers uint64 `json:"consumers"`
 	// Arguments as the broker has them: strings, bools, int64, float64, nil and
 	// lists of these.
-	Arguments map[string]any
+	Arguments map[string]any `json:"arguments"`
+
+	// What follows is told by the HTTP API only, see [Read]. Its counts are some
+	// seconds old, and Counted is false until they were first collected.
+	Counted bool `json:"counted,omitempty"`
+	// Online are the replicas that are up; State is "running" if all is well.
+	Online []string `json:"online,omitempty"`
+	State  string   `json:"state,omitempty"`
+	// MessagesUnacknowledged are held by consumers, MessagesDeadLettering wait
+	// for at-least-once dead-lettering, MessagesDelayed for their time (4.3).
+	MessagesUnacknowledged uint64 `json:"messages_unacknowledged,omitempty"`
+	MessagesDeadLettering  uint64 `json:"messages_dead_lettering,omitempty"`
+	MessagesDelayed        uint64 `json:"messages_delayed,omitempty"`
 }
 
 // Inspect asks for a queue. One that doesn't exist is [ErrNotFound].

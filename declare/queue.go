@@ -9,9 +9,9 @@ import (
 	"github.com/hopback/hopback/argument"
 )
 
-// Queue is a queue that a [Topology] can hold. [QuorumQueue] is one. The
-// interface is sealed: a queue type belongs in this package, with its arguments
-// typed and checked.
+// Queue is a queue that a [Topology] can hold: a [QuorumQueue], [ClassicQueue] or
+// [Stream], or a [RawQueue] for what those can't say. The interface is sealed: a
+// queue type belongs in this package, with its arguments typed and checked.
 type Queue interface {
 	// Address is where messages for the queue are sent and received.
 	Address() address.Address
@@ -132,6 +132,10 @@ type QuorumQueue struct {
 	// Zero: three, or as many as there are.
 	InitialGroupSize int
 
+	// TargetGroupSize is to how many nodes the broker lets the queue grow later,
+	// where it is set up to do so. Zero: the queue doesn't grow by itself.
+	TargetGroupSize int
+
 	// LeaderLocator chooses the node that leads the queue.
 	LeaderLocator LeaderLocator
 
@@ -139,6 +143,11 @@ type QuorumQueue struct {
 	// broker takes it back, in whole milliseconds. Zero: the broker's default,
 	// 30 minutes. Over AMQP 1.0 RabbitMQ knows such a timeout from 4.3 on.
 	ConsumerTimeout time.Duration
+
+	// ConsumerDisconnectedTimeout is how long the broker waits for a consumer whose
+	// node it has lost before it delivers to others what that one holds, in whole
+	// milliseconds; RabbitMQ 4.3. Zero: the broker's default.
+	ConsumerDisconnectedTimeout time.Duration
 
 	// DelayedRetry lets the broker wait before each redelivery; RabbitMQ 4.3.
 	DelayedRetry DelayedRetry
@@ -164,13 +173,13 @@ func (q QuorumQueue) Validate() error {
 func (q QuorumQueue) label() string { return label("QuorumQueue", q.Name) }
 
 func (q QuorumQueue) declaration() (map[string]any, []error) {
-	c := &collector{label: q.label(), args: map[string]any{"x-queue-type": "quorum"}}
+	c := &collector{label: q.label(), args: map[string]any{"x-queue-type": typeQuorum}}
 	c.fail(checkOwnName(c.label+".Name", q.Name, "choose another name"))
 	q.limits(c)
 	q.deadLetter(c)
 	q.placement(c)
 	q.delayedRetry(c)
-	c.errs = append(c.errs, addNormal(c.args, c.label+".Arguments", q.Arguments, refuseQueueArgument)...)
+	c.further(typeQuorum, q.Arguments)
 	return map[string]any{
 		"durable":     true,
 		"exclusive":   false,
@@ -191,6 +200,7 @@ func (q QuorumQueue) limits(c *collector) {
 	c.millis("MessageTTL", "x-message-ttl", q.MessageTTL)
 	c.millis("Expires", "x-expires", q.Expires)
 	c.millis("ConsumerTimeout", "x-consumer-timeout", q.ConsumerTimeout)
+	c.millis("ConsumerDisconnectedTimeout", "x-consumer-disconnected-timeout", q.ConsumerDisconnectedTimeout)
 	c.positive("MaxLength", "x-max-length", q.MaxLength)
 	c.positive("MaxLengthBytes", "x-max-length-bytes", q.MaxLengthBytes)
 }
@@ -229,13 +239,8 @@ func (q QuorumQueue) placement(c *collector) {
 		c.args["x-single-active-consumer"] = true
 	}
 	c.positive("InitialGroupSize", "x-quorum-initial-group-size", int64(q.InitialGroupSize))
-	switch q.LeaderLocator {
-	case "":
-	case ClientLocal, Balanced:
-		c.args["x-queue-leader-locator"] = string(q.LeaderLocator)
-	default:
-		c.bad("LeaderLocator", string(q.LeaderLocator), "is unknown", "use declare.ClientLocal or declare.Balanced")
-	}
+	c.positive("TargetGroupSize", "x-quorum-target-group-size", int64(q.TargetGroupSize))
+	c.leader(q.LeaderLocator)
 }
 
 func (q QuorumQueue) delayedRetry(c *collector) {
@@ -301,4 +306,31 @@ func (c *collector) positive(field, key string, n int64) {
 	case n > 0:
 		c.args[key] = n
 	}
+}
+
+func (c *collector) within(field, key string, n, least, most int64) {
+	switch {
+	case n == 0:
+	case n < least || n > most:
+		c.bad(field, n, "is out of range", fmt.Sprintf("use %d to %d, or leave it out", least, most))
+	default:
+		c.args[key] = n
+	}
+}
+
+func (c *collector) leader(l LeaderLocator) {
+	switch l {
+	case "":
+	case ClientLocal, Balanced:
+		c.args["x-queue-leader-locator"] = string(l)
+	default:
+		c.bad("LeaderLocator", string(l), "is unknown", "use declare.ClientLocal or declare.Balanced")
+	}
+}
+
+// further adds what has no field at a queue of the type.
+func (c *collector) further(queueType string, args map[string]any) {
+	c.errs = append(c.errs, addNormal(c.args, c.label+".Arguments", args, func(what, key string, v any) error {
+		return refuseQueueArgument(queueType, what, key, v)
+	})...)
 }

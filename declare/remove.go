@@ -24,7 +24,7 @@ func Delete(ctx context.Context, r Requester, t Topology) (Report, error) {
 		name := q.Address().QueueName()
 		queues[name] = true
 		errs = append(errs, checkName(label("Queue", name)+".Name", name))
-		queueSteps = append(queueSteps, step{Thing{KindQueue, name}, func(ctx context.Context) (Outcome, error) {
+		queueSteps = append(queueSteps, step{thing: Thing{KindQueue, name}, do: func(ctx context.Context) (Outcome, error) {
 			_, err := deleteQueue(ctx, r, name)
 			return deleted(err)
 		}})
@@ -35,7 +35,7 @@ func Delete(ctx context.Context, r Requester, t Topology) (Report, error) {
 		}
 		exchanges[x.Name] = true
 		errs = append(errs, checkOwnName(label("Exchange", x.Name)+".Name", x.Name, keepOwn))
-		exchangeSteps = append(exchangeSteps, step{Thing{KindExchange, x.Name}, func(ctx context.Context) (Outcome, error) {
+		exchangeSteps = append(exchangeSteps, step{thing: Thing{KindExchange, x.Name}, do: func(ctx context.Context) (Outcome, error) {
 			return deleted(deleteExchange(ctx, r, x.Name))
 		}})
 	}
@@ -44,7 +44,7 @@ func Delete(ctx context.Context, r Requester, t Topology) (Report, error) {
 			continue
 		}
 		errs = append(errs, b.Validate())
-		bindingSteps = append(bindingSteps, step{Thing{KindBinding, b.describe()}, func(ctx context.Context) (Outcome, error) {
+		bindingSteps = append(bindingSteps, step{thing: Thing{KindBinding, b.describe()}, do: func(ctx context.Context) (Outcome, error) {
 			return deleted(deleteBinding(ctx, r, b))
 		}})
 	}

@@ -17,9 +17,9 @@ const (
 
 // Thing is an exchange, a queue or a binding by its name.
 type Thing struct {
-	Kind Kind
+	Kind Kind `json:"kind"`
 	// Name is the name; for a binding, its ends and its key, for people.
-	Name string
+	Name string `json:"name"`
 }
 
 // String is the thing on one line.
@@ -81,9 +81,24 @@ type Step struct {
 	Err error
 }
 
+// MarshalJSON writes {"thing": ..., "outcome": "created", "error": "..."}.
+func (s Step) MarshalJSON() ([]byte, error) {
+	text := ""
+	if s.Err != nil {
+		text = s.Err.Error()
+	}
+	return canonicalJSON(struct {
+		Thing   Thing  `json:"thing"`
+		Outcome string `json:"outcome"`
+		Error   string `json:"error,omitempty"`
+	}{s.Thing, s.Outcome.String(), text}), nil
+}
+
 // Report is what Apply or Delete did: one step for each thing, in the order of
 // the topology, exchanges first on the way up and last on the way down.
-type Report struct{ Steps []Step }
+type Report struct {
+	Steps []Step `json:"steps"`
+}
 
 // Count is how many steps have the outcome o.
 func (r Report) Count(o Outcome) int {

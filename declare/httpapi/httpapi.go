@@ -1,0 +1,180 @@
+// Package httpapi reads RabbitMQ's management HTTP API, for what can't be told
+// over AMQP: exchanges, policies, nodes, and messages that are stuck.
+//
+// It only reads. A [Reader] is what declare.Sources takes:
+//
+//	api, err := httpapi.New("http://user:password@localhost:15672", "/", httpapi.Config{})
+//	diff, err := declare.Plan(ctx, declare.Sources{AMQP: conn.Management(), HTTP: api}, topology)
+//
+// The user needs the tag "management" to see queues, exchanges and bindings,
+// "policymaker" for policies, and "monitoring" for nodes.
+package httpapi
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+)
+
+// Config is how the API is called. The zero value is fine.
+type Config struct {
+	// Timeout of one request, its answer included. Default: 30 seconds.
+	Timeout time.Duration
+	// TLS for https URLs; nil is Go's default.
+	TLS *tls.Config
+	// MaxBody is how many bytes an answer may have: a virtual host with 10,000
+	// queues makes some 15 MB. Default: 256 MiB.
+	MaxBody int64
+}
+
+// Reader reads the API for one virtual host. It is safe for concurrent use, and
+// keeps no connection open between requests.
+type Reader struct {
+	base     string // without user and password, without a slash at its end
+	user     string
+	password string
+	vhost    string
+	maxBody  int64
+	client   *http.Client
+}
+
+var _ declare.Reader = (*Reader)(nil)
+
+// New makes a Reader. rawURL is http or https, with user and password, and is the
+// part before "/api"; vhost is a virtual host's name, such as "/". Nothing is sent
+// yet. An error is an *[argument.Error], and never has the password in it.
+func New(rawURL, vhost string, cfg Config) (*Reader, error) {
+	u, err := url.Parse(rawURL)
+	switch {
+	case err != nil:
+		// The parser's error repeats the URL, password and all.
+		return nil, argument.New("URL", nil, "isn't a URL", "write it as http://user:password@host:15672, percent-encoding what is special in user and password")
+	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
+		return nil, argument.New("URL", u.Scheme+"://"+u.Host, "isn't an http or https URL with a host", "write it as http://user:password@host:15672")
+	case u.User.Username() == "":
+		return nil, argument.New("URL", u.Scheme+"://"+u.Host, "has no user, without which the API refuses everything", "write it as http://user:password@host:15672")
+	case vhost == "":
+		return nil, argument.New("vhost", nil, "is empty", `give the virtual host's name; the default one is "/"`)
+	case cfg.Timeout < 0:
+		return nil, argument.New("Config.Timeout", cfg.Timeout, "is negative", "leave it out for 30 seconds")
+	case cfg.MaxBody < 0:
+		return nil, argument.New("Config.MaxBody", cfg.MaxBody, "is negative", "leave it out for 256 MiB")
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 30 * time.Second
+	}
+	if cfg.MaxBody == 0 {
+		cfg.MaxBody = 256 << 20
+	}
+	password, _ := u.User.Password()
+	r := &Reader{user: u.User.Username(), password: password, vhost: vhost, maxBody: cfg.MaxBody}
+	u.User, u.RawQuery, u.Fragment = nil, "", ""
+	r.base = strings.TrimSuffix(strings.TrimSuffix(u.String(), "/"), "/api")
+	r.client = &http.Client{
+		Timeout:   cfg.Timeout,
+		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, TLSClientConfig: cfg.TLS},
+		// A redirect would carry the password to where nobody meant it to go.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return r, nil
+}
+
+// VHost is the virtual host.
+func (r *Reader) VHost() string { return r.vhost }
+
+// String is the URL without user and password.
+func (r *Reader) String() string { return r.base }
+
+// GoString keeps the password out of %#v as well.
+func (r *Reader) GoString() string { return fmt.Sprintf("httpapi.Reader(%q, %q)", r.base, r.vhost) }
+
+// Get requests a path below /api. A failure is an *[Error].
+func (r *Reader) Get(ctx context.Context, path string) ([]byte, error) {
+	fail := func(status int, reason, err error) ([]byte, error) {
+		return nil, &Error{URL: r.base + "/api" + path, Status: status, User: r.user, VHost: r.vhost, Reason: reason, Err: err}
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.base+"/api"+path, nil)
+	if err != nil {
+		return fail(0, declare.ErrInvalid, err)
+	}
+	req.SetBasicAuth(r.user, r.password)
+	req.Header.Set("Accept", "application/json")
+	resp, err := r.client.Do(req)
+	if err != nil {
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err // the rest repeats the URL
+		}
+		return fail(0, declare.ErrUnavailable, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, r.maxBody+1))
+	switch {
+	case err != nil:
+		return fail(resp.StatusCode, declare.ErrUnavailable, err)
+	case int64(len(body)) > r.maxBody:
+		return fail(resp.StatusCode, declare.ErrBadReply, fmt.Errorf("the answer has more than %d bytes: raise Config.MaxBody", r.maxBody))
+	case resp.StatusCode/100 == 2:
+		return body, nil
+	case resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusForbidden:
+		return fail(resp.StatusCode, declare.ErrForbidden, nil)
+	case resp.StatusCode == http.StatusNotFound:
+		return fail(resp.StatusCode, declare.ErrNotFound, nil)
+	case resp.StatusCode >= 500:
+		return fail(resp.StatusCode, declare.ErrUnavailable, nil)
+	}
+	return fail(resp.StatusCode, declare.ErrBadReply, nil)
+}
+
+// Error says that the HTTP API gave no answer, or refused. It matches the
+// sentinel of package declare that is its Reason.
+type Error struct {
+	// URL that was asked for, without user and password.
+	URL string
+	// Status of the answer; 0 when none came.
+	Status int
+	// User and VHost that it was asked for.
+	User, VHost string
+	// Reason is declare.ErrForbidden, ErrNotFound, ErrUnavailable, ErrBadReply or ErrInvalid.
+	Reason error
+	// Err is the cause, where there is one.
+	Err error
+}
+
+func (e *Error) Error() string {
+	s := fmt.Sprintf("hopback: GET %s: %v", e.URL, e.Reason)
+	switch {
+	case e.Status == http.StatusUnauthorized, e.Status == http.StatusForbidden:
+		s = fmt.Sprintf("%s (status %d): the password is wrong, or user %q lacks the tag for it (management, policymaker for policies, monitoring for nodes) or a permission on vhost %q", s, e.Status, e.User, e.VHost)
+	case e.Status == http.StatusNotFound:
+		s = fmt.Sprintf("%s (status 404): there is no vhost %q, or this isn't the management API", s, e.VHost)
+	case e.Status != 0:
+		s = fmt.Sprintf("%s (status %d)", s, e.Status)
+	default:
+		s += ": is the management plugin on (rabbitmq-plugins enable rabbitmq_management), and the port right (15672 by default)?"
+	}
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap returns Reason and Err.
+func (e *Error) Unwrap() []error {
+	if e.Err == nil {
+		return []error{e.Reason}
+	}
+	return []error{e.Reason, e.Err}
+}
+
+// SafeToRetry is always true: a GET changes nothing.
+func (e *Error) SafeToRetry() bool { return true }

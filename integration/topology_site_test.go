@@ -1,0 +1,92 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/httpapi"
+	"github.com/hopback/hopback/retry"
+)
+
+// api reads the HTTP API of the site's virtual host.
+func (s *site) api(t *testing.T, edit ...func(*url.URL)) *httpapi.Reader {
+	t.Helper()
+	u, err := url.Parse(s.ManagementURL)
+	require.NoError(t, err)
+	for _, e := range edit {
+		e(u)
+	}
+	r, err := httpapi.New(u.String(), s.vhost, httpapi.Config{Timeout: patience})
+	require.NoError(t, err)
+	return r
+}
+
+// sources are both ways to read the site.
+func (s *site) sources(t *testing.T, conn *client.Conn) declare.Sources {
+	t.Helper()
+	return declare.Sources{AMQP: conn.Management(), HTTP: s.api(t)}
+}
+
+// shopTopology has every kind of thing: all strategies of retries, work queues, and
+// exchanges that publishers use.
+func shopTopology(t *testing.T) declare.Topology {
+	t.Helper()
+	topology, err := retry.Topology(
+		retry.Policy{MaxRetries: 3, Backoff: retry.Delays(time.Second, 2*time.Second), Strategy: retry.Auto},
+		declare.QuorumQueue{Name: "orders", DeliveryLimit: 5}, declare.QuorumQueue{Name: "invoices"},
+	)
+	require.NoError(t, err)
+	topology, err = declare.Merge(topology, declare.Topology{
+		Exchanges: []declare.Exchange{
+			{Name: "shop", Type: declare.Topic, AlternateExchange: "parking_exchange"},
+			{Name: "shop.eu", Type: declare.Headers, Internal: true},
+		},
+		Bindings: []declare.Binding{
+			{Source: "shop", Queue: "orders", Key: "order.*"},
+			{Source: "shop", Exchange: "shop.eu", Key: "#"},
+			{Source: "shop.eu", Queue: "invoices", Match: declare.All, Headers: map[string]any{"country": "DE", "vat": 19}},
+		},
+	})
+	require.NoError(t, err)
+	return topology
+}
+
+// plan plans, and wants it to work.
+func plan(t *testing.T, src declare.Sources, topology declare.Topology) declare.Diff {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	d, err := declare.Plan(ctx, src, topology)
+	require.NoError(t, err)
+	return d
+}
+
+var errCut = errors.New("the process has ended here")
+
+// cutAt is a management whose process ends at a request: that one is sent or not,
+// its reply never comes, and nothing is sent after it.
+type cutAt struct {
+	declare.Requester
+	n    int64 // the first request is 1
+	sent bool  // whether the n-th request reaches the broker
+	seen atomic.Int64
+}
+
+func (c *cutAt) Request(ctx context.Context, method, path string, body any) (int, any, error) {
+	n := c.seen.Add(1)
+	if n < c.n || n == c.n && c.sent {
+		status, reply, err := c.Requester.Request(ctx, method, path, body)
+		if n < c.n {
+			return status, reply, err
+		}
+	}
+	return 0, nil, errCut
+}
