@@ -124,9 +124,6 @@ func (c *circuit) limit(control *client.Control, k *consumer) {
 func (c *circuit) enter(ctx context.Context, returnable bool) (pass, error) {
 	var patience <-chan time.Time
 	for {
-		if ctx.Err() != nil {
-			return pass{}, context.Cause(ctx)
-		}
 		c.mu.Lock()
 		if c.state == Closed || c.state == HalfOpen && !c.probing {
 			c.probing = c.state == HalfOpen
@@ -141,6 +138,9 @@ func (c *circuit) enter(ctx context.Context, returnable bool) (pass, error) {
 		}
 		changed := c.changed
 		c.mu.Unlock()
+		if ctx.Err() != nil {
+			return pass{}, context.Cause(ctx)
+		}
 		if k == nil && returnable && patience == nil {
 			timer := time.NewTimer(holdLimit)
 			defer timer.Stop()
