@@ -63,7 +63,7 @@ func TestHostileTimesAreNoTimes(t *testing.T) {
 type (
 	panics         struct{}
 	nilError       struct{ text string }
-	ünïcödé[T any] struct{ v T }
+	ünïcödé[T any] struct{ _ T }
 )
 
 func (e *nilError) Error() string { return e.text }

@@ -44,7 +44,7 @@ func TestLadderIsLateByLessThanAnEighthWithFourQueuesAtMost(t *testing.T) {
 				require.Less(t, held, asked*9/8+l.Unit+1, "%v is late", asked)
 			}
 		}
-		for n := range 5000 {
+		for n := range 1500 {
 			check(time.Duration(n) * l.Unit / 3)
 			check(time.Duration(r.Int64N(int64(top))))
 		}

@@ -281,7 +281,7 @@ func TestTopologyHandsOnAtLeastOnceEverywhere(t *testing.T) {
 func TestTopologiesOfDifferentPoliciesGoTogether(t *testing.T) {
 	t.Parallel()
 	r := random(t)
-	for range 200 {
+	for range 60 {
 		var all []declare.Topology
 		for i := range 4 {
 			p := randomPolicy(r)
