@@ -17,9 +17,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/hopback/hopback/integration/broker"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // TestExamples wants every example to prove what it claims, and to leave nothing
 // behind.
@@ -54,6 +57,7 @@ func TestExamples(t *testing.T) {
 						run.Stdout, run.Stderr = &out, &errs
 						err := run.Run()
 						if patience < time.Minute {
+							v.settle(t)
 							continue
 						}
 						require.NoError(t, err, "%s%s", &out, &errs)
@@ -90,6 +94,19 @@ func newVHost(t *testing.T, b *broker.Broker) *vhost {
 func (v *vhost) queues(t *testing.T) string {
 	t.Helper()
 	return v.http(t, http.MethodGet, "/api/queues/"+v.name+"?columns=name")
+}
+
+// settle waits until the broker has done all that a killed run had still asked it for.
+func (v *vhost) settle(t *testing.T) {
+	t.Helper()
+	for before := ""; ; {
+		now := v.queues(t)
+		if now == before {
+			return
+		}
+		before = now
+		time.Sleep(500 * time.Millisecond)
+	}
 }
 
 func (v *vhost) http(t *testing.T, method, path string) string {
