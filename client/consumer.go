@@ -316,7 +316,7 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	link, err := sess.receiver(ctx, k.source, takenBack)
 	if err != nil {
 		k.deps.give(sess)
-		return nil, newError("consume", k.queue, ErrConnectionLost, err)
+		return nil, newError("consume", k.queue, attachKind(err), err)
 	}
 	s.link = link
 	s.window = newWindow(link, s.dead, k.cfg.Concurrency, 0)

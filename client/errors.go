@@ -28,8 +28,9 @@ var (
 	// key. The message is stored nowhere.
 	ErrUnroutable = errors.New("unroutable")
 	// ErrRefused: the broker refused the message, for instance because a queue
-	// with overflow reject-publish is full. With several queues bound, some may
-	// have taken it.
+	// with overflow reject-publish is full; with several queues bound, some may
+	// have taken it. Or it refused a publisher or consumer, such as a second one
+	// of an exclusive queue.
 	ErrRefused = errors.New("refused by the broker")
 	// ErrTooLarge: the message is larger than the broker takes. Nothing was sent.
 	ErrTooLarge = errors.New("message too large")
@@ -151,7 +152,7 @@ func kindOf(e *amqp.Error) error {
 // final says whether trying the same again can only help after somebody has
 // changed something on the broker.
 func final(err error) bool {
-	return errors.Is(err, ErrNotFound) || errors.Is(err, ErrUnauthorized)
+	return errors.Is(err, ErrNotFound) || errors.Is(err, ErrUnauthorized) || errors.Is(err, ErrRefused)
 }
 
 // ended is the error for a wait that ctx ended.

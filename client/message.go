@@ -75,8 +75,11 @@ var brokerAnnotations = map[string]bool{
 // writes, and the ttl, which RabbitMQ would apply to a delay queue (a ttl of
 // 200 ms in a queue that delays by a second comes back after 200 ms).
 //
-// AMQP symbols become strings, since go-amqp decodes them so.
+// AMQP symbols become strings, since go-amqp decodes them so. Copy(nil) is nil.
 func Copy(m *Message) *Message {
+	if m == nil {
+		return nil
+	}
 	c := &Message{
 		Format:                m.Format,
 		ApplicationProperties: maps.Clone(m.ApplicationProperties),

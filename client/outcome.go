@@ -163,10 +163,13 @@ func describe(what string, err error) string {
 	return fmt.Sprintf("%s: %s", what, ErrorText(err))
 }
 
-// ErrorText is err's text as AnnotationError holds it. It is err.Error for an error that may be hostile: one whose Error
-// method panics, or returns megabytes or invalid UTF-8. The result is valid
-// UTF-8 of at most ErrorTextLimit bytes, fit for an annotation.
+// ErrorText is err's text as AnnotationError holds it: valid UTF-8 of at most
+// ErrorTextLimit bytes, whatever the error's Error method returns, and even if it
+// panics. It is empty for nil.
 func ErrorText(err error) (text string) {
+	if err == nil {
+		return ""
+	}
 	defer func() {
 		if r := recover(); r != nil {
 			text = fmt.Sprintf("%T (its Error method panicked)", err)

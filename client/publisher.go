@@ -2,8 +2,8 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
@@ -118,11 +118,16 @@ func (p *Publisher[T]) message(v T) (m *Message, err error) {
 		if given == nil {
 			return nil, argument.New("message", nil, "is nil", "give a message, such as client.NewMessage(body)")
 		}
-		// The header and id that complete sets must not show in the caller's.
+		// Neither what complete sets nor an edit must show in the caller's.
 		m := new(*given)
+		if given.Header != nil {
+			m.Header = new(*given.Header)
+		}
 		if given.Properties != nil {
 			m.Properties = new(*given.Properties)
 		}
+		m.Annotations = maps.Clone(given.Annotations)
+		m.ApplicationProperties = maps.Clone(given.ApplicationProperties)
 		return m, nil
 	}
 	defer func() {
@@ -152,8 +157,7 @@ func newPublisher(ctx context.Context, conn *Conn, target string, pending int) (
 	}
 	select {
 	case err := <-p.s.first:
-		// A connection that is lost meanwhile is no reason to give up.
-		if err != nil && !errors.Is(err, ErrConnectionLost) {
+		if err != nil {
 			p.abandon()
 			return nil, err
 		}

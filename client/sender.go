@@ -52,7 +52,7 @@ type sender struct {
 	callers atomic.Int64
 	idle    chan struct{}
 
-	// first receives the result of the first attempt to open the link.
+	// first receives whether the link could be opened, once that is known.
 	first chan error
 }
 
@@ -111,15 +111,17 @@ func (s *sender) run() {
 	defer s.fail(&Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed})
 	defer func() {
 		select {
-		case s.first <- ErrClosed: // cut off before its first attempt
+		case s.first <- ErrClosed: // cut off before an attempt decided
 		default:
 		}
 	}()
 
 	failures := 0
-	for first := true; s.ctx.Err() == nil; first = false {
+	for told := false; s.ctx.Err() == nil; {
 		sess, link, err := s.attach()
-		if first {
+		// A connection that is lost meanwhile decides nothing.
+		if !told && !errors.Is(err, ErrConnectionLost) {
+			told = true
 			s.first <- err
 		}
 		if err != nil {
@@ -226,7 +228,21 @@ func (s *sender) refused(ctx context.Context, err error) error {
 	case errors.Is(err, ErrSessionLimit):
 		return newError(s.op, s.target, ErrSessionLimit, err)
 	}
-	return newError(s.op, s.target, ErrConnectionLost, err)
+	return newError(s.op, s.target, attachKind(err), err)
+}
+
+// attachKind is what kind of failure to open a link err is: the broker's refusal,
+// or the loss of the link, session or connection.
+func attachKind(err error) error {
+	remote, ok := errors.AsType[*amqp.Error](err)
+	if !ok || remote == nil || errors.As(err, new(*amqp.ConnError)) {
+		return ErrConnectionLost
+	}
+	switch remote.Condition {
+	case amqp.ErrCondDetachForced, amqp.ErrCondConnectionForced, amqp.ErrCondInternalError:
+		return ErrConnectionLost // that passes
+	}
+	return ErrRefused
 }
 
 // pump sends until the link ends (false) or the sender is stopped and has sent

@@ -16,6 +16,7 @@ import (
 // Limits that keep hostile values from hanging the encoder or the broker.
 const (
 	maxNesting = 32 // of maps and lists within a value; also ends a value that holds itself
+	maxParts   = 1 << 20
 	// A delivery's settlement must fit into one frame (131,072 bytes by default
 	// on RabbitMQ), or go-amqp closes the connection.
 	maxSettlementBytes = 60_000
@@ -182,6 +183,19 @@ func checkValue(name string, v any, depth int) error {
 	if simple(v) {
 		return nil
 	}
+	parts := maxParts
+	return checkParts(name, v, depth, &parts)
+}
+
+// checkParts counts what it has seen: values that share their parts can be far
+// larger, once encoded, than what they take up in memory.
+func checkParts(name string, v any, depth int, left *int) error {
+	if *left--; *left < 0 {
+		return argument.New(name, nil, fmt.Sprintf("has more than %d parts", maxParts), "send it as bytes")
+	}
+	if simple(v) {
+		return nil
+	}
 	if depth > maxNesting {
 		return argument.New(name, nil, fmt.Sprintf("is nested deeper than %d", maxNesting), "flatten it, or send it as bytes")
 	}
@@ -201,7 +215,7 @@ func checkValue(name string, v any, depth int) error {
 		return nil
 	case []any:
 		for _, e := range v {
-			if err := checkValue(name, e, depth+1); err != nil {
+			if err := checkParts(name, e, depth+1, left); err != nil {
 				return err
 			}
 		}
@@ -211,17 +225,17 @@ func checkValue(name string, v any, depth int) error {
 			if !utf8.ValidString(k) {
 				return argument.New(name+" key", k, "is not valid UTF-8", "use a valid string")
 			}
-			if err := checkValue(name, e, depth+1); err != nil {
+			if err := checkParts(name, e, depth+1, left); err != nil {
 				return err
 			}
 		}
 		return nil
 	case map[any]any:
 		for k, e := range v {
-			if err := checkValue(name+" key", k, depth+1); err != nil {
+			if err := checkParts(name+" key", k, depth+1, left); err != nil {
 				return err
 			}
-			if err := checkValue(name, e, depth+1); err != nil {
+			if err := checkParts(name, e, depth+1, left); err != nil {
 				return err
 			}
 		}
