@@ -306,7 +306,7 @@ func TestApplyGivesUpOnADeadRequester(t *testing.T) {
 	f := &fakeBroker{intercept: func(context.Context, int, sent) (int, any, error, bool) { return 0, nil, errDied, true }}
 	report, err := declare.Apply(context.Background(), f, shop())
 	require.ErrorIs(t, err, errDied)
-	assert.LessOrEqual(t, len(f.requests), 2+3)
+	assert.LessOrEqual(t, len(f.requests), 2+5)
 	assert.GreaterOrEqual(t, report.Count(declare.NotTried), 4, report)
 }
 

@@ -1,0 +1,317 @@
+package integration
+
+import (
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/Azure/go-amqp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+)
+
+// What retry.Topology makes has nothing that Verify doesn't like, for every
+// strategy, and neither have the exchanges and work queues around it.
+func TestVerifyFindsNothingInOurOwnTopology(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		all := shopTopology(t)
+		for _, strategy := range []retry.Strategy{retry.Republish, retry.DeadLetter, retry.Native, retry.Auto} {
+			topology, err := retry.Topology(
+				retry.Policy{Strategy: strategy, Names: retry.Names{Prefix: strategy.String() + "."}},
+				declare.QuorumQueue{Name: "work-" + strategy.String(), DeliveryLimit: 3})
+			require.NoError(t, err)
+			all, err = declare.Merge(all, topology)
+			require.NoError(t, err)
+		}
+		apply(t, conn, all)
+		v, err := declare.Verify(t.Context(), s.sources(t, conn), all)
+		require.NoError(t, err)
+		assert.True(t, v.Clean(), "%s", v)
+
+		// Over AMQP alone nothing is found either, and it says what it didn't see.
+		v, err = declare.Verify(t.Context(), declare.Sources{AMQP: conn.Management()}, all)
+		require.NoError(t, err)
+		assert.Empty(t, v.Findings)
+		assert.NotEmpty(t, v.Skipped)
+		assert.Contains(t, v.String(), "not checked: ")
+		assert.Contains(t, v.String(), "give the HTTP API for it")
+
+		// A user who may only look at the virtual host sees no policies and nodes.
+		s.http(t, http.MethodPut, "/users/"+s.vhost+"-look", map[string]string{"password": "look", "tags": "management"}, nil)
+		t.Cleanup(func() { s.http(t, http.MethodDelete, "/users/"+s.vhost+"-look", nil, nil) })
+		s.http(t, http.MethodPut, "/permissions/"+s.vhost+"/"+s.vhost+"-look", map[string]string{"configure": "^$", "write": "^$", "read": ".*"}, nil)
+		looking := s.api(t, func(u *url.URL) { u.User = url.UserPassword(s.vhost+"-look", "look") })
+		v, err = declare.Verify(t.Context(), declare.Sources{HTTP: looking}, all)
+		require.NoError(t, err)
+		assert.Empty(t, v.Findings, "%s", v)
+		assert.NotEmpty(t, v.Skipped)
+		assert.Contains(t, v.String(), "policymaker")
+	})
+}
+
+// queue, exchange, bind and policy make what Apply would refuse to make.
+func (s *site) queue(t *testing.T, name string, args map[string]any) {
+	t.Helper()
+	s.http(t, http.MethodPut, "/queues/"+s.vhost+"/"+url.PathEscape(name), map[string]any{"durable": true, "arguments": args}, nil)
+}
+
+func (s *site) exchange(t *testing.T, name, kind string, durable bool, args map[string]any) {
+	t.Helper()
+	if args == nil {
+		args = map[string]any{} // null is a 500
+	}
+	s.http(t, http.MethodPut, "/exchanges/"+s.vhost+"/"+name, map[string]any{"type": kind, "durable": durable, "arguments": args}, nil)
+}
+
+func (s *site) bind(t *testing.T, source, queue, key string) {
+	t.Helper()
+	s.http(t, http.MethodPost, "/bindings/"+s.vhost+"/e/"+source+"/q/"+url.PathEscape(queue), map[string]any{"routing_key": key, "arguments": map[string]any{}}, nil)
+}
+
+func (s *site) unmake(t *testing.T, path string) {
+	t.Helper()
+	s.http(t, http.MethodDelete, path, nil, nil)
+}
+
+// quorumArgs are those of a queue that loses nothing, with changes; nil removes.
+func quorumArgs(changes map[string]any) map[string]any {
+	args := map[string]any{
+		"x-queue-type": "quorum", "x-delivery-limit": 5,
+		"x-dead-letter-exchange": "dead_letter_exchange", "x-dead-letter-routing-key": "orders",
+		"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
+	}
+	maps.Copy(args, changes)
+	maps.DeleteFunc(args, func(_ string, v any) bool { return v == nil })
+	return args
+}
+
+// faults are planted one at a time into a topology that has none. Each is found by
+// its rule, at its thing, and nothing else is.
+var faults = map[string]struct {
+	plant func(t *testing.T, s *site)
+	finds map[string]string // thing: rule
+	old   bool              // only with 4.0
+}{
+	"queue deleted": {
+		plant: func(t *testing.T, s *site) { s.unmake(t, "/queues/"+s.vhost+"/delay_2s") },
+		finds: map[string]string{`queue "delay_2s"`: "missing", `binding "retry_exchange" to queue "delay_2s", key "delay.2000.#"`: "missing"},
+	},
+	"binding deleted": {
+		plant: func(t *testing.T, s *site) {
+			s.unmake(t, "/bindings/"+s.vhost+"/e/requeue_exchange/q/orders/%2A.%2A.orders")
+		},
+		finds: map[string]string{`binding "requeue_exchange" to queue "orders", key "*.*.orders"`: "missing"},
+	},
+	"exchange deleted": {
+		plant: func(t *testing.T, s *site) { s.unmake(t, "/exchanges/"+s.vhost+"/shop.eu") },
+		finds: map[string]string{
+			`exchange "shop.eu"`: "missing", `binding "shop" to exchange "shop.eu", key "#"`: "missing",
+			`binding "shop.eu" to queue "invoices", key "", 2 headers`: "missing",
+		},
+	},
+	"argument changed": {
+		plant: func(t *testing.T, s *site) {
+			s.unmake(t, "/exchanges/"+s.vhost+"/shop.eu")
+			s.exchange(t, "shop.eu", "headers", true, nil) // not internal
+			s.http(t, http.MethodPost, "/bindings/"+s.vhost+"/e/shop/e/shop.eu", map[string]any{"routing_key": "#"}, nil)
+			s.http(t, http.MethodPost, "/bindings/"+s.vhost+"/e/shop.eu/q/invoices", map[string]any{"arguments": map[string]any{"x-match": "all", "country": "DE", "vat": 19}}, nil)
+		},
+		finds: map[string]string{`exchange "shop.eu"`: "different"},
+	},
+	"delivery limit as text": {
+		plant: func(t *testing.T, s *site) { s.queue(t, "new", quorumArgs(map[string]any{"x-delivery-limit": "2"})) },
+		finds: map[string]string{`queue "new"`: "ill-typed-argument"},
+	},
+	"argument misspelt": {
+		plant: func(t *testing.T, s *site) { s.queue(t, "new", quorumArgs(map[string]any{"x-mesage-ttl": 1000})) },
+		finds: map[string]string{`queue "new"`: "unknown-argument"},
+	},
+	"no dead-letter exchange": {
+		plant: func(t *testing.T, s *site) { s.queue(t, "new", map[string]any{"x-queue-type": "quorum"}) },
+		finds: map[string]string{`queue "new"`: "dead-letter"},
+	},
+	"expiry into nothing": {
+		plant: func(t *testing.T, s *site) {
+			s.queue(t, "new", map[string]any{"x-queue-type": "quorum", "x-delivery-limit": -1, "x-message-ttl": 1000})
+		},
+		finds: map[string]string{`queue "new"`: "dead-letter"},
+	},
+	"dead-letters at most once": {
+		plant: func(t *testing.T, s *site) {
+			s.queue(t, "new", quorumArgs(map[string]any{"x-dead-letter-strategy": nil}))
+		},
+		finds: map[string]string{`queue "new"`: "at-most-once"},
+	},
+	"falls back to at most once": {
+		plant: func(t *testing.T, s *site) { s.queue(t, "new", quorumArgs(map[string]any{"x-overflow": nil})) },
+		finds: map[string]string{`queue "new"`: "at-most-once"},
+	},
+	"dead-letter exchange missing": {
+		plant: func(t *testing.T, s *site) {
+			s.queue(t, "new", quorumArgs(map[string]any{"x-dead-letter-exchange": "nowhere"}))
+		},
+		finds: map[string]string{`queue "new"`: "dead-letter-exchange"},
+	},
+	"dead-letter exchange unbound": {
+		plant: func(t *testing.T, s *site) {
+			s.exchange(t, "dlx", "direct", true, nil)
+			s.bind(t, "dlx", "orders.dead", "another-key")
+			s.queue(t, "new", quorumArgs(map[string]any{"x-dead-letter-exchange": "dlx"}))
+		},
+		finds: map[string]string{`queue "new"`: "dead-letter-route", `exchange "dlx"`: "alternate-exchange"},
+	},
+	"no alternate exchange": {
+		plant: func(t *testing.T, s *site) {
+			s.exchange(t, "dlx", "topic", true, nil)
+			s.bind(t, "dlx", "orders.dead", "known.*")
+			s.queue(t, "new", quorumArgs(map[string]any{"x-dead-letter-exchange": "dlx", "x-dead-letter-routing-key": nil}))
+		},
+		finds: map[string]string{`exchange "dlx"`: "alternate-exchange"},
+	},
+	"alternate exchange missing": {
+		plant: func(t *testing.T, s *site) {
+			s.exchange(t, "new", "topic", true, map[string]any{"alternate-exchange": "nowhere"})
+		},
+		finds: map[string]string{`exchange "new"`: "alternate-exchange-missing"},
+	},
+	"alternate exchange unbound": {
+		plant: func(t *testing.T, s *site) {
+			s.exchange(t, "parking2", "fanout", true, nil)
+			s.exchange(t, "new", "topic", true, map[string]any{"alternate-exchange": "parking2"})
+		},
+		finds: map[string]string{`exchange "new"`: "alternate-exchange-route"},
+	},
+	"delivery limit at the end of the line": {
+		plant: func(t *testing.T, s *site) {
+			s.queue(t, "new.dead", quorumArgs(map[string]any{"x-dead-letter-exchange": "parking_exchange"}))
+			s.queue(t, "new", quorumArgs(map[string]any{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "new.dead"}))
+		},
+		finds: map[string]string{`queue "new.dead"`: "delivery-limit"},
+	},
+	"max-length on the way back": {
+		plant: func(t *testing.T, s *site) {
+			s.queue(t, "new", quorumArgs(map[string]any{"x-max-length": 10}))
+			s.bind(t, "requeue_exchange", "new", "*.*.new")
+		},
+		finds: map[string]string{`queue "new"`: "max-length"},
+	},
+	"max-length by a policy": {
+		plant: func(t *testing.T, s *site) {
+			s.http(t, http.MethodPut, "/policies/"+s.vhost+"/limit", map[string]any{"pattern": "^orders$", "apply-to": "quorum_queues", "definition": map[string]any{"max-length": 10}}, nil)
+		},
+		finds: map[string]string{`queue "orders"`: "max-length"},
+	},
+	"overflow drops": {
+		plant: func(t *testing.T, s *site) {
+			s.queue(t, "new", map[string]any{"x-queue-type": "quorum", "x-delivery-limit": -1, "x-max-length": 10})
+		},
+		finds: map[string]string{`queue "new"`: "overflow"},
+	},
+	"delay queue expires": {
+		plant: func(t *testing.T, s *site) {
+			s.queue(t, "new", quorumArgs(map[string]any{"x-message-ttl": 3000, "x-expires": 3600000, "x-dead-letter-exchange": "requeue_exchange", "x-dead-letter-routing-key": nil}))
+			s.bind(t, "retry_exchange", "new", "delay.3000.#")
+		},
+		finds: map[string]string{`queue "new"`: "expires"},
+	},
+	"cycle of expiries": {
+		plant: func(t *testing.T, s *site) {
+			s.queue(t, "a", quorumArgs(map[string]any{"x-message-ttl": 3000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"}))
+			s.queue(t, "b", quorumArgs(map[string]any{"x-message-ttl": 3000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "a"}))
+		},
+		finds: map[string]string{`queue "a"`: "expiry-cycle", `queue "b"`: "expiry-cycle"},
+	},
+	"orphan delay queue": {
+		plant: func(t *testing.T, s *site) {
+			s.queue(t, "delay_9s", quorumArgs(map[string]any{"x-message-ttl": 9000, "x-dead-letter-exchange": "requeue_exchange", "x-dead-letter-routing-key": nil}))
+		},
+		finds: map[string]string{`queue "delay_9s"`: "orphan-delay-queue"},
+	},
+	"bound for another delay": {
+		plant: func(t *testing.T, s *site) { s.bind(t, "retry_exchange", "delay_1s", "delay.3000.#") },
+		finds: map[string]string{`queue "delay_1s"`: "delay-mismatch"},
+	},
+	"comes back twice": {
+		plant: func(t *testing.T, s *site) { s.bind(t, "requeue_exchange", "parking_queue", "#") },
+		finds: map[string]string{`queue "delay_1s"`: "several-ways-back", `queue "delay_2s"`: "several-ways-back"},
+	},
+	"name with a wildcard": {
+		plant: func(t *testing.T, s *site) {
+			s.queue(t, "new.*", quorumArgs(nil))
+			s.bind(t, "requeue_exchange", "new.*", "*.*.new.*")
+		},
+		finds: map[string]string{`queue "new.*"`: "wildcard-name"},
+	},
+	"exchange not durable": {
+		plant: func(t *testing.T, s *site) {
+			s.exchange(t, "new", "topic", false, nil)
+			s.bind(t, "new", "orders", "#")
+		},
+		finds: map[string]string{`exchange "new"`: "transient-exchange"},
+	},
+	"classic queue": {
+		plant: func(t *testing.T, s *site) { s.queue(t, "new", map[string]any{"x-queue-type": "classic"}) },
+		finds: map[string]string{`queue "new"`: "dead-letter not-replicated"},
+	},
+	"delayed retries before 4.3": {
+		plant: func(t *testing.T, s *site) {
+			s.queue(t, "new", quorumArgs(map[string]any{"x-delayed-retry-type": "all"}))
+		},
+		finds: map[string]string{`queue "new"`: "delayed-retry"}, old: true,
+	},
+	"dead letters stuck": {
+		plant: func(t *testing.T, s *site) {
+			s.queue(t, "new", quorumArgs(map[string]any{"x-message-ttl": 1, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "gone"}))
+			s.peer(t).put("new", amqp.NewMessage([]byte("stuck")))
+			poll(t, "the dead letter is counted", func() bool {
+				var q struct {
+					DLX int `json:"messages_dlx"`
+				}
+				s.http(t, http.MethodGet, "/queues/"+s.vhost+"/new", nil, &q)
+				return q.DLX == 1
+			})
+		},
+		finds: map[string]string{`queue "new"`: "dead-letter-route orphan-delay-queue stuck-dead-letters"},
+	},
+}
+
+func TestVerifyFindsPlantedFaults(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		topology := shopTopology(t)
+		for name, fault := range faults {
+			if fault.old && s.newer() {
+				continue
+			}
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t, s.Broker)
+				conn, _ := s.connect(t)
+				apply(t, conn, topology)
+				fault.plant(t, s)
+				v, err := declare.Verify(t.Context(), declare.Sources{HTTP: s.api(t)}, topology)
+				require.NoError(t, err)
+				found := map[string]string{}
+				for _, f := range v.Findings {
+					assert.NotEmpty(t, f.Problem)
+					assert.NotEmpty(t, f.Remedy)
+					if found[f.Thing.String()] != "" {
+						found[f.Thing.String()] += " "
+					}
+					found[f.Thing.String()] += f.Rule
+				}
+				for thing, rules := range found {
+					found[thing] = strings.Join(slices.Sorted(strings.SplitSeq(rules, " ")), " ")
+				}
+				assert.Equal(t, fault.finds, found, "%s", v)
+				assert.Empty(t, v.Skipped)
+			})
+		}
+	})
+}
