@@ -28,10 +28,14 @@ type Outcome interface {
 // OutcomeOf finds the outcome that err stands for: nil for nil. A pointer to an
 // outcome stands for the outcome; an error that panics when it is looked into,
 // such as a nil pointer, is a failure like any other.
-func OutcomeOf(err error) (o Outcome) {
+func OutcomeOf(err error) Outcome {
 	if err == nil {
-		return nil
+		return nil // without what the rest allocates
 	}
+	return outcomeOf(err)
+}
+
+func outcomeOf(err error) (o Outcome) {
 	defer func() {
 		if recover() != nil {
 			o = Requeue{Failed: true, Err: fmt.Errorf("an error of type %T that can't be read", err)}
