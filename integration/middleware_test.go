@@ -399,3 +399,75 @@ func TestAFailureKeepsItsTurn(t *testing.T) {
 		assert.Equal(t, want, got)
 	})
 }
+
+// All of them at once, in the order that their documentation asks for, with
+// duplicates, failures, outages and lost connections: every message is handled with
+// success once, and none is lost or dead.
+func TestAllMiddlewareTogetherLoseNothing(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		const messages, keys, cuts = 300, 10, 5
+		wire, err := proxy.New(s.host())
+		require.NoError(t, err)
+		t.Cleanup(wire.Close)
+		direct, log := s.connect(t)
+		conn, _ := connectTo(t, s.urlOf(func(u *url.URL) { u.Host = wire.Addr() }), func(c *client.Config) {
+			c.Reconnect = client.Backoff{Min: 10 * time.Millisecond, Max: 200 * time.Millisecond}
+		})
+		policy := retry.Policy{MaxRetries: 10, Backoff: retry.Delays(50 * time.Millisecond)}
+		applyRetry(t, direct, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: declare.Unlimited})
+
+		errDown := errors.New("bank is down")
+		var mu sync.Mutex
+		calls, succeeded := map[int]int{}, map[int]int{}
+		total := 0
+		progress := make(chan struct{}, 100_000)
+		chain := client.Chain(
+			retry.With(policy),
+			ordered.With(ordered.Config{Attempts: 2, Pause: time.Millisecond}),
+			breaker.With(breaker.Config{
+				Failures: 3, OpenFor: 50 * time.Millisecond, MaxOpenFor: 100 * time.Millisecond,
+				Trips: func(err error) bool { return errors.Is(err, errDown) }, Logger: slog.New(log),
+			}),
+			ratelimit.With(ratelimit.Config{PerSecond: 500, Burst: 50}),
+			dedupe.With(dedupe.Config{}),
+		)
+		p := publisher[order](t, direct, address.Queue("orders"))
+		for range 2 {
+			for i := range messages {
+				publish(t, p, order{ID: i}, func(m *client.Message) {
+					m.Properties.MessageID = fmt.Sprint(i)
+					m.Properties.GroupID = new(fmt.Sprint(i % keys))
+				})
+			}
+		}
+		consume(t, conn, "orders", chain(client.JSON(func(_ context.Context, o order) error {
+			mu.Lock()
+			defer mu.Unlock()
+			calls[o.ID]++
+			total++
+			switch {
+			case total%150 < 4: // in a row
+				return errDown
+			case o.ID%7 == 0 && calls[o.ID] <= 3:
+				return errors.New("not yet")
+			}
+			succeeded[o.ID]++
+			progress <- struct{}{}
+			return nil
+		})), client.ConsumerConfig{Concurrency: 8})
+		for n := range messages {
+			await(t, progress, "a message handled")
+			if n%(messages/cuts) == messages/cuts/2 {
+				wire.Cut()
+			}
+		}
+		poll(t, "empty queues", func() bool { return ready(t, direct, "orders")+ready(t, direct, "delay_50ms") == 0 })
+		mu.Lock()
+		defer mu.Unlock()
+		for i := range messages {
+			assert.Equal(t, 1, succeeded[i], "message %d", i)
+		}
+		assert.Zero(t, ready(t, direct, "orders.dead"))
+		report(t, s, "%d messages, twice each, with %d lost connections: %d calls, each succeeded once", messages, cuts, total)
+	})
+}
