@@ -1,0 +1,338 @@
+package declare
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/hopback/hopback/argument"
+)
+
+// Export is a topology as definitions of a virtual host, for those to import who
+// may declare. It says no more than t does: neither the virtual host nor its users
+// are in it, so both must be there. An error is t's, as from [Topology.Validate].
+func Export(vhost string, t Topology, policies ...Policy) (Definitions, error) {
+	if err := t.Validate(); err != nil {
+		return Definitions{}, err
+	}
+	if vhost == "" {
+		return Definitions{}, argument.New("vhost", nil, "is empty", `give the virtual host's name; the default one is "/"`)
+	}
+	s := t.plan().topology.Snapshot()
+	s.VHost = vhost
+	s.Policies = policies
+	return s.Definitions(), nil
+}
+
+// Definitions is what s has, without the exchanges that are always there, and
+// without queues that belong to a connection.
+func (s Snapshot) Definitions() Definitions {
+	var d Definitions
+	for _, q := range s.Queues {
+		if !q.Exclusive {
+			d.Queues = append(d.Queues, QueueDefinition{VHost: s.VHost, Name: q.Name, Durable: q.Durable, AutoDelete: q.AutoDelete, Arguments: q.Arguments})
+		}
+	}
+	for _, x := range s.Exchanges {
+		if !isReserved(x.Name) {
+			d.Exchanges = append(d.Exchanges, ExchangeDefinition{
+				VHost: s.VHost, Name: x.Name, Type: string(x.Type), Durable: x.Durable, AutoDelete: x.AutoDelete, Internal: x.Internal, Arguments: x.Arguments,
+			})
+		}
+	}
+	for _, b := range s.Bindings {
+		args, _ := b.arguments("")
+		def := BindingDefinition{VHost: s.VHost, Source: b.Source, Destination: b.Queue, DestinationType: "queue", RoutingKey: b.Key, Arguments: args}
+		if b.Queue == "" {
+			def.Destination, def.DestinationType = b.Exchange, "exchange"
+		}
+		d.Bindings = append(d.Bindings, def)
+	}
+	var operators []any
+	for _, p := range s.Policies {
+		p.VHost = s.VHost
+		if !p.Operator {
+			d.Policies = append(d.Policies, PolicyDefinition{Policy: p})
+			continue
+		}
+		operators = append(operators, map[string]any{
+			"vhost": s.VHost, "component": operatorPolicy, "name": p.Name,
+			"value": map[string]any{"pattern": p.Pattern, "apply-to": p.ApplyTo, "priority": p.Priority, "definition": p.Definition},
+		})
+	}
+	if len(operators) > 0 {
+		d.Other = map[string]json.RawMessage{"parameters": canonicalJSON(operators)}
+	}
+	d.sort()
+	return d
+}
+
+const operatorPolicy = "operator_policy"
+
+func isReserved(exchange string) bool {
+	return exchange == "" || len(exchange) >= len(reservedPrefix) && exchange[:len(reservedPrefix)] == reservedPrefix
+}
+
+// VHosts are the virtual hosts that queues, exchanges, bindings and policies are
+// in, sorted; "" is that of a document of a single one.
+func (d Definitions) VHosts() []string {
+	var list []string
+	for _, q := range d.Queues {
+		list = append(list, q.VHost)
+	}
+	for _, x := range d.Exchanges {
+		list = append(list, x.VHost)
+	}
+	for _, b := range d.Bindings {
+		list = append(list, b.VHost)
+	}
+	for _, p := range d.Policies {
+		list = append(list, p.VHost)
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// Topology is what d has in a virtual host, as values. What is in no virtual host,
+// as in the document of a single one, counts for each. A queue is the typed one
+// that says exactly the same, a [RawQueue] where none does.
+//
+// An error is an *[argument.Error] for what a Topology can't say, joined: an
+// exchange that isn't durable. The rest is in the Topology all the same.
+func (d Definitions) Topology(vhost string) (Topology, error) {
+	var t Topology
+	var errs []error
+	in := func(v string) bool { return v == vhost || v == "" }
+	for _, x := range d.Exchanges {
+		if !in(x.VHost) || isReserved(x.Name) {
+			continue
+		}
+		args := map[string]any{}
+		exchange := Exchange{Name: x.Name, Type: ExchangeType(x.Type), AutoDelete: x.AutoDelete, Internal: x.Internal}
+		for k, v := range x.Arguments {
+			if alternate, ok := v.(string); ok && k == "alternate-exchange" {
+				exchange.AlternateExchange = alternate
+			} else {
+				args[k] = v
+			}
+		}
+		if len(args) > 0 {
+			exchange.Arguments = args
+		}
+		if !x.Durable {
+			errs = append(errs, argument.New(label("Exchange", x.Name)+".durable", nil, "is false, so that it and its bindings are gone when the broker restarts", "make it durable in the definitions"))
+		}
+		t.Exchanges = append(t.Exchanges, exchange)
+	}
+	for _, q := range d.Queues {
+		if in(q.VHost) {
+			t.Queues = append(t.Queues, q.queue())
+		}
+	}
+	for _, b := range d.Bindings {
+		if in(b.VHost) {
+			t.Bindings = append(t.Bindings, b.binding())
+		}
+	}
+	return t, errors.Join(errs...)
+}
+
+// Snapshot is what d has in a virtual host, for [Check] and the graphs, whatever
+// is wrong with it.
+func (d Definitions) Snapshot(vhost string) Snapshot {
+	s := Snapshot{VHost: vhost}
+	in := func(v string) bool { return v == vhost || v == "" }
+	for _, x := range d.Exchanges {
+		if in(x.VHost) {
+			s.Exchanges = append(s.Exchanges, ExchangeInfo{x.Name, ExchangeType(x.Type), x.Durable, x.AutoDelete, x.Internal, notNil(x.Arguments)})
+		}
+	}
+	for _, q := range d.Queues {
+		if !in(q.VHost) {
+			continue
+		}
+		queueType, ok := q.Arguments["x-queue-type"].(string)
+		if raw := q.Other["type"]; !ok && (raw == nil || json.Unmarshal(raw, &queueType) != nil) {
+			queueType = typeClassic
+		}
+		s.Queues = append(s.Queues, QueueInfo{Name: q.Name, VHost: vhost, Type: queueType, Durable: q.Durable, AutoDelete: q.AutoDelete, Arguments: notNil(q.Arguments)})
+	}
+	for _, b := range d.Bindings {
+		if in(b.VHost) && b.Source != "" {
+			s.Bindings = append(s.Bindings, b.binding())
+		}
+	}
+	for _, p := range d.Policies {
+		if in(p.VHost) {
+			s.Policies = append(s.Policies, p.Policy)
+		}
+	}
+	for _, p := range d.operatorPolicies() {
+		if in(p.VHost) {
+			s.Policies = append(s.Policies, p)
+		}
+	}
+	s.checkPatterns()
+	s.addPredeclared()
+	s.hide(notLive, PartNodes, PartCounts)
+	var version string
+	if raw := d.Other["rabbitmq_version"]; raw == nil || json.Unmarshal(raw, &version) != nil {
+		s.hide(notLive, PartVersion)
+	}
+	s.Version = version
+	s.sort()
+	return s
+}
+
+func (d Definitions) operatorPolicies() []Policy {
+	var parameters []struct {
+		VHost     string `json:"vhost"`
+		Component string `json:"component"`
+		Name      string `json:"name"`
+		Value     json.RawMessage
+	}
+	if raw := d.Other["parameters"]; raw == nil || json.Unmarshal(raw, &parameters) != nil {
+		return nil
+	}
+	var list []Policy
+	for _, p := range parameters {
+		var policy Policy
+		if p.Component != operatorPolicy || decodeJSON(p.Value, &policy) != nil {
+			continue
+		}
+		policy.VHost, policy.Name, policy.Operator = p.VHost, p.Name, true
+		policy.Definition = jsonArguments(policy.Definition)
+		list = append(list, policy)
+	}
+	return list
+}
+
+func (b BindingDefinition) binding() Binding {
+	of := Binding{Source: b.Source, Queue: b.Destination, Key: b.RoutingKey}
+	if b.DestinationType == "exchange" {
+		of.Queue, of.Exchange = "", b.Destination
+	}
+	return foundBinding{arguments: notNil(b.Arguments)}.binding(of)
+}
+
+// queue is the typed queue that sends exactly what q has, or a RawQueue.
+func (q QueueDefinition) queue() Queue {
+	args := notNil(q.Arguments)
+	raw := RawQueue{Name: q.Name, Durable: q.Durable, AutoDelete: q.AutoDelete, Arguments: args}
+	want := map[string]any{"durable": q.Durable, "exclusive": false, "auto_delete": q.AutoDelete, "arguments": args}
+	for _, typed := range []Queue{quorumFrom(q.Name, args), classicFrom(q, args), streamFrom(q.Name, args)} {
+		// Whatever the typed queue can't say makes it another one, or invalid.
+		if body, errs := typed.declaration(); len(errs) == 0 && reflect.DeepEqual(body, want) {
+			return typed
+		}
+	}
+	return raw
+}
+
+// taker takes arguments out of a copy, so that what is left has no field.
+type taker map[string]any
+
+func takerOf(args map[string]any) taker {
+	t := taker{}
+	for k, v := range args {
+		if k != "x-queue-type" {
+			t[k] = v
+		}
+	}
+	return t
+}
+
+func take[T any](t taker, key string) (v T) {
+	v, ok := t[key].(T)
+	if ok {
+		delete(t, key)
+	}
+	return v
+}
+
+func (t taker) millis(key string) time.Duration {
+	return time.Duration(take[int64](t, key)) * time.Millisecond
+}
+
+func (t taker) deadLetter() DeadLetter {
+	exchange, set := t["x-dead-letter-exchange"].(string)
+	if !set {
+		return Drop()
+	}
+	delete(t, "x-dead-letter-exchange")
+	d := DeadLetter{Exchange: exchange, RoutingKey: take[string](t, "x-dead-letter-routing-key"), Strategy: AtMostOnce}
+	if t["x-dead-letter-strategy"] == AtLeastOnce.String() {
+		delete(t, "x-dead-letter-strategy")
+		d.Strategy = AtLeastOnce
+	}
+	return d
+}
+
+// left is what has no field; nil for nothing.
+func (t taker) left() map[string]any {
+	if len(t) == 0 {
+		return nil
+	}
+	return t
+}
+
+func quorumFrom(name string, args map[string]any) QuorumQueue {
+	t := takerOf(args)
+	q := QuorumQueue{
+		Name: name, DeadLetter: t.deadLetter(), MessageTTL: t.millis("x-message-ttl"), Expires: t.millis("x-expires"),
+		MaxLength: take[int64](t, "x-max-length"), MaxLengthBytes: take[int64](t, "x-max-length-bytes"),
+		Overflow:             Overflow(take[string](t, "x-overflow")),
+		SingleActiveConsumer: take[bool](t, "x-single-active-consumer"),
+		InitialGroupSize:     int(take[int64](t, "x-quorum-initial-group-size")),
+		TargetGroupSize:      int(take[int64](t, "x-quorum-target-group-size")),
+		LeaderLocator:        LeaderLocator(take[string](t, "x-queue-leader-locator")),
+		ConsumerTimeout:      t.millis("x-consumer-timeout"), ConsumerDisconnectedTimeout: t.millis("x-consumer-disconnected-timeout"),
+		DelayedRetry: DelayedRetry{
+			Kind: RetryKind(take[string](t, "x-delayed-retry-type")), Min: t.millis("x-delayed-retry-min"), Max: t.millis("x-delayed-retry-max"),
+		},
+	}
+	if q.DeadLetter.Strategy == AtLeastOnce && q.Overflow == RejectPublish && !q.DeadLetter.IsDrop() {
+		q.Overflow = "" // which means the same
+	}
+	if limit, ok := t["x-delivery-limit"].(int64); ok {
+		delete(t, "x-delivery-limit")
+		q.DeliveryLimit = Limit(limit)
+		if limit == 0 {
+			q.DeliveryLimit = NoRedelivery
+		}
+	}
+	q.Arguments = t.left()
+	return q
+}
+
+func classicFrom(d QueueDefinition, args map[string]any) ClassicQueue {
+	t := takerOf(args)
+	q := ClassicQueue{
+		Name: d.Name, DeadLetter: t.deadLetter(), MessageTTL: t.millis("x-message-ttl"), Expires: t.millis("x-expires"),
+		MaxLength: take[int64](t, "x-max-length"), MaxLengthBytes: take[int64](t, "x-max-length-bytes"),
+		Overflow: Overflow(take[string](t, "x-overflow")), MaxPriority: int(take[int64](t, "x-max-priority")),
+		SingleActiveConsumer: take[bool](t, "x-single-active-consumer"), LeaderLocator: LeaderLocator(take[string](t, "x-queue-leader-locator")),
+		Version: int(take[int64](t, "x-queue-version")), AutoDelete: d.AutoDelete, Transient: !d.Durable,
+	}
+	q.Arguments = t.left()
+	return q
+}
+
+func streamFrom(name string, args map[string]any) Stream {
+	t := takerOf(args)
+	s := Stream{
+		Name: name, MaxLengthBytes: take[int64](t, "x-max-length-bytes"), MaxSegmentSize: take[int64](t, "x-stream-max-segment-size-bytes"),
+		FilterSize: int(take[int64](t, "x-stream-filter-size-bytes")), InitialClusterSize: int(take[int64](t, "x-initial-cluster-size")),
+		LeaderLocator: LeaderLocator(take[string](t, "x-queue-leader-locator")),
+	}
+	// Other units than seconds would be sent as seconds: those stay raw.
+	var seconds int64
+	if n, _ := fmt.Sscanf(take[string](t, "x-max-age"), "%ds", &seconds); n == 1 {
+		s.MaxAge = time.Duration(seconds) * time.Second
+	}
+	s.Arguments = t.left()
+	return s
+}

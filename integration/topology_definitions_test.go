@@ -1,0 +1,160 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/declare"
+)
+
+// An operator imports the file that a team exported, and the virtual host is as if
+// the team had declared it.
+func TestExportedDefinitionsImportedOverHTTPVerifyClean(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		topology := shopTopology(t)
+		policy := declare.Policy{Name: "grow", Pattern: "^orders$", ApplyTo: "quorum_queues", Priority: 7, Definition: map[string]any{"target-group-size": 3}}
+		exported, err := declare.Export(s.vhost, topology, policy)
+		require.NoError(t, err)
+		file := exported.Encode()
+
+		s.http(t, http.MethodPost, "/definitions", json.RawMessage(file), nil)
+		conn, _ := s.connect(t)
+		d := plan(t, s.sources(t, conn), topology)
+		assert.True(t, d.Nothing(), "%s", d)
+		v, err := declare.Verify(t.Context(), s.sources(t, conn), topology)
+		require.NoError(t, err)
+		assert.True(t, v.Clean(), "%s", v)
+		report, err := declare.Apply(t.Context(), conn.Management(), topology)
+		require.NoError(t, err)
+		assert.Equal(t, len(topology.Queues), report.Count(declare.Existed))
+
+		// What is live exports as the same bytes.
+		live, err := declare.Read(t.Context(), s.sources(t, conn), declare.Topology{})
+		require.NoError(t, err)
+		assert.Equal(t, string(file), string(live.Definitions().Encode()))
+
+		// Wiped, and imported from the file alone.
+		_, err = declare.Delete(t.Context(), conn.Management(), topology)
+		require.NoError(t, err)
+		d = plan(t, s.sources(t, conn), topology)
+		assert.Equal(t, len(d.Changes), d.Count(declare.Create), "%s", d)
+		read, err := declare.ParseDefinitions(file)
+		require.NoError(t, err)
+		assert.Equal(t, string(file), string(read.Encode()))
+		s.http(t, http.MethodPost, "/definitions", json.RawMessage(read.Encode()), nil)
+		v, err = declare.Verify(t.Context(), s.sources(t, conn), topology)
+		require.NoError(t, err)
+		assert.True(t, v.Clean(), "%s", v)
+	})
+}
+
+// What RabbitMQ's own exporter writes is read, of one virtual host and of the whole
+// broker, and nothing of it is lost when it is written again.
+func TestTheBrokersOwnDefinitionsAreImported(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		topology := shopTopology(t)
+		// RabbitMQ 4.3 leaves internal exchanges out of what it exports.
+		for i := range topology.Exchanges {
+			topology.Exchanges[i].Internal = false
+		}
+		apply(t, conn, topology)
+		s.http(t, http.MethodPut, "/operator-policies/"+s.vhost+"/limit", map[string]any{"pattern": "^none$", "apply-to": "queues", "definition": map[string]any{"max-length": 10}}, nil)
+		for _, path := range []string{"/definitions/" + s.vhost, "/definitions"} {
+			var text json.RawMessage
+			s.http(t, http.MethodGet, path, nil, &text)
+			d, err := declare.ParseDefinitions(text)
+			require.NoError(t, err)
+			got, err := d.Topology(s.vhost)
+			require.NoError(t, err)
+			assert.Empty(t, declare.Check(got.Snapshot(), topology).Findings)
+			v := declare.Check(d.Snapshot(s.vhost), topology)
+			assert.Empty(t, v.Findings, "%s", v)
+			assert.Len(t, v.Skipped, 3, "nodes and counts can't be told: %s", v)
+			require.Len(t, d.Snapshot(s.vhost).Policies, 1)
+			assert.True(t, d.Snapshot(s.vhost).Policies[0].Operator)
+			again, err := declare.ParseDefinitions(d.Encode())
+			require.NoError(t, err)
+			assert.Equal(t, string(d.Encode()), string(again.Encode()))
+			assert.Subset(t, tree(t, d.Encode()), tree(t, text), "nothing is lost")
+		}
+	})
+}
+
+// tree is what a document says: its members and, of its lists, the entries, each as
+// canonical JSON.
+func tree(t *testing.T, text []byte) []string {
+	t.Helper()
+	var doc map[string]any
+	require.NoError(t, json.Unmarshal(text, &doc))
+	var said []string
+	for k, v := range doc {
+		list, ok := v.([]any)
+		if !ok {
+			list = []any{v}
+		}
+		for _, entry := range list {
+			// The one member that ours adds to 4.3's.
+			if m, ok := entry.(map[string]any); ok && k == "exchanges" && m["internal"] == nil {
+				m["internal"] = false
+			}
+			line, err := json.Marshal(entry)
+			require.NoError(t, err)
+			said = append(said, k+" "+string(line))
+		}
+	}
+	return said
+}
+
+// The recipe that this project grew out of can be imported as it is, and Verify says
+// how it loses messages; what Verify asks for is what a policy or a new queue brings.
+func TestTheCookbooksDefinitionsVerifyWithFindings(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		d := recipe(t, s.vhost)
+		s.http(t, http.MethodPost, "/definitions", json.RawMessage(d.Encode()), nil)
+		topology, err := d.Topology(s.vhost)
+		require.NoError(t, err)
+		found := func() map[string]string {
+			v, err := declare.Verify(t.Context(), declare.Sources{HTTP: s.api(t)}, topology)
+			require.NoError(t, err)
+			list := map[string]string{}
+			for _, f := range v.Findings {
+				list[f.Thing.Name] += f.Rule
+			}
+			return list
+		}
+		require.Equal(t, map[string]string{
+			"delay_10s": "at-most-once", "delay_60s": "at-most-once", "my_work_queue": "dead-letter", "requeue_exchange": "alternate-exchange",
+		}, found())
+
+		// All of it can be mended in place, by policies and what they lead to.
+		s.exchange(t, "parking", "fanout", true, nil)
+		s.queue(t, "parked", map[string]any{"x-queue-type": "quorum", "x-delivery-limit": -1})
+		s.bind(t, "parking", "parked", "")
+		for name, p := range map[string]map[string]any{
+			"delays":  {"pattern": "^delay_", "apply-to": "quorum_queues", "definition": map[string]any{"dead-letter-strategy": "at-least-once", "overflow": "reject-publish"}},
+			"work":    {"pattern": "^my_work_queue$", "apply-to": "quorum_queues", "definition": map[string]any{"dead-letter-exchange": "parking", "dead-letter-strategy": "at-least-once", "overflow": "reject-publish"}},
+			"requeue": {"pattern": "^requeue_exchange$", "apply-to": "exchanges", "definition": map[string]any{"alternate-exchange": "parking"}},
+		} {
+			s.http(t, http.MethodPut, "/policies/"+s.vhost+"/"+name, p, nil)
+		}
+		assert.Empty(t, found())
+	})
+}
+
+// recipe is the published recipe, for another virtual host.
+func recipe(t *testing.T, vhost string) declare.Definitions {
+	t.Helper()
+	text, err := os.ReadFile("../declare/testdata/cookbook.json")
+	require.NoError(t, err)
+	text = bytes.ReplaceAll(text, []byte(`"vhost": "/"`), []byte(`"vhost": "`+vhost+`"`))
+	d, err := declare.ParseDefinitions(bytes.Replace(text, []byte(`{ "name": "/" }`), []byte(`{ "name": "`+vhost+`" }`), 1))
+	require.NoError(t, err)
+	return d
+}
