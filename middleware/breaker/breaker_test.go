@@ -136,6 +136,7 @@ func TestTheCircuitOpensProbesAndCloses(t *testing.T) {
 		}
 		b.set(errDown)
 		fail(t, h, 5)
+		synctest.Wait() // another goroutine may still be telling
 		assert.Equal(t, []string{
 			"0s open for 10s: bank is down",
 			"10s half-open", "10s open for 20s: bank is down",
@@ -425,6 +426,7 @@ func TestChangesAreToldInOrderWhileHandlersGoOn(t *testing.T) {
 		assert.Empty(t, r.all())
 		close(unblock)
 		assert.Equal(t, errDown, <-opening)
+		synctest.Wait()
 		assert.Equal(t, []string{"10s open for 10s: bank is down", "10s half-open", "10s closed"}, r.all())
 	})
 }

@@ -13,11 +13,12 @@ import (
 
 func ExampleWith() {
 	errBankDown := errors.New("bank is down")
+	changes := make(chan breaker.Change, 10)
 	bank := breaker.With(breaker.Config{
 		Trips:    func(err error) bool { return errors.Is(err, errBankDown) },
 		Failures: 2,
 		OpenFor:  50 * time.Millisecond,
-		OnChange: func(c breaker.Change) { fmt.Println("circuit:", c.To) },
+		OnChange: func(c breaker.Change) { changes <- c },
 		Logger:   slog.New(slog.DiscardHandler),
 	})
 
@@ -31,11 +32,14 @@ func ExampleWith() {
 	for range 3 { // the third waits for the circuit to be half open
 		fmt.Println(h.Handle(context.Background(), client.NewDelivery("orders", client.NewMessage(nil))))
 	}
+	for range 3 {
+		fmt.Println("circuit:", (<-changes).To)
+	}
 	// Output:
 	// bank is down
-	// circuit: open
 	// bank is down
+	// <nil>
+	// circuit: open
 	// circuit: half-open
 	// circuit: closed
-	// <nil>
 }

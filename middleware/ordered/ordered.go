@@ -8,7 +8,7 @@
 //
 // No two handlers of one key run at once, and of the deliveries that wait for a
 // key the one received first is next. That is within this process; for a whole
-// queue it needs declare's single active consumer, or a queue for each key.
+// queue it needs a single active consumer, or a queue for each key.
 //
 // The order of deliveries is kept only as far as they get here in it. A consumer's
 // workers take deliveries up at the same time, so two that arrived together
