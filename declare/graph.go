@@ -1,0 +1,411 @@
+package declare
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Mermaid draws what s has as a Mermaid flowchart, which GitHub and many other
+// places show as a picture.
+//
+// Work queues, the retry cycle and the end of the line are boxes of their own, so
+// that a person sees the round: from the work queue to the exchange that takes
+// retries, through a delay queue, and back. Solid arrows are bindings, with their
+// keys; dotted ones are what the broker does when a message dies or finds no
+// binding. An exchange that nothing leads to and that feeds delay queues is drawn
+// as fed by the workers, who are the only ones to publish there.
+func Mermaid(s Snapshot) string {
+	g := newGraph(s)
+	var b strings.Builder
+	b.WriteString("flowchart LR\n")
+	for _, group := range groups {
+		nodes := g.in(group.id)
+		if len(nodes) == 0 {
+			continue
+		}
+		indent := "    "
+		if group.title != "" {
+			fmt.Fprintf(&b, "    subgraph %s[\"%s\"]\n", group.id, group.title)
+			indent += "    "
+		}
+		for _, n := range nodes {
+			left, right := `[("`, `")]`
+			if n.exchange {
+				left, right = `{{"`, `"}}`
+			}
+			fmt.Fprintf(&b, "%s%s%s%s%s\n", indent, n.id, left, strings.Join(mermaidLines(n.lines), "<br/>"), right)
+		}
+		if group.title != "" {
+			b.WriteString("    end\n")
+		}
+	}
+	for _, e := range g.edges {
+		arrow := "-->"
+		if e.dotted {
+			arrow = "-.->"
+		}
+		if e.label != "" {
+			arrow += `|"` + mermaidText(e.label) + `"|`
+		}
+		fmt.Fprintf(&b, "    %s %s %s\n", e.from, arrow, e.to)
+	}
+	return b.String()
+}
+
+// DOT draws the same for Graphviz: dot -Tsvg.
+func DOT(s Snapshot) string {
+	g := newGraph(s)
+	var b strings.Builder
+	b.WriteString("digraph topology {\n    rankdir=LR;\n    node [fontname=\"sans-serif\"];\n    edge [fontname=\"sans-serif\", fontsize=10];\n")
+	for _, group := range groups {
+		nodes := g.in(group.id)
+		if len(nodes) == 0 {
+			continue
+		}
+		indent := "    "
+		if group.title != "" {
+			fmt.Fprintf(&b, "    subgraph cluster_%s {\n        label=%s;\n", group.id, dotText(group.title))
+			indent += "    "
+		}
+		for _, n := range nodes {
+			shape := "cylinder"
+			if n.exchange {
+				shape = "hexagon"
+			}
+			fmt.Fprintf(&b, "%s%s [shape=%s, label=%s];\n", indent, n.id, shape, dotText(strings.Join(n.lines, "\n")))
+		}
+		if group.title != "" {
+			b.WriteString("    }\n")
+		}
+	}
+	for _, e := range g.edges {
+		style := "solid"
+		if e.dotted {
+			style = "dashed"
+		}
+		fmt.Fprintf(&b, "    %s -> %s [style=%s, label=%s];\n", e.from, e.to, style, dotText(e.label))
+	}
+	b.WriteString("}\n")
+	return b.String()
+}
+
+// group is a box in the picture.
+type group struct{ id, title string }
+
+// groups are in the order in which they are drawn, from left to right.
+var groups = []group{
+	{"publish", ""},
+	{"work", "work"},
+	{"retry", "retry"},
+	{"given_up", "given up"}, // "end" would end Mermaid's subgraph
+}
+
+type node struct {
+	id, group string
+	lines     []string
+	exchange  bool
+}
+
+type edge struct {
+	from, to, label string
+	dotted          bool
+}
+
+type graph struct {
+	*routes
+	nodes []node
+	ids   map[Thing]string
+	edges []edge
+}
+
+func newGraph(s Snapshot) *graph {
+	s.sort()
+	g := &graph{routes: newRoutes(s), ids: map[Thing]string{}}
+	end := g.endOfLine()
+	used := map[string]bool{}
+	for _, b := range s.Bindings {
+		used[b.Source], used[b.Exchange] = true, true
+	}
+	for _, q := range g.sorted() {
+		exchange, _, _ := q.deadLetters()
+		used[exchange] = true
+	}
+	for _, x := range g.sortedExchanges() {
+		used[x.alternate] = true
+	}
+	cycle := g.cycleExchanges()
+	for _, x := range g.sortedExchanges() {
+		if isReserved(x.Name) && !used[x.Name] {
+			continue
+		}
+		n := node{group: "publish", exchange: true, lines: []string{x.Name, string(x.Type)}}
+		switch {
+		case cycle[x.Name]:
+			n.group = "retry"
+		case g.onlyTo(x.Name, end):
+			n.group = "given_up"
+		}
+		g.add(Thing{KindExchange, x.Name}, n)
+	}
+	for _, q := range g.sorted() {
+		n := node{group: "work", lines: []string{q.Name}}
+		switch {
+		case q.hasTTL() && q.delays():
+			ms, _ := q.number("x-message-ttl")
+			n.group, n.lines = "retry", append(n.lines, "holds for "+span(time.Duration(ms)*time.Millisecond))
+		case end[q.Name]:
+			n.group = "given_up"
+		}
+		if limit, ok := q.number("x-delivery-limit"); ok && limit >= 0 {
+			n.lines = append(n.lines, fmt.Sprintf("delivery limit %d", limit))
+		}
+		g.add(Thing{KindQueue, q.Name}, n)
+	}
+	g.draw(cycle)
+	return g
+}
+
+func (g *graph) add(t Thing, n node) {
+	prefix := "q"
+	if n.exchange {
+		prefix = "x"
+	}
+	// Names can have anything in them, so they aren't ids.
+	n.id = fmt.Sprintf("%s%d", prefix, len(g.ids)+1)
+	g.ids[t] = n.id
+	g.nodes = append(g.nodes, n)
+}
+
+func (g *graph) in(group string) []node {
+	return slices.DeleteFunc(slices.Clone(g.nodes), func(n node) bool { return n.group != group })
+}
+
+// link draws an edge; a thing that doesn't exist is drawn as missing.
+func (g *graph) link(from, to Thing, label string, dotted bool) {
+	for _, t := range []Thing{from, to} {
+		if _, ok := g.ids[t]; !ok {
+			g.add(t, node{group: "given_up", exchange: t.Kind == KindExchange, lines: []string{t.Name, "missing!"}})
+		}
+	}
+	e := edge{g.ids[from], g.ids[to], label, dotted}
+	if !slices.Contains(g.edges, e) {
+		g.edges = append(g.edges, e)
+	}
+}
+
+func (g *graph) draw(cycle map[string]bool) {
+	for _, b := range g.s.Bindings {
+		to := Thing{KindQueue, b.Queue}
+		if b.Queue == "" {
+			to = Thing{KindExchange, b.Exchange}
+		}
+		label := b.Key
+		for _, k := range sortedKeys(b.Headers) {
+			if label != "" {
+				label += ", "
+			}
+			label += fmt.Sprintf("%s=%v", k, b.Headers[k])
+		}
+		g.link(Thing{KindExchange, b.Source}, to, label, false)
+	}
+	for _, q := range g.sorted() {
+		exchange, key, ok := q.deadLetters()
+		if !ok {
+			continue
+		}
+		label := "dead letters"
+		if q.delays() {
+			label = "time is up"
+		}
+		switch {
+		case exchange != "":
+			g.link(Thing{KindQueue, q.Name}, Thing{KindExchange, exchange}, label, true)
+		case key != nil:
+			g.link(Thing{KindQueue, q.Name}, Thing{KindQueue, *key}, label, true)
+		}
+	}
+	for _, x := range g.sortedExchanges() {
+		if x.alternate != "" {
+			g.link(Thing{KindExchange, x.Name}, Thing{KindExchange, x.alternate}, "no binding", true)
+		}
+	}
+	for _, entry := range g.entries(cycle) {
+		for _, work := range g.workOf(entry) {
+			g.link(Thing{KindQueue, work}, Thing{KindExchange, entry}, "worker retries", false)
+		}
+	}
+}
+
+// endOfLine are the queues without a way on into the cycle: those that only take
+// dead letters, and whose own come to nothing but such queues.
+func (g *graph) endOfLine() map[string]bool {
+	end := map[string]bool{}
+	for _, q := range g.sorted() {
+		if q.delays() || len(g.feeders(q.Name)) == 0 && !g.isAlternateTarget(q.Name) {
+			continue
+		}
+		// A queue to which a delay queue sends by a binding is a work queue; by an
+		// alternate exchange only, the end of the line.
+		end[q.Name] = !g.comesBack(q.Name)
+	}
+	return end
+}
+
+// comesBack reports whether a delay queue's exchange is bound to a queue, at some
+// remove.
+func (g *graph) comesBack(name string) bool {
+	for _, q := range g.sorted() {
+		exchange, key, ok := q.deadLetters()
+		if !ok || !q.delays() {
+			continue
+		}
+		if exchange == "" && key != nil && *key == name || g.boundTo(exchange, name, map[string]bool{}) {
+			return true
+		}
+	}
+	return false
+}
+
+func (g *graph) boundTo(exchange, queue string, seen map[string]bool) bool {
+	if seen[exchange] {
+		return false
+	}
+	seen[exchange] = true
+	return slices.ContainsFunc(g.bySource[exchange], func(b Binding) bool {
+		return b.Queue == queue && queue != "" || b.Exchange != "" && g.boundTo(b.Exchange, queue, seen)
+	})
+}
+
+func (g *graph) isAlternateTarget(queue string) bool {
+	return slices.ContainsFunc(g.sortedExchanges(), func(x liveExchange) bool {
+		return x.alternate != "" && g.boundTo(x.alternate, queue, map[string]bool{})
+	})
+}
+
+// onlyTo reports whether an exchange leads to the end of the line and nowhere
+// else.
+func (g *graph) onlyTo(exchange string, end map[string]bool) bool {
+	reached := g.reach(exchange, letter{})
+	for q := range reached {
+		if !end[q] {
+			return false
+		}
+	}
+	return len(reached) > 0
+}
+
+// cycleExchanges are those in front of and behind delay queues.
+func (g *graph) cycleExchanges() map[string]bool {
+	cycle := map[string]bool{}
+	for _, b := range g.s.Bindings {
+		if q, ok := g.queues[b.Queue]; ok && q.delays() {
+			cycle[b.Source] = true
+		}
+	}
+	for _, q := range g.sorted() {
+		if exchange, _, ok := q.deadLetters(); ok && q.delays() && exchange != "" {
+			cycle[exchange] = true
+		}
+	}
+	return cycle
+}
+
+// entries are the exchanges of the cycle that the broker itself sends nothing to.
+func (g *graph) entries(cycle map[string]bool) []string {
+	fed := map[string]bool{}
+	for _, q := range g.sorted() {
+		exchange, _, _ := q.deadLetters()
+		fed[exchange] = true
+	}
+	for _, x := range g.exchanges {
+		fed[x.alternate] = true
+	}
+	for _, b := range g.s.Bindings {
+		fed[b.Exchange] = true
+	}
+	var list []string
+	for x := range cycle {
+		if !fed[x] {
+			list = append(list, x)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// workOf are the queues that messages come back to which were sent to an entry.
+func (g *graph) workOf(entry string) []string {
+	found := map[string]bool{}
+	seen := map[string]bool{}
+	var follow func(exchange string)
+	follow = func(exchange string) {
+		if seen[exchange] {
+			return
+		}
+		seen[exchange] = true
+		for _, b := range g.bySource[exchange] {
+			q, ok := g.queues[b.Queue]
+			switch {
+			case b.Exchange != "":
+				follow(b.Exchange)
+			case ok && q.delays():
+				if next, _, has := q.deadLetters(); has {
+					follow(next)
+				}
+			case ok:
+				found[q.Name] = true
+			}
+		}
+	}
+	follow(entry)
+	var list []string
+	for q := range found {
+		list = append(list, q)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// mermaidText escapes what ends a quoted text or begins markup.
+func mermaidText(s string) string {
+	var b strings.Builder
+	for _, r := range s {
+		switch {
+		case strings.ContainsRune("\"#<>&`\\", r) || r < ' ':
+			if r < ' ' {
+				r = '\uFFFD'
+			}
+			fmt.Fprintf(&b, "#%d;", r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+func mermaidLines(lines []string) []string {
+	out := make([]string, len(lines))
+	for i, l := range lines {
+		out[i] = mermaidText(l)
+	}
+	return out
+}
+
+func dotText(s string) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`, "\x00", "\uFFFD").Replace(s) + `"`
+}
+
+// span is a duration without the zeros that Go writes behind it: 10m, not 10m0s.
+func span(d time.Duration) string {
+	s := d.String()
+	if d%time.Minute == 0 {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if d%time.Hour == 0 {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
