@@ -214,6 +214,9 @@ func earlyBy(m *client.Message, now time.Time) time.Duration {
 	if due.IsZero() {
 		return 0
 	}
+	if m.Annotations[client.AnnotationReason] == reasonRetry {
+		return 0 // it comes from a delay queue, and the time is an older one
+	}
 	asked, _ := m.Annotations[AnnotationDelay].(int64)
 	if asked <= 0 || asked > maxDelay.Milliseconds() {
 		return 0 // not set by us

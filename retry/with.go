@@ -194,7 +194,11 @@ func (d *decorator) wait(del *client.Delivery, what decision, err error, now tim
 	} else {
 		h = d.plan.history(del, err, what.count, now)
 	}
-	strategy := d.strategyFor(q, del.Message())
+	return d.carryOut(del, q, d.strategyFor(q, del.Message()), what, h, err, now)
+}
+
+// carryOut hands the message to where it waits, with its history.
+func (d *decorator) carryOut(del *client.Delivery, q *queueState, strategy Strategy, what decision, h map[string]any, err error, now time.Time) error {
 	switch {
 	case strategy == Native:
 		h[client.AnnotationReason] = reasonWaits
@@ -256,9 +260,9 @@ func (pl *plan) target(q *queueState, delay time.Duration, queue string) (addres
 var errNoDelays = errors.New("the policy has no delay to wait for: it has no retries")
 
 // tooEarly deals with a broker that ignores x-opt-delivery-time, as one below 4.3
-// does: the message is republished for what is left of its delay. It doesn't count
-// as a retry, and the handler isn't called. Where the delay queues are missing, the
-// forward's patience and then the queue's delivery limit end it: it never spins.
+// does: the message waits in another way for what is left of its delay. It doesn't
+// count as a retry, and the handler isn't called. Where the delay queues are missing,
+// the forward's patience and then the queue's delivery limit end it: it never spins.
 // Other messages go on as before: a sender could have forged this one's time.
 func (d *decorator) tooEarly(del *client.Delivery, left time.Duration) error {
 	q := d.state(del.Queue())
@@ -266,6 +270,10 @@ func (d *decorator) tooEarly(del *client.Delivery, left time.Duration) error {
 	if q.unusable != nil {
 		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, errEarly), now)
 	}
+	strategy := q.strategy
+	if strategy == Native {
+		strategy = Republish
+	}
 	count := Count(del.Message())
-	return d.republish(del, q, decision{delay: left, count: count}, d.plan.story(del, count, now), errEarly)
+	return d.carryOut(del, q, strategy, decision{delay: left, count: count}, d.plan.story(del, count, now), errEarly, now)
 }

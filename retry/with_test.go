@@ -441,6 +441,34 @@ func TestForgedDeliveryTimeTouchesNoOtherMessage(t *testing.T) {
 	assert.IsType(t, client.Modify{}, h.Handle(t.Context(), client.NewDelivery("orders", client.NewMessage(nil))))
 }
 
+// With DeadLetter the forged time stays in the message. It is heeded once, and in the
+// queue's own way: there may be no topology for another.
+func TestForgedDeliveryTimeIsHeededOnceByTheQueuesOwnStrategy(t *testing.T) {
+	t.Parallel()
+	p := Policy{Strategy: DeadLetter, MaxRetries: 2}
+	w := newWorld(t, mustTopology(t, p, "orders"))
+	attempts := 0
+	h := worker(p, planOf(t, p), []string{"orders"}, func(context.Context, *client.Delivery) error { attempts++; return errA })
+	m := &held{home: "orders", msg: client.NewMessage(nil)}
+	m.msg.Annotations = map[any]any{AnnotationDeliveryTime: time.Now().Add(time.Hour).UnixMilli(), AnnotationDelay: time.Hour.Milliseconds()}
+	for range 4 { // the one that was too early, and three attempts
+		w.take("orders")
+		require.True(t, w.carryOut("orders", m, h.Handle(t.Context(), client.NewDelivery("orders", m.msg))))
+		for name := range w.queues { // as settle does, without waiting for the forged time
+			for _, x := range w.take(name) {
+				if w.queues[name].MessageTTL > 0 {
+					w.die(name, x, "expired")
+				} else {
+					w.contents[name] = append(w.contents[name], x)
+				}
+			}
+		}
+	}
+	assert.Equal(t, map[string]int{"orders.dead": 1}, w.where())
+	assert.Equal(t, 3, attempts)
+	assert.Equal(t, Lane(ReasonExhausted), Autopsy(m.msg).Lane)
+}
+
 func TestNonsenseForADeliveryTimeIsHandledAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, due := range []any{"soon", math.NaN(), int64(-1), int64(math.MaxInt64), time.Time{}, []any{}} {
