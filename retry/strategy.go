@@ -22,7 +22,9 @@ const (
 	// dead-letters it through a headers exchange into a delay queue: no copy by
 	// the client, so no duplicate by it, and nothing of the message changes. It
 	// works on every RabbitMQ 4, and needs the work queue's dead-letter exchange
-	// to be the one of Topology.
+	// to be the one of Topology. All workers of the queue should be this package's:
+	// a message that was retried so, or whose sender forged the mark of that, comes
+	// back after its delay when a worker of another kind rejects it.
 	DeadLetter
 	// Native gives the message back with the time of its next delivery, and the
 	// queue itself holds it: any delay, no further queues. It needs RabbitMQ 4.3
