@@ -29,25 +29,26 @@ const (
 type Binding struct {
 	// Source is the exchange's name. It can't be the default exchange, to which
 	// every queue is bound by its own name anyway.
-	Source string
+	Source string `json:"source"`
 
 	// Queue or Exchange is the destination: exactly one of them.
-	Queue, Exchange string
+	Queue    string `json:"queue,omitempty"`
+	Exchange string `json:"exchange,omitempty"`
 
 	// Key is the binding key: the routing key for a direct exchange, a pattern
 	// for a topic exchange; fanout and headers exchanges don't look at it.
-	Key string
+	Key string `json:"key"`
 
 	// Match and Headers are for a headers exchange. An empty Match with Headers
 	// is [All]. All without Headers matches every message. A header's value nil
 	// matches whenever the message has the header. Integers match integers of
 	// any width; a number doesn't match its text.
-	Match   Match
-	Headers map[string]any
+	Match   Match          `json:"match,omitempty"`
+	Headers map[string]any `json:"headers,omitempty"`
 
 	// Arguments are further ones. Values are strings, bools, integers, floats or
 	// lists of these. Neither map is ever changed, or kept.
-	Arguments map[string]any
+	Arguments map[string]any `json:"arguments,omitempty"`
 }
 
 // Validate reports everything that is wrong with b, joined; each part is an

@@ -39,7 +39,7 @@ func DeleteQueueIf(ctx context.Context, src Sources, name string, cond If) (mess
 		return 0, err
 	}
 	refuse := func(text string, args ...any) (uint64, error) {
-		return 0, &Error{Op: opDelete, Thing: Thing{KindQueue, name}, Reason: ErrInUse, Text: fmt.Sprintf(text, args...)}
+		return 0, &Error{Op: opDelete, Thing: Thing{KindQueue, name}, Reason: ErrInUse, Err: fmt.Errorf(text, args...)}
 	}
 	if cond.Empty && info.Messages > 0 {
 		return refuse("%d messages are ready", info.Messages)
@@ -83,7 +83,7 @@ func DeleteExchangeIf(ctx context.Context, src Sources, name string, cond If) er
 		}
 		for _, b := range s.Bindings {
 			if b.Source == name || b.Exchange == name {
-				return &Error{Op: opDelete, Thing: Thing{KindExchange, name}, Reason: ErrInUse, Text: "there is a binding " + b.describe()}
+				return &Error{Op: opDelete, Thing: Thing{KindExchange, name}, Reason: ErrInUse, Err: errors.New("there is a binding " + b.describe())}
 			}
 		}
 	}

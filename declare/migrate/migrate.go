@@ -1,0 +1,260 @@
+// Package migrate moves a live queue to a new one: for what can't be changed in
+// place, such as a queue's type or an argument that no policy can set.
+//
+//	report, err := migrate.Run(ctx, conn, api, migrate.Config{
+//		Old: "orders",
+//		New: declare.QuorumQueue{Name: "orders.v2", DeliveryLimit: 5, DeadLetter: declare.ToQueue("orders.dead")},
+//	})
+//
+// Publishers and consumers go on meanwhile. The order of the steps is what keeps
+// every message somewhere: the new queue is declared; bound wherever the old one
+// is; the old one is unbound; its messages are moved one by one, each accepted only
+// after the broker has confirmed its copy; and when it is empty and nobody consumes
+// from it any more, it is deleted.
+//
+// In doubt there are two of a message: what is published between the second and the
+// third step goes to both queues, and a lost connection can leave a copy and its
+// original. None is ever in no queue.
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+)
+
+// Config says what to move. Old and New are required.
+type Config struct {
+	// Old is the name of the queue to move from: a quorum or a classic queue.
+	Old string
+	// New is the queue to move to, which may exist already, declared in the same
+	// way. What it dead-letters to is declared by the caller. Where retries come
+	// back by the queue's name, as with retry.Topology, apply that of the new name
+	// before, so that its consumers can retry; what waits in delay queues under the
+	// old name comes to the new queue, since the old bindings are copied.
+	New declare.Queue
+	// Bindings of the old queue. Default: what the HTTP API tells.
+	Bindings []declare.Binding
+	// Keep leaves the old queue, empty, in place of deleting it.
+	Keep bool
+	// Prefetch is how many messages are on their way at once. Default: 1000.
+	Prefetch int
+	// Quiet is how long the old queue must have been empty, and without consumers
+	// and arrivals, before the move is over. Below 6 s the counts of the HTTP API,
+	// which are up to 5 s old, may miss what is held for dead-lettering. Default: 6 s.
+	Quiet time.Duration
+}
+
+// Report is how far a move came.
+type Report struct {
+	// Moved is how many messages were copied and accepted, as far as handed over.
+	Moved uint64 `json:"moved"`
+	// Bindings is how many were copied to the new queue.
+	Bindings int `json:"bindings"`
+	// Deleted is whether the old queue is gone.
+	Deleted bool `json:"deleted"`
+}
+
+// Run moves a queue, until it is empty and unused or ctx ends: a publisher that
+// sends to the old queue by its name, or a consumer that stays, keeps it going. It
+// can be stopped and run again at any time; an old queue that is gone is success.
+//
+// What doesn't move: the history of a message's deaths and its delivery count,
+// which the broker keeps and takes from nobody. A message's own ttl begins anew. A
+// message that can't be sent again, see client.Validate, ends the move with an
+// *[argument.Error] and stays where it is.
+//
+// api may be nil if Config.Bindings is given; then messages that the old queue holds
+// for at-least-once dead-lettering, or delays, go unseen and are deleted with it,
+// unless Config.Keep is set.
+func Run(ctx context.Context, conn *client.Conn, api declare.Reader, cfg Config) (Report, error) {
+	var report Report
+	if err := cfg.check(conn, api); err != nil {
+		return report, err
+	}
+	m := conn.Management()
+	topology := declare.Topology{Queues: []declare.Queue{cfg.New}}
+	old, err := declare.Inspect(ctx, m, cfg.Old)
+	switch {
+	case errors.Is(err, declare.ErrNotFound):
+		// A run before this one has finished, if the new queue is there.
+		if _, err := declare.Inspect(ctx, m, cfg.New.Address().QueueName()); err != nil {
+			return report, err
+		}
+		report.Deleted = true
+		return report, nil
+	case err != nil:
+		return report, err
+	case old.Type == "stream":
+		return report, argument.New("Config.Old", cfg.Old, "is a stream, whose messages stay where they are when they are read", "let readers of the old and the new stream overlap")
+	}
+
+	bindings := cfg.Bindings
+	if bindings == nil {
+		s, err := declare.Read(ctx, declare.Sources{HTTP: api}, declare.Topology{})
+		if err != nil {
+			return report, err
+		}
+		for _, b := range s.Bindings {
+			if b.Queue == cfg.Old {
+				bindings = append(bindings, b)
+			}
+		}
+	}
+	for _, b := range bindings {
+		b.Queue = cfg.New.Address().QueueName()
+		topology.Bindings = append(topology.Bindings, b)
+	}
+	if _, err := declare.Apply(ctx, m, topology); err != nil {
+		return report, err
+	}
+	report.Bindings = len(bindings)
+	// Only now: everything that an exchange sends has the new queue to go to.
+	for _, b := range bindings {
+		b.Queue = cfg.Old
+		if err := declare.DeleteBinding(ctx, m, b); err != nil {
+			return report, err
+		}
+	}
+
+	v := mover{conn: conn, cfg: cfg, to: cfg.New.Address()}
+	for {
+		err := v.untilQuiet(ctx)
+		report.Moved = v.moved.Load()
+		if err != nil || cfg.Keep {
+			return report, err
+		}
+		_, err = declare.DeleteQueueIf(ctx, declare.Sources{AMQP: m, HTTP: api}, cfg.Old, declare.If{Empty: true, Unused: true})
+		if err == nil {
+			report.Deleted = true
+			return report, nil
+		}
+		if !errors.Is(err, declare.ErrInUse) {
+			return report, err
+		}
+	}
+}
+
+func (c *Config) check(conn *client.Conn, api declare.Reader) error {
+	switch {
+	case conn == nil:
+		return argument.New("conn", nil, "is nil", "give a connection")
+	case c.New == nil:
+		return argument.New("Config.New", nil, "is nil", "give the queue to move to")
+	case c.New.Address().QueueName() == c.Old:
+		return argument.New("Config.New", c.Old, "has the name of the old queue", "choose another name: two queues can't have one")
+	case c.Bindings == nil && api == nil:
+		return argument.New("Config.Bindings", nil, "isn't given, and neither is the HTTP API, which could tell them", "give one of them; an empty list for none")
+	case c.Prefetch < 0 || c.Quiet < 0:
+		return argument.New("Config", nil, "has a negative Prefetch or Quiet", "leave it out for the default")
+	}
+	for i, b := range c.Bindings {
+		if b.Queue != c.Old {
+			return argument.New(fmt.Sprintf("Config.Bindings[%d]", i), b.Queue, "isn't a binding of the old queue", "leave it out")
+		}
+	}
+	if c.Prefetch == 0 {
+		c.Prefetch = 1000
+	}
+	if c.Quiet == 0 {
+		c.Quiet = 6 * time.Second
+	}
+	return errors.Join(address.Queue(c.Old).Validate(), c.New.Validate())
+}
+
+type mover struct {
+	conn  *client.Conn
+	cfg   Config
+	to    address.Address
+	moved atomic.Uint64
+}
+
+// look is how often the old queue is looked at while it is moved.
+const look = 200 * time.Millisecond
+
+// untilQuiet moves messages until there have been none for a while, and nobody else
+// consumes from the queue.
+func (v *mover) untilQuiet(ctx context.Context) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	done := make(chan error, 1)
+	var once sync.Once
+	var unsendable error
+	go func() {
+		done <- v.conn.Consume(ctx, v.cfg.Old, client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+			c := client.Copy(d.Message())
+			if h := d.Message().Header; h != nil {
+				c.Header.TTL = h.TTL
+			}
+			if err := client.Validate(c); err != nil {
+				once.Do(func() {
+					unsendable = err
+					stop(err)
+				})
+				return client.Requeue{Err: err}
+			}
+			v.moved.Add(1)
+			return client.Forward{To: v.to, Message: c}
+		}), client.ConsumerConfig{
+			Prefetch: v.cfg.Prefetch,
+			// A full new queue makes the move wait. Given back as failed, messages
+			// would use up their delivery limit.
+			ForwardPatience: forEver,
+			NoQuarantine:    true, // nothing is done with a message that could kill
+		})
+	}()
+	ended, err := v.watch(ctx, done)
+	stop(nil)
+	if !ended {
+		err = errors.Join(err, <-done) // the consumer drains: its copies are confirmed
+	}
+	if unsendable != nil {
+		return unsendable
+	}
+	return err
+}
+
+// forEver is longer than any migration.
+const forEver = 10 * 365 * 24 * time.Hour
+
+var errConsumerEnded = errors.New("hopback: the consumer that moves messages has ended")
+
+// watch returns nil when the queue has been quiet for long enough; ended is whether
+// the consumer has.
+func (v *mover) watch(ctx context.Context, done <-chan error) (ended bool, err error) {
+	ticker := time.NewTicker(look)
+	defer ticker.Stop()
+	since, last := time.Now(), v.moved.Load()
+	for {
+		select {
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		case err := <-done:
+			return true, errors.Join(context.Cause(ctx), err, errConsumerEnded)
+		case <-ticker.C:
+		}
+		info, err := declare.Inspect(ctx, v.conn.Management(), v.cfg.Old)
+		if errors.Is(err, declare.ErrNoReply) && ctx.Err() == nil {
+			since = time.Now() // the connection comes back
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		// One consumer is this one.
+		if now := v.moved.Load(); info.Messages > 0 || info.Consumers > 1 || now != last {
+			since, last = time.Now(), now
+		}
+		if time.Since(since) >= v.cfg.Quiet {
+			return false, nil
+		}
+	}
+}
