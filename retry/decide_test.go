@@ -300,7 +300,7 @@ func TestDelayThatAHandlerAsksForIsBounded(t *testing.T) {
 func TestJitterStaysWithinItsBounds(t *testing.T) {
 	t.Parallel()
 	r := random(t)
-	for range 8000 {
+	for range 2500 {
 		d := time.Duration(1+r.Int64N(int64(pick(r, time.Second, time.Hour, maxDelay)/time.Millisecond))) * time.Millisecond
 		u := pick(r, 0, r.Float64(), math.Nextafter(1, 0))
 		none, half, full := NoJitter.spread(d, u), EqualJitter.spread(d, u), FullJitter.spread(d, u)
@@ -319,7 +319,7 @@ func TestJitterStaysWithinItsBounds(t *testing.T) {
 func TestRungsAreMonotoneAndNeverShorten(t *testing.T) {
 	t.Parallel()
 	r := random(t)
-	for range 300 {
+	for range 60 {
 		p := randomPolicy(r)
 		p.Strategy = pick(r, Republish, DeadLetter)
 		p.AnyDelay = nil

@@ -74,7 +74,7 @@ func TestRetriedMessageComesBackToItsOwnQueueOnly(t *testing.T) {
 func testComesBack(t *testing.T) {
 	r := random(t)
 	for name, set := range waits {
-		for range 40 {
+		for range 25 {
 			p := Policy{MaxRetries: 3, Backoff: Delays(100*time.Millisecond, time.Second, 2500*time.Millisecond)}
 			set(&p)
 			queues := randomQueues(r)
@@ -281,7 +281,7 @@ func TestTopologyHandsOnAtLeastOnceEverywhere(t *testing.T) {
 func TestTopologiesOfDifferentPoliciesGoTogether(t *testing.T) {
 	t.Parallel()
 	r := random(t)
-	for range 60 {
+	for range 25 {
 		var all []declare.Topology
 		for i := range 4 {
 			p := randomPolicy(r)

@@ -398,7 +398,7 @@ func TestMessageDoesNotGrowOverTenThousandHops(t *testing.T) {
 					require.FailNow(t, "no retry", "%v", o)
 				}
 				time.Sleep(time.Hour)
-				if hop%100 == 0 {
+				if hop%1000 == 0 {
 					b, err := m.MarshalBinary()
 					require.NoError(t, err)
 					most = max(most, len(b))
