@@ -21,6 +21,10 @@ import (
 // replaces lost connections itself, the official client's recovery isn't needed;
 // switching it off (RecoveryConfiguration.ActiveRecovery: false) spares a
 // goroutine that sleeps for some seconds after each loss.
+//
+// NewConnection of version 1.0.0 sets a connection's id without a lock, which the
+// race detector may report when that connection is lost; rabbitmqamqp.Dial
+// doesn't.
 type Dialer func(context.Context) (*rabbitmqamqp.AmqpConnection, error)
 
 // Config is how to consume. The zero value handles one message at a time.

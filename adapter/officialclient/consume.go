@@ -25,7 +25,8 @@ type Receiver interface {
 
 // Consume delivers the queue's messages to h until ctx ends, and then drains:
 // running handlers finish within Config.Grace, their outcomes are carried out,
-// and the rest goes back to the queue. It returns nil after a drain.
+// and the rest goes back to the queue. It returns nil after that, and when ctx
+// ends before it has begun.
 //
 // It makes one connection to consume on, and another one when first a message is
 // forwarded. h is called by Config.Concurrency goroutines at once.
@@ -59,21 +60,25 @@ func consume(ctx context.Context, dial dialer, queue string, h client.Handler, c
 	}
 	defer r.forwards.close()
 	conn, err := dial(ctx)
-	if err != nil {
-		return err
-	}
 	var k consumer
-	if err = r.prepare(ctx, conn.broker()); err == nil {
-		k, err = conn.consumer(ctx, queue, int32(r.cfg.Prefetch))
+	if err == nil {
+		if err = r.prepare(ctx, conn.broker()); err == nil {
+			k, err = conn.consumer(ctx, queue, int32(r.cfg.Prefetch))
+		}
+		if err != nil {
+			conn.close()
+		}
 	}
-	if err != nil {
-		conn.close()
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil
+	case err != nil:
 		return err
 	}
 	handlers := newHandlerContext(ctx)
 	defer handlers.end(context.Canceled)
-	credits, leave := r.cfg.Prefetch, 0
-	for failures, panics := 0, 0; ; {
+	leave := 0
+	for failures, panics := 0, 0; ; failures++ {
 		began := time.Now()
 		s := r.newStint(k)
 		s.leave = leave
@@ -84,45 +89,47 @@ func consume(ctx context.Context, dial dialer, queue string, h client.Handler, c
 			conn.close()
 			return nil
 		}
-		panicked, suspicious := errors.AsType[*PanicError](err)
-		switch {
-		case err == nil: // the culprits are gone
-			panics = 0
-			k.close()
-		case suspicious:
+		if time.Since(began) > r.cfg.Reconnect.Max {
+			failures = 0
+		}
+		credits := r.cfg.Prefetch
+		leave = 0
+		if panicked, ok := errors.AsType[*PanicError](err); ok {
 			r.log.Error("hopback: the official client can't read a message; taking one at a time until the delivery limit has removed it", "panic", panicked.Value, "stack", string(panicked.Stack))
+			credits, leave = 1, r.cfg.Prefetch
 			panics++
 			failures = max(0, panics-promptPanics)
-		default:
+		} else if err != nil {
 			r.log.Warn("hopback: consumer lost, opening it again", "error", newError("consume", queue, client.ErrConnectionLost, err), "unsettled", s.unsettled.Load())
+		} else {
+			k.close() // what was prefetched with the culprits has been handled
+			panics, failures = 0, 0
 		}
 		// Whatever has failed, the whole connection goes: its session may have
 		// ended with the link, and recovery would attach what had failed.
 		conn.close()
-		if time.Since(began) > r.cfg.Reconnect.Max {
-			failures = 0
+		if conn, k, failures = r.reopen(ctx, dial, credits, failures); conn == nil {
+			return nil
 		}
-		credits, leave = r.cfg.Prefetch, 0
-		if suspicious {
-			credits, leave = 1, r.cfg.Prefetch
-		}
-		for {
-			if err != nil && !sleep(ctx, pauseBefore(r.cfg.Reconnect, failures)) || ctx.Err() != nil {
-				return nil
-			}
-			if conn, err = dial(ctx); err == nil {
-				if k, err = conn.consumer(ctx, queue, int32(credits)); err == nil {
-					break
-				}
-				conn.close()
-			}
-			failures++
-			if ctx.Err() == nil {
-				r.log.Warn("hopback: consuming failed, trying again", "error", err)
-			}
-		}
-		failures++
 	}
+}
+
+// reopen tries until it has a consumer, or returns no connection when ctx ends.
+func (r *runner) reopen(ctx context.Context, dial dialer, credits, failures int) (connection, consumer, int) {
+	for ; sleep(ctx, pauseBefore(r.cfg.Reconnect, failures)); failures++ {
+		conn, err := dial(ctx)
+		if err == nil {
+			var k consumer
+			if k, err = conn.consumer(ctx, r.queue, int32(credits)); err == nil {
+				return conn, k, failures
+			}
+			conn.close()
+		}
+		if ctx.Err() == nil {
+			r.log.Warn("hopback: consuming failed, trying again", "error", err)
+		}
+	}
+	return nil, nil, failures
 }
 
 // promptPanics is how many times in a row a message that the official client
@@ -193,7 +200,7 @@ func serve(ctx context.Context, dial dialer, c Receiver, queue string, h client.
 		}
 		if lost.IsZero() || time.Since(began) > aliveAfter {
 			lost, failures = time.Now(), 0
-			r.log.Warn("hopback: the consumer's connection is lost, waiting for its recovery", "error", errorText(err), "unsettled", s.unsettled.Load())
+			r.log.Warn("hopback: the consumer's connection is lost, waiting for its recovery", "error", client.ErrorText(err), "unsettled", s.unsettled.Load())
 		}
 		_, recoverable := errors.AsType[*amqp.ConnError](err)
 		wait := pauseBefore(r.cfg.Reconnect, failures)
@@ -416,7 +423,7 @@ func (s *stint) handle(ctx context.Context, d *delivery) {
 		// A panic, or runtime.Goexit: recover gives nil for that, and the
 		// goroutine ends whatever is done here.
 		p := &client.PanicError{Value: recover(), Stack: debug.Stack()}
-		s.log.Error("hopback: handler panicked", "panic", errorText(p), "stack", string(p.Stack))
+		s.log.Error("hopback: handler panicked", "panic", client.ErrorText(p), "stack", string(p.Stack))
 		err = client.DeadLetter{Reason: client.ReasonPanicked, Err: p}
 		s.carryOut(d, resolve(err), err)
 		if p.Value == nil {
@@ -492,7 +499,7 @@ func (s *stint) finish(d rabbitmqamqp.IDeliveryContext, what resolution) {
 		}
 	}
 	if s.over() {
-		s.log.Warn("hopback: a delivery was handled, but its link is gone: the broker delivers it again", "error", errorText(s.why))
+		s.log.Warn("hopback: a delivery was handled, but its link is gone: the broker delivers it again", "error", client.ErrorText(s.why))
 		return
 	}
 	if s.unsettled.Add(-1) == 0 {

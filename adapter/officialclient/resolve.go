@@ -65,23 +65,6 @@ func resolve(err error) resolution {
 			return unforwardable(o, err)
 		}
 		return resolution{do: forward, copy: o}
-	// Outcomes are meant as values, but pointers to them satisfy the interface.
-	case *client.Requeue:
-		if o != nil {
-			return resolve(*o)
-		}
-	case *client.DeadLetter:
-		if o != nil {
-			return resolve(*o)
-		}
-	case *client.Modify:
-		if o != nil {
-			return resolve(*o)
-		}
-	case *client.Forward:
-		if o != nil {
-			return resolve(*o)
-		}
 	}
 	r := failedDelivery
 	r.refused = argument.New("outcome", fmt.Sprintf("%T", err), "is none of package client's", "return one of client's outcomes, not a type that embeds one")
@@ -94,7 +77,7 @@ func deadLetter(o client.DeadLetter) resolution {
 		own[client.AnnotationReason] = clip(string(o.Reason), 255)
 	}
 	if o.Err != nil {
-		own[client.AnnotationError] = errorText(o.Err)
+		own[client.AnnotationError] = client.ErrorText(o.Err)
 	}
 	all := make(map[string]any, len(o.Annotations)+len(own))
 	for k, v := range o.Annotations {
@@ -183,17 +166,6 @@ func annotationSize(name string, v any, depth int) (size int, err error) {
 		return 0, argument.New(name, fmt.Sprintf("%T", v), "would poison the message: RabbitMQ can't deliver it again", remedy)
 	}
 	return 0, argument.New(name, fmt.Sprintf("%T", v), "is of a type that RabbitMQ doesn't keep in a modified message", remedy)
-}
-
-// errorText is err.Error for an error that may be hostile: one whose Error
-// method panics, or returns megabytes or invalid UTF-8.
-func errorText(err error) (text string) {
-	defer func() {
-		if recover() != nil {
-			text = fmt.Sprintf("%T (its Error method panicked)", err)
-		}
-	}()
-	return clip(err.Error(), client.ErrorTextLimit)
 }
 
 // clip cuts s to at most limit bytes without cutting a character, and makes it

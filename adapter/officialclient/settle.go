@@ -25,33 +25,42 @@ func failures(m *client.Message) int64 {
 	return max(n, 0)
 }
 
-// counted replaces a failed delivery that would stay in its queue, which the
-// official client can't say, by one that carries the count in an annotation, or
-// by a dead letter when the limit is reached.
+// counted completes the resolution of a delivery of m. A failed delivery that
+// would stay in its queue, which the official client can't say, becomes one that
+// carries its count in an annotation, or a dead letter at the limit.
 func counted(r resolution, m *client.Message, limit int, cause error) resolution {
-	n := failures(m)
-	switch {
-	case r.do != modify:
-		return r
-	case r.dead && n == 0:
-		return r
-	case r.dead:
-		r.annotations = with(r.annotations, AnnotationFailures, int64(0))
-		return r
-	case !r.failed:
+	if r.do != modify {
 		return r
 	}
-	if limit != UnlimitedFailures && n >= int64(limit) {
+	n := failures(m)
+	switch {
+	case r.dead && n > 0:
+		r.annotations = with(r.annotations, AnnotationFailures, int64(0))
+	case r.failed && !r.dead && limit != UnlimitedFailures && n >= int64(limit):
 		dead := deadLetter(client.DeadLetter{Reason: ReasonFailureLimit, Err: cause, Annotations: r.annotations})
+		dead.annotations = with(dead.annotations, AnnotationFailures, int64(0))
 		if dead.refused == nil {
 			dead.refused = r.refused
 		}
-		dead.annotations = with(dead.annotations, AnnotationFailures, int64(0))
-		return dead
+		r = dead
+	case r.failed && !r.dead:
+		r.annotations = with(r.annotations, AnnotationFailures, n+1)
 	}
-	r.annotations = with(r.annotations, AnnotationFailures, n+1)
+	if r.bare() {
+		return r
+	}
+	// The broker may count this delivery. Package client's consumer takes a
+	// message with failures that nobody has told of for one that kills processes.
+	count := int64(1)
+	if m.Header != nil {
+		count += int64(m.Header.DeliveryCount)
+	}
+	r.annotations = with(r.annotations, client.AnnotationKnownCount, count)
 	return r
 }
+
+// bare says whether a dead letter can be sent without "modified".
+func (r resolution) bare() bool { return r.dead && !r.failed && len(r.annotations) == 0 }
 
 func with(annotations map[string]any, key string, value any) map[string]any {
 	all := make(map[string]any, len(annotations)+1)
@@ -73,7 +82,7 @@ func settle(d rabbitmqamqp.IDeliveryContext, r resolution) error {
 			return struct{}{}, d.Accept(ctx)
 		case r.do == release:
 			return struct{}{}, d.Requeue(ctx)
-		case r.dead && !r.failed && len(r.annotations) == 0:
+		case r.bare():
 			return struct{}{}, d.Discard(ctx, nil)
 		case r.dead:
 			return struct{}{}, d.DiscardWithAnnotations(ctx, toAnnotations(r.annotations))
