@@ -1,0 +1,579 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/retry"
+)
+
+// contest is one kind of work, done by all its contestants on the same broker in
+// turn.
+type contest struct {
+	name, title string
+	quick, long bool // quick: also with -quick; long: only with -long
+	maxRounds   int
+	contestants []contestant
+	pairs       []pair
+	limits      []limit
+	run         func(ctx context.Context, l *lab, p contestant, size int) (metrics, error)
+}
+
+type contestant struct {
+	name  string
+	peer  any
+	fewer int // takes 1/fewer of the messages, since it is slow
+	needs func(client.Broker) bool
+}
+
+// pair is a ratio to show, and the target for it: zero means none.
+type pair struct {
+	ours, peer string
+	faster     float64 // rate: at least so many times the peer's
+	cpu        float64 // CPU a message: at most so many times the peer's
+	allocs     float64 // allocations a message: at most so many more than the peer's
+}
+
+// limit is a target for a figure itself.
+type limit struct {
+	who, metric string
+	most        float64
+}
+
+// names of contestants
+const (
+	nHop       = "hopback"
+	nRaw       = "go-amqp pipelined"
+	nOne       = "go-amqp one by one"
+	nOfficial  = "official client"
+	n091       = "amqp091-go"
+	nWatermill = "watermill-amqp"
+
+	nRepublish  = "hopback republish"
+	nDeadLetter = "hopback dead-letter"
+	nNative     = "hopback native"
+	nTextbook   = "textbook (go-amqp)"
+	nOffBook    = "textbook (official)"
+	n091Book    = "textbook (amqp091-go)"
+	nRawDead    = "go-amqp modify, dead"
+	nRawNative  = "go-amqp modify, native"
+)
+
+func contests() []contest {
+	all := []contest{
+		{
+			name: "publish", title: "publish, confirmed, 256 B", quick: true, run: runPublish(256),
+			contestants: []contestant{{name: nHop, peer: hopback{}}, {name: nRaw, peer: rawPipelined{}}, {name: nOne, peer: rawOneByOne{}, fewer: 10},
+				{name: nOfficial, peer: official{}}, {name: n091, peer: amqp091Peer{}}, {name: nWatermill, peer: watermillPeer{}, fewer: 2}},
+			pairs: []pair{{ours: nHop, peer: nRaw, faster: 1.2, cpu: 0.8}, {ours: nHop, peer: nOne, faster: 15}, {ours: nHop, peer: nOfficial},
+				{ours: nHop, peer: n091, faster: 1}, {ours: nHop, peer: nWatermill}},
+		},
+		{
+			name: "consume", title: "consume and accept, no-op handler, 256 B", quick: true, run: runConsume(256, false),
+			contestants: consumers(),
+			pairs: []pair{{ours: nHop, peer: nRaw, faster: 1.05, cpu: 0.9, allocs: 6}, {ours: nHop, peer: nOfficial},
+				{ours: nHop, peer: n091}, {ours: nHop, peer: nWatermill}},
+		},
+		{
+			name: "consume-json", title: "consume and accept, typed JSON handler, 256 B", quick: true, run: runConsume(256, true),
+			contestants: consumers(),
+			pairs: []pair{{ours: nHop, peer: nRaw, faster: 0.95, allocs: 6}, {ours: nHop, peer: nOfficial},
+				{ours: nHop, peer: n091}, {ours: nHop, peer: nWatermill}},
+		},
+	}
+	for _, concurrency := range []int{1, 16, 256} {
+		all = append(all, failing(concurrency))
+	}
+	all = append(all, contest{
+		name: "latency", title: "from Publish to the handler, at a tenth of full load, 256 B", quick: true, run: runLatency,
+		contestants: []contestant{{name: nHop, peer: hopback{}}, {name: nRaw, peer: rawPipelined{}}, {name: nOfficial, peer: official{}}, {name: n091, peer: amqp091Peer{}}},
+		pairs:       []pair{{ours: nHop, peer: nRaw}, {ours: nHop, peer: nOfficial}, {ours: nHop, peer: n091}},
+	})
+	for _, d := range []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second} {
+		all = append(all, contest{
+			name: "lateness-" + d.String(), title: "lateness over an asked delay of " + d.String() + ", idle broker", quick: d < time.Second, maxRounds: 3, run: runLateness(d),
+			contestants: []contestant{{name: nRepublish, peer: hopback{retry.Republish}}, {name: nDeadLetter, peer: hopback{retry.DeadLetter}},
+				{name: nNative, peer: hopback{retry.Native}, needs: since43}, {name: nTextbook, peer: rawOneByOne{}}, {name: nRawNative, peer: rawModify{native: true}, needs: since43}},
+			pairs:  []pair{{ours: nRepublish, peer: nTextbook}, {ours: nNative, peer: nRawNative}},
+			limits: []limit{{nRepublish, p99, 10}, {nDeadLetter, p99, 10}, {nNative, p99, 10}},
+		})
+	}
+	all = append(all, contest{
+		name: "recovery", title: "from a cut connection to the next message handled", run: runRecovery, maxRounds: 5,
+		contestants: []contestant{{name: nHop, peer: hopback{}}, {name: nOfficial, peer: official{}}, {name: nWatermill, peer: watermillPeer{}}},
+		pairs:       []pair{{ours: nHop, peer: nOfficial}, {ours: nHop, peer: nWatermill}},
+	})
+	for _, size := range []int{64, 1 << 10, 16 << 10, 128 << 10, 1 << 20} {
+		name := sizeName(size)
+		three := []contestant{{name: nHop, peer: hopback{}}, {name: nRaw, peer: rawPipelined{}}, {name: n091, peer: amqp091Peer{}}}
+		pairs := []pair{{ours: nHop, peer: nRaw}, {ours: nHop, peer: n091}}
+		all = append(all,
+			contest{name: "publish-" + name, title: "publish, confirmed, " + name, maxRounds: 3, contestants: three, pairs: pairs, run: runPublish(size)},
+			contest{name: "consume-" + name, title: "consume and accept, " + name, maxRounds: 3, contestants: three, pairs: pairs, run: runConsume(size, false)})
+	}
+	shared := func(name, title string, long bool, queues ...int) contest {
+		c := contest{name: name, title: title, long: long, maxRounds: 3, run: runShared}
+		for _, q := range queues {
+			c.contestants = append(c.contestants, contestant{name: queuesName(q), peer: q})
+		}
+		for _, q := range queues[1:] {
+			c.pairs = append(c.pairs, pair{ours: queuesName(q), peer: queuesName(queues[0])})
+		}
+		return c
+	}
+	return append(all,
+		shared("shared", "each message fails once, comes back after 1 s: queues sharing one delay queue", false, 1, 100),
+		shared("shared-1000", "the same with 1,000 queues", true, 1, 1000),
+		contest{
+			name: "parked", title: "client heap with messages parked in delay (-parked of them)", long: true, maxRounds: 1, run: runParked,
+			contestants: []contestant{{name: nRepublish, peer: hopback{retry.Republish}}, {name: nNative, peer: hopback{retry.Native}, needs: since43}},
+			limits:      []limit{{nRepublish, heap, 4}, {nNative, heap, 4}},
+		})
+}
+
+func consumers() []contestant {
+	return []contestant{{name: nHop, peer: hopback{}}, {name: nRaw, peer: rawPipelined{}}, {name: nOfficial, peer: official{}},
+		{name: n091, peer: amqp091Peer{}}, {name: nWatermill, peer: watermillPeer{}}}
+}
+
+func failing(concurrency int) contest {
+	slow := map[int]int{1: 20, 16: 4, 256: 2}[concurrency]
+	c := contest{
+		name: fmt.Sprintf("fail-%d", concurrency), title: fmt.Sprintf("every message fails, handler concurrency %d", concurrency),
+		quick: concurrency == 1, run: runFailing(concurrency),
+		contestants: []contestant{{name: nRepublish, peer: hopback{retry.Republish}}, {name: nDeadLetter, peer: hopback{retry.DeadLetter}},
+			{name: nNative, peer: hopback{retry.Native}, needs: since43},
+			{name: nTextbook, peer: rawOneByOne{}, fewer: slow}, {name: nOffBook, peer: official{}, fewer: slow}, {name: n091Book, peer: amqp091Peer{}, fewer: slow},
+			{name: nRawDead, peer: rawModify{}}, {name: nRawNative, peer: rawModify{native: true}, needs: since43}},
+	}
+	targets := map[string]float64{}
+	rawNative := 0.0
+	if concurrency == 1 {
+		// A pipelined copy by hand has one handler.
+		c.contestants = append(c.contestants, contestant{name: nRaw, peer: rawPipelined{}})
+		c.pairs = append(c.pairs, pair{ours: nRepublish, peer: nRaw})
+		targets = map[string]float64{nRepublish: 12, nDeadLetter: 20, nNative: 20}
+		rawNative = 1.1
+	}
+	c.pairs = append(c.pairs, pair{ours: nDeadLetter, peer: nRawDead}, pair{ours: nNative, peer: nRawNative, faster: rawNative})
+	for _, ours := range []string{nRepublish, nDeadLetter, nNative} {
+		c.pairs = append(c.pairs, pair{ours: ours, peer: nTextbook, faster: targets[ours]})
+	}
+	c.pairs = append(c.pairs, pair{ours: nRepublish, peer: nOffBook}, pair{ours: nRepublish, peer: n091Book})
+	return c
+}
+
+func sizeName(n int) string {
+	switch {
+	case n >= 1<<20:
+		return strconv.Itoa(n>>20) + "MiB"
+	case n >= 1<<10:
+		return strconv.Itoa(n>>10) + "KiB"
+	}
+	return strconv.Itoa(n) + "B"
+}
+
+func queuesName(n int) string {
+	if n == 1 {
+		return "1 queue"
+	}
+	return fmt.Sprintf("%d queues", n)
+}
+
+// fit bounds what a run puts into the broker to 64 MiB.
+func fit(n, size int) int { return max(min(n, 64<<20/size), 8) }
+
+func warmUp(n int) int { return max(n/10, 1) }
+
+func runPublish(size int) func(context.Context, *lab, contestant, int) (metrics, error) {
+	return func(ctx context.Context, l *lab, c contestant, n int) (metrics, error) {
+		n = fit(n, size)
+		queue, err := l.queue(ctx)
+		if err != nil {
+			return nil, err
+		}
+		m := newMeter(warmUp(n), n)
+		if err := c.peer.(publishPeer).publish(ctx, l.url, queue, orderBody(size), m); err != nil {
+			return nil, err
+		}
+		return m.metrics(), l.holds(ctx, queue, uint64(m.total()))
+	}
+}
+
+func runConsume(size int, json bool) func(context.Context, *lab, contestant, int) (metrics, error) {
+	return func(ctx context.Context, l *lab, c contestant, n int) (metrics, error) {
+		n = fit(n, size)
+		queue, err := l.queue(ctx)
+		if err != nil {
+			return nil, err
+		}
+		m := newMeter(warmUp(n), n)
+		if err := l.fill(ctx, queue, orderBody(size), m.total()); err != nil {
+			return nil, err
+		}
+		settleDown()
+		if err := c.peer.(consumePeer).consume(ctx, l.url, queue, json, m); err != nil {
+			return nil, err
+		}
+		return m.metrics(), l.holds(ctx, queue, 0)
+	}
+}
+
+func runFailing(concurrency int) func(context.Context, *lab, contestant, int) (metrics, error) {
+	return func(ctx context.Context, l *lab, c contestant, n int) (metrics, error) {
+		const delay = 10 * time.Minute // so that each message fails once
+		bed, err := l.retryBed(ctx, 1, delay)
+		if err != nil {
+			return nil, err
+		}
+		m := newMeter(max(warmUp(n), 2*concurrency), n)
+		if err := l.fill(ctx, bed.queues[0], orderBody(256), m.total()); err != nil {
+			return nil, err
+		}
+		settleDown()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		ended := make(chan error, 1)
+		go func() {
+			ended <- c.peer.(failPeer).fail(ctx, l.url, bed, concurrency, func([]byte) (time.Duration, bool) { m.tick(); return delay, true })
+		}()
+		select {
+		case <-m.done:
+		case err := <-ended:
+			return nil, fmt.Errorf("ended early: %w", err)
+		case <-ctx.Done():
+			cancel()
+			<-ended
+			return nil, ctx.Err()
+		}
+		// What is under way may end, and nothing may be left.
+		if err := l.holds(ctx, bed.queues[0], 0); err != nil {
+			return nil, err
+		}
+		cancel()
+		return m.metrics(), <-ended
+	}
+}
+
+// runLatency sends at a tenth of what a raw publisher and a raw consumer do together.
+func runLatency(ctx context.Context, l *lab, c contestant, n int) (metrics, error) {
+	full, err := l.fullLoad(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	queue, err := l.queue(ctx)
+	if err != nil {
+		return nil, err
+	}
+	settleDown()
+	n = max(n/5, 200)
+	warm := warmUp(n)
+	every := time.Duration(10 / full * float64(time.Second))
+	in := make(chan []byte, warm+n) // never blocks: a slow peer doesn't slow the clock
+	var mu sync.Mutex
+	var took []time.Duration
+	got := 0
+	done := make(chan struct{})
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	start := make(chan struct{})
+	ended := make(chan error, 1)
+	go func() {
+		ended <- c.peer.(streamPeer).stream(ctx, l.url, queue, in, sync.OnceFunc(func() { close(start) }), func(body []byte) {
+			d := time.Duration(time.Now().UnixNano() - int64(binary.BigEndian.Uint64(body)))
+			mu.Lock()
+			defer mu.Unlock()
+			if got++; got > warm {
+				took = append(took, d)
+			}
+			if got == warm+n {
+				close(done)
+			}
+		})
+	}()
+	select {
+	case <-start:
+	case err := <-ended:
+		return nil, fmt.Errorf("ended early: %w", err)
+	}
+	for i, next := 0, time.Now(); i < warm+n && ctx.Err() == nil; i++ {
+		time.Sleep(time.Until(next))
+		next = next.Add(every)
+		body := make([]byte, 256)
+		binary.BigEndian.PutUint64(body, uint64(time.Now().UnixNano()))
+		in <- body
+	}
+	select {
+	case <-done:
+	case err := <-ended:
+		return nil, fmt.Errorf("ended early: %w", err)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	cancel()
+	err = <-ended
+	return timings(took), err
+}
+
+// fullLoad is measured once.
+func (l *lab) fullLoad(ctx context.Context, n int) (float64, error) {
+	if l.full > 0 {
+		return l.full, nil
+	}
+	queue, err := l.queue(ctx)
+	if err != nil {
+		return 0, err
+	}
+	n = max(n/2, 1000)
+	in, out := newMeter(warmUp(n), n), newMeter(warmUp(n), n)
+	published := make(chan error, 1)
+	go func() { published <- rawPipelined{}.publish(ctx, l.url, queue, orderBody(256), in) }()
+	if err := (rawPipelined{}).consume(ctx, l.url, queue, false, out); err != nil {
+		return 0, err
+	}
+	l.full = out.metrics()[rate]
+	return l.full, <-published
+}
+
+func runLateness(delay time.Duration) func(context.Context, *lab, contestant, int) (metrics, error) {
+	return func(ctx context.Context, l *lab, c contestant, n int) (metrics, error) {
+		n = min(max(n/200, 20), 100)
+		bed, err := l.retryBed(ctx, 1, delay)
+		if err != nil {
+			return nil, err
+		}
+		conn, hangUp, err := hopConnect(ctx, l.url)
+		if err != nil {
+			return nil, err
+		}
+		defer hangUp()
+		p, err := client.NewPublisher[[]byte](ctx, conn, address.Queue(bed.queues[0]), client.PublisherConfig{Codec: client.RawCodec{}})
+		if err != nil {
+			return nil, err
+		}
+		var mu sync.Mutex
+		due := map[uint64]time.Time{}
+		var late []time.Duration
+		done := make(chan struct{})
+		const warm = 5
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		ended := make(chan error, 1)
+		go func() {
+			ended <- c.peer.(failPeer).fail(ctx, l.url, bed, 1, func(body []byte) (time.Duration, bool) {
+				id, now := binary.BigEndian.Uint64(body), time.Now()
+				mu.Lock()
+				defer mu.Unlock()
+				at, again := due[id]
+				if !again {
+					due[id] = now.Add(delay)
+					return delay, true
+				}
+				if id >= warm {
+					if late = append(late, now.Sub(at)); len(late) == n {
+						close(done)
+					}
+				}
+				return 0, false
+			})
+		}()
+		for id := range uint64(warm + n) {
+			body := make([]byte, 256)
+			binary.BigEndian.PutUint64(body, id)
+			if err := p.Publish(ctx, body); err != nil {
+				return nil, err
+			}
+			time.Sleep(20 * time.Millisecond) // 50 a second: an idle broker
+		}
+		select {
+		case <-done:
+		case err := <-ended:
+			return nil, fmt.Errorf("ended early: %w", err)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		cancel()
+		err = <-ended
+		mu.Lock()
+		defer mu.Unlock()
+		return timings(late), err
+	}
+}
+
+// runRecovery cuts the consumer's connection and lets it connect again at once.
+func runRecovery(ctx context.Context, l *lab, c contestant, _ int) (metrics, error) {
+	queue, err := l.queue(ctx)
+	if err != nil {
+		return nil, err
+	}
+	cutter, err := newCutter(l.url)
+	if err != nil {
+		return nil, err
+	}
+	defer cutter.close()
+	conn, hangUp, err := hopConnect(ctx, l.url)
+	if err != nil {
+		return nil, err
+	}
+	defer hangUp()
+	p, err := client.NewPublisher[[]byte](ctx, conn, address.Queue(queue), client.PublisherConfig{Codec: client.RawCodec{}})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var cutAt atomic.Int64
+	flowing, back := make(chan struct{}), make(chan time.Duration, 1)
+	var n atomic.Int64
+	ended := make(chan error, 1)
+	go func() {
+		ended <- c.peer.(recoverPeer).survive(ctx, cutter.url, queue, func(body []byte) {
+			if n.Add(1) == 20 {
+				close(flowing)
+			}
+			sent, cut := int64(binary.BigEndian.Uint64(body)), cutAt.Load()
+			if cut > 0 && sent > cut {
+				select {
+				case back <- time.Duration(time.Now().UnixNano() - cut):
+				default:
+				}
+			}
+		})
+	}()
+	stop := make(chan struct{})
+	fed := make(chan error, 1)
+	go func() {
+		for {
+			body := make([]byte, 256)
+			binary.BigEndian.PutUint64(body, uint64(time.Now().UnixNano()))
+			if err := p.Publish(ctx, body); err != nil {
+				fed <- err
+				return
+			}
+			select {
+			case <-time.After(5 * time.Millisecond):
+			case <-stop:
+				fed <- nil
+				return
+			}
+		}
+	}()
+	wait := func(c <-chan struct{}) error {
+		select {
+		case <-c:
+			return nil
+		case err := <-ended:
+			return fmt.Errorf("ended early: %w", err)
+		case err := <-fed:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if err := wait(flowing); err != nil {
+		return nil, err
+	}
+	cutAt.Store(time.Now().UnixNano())
+	cutter.cut()
+	took := make(chan struct{})
+	var d time.Duration
+	go func() {
+		defer close(took)
+		select {
+		case d = <-back:
+		case <-ctx.Done():
+		}
+	}()
+	if err := wait(took); err != nil {
+		return nil, err
+	}
+	close(stop)
+	if err := <-fed; err != nil {
+		return nil, err
+	}
+	cancel()
+	select {
+	case <-ended:
+	case <-time.After(5 * time.Second): // the official client may hang in its recovery
+	}
+	return timings([]time.Duration{d}), nil
+}
+
+// consumersPerConn keeps within the 64 sessions of a connection: a consumer that
+// forwards has two.
+const consumersPerConn = 30
+
+// runShared has every message fail once and come back after a second, through one
+// delay queue for all.
+func runShared(ctx context.Context, l *lab, c contestant, n int) (metrics, error) {
+	queues := c.peer.(int)
+	const delay = time.Second
+	bed, err := l.retryBed(ctx, queues, delay)
+	if err != nil {
+		return nil, err
+	}
+	n = max(n, 2*queues)
+	m := newMeter(1, 2*n-1)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	h := retry.With(bed.policy)(client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+		m.tick()
+		if retry.Count(d.Message()) == 0 {
+			return errFailed
+		}
+		return nil
+	}))
+	var consuming sync.WaitGroup
+	errs := make(chan error, queues)
+	defer consuming.Wait()
+	defer cancel()
+	var conn *client.Conn
+	for i, q := range bed.queues {
+		if i%consumersPerConn == 0 {
+			fresh, hangUp, err := hopConnect(ctx, l.url)
+			if err != nil {
+				return nil, err
+			}
+			defer hangUp()
+			conn = fresh
+		}
+		conn := conn
+		consuming.Go(func() {
+			errs <- conn.Consume(ctx, q, h, client.ConsumerConfig{Prefetch: inFlight})
+		})
+	}
+	pconn, hangUp, err := hopConnect(ctx, l.url)
+	if err != nil {
+		return nil, err
+	}
+	defer hangUp()
+	p, err := client.NewPublisher[[]byte](ctx, pconn, address.Address{}, client.PublisherConfig{Codec: client.RawCodec{}})
+	if err != nil {
+		return nil, err
+	}
+	body := orderBody(256)
+	var turn atomic.Int64
+	if err := together(inFlight, n, func() error {
+		q := bed.queues[int(turn.Add(1))%queues]
+		return p.Publish(ctx, body, client.PublishTo(address.Queue(q)))
+	}); err != nil {
+		return nil, err
+	}
+	select {
+	case <-m.done:
+	case err := <-errs:
+		return nil, fmt.Errorf("ended early: %w", err)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	// The one second in which nothing need happen is no work.
+	m.from.at = m.from.at.Add(delay)
+	return m.metrics(), nil
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"io"
+	"net"
+	"net/url"
+	"sync"
+)
+
+// cutter is a TCP proxy in front of the broker that can cut all connections.
+type cutter struct {
+	url    string
+	listen net.Listener
+	to     string
+
+	mu     sync.Mutex
+	closed bool
+	conns  map[net.Conn]bool
+}
+
+func newCutter(broker string) (*cutter, error) {
+	u, err := url.Parse(broker)
+	if err != nil {
+		return nil, err
+	}
+	to := u.Host
+	if u.Port() == "" {
+		to = net.JoinHostPort(u.Hostname(), "5672")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	u.Host = l.Addr().String()
+	c := &cutter{url: u.String(), listen: l, to: to, conns: map[net.Conn]bool{}}
+	go func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go c.serve(in)
+		}
+	}()
+	return c, nil
+}
+
+func (c *cutter) serve(in net.Conn) {
+	out, err := net.Dial("tcp", c.to)
+	if err != nil {
+		_ = in.Close()
+		return
+	}
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		_, _ = in.Close(), out.Close()
+		return
+	}
+	c.conns[in], c.conns[out] = true, true
+	c.mu.Unlock()
+	var wg sync.WaitGroup
+	pipe := func(a, b net.Conn) {
+		_, _ = io.Copy(a, b)
+		_, _ = a.Close(), b.Close()
+	}
+	wg.Go(func() { pipe(in, out) })
+	pipe(out, in)
+	wg.Wait()
+	c.mu.Lock()
+	delete(c.conns, in)
+	delete(c.conns, out)
+	c.mu.Unlock()
+}
+
+func (c *cutter) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for conn := range c.conns {
+		if t, ok := conn.(*net.TCPConn); ok {
+			_ = t.SetLinger(0)
+		}
+		_ = conn.Close()
+	}
+}
+
+func (c *cutter) close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	_ = c.listen.Close()
+	c.cut()
+}

@@ -1,0 +1,425 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/retry"
+)
+
+// rawPipelined is go-amqp used as well as one can by hand: it doesn't wait for an
+// answer before it sends the next message, and gives credit in batches.
+type rawPipelined struct{}
+
+// rawOneByOne is go-amqp used as its examples do: Send, which waits.
+type rawOneByOne struct{}
+
+func rawConnect(ctx context.Context, address string) (*amqp.Conn, *amqp.Session, error) {
+	u, err := url.Parse(address)
+	if err != nil {
+		return nil, nil, err
+	}
+	vhost := "/"
+	if len(u.Path) > 1 {
+		vhost = u.Path[1:]
+	}
+	password, _ := u.User.Password()
+	conn, err := amqp.Dial(ctx, address, &amqp.ConnOptions{HostName: "vhost:" + vhost, SASLType: amqp.SASLTypePlain(u.User.Username(), password)})
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := conn.NewSession(ctx, nil)
+	if err != nil {
+		_ = conn.Close()
+		return nil, nil, err
+	}
+	return conn, s, nil
+}
+
+func rawMessage(body []byte) *amqp.Message {
+	return &amqp.Message{
+		Header:     &amqp.MessageHeader{Durable: true, Priority: 4},
+		Properties: &amqp.MessageProperties{MessageID: strconv.FormatUint(messageIDs.Add(1), 10)},
+		Data:       [][]byte{body},
+	}
+}
+
+func queueAddress(queue string) string {
+	a, err := address.Queue(queue).Build()
+	if err != nil {
+		panic(err) // the names are ours
+	}
+	return a
+}
+
+// pipeline sends on one link and calls done, in order, once each message is
+// accepted.
+type pipeline struct {
+	sender  *amqp.Sender
+	waiting chan awaited
+	wg      sync.WaitGroup
+	failed  chan error // one, for the first failure
+}
+
+type awaited struct {
+	receipt amqp.SendReceipt
+	done    func() error
+}
+
+func newPipeline(ctx context.Context, s *amqp.Session, to string) (*pipeline, error) {
+	sender, err := s.NewSender(ctx, to, nil)
+	if err != nil {
+		return nil, err
+	}
+	p := &pipeline{sender: sender, waiting: make(chan awaited, inFlight), failed: make(chan error, 1)}
+	p.wg.Go(func() {
+		for a := range p.waiting {
+			state, err := a.receipt.Wait(ctx)
+			if _, ok := state.(*amqp.StateAccepted); err == nil && !ok {
+				err = fmt.Errorf("the broker said %T", state)
+			}
+			if err == nil {
+				err = a.done()
+			}
+			if err != nil {
+				select {
+				case p.failed <- err:
+				default:
+				}
+			}
+		}
+	})
+	return p, nil
+}
+
+func (p *pipeline) send(ctx context.Context, m *amqp.Message, done func() error) error {
+	r, err := p.sender.SendWithReceipt(ctx, m, nil)
+	if err != nil {
+		return err
+	}
+	p.waiting <- awaited{r, done}
+	return nil
+}
+
+// close waits for the answers.
+func (p *pipeline) close() error {
+	close(p.waiting)
+	p.wg.Wait()
+	select {
+	case err := <-p.failed:
+		return err
+	default:
+		return nil
+	}
+}
+
+func (rawPipelined) publish(ctx context.Context, url, queue string, body []byte, m *meter) error {
+	conn, s, err := rawConnect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	p, err := newPipeline(ctx, s, queueAddress(queue))
+	if err != nil {
+		return err
+	}
+	done := func() error { m.tick(); return nil }
+	for range m.total() {
+		if err = p.send(ctx, rawMessage(body), done); err != nil {
+			break
+		}
+	}
+	return errors.Join(err, p.close())
+}
+
+func (rawOneByOne) publish(ctx context.Context, url, queue string, body []byte, m *meter) error {
+	conn, s, err := rawConnect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	sender, err := s.NewSender(ctx, queueAddress(queue), nil)
+	if err != nil {
+		return err
+	}
+	for range m.total() {
+		if err := sender.Send(ctx, rawMessage(body), nil); err != nil {
+			return err
+		}
+		m.tick()
+	}
+	return nil
+}
+
+// rawReceive hands every message to handle, which settles it, and grants credit in
+// batches of half a window.
+func rawReceive(ctx context.Context, s *amqp.Session, queue string, handle func(*amqp.Receiver, *amqp.Message) error) error {
+	r, err := s.NewReceiver(ctx, queueAddress(queue), &amqp.ReceiverOptions{Credit: -1})
+	if err != nil {
+		return err
+	}
+	if err := r.IssueCredit(inFlight); err != nil {
+		return err
+	}
+	for n := 1; ; n++ {
+		m, err := r.Receive(ctx, nil)
+		if err != nil {
+			return err
+		}
+		if err := handle(r, m); err != nil {
+			return err
+		}
+		if n%(inFlight/2) == 0 {
+			if err := r.IssueCredit(inFlight / 2); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+var errDone = errors.New("done")
+
+// settledAll turns the end of a loop that was meant to end into nil.
+func settledAll(ctx context.Context, err error) error {
+	if errors.Is(err, errDone) || ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func (rawPipelined) consume(ctx context.Context, url, queue string, asJSON bool, m *meter) error {
+	conn, s, err := rawConnect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return settledAll(ctx, rawReceive(ctx, s, queue, func(r *amqp.Receiver, msg *amqp.Message) error {
+		if asJSON {
+			var o order
+			if err := json.Unmarshal(msg.GetData(), &o); err != nil {
+				return err
+			}
+		}
+		m.tick()
+		if err := r.AcceptMessage(ctx, msg); err != nil {
+			return err
+		}
+		return ifDone(m)
+	}))
+}
+
+func ifDone(m *meter) error {
+	select {
+	case <-m.done:
+		return errDone
+	default:
+		return nil
+	}
+}
+
+func (rawPipelined) stream(ctx context.Context, url, queue string, in <-chan []byte, ready func(), got func([]byte)) error {
+	// Two connections, as RabbitMQ's guides advise: what blocks a publisher doesn't
+	// block the consumer.
+	conn, s, err := rawConnect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	other, s2, err := rawConnect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer other.Close()
+	p, err := newPipeline(context.WithoutCancel(ctx), s2, queueAddress(queue))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	var consumed error
+	wg.Go(func() {
+		defer cancel()
+		consumed = settledAll(ctx, rawReceive(ctx, s, queue, func(r *amqp.Receiver, msg *amqp.Message) error {
+			got(msg.GetData())
+			return r.AcceptMessage(ctx, msg)
+		}))
+	})
+	ready()
+	for err == nil {
+		select {
+		case body := <-in:
+			err = p.send(context.WithoutCancel(ctx), rawMessage(body), func() error { return nil })
+			continue
+		case <-ctx.Done():
+		}
+		break
+	}
+	cancel()
+	wg.Wait()
+	return errors.Join(err, consumed, p.close())
+}
+
+// rawRetry is what a retried message looks like in a system without hopback: a copy
+// with a counter.
+func rawRetry(m *amqp.Message) *amqp.Message {
+	c := &amqp.Message{Header: &amqp.MessageHeader{Durable: true, Priority: 4}, Properties: m.Properties, Data: m.Data}
+	c.ApplicationProperties = make(map[string]any, len(m.ApplicationProperties)+1)
+	for k, v := range m.ApplicationProperties {
+		c.ApplicationProperties[k] = v
+	}
+	n, _ := c.ApplicationProperties["x-retry-count"].(int64)
+	c.ApplicationProperties["x-retry-count"] = n + 1
+	return c
+}
+
+func retryAddress(bed *retryBed, delay time.Duration) (string, error) {
+	key, err := retry.RoutingKey(delay, bed.queues[0])
+	if err != nil {
+		return "", err
+	}
+	return address.Exchange(bed.policy.Names.Prefix+"retry_exchange", key).Build()
+}
+
+// fail is the textbook decorator: publish, wait for the broker, and accept, all in
+// the handler.
+func (rawOneByOne) fail(ctx context.Context, url string, bed *retryBed, concurrency int, handle func([]byte) (time.Duration, bool)) error {
+	conn, s, err := rawConnect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	senders := map[time.Duration]*amqp.Sender{}
+	for _, d := range bed.delays {
+		to, err := retryAddress(bed, d)
+		if err != nil {
+			return err
+		}
+		if senders[d], err = s.NewSender(ctx, to, nil); err != nil {
+			return err
+		}
+	}
+	r, err := s.NewReceiver(ctx, queueAddress(bed.queues[0]), &amqp.ReceiverOptions{Credit: inFlight})
+	if err != nil {
+		return err
+	}
+	return workers(concurrency, func() error {
+		return settledAll(ctx, func() error {
+			for {
+				m, err := r.Receive(ctx, nil)
+				if err != nil {
+					return err
+				}
+				if delay, again := handle(m.GetData()); again {
+					if err := senders[delay].Send(ctx, rawRetry(m), nil); err != nil {
+						return err
+					}
+				}
+				if err := r.AcceptMessage(ctx, m); err != nil {
+					return err
+				}
+			}
+		}())
+	})
+}
+
+// workers runs work by so many goroutines, and joins what they return.
+func workers(n int, work func() error) error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { errs[i] = work() })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// fail is the same copy, sent without waiting; the original is accepted once the
+// broker has answered. Nobody does this by hand, and it loses its place when a link
+// ends; it shows what go-amqp can do. Handlers run one at a time.
+func (rawPipelined) fail(ctx context.Context, url string, bed *retryBed, _ int, handle func([]byte) (time.Duration, bool)) error {
+	conn, s, err := rawConnect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	open := context.WithoutCancel(ctx)
+	lines := map[time.Duration]*pipeline{}
+	for _, d := range bed.delays {
+		to, err := retryAddress(bed, d)
+		if err != nil {
+			return err
+		}
+		if lines[d], err = newPipeline(open, s, to); err != nil {
+			return err
+		}
+	}
+	err = settledAll(ctx, rawReceive(ctx, s, bed.queues[0], func(r *amqp.Receiver, m *amqp.Message) error {
+		accept := func() error { return r.AcceptMessage(open, m) }
+		delay, again := handle(m.GetData())
+		if !again {
+			return accept()
+		}
+		return lines[delay].send(open, rawRetry(m), accept)
+	}))
+	for _, p := range lines {
+		err = errors.Join(err, p.close())
+	}
+	return err
+}
+
+// rawModify hands a failed message back with one disposition and the few
+// annotations that the broker needs for it.
+type rawModify struct{ native bool }
+
+func (p rawModify) fail(ctx context.Context, url string, bed *retryBed, concurrency int, handle func([]byte) (time.Duration, bool)) error {
+	conn, s, err := rawConnect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	settle := func(r *amqp.Receiver, m *amqp.Message) error {
+		delay, again := handle(m.GetData())
+		switch {
+		case !again:
+			return r.AcceptMessage(ctx, m)
+		case p.native:
+			return r.ModifyMessage(ctx, m, &amqp.ModifyMessageOptions{Annotations: amqp.Annotations{
+				retry.AnnotationDeliveryTime: time.Now().Add(delay).UnixMilli(),
+			}})
+		}
+		return r.ModifyMessage(ctx, m, &amqp.ModifyMessageOptions{UndeliverableHere: true, Annotations: amqp.Annotations{
+			client.AnnotationReason: "retry", retry.AnnotationDelay: delay.Milliseconds(),
+		}})
+	}
+	if concurrency == 1 {
+		return settledAll(ctx, rawReceive(ctx, s, bed.queues[0], settle))
+	}
+	r, err := s.NewReceiver(ctx, queueAddress(bed.queues[0]), &amqp.ReceiverOptions{Credit: inFlight})
+	if err != nil {
+		return err
+	}
+	return workers(concurrency, func() error {
+		return settledAll(ctx, func() error {
+			for {
+				m, err := r.Receive(ctx, nil)
+				if err != nil {
+					return err
+				}
+				if err := settle(r, m); err != nil {
+					return err
+				}
+			}
+		}())
+	})
+}
