@@ -106,12 +106,18 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	if cfg.Control == nil {
 		cfg.Control = &Control{}
 	}
-	if err := Prepare(ctx, h, Start{Queue: queue, Broker: c.Broker(), Management: c.mgmt, Control: cfg.Control}); err != nil {
+	var order func(*Delivery) (string, bool)
+	start := Start{
+		Queue: queue, Broker: c.Broker(), Management: c.mgmt, Control: cfg.Control,
+		Order: func(key func(*Delivery) (string, bool)) { order = key },
+	}
+	if err := Prepare(ctx, h, start); err != nil {
 		return err
 	}
 	k := newConsumer(queue, source, h, cfg, consumerDeps{
 		open: c.openSession, give: closeSession, backoff: c.cfg.Reconnect, log: c.log,
 	})
+	k.order = order
 	if err := c.join(k); err != nil {
 		return &Error{Op: "consume", Target: queue, Kind: ErrClosed}
 	}
@@ -127,6 +133,7 @@ type consumer struct {
 	deps          consumerDeps
 	log           *slog.Logger
 	forwards      *forwarder
+	order         func(*Delivery) (string, bool) // nil: none was asked for
 
 	// slots holds the right to run a handler. A worker holds one while it lives;
 	// one that outlives its stint, in a long handler, keeps the next stint's from
@@ -320,7 +327,8 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	}
 	s.link = link
 	s.window = newWindow(link, s.dead, k.cfg.Concurrency, 0)
-	s.quarantine = &quarantine{off: k.cfg.NoQuarantine, run: s.enqueue, narrow: func(on bool) {
+	s.lanes = &lanes{key: k.order, run: s.enqueue}
+	s.quarantine = &quarantine{off: k.cfg.NoQuarantine, run: s.lanes.admit, narrow: func(on bool) {
 		s.narrow.Store(on)
 		s.resize()
 	}}
@@ -347,6 +355,7 @@ type stint struct {
 	window     *window
 	idle       chan struct{}
 	quarantine *quarantine
+	lanes      *lanes
 	narrow     atomic.Bool // the quarantine allows one delivery only
 	resizing   sync.Mutex
 	// counts says that the broker counts what is given back as a delivery.
@@ -405,7 +414,11 @@ func (s *stint) giveBack() {
 		select {
 		case d := <-s.inbox:
 			s.push(d, disposition{kind: released})
+			s.lanes.next(d) // into the inbox, so that they go back in their order
 		default:
+			for _, d := range s.lanes.empty() {
+				s.push(d, disposition{kind: released})
+			}
 			return
 		}
 	}
@@ -525,6 +538,8 @@ func (s *stint) work(ctx context.Context) {
 			}
 			if !d.settling.Load() && s.mayBegin(d) {
 				s.handle(ctx, d)
+			} else {
+				s.lanes.next(d)
 			}
 		case <-s.dead:
 			return
@@ -555,6 +570,7 @@ func (s *stint) mayBegin(d *Delivery) bool {
 }
 
 func (s *stint) handle(ctx context.Context, d *Delivery) {
+	defer s.lanes.next(d)
 	defer d.end(nil) // frees what its ctx holds
 	s.carryOut(d, s.call(WithDelivery(ctx, d), d))
 }

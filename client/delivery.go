@@ -16,7 +16,8 @@ type Delivery struct {
 	queue    string
 	received time.Time
 	link     deliveryLink
-	suspect  bool // see quarantine
+	suspect  bool    // see quarantine
+	lane     *string // see lanes; nil if it has none
 	// settling is set when what becomes of it is on its way to the broker.
 	settling atomic.Bool
 	lease    lease

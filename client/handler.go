@@ -64,6 +64,16 @@ type Start struct {
 	// Control slows the consumer down or pauses it. It is nil when the handler
 	// runs on something else than Conn.Consume.
 	Control *Control
+	// Order asks the consumer to hand over deliveries of one key one at a time, in
+	// the order in which the broker has delivered them, each when the handler of the
+	// one before has returned. Those that wait hold no slot. Deliveries for which
+	// key says false are handed over at once. It is called while deliveries are
+	// received, so it must be quick. Of several calls the last counts. A message
+	// in quarantine is overtaken by its key's others.
+	//
+	// Order is nil when the handler runs on something else than Conn.Consume. It
+	// may be called in Prepare only.
+	Order func(key func(*Delivery) (string, bool))
 }
 
 // Prepare calls h's Prepare if it is a Preparer.

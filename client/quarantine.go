@@ -121,5 +121,8 @@ func suspect(d *Delivery) bool {
 		return false
 	}
 	known, _ := d.Annotation(AnnotationKnownCount).(int64)
+	if known > int64(n) {
+		known = 0 // not written by us
+	}
 	return int64(n) >= known+suspectAfter
 }

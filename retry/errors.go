@@ -1,6 +1,7 @@
 package retry
 
 import (
+	"errors"
 	"fmt"
 	"time"
 )
@@ -12,6 +13,13 @@ func Permanent(err error) error {
 		return nil
 	}
 	return &permanentError{err}
+}
+
+// IsPermanent says whether err, or one in its chain, was marked by Permanent: for
+// other middleware that has to tell such errors apart.
+func IsPermanent(err error) bool {
+	_, ok := errors.AsType[*permanentError](err)
+	return ok
 }
 
 // After asks for the next retry of the message to come no sooner than in d,

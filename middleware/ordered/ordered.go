@@ -6,15 +6,18 @@
 //
 // # What is promised, and what isn't
 //
-// No two handlers of one key run at once, and of the deliveries that wait for a
-// key the one received first is next. That is within this process; for a whole
+// No two handlers of one key run at once, and they run in the order in which the
+// broker has delivered their messages. That is within one consumer; for a whole
 // queue it needs a single active consumer, or a queue for each key.
 //
-// The order of deliveries is kept only as far as they get here in it. A consumer's
-// workers take deliveries up at the same time, so two that arrived together
-// may begin swapped while their key is idle. Where order must hold without
-// exception, use a Concurrency of 1. What this package is for is handlers that
-// would be in each other's way, and order as a rule.
+// Where there is no client.Start.Order, with another client's consumer, the order
+// is kept only as far as deliveries get here in it: of those that wait for a key
+// the one received first is next, but two that arrived together may begin
+// swapped while their key is idle.
+//
+// A message in the consumer's quarantine (see client.ConsumerConfig.NoQuarantine)
+// is overtaken, and so is everything that a lost connection, a pause or a drain
+// brings back to the queue.
 //
 // # A failure
 //
@@ -29,11 +32,10 @@
 //
 // # What waiting costs
 //
-// A delivery that waits for its key holds a slot of the consumer's Concurrency.
-// As many messages of one busy key in a row as there are slots keep all other
-// keys waiting too. So give the consumer more slots than messages of one key come
-// in a row, or a queue for the busy key. Nothing is kept for a key that is idle:
-// memory is bounded by Concurrency.
+// A delivery that waits for its key is one of the consumer's Prefetch. It holds no
+// slot, but where there is no client.Start.Order it does: as many messages of one
+// busy key in a row as there are slots then keep all other keys waiting too.
+// Nothing is kept for a key that is idle: memory is bounded by Prefetch.
 //
 // # Where it belongs
 //
@@ -146,10 +148,15 @@ type handler struct {
 	lanes   *lanes
 }
 
-// Prepare refuses a bad Config.
+// Prepare refuses a bad Config, and has the consumer hand over in order. Handle
+// still looks at keys: a handler that outlives its connection runs beside the
+// consumer's next.
 func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 	if h.invalid != nil {
 		return h.invalid
+	}
+	if s.Order != nil {
+		s.Order(h.cfg.Key)
 	}
 	return client.Prepare(ctx, h.inner, s)
 }

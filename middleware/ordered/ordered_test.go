@@ -317,6 +317,16 @@ func TestAConfigThatCanNotBeUsedStopsTheConsumer(t *testing.T) {
 	require.NoError(t, client.Prepare(t.Context(), ordered.With(ordered.Config{MaxPause: time.Millisecond})(newWorker(t, nil)), client.Start{}), "Pause's default gives way")
 }
 
+func TestTheConsumerIsAskedToHandOverInOrder(t *testing.T) {
+	t.Parallel()
+	var key func(*client.Delivery) (string, bool)
+	start := client.Start{Order: func(k func(*client.Delivery) (string, bool)) { key = k }}
+	require.NoError(t, client.Prepare(t.Context(), ordered.With(ordered.Config{})(newWorker(t, nil)), start))
+	group, ok := key(delivery("orders", "a", "m1"))
+	assert.Equal(t, "a", group)
+	assert.True(t, ok)
+}
+
 type preparing struct{ *worker }
 
 func (preparing) Prepare(context.Context, client.Start) error { return errOdd }

@@ -1,0 +1,144 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// startOrdered is startConsumer with lanes by the first letter of the message-id; "-"
+// is of no lane.
+func startOrdered(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) *testConsumer {
+	cfg, err := cfg.withDefaults()
+	require.NoError(b.t, err)
+	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{open: b.open, give: closeSession, backoff: testBackoff, log: quiet})
+	k.order = func(d *Delivery) (string, bool) {
+		id := idOf(d.Message())
+		if strings.HasPrefix(id, "!") {
+			panic("a key that can't be told")
+		}
+		return id[:1], id[0] != '-'
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	b.t.Cleanup(stop)
+	return &testConsumer{k, stop, async(func() error { return k.run(ctx) })}
+}
+
+func TestDeliveriesOfOneKeyAreHandedOverInTheirOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		var want = map[string][]string{}
+		for i := range 300 {
+			id := fmt.Sprintf("%c%03d", "abc"[i%3], i)
+			want[id[:1]] = append(want[id[:1]], id)
+			b.publish(id)
+		}
+		var mu sync.Mutex
+		got, now := map[string][]string{}, map[string]bool{}
+		k := startOrdered(b, ConsumerConfig{Concurrency: 8}, func(_ context.Context, d *Delivery) error {
+			id := idOf(d.Message())
+			mu.Lock()
+			assert.False(t, now[id[:1]], "two of a key at once")
+			now[id[:1]] = true
+			got[id[:1]] = append(got[id[:1]], id)
+			mu.Unlock()
+			time.Sleep(time.Millisecond)
+			mu.Lock()
+			now[id[:1]] = false
+			mu.Unlock()
+			return nil
+		})
+		time.Sleep(time.Minute)
+		require.NoError(t, k.end())
+		assert.Equal(t, want, got)
+		assert.Empty(t, k.current)
+	})
+}
+
+func TestABusyKeyTakesOneSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		for i := range 10 {
+			b.publish(fmt.Sprintf("a%d", i))
+		}
+		b.publish("b0", "-1", "-2", "!3")
+		k := startOrdered(b, ConsumerConfig{Concurrency: 2}, func(_ context.Context, d *Delivery) error {
+			if idOf(d.Message())[0] == 'a' {
+				time.Sleep(time.Hour)
+			}
+			return nil
+		})
+		time.Sleep(time.Minute)
+		assert.ElementsMatch(t, []string{"accept b0", "accept -1", "accept -2", "accept !3"}, b.history("accept"))
+		time.Sleep(10 * time.Hour)
+		assert.Len(t, b.history("accept a"), 10)
+		require.NoError(t, k.end())
+	})
+}
+
+func TestWhatWaitsInALaneGoesBackInItsOrder(t *testing.T) {
+	for _, version := range []string{"4.3.0", "4.0.5"} {
+		for _, how := range []string{"drain", "pause"} {
+			t.Run(version+" "+how, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b := newFakeBroker(t)
+					b.version = version
+					ids := []string{"a0", "a1", "b0", "a2", "b1"}
+					b.publish(ids...)
+					control := &Control{}
+					k := startOrdered(b, ConsumerConfig{Concurrency: 1, Control: control, Grace: 30 * time.Second}, func(context.Context, *Delivery) error {
+						time.Sleep(4 * time.Second)
+						return nil
+					})
+					time.Sleep(time.Second)
+					if how == "pause" {
+						resume := control.Pause()
+						synctest.Wait()
+						if version == "4.3.0" {
+							assert.Equal(t, []string{"release b0", "release b1", "release a1", "release a2"}, b.history("release"))
+						}
+						resume()
+						time.Sleep(10 * time.Minute)
+					}
+					require.NoError(t, k.end())
+					gone := b.history("release", "accept", "requeue")
+					assert.Len(t, gone, len(ids), "all that is unsettled is settled")
+					a1, a2 := slices.Index(gone, "release a1"), slices.Index(gone, "release a2")
+					if a1 >= 0 && a2 >= 0 {
+						assert.Less(t, a1, a2)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestALaneGoesOnWhateverItsHandlerDoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		b.publish("a0", "a1", "a2", "a3")
+		k := startOrdered(b, ConsumerConfig{Concurrency: 2}, func(_ context.Context, d *Delivery) error {
+			switch idOf(d.Message()) {
+			case "a0":
+				panic("boom")
+			case "a1":
+				return DeadLetter{Reason: "bad"}
+			case "a2":
+				return Modify{DeadLetter: true}
+			}
+			return nil
+		})
+		synctest.Wait()
+		assert.Len(t, b.history("dead-letter"), 3)
+		assert.Equal(t, []string{"accept a3"}, b.history("accept"))
+		require.NoError(t, k.end())
+	})
+}
