@@ -35,9 +35,26 @@
 // is sent. Bad input is an *[argument.Error]; what the broker refuses, an
 // *[Error].
 //
+// # See it, check it, hand it over
+//
+// [Plan] says what [Apply] would do: what is created, what is there, what differs
+// argument by argument, and what can't be told. What differs is refused, never
+// changed: RabbitMQ can't change a queue's arguments, and the ways out (a policy, a
+// new name and a move with package migrate) are in the error.
+//
+// [Verify] checks what is live against every one of [Rules]: whatever loses
+// messages or holds them for ever. [Export] and [ParseDefinitions] are RabbitMQ's
+// own definitions documents, for operators who alone may declare. [Mermaid] and
+// [DOT] draw a topology.
+//
+// All of them work on a [Snapshot]: of a live broker by [Read], of a [Topology] or
+// of [Definitions]. Over AMQP alone a broker tells about queues and bindings that
+// one can name; for the rest Read takes the HTTP API, see package httpapi. What
+// couldn't be told is in the result, with the reason.
+//
 // # No I/O of its own
 //
 // Requests go through a [Requester], which a client connection's management
-// satisfies. Values can be shared and used concurrently as long as nobody
+// satisfies, and a [Reader] for the HTTP API. Values can be shared and used concurrently as long as nobody
 // changes them; maps given in are never changed and not kept.
 package declare
