@@ -2,6 +2,7 @@
 package examples
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
@@ -47,29 +48,49 @@ func TestExamples(t *testing.T) {
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
 					v := newVHost(t, brokers[0])
-					// The second run finds what an interrupted one has left behind.
-					for _, patience := range []time.Duration{time.Second, 2 * time.Minute} {
-						ctx, cancel := context.WithTimeout(t.Context(), patience)
-						defer cancel()
-						run := exec.CommandContext(ctx, filepath.Join(bin, name)) // killed when ctx ends
-						run.Env = append(os.Environ(), "HOPBACK_URL="+v.amqpURL)
-						var out, errs bytes.Buffer
-						run.Stdout, run.Stderr = &out, &errs
-						err := run.Run()
-						if patience < time.Minute {
-							v.settle(t)
-							continue
-						}
-						require.NoError(t, err, "%s%s", &out, &errs)
-						lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-						assert.Regexp(t, `^PROVEN: .*\d`, lines[len(lines)-1])
-						t.Log(lines[len(lines)-1])
-					}
+					killed := command(t, bin, name, v)
+					kill(t, killed)
+
+					// The next run finds what that one has left behind.
+					run := command(t, bin, name, v)
+					var out, errs bytes.Buffer
+					run.Stdout, run.Stderr = &out, &errs
+					require.NoError(t, run.Run(), "%s%s", &out, &errs)
+					lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+					assert.Regexp(t, `^PROVEN: .*\d`, lines[len(lines)-1])
+					t.Log(lines[len(lines)-1])
 					assert.JSONEq(t, "[]", v.queues(t), "all queues are deleted at the end")
 				})
 			}
 		})
 	}
+}
+
+// command runs an example, within two minutes.
+func command(t *testing.T, bin, name string, v *vhost) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	t.Cleanup(cancel)
+	c := exec.CommandContext(ctx, filepath.Join(bin, name))
+	c.Env = append(os.Environ(), "HOPBACK_URL="+v.amqpURL)
+	return c
+}
+
+// kill starts an example and kills it once it has declared its queues, and not before:
+// RabbitMQ 4.0 doesn't bear that a queue is deleted, as the next run does, while it is
+// still being declared. Its dead-lettering at least once may end for good, for all queues.
+func kill(t *testing.T, c *exec.Cmd) {
+	t.Helper()
+	out, err := c.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	declared := false
+	for lines := bufio.NewScanner(out); !declared && lines.Scan(); {
+		declared = strings.Contains(lines.Text(), "declared: ")
+	}
+	require.NoError(t, c.Process.Kill())
+	require.Error(t, c.Wait())
+	require.True(t, declared)
 }
 
 // vhost is a virtual host of its own, so that examples can run beside others.
@@ -94,19 +115,6 @@ func newVHost(t *testing.T, b *broker.Broker) *vhost {
 func (v *vhost) queues(t *testing.T) string {
 	t.Helper()
 	return v.http(t, http.MethodGet, "/api/queues/"+v.name+"?columns=name")
-}
-
-// settle waits until the broker has done all that a killed run had still asked it for.
-func (v *vhost) settle(t *testing.T) {
-	t.Helper()
-	for before := ""; ; {
-		now := v.queues(t)
-		if now == before {
-			return
-		}
-		before = now
-		time.Sleep(500 * time.Millisecond)
-	}
 }
 
 func (v *vhost) http(t *testing.T, method, path string) string {

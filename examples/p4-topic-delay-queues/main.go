@@ -184,7 +184,6 @@ func work(s *show.Stage, p retry.Policy) (byOld, byHopback int) {
 	show.Next(s, done, "the last delivery")
 	stopOld()
 	stopHopback()
-	s.Check(publisher.Close(s.Ctx))
 
 	s.Say("x-retry-count of %q: %s", "flaky 1", strings.Join(counters["flaky 1"], ", "))
 	s.Say("deliveries: %d to the old worker, %d to hopback's", workers["old"], workers["hopback"])

@@ -124,7 +124,6 @@ func failedProcess(s *show.Stage) (attempts, dead int) {
 	})
 	stopWorker()
 	stopProcess()
-	s.Check(publisher.Close(s.Ctx))
 	s.Want(attempts == 1+2*len(delays), "from the first retry on there are two: %d attempts", attempts)
 	return attempts, dead
 }
