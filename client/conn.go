@@ -233,6 +233,15 @@ func (c *Conn) leave(u closer) {
 // later calls return what the first did.
 func (c *Conn) Close(ctx context.Context) error {
 	c.closeOnce.Do(func() {
+		// With the connection gone, nothing waits for its broker any longer.
+		cutOff := context.AfterFunc(ctx, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.live != nil {
+				c.live.fail()
+			}
+		})
+		defer cutOff()
 		c.mu.Lock()
 		close(c.closing)
 		users := make([]closer, 0, len(c.users))

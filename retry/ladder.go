@@ -115,7 +115,8 @@ func (l Ladder) topology(n Names) declare.Topology {
 	for level := range l.Levels {
 		own, below := l.exchange(n, level), l.exchange(n, level-1)
 		before := strings.Repeat("*.", l.Levels-1-level)
-		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: own, Type: declare.Topic})
+		// A key that isn't of a ladder would block the level above.
+		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: own, Type: declare.Topic, AlternateExchange: n.parkingExchange()})
 		t.Queues = append(t.Queues, declare.QuorumQueue{
 			Name: own, MessageTTL: l.Unit << level,
 			DeadLetter: declare.DeadLetter{Exchange: below, Strategy: declare.AtLeastOnce},
