@@ -76,9 +76,6 @@ func (c *Conn) openSession(ctx context.Context) (session, error) {
 	}
 	s, err := bounded(ctx, w,
 		func(ctx context.Context) (*amqpSession, error) {
-			if err := w.rested(ctx); err != nil {
-				return nil, err
-			}
 			// go-amqp closes the whole connection for one session too many.
 			if w.sessions.Add(1) > maxSessions {
 				w.sessions.Add(-1)
@@ -129,7 +126,7 @@ func (s *amqpSession) receiver(ctx context.Context, source string, takenBack fun
 			if err != nil {
 				return nil, err
 			}
-			return &amqpReceiver{r, s.w}, nil
+			return &amqpReceiver{r}, nil
 		},
 		func(r receiverLink) { _ = r.close(s.w.ctx) })
 }
@@ -144,26 +141,18 @@ func (s *amqpSession) sender(ctx context.Context, target string) (senderLink, er
 			if err != nil {
 				return nil, err
 			}
-			return &amqpSender{l, s.w}, nil
+			return &amqpSender{l}, nil
 		},
 		func(l senderLink) { _ = l.close(s.w.ctx) })
 }
 
-type amqpReceiver struct {
-	r *amqp.Receiver
-	w *wire
-}
+type amqpReceiver struct{ r *amqp.Receiver }
 
-func (l *amqpReceiver) receive(ctx context.Context) (*Message, error) {
-	m, err := l.r.Receive(ctx, nil)
-	l.w.sessionEnded(err)
-	return m, err
-}
-
-func (l *amqpReceiver) prefetched() *Message            { return l.r.Prefetched() }
-func (l *amqpReceiver) issueCredit(n uint32) error      { return l.r.IssueCredit(n) }
-func (l *amqpReceiver) drain(ctx context.Context) error { return l.r.DrainCredit(ctx, nil) }
-func (l *amqpReceiver) close(ctx context.Context) error { return l.r.Close(ctx) }
+func (l *amqpReceiver) receive(ctx context.Context) (*Message, error) { return l.r.Receive(ctx, nil) }
+func (l *amqpReceiver) prefetched() *Message                          { return l.r.Prefetched() }
+func (l *amqpReceiver) issueCredit(n uint32) error                    { return l.r.IssueCredit(n) }
+func (l *amqpReceiver) drain(ctx context.Context) error               { return l.r.DrainCredit(ctx, nil) }
+func (l *amqpReceiver) close(ctx context.Context) error               { return l.r.Close(ctx) }
 
 // settle returns when the disposition is written; the broker never confirms one.
 // Its ctx has no deadline on purpose, see wire.ctx; the link's end ends it.
@@ -186,34 +175,23 @@ func (l *amqpReceiver) settle(m *Message, d disposition) error {
 	}
 }
 
-type amqpSender struct {
-	s *amqp.Sender
-	w *wire
-}
+type amqpSender struct{ s *amqp.Sender }
 
 func (l *amqpSender) send(ctx context.Context, m *Message) (receipt, bool, error) {
 	// Sizes are compared before anything is written; so are values that can't be
 	// encoded. Both come as errors that are not about the link.
 	r, err := l.s.SendWithReceipt(ctx, m, nil)
 	if err != nil {
-		l.w.sessionEnded(err)
 		return nil, !localSendError(err), err
 	}
-	return &amqpReceipt{r, l.w}, true, nil
+	return &amqpReceipt{r}, true, nil
 }
 
 func (l *amqpSender) close(ctx context.Context) error { return l.s.Close(ctx) }
 
-type amqpReceipt struct {
-	r amqp.SendReceipt
-	w *wire
-}
+type amqpReceipt struct{ r amqp.SendReceipt }
 
-func (r *amqpReceipt) wait(ctx context.Context) (amqp.DeliveryState, error) {
-	state, err := r.r.Wait(ctx)
-	r.w.sessionEnded(err)
-	return state, err
-}
+func (r *amqpReceipt) wait(ctx context.Context) (amqp.DeliveryState, error) { return r.r.Wait(ctx) }
 
 // pause waits for d or the end of ctx, and says whether it waited to the end.
 func pause(ctx context.Context, d time.Duration) bool {

@@ -409,15 +409,10 @@ type requestLink interface {
 	send(ctx context.Context, m *Message) error
 }
 
-type managementSender struct {
-	s *amqp.Sender
-	w *wire
-}
+type managementSender struct{ s *amqp.Sender }
 
 func (m managementSender) send(ctx context.Context, msg *Message) error {
-	err := m.s.Send(ctx, msg, nil)
-	m.w.sessionEnded(err)
-	return err
+	return m.s.Send(ctx, msg, nil)
 }
 
 // openManagement opens a session with the pair of links that RabbitMQ wants:
@@ -461,5 +456,5 @@ func openManagement(ctx context.Context, c *Conn) (session, requestLink, receive
 		closeSession(sess)
 		return nil, nil, nil, err
 	}
-	return sess, managementSender{l.s, as.w}, &amqpReceiver{l.r, as.w}, nil
+	return sess, managementSender{l.s}, &amqpReceiver{l.r}, nil
 }

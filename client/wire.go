@@ -67,15 +67,9 @@ type wire struct {
 	net        net.Conn
 	broker     Broker
 	sessions   atomic.Int64
-	// turn is held by whoever opens or closes a session or a link. go-amqp frees a
-	// session's channel number when the broker ends the session, before it has
-	// answered; a session begun on that number in between is never answered by
-	// RabbitMQ 4.0, which still waits for the end of the old one. An attach to
-	// something missing makes 4.0 end the session, so nothing else may begin
-	// meanwhile.
+	// turn is held by whoever opens or closes a session or a link: one at a time,
+	// so that the one that gets no answer is known.
 	turn chan struct{}
-	// restUntil, in Unix nanoseconds: before it no session begins. See sessionEnded.
-	restUntil atomic.Int64
 	// ctx ends when the connection does. It has no deadline: go-amqp would make
 	// one into a write deadline, whose end closes the connection.
 	ctx    context.Context
@@ -106,7 +100,8 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 		}
 		raw = t
 	}
-	watched := &handshake{Conn: coalesce(raw)}
+	numbers := &channels{Conn: coalesce(raw)}
+	watched := &handshake{Conn: numbers}
 	conn, err := amqp.NewConn(ctx, watched, &amqp.ConnOptions{
 		ContainerID:  cfg.Name,
 		HostName:     "vhost:" + ep.vhost,
@@ -130,6 +125,7 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 	props := conn.Properties()
 	text := func(key string) string { s, _ := props[key].(string); return s }
 	w.broker = Broker{Product: text("product"), Version: text("version"), Node: text("node"), Cluster: text("cluster_name")}
+	numbers.rests.Store(!w.broker.AtLeast(4, 3))
 	return w, nil
 }
 
@@ -201,36 +197,6 @@ func (h *handshake) refusal() string {
 	return clip(string(text), 200)
 }
 
-// sessionRest is how long no session begins on a connection after the broker has
-// ended one.
-const sessionRest = 250 * time.Millisecond
-
-// sessionEnded looks at an error of go-amqp for a session that the broker has
-// ended. RabbitMQ 4.0 forgets such a session some time after it was answered, and
-// what arrives on its channel number meanwhile is lost: a session that go-amqp
-// begins on the number within a millisecond or so is never answered. 4.3 answers.
-func (w *wire) sessionEnded(err error) {
-	if err == nil || w.broker.AtLeast(4, 3) {
-		return
-	}
-	if s, ok := errors.AsType[*amqp.SessionError](err); ok && s.RemoteErr != nil {
-		w.restUntil.Store(time.Now().Add(sessionRest).UnixNano())
-	}
-}
-
-// rested waits until a session may begin.
-func (w *wire) rested(ctx context.Context) error {
-	for {
-		left := time.Until(time.Unix(0, w.restUntil.Load()))
-		if left <= 0 {
-			return nil
-		}
-		if !pause(ctx, left) {
-			return context.Cause(ctx)
-		}
-	}
-}
-
 // fail ends the connection at once, without the close handshake that a broker
 // which doesn't answer would delay.
 func (w *wire) fail() { _ = w.net.Close() }
@@ -257,7 +223,6 @@ func bounded[T any](ctx context.Context, w *wire, open func(ctx context.Context)
 		t := time.AfterFunc(linkTimeout, w.fail)
 		v, err := open(w.ctx)
 		t.Stop()
-		w.sessionEnded(err)
 		<-w.turn
 		done <- result{v, err}
 	}()
