@@ -22,9 +22,9 @@ import (
 // switching it off (RecoveryConfiguration.ActiveRecovery: false) spares a
 // goroutine that sleeps for some seconds after each loss.
 //
-// NewConnection of version 1.0.0 sets a connection's id without a lock, which the
-// race detector may report when that connection is lost; rabbitmqamqp.Dial
-// doesn't.
+// Version 1.0.0 writes to a connection without a lock at the end of NewConnection,
+// and of Dial: the race detector may report that of a connection that is lost
+// meanwhile.
 type Dialer func(context.Context) (*rabbitmqamqp.AmqpConnection, error)
 
 // Config is how to consume. The zero value handles one message at a time.

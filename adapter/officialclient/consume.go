@@ -286,7 +286,10 @@ type stint struct {
 	left      chan struct{} // leave is reached
 	closing   chan struct{} // workers take no more deliveries
 	workers   sync.WaitGroup
-	work      sync.WaitGroup // forwards
+
+	mu      sync.Mutex
+	ended   bool           // no forward begins any more; guarded by mu
+	copying sync.WaitGroup // of forwards; mu is held to add to it
 }
 
 type delivery struct {
@@ -438,7 +441,11 @@ func (s *stint) handle(ctx context.Context, d *delivery) {
 
 func (s *stint) carryOut(d *delivery, what resolution, cause error) {
 	if what.do == forward {
-		s.work.Go(func() { s.forward(d, what.copy) })
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !s.ended {
+			s.copying.Go(func() { s.forward(d, what.copy) })
+		}
 		return
 	}
 	what = counted(what, d.Message(), s.cfg.FailureLimit, cause)
@@ -544,11 +551,14 @@ func (s *stint) drain(handlers handlerContext) {
 // end ends what is left after a drain: copies that aren't confirmed by now never
 // will be, for this consumer.
 func (s *stint) end() {
+	s.mu.Lock()
+	s.ended = true
+	s.mu.Unlock()
 	s.forwards.close()
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		s.work.Wait()
+		s.copying.Wait()
 	}()
 	t := time.NewTimer(closeTimeout)
 	defer t.Stop()

@@ -40,6 +40,8 @@
 //     Config.Prefetch messages wait with this consumer; they go back when its
 //     link closes. RabbitMQ 4.0 counts that toward their delivery limit, 4.3
 //     doesn't.
+//   - [client.ControlFrom] finds nothing in a handler, so what pauses a consumer
+//     can't pause this one.
 //   - It doesn't tell when RabbitMQ 4.3 takes a message back from a handler that
 //     exceeds the consumer timeout (30 minutes by default). That message is
 //     delivered elsewhere, and the consumer gets nothing more until the handler
@@ -47,7 +49,8 @@
 //
 // # What it is guarded against
 //
-// Each of these was reproduced with version 1.0.0, and has a test here:
+// Each of these was seen with version 1.0.0, and has a test here or in the folder
+// integration:
 //
 //   - All links of a connection share one session. RabbitMQ 4.0 ends it over one
 //     attach to something missing, and the connection's State stays open. So
