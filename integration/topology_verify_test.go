@@ -22,10 +22,12 @@ func TestVerifyFindsNothingInOurOwnTopology(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
 		all := shopTopology(t)
-		for _, strategy := range []retry.Strategy{retry.Republish, retry.DeadLetter, retry.Native, retry.Auto} {
-			topology, err := retry.Topology(
-				retry.Policy{Strategy: strategy, Names: retry.Names{Prefix: strategy.String() + "."}},
-				declare.QuorumQueue{Name: "work-" + strategy.String(), DeliveryLimit: 3})
+		for name, policy := range map[string]retry.Policy{
+			"republish": {}, "dead-letter": {Strategy: retry.DeadLetter}, "native": {Strategy: retry.Native},
+			"auto": {Strategy: retry.Auto}, "any-delay": {AnyDelay: &retry.Ladder{}},
+		} {
+			policy.Names.Prefix = name + "."
+			topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "work-" + name, DeliveryLimit: 3})
 			require.NoError(t, err)
 			all, err = declare.Merge(all, topology)
 			require.NoError(t, err)
