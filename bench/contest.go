@@ -19,6 +19,7 @@ import (
 type contest struct {
 	name, title string
 	quick, long bool // quick: also with -quick; long: only with -long
+	drawn       bool // in the SVG
 	maxRounds   int
 	contestants []contestant
 	pairs       []pair
@@ -69,20 +70,20 @@ const (
 func contests() []contest {
 	all := []contest{
 		{
-			name: "publish", title: "publish, confirmed, 256 B", quick: true, run: runPublish(256),
+			name: "publish", title: "publish, confirmed, 256 B", quick: true, drawn: true, run: runPublish(256),
 			contestants: []contestant{{name: nHop, peer: hopback{}}, {name: nRaw, peer: rawPipelined{}}, {name: nOne, peer: rawOneByOne{}, fewer: 10},
 				{name: nOfficial, peer: official{}}, {name: n091, peer: amqp091Peer{}}, {name: nWatermill, peer: watermillPeer{}, fewer: 2}},
 			pairs: []pair{{ours: nHop, peer: nRaw, faster: 1.2, cpu: 0.8}, {ours: nHop, peer: nOne, faster: 15}, {ours: nHop, peer: nOfficial},
 				{ours: nHop, peer: n091, faster: 1}, {ours: nHop, peer: nWatermill}},
 		},
 		{
-			name: "consume", title: "consume and accept, no-op handler, 256 B", quick: true, run: runConsume(256, false),
+			name: "consume", title: "consume and accept, no-op handler, 256 B", quick: true, drawn: true, run: runConsume(256, false),
 			contestants: consumers(),
 			pairs: []pair{{ours: nHop, peer: nRaw, faster: 1.05, cpu: 0.9, allocs: 6}, {ours: nHop, peer: nOfficial},
 				{ours: nHop, peer: n091}, {ours: nHop, peer: nWatermill}},
 		},
 		{
-			name: "consume-json", title: "consume and accept, typed JSON handler, 256 B", quick: true, run: runConsume(256, true),
+			name: "consume-json", title: "consume and accept, typed JSON handler, 256 B", quick: true, drawn: true, run: runConsume(256, true),
 			contestants: consumers(),
 			pairs: []pair{{ours: nHop, peer: nRaw, faster: 0.95, allocs: 6}, {ours: nHop, peer: nOfficial},
 				{ours: nHop, peer: n091}, {ours: nHop, peer: nWatermill}},
@@ -147,7 +148,7 @@ func failing(concurrency int) contest {
 	slow := map[int]int{1: 20, 16: 4, 256: 2}[concurrency]
 	c := contest{
 		name: fmt.Sprintf("fail-%d", concurrency), title: fmt.Sprintf("every message fails, handler concurrency %d", concurrency),
-		quick: concurrency == 1, run: runFailing(concurrency),
+		quick: concurrency == 1, drawn: true, run: runFailing(concurrency),
 		contestants: []contestant{{name: nRepublish, peer: hopback{retry.Republish}}, {name: nDeadLetter, peer: hopback{retry.DeadLetter}},
 			{name: nNative, peer: hopback{retry.Native}, needs: since43},
 			{name: nTextbook, peer: rawOneByOne{}, fewer: slow}, {name: nOffBook, peer: official{}, fewer: slow}, {name: n091Book, peer: amqp091Peer{}, fewer: slow},

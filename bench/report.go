@@ -42,6 +42,7 @@ type result struct {
 	Left   []string             `json:"left_running,omitempty"`
 
 	order []string
+	drawn bool
 }
 
 // ratio compares two contestants, round by round: how many times as fast ours is
@@ -84,7 +85,7 @@ func newReport(l *lab, o options) *report {
 
 // contest runs the contestants of c in turn, beginning with another one each round.
 func (r *report) contest(ctx context.Context, l *lab, c contest) *result {
-	res := &result{Name: c.name, Title: c.title, Runs: map[string][]metrics{}}
+	res := &result{Name: c.name, Title: c.title, Runs: map[string][]metrics{}, drawn: c.drawn}
 	r.Results = append(r.Results, res)
 	var able []contestant
 	for _, p := range c.contestants {

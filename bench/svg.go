@@ -19,11 +19,11 @@ func (r *report) writeSVG(path string) error {
 	var groups []group
 	rows, most, least := 0, 2.0, 0.7
 	for _, res := range r.Results {
+		if !res.drawn {
+			continue
+		}
 		g := group{title: res.Title}
 		for _, q := range res.Ratios {
-			if q.Metric != rate || q.CPU == nil || strings.HasPrefix(res.Name, "shared") {
-				continue
-			}
 			g.bars = append(g.bars, q)
 			most, least = max(most, q.Times.Max), min(least, q.Times.Min)
 		}

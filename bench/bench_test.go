@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestEveryContestRuns runs the quick form with a handful of messages. It needs a
+// broker: HOPBACK_BENCH_URL names it.
+func TestEveryContestRuns(t *testing.T) {
+	url := os.Getenv("HOPBACK_BENCH_URL")
+	if url == "" {
+		t.Fatal("HOPBACK_BENCH_URL must name a broker")
+	}
+	dir := t.TempDir()
+	o := options{
+		url: url, rounds: 1, n: 200, quick: true, only: regexp.MustCompile(""), peers: regexp.MustCompile(""),
+		json: filepath.Join(dir, "out.json"), svg: filepath.Join(dir, "out.svg"), timeout: 5 * time.Minute, eachTimeout: time.Minute,
+	}
+	if err := run(context.Background(), o); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(o.json)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r report
+	if err := json.Unmarshal(b, &r); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range contests() {
+		if !c.quick {
+			continue
+		}
+		found := false
+		for _, res := range r.Results {
+			found = found || res.Name == c.name && len(res.Ratios) > 0
+		}
+		if !found {
+			t.Errorf("contest %s has no ratio", c.name)
+		}
+	}
+	f, err := os.Open(o.svg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for d := xml.NewDecoder(f); ; {
+		if _, err := d.Token(); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatalf("the drawing isn't well-formed: %v", err)
+		}
+	}
+}
+
+func TestRatiosAreTakenRoundByRound(t *testing.T) {
+	res := &result{Runs: map[string][]metrics{
+		"a": {{rate: 100}, {rate: 10}, nil, {rate: 30}},
+		"b": {{rate: 50}, {rate: 10}, {rate: 7}, {rate: 10}},
+	}}
+	res.compare(contest{pairs: []pair{{ours: "a", peer: "b", faster: 2.5}}})
+	if got := *res.Ratios[0].Times; got != (spread{2, 1, 3}) {
+		t.Errorf("ratios are %v", got)
+	}
+	if res.Ratios[0].Targets[0].Met {
+		t.Error("a missed target counts as met")
+	}
+}
+
+func TestTimingsTakeTheRightQuantiles(t *testing.T) {
+	var all []time.Duration
+	for i := range 100 {
+		all = append(all, time.Duration(100-i)*time.Millisecond)
+	}
+	m := timings(all)
+	if m[p50] != 50 || m[p99] != 99 || m[worst] != 100 {
+		t.Errorf("quantiles are %v", m)
+	}
+	if !math.IsNaN(spreadOf(nil).Median) {
+		t.Error("nothing has a median")
+	}
+}
+
+func TestTheRatiosFitInto100Columns(t *testing.T) {
+	wide := metrics{rate: 123.456, cpu: 98.765, allocs: 151, p50: 123.456, p99: 123.456}
+	for _, c := range contests() {
+		res := &result{Name: c.name, Title: c.title, Runs: map[string][]metrics{}}
+		for _, p := range c.contestants {
+			res.Runs[p.name] = []metrics{wide}
+		}
+		res.compare(c)
+		var b strings.Builder
+		res.printRatios(&b, nil)
+		for line := range strings.Lines(b.String()) {
+			if n := len([]rune(strings.TrimRight(line, "\n"))); n > 100 {
+				t.Errorf("%d columns: %s", n, line)
+			}
+		}
+	}
+}
