@@ -20,19 +20,24 @@ help: ## Show this
 demo: ## Run examples/quickstart with a real broker, which is started and ended
 	@$(BROKER) run any -- $(GO) run ./examples/quickstart
 
+.PHONY: examples
+examples: ## Run examples/p1 to p8, each an old retry system and its answer, with a real broker
+	@$(BROKER) run any -- bash -c 'for e in examples/p*/; do echo "=== $$e"; $(GO) run "./$$e" || exit 1; done'
+
 .PHONY: test
 test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and ended
 	@tools/test.sh
 
 .PHONY: unit
 unit: ## The tests that need no broker
-	@$(GO) test -race -count=1 -json $(UNIT) | $(GO) run ./internal/tally
+	@{ $(GO) test -race -count=1 -json $(UNIT); $(GO) -C adapter/officialclient test -race -count=1 -json .; } | $(GO) run ./internal/tally
 
 .PHONY: lint
 lint: ## Check formatting, go vet and staticcheck
 	@files=$$(gofmt -l .); [ -z "$$files" ] || { printf 'gofmt -w is needed for:\n%s\n' "$$files"; exit 1; }
 	@$(GO) vet ./...
 	@$(GO) tool -modfile=tools/go.mod staticcheck ./...
+	@cd adapter/officialclient && $(GO) vet ./... && $(GO) tool -modfile=../../tools/go.mod staticcheck ./...
 	@echo "lint: nothing found"
 
 .PHONY: fuzz

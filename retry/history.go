@@ -131,6 +131,15 @@ func millis(v any) time.Time {
 // broker did.
 type Lane string
 
+// The lanes of what a worker has given up: its Reason.
+const (
+	LaneExhausted     = Lane(ReasonExhausted)
+	LanePermanent     = Lane(ReasonPermanent)
+	LaneUndecodable   = Lane(client.ReasonUndecodable)
+	LanePanicked      = Lane(client.ReasonPanicked)
+	LaneUnforwardable = Lane(client.ReasonUnforwardable)
+)
+
 // The lanes of what the broker gives up by itself.
 const (
 	// LaneDeliveryLimit: delivered too often without being settled, mostly since

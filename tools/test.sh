@@ -46,6 +46,8 @@ ${MAKE:-make} --no-print-directory lint || failed lint
 mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /examples)
 mapfile -t with_broker < <($GO list ./integration/... ./examples/... 2>/dev/null)
 run_tests "${unit[@]}"
+# A module of its own, so that the official client isn't among what hopback needs.
+$GO -C adapter/officialclient test $race -count=1 -timeout=8m -json . >&3
 
 wait "$up"
 came_up=$?
@@ -53,6 +55,7 @@ up=
 if [ $came_up -eq 0 ]; then
 	# One package at a time: lateness is measured.
 	run_tests -p=1 "${with_broker[@]}"
+	$GO -C adapter/officialclient test $race -count=1 -timeout=8m -json ./integration >&3
 else
 	failed "integration: no broker"
 fi
