@@ -1,0 +1,156 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/Azure/go-amqp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+)
+
+// obstacle is something that keeps a failed message from being held for its
+// delay of 3 s.
+type obstacle struct {
+	name string
+	// says is what the log tells beside the address.
+	says string
+	set  func(t *testing.T, s *site, conn *client.Conn)
+}
+
+var obstacles = []obstacle{
+	{"delay queue missing", client.ErrUnroutable.Error(), func(t *testing.T, _ *site, conn *client.Conn) {
+		_, err := declare.DeleteQueue(t.Context(), conn.Management(), "delay_3s")
+		require.NoError(t, err)
+	}},
+	{"retry exchange missing", client.ErrNotFound.Error(), func(t *testing.T, _ *site, conn *client.Conn) {
+		require.NoError(t, declare.DeleteExchange(t.Context(), conn.Management(), "retry_exchange"))
+	}},
+	{"delay queue full", client.ErrRefused.Error(), func(t *testing.T, s *site, _ *client.Conn) {
+		s.http(t, http.MethodPut, "/policies/"+s.vhost+"/full", map[string]any{
+			"pattern": "^delay_3s$", "apply-to": "queues", "definition": map[string]any{"max-length": 1},
+		}, nil)
+		// The limit isn't exact: fill it up to the first refusal.
+		p := s.peer(t)
+		poll(t, "the delay queue is full", func() bool {
+			_, full := p.send(address.Queue("delay_3s"), held()).(*amqp.StateRejected)
+			return full
+		})
+	}},
+}
+
+// held is a message that stays in a delay queue for as long as it may.
+func held() *amqp.Message { return amqp.NewMessage([]byte("{}")) }
+
+const obstructedAddress = "/exchanges/retry_exchange/delay.3000.orders"
+
+// A copy that the broker doesn't take leaves the original where it is, says which
+// address is at fault, and goes out as soon as the obstacle is removed.
+func TestForwardThatIsNotTakenWaitsAndThenFlowsOn(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		for _, o := range obstacles {
+			t.Run(o.name, func(t *testing.T) {
+				s := newSite(t, s.Broker)
+				policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(3 * time.Second)}
+				work := declare.QuorumQueue{Name: "orders", DeliveryLimit: declare.NoRedelivery}
+				conn, log := s.connect(t, soon)
+				applyRetry(t, conn, policy, work)
+
+				attempts := make(chan int, 8)
+				consume(t, conn, "orders", retry.With(policy)(client.JSON(func(ctx context.Context, _ order) error {
+					d, _ := client.DeliveryFrom(ctx)
+					n := retry.Count(d.Message())
+					attempts <- n
+					if n == 0 {
+						return errors.New("not yet")
+					}
+					return nil
+				})), client.ConsumerConfig{})
+				awaitConsumers(t, conn, "orders", 1) // it checks the topology at its start
+				o.set(t, s, conn)
+				publish(t, publisher[order](t, conn, address.Queue("orders")), order{ID: 1})
+				require.Equal(t, 0, await(t, attempts, "the first attempt"))
+				poll(t, "the log names the address", func() bool {
+					return len(log.with("not taken, the original is kept", "to="+obstructedAddress, o.says)) > 0
+				})
+				// With this delivery limit the queue would dead-letter it if it came back.
+				assert.Zero(t, ready(t, conn, "orders.dead"))
+				if o.name == "delay queue full" {
+					s.http(t, http.MethodDelete, "/policies/"+s.vhost+"/full", nil, nil)
+				}
+				applyRetry(t, conn, policy, work)
+
+				assert.Equal(t, 1, await(t, attempts, "the second attempt"))
+				poll(t, "all is done", func() bool { return ready(t, conn, "orders") == 0 && ready(t, conn, "delay_3s") == 0 })
+				assert.Empty(t, attempts, "it was handled twice, no more")
+				assert.Zero(t, ready(t, conn, "orders.dead"))
+			})
+		}
+	})
+}
+
+// A copy that isn't taken for as long as ForwardPatience sends the original back
+// to its queue as a failed delivery, so that the queue's delivery limit ends what
+// can't be forwarded: in the dead-letter queue, not nowhere.
+func TestForwardThatIsNeverTakenEndsInTheDeadLetterQueue(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		for _, o := range obstacles {
+			t.Run(o.name, func(t *testing.T) {
+				s := newSite(t, s.Broker)
+				const limit = 2
+				policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(3 * time.Second)}
+				conn, log := s.connect(t, soon)
+				applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: limit})
+				attempts := make(chan uint32, 16)
+				consume(t, conn, "orders", retry.With(policy)(client.JSON(func(ctx context.Context, _ order) error {
+					d, _ := client.DeliveryFrom(ctx)
+					attempts <- d.DeliveryCount()
+					return errors.New("not yet")
+				})), client.ConsumerConfig{ForwardPatience: 300 * time.Millisecond})
+				awaitConsumers(t, conn, "orders", 1)
+				o.set(t, s, conn)
+				if o.name == "delay queue full" {
+					// What fills it expires meanwhile: keep it full.
+					keepFull(t, s)
+				}
+				s.peer(t).sendPlain(address.Queue("orders"), `{"id": 7}`)
+
+				m := s.peer(t).take("orders.dead", 1)[0]
+				assert.JSONEq(t, `{"id": 7}`, string(m.GetData()))
+				assertPlainProperties(t, m, o.name)
+				assert.Equal(t, "delivery_limit", m.Annotations["x-last-death-reason"])
+				for n := range uint32(limit + 1) {
+					assert.Equal(t, n, await(t, attempts, "an attempt"))
+				}
+				assert.Empty(t, attempts)
+				assert.Len(t, log.with("a forward failed, the original goes back to its queue", "to="+obstructedAddress, o.says), limit+1)
+			})
+		}
+	})
+}
+
+// keepFull sends to the delay queue until the test ends.
+func keepFull(t *testing.T, s *site) {
+	p := s.peer(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	l, err := p.s.NewSender(t.Context(), "/queues/delay_3s", nil)
+	require.NoError(t, err)
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			if r, err := l.SendWithReceipt(ctx, held(), nil); err == nil {
+				_, _ = r.Wait(ctx)
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+}
