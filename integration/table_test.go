@@ -1,0 +1,220 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+)
+
+// outcomeRow is what is to become of one message: how often it is handled, and in
+// which lane of the dead-letter queue it ends, if it does.
+type outcomeRow struct {
+	name     string
+	attempts int
+	lane     retry.Lane
+	handle   func(attempt int) error
+}
+
+// outcomeRows are every end that a message can come to, with a policy of 3 retries
+// and a delivery limit of 2.
+var outcomeRows = []outcomeRow{
+	{"succeeds at once", 1, retry.LaneNone, func(int) error { return nil }},
+	{"succeeds after 1", 2, retry.LaneNone, failUntil(2)},
+	{"succeeds after 3", 4, retry.LaneNone, failUntil(4)},
+	{"exhausted", 4, retry.LaneExhausted, failUntil(99)},
+	{"permanent", 1, retry.LanePermanent, func(int) error { return retry.Permanent(errors.New("no use")) }},
+	{"permanent later", 2, retry.LanePermanent, func(n int) error {
+		if n == 2 {
+			return retry.Permanent(errors.New("no use"))
+		}
+		return errors.New("not yet")
+	}},
+	{"undecodable", 0, retry.LaneUndecodable, nil},
+	{"panics", 1, retry.LanePanicked, func(int) error { panic("boo") }},
+	{"delivery limit", 3, retry.LaneDeliveryLimit, func(int) error { return client.Requeue{Failed: true} }},
+	{"expired", 0, retry.LaneExpired, nil},
+	{"discarded", 1, retry.LaneNone, func(int) error { return retry.Discard(errors.New("not wanted")) }},
+}
+
+func failUntil(attempt int) func(int) error {
+	return func(n int) error {
+		if n < attempt {
+			return fmt.Errorf("attempt %d", n)
+		}
+		return nil
+	}
+}
+
+// The table of every strategy, broker and outcome, with exact counts.
+func TestEveryOutcomeOfEveryStrategy(t *testing.T) {
+	var mu sync.Mutex
+	cells := map[string]map[string]string{} // row, column
+	columns := map[string]bool{}
+	set := func(row, column, cell string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if cells[row] == nil {
+			cells[row] = map[string]string{}
+		}
+		cells[row][column], columns[column] = cell, true
+	}
+	t.Cleanup(func() {
+		names := make([]string, 0, len(columns))
+		for c := range columns {
+			names = append(names, c)
+		}
+		slices.Sort(names)
+		t.Logf("REPORT attempts, and where it ended: %-17s%s", "", strings.Join(pad(names), ""))
+		for _, r := range outcomeRows {
+			line := make([]string, len(names))
+			for i, c := range names {
+				line[i] = cells[r.name][c]
+			}
+			t.Logf("REPORT %-18s%s", r.name, strings.Join(pad(line), ""))
+		}
+	})
+	forEachBroker(t, func(t *testing.T, s *site) {
+		if !s.newer() {
+			for _, r := range outcomeRows {
+				set(r.name, "native 4.0", "refused") // TestNativeIsRefusedWhereItWouldSpin
+			}
+		}
+		for name, edit := range strategies(s) {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t, s.Broker)
+				policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(60 * time.Millisecond)}
+				edit(&policy)
+				conn, _ := s.connect(t)
+				applyRetry(t, conn, policy, declare.QuorumQueue{Name: "work", DeliveryLimit: 2}, declare.QuorumQueue{Name: "idle", DeliveryLimit: 2})
+
+				var mu sync.Mutex
+				attempts := map[string]int{}
+				handled := make(chan string, 100)
+				consume(t, conn, "work", retry.With(policy)(client.JSON(func(_ context.Context, name string) error {
+					i := slices.IndexFunc(outcomeRows, func(r outcomeRow) bool { return r.name == name })
+					mu.Lock()
+					attempts[name]++
+					n := attempts[name]
+					mu.Unlock()
+					err := outcomeRows[i].handle(n)
+					if err == nil || strings.HasPrefix(name, "discard") {
+						handled <- name
+					}
+					return err
+				})), client.ConsumerConfig{Concurrency: 4})
+				dead := make(chan *client.Message, 100)
+				for _, q := range []string{"work.dead", "idle.dead"} {
+					consume(t, conn, q, client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+						dead <- d.Message()
+						return nil
+					}), client.ConsumerConfig{})
+				}
+
+				raw := publisher[*client.Message](t, conn, address.Queue("work"))
+				idle := publisher[*client.Message](t, conn, address.Queue("idle"))
+				alive := 0
+				for _, r := range outcomeRows {
+					m := client.NewMessage(fmt.Appendf(nil, "%q", r.name))
+					m.Properties.MessageID = r.name
+					switch r.name {
+					case "undecodable":
+						m.Data = [][]byte{[]byte("{broken")}
+						publish(t, raw, m)
+					case "expired":
+						m.Header.TTL = 100 * time.Millisecond
+						publish(t, idle, m) // nobody handles this queue's messages
+					default:
+						publish(t, raw, m)
+					}
+					if r.lane == retry.LaneNone {
+						alive++
+					}
+				}
+				ended := map[string]retry.Lane{}
+				for range alive {
+					ended[await(t, handled, "a message that succeeds")] = retry.LaneNone
+				}
+				for range len(outcomeRows) - alive {
+					m := await(t, dead, "a dead letter")
+					id, _ := m.Properties.MessageID.(string)
+					_, twice := ended[id]
+					assert.False(t, twice, "%s is dead twice, or succeeded and is dead", id)
+					ended[id] = retry.Autopsy(m).Lane
+				}
+				for _, q := range []string{"work", "idle", "parking_queue"} {
+					poll(t, q+" is empty", func() bool { return ready(t, conn, q) == 0 })
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				for _, r := range outcomeRows {
+					lane, ok := ended[r.name]
+					require.True(t, ok, "%s came to no end", r.name)
+					assert.Equal(t, r.lane, lane, r.name)
+					assert.Equal(t, r.attempts, attempts[r.name], "attempts of %s", r.name)
+					where := string(lane)
+					if where == "" {
+						where = "done"
+					}
+					set(r.name, name+" "+s.Version, fmt.Sprintf("%d %s", attempts[r.name], where))
+				}
+			})
+		}
+	})
+}
+
+func pad(cells []string) []string {
+	padded := make([]string, len(cells))
+	for i, c := range cells {
+		padded[i] = fmt.Sprintf("%-17s", c)
+	}
+	return padded
+}
+
+// A long delay in front doesn't hold up a short one behind it, whatever the strategy.
+func TestShortDelayIsNotHeldUpByALongOneWithAnyStrategy(t *testing.T) {
+	forEachStrategy(t, func(t *testing.T, s *site, policy retry.Policy) {
+		const long, short = 2 * time.Second, 200 * time.Millisecond
+		policy.Backoff = retry.Delays(short, long) // so that there are queues for both
+		conn, _ := s.connect(t)
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "work", DeliveryLimit: 2})
+		type back struct {
+			delay time.Duration
+			after time.Duration
+		}
+		var mu sync.Mutex
+		failed := map[time.Duration]time.Time{}
+		came := make(chan back, 10)
+		consume(t, conn, "work", retry.With(policy)(client.JSON(func(ctx context.Context, delay time.Duration) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if retry.Attempt(ctx) == 1 {
+				failed[delay] = time.Now()
+				return retry.After(delay, nil)
+			}
+			came <- back{delay, time.Since(failed[delay])}
+			return nil
+		})), client.ConsumerConfig{})
+		p := publisher[time.Duration](t, conn, address.Queue("work"))
+		publish(t, p, long)
+		publish(t, p, short)
+		first, second := await(t, came, "the short one"), await(t, came, "the long one")
+		assert.Equal(t, short, first.delay, "it doesn't wait for the long one in front")
+		assert.GreaterOrEqual(t, first.after, short-5*time.Millisecond)
+		assert.GreaterOrEqual(t, second.after, long-5*time.Millisecond)
+		t.Logf("REPORT %s: asked %v behind %v, had %v and %v", t.Name(), short, long, first.after.Round(time.Millisecond), second.after.Round(time.Millisecond))
+	})
+}
