@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -55,6 +56,9 @@ func Validate(m *Message) error {
 	}{{"Annotations", m.Annotations}, {"DeliveryAnnotations", m.DeliveryAnnotations}} {
 		for k, v := range s.a {
 			if err := checkAnnotation("message "+s.name, k, v); err != nil {
+				return err
+			}
+			if err := checkReadable("message "+s.name, k, v); err != nil {
 				return err
 			}
 		}
@@ -164,6 +168,44 @@ func checkAnnotation(name string, key, value any) error {
 		return argument.New(name+" key", k, `doesn't begin with "x-", is over 255 bytes, or is not valid UTF-8`, `use a key such as "x-opt-tenant"`)
 	}
 	return checkValue(name+"["+quote(k)+"]", value, 0)
+}
+
+// checkReadable refuses annotations that RabbitMQ can't read or write again. 4.0 and
+// 4.3 take a message with a null annotation and then end the connection of every
+// consumer that they deliver it to. They can't read an array of integers as go-amqp
+// writes it, with small numbers in one byte: 4.0 ends the session, 4.3 the link.
+func checkReadable(name string, key, v any) error {
+	switch v.(type) {
+	case nil, amqp.Null: // a delivery annotation wouldn't reach anybody in any case
+		return argument.New(fmt.Sprintf("%s[%.70q]", name, fmt.Sprint(key)), nil, "is null, which ends the connection of each consumer that it is delivered to", "leave it out")
+	}
+	if hasIntegerArray(v) {
+		return argument.New(fmt.Sprintf("%s[%.70q]", name, fmt.Sprint(key)), fmt.Sprintf("%T", v), "has an array of integers, which RabbitMQ can't read in an annotation", "use []any")
+	}
+	return nil
+}
+
+// hasIntegerArray looks into a value that checkValue has passed.
+func hasIntegerArray(v any) bool {
+	switch v := v.(type) {
+	case []int32, []int64, []uint32, []uint64:
+		return true
+	case []any:
+		return slices.ContainsFunc(v, hasIntegerArray)
+	case map[string]any:
+		for _, e := range v {
+			if hasIntegerArray(e) {
+				return true
+			}
+		}
+	case map[any]any:
+		for _, e := range v {
+			if hasIntegerArray(e) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // simple is the fast path of checkValue.
