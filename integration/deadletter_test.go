@@ -31,8 +31,8 @@ func TestGivenUpMessageEndsInTheDeadLetterQueueWithItsStory(t *testing.T) {
 		reason  client.Reason
 		text    string // within the error text
 		retries int64
-		// A panic passes the decorator by: what it would add is missing, and the
-		// broker's account and the counter have to do.
+		// runtime.Goexit passes the decorator by: what it would add is missing, and
+		// the broker's account and the counter have to do.
 		bare bool
 	}{
 		{
@@ -63,7 +63,7 @@ func TestGivenUpMessageEndsInTheDeadLetterQueueWithItsStory(t *testing.T) {
 		{
 			queue:  "panicking",
 			handle: func(context.Context, order) error { panic("index out of order") },
-			reason: client.ReasonPanicked, text: "index out of order", bare: true,
+			reason: client.ReasonPanicked, text: "index out of order",
 		},
 		{
 			queue:  "goexit",
@@ -78,7 +78,7 @@ func TestGivenUpMessageEndsInTheDeadLetterQueueWithItsStory(t *testing.T) {
 				}
 				return errors.New("not yet")
 			},
-			reason: client.ReasonPanicked, text: "declined", retries: 1, bare: true,
+			reason: client.ReasonPanicked, text: "declined", retries: 1,
 		},
 		{
 			queue: "own-outcome",

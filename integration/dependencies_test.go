@@ -1,0 +1,39 @@
+package integration
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// Whoever uses the SDK gets the standard library and go-amqp, and nothing else.
+func TestSDKDependsOnGoAMQPAlone(t *testing.T) {
+	t.Parallel()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}",
+		"../address", "../argument", "../client", "../declare", "../retry").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for path := range strings.FieldsSeq(string(out)) {
+		assert.True(t, strings.HasPrefix(path, "github.com/hopback/hopback/") || strings.HasPrefix(path, "github.com/Azure/go-amqp"), path)
+	}
+}
+
+// The layers know of each other what the architecture says, and no more.
+func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
+	t.Parallel()
+	const module = "github.com/hopback/hopback/"
+	for pkg, may := range map[string][]string{
+		"argument": {}, "address": {"argument"}, "declare": {"address", "argument"}, "client": {"address", "argument"},
+		"retry": {"address", "argument", "client", "declare"},
+	} {
+		out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{join .Imports "\n"}}`, "../"+pkg).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		for path := range strings.FieldsSeq(string(out)) {
+			if name, ours := strings.CutPrefix(path, module); ours && !strings.HasPrefix(name, "internal/") {
+				assert.Contains(t, may, name, pkg)
+			}
+		}
+	}
+}

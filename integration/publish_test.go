@@ -1,0 +1,267 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/Azure/go-amqp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+)
+
+func TestPublishToNowhereIsErrUnroutable(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, log := s.connect(t)
+		for _, to := range []address.Address{address.Exchange("amq.topic", "nobody.listens"), address.Exchange("amq.fanout", "")} {
+			p := publisher[order](t, conn, to)
+			err := p.Publish(t.Context(), order{ID: 1})
+			assert.ErrorIs(t, err, client.ErrUnroutable)
+			assert.True(t, client.SafeToRetry(err))
+		}
+		anywhere := publisher[order](t, conn, address.Address{})
+		assert.ErrorIs(t, anywhere.Publish(t.Context(), order{}, client.PublishTo(address.Queue("missing"))), client.ErrUnroutable)
+		assert.ErrorAs(t, anywhere.Publish(t.Context(), order{}), new(*argument.Error))
+		assert.Empty(t, log.all())
+	})
+}
+
+func TestPublishToWhatIsMissingIsErrNotFound(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, log := s.connect(t)
+		for _, to := range []address.Address{address.Queue("missing"), address.Exchange("missing", "key")} {
+			_, err := client.NewPublisher[order](t.Context(), conn, to, client.PublisherConfig{})
+			assert.ErrorIs(t, err, client.ErrNotFound)
+			assert.ErrorContains(t, err, "missing")
+		}
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
+		anywhere := publisher[order](t, conn, address.Address{})
+		err := anywhere.Publish(t.Context(), order{}, client.PublishTo(address.Exchange("missing", "key")))
+		assert.ErrorIs(t, err, client.ErrNotFound)
+		publish(t, anywhere, order{}, client.PublishTo(address.Queue("orders"))) // the link lives on
+		assert.Empty(t, log.with("connection lost"))
+	})
+}
+
+// An exchange or queue that goes while a publisher has its link is told of, too,
+// and publishing works again when it is back.
+func TestPublisherFindsItsQueueAgain(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t, soon)
+		queue := queueOf(declare.QuorumQueue{Name: "orders"})
+		apply(t, conn, queue)
+		p := publisher[order](t, conn, address.Queue("orders"))
+		publish(t, p, order{ID: 1})
+		_, err := declare.DeleteQueue(t.Context(), conn.Management(), "orders")
+		require.NoError(t, err)
+		err = p.Publish(t.Context(), order{ID: 2})
+		// The broker may end the link before or after it has the message.
+		assert.True(t, errors.Is(err, client.ErrUnroutable) || errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrOutcomeUnknown), "%v", err)
+		apply(t, conn, queue)
+		poll(t, "it publishes again", func() bool { return p.Publish(t.Context(), order{ID: 3}) == nil })
+	})
+}
+
+func TestPublishToAFullQueueIsErrRefused(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders", MaxLength: 1, Overflow: declare.RejectPublish}))
+		p := publisher[order](t, conn, address.Queue("orders"))
+		var err error
+		poll(t, "the queue is full", func() bool { err = p.Publish(t.Context(), order{}); return err != nil })
+		require.ErrorIs(t, err, client.ErrRefused)
+		var e *client.Error
+		require.ErrorAs(t, err, &e)
+		if s.newer() {
+			assert.Equal(t, "amqp:resource-limit-exceeded", e.Condition)
+			assert.Contains(t, e.Error(), "orders")
+		} else {
+			assert.Contains(t, e.Text, "gave no reason")
+		}
+		report(t, s, "%v", err)
+		_, err = declare.Purge(t.Context(), conn.Management(), "orders")
+		require.NoError(t, err)
+		poll(t, "there is room again", func() bool { return p.Publish(t.Context(), order{}) == nil })
+	})
+}
+
+func TestMessageThatIsTooLargeIsRefusedBeforeItIsSent(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		wire, through := s.through(t)
+		conn, log := connectTo(t, through)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
+		p := publisher[*client.Message](t, conn, address.Queue("orders"))
+		sent := wire.Sent()
+		err := p.Publish(t.Context(), client.NewMessage(make([]byte, 16<<20+1)))
+		require.ErrorIs(t, err, client.ErrTooLarge)
+		assert.True(t, client.SafeToRetry(err))
+		assert.Less(t, wire.Sent()-sent, int64(1000))
+		publish(t, p, client.NewMessage(make([]byte, 8<<20)))
+		assert.Len(t, s.peer(t).take("orders", 1)[0].GetData(), 8<<20)
+		assert.Empty(t, log.all())
+	})
+}
+
+// What would end the link, the session or the connection, or poison a queue, never
+// leaves (B8, B9), and the connection lives on.
+func TestHostileMessagesAreRefusedBeforeTheyAreSent(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		wire, through := s.through(t)
+		conn, log := connectTo(t, through)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
+		p := publisher[*client.Message](t, conn, address.Queue("orders"))
+		loop := map[string]any{}
+		loop["self"] = loop
+		sent := wire.Sent()
+		for name, spoil := range map[string]func(m *client.Message){
+			"no body":                    func(m *client.Message) { m.Data = nil },
+			"two bodies":                 func(m *client.Message) { m.Value = "v" },
+			"annotation key without x-":  func(m *client.Message) { m.Annotations = amqp.Annotations{"tenant": "a"} },
+			"annotation key not a text":  func(m *client.Message) { m.Annotations = amqp.Annotations{7: "a"} },
+			"null annotation":            func(m *client.Message) { m.Annotations = amqp.Annotations{"x-opt-a": nil} },
+			"array in an annotation":     func(m *client.Message) { m.Annotations = amqp.Annotations{"x-opt-a": []int64{1}} },
+			"not UTF-8":                  func(m *client.Message) { m.Properties = &amqp.MessageProperties{Subject: new("\xff")} },
+			"property not UTF-8":         func(m *client.Message) { m.ApplicationProperties = map[string]any{"k": "\xff"} },
+			"property of a Go type":      func(m *client.Message) { m.ApplicationProperties = map[string]any{"k": struct{}{}} },
+			"property a list":            func(m *client.Message) { m.ApplicationProperties = map[string]any{"k": []any{1}} },
+			"nil pointer":                func(m *client.Message) { m.ApplicationProperties = map[string]any{"k": (*string)(nil)} },
+			"channel":                    func(m *client.Message) { m.Data, m.Value = nil, make(chan int) },
+			"a map that holds itself":    func(m *client.Message) { m.Data, m.Value = nil, loop },
+			"id of a bad type":           func(m *client.Message) { m.Properties = &amqp.MessageProperties{MessageID: 1.5} },
+			"delivery tag too long":      func(m *client.Message) { m.DeliveryTag = make([]byte, 33) },
+			"negative ttl":               func(m *client.Message) { m.Header = &amqp.MessageHeader{TTL: -1} },
+			"delivery annotation, no x-": func(m *client.Message) { m.DeliveryAnnotations = amqp.Annotations{"a": 1} },
+		} {
+			m := client.NewMessage([]byte("body"))
+			spoil(m)
+			err := p.Publish(t.Context(), m)
+			assert.ErrorAs(t, err, new(*argument.Error), name)
+			assert.True(t, client.SafeToRetry(err), name)
+		}
+		assert.ErrorAs(t, p.Publish(t.Context(), nil), new(*argument.Error))
+		assert.Equal(t, sent, wire.Sent())
+		publish(t, p, client.NewMessage([]byte("good")))
+		assert.Empty(t, log.all())
+	})
+}
+
+// A hostile outcome can't harm the connection either: error texts and annotations
+// are made fit, or left out.
+func TestHostileOutcomesLeaveTheConnectionAlone(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, log := s.connect(t)
+		apply(t, conn, declare.Topology{Queues: []declare.Queue{
+			declare.QuorumQueue{Name: "dead", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
+			declare.QuorumQueue{Name: "orders", DeliveryLimit: 1, DeadLetter: declare.ToQueue("dead")},
+		}})
+		outcomes := []error{
+			hostileError{},
+			client.DeadLetter{Reason: client.Reason(strings.Repeat("r", 100_000)), Err: hostileError{}},
+			client.DeadLetter{Annotations: map[string]any{"x-opt-null": nil}},
+			client.DeadLetter{Annotations: map[string]any{"x-opt-huge": strings.Repeat("h", 200_000)}},
+			client.DeadLetter{Annotations: map[string]any{"no-x": "a"}},
+			client.Modify{DeadLetter: true, Annotations: map[string]any{"x-opt-double": 1.5}},
+			client.Modify{Annotations: map[string]any{"x-opt-bad": "\xff"}},
+			client.Forward{To: address.Queue(""), Message: client.NewMessage(nil)},
+			client.Forward{To: address.Queue("dead"), Message: &client.Message{}},
+			client.Forward{To: address.Queue("dead"), Message: nil},
+			client.Forward{To: address.Queue("dead"), Message: client.NewMessage(make([]byte, 17<<20))},
+		}
+		consume(t, conn, "orders", client.JSON(func(_ context.Context, o order) error { return outcomes[o.ID] }), client.ConsumerConfig{Concurrency: 4})
+		p := publisher[order](t, conn, address.Queue("orders"))
+		for i := range outcomes {
+			publish(t, p, order{ID: i})
+		}
+		s.peer(t).take("dead", len(outcomes))
+		assert.Empty(t, log.with("lost"))
+	})
+}
+
+func TestManyPublishersAtOnceAreAllConfirmed(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		const publishers, each = 500, 4
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
+		p := publisher[order](t, conn, address.Queue("orders"))
+		began := time.Now()
+		var wg sync.WaitGroup
+		for i := range publishers {
+			wg.Go(func() {
+				for n := range each {
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					assert.NoError(t, p.Publish(ctx, order{ID: i*each + n}))
+					cancel()
+				}
+			})
+		}
+		wg.Wait()
+		report(t, s, "%d goroutines, %d messages confirmed in %v", publishers, publishers*each, time.Since(began).Round(time.Millisecond))
+		seen := map[string]bool{}
+		for _, m := range s.peer(t).take("orders", publishers*each) {
+			seen[string(m.GetData())] = true
+		}
+		assert.Len(t, seen, publishers*each)
+	})
+}
+
+// Callers that give up amid large messages break nothing for the others (B10, B11).
+func TestCancelledPublishesHarmNobodyElse(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		const rounds, large = 40, 1 << 20
+		conn, log := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
+		drain := make(chan int, 10_000)
+		consume(t, conn, "orders", client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+			drain <- len(d.Message().GetData())
+			return nil
+		}), client.ConsumerConfig{})
+		p := publisher[*client.Message](t, conn, address.Queue("orders"))
+		body := make([]byte, large)
+		var gaveUp, outcomeKnown atomic.Int64
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range rounds / 4 {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.IntN(200_000))*time.Microsecond)
+					err := p.Publish(ctx, client.NewMessage(body))
+					cancel()
+					switch {
+					case err == nil:
+						outcomeKnown.Add(1)
+					case errors.Is(err, client.ErrNotSent) || errors.Is(err, client.ErrOutcomeUnknown):
+						assert.ErrorIs(t, err, context.DeadlineExceeded)
+						gaveUp.Add(1)
+					default:
+						t.Error(err)
+					}
+				}
+			})
+			wg.Go(func() {
+				for range rounds / 4 {
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					assert.NoError(t, p.Publish(ctx, client.NewMessage([]byte("innocent"))))
+					cancel()
+				}
+			})
+		}
+		wg.Wait()
+		for innocent := 0; innocent < rounds; {
+			if await(t, drain, fmt.Sprintf("innocent message %d", innocent)) != large {
+				innocent++
+			}
+		}
+		assert.Empty(t, log.all())
+		report(t, s, "%d large messages given up, %d sent in time, %d others untouched", gaveUp.Load(), outcomeKnown.Load(), rounds)
+	})
+}

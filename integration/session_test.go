@@ -1,0 +1,137 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+)
+
+// RabbitMQ closes a connection over its 65th session (B12): hopback refuses it.
+func TestSessionTooManyIsErrSessionLimit(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, log := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"})) // takes the management's session
+		var open []*client.Publisher[order]
+		for {
+			p, err := client.NewPublisher[order](t.Context(), conn, address.Queue("orders"), client.PublisherConfig{})
+			if err != nil {
+				require.ErrorIs(t, err, client.ErrSessionLimit)
+				break
+			}
+			open = append(open, p)
+			require.Less(t, len(open), 100)
+		}
+		assert.Len(t, open, 63)
+		nothing := client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil })
+		assert.ErrorIs(t, conn.Consume(t.Context(), "orders", nothing, client.ConsumerConfig{}), client.ErrSessionLimit)
+		for i, p := range open {
+			publish(t, p, order{ID: i})
+		}
+		require.NoError(t, open[0].Close(t.Context()))
+		p := publisher[order](t, conn, address.Queue("orders"))
+		publish(t, p, order{ID: 99})
+		assert.Empty(t, log.all())
+	})
+}
+
+// RabbitMQ 4.0 ends a session over an attach to something missing (B5), and doesn't
+// answer a session that begins on its channel right then. Whoever opens and closes
+// beside that is neither hung up nor cut off.
+func TestAttachingToWhatIsMissingHarmsNobodyElse(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		const each, rounds = 3, 6
+		conn, log := s.connect(t)
+		node := conn.Broker()
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders", DeliveryLimit: declare.Unlimited}))
+		steady := publisher[order](t, conn, address.Queue("orders"))
+		var got atomic.Int64
+		consume(t, conn, "orders", client.JSON(func(context.Context, order) error { got.Add(1); return nil }), client.ConsumerConfig{})
+		nothing := client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil })
+
+		var mu sync.Mutex
+		var took []time.Duration
+		timed := func(what string, f func(ctx context.Context) error, want error) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			began := time.Now()
+			err := f(ctx)
+			if want == nil {
+				assert.NoError(t, err, what)
+			} else {
+				assert.ErrorIs(t, err, want, what)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			took = append(took, time.Since(began))
+		}
+		var wg sync.WaitGroup
+		for i := range each {
+			wg.Go(func() {
+				for range rounds {
+					timed("consume from a missing queue", func(ctx context.Context) error {
+						return conn.Consume(ctx, fmt.Sprintf("missing-%d", i), nothing, client.ConsumerConfig{})
+					}, client.ErrNotFound)
+					timed("publish to a missing exchange", func(ctx context.Context) error {
+						_, err := client.NewPublisher[order](ctx, conn, address.Exchange("missing", ""), client.PublisherConfig{})
+						return err
+					}, client.ErrNotFound)
+				}
+			})
+			wg.Go(func() {
+				for n := range rounds {
+					timed("open, use and close a publisher", func(ctx context.Context) error {
+						p, err := client.NewPublisher[order](ctx, conn, address.Queue("orders"), client.PublisherConfig{})
+						if err != nil {
+							return err
+						}
+						if err := p.Publish(ctx, order{ID: n}); err != nil {
+							return err
+						}
+						return p.Close(ctx)
+					}, nil)
+				}
+			})
+			wg.Go(func() {
+				for range rounds {
+					timed("consume and stop", func(ctx context.Context) error {
+						ctx, stop := context.WithCancel(ctx)
+						defer stop()
+						return conn.Consume(ctx, "orders", client.HandlerFunc(func(context.Context, *client.Delivery) error {
+							stop()
+							return nil
+						}), client.ConsumerConfig{})
+					}, nil)
+				}
+			})
+		}
+		stop, fed := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(fed)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					assert.NoError(t, steady.Publish(context.Background(), order{}))
+				}
+			}
+		}()
+		wg.Wait()
+		close(stop)
+		<-fed
+		assert.Empty(t, log.with("lost"))
+		assert.Equal(t, node, conn.Broker())
+		assert.Positive(t, got.Load())
+		report(t, s, "%d openings beside each other, each took %s", len(took), spread(took))
+	})
+}
