@@ -49,6 +49,10 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s)
 		done; \
 	done
 
+.PHONY: bench
+bench: ## Compare with other clients on a broker of our own; BENCHFLAGS=-quick takes two minutes
+	@$(BROKER) run any -- bash -c 'cd bench && HOPBACK_BENCH_URL="$$HOPBACK_URL" $(GO) run . $(BENCHFLAGS)'
+
 .PHONY: broker-up
 broker-up: ## Start RabbitMQ 4.3 and 4.0 and leave them running
 	@$(BROKER) up --env

@@ -89,7 +89,7 @@ func randomError(r *rand.Rand, depth int) error {
 func TestNoMessageHasMoreCountedRetriesThanTheLargestLimit(t *testing.T) {
 	t.Parallel()
 	r := random(t)
-	for range 3000 {
+	for range 10_000 {
 		p := randomPolicy(r)
 		pl := planOf(t, p)
 		limit := pl.max
