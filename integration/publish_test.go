@@ -190,7 +190,7 @@ func TestHostileOutcomesLeaveTheConnectionAlone(t *testing.T) {
 
 func TestManyPublishersAtOnceAreAllConfirmed(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
-		const publishers, each = 500, 4
+		const publishers, each = 500, 2
 		conn, _ := s.connect(t)
 		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
 		p := publisher[order](t, conn, address.Queue("orders"))

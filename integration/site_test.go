@@ -48,8 +48,9 @@ func newSite(t *testing.T, b *broker.Broker) *site {
 	return s
 }
 
-// removing is held by whoever removes a virtual host.
-var removing sync.Mutex
+// removing has, by the broker's version, what is held by whoever removes a virtual
+// host.
+var removing sync.Map
 
 // remove deletes the virtual host, and its queues one by one before that. On
 // RabbitMQ 4.0.5 a queue that is deleted while it dead-letters at least once can
@@ -58,8 +59,9 @@ var removing sync.Mutex
 // with it.
 func (s *site) remove(t *testing.T) {
 	t.Helper()
-	removing.Lock()
-	defer removing.Unlock()
+	lock, _ := removing.LoadOrStore(s.Version, new(sync.Mutex))
+	lock.(*sync.Mutex).Lock()
+	defer lock.(*sync.Mutex).Unlock()
 	var queues []struct{ Name string }
 	s.http(t, http.MethodGet, "/queues/"+s.vhost+"?disable_stats=true", nil, &queues)
 	for _, q := range queues {
