@@ -262,7 +262,8 @@ func TestIgnoredDeliveryTimeIsNoticedAndRepublished(t *testing.T) {
 			now := time.Now()
 			once <- now
 			return client.Modify{Annotations: map[string]any{
-				retry.AnnotationDelay: int64(1000), retry.AnnotationDeliveryTime: now.Add(time.Second).UnixMilli(), retry.AnnotationRetries: int64(1),
+				// Long, so that a slow machine can't take it for a difference of clocks.
+				retry.AnnotationDelay: int64(60_000), retry.AnnotationDeliveryTime: now.Add(time.Minute).UnixMilli(), retry.AnnotationRetries: int64(1),
 			}}
 		}), client.ConsumerConfig{Prefetch: 1}))
 		given := await(t, once, "the first delivery")
