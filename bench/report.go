@@ -229,6 +229,9 @@ func (r *report) finish(err error) {
 	if r.Machine.LoadAtStart > 0.3*float64(r.Machine.Cores) {
 		r.note("The machine was busy at the start (load %.1f on %d cores): figures are low, and a ratio is worth no more than its spread.", r.Machine.LoadAtStart, r.Machine.Cores)
 	}
+	if r.Messages < 20*inFlight {
+		r.note("%d messages a run are few beside the %d that may be under way: ends and beginnings weigh in.", r.Messages, inFlight)
+	}
 	var bound []string
 	for _, res := range r.Results {
 		for _, name := range res.order {
