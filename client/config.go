@@ -12,6 +12,7 @@ import (
 
 	"github.com/Azure/go-amqp"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 )
 
@@ -39,6 +40,17 @@ type Config struct {
 	// IdleTimeout is after how long without a sign of life the broker is taken
 	// for lost. Default: 30 s.
 	IdleTimeout time.Duration
+	// PreferLeaderOf, if not empty, is a queue: of several Endpoints, the one whose
+	// node leads it is connected to, where it can be reached, which spares its
+	// messages a way between nodes. The leader is looked up whenever a connection is
+	// made; it isn't followed while the connection lives. A queue that is missing,
+	// or that the user may not see, is no error: any endpoint will do then.
+	PreferLeaderOf string
+	// Observe, if not nil, is told of each change in the state of the connection and
+	// of what lives on it, one at a time and in order. It may block: nothing waits
+	// for it, but when over 1,024 events wait the oldest are dropped, and
+	// Event.Dropped says how many. It may be called after Close has returned.
+	Observe func(Event)
 	// Logger gets what happens beside the calls: connections lost and regained,
 	// deliveries that couldn't be settled. Default: slog.Default().
 	Logger *slog.Logger
@@ -50,14 +62,17 @@ type Backoff struct {
 	Min, Max time.Duration
 }
 
-// SASL is a way to log in: Plain or External.
+// SASL is a way to log in: Plain, External or OAuth2.
 type SASL struct {
 	mechanism      string
 	user, password string
+	source         TokenSource // OAuth2 only: the password comes from it
 }
 
 // Plain logs in with a user name and a password.
-func Plain(user, password string) SASL { return SASL{"PLAIN", user, password} }
+func Plain(user, password string) SASL {
+	return SASL{mechanism: "PLAIN", user: user, password: password}
+}
 
 // External logs in with the client certificate of Config.TLS. The broker needs
 // the plugin rabbitmq_auth_mechanism_ssl.
@@ -78,6 +93,7 @@ type endpoint struct {
 	tls     bool
 	sasl    SASL
 	shown   string // for people: without the password
+	node    string // that it led to last; only Connect and then the supervisor use it
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -107,6 +123,11 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Name == "" {
 		c.Name = defaultName()
+	}
+	if c.PreferLeaderOf != "" {
+		if _, err := address.Queue(c.PreferLeaderOf).Build(); err != nil {
+			return c, argument.Wrap(err, "Config.PreferLeaderOf", c.PreferLeaderOf, "is not a queue's name", "name a queue, or leave it empty")
+		}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

@@ -27,6 +27,7 @@ type Conn struct {
 	cfg       Config
 	endpoints []endpoint
 	log       *slog.Logger
+	observer  *observer
 
 	// ctx ends when Close is done with all that uses the connection.
 	ctx    context.Context
@@ -35,12 +36,14 @@ type Conn struct {
 	closing   chan struct{}
 	closeOnce sync.Once
 	closeErr  error
-	done      chan struct{} // the supervisor has ended
+	done      chan struct{}  // the supervisor has ended
+	keepers   sync.WaitGroup // of tokens
 
 	mu      sync.Mutex
 	live    *wire         // nil while there is no connection
 	changed chan struct{} // closed and renewed whenever live changes
 	why     error         // why there is no connection
+	state   State         // its Broker and Connected are those of live
 	users   map[closer]struct{}
 	mgmt    *Management
 }
@@ -71,17 +74,17 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 		cfg: cfg, endpoints: eps, log: cfg.Logger,
 		closing: make(chan struct{}), done: make(chan struct{}),
 		changed: make(chan struct{}), users: map[closer]struct{}{},
+		observer: &observer{call: cfg.Observe, log: cfg.Logger},
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.mgmt = newManagement(c)
 
 	var errs []error
-	for i, ep := range eps {
-		w, err := dial(ctx, ep, cfg)
+	for i := range eps {
+		w, at, err := c.dial(ctx, i)
 		if err == nil {
-			w.generation = 1
-			c.set(w, nil)
-			go c.supervise(w, i)
+			c.begin(w, 1)
+			go c.supervise(w, at)
 			return c, nil
 		}
 		errs = append(errs, err)
@@ -110,12 +113,92 @@ func (c *Conn) Broker() Broker {
 // Management is the broker's management node, reached over this connection.
 func (c *Conn) Management() *Management { return c.mgmt }
 
-func (c *Conn) set(w *wire, why error) {
+// State is the state of a connection at one moment.
+type State struct {
+	// Connected says whether there is a connection. If neither Connected nor Closed
+	// is set, it is being rebuilt.
+	Connected bool
+	// Closed says that Close has begun.
+	Closed bool
+	// Since is when that became so.
+	Since time.Time
+	// Generation counts the connections that were made: 1 for the first.
+	Generation uint64
+	// Endpoint is where the connection is to, or was, without a password.
+	Endpoint string
+	// Broker is what the broker said of itself; empty while there is no connection.
+	Broker Broker
+	// Attempts is how many attempts to rebuild the connection have failed so far.
+	Attempts int
+	// Err is why there is no connection: how it was lost, and then how the last
+	// attempt failed.
+	Err error
+}
+
+// State tells whether there is a connection, and why not. Config.Observe is told
+// of each change.
+func (c *Conn) State() State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	s := c.state
+	s.Closed = c.isClosing()
+	s.Connected = c.live != nil
+	if c.live != nil {
+		s.Broker = c.live.broker
+	}
+	s.Err = c.why
+	return s
+}
+
+// begin makes w the live connection.
+func (c *Conn) begin(w *wire, attempts int) {
+	w.generation = c.state.Generation + 1
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := Event{Kind: Up, Attempt: attempts}
+	if w.generation > 1 {
+		e.Down = time.Since(c.state.Since)
+	}
+	c.state = State{Since: time.Now(), Generation: w.generation, Endpoint: w.endpoint.shown}
+	c.tell(w, e) // before those who wait for it can tell of their links
+	c.change(w, nil)
+	c.keepers.Go(func() { c.keepToken(w) })
+}
+
+// end says that there is no connection any more.
+func (c *Conn) end(w *wire, why error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state.Since = time.Now()
+	c.tell(w, Event{Kind: Lost, Err: why})
+	c.change(nil, why)
+}
+
+// change is called with mu held.
+func (c *Conn) change(w *wire, why error) {
 	c.live, c.why = w, why
 	close(c.changed)
 	c.changed = make(chan struct{})
+}
+
+// tell fills in what an event of the connection has.
+func (c *Conn) tell(w *wire, e Event) {
+	e.Op, e.Target, e.Generation, e.Node = "connection", w.endpoint.shown, w.generation, w.broker.Node
+	c.observer.tell(e)
+}
+
+// tellUser tells an event of a publisher or consumer.
+func (c *Conn) tellUser(e Event) {
+	if c.observer == nil || c.observer.call == nil {
+		return
+	}
+	c.mu.Lock()
+	e.Generation = c.state.Generation
+	if c.live != nil {
+		e.Node = c.live.broker.Node
+	}
+	c.mu.Unlock()
+	c.observer.tell(e)
 }
 
 // wire returns the live connection, and waits for it while it is being rebuilt.
@@ -149,16 +232,15 @@ func (c *Conn) supervise(w *wire, at int) {
 		lost := newError("connection", w.endpoint.shown, ErrConnectionLost, w.amqp.Err())
 		w.fail()
 		w.cancel()
-		c.set(nil, lost)
+		c.end(w, lost)
 		c.log.Warn("hopback: connection lost, reconnecting", "endpoint", w.endpoint.shown, "node", w.broker.Node, "error", lost)
 
 		next, i, attempts := c.reconnect(at)
 		if next == nil {
 			return
 		}
-		next.generation = w.generation + 1
 		w, at = next, i
-		c.set(w, nil)
+		c.begin(w, attempts)
 		c.log.Info("hopback: connected again", "endpoint", w.endpoint.shown, "node", w.broker.Node, "version", w.broker.Version, "attempts", attempts)
 	}
 }
@@ -175,7 +257,7 @@ func (c *Conn) reconnect(at int) (*wire, int, int) {
 				return nil, 0, n
 			}
 		}
-		w, err := dial(c.ctx, c.endpoints[i], c.cfg)
+		w, i, err := c.dial(c.ctx, i)
 		if err == nil {
 			return w, i, n + 1
 		}
@@ -184,7 +266,10 @@ func (c *Conn) reconnect(at int) (*wire, int, int) {
 		}
 		c.mu.Lock()
 		c.why = err
+		c.state.Attempts = n + 1
+		generation := c.state.Generation
 		c.mu.Unlock()
+		c.observer.tell(Event{Kind: Refused, Op: "connection", Target: c.endpoints[i].shown, Generation: generation, Attempt: n + 1, Err: err})
 		c.log.Warn("hopback: reconnecting failed, trying again", "endpoint", c.endpoints[i].shown, "attempt", n+1, "error", err)
 	}
 }
@@ -266,6 +351,12 @@ func (c *Conn) Close(ctx context.Context) error {
 		if w != nil {
 			w.close(ctx)
 		}
+		c.keepers.Wait()
+		c.mu.Lock()
+		c.state.Since = time.Now()
+		generation, endpoint := c.state.Generation, c.state.Endpoint
+		c.mu.Unlock()
+		c.observer.tell(Event{Kind: Ended, Op: "connection", Target: endpoint, Generation: generation})
 		if err := errors.Join(errs...); err != nil {
 			c.closeErr = fmt.Errorf("hopback: close: %w", err)
 		}

@@ -115,7 +115,7 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 		return err
 	}
 	k := newConsumer(queue, source, h, cfg, consumerDeps{
-		open: c.openSession, give: closeSession, backoff: c.cfg.Reconnect, log: c.log,
+		open: c.openSession, give: closeSession, backoff: c.cfg.Reconnect, log: c.log, tell: c.tellUser,
 	})
 	k.order = order
 	if err := c.join(k); err != nil {
@@ -160,6 +160,7 @@ type consumerDeps struct {
 	give    func(session)
 	backoff Backoff
 	log     *slog.Logger
+	tell    func(Event) // nil: nobody listens
 }
 
 func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consumerDeps) *consumer {
@@ -242,6 +243,12 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 	}
 
 	failures := 0
+	event := func(e Event) {
+		e.Attempt = failures + 1
+		k.event(e)
+	}
+	defer func() { event(Event{Kind: Ended}) }()
+	lost := time.Now()
 	for attached := false; ; {
 		s, err := k.open(ctx)
 		if ctx.Err() != nil {
@@ -254,6 +261,9 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 			if !attached && (final(err) || errors.Is(err, ErrSessionLimit)) || errors.Is(err, ErrClosed) {
 				return err
 			}
+			if !errors.Is(err, ErrConnectionLost) {
+				event(Event{Kind: Refused, Err: err})
+			}
 			k.log.Warn("hopback: consuming failed, trying again", "error", err)
 			if !pause(ctx, k.deps.backoff.pause(failures)) {
 				return result()
@@ -263,10 +273,13 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 		}
 		attached = true
 		began := time.Now()
+		event(Event{Kind: Up, Down: began.Sub(lost)})
 		drained := s.run(ctx, handlerCtx, hard)
 		if drained {
 			return result()
 		}
+		lost = time.Now()
+		event(Event{Kind: Lost, Err: newError("consume", k.queue, ErrConnectionLost, s.why), Unsettled: s.unsettled})
 		if time.Since(began) > k.deps.backoff.Max {
 			failures = 0
 		}
@@ -274,6 +287,14 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 			return result()
 		}
 		failures++
+	}
+}
+
+// event tells of the consumer.
+func (k *consumer) event(e Event) {
+	if k.deps.tell != nil {
+		e.Op, e.Target = "consume", k.queue
+		k.deps.tell(e)
 	}
 }
 
@@ -350,6 +371,8 @@ type stint struct {
 	dead     chan struct{}
 	deadOnce sync.Once
 	why      error
+	// unsettled is how many deliveries were when the link was lost.
+	unsettled int
 	// window grants credit; when it counts nothing unsettled any more, idle is
 	// signalled.
 	window     *window
@@ -447,7 +470,8 @@ func (s *stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFun
 		s.drain(stopReceiving, &receive, hard)
 		drained = true
 	case <-s.dead:
-		s.log.Warn("hopback: consumer's link lost, opening it again", "error", newError("consume", s.queue, ErrConnectionLost, s.why), "unsettled", s.window.open())
+		s.unsettled = s.window.open()
+		s.log.Warn("hopback: consumer's link lost, opening it again", "error", newError("consume", s.queue, ErrConnectionLost, s.why), "unsettled", s.unsettled)
 	}
 	stopReceiving()
 	receive.Wait()
@@ -691,6 +715,7 @@ func (s *stint) unforwardable(d *Delivery, o Forward, err error) {
 func (s *stint) push(d *Delivery, disp disposition) {
 	if !d.settling.CompareAndSwap(false, true) {
 		s.log.Warn("hopback: a delivery was handled after the broker had taken it back: it delivers it again", "message_id", messageID(d.message))
+		s.event(Event{Kind: Late, Err: ErrTakenBack})
 		return
 	}
 	if disp.kind == modified {
@@ -708,6 +733,7 @@ func (s *stint) push(d *Delivery, disp disposition) {
 
 func (s *stint) late(d *Delivery) {
 	s.log.Warn("hopback: a delivery was handled, but its link is gone: the broker delivers it again", "message_id", messageID(d.message))
+	s.event(Event{Kind: Late, Err: ErrConnectionLost})
 }
 
 // withKnownCount notes the delivery count that the message will have, so that

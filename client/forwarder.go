@@ -83,7 +83,7 @@ func (w *forwarder) send(f *forward) {
 			w.answered(f, &Error{Op: "forward", Target: f.target, Kind: ErrNotSent, Text: "too many different addresses are forwarded to at once"})
 			return
 		}
-		s = &forwardSender{sender: newSender("forward", f.target, w.depth, w.deps.backoff, w.open, w.give)}
+		s = &forwardSender{sender: newSender("forward", f.target, w.depth, w.deps.backoff, w.deps.tell, w.open, w.give)}
 		w.senders[f.target] = s
 	}
 	s.pending++

@@ -150,7 +150,7 @@ type publisher struct {
 
 func newPublisher(ctx context.Context, conn *Conn, target string, pending int) (*publisher, error) {
 	p := &publisher{conn: conn}
-	p.s = newSender("publish", target, pending, conn.cfg.Reconnect, conn.openSession, func(s session, _ bool) { closeSession(s) })
+	p.s = newSender("publish", target, pending, conn.cfg.Reconnect, conn.tellUser, conn.openSession, func(s session, _ bool) { closeSession(s) })
 	if err := conn.join(p); err != nil {
 		p.s.cut()
 		return nil, &Error{Op: "publish", Target: target, Kind: ErrClosed}

@@ -36,6 +36,7 @@ type sender struct {
 	// session surely hasn't.
 	give    func(s session, intact bool)
 	backoff Backoff
+	tell    func(Event) // nil: nobody listens
 
 	queue chan *outgoing
 	// stop ends the sender once its queue is empty; cut ends it at once.
@@ -75,9 +76,9 @@ const (
 // withdraw takes back what hasn't been sent yet, and says whether it could.
 func (o *outgoing) withdraw() bool { return o.state.CompareAndSwap(outQueued, outWithdrawn) }
 
-func newSender(op, target string, depth int, backoff Backoff, open func(context.Context) (session, error), give func(session, bool)) *sender {
+func newSender(op, target string, depth int, backoff Backoff, tell func(Event), open func(context.Context) (session, error), give func(session, bool)) *sender {
 	s := &sender{
-		op: op, target: target, open: open, give: give, backoff: backoff,
+		op: op, target: target, open: open, give: give, backoff: backoff, tell: tell,
 		queue: make(chan *outgoing, depth),
 		stop:  make(chan struct{}), done: make(chan struct{}), first: make(chan error, 1),
 		idle: make(chan struct{}, 1),
@@ -117,6 +118,14 @@ func (s *sender) run() {
 	}()
 
 	failures := 0
+	lost := time.Now()
+	event := func(e Event) {
+		if s.tell != nil {
+			e.Op, e.Target, e.Attempt = s.op, s.target, failures+1
+			s.tell(e)
+		}
+	}
+	defer func() { event(Event{Kind: Ended}) }()
 	for told := false; s.ctx.Err() == nil; {
 		sess, link, err := s.attach()
 		// A connection that is lost meanwhile decides nothing.
@@ -131,6 +140,7 @@ func (s *sender) run() {
 			// While there is no connection, messages wait. When the broker has
 			// refused the link they are told why.
 			if !errors.Is(err, ErrConnectionLost) {
+				event(Event{Kind: Refused, Err: err})
 				s.fail(err)
 			}
 			if !s.rest(s.backoff.pause(failures)) {
@@ -140,6 +150,7 @@ func (s *sender) run() {
 			continue
 		}
 		began := time.Now()
+		event(Event{Kind: Up, Down: began.Sub(lost)})
 		closeLink := sync.OnceValue(func() error {
 			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 			defer cancel()
@@ -148,7 +159,7 @@ func (s *sender) run() {
 		// While the session's window is full, go-amqp's send heeds no ctx: only the
 		// end of the link ends it.
 		unwatch := context.AfterFunc(s.ctx, func() { _ = closeLink() })
-		finished := s.pump(sess, link)
+		finished, why := s.pump(sess, link)
 		unwatch()
 		err = closeLink()
 		s.give(sess, finished && err == nil)
@@ -158,6 +169,8 @@ func (s *sender) run() {
 		if time.Since(began) > s.backoff.Max {
 			failures = 0
 		}
+		lost = time.Now()
+		event(Event{Kind: Lost, Err: newError(s.op, s.target, ErrConnectionLost, why)})
 		if !s.rest(s.backoff.pause(failures)) {
 			return
 		}
@@ -246,8 +259,9 @@ func attachKind(err error) error {
 }
 
 // pump sends until the link ends (false) or the sender is stopped and has sent
-// all (true). When it returns, every message that it took was answered.
-func (s *sender) pump(sess session, link senderLink) (finished bool) {
+// all (true). When it returns, every message that it took was answered. why is
+// what ended the link.
+func (s *sender) pump(sess session, link senderLink) (finished bool, why error) {
 	type sent struct {
 		out *outgoing
 		r   receipt
@@ -255,6 +269,12 @@ func (s *sender) pump(sess session, link senderLink) (finished bool) {
 	inFlight := make(chan sent, maxInFlight)
 	lost := make(chan struct{}) // the answers say that the link is gone
 	var wg sync.WaitGroup
+	var noAnswer error
+	defer func() {
+		if !finished && why == nil {
+			why = noAnswer
+		}
+	}()
 	wg.Go(func() {
 		broken := false
 		for f := range inFlight {
@@ -262,7 +282,7 @@ func (s *sender) pump(sess session, link senderLink) (finished bool) {
 			f.out.answer(s.verdict(state, err))
 			s.unanswered.Add(-1)
 			if err != nil && !broken {
-				broken = true
+				broken, noAnswer = true, err
 				close(lost)
 			}
 		}
@@ -289,29 +309,30 @@ func (s *sender) pump(sess session, link senderLink) (finished bool) {
 			return true
 		}
 		out.answer(s.unknown(err))
+		why = err
 		return false
 	}
 	for {
 		select {
 		case out := <-s.queue:
 			if !take(out) {
-				return false
+				return false, why
 			}
 		case <-lost:
-			return false
+			return false, why
 		case <-sess.broken():
-			return false
+			return false, why
 		case <-s.ctx.Done():
-			return true
+			return true, nil
 		case <-s.stop:
 			for {
 				select {
 				case out := <-s.queue:
 					if !take(out) {
-						return false
+						return false, why
 					}
 				default:
-					return true
+					return true, nil
 				}
 			}
 		}

@@ -21,7 +21,7 @@ import (
 var testBackoff = Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
 
 func startSender(b *fakeBroker) *sender {
-	s := newSender("publish", "/queues/q", 256, testBackoff, b.open, func(s session, _ bool) { closeSession(s) })
+	s := newSender("publish", "/queues/q", 256, testBackoff, nil, b.open, func(s session, _ bool) { closeSession(s) })
 	b.t.Cleanup(s.cut) // ends it when the test has failed midway
 	return s
 }
@@ -372,7 +372,7 @@ func TestSenderCloseCutsOffWhenItsContextEnds(t *testing.T) {
 
 func TestSenderCloseWhileThereIsNoConnection(t *testing.T) {
 	disconnected := func(t *testing.T) *sender {
-		s := newSender("publish", "/queues/q", 4, testBackoff, func(ctx context.Context) (session, error) {
+		s := newSender("publish", "/queues/q", 4, testBackoff, nil, func(ctx context.Context) (session, error) {
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
 		}, func(s session, _ bool) { closeSession(s) })

@@ -66,6 +66,7 @@ type wire struct {
 	amqp       *amqp.Conn
 	net        net.Conn
 	broker     Broker
+	token      Token // that it logged in with, if it did
 	sessions   atomic.Int64
 	// turn is held by whoever opens or closes a session or a link: one at a time,
 	// so that the one that gets no answer is known.
@@ -81,6 +82,10 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
 	defer cancel()
 
+	sasl, token, err := ep.sasl.login(ctx)
+	if err != nil {
+		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrAuthentication, Err: err}
+	}
 	raw, err := (&net.Dialer{Timeout: min(tcpTimeout, cfg.ConnectTimeout)}).DialContext(ctx, "tcp", ep.address)
 	if err != nil {
 		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrUnreachable, Err: err}
@@ -105,7 +110,7 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 	conn, err := amqp.NewConn(ctx, watched, &amqp.ConnOptions{
 		ContainerID:  cfg.Name,
 		HostName:     "vhost:" + ep.vhost,
-		SASLType:     ep.sasl.option(),
+		SASLType:     sasl.option(),
 		IdleTimeout:  cfg.IdleTimeout,
 		WriteTimeout: writeTimeout,
 		MaxSessions:  maxSessions,
@@ -120,7 +125,7 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 		_ = watched.Close() // ends the flusher
 		return nil, connectError(ep, watched, err)
 	}
-	w := &wire{endpoint: ep, amqp: conn, net: raw, turn: make(chan struct{}, 1)}
+	w := &wire{endpoint: ep, amqp: conn, net: raw, token: token, turn: make(chan struct{}, 1)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	props := conn.Properties()
 	text := func(key string) string { s, _ := props[key].(string); return s }
@@ -137,6 +142,9 @@ func connectError(ep endpoint, h *handshake, err error) error {
 	case strings.Contains(err.Error(), "auth failed"), strings.Contains(err.Error(), "no supported auth mechanism"):
 		e.Kind = ErrAuthentication
 		e.Text = fmt.Sprintf("the broker refused %s for user %q", ep.sasl.mechanism, ep.sasl.user)
+		if ep.sasl.source != nil {
+			e.Text = "the broker refused the OAuth 2 token"
+		}
 	case h.opening.Load() && !errors.Is(err, context.DeadlineExceeded):
 		// RabbitMQ closes the socket behind an open that it refuses, and go-amqp
 		// doesn't read the reason.

@@ -1,0 +1,85 @@
+package client
+
+import (
+	"context"
+	"time"
+
+	"github.com/hopback/hopback/address"
+)
+
+// leaderTimeout bounds the question which node leads a queue.
+const leaderTimeout = 5 * time.Second
+
+// dial connects to endpoint i, or to another where Config.PreferLeaderOf says so,
+// and returns which.
+func (c *Conn) dial(ctx context.Context, i int) (*wire, int, error) {
+	w, err := dial(ctx, c.endpoints[i], c.cfg)
+	if err != nil {
+		return nil, i, err
+	}
+	c.endpoints[i].node = w.broker.Node
+	if c.cfg.PreferLeaderOf == "" || len(c.endpoints) == 1 {
+		return w, i, nil
+	}
+	leader := c.leader(ctx, w)
+	if leader == "" || leader == w.broker.Node {
+		return w, i, nil
+	}
+	// The endpoint that led to that node earlier comes first.
+	others := make([]int, 0, len(c.endpoints))
+	for j := range c.endpoints {
+		if j != i && c.endpoints[j].node == leader {
+			others = append(others, j)
+		}
+	}
+	for j := range c.endpoints {
+		if j != i && c.endpoints[j].node != leader {
+			others = append(others, j)
+		}
+	}
+	for _, j := range others {
+		other, err := dial(ctx, c.endpoints[j], c.cfg)
+		if err != nil {
+			continue // the one that we have does
+		}
+		c.endpoints[j].node = other.broker.Node
+		if other.broker.Node == leader {
+			closeWire(w)
+			return other, j, nil
+		}
+		closeWire(other)
+	}
+	return w, i, nil
+}
+
+// leader is the node that leads Config.PreferLeaderOf, or nothing where that
+// can't be told: that is no reason to be without a connection.
+func (c *Conn) leader(ctx context.Context, w *wire) string {
+	ctx, cancel := context.WithTimeout(ctx, leaderTimeout)
+	defer cancel()
+	// A Conn for this one question, since w isn't the live connection yet.
+	asking := &Conn{cfg: c.cfg, log: c.log, live: w, ctx: ctx, cancel: cancel,
+		closing: make(chan struct{}), done: make(chan struct{}), changed: make(chan struct{}), users: map[closer]struct{}{}}
+	asking.mgmt = newManagement(asking)
+	defer asking.mgmt.close(ctx)
+	// The management's path of a queue is that of its address.
+	path, err := address.Queue(c.cfg.PreferLeaderOf).Build()
+	if err != nil {
+		return ""
+	}
+	status, reply, err := asking.mgmt.Request(ctx, "GET", path, nil)
+	if err != nil || status != 200 {
+		c.log.Warn("hopback: can't tell which node leads a queue, any endpoint will do", "queue", c.cfg.PreferLeaderOf, "status", status, "error", err)
+		return ""
+	}
+	fields, _ := reply.(map[string]any)
+	leader, _ := fields["leader"].(string)
+	return leader
+}
+
+// closeWire ends a connection that isn't wanted, without waiting long.
+func closeWire(w *wire) {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	w.close(ctx)
+}
