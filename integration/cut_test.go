@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net/http"
 	"net/url"
 	"sync"
 	"sync/atomic"
@@ -147,8 +148,16 @@ func TestNoMessageIsLostWhileConnectionsAreCut(t *testing.T) {
 
 		// RabbitMQ's dead-letter worker tries again after 180 s what it couldn't hand
 		// on: late is not lost.
-		for until := time.Now().Add(240 * time.Second); handled.ids()+deadLettered.ids() < messages && time.Now().Before(until); {
+		waited, told := time.Now(), false
+		for handled.ids()+deadLettered.ids() < messages && time.Since(waited) < 240*time.Second {
 			time.Sleep(50 * time.Millisecond)
+			if late := time.Since(waited); late > 20*time.Second && !told {
+				told = true
+				s.tellWhereMessagesAre(t)
+			}
+		}
+		if told {
+			report(t, s, "the last message came %v after all were published (seed %d)", time.Since(waited).Round(time.Second), seed)
 		}
 		for id := range messages {
 			if dead(id) {
@@ -166,6 +175,16 @@ func TestNoMessageIsLostWhileConnectionsAreCut(t *testing.T) {
 			messages, cuts, seed, time.Since(began).Round(100*time.Millisecond),
 			handled.total()-handled.ids(), deadLettered.total()-deadLettered.ids(), unknown.Load(), again.Load(), len(log.with("connected again")))
 	})
+}
+
+// tellWhereMessagesAre logs what each queue holds, by the HTTP API.
+func (s *site) tellWhereMessagesAre(t *testing.T) {
+	t.Helper()
+	var queues []map[string]any
+	s.http(t, http.MethodGet, "/queues/"+s.vhost, nil, &queues)
+	for _, q := range queues {
+		t.Logf("REPORT %s: %v holds messages %v, ready %v, unacked %v, dlx %v", t.Name(), q["name"], q["messages"], q["messages_ready"], q["messages_unacknowledged"], q["messages_dlx"])
+	}
 }
 
 // tallyByID counts how often each message was seen.
