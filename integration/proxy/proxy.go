@@ -1,5 +1,5 @@
 // Package proxy is a TCP proxy to put between a client and its broker, whose
-// connections can be cut, stalled and refused.
+// connections can be cut, stalled, slowed down, left half-open and refused.
 package proxy
 
 import (
@@ -25,6 +25,7 @@ type Proxy struct {
 	pairs   map[*pair]struct{}
 	flowing chan struct{} // closed while bytes flow
 	stalled bool
+	slow    pace
 	closed  bool
 	running sync.WaitGroup
 }
@@ -34,6 +35,23 @@ type pair struct {
 	client, target net.Conn
 	gone           chan struct{}
 	once           sync.Once
+	// lost is set by Drop: nothing gets through any more.
+	lost atomic.Bool
+}
+
+// pace is what Slow has set.
+type pace struct {
+	latency time.Duration
+	rate    int // bytes per second; 0: any
+}
+
+// of is how long n bytes take.
+func (p pace) of(n int) time.Duration {
+	d := p.latency
+	if p.rate > 0 {
+		d += time.Duration(n) * time.Second / time.Duration(p.rate)
+	}
+	return d
 }
 
 // New starts a proxy for target, a host:port.
@@ -98,6 +116,28 @@ func (p *Proxy) Resume() {
 		p.stalled = false
 		close(p.flowing)
 	}
+}
+
+// Drop makes every connection that is open now half-open, and returns how many
+// there were: whatever either side sends is thrown away, the end of the connection
+// included, so that each side finds out by itself, or never. Connections that are
+// opened later work.
+func (p *Proxy) Drop() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.pairs {
+		c.lost.Store(true)
+	}
+	return len(p.pairs)
+}
+
+// Slow holds what is passed on, in each direction, for latency and for as long as
+// it takes at rate bytes per second (0: no time). One piece, of at most 32 KiB, is
+// under way at a time. Slow(0, 0) undoes it.
+func (p *Proxy) Slow(latency time.Duration, rate int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.slow = pace{max(latency, 0), max(rate, 0)}
 }
 
 // Refuse lets no new connection in: connecting fails with "connection refused".
@@ -204,12 +244,28 @@ func (p *Proxy) pass(c *pair, to, from net.Conn, count *atomic.Int64) {
 	for {
 		n, err := from.Read(buf)
 		p.mu.Lock()
-		flowing := p.flowing
+		flowing, slow := p.flowing, p.slow
 		p.mu.Unlock()
 		select {
 		case <-flowing:
 		case <-c.gone:
 			return
+		}
+		if d := slow.of(n); d > 0 {
+			t := time.NewTimer(d)
+			select {
+			case <-t.C:
+			case <-c.gone:
+				t.Stop()
+				return
+			}
+		}
+		if c.lost.Load() {
+			if err != nil {
+				_ = from.Close() // this side has given up; the other mustn't hear of it
+				return
+			}
+			continue
 		}
 		if n > 0 {
 			count.Add(int64(n))

@@ -121,3 +121,52 @@ func TestRefuseAndAdmit(t *testing.T) {
 	require.NoError(t, p.Admit())
 	say(t, dial(t, p), "and new ones are let in again")
 }
+
+func TestDropLeavesConnectionsHalfOpen(t *testing.T) {
+	p := start(t)
+	client := dial(t, p)
+	say(t, client, "one")
+	require.Equal(t, 1, p.Drop())
+	_, err := io.WriteString(client, "two\n")
+	require.NoError(t, err, "whoever sends doesn't notice")
+	require.NoError(t, client.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
+	_, err = client.Read(make([]byte, 1))
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded, "nothing may come, and no end either")
+	say(t, dial(t, p), "a new one works")
+}
+
+func TestDroppedEndIsNotPassedOn(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { _ = ln.Close() }()
+	p, err := proxy.New(ln.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(p.Close)
+	client := dial(t, p)
+	server, err := ln.Accept()
+	require.NoError(t, err)
+	defer func() { _ = server.Close() }()
+	for p.Open() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	p.Drop()
+	require.NoError(t, client.Close())
+	require.NoError(t, server.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
+	_, err = server.Read(make([]byte, 1))
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+}
+
+func TestSlowHoldsEachPiece(t *testing.T) {
+	p := start(t)
+	c := dial(t, p)
+	p.Slow(50*time.Millisecond, 0)
+	began := time.Now()
+	say(t, c, "one")
+	assert.GreaterOrEqual(t, time.Since(began), 100*time.Millisecond, "there and back")
+	p.Slow(0, 100)
+	began = time.Now()
+	say(t, c, "123456789")
+	assert.GreaterOrEqual(t, time.Since(began), 200*time.Millisecond, "ten bytes at 100 a second, twice")
+	p.Slow(0, 0)
+	say(t, c, "at once")
+}
