@@ -16,6 +16,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/hopback/hopback/internal/renewal"
 )
 
 // Conn is a connection to a broker that rebuilds itself whenever it is lost, with
@@ -28,6 +30,8 @@ type Conn struct {
 	endpoints []endpoint
 	log       *slog.Logger
 	observer  *observer
+	// renewAfter is after how many deliveries a session is replaced by another.
+	renewAfter uint64
 
 	// ctx ends when Close is done with all that uses the connection.
 	ctx    context.Context
@@ -71,7 +75,7 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 		return nil, err
 	}
 	c := &Conn{
-		cfg: cfg, endpoints: eps, log: cfg.Logger,
+		cfg: cfg, endpoints: eps, log: cfg.Logger, renewAfter: renewal.From(ctx),
 		closing: make(chan struct{}), done: make(chan struct{}),
 		changed: make(chan struct{}), users: map[closer]struct{}{},
 		observer: &observer{call: cfg.Observe, log: cfg.Logger},

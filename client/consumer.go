@@ -248,7 +248,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 		k.event(e)
 	}
 	defer func() { event(Event{Kind: Ended}) }()
-	lost := time.Now()
+	lost, renewed := time.Now(), false // renewed: nobody needs to hear of it
 	for attached := false; ; {
 		s, err := k.open(ctx)
 		if ctx.Err() != nil {
@@ -264,6 +264,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 			if !errors.Is(err, ErrConnectionLost) {
 				event(Event{Kind: Refused, Err: err})
 			}
+			renewed = false
 			k.log.Warn("hopback: consuming failed, trying again", "error", err)
 			if !pause(ctx, k.deps.backoff.pause(failures)) {
 				return result()
@@ -273,10 +274,16 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 		}
 		attached = true
 		began := time.Now()
-		event(Event{Kind: Up, Down: began.Sub(lost)})
-		drained := s.run(ctx, handlerCtx, hard)
-		if drained {
+		if !renewed {
+			event(Event{Kind: Up, Down: began.Sub(lost)})
+		}
+		renewed = false
+		switch s.run(ctx, handlerCtx, hard) {
+		case stintDrained:
 			return result()
+		case stintRenewed:
+			failures, renewed, lost = 0, true, time.Now()
+			continue
 		}
 		lost = time.Now()
 		event(Event{Kind: Lost, Err: newError("consume", k.queue, ErrConnectionLost, s.why), Unsettled: s.unsettled})
@@ -335,6 +342,7 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 		// hardly ever block.
 		inbox: make(chan *Delivery, n), settles: make(chan settlement, n),
 		dead: make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
+		worn: make(chan struct{}, 1),
 	}
 	var takenBack func([]byte)
 	if !s.counts { // 4.3 brought the consumer timeout to AMQP 1.0
@@ -381,6 +389,8 @@ type stint struct {
 	lanes      *lanes
 	narrow     atomic.Bool // the quarantine allows one delivery only
 	resizing   sync.Mutex
+	// worn is signalled when the session has carried as many deliveries as it should.
+	worn chan struct{}
 	// counts says that the broker counts what is given back as a delivery.
 	counts bool
 	leases *leases // nil where the broker takes no delivery back
@@ -447,53 +457,141 @@ func (s *stint) giveBack() {
 	}
 }
 
-// run returns true when ctx has ended and the stint was drained, false when the
-// link was lost.
-func (s *stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) (drained bool) {
-	receiving, stopReceiving := context.WithCancel(context.Background())
-	defer stopReceiving()
+// stintEnd is how a stint came to its end.
+type stintEnd int
+
+const (
+	stintLost    stintEnd = iota // the link was lost
+	stintDrained                 // ctx has ended
+	stintRenewed                 // the session is worn out, and nothing is left on it
+)
+
+// receiving is the goroutine that receives, which renew stops and may start again.
+type receiving struct {
+	stint  *stint
+	cancel context.CancelFunc
+	ended  sync.WaitGroup
+}
+
+func (r *receiving) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	r.cancel = cancel
+	r.ended.Go(func() { r.stint.receive(ctx) })
+}
+
+// stop returns when all that has arrived was taken.
+func (r *receiving) stop() {
+	r.cancel()
+	r.ended.Wait()
+}
+
+// run handles deliveries until ctx ends, the link is lost or the session worn out.
+func (s *stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) stintEnd {
 	s.handlerCtx = handlerCtx
-	var receive, settle sync.WaitGroup
+	receive := &receiving{stint: s}
+	var settle sync.WaitGroup
 	s.quarantine.begin()
 	s.setCurrent(s)
 	defer s.setCurrent(nil)
 	s.resize()
-	receive.Go(func() { s.receive(receiving) })
+	receive.start()
 	settling := make(chan struct{}) // closed: no further settlement will come
 	settle.Go(func() { s.settle(settling) })
 	for range s.cfg.Concurrency {
 		s.workers.Go(func() { s.work(handlerCtx) })
 	}
 
-	select {
-	case <-ctx.Done():
-		s.drain(stopReceiving, &receive, hard)
-		drained = true
-	case <-s.dead:
+	end := s.live(ctx, receive)
+	switch end {
+	case stintDrained:
+		s.drain(receive, hard)
+	case stintLost:
 		s.unsettled = s.window.open()
 		s.log.Warn("hopback: consumer's link lost, opening it again", "error", newError("consume", s.queue, ErrConnectionLost, s.why), "unsettled", s.unsettled)
 	}
-	stopReceiving()
-	receive.Wait()
-	if drained {
+	receive.stop()
+	switch end {
+	case stintDrained:
 		// Handlers that ignored the end of their ctx can't be waited for: their
 		// messages go back to the queue as the link closes.
 		s.forwards.close()
 		close(settling)
 		settle.Wait()
-		closeCtx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-		defer cancel()
-		_ = s.link.close(closeCtx) // before the session: see DESIGN.md, delivery counts
+		s.closeLink()
 		if s.window.open() == 0 {
 			s.workers.Wait() // none is in a handler
 		}
 		s.die(ErrClosed)
-	} else {
+	case stintRenewed:
+		close(settling)
+		settle.Wait()
+		s.closeLink()
+		s.die(errWorn)
+	default:
 		close(settling)
 		settle.Wait()
 	}
 	s.give()
-	return drained
+	return end
+}
+
+// closeLink is called before the session is closed: see DESIGN.md, delivery counts.
+func (s *stint) closeLink() {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	_ = s.link.close(ctx)
+}
+
+// live waits for the end of the stint.
+func (s *stint) live(ctx context.Context, receive *receiving) stintEnd {
+	worn := s.worn
+	var again <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return stintDrained
+		case <-s.dead:
+			return stintLost
+		case <-worn:
+			worn = nil
+		case <-again:
+		}
+		if s.renew(ctx, receive) {
+			return stintRenewed
+		}
+		again = time.After(renewPause)
+	}
+}
+
+// errWorn is why a stint has ended whose session was replaced.
+var errWorn = errors.New("the session has carried as many deliveries as it should")
+
+// renewPause is between two attempts to replace a session, which a long handler
+// can be in the way of. There are 2³⁰ deliveries left before it must be.
+const renewPause = time.Minute
+
+// renew has all that was delivered handled, so that another session can take over:
+// no credit for more, and within Grace nothing is unsettled. If it is by then, the
+// stint goes on, and renew says false; unless it can't any more: then what is left
+// goes back to the queue with the link.
+func (s *stint) renew(ctx context.Context, receive *receiving) bool {
+	s.window.stop(s.hurry)
+	receive.stop()
+	grace := time.NewTimer(s.cfg.Grace)
+	defer grace.Stop()
+	s.awaitIdle(grace.C, ctx.Done())
+	switch {
+	case s.over() || ctx.Err() != nil:
+	case s.window.open() == 0:
+		s.log.Debug("hopback: the consumer's session has carried as many deliveries as it should, and is replaced")
+		return true
+	case s.sess.wear() >= 1.5:
+		s.log.Warn("hopback: the consumer's session must be replaced; the broker delivers again what is unsettled", "count", s.window.open())
+		return true
+	}
+	receive.start()
+	s.window.resume()
+	return false
 }
 
 func (s *stint) give() { s.deps.give(s.sess) }
@@ -519,6 +617,12 @@ func (s *stint) receive(ctx context.Context) {
 
 func (s *stint) take(m *Message) {
 	s.window.received()
+	if s.sess.wear() >= 1 {
+		select {
+		case s.worn <- struct{}{}:
+		default:
+		}
+	}
 	d := &Delivery{message: m, queue: s.queue, received: time.Now(), link: s}
 	s.leases.begin(d)
 	s.quarantine.admit(d)
@@ -797,10 +901,9 @@ func (s *stint) settle(finish <-chan struct{}) {
 // drain ends the stint in the order that leaves delivery counts alone: no more
 // credit, then what no handler has begun, then the handlers, then their
 // settlements; the link after that, and the session last.
-func (s *stint) drain(stopReceiving context.CancelFunc, receive *sync.WaitGroup, hard context.CancelCauseFunc) {
+func (s *stint) drain(receive *receiving, hard context.CancelCauseFunc) {
 	s.window.stop(s.hurry)
-	stopReceiving()
-	receive.Wait()
+	receive.stop()
 
 	giveBack := func() {
 		for _, d := range s.quarantine.empty() {

@@ -29,6 +29,8 @@ type fakeBroker struct {
 	verdict func(target string, m *Message) amqp.DeliveryState
 	// window is how many unanswered messages stop a sender. 0: no limit.
 	window int
+	// renewAfter, if set, is how many deliveries wear a session out.
+	renewAfter int
 	// requeues puts what is given back into the queue again.
 	requeues bool
 
@@ -137,6 +139,7 @@ func (b *fakeBroker) deliver() {
 				m := b.ready[0]
 				b.ready = b.ready[1:]
 				r.credit--
+				s.used++
 				r.arrived = append(r.arrived, m)
 				if !r.presettled {
 					r.unsettled[m] = true
@@ -222,6 +225,7 @@ type fakeSession struct {
 	receivers []*fakeReceiver
 	senders   []*fakeSender
 	err       error
+	used      int // deliveries
 }
 
 func (s *fakeSession) end(err error) {
@@ -241,7 +245,16 @@ func (s *fakeSession) end(err error) {
 }
 
 func (s *fakeSession) broken() <-chan struct{} { return s.gone }
-func (s *fakeSession) broker() Broker          { return Broker{Product: "RabbitMQ", Version: s.b.version} }
+func (s *fakeSession) wear() float64 {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	if s.b.renewAfter == 0 {
+		return 0
+	}
+	return float64(s.used) / float64(s.b.renewAfter)
+}
+
+func (s *fakeSession) broker() Broker { return Broker{Product: "RabbitMQ", Version: s.b.version} }
 
 func (s *fakeSession) close(context.Context) {
 	_ = s.b.ask("close session")
@@ -279,7 +292,7 @@ func (s *fakeSession) sender(ctx context.Context, target string) (senderLink, er
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	l := &fakeSender{b: s.b, target: target}
+	l := &fakeSender{b: s.b, s: s, target: target}
 	s.b.update(func() {
 		l.err = s.err
 		s.senders = append(s.senders, l)
@@ -423,6 +436,7 @@ func (r *fakeReceiver) close(ctx context.Context) error {
 
 type fakeSender struct {
 	b          *fakeBroker
+	s          *fakeSession
 	target     string
 	err        error
 	unanswered int
@@ -450,6 +464,7 @@ func (l *fakeSender) send(ctx context.Context, m *Message) (receipt, bool, error
 			return
 		}
 		l.unanswered++
+		l.s.used++
 		l.b.log("send %s", idOf(m))
 		var state amqp.DeliveryState = &amqp.StateAccepted{}
 		if l.b.verdict != nil {

@@ -165,7 +165,7 @@ func (w *forwarder) open(ctx context.Context) (session, error) {
 	}
 	w.mu.Lock()
 	s := w.session
-	if s != nil && !s.retired && !isClosed(s.broken()) {
+	if s != nil && !s.retired && s.wear() < 1 && !isClosed(s.broken()) {
 		s.refs++
 		w.mu.Unlock()
 		return s, nil

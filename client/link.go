@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/Azure/go-amqp"
@@ -22,6 +23,9 @@ type session interface {
 	// broken is closed when the connection below has ended. The end of the
 	// session alone shows only in the errors of its links.
 	broken() <-chan struct{}
+	// wear is how much of its deliveries a session has used up: from 1 on it should
+	// be replaced by another, from 1.5 on it must be.
+	wear() float64
 	broker() Broker
 	close(ctx context.Context)
 }
@@ -86,7 +90,7 @@ func (c *Conn) openSession(ctx context.Context) (session, error) {
 				w.sessions.Add(-1)
 				return nil, err
 			}
-			return &amqpSession{w: w, s: s}, nil
+			return &amqpSession{w: w, s: s, after: c.renewAfter}, nil
 		},
 		func(s *amqpSession) { s.close(w.ctx) })
 	if err != nil {
@@ -98,10 +102,15 @@ func (c *Conn) openSession(ctx context.Context) (session, error) {
 type amqpSession struct {
 	w *wire
 	s *amqp.Session
+	// used counts the deliveries that went over the session, in either direction;
+	// after is how many it should carry.
+	used  atomic.Uint64
+	after uint64
 }
 
 func (s *amqpSession) broken() <-chan struct{} { return s.w.amqp.Done() }
 func (s *amqpSession) broker() Broker          { return s.w.broker }
+func (s *amqpSession) wear() float64           { return float64(s.used.Load()) / float64(s.after) }
 
 func (s *amqpSession) close(ctx context.Context) {
 	_, _ = bounded(ctx, s.w, func(ctx context.Context) (struct{}, error) {
@@ -126,7 +135,7 @@ func (s *amqpSession) receiver(ctx context.Context, source string, takenBack fun
 			if err != nil {
 				return nil, err
 			}
-			return &amqpReceiver{r}, nil
+			return &amqpReceiver{r, &s.used}, nil
 		},
 		func(r receiverLink) { _ = r.close(s.w.ctx) })
 }
@@ -141,18 +150,35 @@ func (s *amqpSession) sender(ctx context.Context, target string) (senderLink, er
 			if err != nil {
 				return nil, err
 			}
-			return &amqpSender{l}, nil
+			return &amqpSender{l, &s.used}, nil
 		},
 		func(l senderLink) { _ = l.close(s.w.ctx) })
 }
 
-type amqpReceiver struct{ r *amqp.Receiver }
+type amqpReceiver struct {
+	r    *amqp.Receiver
+	used *atomic.Uint64 // the session's
+}
 
-func (l *amqpReceiver) receive(ctx context.Context) (*Message, error) { return l.r.Receive(ctx, nil) }
-func (l *amqpReceiver) prefetched() *Message                          { return l.r.Prefetched() }
-func (l *amqpReceiver) issueCredit(n uint32) error                    { return l.r.IssueCredit(n) }
-func (l *amqpReceiver) drain(ctx context.Context) error               { return l.r.DrainCredit(ctx, nil) }
-func (l *amqpReceiver) close(ctx context.Context) error               { return l.r.Close(ctx) }
+func (l *amqpReceiver) receive(ctx context.Context) (*Message, error) {
+	m, err := l.r.Receive(ctx, nil)
+	if err == nil {
+		l.used.Add(1)
+	}
+	return m, err
+}
+
+func (l *amqpReceiver) prefetched() *Message {
+	m := l.r.Prefetched()
+	if m != nil {
+		l.used.Add(1)
+	}
+	return m
+}
+
+func (l *amqpReceiver) issueCredit(n uint32) error      { return l.r.IssueCredit(n) }
+func (l *amqpReceiver) drain(ctx context.Context) error { return l.r.DrainCredit(ctx, nil) }
+func (l *amqpReceiver) close(ctx context.Context) error { return l.r.Close(ctx) }
 
 // settle returns when the disposition is written; the broker never confirms one.
 // Its ctx has no deadline on purpose, see wire.ctx; the link's end ends it.
@@ -175,7 +201,10 @@ func (l *amqpReceiver) settle(m *Message, d disposition) error {
 	}
 }
 
-type amqpSender struct{ s *amqp.Sender }
+type amqpSender struct {
+	s    *amqp.Sender
+	used *atomic.Uint64 // the session's
+}
 
 func (l *amqpSender) send(ctx context.Context, m *Message) (receipt, bool, error) {
 	// Sizes are compared before anything is written; so are values that can't be
@@ -184,6 +213,7 @@ func (l *amqpSender) send(ctx context.Context, m *Message) (receipt, bool, error
 	if err != nil {
 		return nil, !localSendError(err), err
 	}
+	l.used.Add(1)
 	return &amqpReceipt{r}, true, nil
 }
 

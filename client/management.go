@@ -456,5 +456,5 @@ func openManagement(ctx context.Context, c *Conn) (session, requestLink, receive
 		closeSession(sess)
 		return nil, nil, nil, err
 	}
-	return sess, managementSender{l.s}, &amqpReceiver{l.r}, nil
+	return sess, managementSender{l.s}, &amqpReceiver{l.r, &as.used}, nil
 }

@@ -118,7 +118,7 @@ func (s *sender) run() {
 	}()
 
 	failures := 0
-	lost := time.Now()
+	lost, renewed := time.Now(), false // renewed: nobody needs to hear of it
 	event := func(e Event) {
 		if s.tell != nil {
 			e.Op, e.Target, e.Attempt = s.op, s.target, failures+1
@@ -137,6 +137,7 @@ func (s *sender) run() {
 			if errors.Is(err, ErrClosed) {
 				return
 			}
+			renewed = false
 			// While there is no connection, messages wait. When the broker has
 			// refused the link they are told why.
 			if !errors.Is(err, ErrConnectionLost) {
@@ -150,7 +151,10 @@ func (s *sender) run() {
 			continue
 		}
 		began := time.Now()
-		event(Event{Kind: Up, Down: began.Sub(lost)})
+		if !renewed {
+			event(Event{Kind: Up, Down: began.Sub(lost)})
+		}
+		renewed = false
 		closeLink := sync.OnceValue(func() error {
 			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 			defer cancel()
@@ -164,7 +168,11 @@ func (s *sender) run() {
 		err = closeLink()
 		s.give(sess, finished && err == nil)
 		if finished {
-			return
+			if sess.wear() < 1 || s.ctx.Err() != nil || isClosed(s.stop) && len(s.queue) == 0 {
+				return
+			}
+			failures, renewed, lost = 0, true, time.Now()
+			continue // on another session
 		}
 		if time.Since(began) > s.backoff.Max {
 			failures = 0
@@ -258,9 +266,9 @@ func attachKind(err error) error {
 	return ErrRefused
 }
 
-// pump sends until the link ends (false) or the sender is stopped and has sent
-// all (true). When it returns, every message that it took was answered. why is
-// what ended the link.
+// pump sends until the link ends (false), or the sender is stopped and has sent all,
+// or the session is worn out (true). When it returns, every message that it took was
+// answered. why is what ended the link.
 func (s *sender) pump(sess session, link senderLink) (finished bool, why error) {
 	type sent struct {
 		out *outgoing
@@ -318,6 +326,9 @@ func (s *sender) pump(sess session, link senderLink) (finished bool, why error) 
 			if !take(out) {
 				return false, why
 			}
+			if sess.wear() >= 1 {
+				return true, nil
+			}
 		case <-lost:
 			return false, why
 		case <-sess.broken():
@@ -330,6 +341,9 @@ func (s *sender) pump(sess session, link senderLink) (finished bool, why error) 
 				case out := <-s.queue:
 					if !take(out) {
 						return false, why
+					}
+					if sess.wear() >= 1 {
+						return true, nil
 					}
 				default:
 					return true, nil

@@ -126,5 +126,13 @@ func (w *window) stop(hurry <-chan struct{}) {
 	}
 }
 
+// resume undoes stop.
+func (w *window) resume() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped, w.granted = false, 0
+	w.adjust()
+}
+
 // drainTimeout bounds the wait for the broker's answer to a drain.
 const drainTimeout = 10 * time.Second

@@ -1,0 +1,130 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/renewal"
+	"github.com/hopback/hopback/retry"
+)
+
+// go-amqp hangs at the last of 2³² delivery-ids (B13), so sessions are replaced long
+// before it. Here that is after 50 deliveries: nothing is lost, nothing comes twice,
+// no delivery is counted, and what one publisher sends stays in its order.
+func TestSessionsAreReplacedLongBeforeTheirDeliveryIDsEnd(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		const every, messages = 50, 400
+		log := newLogbook(t)
+		ctx, cancel := context.WithTimeout(renewal.With(t.Context(), every), patience)
+		defer cancel()
+		conn, err := client.Connect(ctx, s.url(), client.Config{Logger: slog.New(log)})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close(context.Background()) })
+
+		policy := retry.Policy{MaxRetries: 1, Backoff: retry.Delays(100 * time.Millisecond)}
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 1})
+		p := publisher[order](t, conn, address.Queue("orders"))
+		var mu sync.Mutex
+		var first []int // the order of the first attempts
+		again := map[int]int{}
+		var counted atomic.Int64
+		consume(t, conn, "orders", retry.With(policy)(client.JSON(func(ctx context.Context, o order) error {
+			if d, _ := client.DeliveryFrom(ctx); d.DeliveryCount() > 0 {
+				counted.Add(1)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if retry.Attempt(ctx) == 1 {
+				first = append(first, o.ID)
+				return errors.New("not yet") // a forward, which wears a session, too
+			}
+			again[o.ID]++
+			return nil
+		})), client.ConsumerConfig{Prefetch: 20})
+		var sent sync.WaitGroup
+		for i := range messages {
+			turn := make(chan struct{})
+			sent.Go(func() { close(turn); assert.NoError(t, p.Publish(ctx, order{ID: i})) })
+			<-turn
+			if i%8 == 7 {
+				sent.Wait() // so that there is an order among eights
+			}
+		}
+		sent.Wait()
+		poll(t, "every message had its second attempt", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(again) == messages
+		})
+		mu.Lock()
+		defer mu.Unlock()
+		require.Len(t, first, messages, "each once")
+		for i, id := range first {
+			assert.Equal(t, i/8, id/8, "in the order of sending")
+		}
+		for id, n := range again {
+			assert.Equal(t, 1, n, id)
+		}
+		assert.Zero(t, counted.Load())
+		replaced := log.with("is replaced")
+		assert.GreaterOrEqual(t, len(replaced), 2*messages/every/2)
+		assert.Empty(t, log.with("WARN"))
+		report(t, s, "%d messages, %d retries, %d sessions of the consumer replaced", messages, messages, len(replaced))
+	})
+}
+
+// RabbitMQ numbers the deliveries of a session from 0, on which the point at which
+// a session is replaced relies.
+func TestDeliveryIDsOfASessionBeginAtZero(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		var mu sync.Mutex
+		var ids []uint32
+		tap := tapped(t, s.host(), func(code byte, fields []byte) {
+			if code != 0x14 {
+				return
+			}
+			// transfer: handle, delivery-id, ... both as short as they can be.
+			skip := map[byte]int{0x43: 1, 0x52: 2, 0x70: 5}[fields[0]]
+			mu.Lock()
+			defer mu.Unlock()
+			switch id := fields[skip:]; id[0] {
+			case 0x43:
+				ids = append(ids, 0)
+			case 0x52:
+				ids = append(ids, uint32(id[1]))
+			default:
+				t.Errorf("delivery-id % x", id[:5])
+			}
+		})
+		conn, _ := connectTo(t, s.urlOf(func(u *url.URL) { u.Host = tap }))
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
+		mu.Lock()
+		ids = nil // those of the management
+		mu.Unlock()
+		p := publisher[order](t, conn, address.Queue("orders"))
+		for i := range 3 {
+			publish(t, p, order{ID: i})
+		}
+		got := make(chan int, 3)
+		consume(t, conn, "orders", client.JSON(func(_ context.Context, o order) error { got <- o.ID; return nil }), client.ConsumerConfig{})
+		for i := range 3 {
+			assert.Equal(t, i, await(t, got, fmt.Sprint(i)))
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		assert.Equal(t, []uint32{0, 1, 2}, ids)
+	})
+}
