@@ -66,6 +66,7 @@ type Backoff struct {
 type SASL struct {
 	mechanism      string
 	user, password string
+	oauth2         bool
 	source         TokenSource // OAuth2 only: the password comes from it
 }
 
@@ -123,6 +124,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Name == "" {
 		c.Name = defaultName()
+	}
+	if c.SASL.oauth2 && c.SASL.source == nil {
+		return c, argument.New("Config.SASL", "OAuth2", "has no token source", "give client.OAuth2 a function")
 	}
 	if c.PreferLeaderOf != "" {
 		if _, err := address.Queue(c.PreferLeaderOf).Build(); err != nil {

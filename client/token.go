@@ -30,7 +30,11 @@ type TokenSource func(ctx context.Context) (Token, error)
 // until it has one, and RabbitMQ 4.1 and later take it for the connection that is
 // there. RabbitMQ 4.0 can't: it ends the connection when its token expires, which
 // is rebuilt at once with a new token, as after any loss.
-func OAuth2(source TokenSource) SASL { return SASL{mechanism: "PLAIN", source: source} }
+func OAuth2(source TokenSource) SASL { return SASL{mechanism: "PLAIN", oauth2: true, source: source} }
+
+// maxToken is about what fits into the frame that logs in, which RabbitMQ 4.3 takes
+// up to 64 KiB of.
+const maxToken = 60_000
 
 var errNoToken = errors.New("the token source returned no token")
 
@@ -61,6 +65,8 @@ func (s SASL) token(ctx context.Context) (Token, error) {
 			return Token{}, errNoToken
 		case !utf8.ValidString(r.token.Value) || strings.ContainsRune(r.token.Value, 0):
 			return Token{}, errors.New("the token source returned a token with a NUL or invalid UTF-8")
+		case len(r.token.Value) > maxToken:
+			return Token{}, fmt.Errorf("the token source returned a token of %d bytes, which is over %d", len(r.token.Value), maxToken)
 		case !r.token.Expires.IsZero() && !time.Now().Before(r.token.Expires):
 			return Token{}, fmt.Errorf("the token source returned a token that expired at %s", r.token.Expires.Format(time.RFC3339))
 		}

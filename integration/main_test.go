@@ -42,7 +42,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	code := m.Run()
-	for _, b := range brokers {
+	for _, b := range append(brokers, started.brokers...) {
 		if err := b.Release(context.Background()); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1

@@ -1,0 +1,71 @@
+package integration
+
+import (
+	"context"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/integration/broker"
+)
+
+// Brokers of our own, one of each version, started when the first test wants one and
+// shared by those that reconfigure a broker without hurting each other: plugins,
+// listeners, authentication. A test that stops one, or sets off an alarm, which is felt
+// in every virtual host, takes a broker for itself with broker.Own.
+var ours = map[string]func() (*broker.Broker, error){
+	"4.3": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.3") }),
+	"4.0": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.0") }),
+}
+
+var started struct {
+	sync.Mutex
+	brokers []*broker.Broker
+}
+
+func startOurs(version string) (*broker.Broker, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	b, err := broker.Own(ctx, os.Stderr, version)
+	if err == nil {
+		started.Lock()
+		defer started.Unlock()
+		started.brokers = append(started.brokers, b)
+	}
+	return b, err
+}
+
+// forEachOfOurs is forEachBroker, with the brokers that may be reconfigured.
+func forEachOfOurs(t *testing.T, test func(t *testing.T, s *site)) {
+	t.Helper()
+	t.Parallel()
+	for _, version := range []string{"4.3", "4.0"} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			b, err := ours[version]()
+			require.NoError(t, err)
+			test(t, newSite(t, b))
+		})
+	}
+}
+
+// run runs a command on the broker.
+func (s *site) run(t *testing.T, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out, err := s.Exec(ctx, args...)
+	require.NoError(t, err)
+	return string(out)
+}
+
+// enable enables a plugin of the broker.
+func (s *site) enable(t *testing.T, plugin string) {
+	t.Helper()
+	// Debian's package of 4.0 names a folder that isn't there.
+	s.run(t, "sh", "-c", `dir=$(ls -d /usr/lib/rabbitmq/lib/*/plugins 2>/dev/null) && export RABBITMQ_PLUGINS_DIR="$dir"
+exec rabbitmq-plugins enable "$0"`, plugin)
+}
