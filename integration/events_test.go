@@ -1,0 +1,125 @@
+package integration
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+)
+
+func TestObserveTellsWhatHappened(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		wire, url := s.through(t)
+		seen := &events{}
+		conn, _ := connectTo(t, url, soon, func(c *client.Config) { c.Observe = seen.observe })
+		state := conn.State()
+		assert.True(t, state.Connected)
+		assert.False(t, state.Closed)
+		assert.Equal(t, uint64(1), state.Generation)
+		assert.Equal(t, s.FullVersion, state.Broker.Version)
+		assert.NotContains(t, state.Endpoint, "guest:guest")
+
+		queue := declare.QuorumQueue{Name: "q"}
+		apply(t, conn, queueOf(queue))
+		begun, finish := make(chan struct{}, 100), make(chan struct{})
+		consume(t, conn, "q", client.HandlerFunc(func(context.Context, *client.Delivery) error {
+			begun <- struct{}{}
+			<-finish
+			return nil
+		}), client.ConsumerConfig{Concurrency: 4})
+		p := publisherOf(t, conn, address.Queue("q"))
+		publish(t, p, "one")
+		await(t, begun, "a delivery")
+
+		// The connection is lost amid a handler, and no new one is taken for a while.
+		wire.Refuse()
+		wire.Cut()
+		poll(t, "attempts fail", func() bool { return conn.State().Attempts >= 2 })
+		state = conn.State()
+		assert.False(t, state.Connected)
+		require.ErrorIs(t, state.Err, client.ErrUnreachable)
+		assert.Equal(t, client.Broker{}, state.Broker)
+		require.NoError(t, wire.Admit())
+		await(t, begun, "the delivery comes again")
+		poll(t, "all are up again", func() bool {
+			return len(seen.of("consume", client.Up)) == 2 && len(seen.of("publish", client.Up)) == 2
+		})
+		close(finish)
+		poll(t, "the first handler's result comes too late", func() bool { return len(seen.of("consume", client.Late)) == 1 })
+
+		lost := seen.of("connection", client.Lost)
+		require.Len(t, lost, 1)
+		require.ErrorIs(t, lost[0].Err, client.ErrConnectionLost)
+		assert.Equal(t, uint64(1), lost[0].Generation)
+		up := seen.of("connection", client.Up)
+		require.Len(t, up, 2)
+		assert.Equal(t, uint64(2), up[1].Generation)
+		assert.GreaterOrEqual(t, up[1].Attempt, 3)
+		assert.Positive(t, up[1].Down)
+		assert.NotEmpty(t, up[1].Node)
+		assert.GreaterOrEqual(t, len(seen.of("connection", client.Refused)), 2)
+		consumer := seen.of("consume", client.Lost)
+		require.Len(t, consumer, 1)
+		assert.Equal(t, 1, consumer[0].Unsettled)
+		assert.Equal(t, "q", consumer[0].Target)
+		require.Len(t, seen.of("publish", client.Lost), 1)
+
+		// The queue is deleted, and declared again.
+		_, err := declare.Delete(t.Context(), conn.Management(), queueOf(queue))
+		require.NoError(t, err)
+		poll(t, "the consumer is refused", func() bool {
+			refused := seen.of("consume", client.Refused)
+			return len(refused) >= 2 && assert.ErrorIs(t, refused[1].Err, client.ErrNotFound)
+		})
+		apply(t, conn, queueOf(queue))
+		poll(t, "the consumer is back", func() bool { return len(seen.of("consume", client.Up)) == 3 })
+		publish(t, p, "two")
+		await(t, begun, "it works again")
+
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		_ = conn.Close(ctx)
+		assert.True(t, conn.State().Closed)
+		assert.False(t, conn.State().Connected)
+		poll(t, "the end is told", func() bool { return len(seen.of("connection", client.Ended)) == 1 })
+		assert.Len(t, seen.of("consume", client.Ended), 1)
+		assert.Len(t, seen.of("publish", client.Ended), 1)
+	})
+}
+
+// A callback that never returns costs its events, and nothing else.
+func TestObserverThatHangsHoldsNothingUp(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		wire, url := s.through(t)
+		hang := make(chan struct{})
+		defer close(hang)
+		conn, _ := connectTo(t, url, soon, func(c *client.Config) { c.Observe = func(client.Event) { <-hang } })
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "q"}))
+		got := make(chan string, 100)
+		consume(t, conn, "q", client.JSON(func(_ context.Context, v string) error {
+			got <- v
+			return nil
+		}), client.ConsumerConfig{})
+		p := publisher[string](t, conn, address.Queue("q"))
+		for n := range 5 {
+			wire.Cut()
+			poll(t, "connected again", func() bool {
+				st := conn.State()
+				return st.Connected && st.Generation >= uint64(n)+2
+			})
+		}
+		publish(t, p, "after all")
+		await(t, got, "the message")
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		require.NoError(t, conn.Close(ctx))
+		assert.Less(t, time.Since(start), patience)
+	})
+}
