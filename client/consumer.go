@@ -736,6 +736,13 @@ func (s *stint) carryOut(d *Delivery, err error) {
 			s.push(d, disposition{kind: released})
 		}
 	case DeadLetter:
+		if _, panicked := errors.AsType[*PanicError](o.Err); !panicked { // which tells more
+			text := ""
+			if o.Err != nil {
+				text = ErrorText(o.Err)
+			}
+			s.log.Warn("hopback: a message is dead-lettered", "message_id", messageID(d.message), "reason", clip(string(o.Reason), 255), "error", text)
+		}
 		s.deadLetter(d, o)
 	case Modify:
 		if err := checkModified(o.Annotations); err != nil {
