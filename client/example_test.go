@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
@@ -78,4 +79,23 @@ func ExampleWrap() {
 	fmt.Println(counted, err)
 	// Output:
 	// 1 handler panicked: no currency
+}
+
+// Tokens come from an authorization server, by golang.org/x/oauth2 for instance; the
+// connection asks for the next one before the last one ends.
+func ExampleOAuth2() {
+	fetch := func(context.Context) (client.Token, error) {
+		return client.Token{Value: "eyJ…", Expires: time.Now().Add(10 * time.Minute)}, nil
+	}
+	cfg := client.Config{
+		SASL: client.OAuth2(fetch),
+		Observe: func(e client.Event) {
+			if e.Kind == client.TokenRefused {
+				fmt.Println("the broker will end the connection soon:", e.Err)
+			}
+		},
+	}
+	_, err := client.Connect(context.Background(), "amqp://127.0.0.1:1", cfg)
+	fmt.Println(errors.Is(err, client.ErrUnreachable))
+	// Output: true
 }
