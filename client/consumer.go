@@ -46,6 +46,8 @@ const (
 	maxPrefetch    = 100_000
 	// lastGrace is what a handler gets after its ctx was ended by the drain.
 	lastGrace = 5 * time.Second
+	// prepareSlow is after how long a Prepare that waits is told of.
+	prepareSlow = 5 * time.Second
 )
 
 func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
@@ -83,7 +85,9 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 //
 // At the start it returns the errors of h's Prepare, ErrNotFound for a missing
 // queue and ErrUnauthorized for a missing permission. Later it survives them like
-// the loss of the connection: it comes back with unlimited back-off.
+// the loss of the connection: it comes back with unlimited back-off. What h asks the
+// broker in its Prepare, as retry.With does, waits within ctx while the broker has an
+// alarm; a consumer that has begun goes on receiving then.
 //
 // RabbitMQ 4.0 counts every returned delivery toward the queue's delivery limit,
 // 4.3 only failed ones. So below 4.3 the drain hands what is prefetched to the
@@ -93,6 +97,9 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 // connection is lost before the broker has heard of it: handlers should be
 // idempotent, or use the message-id to tell duplicates.
 func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg ConsumerConfig) error {
+	if c == nil {
+		return argument.New("conn", nil, "is nil", "use the connection that client.Connect has returned")
+	}
 	source, err := address.Queue(queue).Build()
 	if err != nil {
 		return err
@@ -111,7 +118,13 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 		Queue: queue, Broker: c.Broker(), Management: c.mgmt, Control: cfg.Control,
 		Order: func(key func(*Delivery) (string, bool)) { order = key },
 	}
-	if err := Prepare(ctx, h, start); err != nil {
+	// Under a memory or disk alarm the broker answers no management requests.
+	slow := time.AfterFunc(prepareSlow, func() {
+		c.log.Warn("hopback: a consumer can't begin yet: what its handler asks the broker isn't answered, as when it has a memory or disk alarm", "queue", queue)
+	})
+	err = Prepare(ctx, h, start)
+	slow.Stop()
+	if err != nil {
 		return err
 	}
 	k := newConsumer(queue, source, h, cfg, consumerDeps{

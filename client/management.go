@@ -57,6 +57,9 @@ func newManagement(c *Conn) *Management {
 // the other requests under way then are repeated, each on a session of its own,
 // since all of them are idempotent.
 func (m *Management) Request(ctx context.Context, method, path string, body any) (status int, reply any, err error) {
+	if m == nil {
+		return 0, nil, argument.New("management", nil, "is a nil *Management", "use that of a connection, conn.Management()")
+	}
 	if err := checkRequest(method, path, body); err != nil {
 		return 0, nil, err
 	}

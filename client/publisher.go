@@ -35,6 +35,9 @@ type Publisher[T any] struct {
 // exchange or queue, ErrUnauthorized for a missing permission. While the
 // connection is being rebuilt it waits, within ctx.
 func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cfg PublisherConfig) (*Publisher[T], error) {
+	if conn == nil {
+		return nil, argument.New("conn", nil, "is nil", "give the connection that client.Connect has returned")
+	}
 	target := ""
 	if !to.IsZero() {
 		var err error

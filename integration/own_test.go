@@ -14,8 +14,9 @@ import (
 
 // Brokers of our own, one of each version, started when the first test wants one and
 // shared by those that reconfigure a broker without hurting each other: plugins,
-// listeners, authentication. A test that stops one, or sets off an alarm, which is felt
-// in every virtual host, takes a broker for itself with broker.Own.
+// listeners, authentication. What is felt in every virtual host, as an alarm is, is done
+// when no other test uses the broker: forEachOfOursAlone. A test that stops one takes a
+// broker for itself with broker.Own.
 var ours = map[string]func() (*broker.Broker, error){
 	"4.3": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.3") }),
 	"4.0": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.0") }),
@@ -45,6 +46,27 @@ func forEachOfOurs(t *testing.T, test func(t *testing.T, s *site)) {
 	for _, version := range []string{"4.3", "4.0"} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
+			alone[version].RLock()
+			t.Cleanup(alone[version].RUnlock) // after the site is gone
+			b, err := ours[version]()
+			require.NoError(t, err)
+			test(t, newSite(t, b))
+		})
+	}
+}
+
+// alone is held for writing by a test that wants a broker of ours to itself.
+var alone = map[string]*sync.RWMutex{"4.3": {}, "4.0": {}}
+
+// forEachOfOursAlone is forEachOfOurs for a test that the others would notice.
+func forEachOfOursAlone(t *testing.T, test func(t *testing.T, s *site)) {
+	t.Helper()
+	t.Parallel()
+	for _, version := range []string{"4.3", "4.0"} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			alone[version].Lock()
+			t.Cleanup(alone[version].Unlock)
 			b, err := ours[version]()
 			require.NoError(t, err)
 			test(t, newSite(t, b))

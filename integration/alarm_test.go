@@ -1,0 +1,216 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+)
+
+// alarms of a broker, and how they are set and cleared.
+var alarms = []struct {
+	name       string
+	set, clear []string
+}{
+	{"memory", []string{"set_vm_memory_high_watermark", "absolute", "1MB"}, []string{"set_vm_memory_high_watermark", "0.6"}},
+	{"disk", []string{"set_disk_free_limit", "900000000000000"}, []string{"set_disk_free_limit", "1000000"}},
+}
+
+// alarmed says whether the broker has an alarm.
+func (s *site) alarmed(t *testing.T) bool {
+	t.Helper()
+	status, _, err := s.httpStatus(http.MethodGet, "/health/checks/local-alarms", nil)
+	require.NoError(t, err)
+	return status != http.StatusOK
+}
+
+// B16: while a broker has an alarm it reads nothing from connections that publish.
+// Publishing waits within its ctx, even with the link's credit and the session's
+// window used up; receiving, accepting, attaching and retries by settlement go on;
+// retries by copies wait; Close ends; and when the alarm is over all goes on, with
+// nothing lost.
+func TestAlarmStopsPublishingAndNothingElse(t *testing.T) {
+	forEachOfOursAlone(t, func(t *testing.T, s *site) {
+		for _, alarm := range alarms {
+			t.Run(alarm.name, func(t *testing.T) {
+				s := newSite(t, s.Broker)
+				const each = 5
+				type worker struct {
+					queue        string
+					policy       retry.Policy
+					conn         *client.Conn
+					first, again chan struct{}
+					copies       bool
+				}
+				var workers []*worker
+				admin, _ := s.connect(t)
+				for name, edit := range strategies(s) {
+					policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(500 * time.Millisecond), Names: retry.Names{Prefix: name + "."}}
+					edit(&policy)
+					// "auto" is one of the others.
+					if name == "auto" {
+						continue
+					}
+					w := &worker{queue: "work-" + name, policy: policy, first: make(chan struct{}, 100), again: make(chan struct{}, 100), copies: name == "republish" || name == "ladder"}
+					applyRetry(t, admin, policy, declare.QuorumQueue{Name: w.queue, DeliveryLimit: 3})
+					p := publisher[order](t, admin, address.Queue(w.queue))
+					for i := range each {
+						publish(t, p, order{ID: i})
+					}
+					w.conn, _ = s.connect(t)
+					workers = append(workers, w)
+				}
+				apply(t, admin, queueOf(declare.QuorumQueue{Name: "orders"}))
+				apply(t, admin, queueOf(declare.QuorumQueue{Name: "plain"}))
+				for i := range each {
+					publish(t, publisher[order](t, admin, address.Queue("plain")), order{ID: i})
+				}
+				wire, through := s.through(t)
+				publishing, log := connectTo(t, through)
+				p := publisher[order](t, publishing, address.Queue("orders"))
+				publish(t, p, order{ID: -1})
+				doomed, _ := s.connect(t)
+				doomedPublisher := publisher[order](t, doomed, address.Queue("orders"))
+
+				begin := make(chan struct{})
+				for _, w := range workers {
+					consume(t, w.conn, w.queue, retry.With(w.policy)(client.HandlerFunc(func(ctx context.Context, _ *client.Delivery) error {
+						<-begin
+						if retry.Attempt(ctx) == 1 {
+							w.first <- struct{}{}
+							return errors.New("not yet")
+						}
+						w.again <- struct{}{}
+						return nil
+					})), client.ConsumerConfig{Concurrency: 2})
+					awaitConsumers(t, admin, w.queue, 1)
+				}
+
+				s.run(t, append([]string{"rabbitmqctl"}, alarm.set...)...)
+				cleared := false
+				clearAlarm := func() {
+					if !cleared {
+						cleared = true
+						s.run(t, append([]string{"rabbitmqctl"}, alarm.clear...)...)
+						poll(t, "the alarm is over", func() bool { return !s.alarmed(t) })
+					}
+				}
+				defer clearAlarm()
+				poll(t, "there is an alarm", func() bool { return s.alarmed(t) })
+
+				// More than credit and window: what is queued and what is sent ends with its ctx.
+				const blocked, limit = 1000, 2 * time.Second
+				var unknown, unsent, stored atomic.Int64
+				began := time.Now()
+				var all sync.WaitGroup
+				for i := range blocked {
+					all.Go(func() {
+						ctx, cancel := context.WithTimeout(t.Context(), limit)
+						defer cancel()
+						err := p.Publish(ctx, order{ID: i})
+						switch {
+						case err == nil:
+							stored.Add(1)
+						case errors.Is(err, client.ErrOutcomeUnknown):
+							unknown.Add(1)
+						case errors.Is(err, client.ErrNotSent):
+							unsent.Add(1)
+						default:
+							t.Errorf("%v", err)
+						}
+						if err != nil {
+							assert.ErrorIs(t, err, context.DeadlineExceeded)
+						}
+					})
+				}
+				all.Wait()
+				took := time.Since(began)
+				assert.Less(t, took, limit+5*time.Second)
+				assert.Positive(t, unsent.Load(), "the window is full, and the rest never left")
+				assert.Positive(t, unknown.Load())
+				stream := wire.Sent()
+
+				// A connection that is blocked can be closed.
+				cutOff := make(chan error, 1)
+				go func() { cutOff <- doomedPublisher.Publish(context.Background(), order{ID: 5000}) }()
+				poll(t, "one publish waits, and holds up the next", func() bool {
+					ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+					defer cancel()
+					return errors.Is(doomedPublisher.Publish(ctx, order{ID: 5001}), client.ErrNotSent)
+				})
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				began = time.Now()
+				err := doomed.Close(ctx)
+				cancel()
+				assert.ErrorIs(t, err, client.ErrOutcomeUnknown)
+				cut := await(t, cutOff, "Publish returns") // it may be the one that waits behind
+				assert.True(t, errors.Is(cut, client.ErrOutcomeUnknown) || errors.Is(cut, client.ErrNotSent), "%v", cut)
+				closed := time.Since(began)
+				assert.Less(t, closed, 5*time.Second)
+				t.Logf("closed in %v: %v", closed.Round(time.Millisecond), err)
+
+				// Consumers attach, receive and settle.
+				attached, attaching := s.connect(t)
+				plain := make(chan int, 100)
+				consume(t, attached, "plain", client.JSON(func(_ context.Context, o order) error { plain <- o.ID; return nil }), client.ConsumerConfig{})
+				for i := range each {
+					assert.Equal(t, i, await(t, plain, "a message for who came late"))
+				}
+				assert.Empty(t, attaching.all())
+				close(begin)
+				for _, w := range workers {
+					for range each {
+						await(t, w.first, w.queue+": an attempt")
+					}
+				}
+				for _, w := range workers {
+					if w.copies {
+						continue
+					}
+					for range each {
+						await(t, w.again, w.queue+": a retry by settlement")
+					}
+				}
+				for _, w := range workers {
+					if w.copies {
+						assert.Empty(t, w.again, w.queue+": a copy can't get through")
+					}
+				}
+				assert.True(t, s.alarmed(t), "all that was while the alarm lasted")
+				assert.Empty(t, log.with("lost"))
+
+				clearAlarm()
+				began = time.Now()
+				for _, w := range workers {
+					if !w.copies {
+						continue
+					}
+					for range each {
+						await(t, w.again, w.queue+": a retry by copy, when the alarm is over")
+					}
+				}
+				publish(t, p, order{ID: -2})
+				resumed := time.Since(began)
+				assert.Greater(t, wire.Sent(), stream)
+				assert.Empty(t, log.with("lost"), "the same connection")
+				for _, w := range workers {
+					poll(t, w.queue+" is empty", func() bool { return ready(t, admin, w.queue) == 0 })
+					assert.Empty(t, w.again, w.queue+": each once")
+				}
+				poll(t, "what was sent is stored", func() bool { return int64(ready(t, admin, "orders")) >= unknown.Load()+stored.Load()+2 })
+				report(t, s, "%s alarm: of %d publishes %d ended unsent and %d unknown in %v; Close in %v; all went on %v after it", alarm.name, blocked, unsent.Load(), unknown.Load(), took.Round(time.Millisecond), closed.Round(time.Millisecond), resumed.Round(time.Millisecond))
+			})
+		}
+	})
+}
