@@ -24,6 +24,7 @@ type coalescer struct {
 	deadline time.Time
 	err      error
 	closing  bool
+	settled  settled
 	// work wakes the flusher, room those who wait for the buffer to empty.
 	work, room *sync.Cond
 	done       chan struct{} // the flusher has ended
@@ -58,7 +59,7 @@ func (w *coalescer) Write(b []byte) (int, error) {
 	case !w.deadline.IsZero() && !time.Now().Before(w.deadline):
 		return 0, os.ErrDeadlineExceeded
 	}
-	w.pending = append(w.pending, b...)
+	w.pending = w.settled.put(w.pending, b)
 	w.work.Signal()
 	return len(b), nil
 }
@@ -76,6 +77,7 @@ func (w *coalescer) flush() {
 		}
 		out, deadline := w.pending, w.deadline
 		w.pending, w.spare = w.spare[:0], nil
+		w.settled.left()
 		w.mu.Unlock()
 		err := w.Conn.SetWriteDeadline(deadline)
 		if err == nil {

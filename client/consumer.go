@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/Azure/go-amqp"
+
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 )
@@ -763,7 +765,7 @@ func (s *stint) carryOut(d *Delivery, err error) {
 			s.push(d, disposition{kind: modified, failed: true})
 			return
 		}
-		s.push(d, disposition{kind: modified, failed: o.Failed, dead: o.DeadLetter, annotations: o.Annotations})
+		s.push(d, disposition{kind: modified, failed: o.Failed, dead: o.DeadLetter, annotations: annotations(o.Annotations, 1)})
 	case Forward:
 		s.forward(d, o)
 	}
@@ -776,24 +778,20 @@ func (s *stint) deadLetter(d *Delivery, o DeadLetter) {
 	if p, ok := errors.AsType[*PanicError](o.Err); ok {
 		s.log.Error("hopback: handler panicked, the message is dead-lettered", "message_id", messageID(d.message), "panic", ErrorText(p), "stack", string(p.Stack))
 	}
-	annotations := make(map[string]any, len(o.Annotations)+2)
-	for k, v := range o.Annotations {
-		annotations[k] = v
+	a := annotations(o.Annotations, 3)
+	err := checkModified(o.Annotations)
+	if err != nil {
+		s.log.Error("hopback: annotations refused, the message is dead-lettered without them", "error", err)
+		a = annotations(nil, 3)
 	}
-	if o.Reason != "" {
-		annotations[AnnotationReason] = clip(string(o.Reason), 255)
+	// What is added fits: it is bounded, and checkModified leaves room for it.
+	if o.Reason != "" || err != nil {
+		a[AnnotationReason] = clip(string(o.Reason), 255)
 	}
 	if o.Err != nil {
-		annotations[AnnotationError] = ErrorText(o.Err)
+		a[AnnotationError] = ErrorText(o.Err)
 	}
-	if err := checkModified(annotations); err != nil {
-		s.log.Error("hopback: annotations refused, the message is dead-lettered without them", "error", err)
-		annotations = map[string]any{AnnotationReason: clip(string(o.Reason), 255)}
-		if o.Err != nil {
-			annotations[AnnotationError] = ErrorText(o.Err)
-		}
-	}
-	s.push(d, disposition{kind: modified, dead: true, annotations: annotations})
+	s.push(d, disposition{kind: modified, dead: true, annotations: a})
 }
 
 // forward hands the copy to the forwarder and accepts the original when the copy
@@ -862,7 +860,7 @@ func (s *stint) late(d *Delivery) {
 
 // withKnownCount notes the delivery count that the message will have, so that
 // whoever gets it next knows that nothing went wrong unseen.
-func withKnownCount(d *Delivery, disp disposition) map[string]any {
+func withKnownCount(d *Delivery, disp disposition) amqp.Annotations {
 	n := int64(d.DeliveryCount())
 	if disp.failed {
 		n++
@@ -870,11 +868,20 @@ func withKnownCount(d *Delivery, disp disposition) map[string]any {
 	if n == 0 {
 		return disp.annotations
 	}
-	a := make(map[string]any, len(disp.annotations)+1)
-	for k, v := range disp.annotations {
-		a[k] = v
+	a := disp.annotations
+	if a == nil {
+		a = make(amqp.Annotations, 1)
 	}
 	a[AnnotationKnownCount] = n
+	return a
+}
+
+// annotations copies what a handler gave, with room for some more.
+func annotations(given map[string]any, more int) amqp.Annotations {
+	a := make(amqp.Annotations, len(given)+more)
+	for k, v := range given {
+		a[keys.boxed(k)] = v
+	}
 	return a
 }
 

@@ -58,9 +58,9 @@ type receipt interface {
 // disposition is one of the four outcomes that AMQP has for a delivery.
 type disposition struct {
 	kind        dispositionKind
-	failed      bool           // modified: counts as a failed delivery
-	dead        bool           // modified: undeliverable here, which RabbitMQ dead-letters
-	annotations map[string]any // modified: merged into the message
+	failed      bool             // modified: counts as a failed delivery
+	dead        bool             // modified: undeliverable here, which RabbitMQ dead-letters
+	annotations amqp.Annotations // modified: merged into the message
 }
 
 type dispositionKind uint8
@@ -192,10 +192,7 @@ func (l *amqpReceiver) settle(m *Message, d disposition) error {
 	default:
 		opts := &amqp.ModifyMessageOptions{DeliveryFailed: d.failed, UndeliverableHere: d.dead}
 		if len(d.annotations) > 0 {
-			opts.Annotations = make(amqp.Annotations, len(d.annotations))
-			for k, v := range d.annotations {
-				opts.Annotations[k] = v
-			}
+			opts.Annotations = d.annotations
 		}
 		return l.r.ModifyMessage(ctx, m, opts)
 	}

@@ -20,8 +20,21 @@ type (
 // NewMessage returns a durable message with body as its one data section, the
 // default priority (4) and a random message-id.
 func NewMessage(body []byte) *Message {
-	m := &Message{Data: [][]byte{body}}
+	m := emptyMessage()
+	m.Data = [][]byte{body}
 	complete(m)
+	return m
+}
+
+// emptyMessage has what complete would make, in one piece.
+func emptyMessage() *Message {
+	whole := &struct {
+		Message
+		Header
+		Properties
+	}{Header: Header{Durable: true, Priority: defaultPriority}}
+	m := &whole.Message
+	m.Header, m.Properties = &whole.Header, &whole.Properties
 	return m
 }
 
@@ -80,32 +93,27 @@ func Copy(m *Message) *Message {
 	if m == nil {
 		return nil
 	}
-	c := &Message{
-		Format:                m.Format,
-		ApplicationProperties: maps.Clone(m.ApplicationProperties),
-		Data:                  m.Data,
-		Value:                 m.Value,
-		Sequence:              m.Sequence,
-		Footer:                maps.Clone(m.Footer),
-	}
-	c.Header = &Header{Durable: true, Priority: defaultPriority}
+	c := emptyMessage()
+	c.Format = m.Format
+	c.ApplicationProperties = maps.Clone(m.ApplicationProperties)
+	c.Data, c.Value, c.Sequence = m.Data, m.Value, m.Sequence
+	c.Footer = maps.Clone(m.Footer)
 	if m.Header != nil {
 		c.Header.Priority = m.Header.Priority
 	}
 	if m.Properties != nil {
-		c.Properties = new(*m.Properties)
+		*c.Properties = *m.Properties
+	} else {
+		c.Properties = nil
 	}
-	if len(m.Annotations) > 0 {
-		c.Annotations = make(amqp.Annotations, len(m.Annotations))
-		for k, v := range m.Annotations {
-			if s, ok := k.(string); ok && brokerAnnotations[s] {
-				continue
-			}
-			c.Annotations[k] = v
+	for k, v := range m.Annotations {
+		if s, ok := k.(string); ok && brokerAnnotations[s] {
+			continue
 		}
-		if len(c.Annotations) == 0 {
-			c.Annotations = nil
+		if c.Annotations == nil {
+			c.Annotations = make(amqp.Annotations, len(m.Annotations))
 		}
+		c.Annotations[k] = v
 	}
 	if len(c.Data) == 0 && c.Value == nil && len(c.Sequence) == 0 {
 		// A received amqp-value of null decodes to a nil Value, which would be

@@ -41,8 +41,11 @@ func outcomeOf(err error) (o Outcome) {
 			o = Requeue{Failed: true, Err: fmt.Errorf("an error of type %T that can't be read", err)}
 		}
 	}()
-	if !errors.As(err, &o) {
-		return Requeue{Failed: true, Err: err}
+	o, ok := err.(Outcome)
+	if !ok {
+		if o, ok = errors.AsType[Outcome](err); !ok {
+			return Requeue{Failed: true, Err: err}
+		}
 	}
 	switch p := o.(type) {
 	case *Requeue:

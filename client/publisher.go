@@ -138,7 +138,7 @@ func (p *Publisher[T]) message(v T) (m *Message, err error) {
 			m, err = nil, argument.New("value", fmt.Sprintf("%T", v), fmt.Sprintf("makes the codec panic: %v", r), "mend the value's marshaller")
 		}
 	}()
-	m = &Message{}
+	m = emptyMessage()
 	if err := p.codec.Encode(v, m); err != nil {
 		return nil, argument.Wrap(err, "value", fmt.Sprintf("%T", v), "can't be encoded", "mend the value, or use another Codec")
 	}

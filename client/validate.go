@@ -53,12 +53,12 @@ func Validate(m *Message) error {
 	for _, s := range []struct {
 		name string
 		a    amqp.Annotations
-	}{{"Annotations", m.Annotations}, {"DeliveryAnnotations", m.DeliveryAnnotations}} {
+	}{{"message Annotations", m.Annotations}, {"message DeliveryAnnotations", m.DeliveryAnnotations}} {
 		for k, v := range s.a {
-			if err := checkAnnotation("message "+s.name, k, v); err != nil {
+			if err := checkAnnotation(s.name, k, v); err != nil {
 				return err
 			}
-			if err := checkReadable("message "+s.name, k, v); err != nil {
+			if err := checkReadable(s.name, k, v); err != nil {
 				return err
 			}
 		}
@@ -164,10 +164,17 @@ func checkAnnotation(name string, key, value any) error {
 	default:
 		return argument.New(name+" key", fmt.Sprintf("%T", key), "is not a string", `use a string that begins with "x-", such as "x-opt-tenant"`)
 	}
+	if err := checkAnnotationKey(name, k); err != nil || simple(value) {
+		return err
+	}
+	return checkValue(name+"["+quote(k)+"]", value, 0)
+}
+
+func checkAnnotationKey(name, k string) error {
 	if !strings.HasPrefix(k, "x-") || !utf8.ValidString(k) || len(k) > 255 {
 		return argument.New(name+" key", k, `doesn't begin with "x-", is over 255 bytes, or is not valid UTF-8`, `use a key such as "x-opt-tenant"`)
 	}
-	return checkValue(name+"["+quote(k)+"]", value, 0)
+	return nil
 }
 
 // checkReadable refuses annotations that RabbitMQ can't read or write again. 4.0 and
@@ -310,10 +317,10 @@ func checkSymbol(name string, s amqp.Symbol) error {
 func checkModified(annotations map[string]any) error {
 	size := 0
 	for k, v := range annotations {
-		if err := checkAnnotation("annotations", k, nil); err != nil {
+		if err := checkAnnotationKey("annotations", k); err != nil {
 			return err
 		}
-		n, err := modifiedValue("annotations["+quote(k)+"]", v, 0)
+		n, err := modifiedValue(k, v, 0)
 		if err != nil {
 			return err
 		}
@@ -324,15 +331,16 @@ func checkModified(annotations map[string]any) error {
 	return nil
 }
 
-func modifiedValue(name string, v any, depth int) (size int, err error) {
+// modifiedValue checks the value of the annotation key, or a part of it.
+func modifiedValue(key string, v any, depth int) (size int, err error) {
 	const remedy = "use string, bool, int, int64, []any or map[string]any of these"
 	if depth > maxNesting {
-		return 0, argument.New(name, nil, fmt.Sprintf("is nested deeper than %d", maxNesting), "flatten it")
+		return 0, argument.New(annotation(key), nil, fmt.Sprintf("is nested deeper than %d", maxNesting), "flatten it")
 	}
 	switch v := v.(type) {
 	case string:
 		if !utf8.ValidString(v) {
-			return 0, argument.New(name, v, "is not valid UTF-8", "use a valid string")
+			return 0, argument.New(annotation(key), v, "is not valid UTF-8", "use a valid string")
 		}
 		return len(v) + 5, nil
 	case bool, int, int64, int32, uint32, uint64:
@@ -340,7 +348,7 @@ func modifiedValue(name string, v any, depth int) (size int, err error) {
 	case []any:
 		size = 9
 		for _, e := range v {
-			n, err := modifiedValue(name, e, depth+1)
+			n, err := modifiedValue(key, e, depth+1)
 			if err != nil {
 				return 0, err
 			}
@@ -353,9 +361,9 @@ func modifiedValue(name string, v any, depth int) (size int, err error) {
 		size = 9
 		for k, e := range v {
 			if !utf8.ValidString(k) {
-				return 0, argument.New(name+" key", k, "is not valid UTF-8", "use a valid string")
+				return 0, argument.New(annotation(key)+" key", k, "is not valid UTF-8", "use a valid string")
 			}
-			n, err := modifiedValue(name, e, depth+1)
+			n, err := modifiedValue(key, e, depth+1)
 			if err != nil {
 				return 0, err
 			}
@@ -367,9 +375,12 @@ func modifiedValue(name string, v any, depth int) (size int, err error) {
 	case time.Time:
 		return 9, nil
 	case nil, float32, float64:
-		return 0, argument.New(name, fmt.Sprintf("%T", v), "would poison the message: RabbitMQ can't deliver it again", remedy)
+		return 0, argument.New(annotation(key), fmt.Sprintf("%T", v), "would poison the message: RabbitMQ can't deliver it again", remedy)
 	}
-	return 0, argument.New(name, fmt.Sprintf("%T", v), "is of a type that RabbitMQ doesn't keep in a modified message", remedy)
+	return 0, argument.New(annotation(key), fmt.Sprintf("%T", v), "is of a type that RabbitMQ doesn't keep in a modified message", remedy)
 }
+
+// annotation is what an error calls the annotation key.
+func annotation(key string) string { return "annotations[" + quote(key) + "]" }
 
 func quote(s string) string { return fmt.Sprintf("%q", clip(s, 64)) }

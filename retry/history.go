@@ -2,8 +2,9 @@ package retry
 
 import (
 	"errors"
-	"fmt"
+	"reflect"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -50,29 +51,43 @@ var originOf = [...]struct{ own, brokers string }{
 
 // history is what is written about a failure.
 func (pl *plan) history(d *client.Delivery, err error, count int, now time.Time) map[string]any {
-	first := since(firstFailure(d.Message()), now)
-	h := map[string]any{
-		AnnotationRetries:      int64(count),
-		AnnotationFirstFailure: first.UnixMilli(),
-		AnnotationLastFailure:  now.UnixMilli(),
-		AnnotationQueue:        d.Queue(),
-		AnnotationWorker:       pl.worker,
+	h := make(map[string]any, 12) // as many as there can be, with those of a strategy
+	var last any = now.UnixMilli()
+	h[AnnotationRetries] = int64(count)
+	h[AnnotationFirstFailure], h[AnnotationLastFailure] = last, last
+	if first := since(firstFailure(d.Message()), now); first.Before(now) {
+		h[AnnotationFirstFailure] = first.UnixMilli()
 	}
+	h[AnnotationQueue], h[AnnotationWorker] = d.Queue(), pl.workerValue
 	if err != nil {
-		h[client.AnnotationError] = client.ErrorText(err)
-		h[AnnotationErrorType] = errorType(err)
+		h[client.AnnotationError], h[AnnotationErrorType] = client.ErrorText(err), errorType(err)
 	}
 	for _, o := range originOf {
-		v, ok := d.Annotation(o.own).(string)
+		v := d.Annotation(o.own)
+		s, ok := v.(string)
 		if !ok {
-			v, ok = d.Annotation(o.brokers).(string)
+			v = d.Annotation(o.brokers)
+			s, ok = v.(string)
 		}
-		if ok && utf8.ValidString(v) && len(v) <= maxOrigin {
+		if ok && utf8.ValidString(s) && len(s) <= maxOrigin {
 			h[o.own] = v
 		}
 	}
 	return h
 }
+
+// keyValues has the keys of annotations as values of type any, as a message wants
+// them, so that they needn't be allocated for each copy.
+var keyValues = func() map[string]any {
+	m := map[string]any{}
+	for _, k := range []string{
+		client.AnnotationReason, client.AnnotationError, AnnotationRetries, AnnotationErrorType, AnnotationFirstFailure,
+		AnnotationLastFailure, AnnotationQueue, AnnotationExchange, AnnotationRoutingKey, AnnotationWorker, AnnotationDelay,
+	} {
+		m[k] = k
+	}
+	return m
+}()
 
 // story is the history of a message that is to wait though it hasn't failed.
 func (pl *plan) story(d *client.Delivery, count int, now time.Time) map[string]any {
@@ -84,8 +99,9 @@ func (pl *plan) story(d *client.Delivery, count int, now time.Time) map[string]a
 	return h
 }
 
-// errorType is the type of the error below the wrappers of this package.
-func errorType(err error) string {
+// errorType is the name of the type of the error below the wrappers of this package,
+// a string.
+func errorType(err error) any {
 	for {
 		switch e := err.(type) {
 		case *permanentError:
@@ -97,10 +113,22 @@ func errorType(err error) string {
 				continue
 			}
 		}
-		t := fmt.Sprintf("%T", err)
-		return strings.ToValidUTF8(t[:min(len(t), 255)], "") // the cut may be in a character
+		t := reflect.TypeOf(err)
+		if t == nil {
+			return "<nil>"
+		}
+		if name, ok := typeNames.Load(t); ok {
+			return name
+		}
+		name := t.String()
+		name = strings.ToValidUTF8(name[:min(len(name), 255)], "") // the cut may be in a character
+		typeNames.Store(t, name)
+		return name
 	}
 }
+
+// typeNames has the names of the types of errors seen: a program has only so many.
+var typeNames sync.Map
 
 // firstFailure is the time of m's first failure; zero if it had none.
 func firstFailure(m *client.Message) time.Time { return millis(m.Annotations[AnnotationFirstFailure]) }

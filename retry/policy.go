@@ -153,8 +153,10 @@ type plan struct {
 	ladder    *Ladder
 	names     Names
 	worker    string
-	waived    map[Guard]bool
-	rungs     []time.Duration // all delays there are, each once, ascending
+	// workerValue is worker as a value of an annotation.
+	workerValue any
+	waived      map[Guard]bool
+	rungs       []time.Duration // all delays there are, each once, ascending
 }
 
 type rule struct {
@@ -185,6 +187,7 @@ func (p Policy) plan() (plan, error) {
 	if pl.worker == "" {
 		pl.worker, _ = os.Hostname()
 	}
+	pl.workerValue = pl.worker
 	if pl.names, err = p.Names.withDefaults(); err != nil {
 		return plan{}, err
 	}

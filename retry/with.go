@@ -3,9 +3,11 @@ package retry
 import (
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -46,10 +48,12 @@ type decorator struct {
 	// queues has a *queueState for each queue that deliveries came from: in all
 	// but strange cases one.
 	queues sync.Map
+	last   atomic.Pointer[queueState] // that was asked for
 }
 
 // queueState is what is worked out once for a queue.
 type queueState struct {
+	queue    string
 	strategy Strategy
 	targets  []address.Address // Republish: where messages go, by rung
 	unusable error             // why this queue's messages can't be retried
@@ -69,12 +73,13 @@ func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 	}
 	q.strategy = strategy
 	d.queues.Store(s.Queue, q)
+	d.last.Store(q)
 	return client.Prepare(ctx, d.handler, s)
 }
 
 // stateFor works out what is known of a queue without the broker.
 func (pl *plan) stateFor(queue string, strategy Strategy) *queueState {
-	q := &queueState{strategy: strategy}
+	q := &queueState{queue: queue, strategy: strategy}
 	if q.unusable = checkQueue(queue); q.unusable != nil || pl.ladder != nil {
 		return q
 	}
@@ -93,7 +98,11 @@ func (pl *plan) stateFor(queue string, strategy Strategy) *queueState {
 // middleware hides this handler from it: then the strategy is the one that needs
 // nothing of the broker to be known.
 func (d *decorator) state(queue string) *queueState {
+	if q := d.last.Load(); q != nil && q.queue == queue {
+		return q
+	}
 	if q, ok := d.queues.Load(queue); ok {
+		d.last.Store(q.(*queueState))
 		return q.(*queueState)
 	}
 	strategy := d.plan.strategy
@@ -231,11 +240,15 @@ func (d *decorator) republish(del *client.Delivery, q *queueState, what decision
 	}
 	c := client.Copy(del.Message())
 	setCount(c, what.count)
-	if c.Annotations == nil {
-		c.Annotations = make(map[any]any, len(history)+1)
-	}
+	own := c.Annotations
+	c.Annotations = make(map[any]any, len(own)+len(history)+2)
+	maps.Copy(c.Annotations, own)
 	for k, v := range history {
-		c.Annotations[k] = v
+		if key, ok := keyValues[k]; ok {
+			c.Annotations[key] = v
+		} else {
+			c.Annotations[k] = v
+		}
 	}
 	c.Annotations[client.AnnotationReason] = reasonWaits
 	c.Annotations[AnnotationDelay] = delay.Milliseconds()

@@ -46,6 +46,8 @@ ${MAKE:-make} --no-print-directory lint || failed lint
 mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /examples)
 mapfile -t with_broker < <($GO list ./integration/... ./examples/... 2>/dev/null)
 run_tests "${unit[@]}"
+# Allocations are counted without the race detector, which makes some of its own.
+[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&3
 # A module of its own, so that the official client isn't among what hopback needs.
 $GO -C adapter/officialclient test $race -count=1 -timeout=8m -json . >&3
 

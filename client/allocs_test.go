@@ -1,0 +1,155 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/Azure/go-amqp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+)
+
+// idle is a link that allocates nothing, takes what it is sent at once, and delivers
+// what next is given.
+type idle struct {
+	next    chan *Message
+	settled chan disposition
+	credits uint32
+}
+
+func newIdle() *idle { return &idle{next: make(chan *Message), settled: make(chan disposition, 1)} }
+
+func (l *idle) receiver(context.Context, string, func([]byte)) (receiverLink, error) { return l, nil }
+func (l *idle) sender(context.Context, string) (senderLink, error)                   { return idleSender{}, nil }
+func (l *idle) broken() <-chan struct{}                                              { return nil }
+func (l *idle) broker() Broker                                                       { return Broker{Version: "4.3.0"} }
+func (l *idle) prefetched() *Message                                                 { return nil }
+func (l *idle) issueCredit(n uint32) error                                           { l.credits += n; return nil }
+func (l *idle) drain(context.Context) error                                          { return nil }
+
+func (l *idle) receive(ctx context.Context) (*Message, error) {
+	select {
+	case m := <-l.next:
+		return m, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (l *idle) settle(_ *Message, d disposition) error {
+	l.settled <- d
+	return nil
+}
+
+type idleSender struct{}
+
+func (idleSender) send(context.Context, *Message) (receipt, bool, error) {
+	return idleReceipt{}, true, nil
+}
+func (idleSender) close(context.Context) error { return nil }
+
+type idleReceipt struct{}
+
+var stateAccepted amqp.DeliveryState = &amqp.StateAccepted{}
+
+func (idleReceipt) wait(context.Context) (amqp.DeliveryState, error) { return stateAccepted, nil }
+
+func (l *idle) close(context.Context) error { return nil }
+
+// idleSession is an idle with a session's close.
+type idleSession struct{ *idle }
+
+func (idleSession) close(context.Context) {}
+func (idleSession) wear() float64         { return 0 }
+
+// countAllocs is how many allocations a call of f takes, in all goroutines together.
+// Those of the background are fewer than one a call, and rounded off.
+func countAllocs(t *testing.T, f func()) int {
+	t.Helper()
+	for range 100 {
+		f() // what is kept is kept from here on
+	}
+	return int(testing.AllocsPerRun(1000, f))
+}
+
+// The bounds are what it takes: one more fails. What go-amqp allocates comes on top.
+func TestAllocationsOfPublishing(t *testing.T) {
+	notUnderRace(t)
+	s := newSender("publish", "/queues/q", 256, Backoff{Min: time.Second, Max: time.Second}, nil,
+		func(context.Context) (session, error) { return idleSession{newIdle()}, nil }, func(session, bool) {})
+	require.NoError(t, <-s.first)
+	defer func() { require.NoError(t, s.close(t.Context())) }()
+	core := &publisher{s: s}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+
+	raw := &Publisher[[]byte]{core: core, codec: RawCodec{}}
+	body := make([]byte, 256)
+	got := countAllocs(t, func() {
+		if raw.Publish(ctx, body) != nil {
+			t.Error("not published")
+		}
+	})
+	require.LessOrEqual(t, got, 9, "bytes")
+
+	typed := &Publisher[allocOrder]{core: core, codec: JSONCodec{}}
+	o := allocOrder{ID: "o-1", Cents: 1995}
+	inCodec := countAllocs(t, func() { _, _ = json.Marshal(o) })
+	got = countAllocs(t, func() {
+		if typed.Publish(ctx, o) != nil {
+			t.Error("not published")
+		}
+	})
+	require.LessOrEqual(t, got-inCodec, 9, "JSON")
+}
+
+type allocOrder struct {
+	ID    string `json:"id"`
+	Cents int    `json:"cents"`
+}
+
+func TestAllocationsOfConsuming(t *testing.T) {
+	notUnderRace(t)
+	failed := errors.New("failed")
+	target := address.Exchange("x", "key")
+	copied := NewMessage([]byte("copy"))
+	annotations := map[string]any{AnnotationReason: "waiting", AnnotationError: "failed"}
+	delayed := map[string]any{AnnotationReason: "waiting", "x-opt-delivery-time": int64(1)}
+	inCodec := countAllocs(t, func() { _ = json.Unmarshal([]byte(`{"id":"o-1","cents":1995}`), new(allocOrder)) })
+	for _, c := range []struct {
+		name    string
+		handler Handler
+		most    int
+	}{
+		{"raw", returns(nil), 3},
+		{"JSON", JSON(func(context.Context, allocOrder) error { return nil }), 2 + inCodec},
+		{"a failure", returns(failed), 6},
+		{"Modify", returns(Modify{Annotations: delayed, Err: failed}), 5},
+		{"DeadLetter", returns(DeadLetter{Reason: "exhausted", Err: failed, Annotations: annotations}), 9},
+		{"Forward", returns(Forward{To: target, Message: copied, Err: failed}), 9},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newIdle()
+			cfg, err := ConsumerConfig{}.withDefaults()
+			require.NoError(t, err)
+			k := newConsumer("q", "/queues/q", c.handler, cfg, consumerDeps{
+				open: func(context.Context) (session, error) { return idleSession{l}, nil },
+				give: func(session) {}, backoff: Backoff{Min: time.Second, Max: time.Second}, log: quiet,
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := async(func() error { return k.run(ctx) })
+			m := &Message{Header: &Header{Durable: true}, Data: [][]byte{[]byte(`{"id":"o-1","cents":1995}`)}, DeliveryTag: []byte{1, 2, 3, 4}}
+			got := countAllocs(t, func() {
+				l.next <- m
+				<-l.settled
+			})
+			cancel()
+			require.NoError(t, <-ended)
+			require.LessOrEqual(t, got, c.most)
+		})
+	}
+}

@@ -1,0 +1,7 @@
+//go:build !race
+
+package client
+
+import "testing"
+
+func notUnderRace(*testing.T) {}

@@ -1,0 +1,7 @@
+//go:build !race
+
+package retry
+
+import "testing"
+
+func notUnderRace(*testing.T) {}
