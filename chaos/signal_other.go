@@ -1,0 +1,12 @@
+//go:build !unix
+
+package chaos
+
+import (
+	"errors"
+	"os"
+)
+
+func pauseProcess(*os.Process) error    { return errors.ErrUnsupported }
+func continueProcess(*os.Process) error { return errors.ErrUnsupported }
+func tellStacks(*os.Process) error      { return errors.ErrUnsupported }
