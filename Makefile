@@ -53,6 +53,10 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s)
 bench: ## Compare with other clients on a broker of our own; BENCHFLAGS=-quick takes two minutes
 	@$(BROKER) run any -- bash -c 'cd bench && HOPBACK_BENCH_URL="$$HOPBACK_URL" $(GO) run . $(BENCHFLAGS)'
 
+.PHONY: chaos
+chaos: ## Break everything around hopback and count; CHAOSFLAGS="-messages 50000 -faults 13 -nodes 1" takes minutes
+	@mkdir -p bin && $(GO) build -o bin/chaos ./chaos/cmd/chaos && bin/chaos $(CHAOSFLAGS)
+
 .PHONY: broker-up
 broker-up: ## Start RabbitMQ 4.3 and 4.0 and leave them running
 	@$(BROKER) up --env

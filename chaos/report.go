@@ -86,9 +86,9 @@ func (r *run) report(schedule []Fault, faults []FaultReport, last uint32) *Repor
 				row.Faults++
 				to := last
 				if i+1 < len(faults) {
-					to = faults[i+1].From
+					to = before(faults[i+1].From)
 				}
-				row.Stall = max(row.Stall, l.ledger.Stall(faults[i].From, to))
+				row.Stall = max(row.Stall, l.ledger.Stall(before(faults[i].From), to))
 			}
 		}
 		for _, row := range rows {
@@ -105,6 +105,10 @@ func (r *run) report(schedule []Fault, faults []FaultReport, last uint32) *Repor
 	}
 	return rep
 }
+
+// before is a second before a fault: a stall that begins then is mostly its doing,
+// seen from the last message that came through.
+func before(at uint32) uint32 { return at - min(at, 1000) }
 
 // keepStories writes all that was noted of the messages that something is wrong with.
 func (r *run) keepStories(violations []Violation) {
