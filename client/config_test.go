@@ -79,8 +79,8 @@ func TestConfigDefaultsAndRefusals(t *testing.T) {
 
 func TestConsumerConfigDefaults(t *testing.T) {
 	for _, c := range []struct{ given, want ConsumerConfig }{
-		{ConsumerConfig{}, ConsumerConfig{Concurrency: 1, Prefetch: 64, Grace: 30 * time.Second, ForwardPatience: 30 * time.Second}},
-		{ConsumerConfig{Concurrency: 100}, ConsumerConfig{Concurrency: 100, Prefetch: 200, Grace: 30 * time.Second, ForwardPatience: 30 * time.Second}},
+		{ConsumerConfig{}, ConsumerConfig{Concurrency: 1, Prefetch: 64, Grace: 30 * time.Second, ForwardPatience: 30 * time.Second, adapts: true}},
+		{ConsumerConfig{Concurrency: 100}, ConsumerConfig{Concurrency: 100, Prefetch: 200, Grace: 30 * time.Second, ForwardPatience: 30 * time.Second, adapts: true}},
 		{ConsumerConfig{Prefetch: 1, Grace: 1, ForwardPatience: 2}, ConsumerConfig{Concurrency: 1, Prefetch: 1, Grace: 1, ForwardPatience: 2}},
 	} {
 		got, err := c.given.withDefaults()

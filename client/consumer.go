@@ -23,7 +23,12 @@ type ConsumerConfig struct {
 	// Prefetch is how many unsettled messages the broker may have given to this
 	// consumer: those waiting for a handler, those in one, and those whose
 	// forwarded copy isn't confirmed yet. If the process crashes, each of them
-	// counts as delivered once in vain. Default: twice Concurrency, at least 64.
+	// counts as delivered once in vain.
+	//
+	// Default: as many as keep the handlers busy for 200 ms, which follows the
+	// handlers' times, and at most twice Concurrency or 64, whichever is more. So a
+	// slow consumer leaves to others what it couldn't begin for long. Where
+	// deliveries of one key are kept in order (Start.Order) it is that most.
 	Prefetch int
 	// Grace is how long running handlers may go on after Consume's ctx has ended
 	// before their own ctx ends. Default: 30 s.
@@ -40,6 +45,8 @@ type ConsumerConfig struct {
 	// no other message, so that the others' delivery counts don't rise with its own
 	// if it takes the process down again.
 	NoQuarantine bool
+
+	adapts bool // Prefetch is the most, and follows the handlers' times
 }
 
 // Limits of ConsumerConfig.
@@ -70,6 +77,7 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	}
 	if c.Prefetch == 0 {
 		c.Prefetch = max(2*c.Concurrency, 64)
+		c.adapts = true
 	}
 	if c.Grace == 0 {
 		c.Grace = 30 * time.Second
@@ -155,10 +163,11 @@ type consumer struct {
 	// beginning, so that Concurrency holds across a reconnect.
 	slots chan struct{}
 
-	control *Control
-	mu      sync.Mutex
-	limit   int    // the Control's
-	current *stint // for limited
+	appetite *appetite // nil: Prefetch was given
+	control  *Control
+	mu       sync.Mutex
+	limit    int    // the Control's
+	current  *stint // for limited
 
 	closed    chan struct{} // shut was called
 	closeOnce sync.Once
@@ -182,8 +191,12 @@ func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consu
 	if cfg.Control == nil {
 		cfg.Control = &Control{}
 	}
+	var wanted *appetite
+	if cfg.adapts {
+		wanted = newAppetite(cfg.Concurrency, cfg.Prefetch)
+	}
 	return &consumer{
-		control: cfg.Control, limit: noLimit,
+		appetite: wanted, control: cfg.Control, limit: noLimit,
 		queue: queue, source: source, handler: h, cfg: cfg, deps: deps,
 		log:      deps.log.With("queue", queue),
 		forwards: newForwarder(cfg.Prefetch, deps),
@@ -226,6 +239,9 @@ func (k *consumer) shut(ctx context.Context) error {
 func (k *consumer) run(ctx context.Context) error {
 	defer close(k.gone)
 	defer k.forwards.close()
+	if k.order != nil {
+		k.appetite = nil // what waits for its key says nothing about the handlers' times
+	}
 	k.control.join(k)
 	defer k.control.leave(k)
 	// Handlers outlive the end of ctx, with its values; hard ends their ctx.
@@ -447,6 +463,9 @@ func (s *stint) resize() {
 	limit := s.limit
 	s.mu.Unlock()
 	n := min(limit, s.cfg.Prefetch)
+	if s.appetite != nil {
+		n = min(n, s.appetite.size())
+	}
 	if s.narrow.Load() {
 		n = min(n, 1)
 	}
@@ -715,7 +734,16 @@ func (s *stint) mayBegin(d *Delivery) bool {
 func (s *stint) handle(ctx context.Context, d *Delivery) {
 	defer s.lanes.next(d)
 	defer d.end(nil) // frees what its ctx holds
-	s.carryOut(d, s.call(WithDelivery(ctx, d), d))
+	if s.appetite == nil {
+		s.carryOut(d, s.call(WithDelivery(ctx, d), d))
+		return
+	}
+	began := time.Now()
+	err := s.call(WithDelivery(ctx, d), d)
+	if s.appetite.handled(time.Since(began)) {
+		s.resize()
+	}
+	s.carryOut(d, err)
 }
 
 // call runs the handler and turns whatever it does into an error.

@@ -468,7 +468,7 @@ func TestDrainKeepsTheOrderThatLeavesDeliveryCountsAlone(t *testing.T) {
 				b := newFakeBroker(t)
 				b.version = c.version
 				b.publish(numbered("m", 4)...)
-				k := startConsumer(b, ConsumerConfig{Concurrency: 2}, func(_ context.Context, d *Delivery) error {
+				k := startConsumer(b, ConsumerConfig{Concurrency: 2, Prefetch: 64}, func(_ context.Context, d *Delivery) error {
 					time.Sleep(time.Duration(idOf(d.Message())[1]-'0'+1) * time.Second)
 					b.note("%s done", idOf(d.Message()))
 					return nil
