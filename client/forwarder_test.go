@@ -54,7 +54,7 @@ func TestForwardFreesTheHandlersSlotWhileTheBrokerConfirms(t *testing.T) {
 		b := newFakeBroker(t)
 		b.verdict = withhold
 		b.publish(numbered("m", 64)...)
-		k := startConsumer(b, ConsumerConfig{Concurrency: 1}, forwards("later"))
+		k := startConsumer(b, ConsumerConfig{Concurrency: 1, Prefetch: 64}, forwards("later"))
 		synctest.Wait()
 		assert.Len(t, b.history("send"), 64)
 		assert.Empty(t, b.history(settlements...))
