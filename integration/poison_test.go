@@ -71,7 +71,7 @@ func poisonedWorker(url string) error {
 		return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	})
 	policy := retry.Policy{MaxRetries: 1, Backoff: retry.Delays(time.Second)}
-	return conn.Consume(ctx, "orders", retry.With(policy)(handler), client.ConsumerConfig{})
+	return conn.Consume(ctx, "orders", retry.With(policy)(handler), client.ConsumerConfig{Prefetch: 64})
 }
 
 // A message that kills its worker takes the delivery counts of all that was
