@@ -758,6 +758,9 @@ func (s *stint) call(ctx context.Context, d *Delivery) (err error) {
 		p := &PanicError{Value: recover(), Stack: debug.Stack()}
 		err = DeadLetter{Reason: ReasonPanicked, Err: p}
 		if p.Value == nil {
+			if d.lastWord != nil {
+				err = d.lastWord
+			}
 			s.carryOut(d, err)
 			s.workers.Go(func() { s.work(s.handlerCtx) })
 		}
@@ -796,6 +799,8 @@ func (s *stint) carryOut(d *Delivery, err error) {
 		s.push(d, disposition{kind: modified, failed: o.Failed, dead: o.DeadLetter, annotations: annotations(o.Annotations, 1)})
 	case Forward:
 		s.forward(d, o)
+	default: // OutcomeOf knows no other
+		s.push(d, disposition{kind: modified, failed: true})
 	}
 }
 

@@ -57,6 +57,15 @@ type nilCause struct{ cause error }
 func (e *nilCause) Error() string { return e.cause.Error() }
 func (e *nilCause) Unwrap() error { return e.cause }
 
+type (
+	embedding struct {
+		DeadLetter
+		more string
+	}
+	embeddingPointer struct{ *Requeue }
+	embeddingAny     struct{ Outcome }
+)
+
 func TestConsumerCarriesOutOutcomes(t *testing.T) {
 	boom := errors.New("boom")
 	for _, c := range []struct {
@@ -79,6 +88,13 @@ func TestConsumerCarriesOutOutcomes(t *testing.T) {
 		{"a pointer to Requeue", &Requeue{}, "release m"},
 		{"a pointer to Modify", &Modify{Annotations: map[string]any{"x-opt-a": 1}}, "modify map[x-opt-a:1] m"},
 		{"a wrapped pointer to an outcome", fmt.Errorf("wrapped: %w", &Requeue{}), "release m"},
+		{"a type that embeds an outcome", embedding{DeadLetter: DeadLetter{Reason: "bad-order"}}, "dead-letter (bad-order) m"},
+		{"a pointer to one", &embedding{DeadLetter: DeadLetter{Reason: "bad-order"}}, "dead-letter (bad-order) m"},
+		{"a nil pointer to one", (*embedding)(nil), "requeue as failed m"},
+		{"a type that embeds a pointer to an outcome", embeddingPointer{&Requeue{}}, "release m"},
+		{"a type that embeds a nil pointer to an outcome", embeddingPointer{}, "requeue as failed m"},
+		{"a type that embeds an Outcome", embeddingAny{Requeue{}}, "release m"},
+		{"a type that embeds no Outcome", embeddingAny{}, "requeue as failed m"},
 		{"a nil pointer to an outcome", (*DeadLetter)(nil), "requeue as failed m"},
 		{"a nil pointer to Forward", (*Forward)(nil), "requeue as failed m"},
 		{"a wrapped nil pointer to an outcome", fmt.Errorf("wrapped: %w", (*Requeue)(nil)), "requeue as failed m"},

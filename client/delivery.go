@@ -21,6 +21,7 @@ type Delivery struct {
 	// settling is set when what becomes of it is on its way to the broker.
 	settling atomic.Bool
 	lease    lease
+	lastWord error // see package lastword
 }
 
 // NewDelivery makes a Delivery out of a message from queue, for calling a Handler

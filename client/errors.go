@@ -59,7 +59,8 @@ type Error struct {
 	// Condition is the AMQP error condition, such as "amqp:not-found", where the
 	// broker gave one.
 	Condition string
-	// Text is the broker's own words, where it gave any.
+	// Text is the broker's own words, where it gave any: one line, and no more than
+	// 500 bytes of it. Err has all.
 	Text string
 	// Err is the cause, if there is one.
 	Err error
@@ -126,12 +127,30 @@ func newError(op, target string, kind, err error) *Error {
 	e := &Error{Op: op, Target: target, Kind: kind, Err: err}
 	var remote *amqp.Error
 	if errors.As(err, &remote) && remote != nil {
-		e.Condition, e.Text = string(remote.Condition), remote.Description
+		e.Condition, e.Text = string(remote.Condition), readable(remote.Description)
 		if k := kindOf(remote); k != nil {
 			e.Kind = k
 		}
 	}
 	return e
+}
+
+// maxText is how much of the broker's words an Error repeats: RabbitMQ sends a
+// screenful of Erlang terms where something of its own has failed.
+const maxText = 500
+
+// readable makes one line of the broker's words, and cuts them short. Err has them
+// whole.
+func readable(s string) string {
+	const far = 16 * maxText // of white space, mostly
+	if len(s) > far {
+		s = s[:far]
+	}
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > maxText {
+		s = clip(s, maxText-3) + "..."
+	}
+	return clip(s, maxText)
 }
 
 func kindOf(e *amqp.Error) error {

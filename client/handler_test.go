@@ -270,3 +270,13 @@ func BenchmarkJSONHandler(b *testing.B) {
 		}
 	}
 }
+
+func TestErrorsRepeatOneLineOfTheBrokersWords(t *testing.T) {
+	remote := &amqp.Error{Condition: amqp.ErrCondInternalError, Description: "failed: {shutdown,\n" + strings.Repeat(" ", 80) + "delete} " + strings.Repeat("{badmatch,[1,2]}\n", 10_000) + "\xff"}
+	e := newError("consume", "q", ErrConnectionLost, remote)
+	assert.True(t, strings.HasPrefix(e.Text, "failed: {shutdown, delete} {badmatch"), e.Text)
+	assert.LessOrEqual(t, len(e.Text), maxText)
+	assert.NotContains(t, e.Error(), "\n")
+	assert.Equal(t, "short", newError("consume", "q", nil, &amqp.Error{Description: "short"}).Text)
+	assert.Same(t, remote, e.Err)
+}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"sync"
+
+	"github.com/hopback/hopback/internal/lastword"
 )
 
 // ErrTakenBack is the cause of a handler's ctx that ended because the broker has
@@ -74,8 +76,11 @@ func (c *deliveryContext) Done() <-chan struct{} { return c.ask().Done() }
 func (c *deliveryContext) Err() error            { return c.ask().Err() }
 
 func (c *deliveryContext) Value(key any) any {
-	if key == (deliveryKey{}) {
+	switch key {
+	case deliveryKey{}:
 		return c.delivery
+	case lastword.Key{}:
+		return &c.delivery.lastWord
 	}
 	c.mu.Lock()
 	ctx := c.inner

@@ -112,12 +112,22 @@ func (s *amqpSession) broken() <-chan struct{} { return s.w.amqp.Done() }
 func (s *amqpSession) broker() Broker          { return s.w.broker }
 func (s *amqpSession) wear() float64           { return float64(s.used.Load()) / float64(s.after) }
 
+// close waits for the end of the session within ctx; it is closed in any case, when
+// its turn comes, or else the connection would hold it for ever.
 func (s *amqpSession) close(ctx context.Context) {
-	_, _ = bounded(ctx, s.w, func(ctx context.Context) (struct{}, error) {
-		err := s.s.Close(ctx)
-		s.w.sessions.Add(-1)
-		return struct{}{}, err
-	}, func(struct{}) {})
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		_, _ = bounded(s.w.ctx, s.w, func(ctx context.Context) (struct{}, error) {
+			err := s.s.Close(ctx)
+			s.w.sessions.Add(-1)
+			return struct{}{}, err
+		}, func(struct{}) {})
+	}()
+	select {
+	case <-closed:
+	case <-ctx.Done():
+	}
 }
 
 func (s *amqpSession) receiver(ctx context.Context, source string, takenBack func(tag []byte)) (receiverLink, error) {

@@ -88,7 +88,8 @@ var brokerAnnotations = map[string]bool{
 // writes, and the ttl, which RabbitMQ would apply to a delay queue (a ttl of
 // 200 ms in a queue that delays by a second comes back after 200 ms).
 //
-// AMQP symbols become strings, since go-amqp decodes them so. Copy(nil) is nil.
+// AMQP symbols become strings, since go-amqp decodes them so, and arrays of integers
+// in annotations lists, since RabbitMQ takes no others. Copy(nil) is nil.
 func Copy(m *Message) *Message {
 	if m == nil {
 		return nil
@@ -113,7 +114,7 @@ func Copy(m *Message) *Message {
 		if c.Annotations == nil {
 			c.Annotations = make(amqp.Annotations, len(m.Annotations))
 		}
-		c.Annotations[k] = v
+		c.Annotations[k] = sendable(v)
 	}
 	if len(c.Data) == 0 && c.Value == nil && len(c.Sequence) == 0 {
 		// A received amqp-value of null decodes to a nil Value, which would be
@@ -121,6 +122,51 @@ func Copy(m *Message) *Message {
 		c.Value = amqp.Null{}
 	}
 	return c
+}
+
+// sendable makes lists of arrays of integers: RabbitMQ delivers them, and can't read
+// them as go-amqp writes them.
+func sendable(v any) any {
+	if !hasIntegerArray(v) {
+		return v
+	}
+	switch v := v.(type) {
+	case []int32:
+		return listOf(v)
+	case []int64:
+		return listOf(v)
+	case []uint32:
+		return listOf(v)
+	case []uint64:
+		return listOf(v)
+	case []any:
+		l := make([]any, len(v))
+		for i, e := range v {
+			l[i] = sendable(e)
+		}
+		return l
+	case map[string]any:
+		m := make(map[string]any, len(v))
+		for k, e := range v {
+			m[k] = sendable(e)
+		}
+		return m
+	case map[any]any:
+		m := make(map[any]any, len(v))
+		for k, e := range v {
+			m[k] = sendable(e)
+		}
+		return m
+	}
+	return v
+}
+
+func listOf[T any](a []T) []any {
+	l := make([]any, len(a))
+	for i, e := range a {
+		l[i] = e
+	}
+	return l
 }
 
 // messageID is m's message-id for a log line; nil if it has none.

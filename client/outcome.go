@@ -3,6 +3,7 @@ package client
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"unicode/utf8"
 
@@ -56,8 +57,26 @@ func outcomeOf(err error) (o Outcome) {
 		return *p
 	case *Forward:
 		return *p
+	case Requeue, DeadLetter, Modify, Forward:
+		return o
 	}
-	return o
+	return embedded(reflect.ValueOf(o), err)
+}
+
+// embedded finds the outcome within a type of the user's own that embeds one. It
+// panics as outcomeOf may.
+func embedded(v reflect.Value, err error) Outcome {
+	v = reflect.Indirect(v)
+	if v.Kind() == reflect.Struct {
+		for i := range v.NumField() {
+			field := v.Type().Field(i)
+			if !field.Anonymous || !field.Type.Implements(reflect.TypeFor[Outcome]()) || !v.Field(i).CanInterface() {
+				continue
+			}
+			return outcomeOf(v.Field(i).Interface().(Outcome))
+		}
+	}
+	return Requeue{Failed: true, Err: err}
 }
 
 // Requeue gives the message back to its queue, which delivers it again at once.

@@ -366,7 +366,7 @@ func (s *sender) verdict(state amqp.DeliveryState, err error) error {
 	case *amqp.StateRejected:
 		e := &Error{Op: s.op, Target: s.target, Kind: ErrRefused}
 		if st.Error != nil {
-			e.Condition, e.Text, e.Err = string(st.Error.Condition), st.Error.Description, st.Error
+			e.Condition, e.Text, e.Err = string(st.Error.Condition), readable(st.Error.Description), st.Error
 			if k := kindOf(st.Error); k != nil {
 				e.Kind = k
 			}

@@ -345,3 +345,20 @@ func BenchmarkCopy(b *testing.B) {
 		Copy(m)
 	}
 }
+
+// What RabbitMQ delivers in annotations and can't read again is made into what it can.
+func TestCopyMakesListsOfIntegerArrays(t *testing.T) {
+	m := NewMessage([]byte("body"))
+	m.Annotations = amqp.Annotations{
+		"x-opt-a": []int32{1, 2}, "x-opt-b": []any{[]uint64{3}, "s"}, "x-opt-c": map[any]any{"k": []int64{4}},
+		"x-opt-d": map[string]any{"k": []uint32{5}}, "x-opt-e": []string{"kept"},
+	}
+	require.Error(t, Validate(m))
+	c := Copy(m)
+	require.NoError(t, Validate(c))
+	assert.Equal(t, amqp.Annotations{
+		"x-opt-a": []any{int32(1), int32(2)}, "x-opt-b": []any{[]any{uint64(3)}, "s"}, "x-opt-c": map[any]any{"k": []any{int64(4)}},
+		"x-opt-d": map[string]any{"k": []any{uint32(5)}}, "x-opt-e": []string{"kept"},
+	}, c.Annotations)
+	assert.Equal(t, []int32{1, 2}, m.Annotations["x-opt-a"], "the original is left alone")
+}

@@ -48,7 +48,7 @@ var knownBugs = []struct {
 	{14, "o", "management replies are mixed up by concurrent callers and after a timeout", "TestConcurrentManagementRequestsGetTheirOwnReplies TestTimedOutManagementRequestDoesNotHarmTheNext"},
 	{15, "o", "the management's session dies of a malformed name, for ever", "TestManagementComesBackAfterItsSessionEnded TestManagementRefusalDoesNotFailOtherRequests client.TestManagementRefusesRequestsThatWouldEndTheSession"},
 	{16, "g", "ctx isn't heeded without credit or with the session's window full", "TestAlarmStopsPublishingAndNothingElse client.TestSenderCloseCutsOffWhenItsContextEnds"},
-	{17, "o", "an undrained state channel blocks recovery; Close never ends; Receive spins", "TestOutageIsWaitedForWithoutSpinning TestCloseEndsInEveryState"},
+	{17, "o", "an undrained state channel blocks recovery; Close never ends; Receive spins", "TestOutageIsWaitedForWithoutSpinning TestObserverThatHangsHoldsNothingUp TestCloseEndsInEveryState"},
 	{18, "4.3, g", "the consumer timeout starves a consumer silently; the late accept says nil", "TestConsumerTimeoutEndsTheHandlersContextAndBlocksTheLateSettlement"},
 	{19, "o", "panics: purge of a missing queue, int arguments, nil of every kind", "TestNilAndMissingAreErrorsAndNoPanics TestQueueArgumentsReachTheBrokerWithTheirTypes"},
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/lastword"
 )
 
 // With returns the decorator that retries by p: client.Middleware for the
@@ -116,11 +117,24 @@ func (d *decorator) state(queue string) *queueState {
 func (d *decorator) Handle(ctx context.Context, del *client.Delivery) (err error) {
 	// A panic, of the handler's or of a function of the policy's, is a death: with
 	// its mark overwritten, the message can't be taken for one that is to be retried.
+	// So is the end of its goroutine, at which no result reaches the consumer.
+	returned := false
 	defer func() {
-		if v := recover(); v != nil {
-			err = d.dead(del, client.ReasonPanicked, &client.PanicError{Value: v, Stack: debug.Stack()}, time.Now())
+		if returned {
+			return
+		}
+		p := &client.PanicError{Value: recover(), Stack: debug.Stack()}
+		err = d.dead(del, client.ReasonPanicked, p, time.Now())
+		if p.Value == nil {
+			lastword.Leave(ctx, err)
 		}
 	}()
+	err = d.handle(ctx, del)
+	returned = true
+	return err
+}
+
+func (d *decorator) handle(ctx context.Context, del *client.Delivery) error {
 	if d.invalid != nil {
 		return client.Requeue{Failed: true, Err: d.invalid}
 	}

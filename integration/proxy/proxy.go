@@ -196,7 +196,10 @@ func (p *Proxy) listen(addr string) error {
 		}
 		return nil
 	}
-	p.ln, p.addr = ln, ln.Addr().String()
+	p.ln = ln
+	if p.addr == "" { // or Addr would race with Admit
+		p.addr = ln.Addr().String()
+	}
 	p.running.Go(func() { p.accept(ln) })
 	return nil
 }
