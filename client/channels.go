@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// channels is a net.Conn that keeps a channel number out of use for a while after a
+// channels is a net.Conn that watches what the broker says of sessions: it keeps up
+// their intakes, and keeps a channel number out of use for a while after a
 // session on it has ended. RabbitMQ 4.0 forgets a session only some time after it has
 // sent its end, whichever side asked for it, and what arrives on the number meanwhile
 // is lost: a session that begins then is never answered. 4.3 answers. go-amqp uses
@@ -23,6 +24,9 @@ type channels struct {
 	net.Conn
 	// rests says that the broker needs it. Set before the first session begins.
 	rests atomic.Bool
+
+	// intakes of the sessions.
+	intakes intakes
 
 	// Of the frame that is being read; only Read uses them.
 	head []byte // its first bytes, until its kind is known
@@ -38,6 +42,7 @@ const channelRest = 250 * time.Millisecond
 // The performatives that matter, by their descriptor's code (AMQP 1.0, part 2.7).
 const (
 	frameBegin = 0x11
+	frameFlow  = 0x13
 	frameEnd   = 0x17
 	// frameHead is what tells a frame's kind: 8 bytes of header, 3 of descriptor.
 	frameHead = 11
@@ -54,7 +59,11 @@ func frameKind(b []byte) (code byte, channel uint16) {
 
 // Write is given whole frames by go-amqp, one at a time.
 func (c *channels) Write(b []byte) (int, error) {
-	if code, channel := frameKind(b); code == frameBegin && c.rests.Load() {
+	if code, channel := frameKind(b); code == frameBegin {
+		c.intakes.begun(channel)
+		if !c.rests.Load() {
+			return c.Conn.Write(b)
+		}
 		c.mu.Lock()
 		left := channelRest - time.Since(c.ended[channel])
 		delete(c.ended, channel)
@@ -76,6 +85,12 @@ func (c *channels) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// Close ends the connection, and with it what was known of its sessions.
+func (c *channels) Close() error {
+	c.intakes.close()
+	return c.Conn.Close()
+}
+
 // watch follows the stream of frames, which come cut anywhere.
 func (c *channels) watch(b []byte) {
 	for len(b) > 0 {
@@ -90,7 +105,13 @@ func (c *channels) watch(b []byte) {
 			continue
 		}
 		if string(c.head[:4]) != "AMQP" { // a protocol header is 8 bytes, too
-			if code, channel := frameKind(c.head); code == frameEnd {
+			switch code, channel := frameKind(c.head); code {
+			case frameBegin, frameFlow:
+				if n, ok := incomingWindow(c.head); ok {
+					c.intakes.window(channel, n)
+				}
+			case frameEnd:
+				c.intakes.ended(channel)
 				c.sessionEnded(channel)
 			}
 			c.skip = max(0, int(binary.BigEndian.Uint32(c.head))-len(c.head))
@@ -104,7 +125,13 @@ func (c *channels) wanted() int {
 	if len(c.head) < 8 || string(c.head[:4]) == "AMQP" {
 		return 8
 	}
-	return int(min(frameHead, max(8, binary.BigEndian.Uint32(c.head))))
+	want := uint32(frameHead)
+	if len(c.head) >= frameHead {
+		if code, _ := frameKind(c.head); code == frameBegin || code == frameFlow {
+			want = windowHead
+		}
+	}
+	return int(min(want, max(8, binary.BigEndian.Uint32(c.head))))
 }
 
 // sessionEnded: RabbitMQ sends on the number that the session began on.

@@ -157,6 +157,7 @@ func (c *Conn) State() State {
 // begin makes w the live connection.
 func (c *Conn) begin(w *wire, attempts int) {
 	w.generation = c.state.Generation + 1
+	w.channels.intakes.tell = (&blockage{conn: c, wire: w}).tell // before a session begins
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := Event{Kind: Up, Attempt: attempts}

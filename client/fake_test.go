@@ -31,6 +31,8 @@ type fakeBroker struct {
 	window int
 	// renewAfter, if set, is how many deliveries wear a session out.
 	renewAfter int
+	// alarm is set by setAlarm.
+	alarm bool
 	// requeues puts what is given back into the queue again.
 	requeues bool
 
@@ -182,6 +184,17 @@ func stateName(s amqp.DeliveryState) string {
 	return strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", s), "*encoding.State"))
 }
 
+// setAlarm raises or ends an alarm: the broker takes no messages meanwhile.
+func (b *fakeBroker) setAlarm(on bool) {
+	b.update(func() {
+		b.alarm = on
+		b.log("alarm %v", on)
+		for _, s := range b.sessions {
+			s.in.set(on)
+		}
+	})
+}
+
 // kill ends every link with err. With errFakeConn, the connection has ended.
 func (b *fakeBroker) kill(err error) {
 	b.update(func() {
@@ -210,8 +223,9 @@ func (b *fakeBroker) open(ctx context.Context) (session, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	s := &fakeSession{b: b, gone: make(chan struct{})}
+	s := &fakeSession{b: b, gone: make(chan struct{}), in: newIntake()}
 	b.update(func() {
+		s.in.set(b.alarm)
 		b.sessions = append(b.sessions, s)
 		b.mostSessions = max(b.mostSessions, len(b.sessions))
 		b.log("open session")
@@ -222,6 +236,7 @@ func (b *fakeBroker) open(ctx context.Context) (session, error) {
 type fakeSession struct {
 	b         *fakeBroker
 	gone      chan struct{}
+	in        *intake
 	receivers []*fakeReceiver
 	senders   []*fakeSender
 	err       error
@@ -254,7 +269,8 @@ func (s *fakeSession) wear() float64 {
 	return float64(s.used) / float64(s.b.renewAfter)
 }
 
-func (s *fakeSession) broker() Broker { return Broker{Product: "RabbitMQ", Version: s.b.version} }
+func (s *fakeSession) intake() *intake { return s.in }
+func (s *fakeSession) broker() Broker  { return Broker{Product: "RabbitMQ", Version: s.b.version} }
 
 func (s *fakeSession) close(context.Context) {
 	_ = s.b.ask("close session")
@@ -455,7 +471,7 @@ func (l *fakeSender) send(ctx context.Context, m *Message) (receipt, bool, error
 		return nil, !errors.As(err, new(unsent)), err
 	}
 	_ = l.b.await(context.Background(), func() bool {
-		return l.err != nil || l.b.window == 0 || l.unanswered < l.b.window
+		return l.err != nil || !l.b.alarm && (l.b.window == 0 || l.unanswered < l.b.window)
 	})
 	r := &fakeReceipt{link: l, msg: m}
 	var err error

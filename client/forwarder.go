@@ -83,16 +83,16 @@ func (w *forwarder) send(f *forward) {
 			w.answered(f, &Error{Op: "forward", Target: f.target, Kind: ErrNotSent, Text: "too many different addresses are forwarded to at once"})
 			return
 		}
-		s = &forwardSender{sender: newSender("forward", f.target, w.depth, w.deps.backoff, w.deps.tell, w.open, w.give)}
+		s = &forwardSender{sender: newSender("forward", f.target, senderConfig{depth: w.depth, backoff: w.deps.backoff, tell: w.deps.tell}, w.open, w.give)}
 		w.senders[f.target] = s
 	}
 	s.pending++
-	out := &outgoing{msg: f.msg, abandoned: f.abandoned, answer: func(err error) {
+	out := &outgoing{msg: f.msg, abandoned: f.abandoned, to: answerFunc(func(err error) {
 		w.mu.Lock()
 		s.pending--
 		w.mu.Unlock()
 		w.answered(f, err)
-	}}
+	})}
 	select {
 	case s.queue <- out:
 		w.mu.Unlock()

@@ -26,6 +26,8 @@ type session interface {
 	// wear is how much of its deliveries a session has used up: from 1 on it should
 	// be replaced by another, from 1.5 on it must be.
 	wear() float64
+	// intake tells whether the broker takes messages on this session.
+	intake() *intake
 	broker() Broker
 	close(ctx context.Context)
 }
@@ -90,7 +92,8 @@ func (c *Conn) openSession(ctx context.Context) (session, error) {
 				w.sessions.Add(-1)
 				return nil, err
 			}
-			return &amqpSession{w: w, s: s, after: c.renewAfter}, nil
+			// Sessions begin one at a time, see bounded.
+			return &amqpSession{w: w, s: s, in: w.channels.intakes.last(), after: c.renewAfter}, nil
 		},
 		func(s *amqpSession) { s.close(w.ctx) })
 	if err != nil {
@@ -100,8 +103,9 @@ func (c *Conn) openSession(ctx context.Context) (session, error) {
 }
 
 type amqpSession struct {
-	w *wire
-	s *amqp.Session
+	w  *wire
+	s  *amqp.Session
+	in *intake
 	// used counts the deliveries that went over the session, in either direction;
 	// after is how many it should carry.
 	used  atomic.Uint64
@@ -109,6 +113,7 @@ type amqpSession struct {
 }
 
 func (s *amqpSession) broken() <-chan struct{} { return s.w.amqp.Done() }
+func (s *amqpSession) intake() *intake         { return s.in }
 func (s *amqpSession) broker() Broker          { return s.w.broker }
 func (s *amqpSession) wear() float64           { return float64(s.used.Load()) / float64(s.after) }
 
@@ -228,7 +233,16 @@ func (l *amqpSender) close(ctx context.Context) error { return l.s.Close(ctx) }
 
 type amqpReceipt struct{ r amqp.SendReceipt }
 
-func (r *amqpReceipt) wait(ctx context.Context) (amqp.DeliveryState, error) { return r.r.Wait(ctx) }
+func (r *amqpReceipt) wait(ctx context.Context) (state amqp.DeliveryState, err error) {
+	// If the answer has come and the link has ended, go-amqp tells one of the two at
+	// random: it is asked again, since the answer is worth more.
+	for range 8 {
+		if state, err = r.r.Wait(ctx); err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	return state, err
+}
 
 // pause waits for d or the end of ctx, and says whether it waited to the end.
 func pause(ctx context.Context, d time.Duration) bool {

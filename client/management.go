@@ -156,11 +156,11 @@ func (m *Management) once(ctx context.Context, s *managementSession, release fun
 		Properties: &amqp.MessageProperties{MessageID: id, To: &path, Subject: &method, ReplyTo: new("$me")},
 		Value:      body,
 	}
-	out := &outgoing{msg: request, answer: func(err error) {
+	out := &outgoing{msg: request, to: answerFunc(func(err error) {
 		if err != nil {
 			w.answer(managementReply{err: err})
 		}
-	}}
+	})}
 	select {
 	case s.requests <- out:
 	case <-ctx.Done():
@@ -348,7 +348,7 @@ func (s *managementSession) run(open func(context.Context) (session, requestLink
 				}
 				if err := send.send(ctx, out.msg); err != nil {
 					if localSendError(err) {
-						out.answer(err)
+						out.to.answered(out, err)
 						continue
 					}
 					cancel(err)

@@ -60,6 +60,7 @@ func (f *fakeManagement) open(context.Context) (session, requestLink, receiverLi
 	return s, s, s.r, nil
 }
 
+func (s *fakeManagementSession) intake() *intake { return newIntake() }
 func (s *fakeManagementSession) send(_ context.Context, m *Message) error {
 	var err error
 	s.b.update(func() {

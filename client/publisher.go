@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"time"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
@@ -18,6 +19,17 @@ type PublisherConfig struct {
 	// within its ctx. Messages on their way come on top (RabbitMQ allows 170).
 	// Default: 256.
 	Pending int
+	// PendingBytes is how many bytes of messages may be queued or unanswered before
+	// Publish blocks within its ctx; the sizes are estimates. A message that is
+	// larger by itself is taken when it is alone. Callers are served in their order,
+	// so that small messages don't starve a large one. Default: 64 MiB.
+	PendingBytes int
+	// NoResend has a message that was sent and not answered when its connection,
+	// session or link was lost reported as ErrOutcomeUnknown at once. By default it
+	// is sent again, with the same message-id, on the next link, before all that
+	// hasn't been sent yet and in the order of the first time, as long as its
+	// caller's ctx lasts: it may then be stored twice, and won't be missing.
+	NoResend bool
 }
 
 // Publisher sends values of type T to one address, with many callers' messages
@@ -48,13 +60,19 @@ func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cf
 	if cfg.Pending < 0 {
 		return nil, argument.New("PublisherConfig.Pending", cfg.Pending, "is negative", "use 0 for the default of 256")
 	}
+	if cfg.PendingBytes < 0 {
+		return nil, argument.New("PublisherConfig.PendingBytes", cfg.PendingBytes, "is negative", "use 0 for the default of 64 MiB")
+	}
 	if cfg.Pending == 0 {
 		cfg.Pending = 256
+	}
+	if cfg.PendingBytes == 0 {
+		cfg.PendingBytes = 64 << 20
 	}
 	if cfg.Codec == nil {
 		cfg.Codec = JSONCodec{}
 	}
-	core, err := newPublisher(ctx, conn, target, cfg.Pending)
+	core, err := newPublisher(ctx, conn, target, senderConfig{depth: cfg.Pending, bytes: int64(cfg.PendingBytes), resend: !cfg.NoResend})
 	if err != nil {
 		return nil, err
 	}
@@ -81,9 +99,68 @@ func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cf
 //
 // SafeToRetry tells whether sending again can make a duplicate.
 func (p *Publisher[T]) Publish(ctx context.Context, v T, edit ...func(*Message)) error {
-	m, err := p.message(v)
+	m, err := p.prepare(v, edit)
 	if err != nil {
 		return err
+	}
+	return p.core.s.do(ctx, m)
+}
+
+// PublishAll publishes vs in their order, many of them under way at once, and waits
+// for the broker's answers. It returns nil only when the broker has accepted all of
+// them. What fails doesn't keep the others back: the error is then a *BatchError,
+// which tells each value that wasn't accepted by its index, and errors.Is looks into
+// all of them. Once ctx has ended, or while the broker refuses the publisher's link,
+// no more of vs are sent, and what hasn't left is told as such.
+//
+// edit is as for Publish, and called for each message, in order, before it is sent.
+//
+// Order: the messages come to each queue in the order of vs, those of them that are
+// sent again after a reconnect included, as far as their first copies go; one that is
+// refused or unroutable leaves a gap, since those behind it are on their way already.
+func (p *Publisher[T]) PublishAll(ctx context.Context, vs []T, edit ...func(*Message)) error {
+	if len(vs) == 0 {
+		return nil
+	}
+	b := newBatch(p.core.s, len(vs))
+	if err := p.core.s.enter(); err != nil {
+		b.rest(0, err)
+		return b.err()
+	}
+	defer p.core.s.exit()
+	for i, v := range vs {
+		if err := b.ended(ctx); err != nil {
+			b.rest(i, err)
+			break
+		}
+		m, err := p.prepare(v, edit)
+		if err != nil {
+			b.failed(i, m, err)
+			continue
+		}
+		b.put(ctx, i, m)
+	}
+	b.wait(ctx)
+	return b.err()
+}
+
+// Blocked says whether the broker takes no messages for the time being, and since
+// when. RabbitMQ doesn't while it has a memory or disk alarm. Publish waits then,
+// within its ctx.
+func (p *Publisher[T]) Blocked() (since time.Time, blocked bool) {
+	in := p.core.s.intake.Load()
+	if in == nil {
+		return time.Time{}, false
+	}
+	now := in.now()
+	return now.since, now.blocked
+}
+
+// prepare makes a message of v that may be sent. With an error it may be nil.
+func (p *Publisher[T]) prepare(v T, edit []func(*Message)) (*Message, error) {
+	m, err := p.message(v)
+	if err != nil {
+		return nil, err
 	}
 	complete(m)
 	for _, e := range edit {
@@ -93,9 +170,9 @@ func (p *Publisher[T]) Publish(ctx context.Context, v T, edit ...func(*Message))
 	}
 	complete(m) // an edit may have taken away what must be there
 	if p.core.s.target == "" && (m.Properties.To == nil || *m.Properties.To == "") {
-		return argument.New("message Properties.To", nil, "is missing", "this publisher has no address of its own: set one with client.PublishTo")
+		return m, argument.New("message Properties.To", nil, "is missing", "this publisher has no address of its own: set one with client.PublishTo")
 	}
-	return p.core.publish(ctx, m)
+	return m, Validate(m)
 }
 
 // PublishTo sets the address that a message is sent to by a publisher without one
@@ -151,9 +228,10 @@ type publisher struct {
 	s    *sender
 }
 
-func newPublisher(ctx context.Context, conn *Conn, target string, pending int) (*publisher, error) {
+func newPublisher(ctx context.Context, conn *Conn, target string, cfg senderConfig) (*publisher, error) {
 	p := &publisher{conn: conn}
-	p.s = newSender("publish", target, pending, conn.cfg.Reconnect, conn.tellUser, conn.openSession, func(s session, _ bool) { closeSession(s) })
+	cfg.backoff, cfg.tell = conn.cfg.Reconnect, conn.tellUser
+	p.s = newSender("publish", target, cfg, conn.openSession, func(s session, _ bool) { closeSession(s) })
 	if err := conn.join(p); err != nil {
 		p.s.cut()
 		return nil, &Error{Op: "publish", Target: target, Kind: ErrClosed}
@@ -174,13 +252,6 @@ func newPublisher(ctx context.Context, conn *Conn, target string, pending int) (
 func (p *publisher) abandon() {
 	p.s.cut()
 	p.conn.leave(p)
-}
-
-func (p *publisher) publish(ctx context.Context, m *Message) error {
-	if err := Validate(m); err != nil {
-		return err
-	}
-	return p.s.do(ctx, m)
 }
 
 func (p *publisher) shut(ctx context.Context) error {

@@ -23,11 +23,14 @@ const maxInFlight = 400
 // What happens to a message:
 //
 //	queued ──▶ sending ──▶ answered: nil, ErrUnroutable, ErrRefused
-//	   │           └─────▶ link lost: ErrOutcomeUnknown
-//	   ├─▶ withdrawn by its caller: ErrNotSent
+//	   │        │  ▲ └───▶ link lost, and not to be sent again: ErrOutcomeUnknown
+//	   │        ▼  │
+//	   │        again ───▶ link can't be opened, taken back by its caller: ErrOutcomeUnknown
+//	   ├─▶ taken back by its caller: ErrNotSent
 //	   └─▶ link can't be opened, too large, not encodable: that error
 //
-// Messages that are still queued when a link is lost stay queued.
+// Messages that are still queued when a link is lost stay queued. Those that are sent
+// again go out on the next link before them, in the order of the first time.
 type sender struct {
 	op     string // for errors: "publish", "forward"
 	target string // the encoded address; empty for a link without a target
@@ -37,8 +40,18 @@ type sender struct {
 	give    func(s session, intact bool)
 	backoff Backoff
 	tell    func(Event) // nil: nobody listens
+	// resend says that what is unanswered when a link is lost is sent again.
+	resend bool
+	// budget bounds the bytes that are queued or unanswered; nil: no bound.
+	budget *budget
 
 	queue chan *outgoing
+	// calls are for reuse: those that were answered, and whose answer was taken.
+	calls sync.Pool
+	// again is what the next link sends first; suspect says that one of it may be
+	// what the broker ended the last link for. Only run and pump use them.
+	again   []*outgoing
+	suspect bool
 	// stop ends the sender once its queue is empty; cut ends it at once.
 	stop     chan struct{}
 	stopOnce sync.Once
@@ -55,31 +68,106 @@ type sender struct {
 
 	// first receives whether the link could be opened, once that is known.
 	first chan error
+	// refusal is why the broker refuses the link; nil while it doesn't.
+	refusal atomic.Pointer[Error]
+	// intake is that of the session in use; nil while there is none.
+	intake atomic.Pointer[intake]
 }
 
 // outgoing is a message on its way out.
 type outgoing struct {
 	msg   *Message
 	state atomic.Int32
+	// index is its place in its batch.
+	index int
+	// size is what it takes of the budget.
+	size int64
+	// blamed counts the links that the broker ended while nothing else was under way.
+	blamed int
 	// abandoned, if not nil, is closed when nobody wants it sent any more.
 	abandoned <-chan struct{}
-	// answer is called once, by the sender's goroutines: it must not block.
-	answer func(error)
+	to        answerer
 }
 
+// answerer is whom a message's answer goes to.
+type answerer interface {
+	// answered is called at most once for each message, by the sender's goroutines:
+	// it must not block. The sender doesn't touch o any more.
+	answered(o *outgoing, err error)
+}
+
+// answerFunc is an answerer for a single message.
+type answerFunc func(error)
+
+func (f answerFunc) answered(_ *outgoing, err error) { f(err) }
+
 const (
-	outQueued int32 = iota
-	outSending
-	outWithdrawn
+	outQueued  int32 = iota
+	outSending       // with go-amqp, or with the broker
+	outAgain         // was sent, and waits for the next link
+	outLeft          // was being sent when its caller left
+	outOver          // answered, or taken back
 )
 
 // withdraw takes back what hasn't been sent yet, and says whether it could.
-func (o *outgoing) withdraw() bool { return o.state.CompareAndSwap(outQueued, outWithdrawn) }
+func (o *outgoing) withdraw() bool { return o.state.CompareAndSwap(outQueued, outOver) }
 
-func newSender(op, target string, depth int, backoff Backoff, tell func(Event), open func(context.Context) (session, error), give func(session, bool)) *sender {
+// leave takes o back for its caller, and returns what is certain of it: ErrNotSent,
+// ErrOutcomeUnknown, or nil if its answer is there or just coming. The message may
+// only be read from then on.
+func (s *sender) leave(o *outgoing) (*Message, error) {
+	for {
+		switch state := o.state.Load(); state {
+		case outQueued, outAgain:
+			if !o.state.CompareAndSwap(state, outOver) {
+				continue
+			}
+			s.budget.give(o.size)
+			m := o.msg
+			o.msg = nil // o itself stays in the queue until it is its turn
+			if state == outQueued {
+				return m, ErrNotSent
+			}
+			return m, ErrOutcomeUnknown
+		case outSending:
+			m := o.msg
+			if o.state.CompareAndSwap(outSending, outLeft) {
+				return m, ErrOutcomeUnknown
+			}
+		default:
+			return nil, nil
+		}
+	}
+}
+
+// answer tells o's caller, unless it has left. from is the state that o is in.
+func (s *sender) answer(o *outgoing, from int32, err error) {
+	if o.state.CompareAndSwap(from, outOver) {
+		s.budget.give(o.size)
+		o.to.answered(o, err)
+	} else if o.state.CompareAndSwap(outLeft, outOver) {
+		s.budget.give(o.size)
+	}
+}
+
+// keep puts a message that was sent and not answered aside to be sent again, and
+// says whether it should be. If not, it still needs an answer.
+func (s *sender) keep(o *outgoing) bool {
+	return s.resend && s.ctx.Err() == nil && o.state.CompareAndSwap(outSending, outAgain)
+}
+
+type senderConfig struct {
+	depth   int   // messages that may be queued
+	bytes   int64 // that may be queued or unanswered; 0: no bound
+	backoff Backoff
+	tell    func(Event) // nil: nobody listens
+	resend  bool
+}
+
+func newSender(op, target string, cfg senderConfig, open func(context.Context) (session, error), give func(session, bool)) *sender {
 	s := &sender{
-		op: op, target: target, open: open, give: give, backoff: backoff, tell: tell,
-		queue: make(chan *outgoing, depth),
+		op: op, target: target, open: open, give: give, backoff: cfg.backoff, tell: cfg.tell, resend: cfg.resend, budget: newBudget(cfg.bytes),
+		queue: make(chan *outgoing, cfg.depth),
 		stop:  make(chan struct{}), done: make(chan struct{}), first: make(chan error, 1),
 		idle: make(chan struct{}, 1),
 	}
@@ -109,7 +197,7 @@ func (s *sender) close(ctx context.Context) error {
 func (s *sender) run() {
 	defer close(s.done)
 	defer s.cut()
-	defer s.fail(&Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed})
+	defer func() { s.fail(&Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed}) }()
 	defer func() {
 		select {
 		case s.first <- ErrClosed: // cut off before an attempt decided
@@ -140,9 +228,10 @@ func (s *sender) run() {
 			renewed = false
 			// While there is no connection, messages wait. When the broker has
 			// refused the link they are told why.
-			if !errors.Is(err, ErrConnectionLost) {
+			if refusal, ok := errors.AsType[*Error](err); ok && !errors.Is(err, ErrConnectionLost) {
 				event(Event{Kind: Refused, Err: err})
-				s.fail(err)
+				s.refusal.Store(refusal)
+				s.fail(refusal)
 			}
 			if !s.rest(s.backoff.pause(failures)) {
 				return
@@ -155,6 +244,8 @@ func (s *sender) run() {
 			event(Event{Kind: Up, Down: began.Sub(lost)})
 		}
 		renewed = false
+		s.refusal.Store(nil)
+		s.intake.Store(sess.intake())
 		closeLink := sync.OnceValue(func() error {
 			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 			defer cancel()
@@ -163,12 +254,13 @@ func (s *sender) run() {
 		// While the session's window is full, go-amqp's send heeds no ctx: only the
 		// end of the link ends it.
 		unwatch := context.AfterFunc(s.ctx, func() { _ = closeLink() })
-		finished, why := s.pump(sess, link)
+		p := s.pump(sess, link)
 		unwatch()
+		s.intake.Store(nil)
 		err = closeLink()
-		s.give(sess, finished && err == nil)
-		if finished {
-			if sess.wear() < 1 || s.ctx.Err() != nil || isClosed(s.stop) && len(s.queue) == 0 {
+		s.give(sess, !p.lost && err == nil)
+		if !p.lost {
+			if !p.worn || s.ctx.Err() != nil || isClosed(s.stop) && s.callers.Load() == 0 {
 				return
 			}
 			failures, renewed, lost = 0, true, time.Now()
@@ -178,7 +270,7 @@ func (s *sender) run() {
 			failures = 0
 		}
 		lost = time.Now()
-		event(Event{Kind: Lost, Err: newError(s.op, s.target, ErrConnectionLost, why)})
+		event(Event{Kind: Lost, Unsettled: p.unanswered, Err: newError(s.op, s.target, ErrConnectionLost, p.why)})
 		if !s.rest(s.backoff.pause(failures)) {
 			return
 		}
@@ -266,98 +358,197 @@ func attachKind(err error) error {
 	return ErrRefused
 }
 
-// pump sends until the link ends (false), or the sender is stopped and has sent all,
-// or the session is worn out (true). When it returns, every message that it took was
-// answered. why is what ended the link.
-func (s *sender) pump(sess session, link senderLink) (finished bool, why error) {
+// pumped is how pump has ended.
+type pumped struct {
+	// lost says that the link has ended, and why, which may be nil.
+	lost bool
+	why  error
+	// worn says that the session must be replaced by another.
+	worn bool
+	// unanswered is how many messages were sent and get no answer on this link.
+	unanswered int
+}
+
+// pump sends until the link ends, the session is worn out, or the sender is stopped
+// and nobody waits for it any more. When it returns, every message that it took was
+// answered, or is kept to be sent again.
+func (s *sender) pump(sess session, link senderLink) (p pumped) {
 	type sent struct {
-		out *outgoing
-		r   receipt
+		out   *outgoing
+		r     receipt
+		alone bool
 	}
 	inFlight := make(chan sent, maxInFlight)
-	lost := make(chan struct{}) // the answers say that the link is gone
+	answers := make(chan struct{}, 1) // something was answered
+	lost := make(chan struct{})       // the answers say that the link is gone
+	var unanswered []*outgoing        // kept, in the order of sending
+	var cut *outgoing                 // kept, which was being written when the link ended
+	var suspect atomic.Bool
+	// lose decides about a message that has no answer and gets none any more.
+	lose := func(out *outgoing, alone bool, err error) (kept bool) {
+		if blames(err) {
+			suspect.Store(true)
+			if alone {
+				out.blamed++
+			}
+		}
+		if out.blamed < maxBlamed && s.keep(out) {
+			return true
+		}
+		s.answer(out, outSending, s.unknown(err))
+		return false
+	}
+
 	var wg sync.WaitGroup
 	var noAnswer error
-	defer func() {
-		if !finished && why == nil {
-			why = noAnswer
-		}
-	}()
+	var without int // answers, of those that were written
 	wg.Go(func() {
 		broken := false
 		for f := range inFlight {
 			state, err := f.r.wait(s.ctx)
-			f.out.answer(s.verdict(state, err))
-			s.unanswered.Add(-1)
+			if err == nil {
+				s.answer(f.out, outSending, s.verdict(state))
+			} else {
+				without++
+				if lose(f.out, f.alone, err) {
+					unanswered = append(unanswered, f.out)
+				}
+			}
 			if err != nil && !broken {
 				broken, noAnswer = true, err
 				close(lost)
 			}
+			s.unanswered.Add(-1)
+			if f.alone {
+				select {
+				case answers <- struct{}{}:
+				default:
+				}
+			}
 		}
 	})
-	defer wg.Wait()
-	defer close(inFlight)
 
-	take := func(out *outgoing) bool {
-		if !out.state.CompareAndSwap(outQueued, outSending) {
-			return true // withdrawn, and its caller told so
+	rest := s.again
+	alone := s.suspect && len(rest) > 0
+	defer func() {
+		close(inFlight)
+		wg.Wait()
+		p.unanswered += without
+		if p.lost && p.why == nil {
+			p.why = noAnswer
+		}
+		if cut != nil {
+			unanswered = append(unanswered, cut)
+		}
+		s.again = append(unanswered, rest...)
+		s.suspect = suspect.Load() || alone
+	}()
+
+	// take sends a message, and says whether to go on.
+	take := func(out *outgoing, from int32) bool {
+		if !out.state.CompareAndSwap(from, outSending) {
+			return true // taken back, and its caller told so
 		}
 		if out.abandoned != nil && isClosed(out.abandoned) {
-			out.answer(&Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrConnectionLost})
+			s.answer(out, outSending, &Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrConnectionLost})
 			return true
 		}
 		r, gone, err := link.send(s.ctx, out.msg)
-		if err == nil {
+		switch {
+		case err == nil:
 			s.unanswered.Add(1)
-			inFlight <- sent{out, r}
-			return true
+			inFlight <- sent{out, r, alone}
+		case gone:
+			if lose(out, alone, err) {
+				cut = out
+			}
+			p.lost, p.why = true, err
+			p.unanswered++
+			return false
+		case from == outAgain: // on an earlier link it may have arrived
+			s.answer(out, outSending, s.unknown(err))
+		default:
+			s.answer(out, outSending, newError(s.op, s.target, ErrNotSent, err))
 		}
-		if !gone {
-			out.answer(newError(s.op, s.target, ErrNotSent, err))
-			return true
-		}
-		out.answer(s.unknown(err))
-		why = err
-		return false
+		p.worn = sess.wear() >= 1
+		return !p.worn
 	}
+
+	stop := s.stop
+	var idle <-chan struct{} // once the sender is stopped
 	for {
-		select {
-		case out := <-s.queue:
-			if !take(out) {
-				return false, why
+		in := sess.intake().now()
+		queue := s.queue
+		switch {
+		case in.blocked, alone && s.unanswered.Load() > 0:
+			queue = nil
+		case len(rest) > 0:
+			if isClosed(lost) {
+				p.lost = true
+				return p
 			}
-			if sess.wear() >= 1 {
-				return true, nil
+			out := rest[0]
+			rest = rest[1:]
+			if !take(out, outAgain) {
+				return p
 			}
-		case <-lost:
-			return false, why
-		case <-sess.broken():
-			return false, why
-		case <-s.ctx.Done():
-			return true, nil
-		case <-s.stop:
-			for {
-				select {
-				case out := <-s.queue:
-					if !take(out) {
-						return false, why
-					}
-					if sess.wear() >= 1 {
-						return true, nil
-					}
-				default:
-					return true, nil
+			continue
+		default:
+			alone = false
+			select {
+			case out := <-queue: // what is mostly so, and cheaper to ask for by itself
+				if !take(out, outQueued) {
+					return p
 				}
+				continue
+			default:
 			}
+		}
+		if idle != nil && s.callers.Load() == 0 {
+			return p
+		}
+		select {
+		case out := <-queue:
+			if !take(out, outQueued) {
+				return p
+			}
+		case <-answers:
+		case <-in.changed:
+		case <-lost:
+			p.lost = true
+			return p
+		case <-sess.broken():
+			p.lost = true
+			return p
+		case <-s.ctx.Done():
+			return p
+		case <-stop:
+			stop, idle = nil, s.idle
+		case <-idle:
 		}
 	}
 }
 
-// verdict turns the broker's answer into the caller's error.
-func (s *sender) verdict(state amqp.DeliveryState, err error) error {
-	if err != nil {
-		return s.unknown(err)
+// maxBlamed is after how many links that the broker has ended over a message, with
+// nothing else under way, it isn't sent again.
+const maxBlamed = 3
+
+// blames says whether what the broker ended a link, session or connection with may be
+// the doing of a message. What is expected to would have been refused by Validate.
+func blames(err error) bool {
+	remote, ok := errors.AsType[*amqp.Error](err)
+	if !ok || remote == nil {
+		return false
 	}
+	switch remote.Condition {
+	case amqp.ErrCondConnectionForced, amqp.ErrCondDetachForced, amqp.ErrCondResourceDeleted:
+		return false
+	}
+	return true
+}
+
+// verdict turns the broker's answer into the caller's error.
+func (s *sender) verdict(state amqp.DeliveryState) error {
 	switch st := state.(type) {
 	case *amqp.StateAccepted:
 		return nil
@@ -390,61 +581,109 @@ func (s *sender) unknown(err error) error {
 	return e
 }
 
-// do queues out and waits for its answer, both within ctx.
-func (s *sender) do(ctx context.Context, m *Message) error {
+// enter counts a caller, and is nil unless the sender is stopped.
+func (s *sender) enter() error {
 	select {
 	case <-s.stop:
-		return &Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed}
+		return s.closed()
 	default:
+		s.callers.Add(1)
+		return nil
 	}
-	s.callers.Add(1)
-	defer func() {
-		if s.callers.Add(-1) == 0 {
-			select {
-			case s.idle <- struct{}{}:
-			default:
-			}
-		}
-	}()
-	answered := make(chan error, 1)
-	out := &outgoing{msg: m, answer: func(err error) { answered <- err }}
-	select {
-	case s.queue <- out:
-	case <-ctx.Done():
-		return ended(s.op, s.target, ErrNotSent, ctx)
-	case <-s.done:
-		return &Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed}
-	}
-	select {
-	case err := <-answered:
-		return err
-	case <-s.done:
-		// Queued behind the sender's last look at its queue, or answered just now.
-		if out.withdraw() {
-			return &Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed}
-		}
-		return <-answered
-	case <-ctx.Done():
-		if out.withdraw() {
-			return ended(s.op, s.target, ErrNotSent, ctx)
-		}
+}
+
+// exit is called when nothing of the caller's is queued any more.
+func (s *sender) exit() {
+	if s.callers.Add(-1) == 0 {
 		select {
-		case err := <-answered:
-			return err // both at once: the answer is worth more
+		case s.idle <- struct{}{}:
 		default:
-			return ended(s.op, s.target, ErrOutcomeUnknown, ctx)
 		}
 	}
 }
 
-// fail answers everything that is queued with err.
-func (s *sender) fail(err error) {
+func (s *sender) closed() error {
+	return &Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed}
+}
+
+// put queues out, within ctx. After an error it isn't queued.
+func (s *sender) put(ctx context.Context, out *outgoing) error {
+	if out.size = s.budget.size(out.msg); !s.budget.take(ctx, s.done, out.size) {
+		if ctx.Err() == nil {
+			return s.closed()
+		}
+		return ended(s.op, s.target, ErrNotSent, ctx)
+	}
+	select {
+	case s.queue <- out:
+		return nil
+	case <-ctx.Done():
+		s.budget.give(out.size)
+		return ended(s.op, s.target, ErrNotSent, ctx)
+	case <-s.done:
+		s.budget.give(out.size)
+		return s.closed()
+	}
+}
+
+// call is a message that somebody waits for.
+type call struct {
+	outgoing
+	answer chan error
+}
+
+func (c *call) answered(_ *outgoing, err error) { c.answer <- err }
+
+// do queues m and waits for its answer, both within ctx.
+func (s *sender) do(ctx context.Context, m *Message) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.exit()
+	c, _ := s.calls.Get().(*call)
+	if c == nil {
+		c = &call{answer: make(chan error, 1)}
+	}
+	c.outgoing = outgoing{msg: m, to: c}
+	err := s.put(ctx, &c.outgoing)
+	if err != nil {
+		return err
+	}
+	select {
+	case err = <-c.answer:
+	case <-s.done:
+		// Queued behind the sender's last look at its queue, or answered just now.
+		if _, kind := s.leave(&c.outgoing); kind != nil {
+			return s.closed()
+		}
+		err = <-c.answer
+	case <-ctx.Done():
+		if _, kind := s.leave(&c.outgoing); kind != nil {
+			return ended(s.op, s.target, kind, ctx)
+		}
+		err = <-c.answer // both at once: the answer is worth more
+	}
+	c.outgoing = outgoing{}
+	s.calls.Put(c)
+	return err
+}
+
+// fail answers everything that is queued with err, and what was to be sent again
+// with ErrOutcomeUnknown.
+func (s *sender) fail(err *Error) {
+	for _, out := range s.again {
+		unknown := *err
+		unknown.Kind = ErrOutcomeUnknown
+		if err.Kind != ErrNotSent { // it says why there is no link
+			unknown.Err = err
+		}
+		s.answer(out, outAgain, &unknown)
+	}
+	s.again = nil
 	for {
 		select {
 		case out := <-s.queue:
-			if out.state.CompareAndSwap(outQueued, outSending) {
-				out.answer(err)
-			}
+			s.answer(out, outQueued, err)
 		default:
 			return
 		}

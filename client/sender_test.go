@@ -21,7 +21,17 @@ import (
 var testBackoff = Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
 
 func startSender(b *fakeBroker) *sender {
-	s := newSender("publish", "/queues/q", 256, testBackoff, nil, b.open, func(s session, _ bool) { closeSession(s) })
+	return startSenderWith(b, senderConfig{})
+}
+
+// startResender starts one that sends again what is unanswered when a link is lost.
+func startResender(b *fakeBroker) *sender {
+	return startSenderWith(b, senderConfig{resend: true})
+}
+
+func startSenderWith(b *fakeBroker, cfg senderConfig) *sender {
+	cfg.depth, cfg.backoff = 256, testBackoff
+	s := newSender("publish", "/queues/q", cfg, b.open, func(s session, _ bool) { closeSession(s) })
 	b.t.Cleanup(s.cut) // ends it when the test has failed midway
 	return s
 }
@@ -372,7 +382,7 @@ func TestSenderCloseCutsOffWhenItsContextEnds(t *testing.T) {
 
 func TestSenderCloseWhileThereIsNoConnection(t *testing.T) {
 	disconnected := func(t *testing.T) *sender {
-		s := newSender("publish", "/queues/q", 4, testBackoff, nil, func(ctx context.Context) (session, error) {
+		s := newSender("publish", "/queues/q", senderConfig{depth: 4, backoff: testBackoff}, func(ctx context.Context) (session, error) {
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
 		}, func(s session, _ bool) { closeSession(s) })

@@ -65,6 +65,7 @@ type wire struct {
 	endpoint   endpoint
 	amqp       *amqp.Conn
 	net        net.Conn
+	channels   *channels
 	broker     Broker
 	token      Token // that it logged in with, if it did
 	sessions   atomic.Int64
@@ -125,7 +126,7 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 		_ = watched.Close() // ends the flusher
 		return nil, connectError(ep, watched, err)
 	}
-	w := &wire{endpoint: ep, amqp: conn, net: raw, token: token, turn: make(chan struct{}, 1)}
+	w := &wire{endpoint: ep, amqp: conn, net: raw, channels: numbers, token: token, turn: make(chan struct{}, 1)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	props := conn.Properties()
 	text := func(key string) string { s, _ := props[key].(string); return s }
