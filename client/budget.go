@@ -101,23 +101,23 @@ func sizeOf(m *Message) int64 {
 		n += int64(len(d))
 	}
 	if m.Value != nil {
-		n += valueSize(m.Value)
+		n += sizeOfValue(m.Value)
 	}
 	for _, seq := range m.Sequence {
-		n += valueSize(seq)
+		n += sizeOfValue(seq)
 	}
 	for k, v := range m.ApplicationProperties {
-		n += int64(len(k)) + valueSize(v)
+		n += int64(len(k)) + sizeOfValue(v)
 	}
 	for _, a := range []map[any]any{m.Annotations, m.DeliveryAnnotations, m.Footer} {
 		for _, v := range a {
-			n += 32 + valueSize(v)
+			n += 32 + sizeOfValue(v)
 		}
 	}
 	return n
 }
 
-func valueSize(v any) int64 {
+func sizeOfValue(v any) int64 {
 	const scalar = 16
 	n := int64(scalar)
 	switch v := v.(type) {
@@ -127,15 +127,15 @@ func valueSize(v any) int64 {
 		n += int64(len(v))
 	case []any:
 		for _, e := range v {
-			n += valueSize(e)
+			n += sizeOfValue(e)
 		}
 	case map[string]any:
 		for k, e := range v {
-			n += int64(len(k)) + valueSize(e)
+			n += int64(len(k)) + sizeOfValue(e)
 		}
 	case map[any]any:
 		for k, e := range v {
-			n += valueSize(k) + valueSize(e)
+			n += sizeOfValue(k) + sizeOfValue(e)
 		}
 	case [][]byte:
 		for _, e := range v {
