@@ -1,0 +1,93 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+)
+
+// A publisher's messages are all there, and each for the first time in the order of
+// publishing, however often its connection is cut. Those without an answer are sent
+// again, so some are there twice.
+func TestPublishingKeepsOrderWhileConnectionsAreCut(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		const messages, cuts, batch = 20_000, 32, 5_000
+		direct, _ := s.connect(t)
+		apply(t, direct, queueOf(declare.QuorumQueue{Name: "orders"}))
+		wire, through := s.through(t)
+		var lost, unanswered atomic.Int64
+		conn, _ := connectTo(t, through, soon, func(c *client.Config) {
+			c.Observe = func(e client.Event) {
+				if e.Op == "publish" && e.Kind == client.Lost {
+					lost.Add(1)
+					unanswered.Add(int64(e.Unsettled))
+				}
+			}
+		})
+		p := publisher[order](t, conn, address.Queue("orders"))
+
+		began := time.Now()
+		seed := uint64(began.UnixNano())
+		t.Logf("seed %d", seed)
+		random := rand.New(rand.NewPCG(seed, 0))
+		var sent atomic.Int64 // made into messages so far
+		ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+		defer cancel()
+		published := make(chan error, 1)
+		go func() {
+			var errs []error
+			for first := 0; first < messages; first += batch {
+				orders := make([]order, batch)
+				for i := range orders {
+					orders[i].ID = first + i
+				}
+				errs = append(errs, p.PublishAll(ctx, orders, func(*client.Message) { sent.Add(1) }))
+			}
+			published <- errors.Join(errs...)
+		}()
+		// The cuts come amid the sending, and not by the clock: each a random number of
+		// messages after the link was back.
+		done := 0
+		for done < cuts && len(published) == 0 {
+			next := sent.Load() + 1 + random.Int64N(messages/cuts-50)
+			poll(t, "it goes on", func() bool { return sent.Load() >= next || len(published) > 0 })
+			done += wire.Cut()
+		}
+		require.NoError(t, await(t, published, "all are published"))
+		took := time.Since(began)
+
+		seen := make([]bool, messages)
+		next, duplicates := 0, 0
+		arrived := make(chan struct{})
+		consume(t, direct, "orders", client.JSON(func(_ context.Context, o order) error {
+			switch {
+			case seen[o.ID]:
+				duplicates++
+			case o.ID != next:
+				t.Errorf("%d comes before %d", o.ID, next)
+				fallthrough
+			default:
+				seen[o.ID] = true
+				if next++; next == messages {
+					close(arrived)
+				}
+			}
+			return nil
+		}), client.ConsumerConfig{Concurrency: 1, Prefetch: 500})
+		await(t, arrived, "all that was published")
+		poll(t, "the queue is empty", func() bool { return ready(t, direct, "orders") == 0 })
+		assert.GreaterOrEqual(t, done, 30, "cuts")
+		report(t, s, "%d messages in order over %d cuts in %v (%v with consuming), %d links lost with %d messages unanswered, %d duplicates",
+			messages, done, took.Round(time.Millisecond), time.Since(began).Round(time.Millisecond), lost.Load(), unanswered.Load(), duplicates)
+	})
+}
