@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/hopback/hopback/argument"
 )
@@ -88,4 +89,112 @@ func DeleteExchangeIf(ctx context.Context, src Sources, name string, cond If) er
 		}
 	}
 	return deleteExchange(ctx, src.AMQP, name)
+}
+
+// DeleteIf is [Delete], unless messages would be lost by it or others need what is
+// in t: then it is [ErrInUse], one joined *[Error] for each reason, and nothing is
+// deleted.
+//
+// Others need an exchange that has a binding from or to something that isn't in t,
+// or to which a queue that isn't in t dead-letters, and a queue that has consumers,
+// or to which something that isn't in t leads. Messages are lost with a queue that
+// has any, those that are held or delayed included. What t shares with others, as
+// all topologies of package retry share their delay queues, is so kept for them.
+//
+// src.HTTP is required, since nothing else tells of others. All is asked first, and
+// each queue once more over AMQP before it is deleted; what arrives in between is
+// lost. Messages that consumers hold, and those that are delayed or on their way to
+// dead-lettering, are seen some seconds late.
+func DeleteIf(ctx context.Context, src Sources, t Topology) (Report, error) {
+	if src.HTTP == nil {
+		return Report{}, argument.New("Sources.HTTP", nil, "is nil, and only the HTTP API tells who else needs what is to be deleted", "give httpapi.New, or use Delete, which doesn't ask")
+	}
+	if err := checkRequester(src.AMQP); err != nil {
+		return Report{}, err
+	}
+	s, err := readHTTP(ctx, src.HTTP)
+	if err != nil {
+		return Report{}, err
+	}
+	// The HTTP API's counts are some seconds old, those over AMQP aren't.
+	now, err := readAMQP(ctx, src.AMQP, Topology{Queues: t.Queues})
+	if err != nil {
+		return Report{}, err
+	}
+	for _, q := range now.Queues {
+		i := slices.IndexFunc(s.Queues, func(old QueueInfo) bool { return old.Name == q.Name })
+		if i >= 0 {
+			s.Queues[i].Messages, s.Queues[i].Consumers = q.Messages, q.Consumers
+		}
+	}
+	if err := Uses(s, t); err != nil {
+		return Report{}, err
+	}
+	return remove(ctx, src.AMQP, t, true)
+}
+
+// Uses is what keeps t from being deleted by [DeleteIf], over what was read before:
+// an *[Error] for each, joined, that matches [ErrInUse]; or nil.
+func Uses(s Snapshot, t Topology) error {
+	queues, exchanges := map[string]bool{}, map[string]bool{}
+	for _, q := range t.Queues {
+		if !isNil(q) {
+			queues[q.Address().QueueName()] = true
+		}
+	}
+	for _, x := range t.Exchanges {
+		exchanges[x.Name] = true
+	}
+	var errs []error
+	use := func(t Thing, text string, args ...any) {
+		errs = append(errs, &Error{Op: opDelete, Thing: t, Reason: ErrInUse, Err: fmt.Errorf(text, args...)})
+	}
+	for _, q := range s.Queues {
+		if !queues[q.Name] {
+			continue
+		}
+		thing := Thing{KindQueue, q.Name}
+		if q.Consumers > 0 {
+			use(thing, "it has %d consumers", q.Consumers)
+		}
+		if q.Messages > 0 {
+			use(thing, "%d messages are ready in it", q.Messages)
+		}
+		if held := q.MessagesUnacknowledged + q.MessagesDelayed + q.MessagesDeadLettering; held > 0 {
+			use(thing, "%d messages are held by consumers, %d delayed, %d wait for dead-lettering", q.MessagesUnacknowledged, q.MessagesDelayed, q.MessagesDeadLettering)
+		}
+	}
+	ours := func(exchange string) bool { return exchanges[exchange] }
+	for _, b := range s.Bindings {
+		in := queues[b.Queue] && b.Queue != "" || ours(b.Exchange)
+		mentioned := slices.ContainsFunc(t.Bindings, func(known Binding) bool { return sameBinding(known, b) })
+		switch {
+		case mentioned:
+		case ours(b.Source) && !in:
+			use(Thing{KindExchange, b.Source}, "it leads to what isn't to be deleted: %s", b.describe())
+		case !ours(b.Source) && in:
+			to := Thing{KindQueue, b.Queue}
+			if b.Queue == "" {
+				to = Thing{KindExchange, b.Exchange}
+			}
+			use(to, "what isn't to be deleted leads to it: %s", b.describe())
+		}
+	}
+	r := newRoutes(s)
+	for _, q := range r.sorted() {
+		exchange, key, ok := q.deadLetters()
+		switch {
+		case !ok || queues[q.Name]:
+		case ours(exchange):
+			use(Thing{KindExchange, exchange}, "queue %.80q, which isn't to be deleted, dead-letters to it", q.Name)
+		case exchange == "" && key != nil && queues[*key]:
+			use(Thing{KindQueue, *key}, "queue %.80q, which isn't to be deleted, dead-letters to it", q.Name)
+		}
+	}
+	for _, x := range r.sortedExchanges() {
+		if ours(x.alternate) && !ours(x.Name) {
+			use(Thing{KindExchange, x.alternate}, "it is the alternate exchange of %.80q, which isn't to be deleted", x.Name)
+		}
+	}
+	return errors.Join(errs...)
 }

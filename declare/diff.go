@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -17,7 +18,8 @@ const (
 	Create Action = "create"
 	// Keep: it is there, exactly as wanted.
 	Keep Action = "keep"
-	// Refuse: it is there in another way, which can't be changed in place.
+	// Refuse: it is there in another way, which can't be changed in place; or it is
+	// a binding of which an end is missing.
 	Refuse Action = "refuse"
 	// Unsure: it can't be told whether it is there, so Apply declares it. That
 	// does nothing if it is, and is refused if it is in another way.
@@ -35,7 +37,7 @@ type Change struct {
 	Differences []Conflict `json:"differences,omitempty"`
 	// WaysOut are what can be done, for Refuse only.
 	WaysOut []string `json:"ways_out,omitempty"`
-	// Why it can't be told, for Unsure only.
+	// Why it can't be told, for Unsure, or can't be done, for a binding to Refuse.
 	Why string `json:"why,omitempty"`
 }
 
@@ -117,9 +119,36 @@ func Compare(s Snapshot, t Topology) Diff {
 		if why := s.refused(Thing{KindBinding, p.topology.Bindings[i].listPath()}); why != "" {
 			change = Change{Action: Unsure, Thing: want.thing, Why: why}
 		}
+		if end := missingEnd(s, t, p.topology.Bindings[i], exchanges, queues); change.Action == Create && end != "" {
+			change = Change{
+				Action: Refuse, Thing: want.thing, Why: end + " isn't there, and isn't in the topology either",
+				WaysOut: []string{"correct the name, or declare it as well"},
+			}
+		}
 		d.Changes = append(d.Changes, change)
 	}
 	return d
+}
+
+// missingEnd is the end of a binding that neither is there nor will be, as far as
+// can be told; or "".
+func missingEnd(s Snapshot, t Topology, b Binding, exchanges map[string]ExchangeInfo, queues map[string]QueueInfo) string {
+	exchange := func(name string) string {
+		_, there := exchanges[name]
+		if name == "" || there || s.blind(PartExchanges) != "" || slices.ContainsFunc(t.Exchanges, func(x Exchange) bool { return x.Name == name }) {
+			return ""
+		}
+		return Thing{KindExchange, name}.String()
+	}
+	if end := exchange(b.Source); end != "" {
+		return end
+	}
+	_, there := queues[b.Queue]
+	if b.Queue != "" && !there && s.blind(PartQueues) == "" &&
+		!slices.ContainsFunc(t.Queues, func(q Queue) bool { return !isNil(q) && q.Address().QueueName() == b.Queue }) {
+		return Thing{KindQueue, b.Queue}.String()
+	}
+	return exchange(b.Exchange)
 }
 
 func creation(want declaration) Change {
@@ -264,6 +293,9 @@ func (d Diff) String() string {
 			}
 		case Refuse:
 			fmt.Fprintf(&b, "! %s\n", c.Thing)
+			if c.Why != "" {
+				fmt.Fprintf(&b, "      %s\n", c.Why)
+			}
 			for _, x := range c.Differences {
 				fmt.Fprintf(&b, "-     %s: %s\n", x.Argument, x.Found.typed())
 				fmt.Fprintf(&b, "+     %s: %s\n", x.Argument, x.Wanted.typed())
@@ -280,7 +312,7 @@ func (d Diff) String() string {
 		fmt.Fprintf(&b, "Nothing to do: all %d are there.\n", len(d.Changes))
 		return b.String()
 	}
-	fmt.Fprintf(&b, "%d to create, %d there, %d different, %d can't be told.\n", d.Count(Create), d.Count(Keep), d.Count(Refuse), d.Count(Unsure))
+	fmt.Fprintf(&b, "%d to create, %d there, %d refused, %d can't be told.\n", d.Count(Create), d.Count(Keep), d.Count(Refuse), d.Count(Unsure))
 	return b.String()
 }
 

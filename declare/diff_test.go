@@ -46,7 +46,7 @@ func TestDiffPrintsLikeADiff(t *testing.T) {
 +     x-delivery-limit: "-1"
 +     x-queue-type: "quorum"
   binding "parking" to queue "parking", key ""
-1 to create, 4 there, 2 different, 0 can't be told.
+1 to create, 4 there, 2 refused, 0 can't be told.
 `, d.String())
 	assert.False(t, d.Nothing())
 	assert.True(t, d.Conflicts())

@@ -14,6 +14,12 @@ import (
 // Errors and Report are as with [Apply], but that DeadLetter needn't be
 // answered, nor any other argument be right: only names count.
 func Delete(ctx context.Context, r Requester, t Topology) (Report, error) {
+	return remove(ctx, r, t, false)
+}
+
+// remove deletes t; if unused, a queue only when AMQP tells of no message and no
+// consumer.
+func remove(ctx context.Context, r Requester, t Topology, unused bool) (Report, error) {
 	errs := []error{checkRequester(r)}
 	queues, exchanges := map[string]bool{}, map[string]bool{}
 	var bindingSteps, queueSteps, exchangeSteps []step
@@ -25,6 +31,10 @@ func Delete(ctx context.Context, r Requester, t Topology) (Report, error) {
 		queues[name] = true
 		errs = append(errs, checkName(label("Queue", name)+".Name", name))
 		queueSteps = append(queueSteps, step{thing: Thing{KindQueue, name}, do: func(ctx context.Context) (Outcome, error) {
+			if unused {
+				_, err := DeleteQueueIf(ctx, Sources{AMQP: r}, name, If{Empty: true, Unused: true})
+				return deleted(err)
+			}
 			_, err := deleteQueue(ctx, r, name)
 			return deleted(err)
 		}})

@@ -38,8 +38,11 @@ var rules = []Rule{
 		Remedy:  "apply the topology, or import its definitions",
 		check: func(c *check) {
 			for _, change := range c.diff.Changes {
-				if change.Action == Create {
+				switch {
+				case change.Action == Create:
 					c.report(change.Thing, "it isn't there")
+				case change.Action == Refuse && len(change.Differences) == 0:
+					c.report(change.Thing, "it isn't there: %s", change.Why)
 				}
 			}
 		},

@@ -13,7 +13,7 @@ import (
 func TestSDKDependsOnGoAMQPAlone(t *testing.T) {
 	t.Parallel()
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}",
-		"../address", "../argument", "../client", "../declare", "../retry").CombinedOutput()
+		"../address", "../argument", "../client", "../declare/...", "../retry").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	for path := range strings.FieldsSeq(string(out)) {
 		assert.True(t, strings.HasPrefix(path, "github.com/hopback/hopback/") || strings.HasPrefix(path, "github.com/Azure/go-amqp"), path)
@@ -26,7 +26,7 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 	const module = "github.com/hopback/hopback/"
 	for pkg, may := range map[string][]string{
 		"argument": {}, "address": {"argument"}, "declare": {"address", "argument"}, "client": {"address", "argument"},
-		"retry": {"address", "argument", "client", "declare"},
+		"retry": {"address", "argument", "client", "declare"}, "topologyfile": {"argument", "declare", "retry"},
 	} {
 		out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{join .Imports "\n"}}`, "../"+pkg).CombinedOutput()
 		require.NoError(t, err, "%s", out)

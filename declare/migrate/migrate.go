@@ -51,6 +51,9 @@ type Config struct {
 	// and arrivals, before the move is over. Below 6 s the counts of the HTTP API,
 	// which are up to 5 s old, may miss what is held for dead-lettering. Default: 6 s.
 	Quiet time.Duration
+	// Progress, if given, is called some times a second with how far it is and how
+	// many messages are ready in the old queue. It must not block.
+	Progress func(r Report, left uint64)
 }
 
 // Report is how far a move came.
@@ -125,7 +128,7 @@ func Run(ctx context.Context, conn *client.Conn, api declare.Reader, cfg Config)
 		}
 	}
 
-	v := mover{conn: conn, cfg: cfg, to: cfg.New.Address()}
+	v := mover{conn: conn, cfg: cfg, to: cfg.New.Address(), bindings: report.Bindings}
 	for {
 		err := v.untilQuiet(ctx)
 		report.Moved = v.moved.Load()
@@ -175,6 +178,8 @@ type mover struct {
 	cfg   Config
 	to    address.Address
 	moved atomic.Uint64
+
+	bindings int
 }
 
 // look is how often the old queue is looked at while it is moved.
@@ -248,6 +253,9 @@ func (v *mover) watch(ctx context.Context, done <-chan error) (ended bool, err e
 		}
 		if err != nil {
 			return false, err
+		}
+		if v.cfg.Progress != nil {
+			v.cfg.Progress(Report{Moved: v.moved.Load(), Bindings: v.bindings}, info.Messages)
 		}
 		// One consumer is this one.
 		if now := v.moved.Load(); info.Messages > 0 || info.Consumers > 1 || now != last {

@@ -1,0 +1,365 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/migrate"
+	"github.com/hopback/hopback/internal/cli"
+)
+
+// shell runs the command hopback in this process.
+type shell struct {
+	t   *testing.T
+	env map[string]string
+	// never is what must not be printed.
+	never string
+}
+
+// shell has the site's URLs in the environment.
+func (s *site) shell(t *testing.T) shell {
+	return shell{t: t, env: map[string]string{"HOPBACK_URL": s.url(), "HOPBACK_MANAGEMENT_URL": s.ManagementURL}}
+}
+
+// as is the same for another user's AMQP URL, and the HTTP API with that user, too.
+func (s *site) as(t *testing.T, amqpURL string) shell {
+	t.Helper()
+	u, err := url.Parse(amqpURL)
+	require.NoError(t, err)
+	api, err := url.Parse(s.ManagementURL)
+	require.NoError(t, err)
+	api.User = u.User
+	password, _ := u.User.Password()
+	return shell{t: t, env: map[string]string{"HOPBACK_URL": amqpURL, "HOPBACK_MANAGEMENT_URL": api.String()}, never: password}
+}
+
+// printed is what a run printed.
+type printed struct {
+	stdout, stderr string
+}
+
+// run wants an exit code.
+func (h shell) run(code int, args ...string) printed {
+	h.t.Helper()
+	return h.runIn(h.t.Context(), code, args...)
+}
+
+func (h shell) runIn(ctx context.Context, code int, args ...string) printed {
+	h.t.Helper()
+	var stdout, stderr bytes.Buffer
+	got := cli.Run(ctx, cli.IO{
+		Args: append([]string{"topology"}, args...), Env: func(k string) string { return h.env[k] },
+		Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr,
+	})
+	require.Equal(h.t, code, got, "hopback topology %s\n%s\n%s", strings.Join(args, " "), &stdout, &stderr)
+	if h.never != "" {
+		assert.NotContains(h.t, stdout.String()+stderr.String(), h.never, "a password")
+	}
+	return printed{stdout.String(), stderr.String()}
+}
+
+// yaml writes a topology file.
+func yaml(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "topology.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+const shopFile = `
+retry: {delays: [1s, 2s], strategy: auto}
+work-queues:
+  orders: {delivery-limit: 5}
+exchanges:
+  shop: {type: topic, alternate-exchange: parking_exchange}
+bindings:
+  - {source: shop, queue: orders, key: order.*}
+`
+
+// things are all queues, exchanges and bindings of the virtual host.
+func (s *site) things(t *testing.T) []string {
+	t.Helper()
+	snapshot, err := declare.Read(t.Context(), declare.Sources{HTTP: s.api(t)}, declare.Topology{})
+	require.NoError(t, err)
+	var list []string
+	for _, q := range snapshot.Queues {
+		list = append(list, "queue "+q.Name)
+	}
+	for _, x := range snapshot.Exchanges {
+		if !strings.HasPrefix(x.Name, "amq.") {
+			list = append(list, "exchange "+x.Name)
+		}
+	}
+	for _, b := range snapshot.Bindings {
+		list = append(list, fmt.Sprint("binding ", b))
+	}
+	return list
+}
+
+// From an empty broker to a verified topology, and what a change by hand looks like
+// from the command line.
+func TestCommandPlansAppliesAndVerifies(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		hopback, file := s.shell(t), yaml(t, shopFile)
+		before := hopback.run(cli.Done, "plan", file)
+		assert.Contains(t, before.stdout, `+ queue "orders"`)
+		assert.Contains(t, before.stdout, " to create, 0 there, 0 refused, 0 can't be told.")
+		hopback.run(cli.No, "plan", "--exit-code", file)
+		hopback.run(cli.No, "verify", file)
+		assert.Empty(t, s.things(t), "nothing is done by looking")
+
+		assert.Contains(t, hopback.run(cli.Done, "apply", file).stdout, `created   binding "shop" to queue "orders", key "order.*"`)
+		assert.NotContains(t, hopback.run(cli.Done, "apply", file).stdout, "created")
+		assert.Contains(t, hopback.run(cli.Done, "plan", "--exit-code", file).stdout, "Nothing to do")
+		assert.Contains(t, hopback.run(cli.Done, "verify", file).stdout, "0 errors, 0 warnings; 27 rules checked, 0 not.")
+		hopback.run(cli.Done, "verify") // the whole virtual host
+
+		// By hand: an argument that differs, and a binding that is gone.
+		s.unmake(t, "/queues/"+s.vhost+"/orders")
+		s.queue(t, "orders", quorumArgs(map[string]any{"x-delivery-limit": 7}))
+		s.unmake(t, "/exchanges/"+s.vhost+"/shop")
+		have := s.things(t)
+		changed := hopback.run(cli.No, "plan", file)
+		assert.Contains(t, changed.stdout, "! queue \"orders\"\n-     x-delivery-limit: \"7\"\n+     x-delivery-limit: \"5\"\n      way out: ")
+		assert.Contains(t, changed.stdout, "+ exchange \"shop\"")
+		refused := hopback.run(cli.No, "apply", file)
+		assert.Contains(t, refused.stderr, "nothing was done")
+		assert.Equal(t, have, s.things(t), "nothing is half done")
+		var v declare.Verification
+		require.NoError(t, json.Unmarshal([]byte(hopback.run(cli.No, "verify", "--json", file).stdout), &v))
+		assert.Contains(t, v.Findings, declare.Finding{
+			Rule: "different", Severity: declare.SeverityError, Thing: declare.Thing{Kind: declare.KindQueue, Name: "orders"},
+			Problem: `x-delivery-limit is "7", and should be "5"`, Remedy: "see the ways out in the plan",
+		})
+
+		// A binding whose queue is neither there nor in the file.
+		typo := yaml(t, "exchanges: {shop: {}}\nbindings: [{source: shop, queue: ordres}]")
+		assert.Contains(t, hopback.run(cli.No, "plan", typo).stdout, `queue "ordres" isn't there, and isn't in the topology either`)
+		hopback.run(cli.No, "apply", typo)
+		assert.Equal(t, have, s.things(t), "nothing is half done")
+	})
+}
+
+// Several processes apply at once.
+func TestCommandAppliesFromManyAtOnce(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		hopback, file := s.shell(t), yaml(t, shopFile)
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				var out bytes.Buffer
+				code := cli.Run(t.Context(), cli.IO{Args: []string{"topology", "apply", file}, Env: func(k string) string { return hopback.env[k] }, Stdout: &out, Stderr: &out})
+				assert.Zero(t, code, "%s", &out)
+			})
+		}
+		wg.Wait()
+		hopback.run(cli.Done, "plan", "--exit-code", file)
+	})
+}
+
+// Who may not, and what isn't there: clear words, an exit code of its own, nothing
+// half done, and never a password.
+func TestCommandWithoutPermissionOrAPI(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		file := yaml(t, shopFile)
+		for who, u := range map[string]string{"nothing": s.user(t, "^$", "^$", "^$"), "read only": s.user(t, "^$", "^$", ".*")} {
+			hopback := s.as(t, u)
+			r := hopback.run(cli.Unknown, "apply", file)
+			assert.Contains(t, r.stderr, "configure access", who)
+			if who == "read only" {
+				// It may look: what can't be told is said with the reason.
+				assert.Contains(t, hopback.run(cli.Done, "plan", file).stdout, "lacks the tag for it (management", who)
+				assert.Contains(t, hopback.run(cli.No, "verify", file).stdout, "not checked: ", who)
+			}
+			r = hopback.run(cli.Unknown, "verify")
+			assert.Contains(t, r.stderr, "lacks the tag for it (management", who)
+			r = hopback.run(cli.Unknown, "delete", file)
+			assert.Contains(t, r.stderr, "lacks the tag", who)
+		}
+		wrong := s.as(t, s.urlOf(func(u *url.URL) { u.User = url.UserPassword("guest", "not-the-password") }))
+		nowhere := s.shell(t)
+		nowhere.env["HOPBACK_URL"] = s.urlOf(func(u *url.URL) { u.Path = "/no-such-vhost" })
+		assert.Contains(t, wrong.run(cli.Unknown, "apply", file).stderr, "authentication failed") // which takes 3 s
+		for _, sub := range []string{"plan", "apply", "verify", "delete"} {
+			assert.Contains(t, nowhere.run(cli.Unknown, sub, file).stderr, "virtual host refused", sub)
+		}
+		assert.Contains(t, wrong.run(cli.Unknown, "export").stderr, "status 401")
+		assert.Contains(t, nowhere.run(cli.Unknown, "export").stderr, `there is no vhost "no-such-vhost"`)
+		assert.Empty(t, s.things(t), "nothing is half done")
+
+		// Without the HTTP API apply works, plan says what it can't tell, and verify
+		// couldn't tell: off, refused, nonsense, left out.
+		web := httptest.NewServer(http.NotFoundHandler())
+		defer web.Close()
+		for api, says := range map[string]string{
+			"http://127.0.0.1:1": "is the management plugin on", web.URL: "or this isn't the management API", "none": "give the HTTP API for it",
+			"http://guest:not-the-password@" + strings.SplitN(s.ManagementURL, "@", 2)[1]: "status 401",
+		} {
+			hopback := s.shell(t)
+			hopback.env["HOPBACK_MANAGEMENT_URL"], hopback.never = api, "not-the-password"
+			hopback.run(cli.Done, "apply", file)
+			r := hopback.run(cli.Done, "plan", file)
+			assert.Contains(t, r.stdout, `? exchange "shop"`)
+			assert.Contains(t, r.stdout, says)
+			hopback.run(cli.Unknown, "plan", "--exit-code", file)
+			r = hopback.run(cli.Unknown, "verify", file)
+			assert.Contains(t, r.stdout, says)
+			assert.Contains(t, r.stdout, "0 errors, 0 warnings")
+		}
+	})
+}
+
+// A topology goes to operators as a file and comes back, to the byte; and what is
+// live becomes a file that says the same.
+func TestCommandExportsAndImports(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		hopback, file := s.shell(t), yaml(t, shopFile)
+		exported := hopback.run(cli.Done, "export", "--vhost", s.vhost, file).stdout
+		s.http(t, http.MethodPost, "/definitions", json.RawMessage(exported), nil)
+		hopback.run(cli.Done, "verify", file)
+		hopback.run(cli.Done, "plan", "--exit-code", file)
+		assert.Equal(t, exported, hopback.run(cli.Done, "export").stdout, "what is live exports as the same bytes")
+
+		imported := yaml(t, hopback.run(cli.Done, "import").stdout)
+		definitions := filepath.Join(t.TempDir(), "definitions.json")
+		require.NoError(t, os.WriteFile(definitions, []byte(exported), 0o600))
+		hopback.run(cli.Done, "delete", file)
+		assert.Empty(t, s.things(t))
+		for _, again := range []string{imported, definitions} {
+			hopback.run(cli.Done, "apply", again)
+			hopback.run(cli.Done, "verify", file)
+			assert.Equal(t, exported, hopback.run(cli.Done, "export").stdout)
+			hopback.run(cli.Done, "delete", again)
+			assert.Empty(t, s.things(t))
+		}
+		assert.Equal(t, exported, hopback.run(cli.Done, "export", definitions).stdout)
+	})
+}
+
+// What has messages in it, or is shared with another team, isn't deleted.
+func TestCommandDeletesOnlyWhatNobodyNeeds(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		hopback, mine := s.shell(t), yaml(t, shopFile)
+		theirs := yaml(t, "retry: {delays: [1s, 2s], strategy: auto}\nwork-queues: {invoices: }")
+		hopback.run(cli.Done, "apply", mine)
+		hopback.run(cli.Done, "apply", theirs)
+		have := s.things(t)
+		r := hopback.run(cli.No, "delete", mine)
+		assert.Contains(t, r.stderr, `delete exchange "requeue_exchange": in use: it leads to what isn't to be deleted: "requeue_exchange" to queue "invoices"`)
+		assert.Contains(t, r.stderr, `queue "invoices", which isn't to be deleted, dead-letters to it`)
+		assert.Contains(t, r.stderr, "nothing was deleted; --force deletes all the same")
+		assert.Equal(t, have, s.things(t))
+
+		// The work queue alone, with its binding, goes.
+		own := yaml(t, "queues: {orders: {dead-letter: drop}, orders.dead: {dead-letter: drop}}\nexchanges: {shop: }\nbindings: [{source: requeue_exchange, queue: orders, key: '*.*.orders'}, {source: return_exchange, queue: orders, key: orders}, {source: given_up_exchange, queue: orders.dead, key: orders}]")
+		conn, _ := s.connect(t)
+		publish(t, publisher[int](t, conn, address.Queue("orders")), 1)
+		assert.Contains(t, hopback.run(cli.No, "delete", own).stderr, `queue "orders": in use: 1 messages are ready`)
+		assert.Equal(t, have, s.things(t))
+		_, err := declare.Purge(t.Context(), conn.Management(), "orders")
+		require.NoError(t, err)
+		hopback.run(cli.Done, "delete", own)
+		hopback.run(cli.Done, "verify", theirs)
+		hopback.run(cli.Done, "delete", "--force", theirs)
+		assert.Empty(t, s.things(t))
+	})
+}
+
+// A queue's type is changed from the command line, while a consumer of it goes on.
+func TestCommandMigrates(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		const messages = 500
+		hopback := s.shell(t)
+		hopback.run(cli.Done, "apply", yaml(t, "queues: {orders: {type: classic, dead-letter: drop}}\nexchanges: {shop: {type: topic}}\nbindings: [{source: shop, queue: orders, key: '#'}]"))
+		conn, _ := s.connect(t)
+		p := publisher[int](t, conn, address.Exchange("shop", "order.placed"))
+		var publishing sync.WaitGroup
+		for i := range messages {
+			publishing.Go(func() { publish(t, p, i) })
+		}
+		publishing.Wait()
+
+		file := yaml(t, "work-queues: {orders.v2: {delivery-limit: 5}}\nexchanges: {shop: {type: topic}}\n")
+		have := s.things(t)
+		r := hopback.run(cli.No, "migrate", file, "--from", "ordres", "--to", "orders.v2")
+		assert.Contains(t, r.stderr, `has no queue "ordres"; did you mean "orders"?`)
+		assert.Equal(t, have, s.things(t), "nothing is half done")
+
+		// Interrupted, and taken up again.
+		ctx, interrupt := context.WithCancel(t.Context())
+		interrupted := make(chan struct{})
+		go func() {
+			defer close(interrupted)
+			r := hopback.runIn(ctx, cli.Interrupted, "migrate", file, "--from", "orders", "--to", "orders.v2")
+			assert.Contains(t, r.stderr, "run it again to go on")
+		}()
+		poll(t, "some are moved", func() bool {
+			info, err := declare.Inspect(t.Context(), conn.Management(), "orders.v2")
+			return err == nil && info.Messages > 0
+		})
+		interrupt()
+		await(t, interrupted, "the interrupted move ends")
+
+		var moved migrate.Report
+		require.NoError(t, json.Unmarshal([]byte(hopback.run(cli.Done, "migrate", file, "--from", "orders", "--to", "orders.v2", "--json").stdout), &moved))
+		assert.True(t, moved.Deleted)
+		hopback.run(cli.Done, "verify", file)
+		seen := map[int]bool{}
+		var mu sync.Mutex
+		consume(t, conn, "orders.v2", client.JSON(func(_ context.Context, i int) error {
+			mu.Lock()
+			defer mu.Unlock()
+			seen[i] = true
+			return nil
+		}), client.ConsumerConfig{})
+		poll(t, "every message is there", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(seen) == messages
+		})
+		r = hopback.run(cli.Done, "migrate", file, "--from", "orders", "--to", "orders.v2")
+		assert.Contains(t, r.stderr, "it has been moved before")
+	})
+}
+
+// Interrupted in the middle, apply says what was done, and does the rest when it is
+// run again.
+func TestCommandInterrupted(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		hopback := s.shell(t)
+		var text strings.Builder
+		text.WriteString("queues:\n")
+		for i := range 60 {
+			fmt.Fprintf(&text, "  q%d: {dead-letter: drop}\n", i)
+		}
+		file := yaml(t, text.String())
+		ctx, interrupt := context.WithCancel(t.Context())
+		go func() {
+			for began := time.Now(); len(s.things(t)) < 3 && time.Since(began) < patience; {
+				time.Sleep(5 * time.Millisecond)
+			}
+			interrupt()
+		}()
+		r := hopback.runIn(ctx, cli.Interrupted, "apply", file)
+		assert.Contains(t, r.stdout, " not tried")
+		hopback.run(cli.Done, "apply", file)
+		hopback.run(cli.Done, "plan", "--exit-code", file)
+	})
+}

@@ -1,0 +1,184 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/httpapi"
+)
+
+const (
+	urlVariable        = "HOPBACK_URL"
+	managementVariable = "HOPBACK_MANAGEMENT_URL"
+	defaultURL         = "amqp://guest:guest@localhost:5672/"
+	noManagement       = "none"
+	closePatience      = 5 * time.Second
+)
+
+// broker is where a command works: known, and not connected to yet.
+type broker struct {
+	c     *command
+	url   string
+	shown string // without the password
+	vhost string
+	api   *httpapi.Reader // nil with --management-url none
+	conn  *client.Conn
+}
+
+// broker takes the URLs from flags, the environment and the defaults.
+func (c *command) broker() (*broker, error) {
+	b := &broker{c: c, url: c.url}
+	named := "--url"
+	if b.url == "" {
+		b.url, named = c.io.Env(urlVariable), urlVariable
+	}
+	if b.url == "" {
+		b.url, named = defaultURL, "the default URL"
+	}
+	const form = "write it as amqp://user:password@host:5672/vhost, or amqps:// for TLS, with reserved characters percent-encoded"
+	u, err := url.Parse(b.url)
+	// Whatever is wrong, the URL isn't repeated: it may hold a password anywhere.
+	if err != nil || u.Opaque != "" || strings.Count(b.url, "@") > 1 || u.Scheme != "amqp" && u.Scheme != "amqps" || u.Hostname() == "" {
+		return nil, usage("%s isn't an AMQP URL; %s", named, form)
+	}
+	path := strings.TrimPrefix(u.EscapedPath(), "/")
+	vhost, err := url.PathUnescape(path)
+	if err != nil || strings.Contains(path, "/") {
+		return nil, usage("%s has more than a virtual host in its path; name one, with \"/\" in it written as %%2F", named)
+	}
+	if vhost == "" {
+		vhost = "/"
+	}
+	b.vhost = vhost
+	b.shown = fmt.Sprintf("%s://%s, virtual host %q", u.Scheme, u.Host, vhost)
+	return b, b.management(u)
+}
+
+// management is the HTTP API: named, or on its usual port of the broker's host.
+func (b *broker) management(amqp *url.URL) error {
+	raw, named := b.c.managementURL, "--management-url"
+	if raw == "" {
+		raw, named = b.c.io.Env(managementVariable), managementVariable
+	}
+	if raw == noManagement {
+		return nil
+	}
+	user := amqp.User
+	if user == nil {
+		user = url.UserPassword("guest", "guest")
+	}
+	u := &url.URL{Scheme: "http", Host: net.JoinHostPort(amqp.Hostname(), "15672"), User: user}
+	if amqp.Scheme == "amqps" {
+		u.Scheme, u.Host = "https", net.JoinHostPort(amqp.Hostname(), "15671")
+	}
+	if raw != "" {
+		var err error
+		if u, err = url.Parse(raw); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || strings.Count(raw, "@") > 1 {
+			return usage("%s isn't the URL of an HTTP API; write it as http://user:password@host:15672, with reserved characters percent-encoded, or %s", named, noManagement)
+		}
+		if u.User == nil {
+			u.User = user
+		}
+	}
+	api, err := httpapi.New(u.String(), b.vhost, httpapi.Config{})
+	b.api = api
+	return err
+}
+
+// connect opens the AMQP connection, unless it is open.
+func (b *broker) connect(ctx context.Context) error {
+	if b.conn != nil {
+		return nil
+	}
+	conn, err := client.Connect(ctx, b.url, client.Config{Logger: slog.New(slog.NewTextHandler(b.c.stderr.w, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+	b.conn = conn
+	return timedOut(ctx, err)
+}
+
+// close ends the connection, if there is one.
+func (b *broker) close() {
+	if b.conn == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+	defer cancel()
+	_ = b.conn.Close(ctx)
+}
+
+// snapshot reads what is live: by the HTTP API, and over AMQP where that doesn't
+// answer.
+func (b *broker) snapshot(ctx context.Context, of declare.Topology) (declare.Snapshot, error) {
+	var httpErr error
+	if b.api != nil {
+		s, err := declare.Read(ctx, declare.Sources{HTTP: b.api}, of)
+		if err == nil || ctx.Err() != nil {
+			return s, timedOut(ctx, err)
+		}
+		httpErr = err
+	}
+	if len(of.Queues)+len(of.Bindings) == 0 {
+		return declare.Snapshot{}, errors.Join(httpErr, errors.New("over AMQP alone only what a file names can be read, and it names no queue and no binding"))
+	}
+	if err := b.connect(ctx); err != nil {
+		return declare.Snapshot{}, errors.Join(err, httpErr)
+	}
+	return b.readBoth(ctx, of)
+}
+
+func (b *broker) readBoth(ctx context.Context, of declare.Topology) (declare.Snapshot, error) {
+	s, err := declare.Read(ctx, b.sources(), of)
+	return s, timedOut(ctx, err)
+}
+
+// sources are both ways to read.
+func (b *broker) sources() declare.Sources {
+	src := declare.Sources{AMQP: b.conn.Management()}
+	if b.api != nil {
+		src.HTTP = b.api
+	}
+	return src
+}
+
+// timedOut adds why ctx ended, where the error doesn't say. A socket's deadline,
+// which is ctx's, can be noticed a moment before ctx has ended.
+func timedOut(ctx context.Context, err error) error {
+	var late *timeoutError
+	if err == nil || errors.As(err, &late) {
+		return err
+	}
+	var n net.Error
+	if deadline, ok := ctx.Deadline(); ok && errors.As(err, &n) && n.Timeout() && time.Until(deadline) < time.Second {
+		<-ctx.Done()
+	}
+	if !errors.As(context.Cause(ctx), &late) {
+		return err
+	}
+	return errors.Join(late, err)
+}
+
+type timeoutError struct{ after time.Duration }
+
+func (e *timeoutError) Error() string {
+	return fmt.Sprintf("not done within %v; --timeout sets how long it may take", e.after)
+}
+
+// counting counts replies, for progress.
+type counting struct {
+	declare.Requester
+	replies atomic.Int64
+}
+
+func (r *counting) Request(ctx context.Context, method, path string, body any) (int, any, error) {
+	status, reply, err := r.Requester.Request(ctx, method, path, body)
+	r.replies.Add(1)
+	return status, reply, err
+}

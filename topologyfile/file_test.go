@@ -1,0 +1,394 @@
+package topologyfile_test
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+	"github.com/hopback/hopback/topologyfile"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var update = flag.Bool("update", false, "write schema.json anew")
+
+func parse(t *testing.T, text string) topologyfile.File {
+	t.Helper()
+	f, err := topologyfile.Parse("topology.yaml", []byte(text))
+	require.NoError(t, err)
+	return f
+}
+
+// A file means what the same values mean in Go.
+func TestFileIsWhatTheSameValuesAre(t *testing.T) {
+	t.Parallel()
+	f := parse(t, `
+retry:
+  delays: [10s, 1m]
+  max-retries: 3
+  strategy: dead-letter
+  names: {prefix: a.}
+work-queues:
+  orders: {delivery-limit: 5}
+  invoices:
+queues:
+  audit: {dead-letter: {queue: orders.dead}}
+exchanges:
+  shop: {type: topic}
+bindings:
+  - {source: shop, queue: orders, key: order.*}
+`)
+	policy := retry.Policy{Backoff: retry.Delays(10*time.Second, time.Minute), MaxRetries: 3, Strategy: retry.DeadLetter, Names: retry.Names{Prefix: "a."}}
+	work := []declare.QuorumQueue{{Name: "orders", DeliveryLimit: 5}, {Name: "invoices"}}
+	assert.Equal(t, work, f.Work)
+	want, err := retry.Topology(policy, work...)
+	require.NoError(t, err)
+	other := declare.Topology{
+		Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Topic}},
+		Queues:    []declare.Queue{declare.QuorumQueue{Name: "audit", DeadLetter: declare.ToQueue("orders.dead")}},
+		Bindings:  []declare.Binding{{Source: "shop", Queue: "orders", Key: "order.*"}},
+	}
+	assert.Equal(t, other, f.Other)
+	want, err = declare.Merge(want, other)
+	require.NoError(t, err)
+	assert.Equal(t, want.Snapshot(), f.Topology.Snapshot())
+	ladder, err := f.Policy.Ladder()
+	require.NoError(t, err)
+	assert.Equal(t, []time.Duration{10 * time.Second, time.Minute}, ladder)
+}
+
+func TestSpecialValues(t *testing.T) {
+	t.Parallel()
+	f := parse(t, "retry: {max-retries: 0}\nwork-queues: {a: {delivery-limit: 0}, b: {delivery-limit: -1}, c: {delivery-limit: unlimited}, 1: , 'null': }")
+	assert.Equal(t, retry.NoRetries, f.Policy.MaxRetries)
+	assert.Equal(t, []declare.QuorumQueue{
+		{Name: "a", DeliveryLimit: declare.NoRedelivery}, {Name: "b", DeliveryLimit: declare.Unlimited}, {Name: "c", DeliveryLimit: declare.Unlimited},
+		{Name: "1"}, {Name: "null"},
+	}, f.Work)
+	f = parse(t, "retry: {exponential: {first: 1s, max: 5s}, max-retries: 4}")
+	for i, want := range []time.Duration{1, 2, 4, 5} {
+		d, err := f.Policy.Delay(i + 1)
+		require.NoError(t, err)
+		assert.Equal(t, want*time.Second, d)
+	}
+	assert.Empty(t, f.Work)
+	assert.NotEmpty(t, f.Topology.Queues, "delay queues alone, for others to share")
+	assert.Empty(t, parse(t, "exchanges: {x: {}}").Topology.Queues, "no retry topology where nobody asks for one")
+}
+
+// What is wrong is said with its line, what was found, and what to write.
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string][]string{
+		"":                               {"topology.yaml: the file is empty; name a work queue"},
+		"# nothing\n":                    {"the file is empty"},
+		"---\n":                          {"the file is empty"},
+		"work-queues:":                   {"topology.yaml:1:1: the file declares nothing"},
+		"orders":                         {`topology.yaml:1:1: the file = "orders" is text, and should be a mapping`},
+		"[a]":                            {"the file is a list"},
+		"a: [":                           {"the file isn't YAML"},
+		"work-queues:\n\ta:\n":           {"topology.yaml:2:1: the file isn't YAML", "tabs can't indent"},
+		"a\x00b":                         {"isn't text in UTF-8"},
+		"\xff\xfe":                       {"isn't text in UTF-8"},
+		strings.Repeat("# x\n", 300_000): {"has more than 1048576 bytes"},
+		"work-queues: {a: }\n---\nb: 1":  {"has a second document"},
+		"work-queues: {a: }\n---\nb: [":  {"isn't YAML"},
+
+		"work-queue: {a: }": {`1:1: work-queue is no key that is known here; did you mean "work-queues"?`},
+		"delays: [1s]":      {`delays is no key that is known here; it belongs under retry`},
+		"work-queues:\n  a:\n    delivry-limit: 5":                 {`3:5: work-queues.a.delivry-limit is no key that is known here; did you mean "delivery-limit"?`},
+		"work-queues:\n  a: {x-message-ttl: 5s}":                   {`did you mean "message-ttl"?`},
+		"work-queues:\n  a: {max_priority: 5}":                     {`did you mean "max-priority", which belongs to a classic queue?`},
+		"retry: {colour: red}":                                     {"known are strategy, delays"},
+		"retry: {strategy: nativ}":                                 {`1:19: retry.strategy = "nativ" isn't one of republish, dead-letter, native, auto; did you mean "native"?`},
+		"retry: {strategy: 1}":                                     {`retry.strategy = "1" is an integer, and should be one of`},
+		"retry: {delays: 10s}":                                     {`retry.delays = "10s" is text, and should be a list`},
+		"retry: {delays: []}":                                      {"retry.delays is empty"},
+		"retry: {delays: [10]}":                                    {`retry.delays[0] = "10" has no unit; write it with its unit`},
+		"retry: {delays: [0s]}":                                    {"is nothing"},
+		"retry: {delays: [1d]}":                                    {"write days in hours: 24h"},
+		"retry: {delays: [-1s, soon, 1us]}":                        {`"-1s" isn't a time`, `"soon" isn't a time`, `"1us" isn't a time`},
+		"retry: {delays: [99999999999999h]}":                       {"isn't a time that can be read here"},
+		"retry: {delays: [200000h]}":                               {"1:1: retry.delays", "is the delay before retry 1, and out of range"},
+		"retry: {delays: [1s], exponential: {first: 1s}}":          {"has both delays and exponential"},
+		"retry: {exponential: {factor: 2}}":                        {"retry.exponential has no first"},
+		"retry: {exponential: {first: 1s, factor: 0}}":             {"isn't a number above zero"},
+		"retry: {exponential: {first: 1s, factor: .inf}}":          {"isn't a number above zero"},
+		"retry: {max-retries: -1}":                                 {"retry.max-retries = -1 is below 0"},
+		"retry: {max-retries: 99999}":                              {"retry.max-retries = 99999 is out of range; use 1 to 1000, or 0 for none"},
+		"retry: {max-retries: 010}":                                {"without leading zeros"},
+		"retry: {max-retries: 0x10}":                               {"write it in decimal digits"},
+		"retry: {max-retries: 99999999999999999999}":               {"should be a whole number"},
+		"retry: {max-retries: '5'}":                                {"is text, and should be a whole number"},
+		"retry: {strategy: native, any-delay: {}}":                 {"retry.any-delay", "goes with Republish only; leave it out"},
+		"retry: {any-delay: {levels: 99}}":                         {"retry.any-delay.levels = 99 is out of range"},
+		"retry: {names: {retry-exchange: x, requeue-exchange: x}}": {`retry.names: RequeueExchange = "x" is the name of RetryExchange, too`},
+
+		"work-queues: [a]":                                                      {"work-queues is a list, and should be a mapping"},
+		"work-queues: {a: 1}":                                                   {`work-queues.a = "1" is an integer, and should be a mapping`},
+		"work-queues: {a: , a: }":                                               {"work-queues.a is there twice, first in line 1; keep one of them"},
+		"work-queues:\n  b:\n  a.*:\n":                                          {`topology.yaml:3:3: queue = "a.*" has the word "*"`},
+		"work-queues: {amq.a: }":                                                {`begins with "amq."`},
+		"work-queues: {'': }":                                                   {"is empty"},
+		"work-queues: {a: {message-ttl: 5}}":                                    {"has no unit"},
+		"work-queues: {a: {single-active-consumer: yes}}":                       {`is text, and should be true or false`},
+		"work-queues: {a: {delivery-limit: no}}":                                {"should be a whole number or unlimited"},
+		"work-queues: {a: {delivery-limit: -2}}":                                {"is below -1"},
+		"work-queues: {a: {arguments: {x-delivery-limit: 5}}}":                  {"work-queues.a.arguments[\"x-delivery-limit\"] = 5 has a field of its own; set delivery-limit instead"},
+		"work-queues: {a: {arguments: {x-a: {b: c}}}}":                          {"arguments.x-a is a mapping"},
+		"work-queues: {a: {arguments: {x-a: 2001-01-01}}}":                      {"is a date", "dates in quotes"},
+		"work-queues: {a: {arguments: {x-a: .nan}}}":                            {"is a number that isn't whole"},
+		"work-queues: {a: {arguments: {x-a: [[[[[[[[[1]]]]]]]]]}}}":             {"is nested too deeply"},
+		"work-queues: {a: {dead-letter: drop}}\nretry: {strategy: dead-letter}": {"leave it out, or use another strategy"},
+		"work-queues: {a: , b: {overflow: drop-head}}":                          {"topology.yaml:1:20", "dead-letter at most once"},
+
+		"queues: {a: }":                                                   {"queues.a has no dead-letter", "put it under work-queues"},
+		"queues: {a: {type: clasic}}":                                     {`did you mean "classic"?`},
+		"queues: {a: {type: classic}}":                                    {"queues.a has no dead-letter"},
+		"queues: {a: {type: stream, max-lenght: 1}}":                      {`did you mean "max-length", which belongs to a queue?`},
+		"queues: {a: {type: classic, dead-letter: {queue: b}}}":           {"add strategy: at-most-once"},
+		"queues: {a: {dead-letter: dropp}}":                               {"isn't drop and isn't a mapping; write drop, {queue: NAME}"},
+		"queues: {a: {dead-letter: {}}}":                                  {"names neither a queue nor an exchange"},
+		"queues: {a: {dead-letter: {queue: b, exchange: c}}}":             {"an exchange or a routing key beside it"},
+		"queues: {a: {type: stream, max-age: 1500ms}}":                    {"queues.a.max-age", "write whole seconds"},
+		"work-queues: {a: }\nqueues: {a.dead: {dead-letter: drop}}":       {"2:10: queues.a.dead", "is declared twice, and differently", "give it another name, or leave it out here"},
+		"work-queues: {a: }\nexchanges: {retry_exchange: {type: direct}}": {"2:13: exchanges.retry_exchange", "declared twice"},
+
+		"bindings: {}":                                 {"bindings is a mapping, and should be a list"},
+		"bindings: [{queue: a}]":                       {"bindings[0] has no source"},
+		"bindings: [{source: a}]":                      {"bindings[0].queue is empty, and so is Exchange"},
+		"bindings: [{source: a, queue: 1}]":            {"is an integer, and should be text; put it in quotes"},
+		"bindings: [{source: a, queue: b, match: al}]": {`did you mean "all"?`},
+
+		"work-queues: &a {b: }":                     {"has an anchor or an alias"},
+		"work-queues: {b: &a {}, c: *a}":            {"has an anchor or an alias"},
+		"work-queues:\n  <<: {a: }":                 {"has a merge key"},
+		"work-queues: {[a]: }":                      {"has a key that is a list"},
+		"work-queues: !x {a: }":                     {"is a tag that isn't read here"},
+		"exchanges: {x: {type: !!str 1}}":           {"is a tag that isn't read here"},
+		"exchanges: {x: {type: !!binary aGVsbG8=}}": {"is a tag that isn't read here"},
+	} {
+		_, err := topologyfile.Parse("topology.yaml", []byte(text))
+		if !assert.Error(t, err, "%.100q", text) {
+			continue
+		}
+		for _, w := range want {
+			assert.ErrorContains(t, err, w, "%.100q", text)
+		}
+		assert.NotContains(t, err.Error(), "declare.", "%.100q: Go's words", text)
+		var e *topologyfile.Error
+		require.ErrorAs(t, err, &e)
+		var bad *argument.Error
+		require.ErrorAs(t, err, &bad)
+	}
+}
+
+// All that is wrong is reported at once, and not without end.
+func TestAllErrorsAtOnce(t *testing.T) {
+	t.Parallel()
+	_, err := topologyfile.Parse("f", []byte("retry:\n  stratgy: a\n  delays: [1]\nqueue:\n"))
+	require.Error(t, err)
+	assert.Len(t, strings.Split(err.Error(), "\n"), 3)
+	_, err = topologyfile.Parse("f", []byte("retry: {delays: ["+strings.Repeat("1, ", 1000)+"]}"))
+	require.ErrorContains(t, err, "f: and 980 more")
+	assert.Less(t, len(err.Error()), 4000)
+	_, err = topologyfile.Parse("f", []byte(strings.Repeat("a", 100_000)+": 1"))
+	assert.Less(t, len(err.Error()), 1000)
+}
+
+func examples(t testing.TB) map[string]string {
+	t.Helper()
+	names, err := filepath.Glob("testdata/*.yaml")
+	require.NoError(t, err)
+	require.NotEmpty(t, names)
+	all := map[string]string{}
+	for _, n := range names {
+		text, err := os.ReadFile(n)
+		require.NoError(t, err)
+		all[n] = string(text)
+	}
+	return all
+}
+
+// schema.json is what the parser's keys make.
+func TestSchemaFile(t *testing.T) {
+	t.Parallel()
+	if *update {
+		require.NoError(t, os.WriteFile("schema.json", topologyfile.Schema(), 0o644))
+	}
+	text, err := os.ReadFile("schema.json")
+	require.NoError(t, err)
+	assert.Equal(t, string(topologyfile.Schema()), string(text), "run: go test ./topologyfile -run TestSchemaFile -update")
+}
+
+// Every key of the schema is in an example, every example fits the schema, and a key
+// that isn't in the schema is refused in the same place by the parser.
+func TestSchemaAndParserKnowTheSameKeys(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	seen := map[string]bool{}
+	for name, text := range examples(t) {
+		doc := decode(t, text)
+		assert.Empty(t, s.check(doc), name)
+		s.seen(doc, seen)
+		parse(t, text)
+		// An unknown key at each mapping in turn.
+		for i := range mappings(doc) {
+			broken := decode(t, text)
+			m := mappings(broken)[i]
+			m["no-such-key"] = []any{map[string]any{}}
+			assert.NotEmpty(t, s.check(broken), "%s: mapping %d", name, i)
+			encoded, err := json.Marshal(broken)
+			require.NoError(t, err)
+			_, err = topologyfile.Parse("f", encoded) // JSON is YAML
+			assert.Error(t, err, "%s: mapping %d", name, i)
+		}
+	}
+	for _, path := range s.paths() {
+		assert.True(t, seen[path], "no example has %s", path)
+	}
+}
+
+// What the schema refuses, the parser refuses.
+func TestSchemaRefusesNothingThatTheParserTakes(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	for _, text := range []string{
+		"work-queues: {a: 1}", "work-queues: [a]", "retry: {delays: [10]}", "retry: {delays: []}", "retry: {strategy: x}", "retry: {delays: [1s], exponential: {first: 1s}}",
+		"retry: {max-retries: -1}", "retry: {max-retries: 1.5}", "queues: {a: }", "queues: {a: {type: classic}}", "queues: {a: {type: stream, delivery-limit: 1}}",
+		"bindings: [{source: a}]", "bindings: [{queue: a}]", "bindings: [{source: a, queue: b, exchange: c}]", "work-queues: {a: {delivery-limit: -2}}",
+		"work-queues: {a: {arguments: {x-a: {}}}}", "queues: {a: {dead-letter: {}}}", "queues: {a: {dead-letter: no}}", "{}", "exchanges: {x: {type: 1}}", "exchanges: {x: {internal: 'true'}}",
+	} {
+		assert.NotEmpty(t, s.check(decode(t, text)), text)
+		_, err := topologyfile.Parse("f", []byte(text))
+		assert.Error(t, err, text)
+	}
+}
+
+// Every field that can be declared has a key: all examples together set them all.
+func TestEveryFieldHasAKey(t *testing.T) {
+	t.Parallel()
+	set := map[string]bool{}
+	var fields func(v reflect.Value, name string)
+	want := map[string]bool{}
+	fields = func(v reflect.Value, name string) {
+		if v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface {
+			if v.IsNil() {
+				return
+			}
+			v = v.Elem()
+		}
+		if v.Kind() != reflect.Struct {
+			return
+		}
+		name = v.Type().String()
+		for i := range v.NumField() {
+			f := v.Type().Field(i)
+			path := name + "." + f.Name
+			want[path] = true
+			if !v.Field(i).IsZero() {
+				set[path] = true
+			}
+			if f.IsExported() {
+				fields(v.Field(i), path)
+			}
+		}
+	}
+	for _, text := range examples(t) {
+		f := parse(t, text)
+		fields(reflect.ValueOf(f.Policy), "")
+		for _, q := range f.Work {
+			fields(reflect.ValueOf(q), "")
+		}
+		for _, q := range f.Other.Queues {
+			fields(reflect.ValueOf(q), "")
+		}
+		for _, x := range f.Other.Exchanges {
+			fields(reflect.ValueOf(x), "")
+		}
+		for _, b := range f.Other.Bindings {
+			fields(reflect.ValueOf(b), "")
+		}
+	}
+	// What only code can say.
+	for _, code := range []string{"RetryIf", "Rules", "Worker", "Waive"} {
+		require.True(t, want["retry.Policy."+code], code)
+		delete(want, "retry.Policy."+code)
+	}
+	assert.Greater(t, len(want), 60)
+	for path := range want {
+		assert.True(t, set[path], "no key for %s", path)
+	}
+}
+
+// Encode and Parse are each other's opposites.
+func TestEncodedTopologyIsReadBackAsTheSame(t *testing.T) {
+	t.Parallel()
+	for name, text := range examples(t) {
+		want := parse(t, text).Topology
+		encoded, err := topologyfile.Encode(want)
+		require.NoError(t, err)
+		got := parse(t, string(encoded))
+		assert.Equal(t, want.Snapshot(), got.Topology.Snapshot(), "%s\n%s", name, encoded)
+		assert.Empty(t, newSchema(t).check(decode(t, string(encoded))), "%s\n%s", name, encoded)
+		again, err := topologyfile.Encode(got.Topology)
+		require.NoError(t, err)
+		assert.Equal(t, string(encoded), string(again))
+	}
+	queue := &declare.QuorumQueue{Name: "true", DeadLetter: declare.ToQueue("1e3")}
+	encoded, err := topologyfile.Encode(declare.Topology{
+		Queues:   []declare.Queue{queue, declare.RawQueue{Name: "ü \x01:#", Arguments: map[string]any{"x-f": 2.0, "x-n": nil, "x-big": int64(1) << 62, "~": "a\nb"}}},
+		Bindings: []declare.Binding{{Source: "amq.topic", Queue: "true", Key: "a\tb\r\n#"}},
+	})
+	require.NoError(t, err)
+	f := parse(t, string(encoded))
+	assert.Equal(t, *queue, f.Other.Queues[0])
+	assert.Equal(t, map[string]any{"x-f": 2.0, "x-n": nil, "x-big": int64(1) << 62, "~": "a\nb"}, f.Other.Queues[1].(declare.RawQueue).Arguments)
+	assert.Equal(t, "a\tb\r\n#", f.Other.Bindings[0].Key)
+
+	_, err = topologyfile.Encode(declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{}}})
+	var bad *argument.Error
+	require.True(t, errors.As(err, &bad))
+}
+
+// Whatever is in a file, it is read or refused with a place; and what is read fits
+// the schema, can be declared, and is read back from what Encode writes.
+func FuzzParse(f *testing.F) {
+	for _, text := range examples(f) {
+		f.Add(text)
+	}
+	for _, text := range []string{"", "a: [", "queues: {a: {type: raw}}", "bindings: [{source: a, queue: b}]", "a: &a [*a]", "? a\n: b", "retry:", "retry: {delays: [1s]}", "!!str a: !x b"} {
+		f.Add(text)
+	}
+	s := newSchema(f)
+	f.Fuzz(func(t *testing.T, text string) {
+		file, err := topologyfile.Parse("f", []byte(text))
+		if err != nil {
+			var e *topologyfile.Error
+			require.ErrorAs(t, err, &e)
+			require.Equal(t, "f", e.File)
+			return
+		}
+		require.NoError(t, file.Topology.Validate())
+		require.NoError(t, file.Policy.Validate())
+		require.Empty(t, s.check(decode(t, text)))
+		encoded, err := topologyfile.Encode(file.Topology)
+		require.NoError(t, err)
+		again, err := topologyfile.Parse("again", encoded)
+		require.NoError(t, err, "%s", encoded)
+		require.Equal(t, file.Topology.Snapshot(), again.Topology.Snapshot(), "%s", encoded)
+	})
+}

@@ -1,0 +1,28 @@
+package topologyfile
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hopback/hopback/internal/suggest"
+)
+
+// hint is what to write in place of a word that isn't known here: the nearest of
+// those that are, where else it is known, or what is known.
+func hint(got string, known []string) string {
+	if best := suggest.Nearest(got, known); best != "" {
+		return fmt.Sprintf("did you mean %q?", best)
+	}
+	for _, s := range sections {
+		if slices.Contains(s.keys, got) {
+			return "it belongs " + s.where
+		}
+	}
+	for _, s := range sections {
+		if best := suggest.Nearest(got, s.keys); best != "" {
+			return fmt.Sprintf("did you mean %q, which belongs %s?", best, s.where)
+		}
+	}
+	return "known are " + strings.Join(known, ", ")
+}

@@ -1,0 +1,368 @@
+package topologyfile
+
+import (
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+)
+
+// document is the whole file as it is written.
+type document struct {
+	retry     retrySection
+	hasRetry  bool
+	work      []named[declare.QuorumQueue]
+	queues    []named[declare.Queue]
+	exchanges []named[declare.Exchange]
+	bindings  []placed[declare.Binding]
+}
+
+// named is an entry of a mapping whose keys are names.
+type named[V any] struct {
+	name  string
+	at    at
+	value V
+}
+
+type placed[V any] struct {
+	at    at
+	value V
+}
+
+// retrySection is what of a retry.Policy can be written down.
+type retrySection struct {
+	strategy    retry.Strategy
+	delays      []time.Duration
+	exponential exponential
+	maxRetries  retries
+	jitter      retry.Jitter
+	giveUpAfter time.Duration
+	immediate   int
+	anyDelay    retry.Ladder
+	hasLadder   bool
+	names       retry.Names
+}
+
+type exponential struct {
+	first  time.Duration
+	factor float64
+	max    time.Duration
+}
+
+// retries is Policy.MaxRetries, with NoRetries for 0.
+type retries int
+
+// fileKeys is a function, since hints look into sections, which has them all.
+func fileKeys() []key[document] {
+	return []key[document]{
+		{
+			name: "retry", about: "How failed messages of the work queues are retried. Default: five times, after 10s, 1m, 5m, 10m and 30m.",
+			schema: and(objectSchema(retryKeys), "not", map[string]any{"type": "object", "required": []string{"delays", "exponential"}}),
+			read: func(r *reader, a at, d *document) {
+				d.hasRetry = true
+				d.retry, _ = object(retryKeys).read(r, a)
+			},
+		},
+		collection("work-queues", "Quorum queues whose failed messages are retried, by name. Each gets a dead-letter queue of its own.", object(workKeys),
+			func(d *document) *[]named[declare.QuorumQueue] { return &d.work }),
+		collection("queues", "Other queues, by name, declared as they are.", anyQueue,
+			func(d *document) *[]named[declare.Queue] { return &d.queues }),
+		collection("exchanges", "Exchanges, by name. All are durable.", object(exchangeKeys),
+			func(d *document) *[]named[declare.Exchange] { return &d.exchanges }),
+		{
+			name: "bindings", about: "Bindings of exchanges to queues and to other exchanges.",
+			schema: map[string]any{"type": []string{"array", "null"}, "items": and(objectSchema(bindingKeys), "oneOf", oneOfKeys("queue", "exchange"))},
+			read: func(r *reader, a at, d *document) {
+				for i, n := range r.list(a, "write a line that begins with a dash for each binding") {
+					at := a.item(n, i)
+					if b, ok := object(bindingKeys).read(r, at); ok {
+						d.bindings = append(d.bindings, placed[declare.Binding]{at, b})
+					}
+				}
+			},
+			write: func(d *document) *yaml.Node {
+				if len(d.bindings) == 0 {
+					return nil
+				}
+				list := &yaml.Node{Kind: yaml.SequenceNode}
+				for _, b := range d.bindings {
+					list.Content = append(list.Content, inOneLine(writeKeys(bindingKeys, &b.value)))
+				}
+				return list
+			},
+		},
+	}
+}
+
+// collection is a mapping from names to values of one shape.
+func collection[V any](name, about string, of shape[V], field func(*document) *[]named[V]) key[document] {
+	return key[document]{
+		name: name, about: about,
+		schema: map[string]any{"type": []string{"object", "null"}, "additionalProperties": of.schema},
+		read: func(r *reader, a at, d *document) {
+			for _, p := range r.mapping(a, "write name: lines, indented, with what is to be said of each below") {
+				at := a.key(p.key, p.name)
+				if v, ok := of.read(r, a.key(p.value, p.name)); ok {
+					*field(d) = append(*field(d), named[V]{p.name, at, v})
+				}
+			}
+		},
+		write: func(d *document) *yaml.Node {
+			if len(*field(d)) == 0 {
+				return nil
+			}
+			n := &yaml.Node{Kind: yaml.MappingNode}
+			for _, e := range *field(d) {
+				n.Content = append(n.Content, textNode(e.name), of.write(e.value))
+			}
+			return n
+		},
+	}
+}
+
+func inOneLine(n *yaml.Node) *yaml.Node {
+	n.Style |= yaml.FlowStyle
+	for _, c := range n.Content {
+		inOneLine(c)
+	}
+	return n
+}
+
+var retryKeys = []key[retrySection]{
+	with("strategy", "How a message waits: republish (default) makes a copy in a delay queue; dead-letter has the broker carry it there; native has the queue hold it (RabbitMQ 4.3); auto chooses when the consumer starts, and declares what any of them needs.",
+		constant([]string{"republish", "dead-letter", "native", "auto"}, []retry.Strategy{retry.Republish, retry.DeadLetter, retry.Native, retry.Auto}),
+		func(s *retrySection) *retry.Strategy { return &s.strategy }),
+	with("delays", "How long a message waits before each retry. Further retries wait as long as the last. Each different delay is a queue. Default: 10s, 1m, 5m, 10m, 30m.",
+		listOf(duration, "write a list of times, such as [10s, 1m, 10m]"), func(s *retrySection) *[]time.Duration { return &s.delays }),
+	with("exponential", "In place of delays: delays that grow.", object(exponentialKeys), func(s *retrySection) *exponential { return &s.exponential }),
+	with("max-retries", "How often a message is retried after its first attempt. 0: not at all. Default: 5.", maxRetries, func(s *retrySection) *retries { return &s.maxRetries }),
+	with("jitter", "How delays are spread: none (default), equal (half of the delay and a random part of the other half) or full (a random part of all of it).",
+		constant([]string{"none", "equal", "full"}, []retry.Jitter{retry.NoJitter, retry.EqualJitter, retry.FullJitter}), func(s *retrySection) *retry.Jitter { return &s.jitter }),
+	with("give-up-after", "Dead-letter a message rather than retry it later than this after its first failure. Default: no such limit.", duration,
+		func(s *retrySection) *time.Duration { return &s.giveUpAfter }),
+	with("immediate", "How often a failed handler is called again at once, before each delay. Default: 0.", integer[int](0), func(s *retrySection) *int { return &s.immediate }),
+	{
+		name: "any-delay", about: "Wait on a ladder of queues that can hold a message for any delay, in place of one queue for each delay; for republish.",
+		schema: objectSchema(ladderKeys),
+		read: func(r *reader, a at, s *retrySection) {
+			s.anyDelay, s.hasLadder = object(ladderKeys).read(r, a)
+		},
+	},
+	with("names", "Names of what lies in between.", object(nameKeys), func(s *retrySection) *retry.Names { return &s.names }),
+}
+
+var exponentialKeys = []key[exponential]{
+	with("first", "The first delay.", duration, func(e *exponential) *time.Duration { return &e.first }).must(),
+	with("factor", "By what each delay is longer than the one before. Default: 2.", factor, func(e *exponential) *float64 { return &e.factor }),
+	with("max", "The longest delay. Default: no limit.", duration, func(e *exponential) *time.Duration { return &e.max }),
+}
+
+var maxRetries = shape[retries]{
+	schema: map[string]any{"type": "integer", "minimum": 0},
+	read: func(r *reader, a at) (retries, bool) {
+		n, ok := r.integer(a, 0)
+		if n == 0 {
+			n = retry.NoRetries
+		}
+		return retries(n), ok
+	},
+}
+
+var ladderKeys = []key[retry.Ladder]{
+	with("unit", "What the first level holds for; each next one holds twice as long. Default: 100ms.", duration, func(l *retry.Ladder) *time.Duration { return &l.Unit }),
+	with("levels", "How many levels there are. Default: 20.", integer[int](1), func(l *retry.Ladder) *int { return &l.Levels }),
+}
+
+var nameKeys = []key[retry.Names]{
+	with("prefix", "Begins all default names below, but the suffix.", text, func(n *retry.Names) *string { return &n.Prefix }),
+	with("retry-exchange", "Takes failed messages. Default: retry_exchange.", text, func(n *retry.Names) *string { return &n.RetryExchange }),
+	with("requeue-exchange", "Takes them after their delay. Default: requeue_exchange.", text, func(n *retry.Names) *string { return &n.RequeueExchange }),
+	with("dead-letter-exchange", "Takes what work queues dead-letter. Default: dead_letter_exchange.", text, func(n *retry.Names) *string { return &n.DeadLetterExchange }),
+	with("given-up-exchange", "Takes what isn't retried any more. Default: given_up_exchange.", text, func(n *retry.Names) *string { return &n.GivenUpExchange }),
+	with("return-exchange", "Brings back what the strategy dead-letter has delayed. Default: return_exchange.", text, func(n *retry.Names) *string { return &n.ReturnExchange }),
+	with("parking", "Takes what can't be brought back: an exchange and a queue that begin with it. Default: parking.", text, func(n *retry.Names) *string { return &n.Parking }),
+	with("delay-prefix", "Begins the names of delay queues. Default: delay_.", text, func(n *retry.Names) *string { return &n.DelayPrefix }),
+	with("hold-prefix", "Begins the names of the strategy dead-letter's delay queues. Default: hold_.", text, func(n *retry.Names) *string { return &n.HoldPrefix }),
+	with("ladder-prefix", "Begins the names of any-delay's queues and exchanges. Default: retry_ladder_.", text, func(n *retry.Names) *string { return &n.LadderPrefix }),
+	with("dead-suffix", "Ends the names of dead-letter queues. Default: .dead.", text, func(n *retry.Names) *string { return &n.DeadSuffix }),
+}
+
+// workKeys are those of a quorum queue, without its type.
+var workKeys = []key[declare.QuorumQueue]{
+	with("delivery-limit", "How often a message may come back before it is dead; a limit of N allows N+1 deliveries. -1 or unlimited: for ever. Default: the broker's, 20.", limit,
+		func(q *declare.QuorumQueue) *declare.Limit { return &q.DeliveryLimit }),
+	with(deadLetterKey, "Where the dead go: drop, a queue, or an exchange. A work queue without it gets a dead-letter queue of its own.", deadLetter,
+		func(q *declare.QuorumQueue) *declare.DeadLetter { return &q.DeadLetter }),
+	with("message-ttl", "How long a message may wait in the queue. Default: for ever.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.MessageTTL }),
+	with("expires", "Delete the queue when it has not been used for so long. Default: never.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.Expires }),
+	with("max-length", "How many messages the queue holds. Default: no limit.", integer[int64](1), func(q *declare.QuorumQueue) *int64 { return &q.MaxLength }),
+	with("max-length-bytes", "How many bytes of bodies it holds. Default: no limit.", integer[int64](1), func(q *declare.QuorumQueue) *int64 { return &q.MaxLengthBytes }),
+	with("overflow", "What a full queue does: drop-head or reject-publish. With at-least-once dead-lettering it is reject-publish.",
+		like[declare.Overflow](word(string(declare.DropHead), string(declare.RejectPublish))), func(q *declare.QuorumQueue) *declare.Overflow { return &q.Overflow }),
+	with("single-active-consumer", "Deliver to one consumer at a time.", flag, func(q *declare.QuorumQueue) *bool { return &q.SingleActiveConsumer }),
+	with("quorum-initial-group-size", "On how many nodes the queue is at first. Default: three, or as many as there are.", integer[int](1), func(q *declare.QuorumQueue) *int { return &q.InitialGroupSize }),
+	with("quorum-target-group-size", "To how many nodes the broker lets it grow.", integer[int](1), func(q *declare.QuorumQueue) *int { return &q.TargetGroupSize }),
+	with("queue-leader-locator", "How the leading node is chosen: client-local (default) or balanced.", leaderLocator, func(q *declare.QuorumQueue) *declare.LeaderLocator { return &q.LeaderLocator }),
+	with("consumer-timeout", "How long a consumer may keep a delivery (RabbitMQ 4.3). Default: the broker's, 30m.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.ConsumerTimeout }),
+	with("consumer-disconnected-timeout", "How long the broker waits for a consumer whose node it has lost (RabbitMQ 4.3).", duration,
+		func(q *declare.QuorumQueue) *time.Duration { return &q.ConsumerDisconnectedTimeout }),
+	with("delayed-retry-type", "Which messages the queue holds back before it delivers them again: all, failed or returned (RabbitMQ 4.3).",
+		like[declare.RetryKind](word(string(declare.RetryAll), string(declare.RetryFailed), string(declare.RetryReturned))), func(q *declare.QuorumQueue) *declare.RetryKind { return &q.DelayedRetry.Kind }),
+	with("delayed-retry-min", "The first such delay; it grows by as much each time.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.DelayedRetry.Min }),
+	with("delayed-retry-max", "The longest such delay. Default: the first.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.DelayedRetry.Max }),
+	with("arguments", `Further arguments, with their "x-".`, further, func(q *declare.QuorumQueue) *map[string]any { return &q.Arguments }),
+}
+
+var leaderLocator = like[declare.LeaderLocator](word(string(declare.ClientLocal), string(declare.Balanced)))
+
+var classicKeys = []key[declare.ClassicQueue]{
+	with(deadLetterKey, "Where the dead go: drop, a queue, or an exchange, with the strategy at-most-once, which is all that a classic queue can do.", deadLetter,
+		func(q *declare.ClassicQueue) *declare.DeadLetter { return &q.DeadLetter }),
+	with("message-ttl", "How long a message may wait in the queue. Default: for ever.", duration, func(q *declare.ClassicQueue) *time.Duration { return &q.MessageTTL }),
+	with("expires", "Delete the queue when it has not been used for so long. Default: never.", duration, func(q *declare.ClassicQueue) *time.Duration { return &q.Expires }),
+	with("max-length", "How many messages the queue holds. Default: no limit.", integer[int64](1), func(q *declare.ClassicQueue) *int64 { return &q.MaxLength }),
+	with("max-length-bytes", "How many bytes of bodies it holds. Default: no limit.", integer[int64](1), func(q *declare.ClassicQueue) *int64 { return &q.MaxLengthBytes }),
+	with("overflow", "What a full queue does: drop-head (default), reject-publish or reject-publish-dlx.",
+		like[declare.Overflow](word(string(declare.DropHead), string(declare.RejectPublish), string(declare.RejectPublishDLX))), func(q *declare.ClassicQueue) *declare.Overflow { return &q.Overflow }),
+	with("max-priority", "How many priorities there are, up to 255.", integer[int](1), func(q *declare.ClassicQueue) *int { return &q.MaxPriority }),
+	with("single-active-consumer", "Deliver to one consumer at a time.", flag, func(q *declare.ClassicQueue) *bool { return &q.SingleActiveConsumer }),
+	with("queue-leader-locator", "How the node is chosen: client-local (default) or balanced.", leaderLocator, func(q *declare.ClassicQueue) *declare.LeaderLocator { return &q.LeaderLocator }),
+	with("queue-version", "How messages are stored: 1 or 2.", integer[int](1), func(q *declare.ClassicQueue) *int { return &q.Version }),
+	with("auto-delete", "Delete the queue when its last consumer goes.", flag, func(q *declare.ClassicQueue) *bool { return &q.AutoDelete }),
+	with("transient", "Forget the queue when the broker restarts.", flag, func(q *declare.ClassicQueue) *bool { return &q.Transient }),
+	with("arguments", `Further arguments, with their "x-".`, further, func(q *declare.ClassicQueue) *map[string]any { return &q.Arguments }),
+}
+
+var streamKeys = []key[declare.Stream]{
+	with("max-age", "How old messages may get, in whole seconds.", duration, func(s *declare.Stream) *time.Duration { return &s.MaxAge }),
+	with("max-length-bytes", "How many bytes the stream holds.", integer[int64](1), func(s *declare.Stream) *int64 { return &s.MaxLengthBytes }),
+	with("stream-max-segment-size-bytes", "How large a file of it gets.", integer[int64](1), func(s *declare.Stream) *int64 { return &s.MaxSegmentSize }),
+	with("stream-filter-size-bytes", "How large the filter of a chunk is: 16 to 255.", integer[int](1), func(s *declare.Stream) *int { return &s.FilterSize }),
+	with("initial-cluster-size", "On how many nodes the stream is at first.", integer[int](1), func(s *declare.Stream) *int { return &s.InitialClusterSize }),
+	with("queue-leader-locator", "How the leading node is chosen: client-local (default) or balanced.", leaderLocator, func(s *declare.Stream) *declare.LeaderLocator { return &s.LeaderLocator }),
+	with("arguments", `Further arguments, with their "x-".`, further, func(s *declare.Stream) *map[string]any { return &s.Arguments }),
+}
+
+var rawKeys = []key[declare.RawQueue]{
+	with("durable", "Keep the queue over a restart of the broker. Default: false.", flag, func(q *declare.RawQueue) *bool { return &q.Durable }),
+	with("auto-delete", "Delete the queue when its last consumer goes.", flag, func(q *declare.RawQueue) *bool { return &q.AutoDelete }),
+	with("exclusive", "The queue lives as long as the connection that declares it.", flag, func(q *declare.RawQueue) *bool { return &q.Exclusive }),
+	with("arguments", `All arguments, with their "x-"; x-queue-type among them.`, further, func(q *declare.RawQueue) *map[string]any { return &q.Arguments }),
+}
+
+var exchangeKeys = []key[declare.Exchange]{
+	with("type", "direct (default), fanout, topic, headers, or that of a plugin.", like[declare.ExchangeType](text), func(x *declare.Exchange) *declare.ExchangeType { return &x.Type }),
+	with("alternate-exchange", "Gets what no binding matches.", text, func(x *declare.Exchange) *string { return &x.AlternateExchange }),
+	with("auto-delete", "Delete the exchange when its last binding goes.", flag, func(x *declare.Exchange) *bool { return &x.AutoDelete }),
+	with("internal", "Keep publishers out: only other exchanges may feed it.", flag, func(x *declare.Exchange) *bool { return &x.Internal }),
+	with("arguments", "Further arguments.", further, func(x *declare.Exchange) *map[string]any { return &x.Arguments }),
+}
+
+var bindingKeys = []key[declare.Binding]{
+	with("source", "The exchange that messages come from.", text, func(b *declare.Binding) *string { return &b.Source }).must(),
+	with("queue", "The queue that they go to; or else give exchange.", text, func(b *declare.Binding) *string { return &b.Queue }),
+	with("exchange", "The exchange that they go to; or else give queue.", text, func(b *declare.Binding) *string { return &b.Exchange }),
+	with("key", "The binding key: the routing key for a direct exchange, a pattern for a topic exchange.", text, func(b *declare.Binding) *string { return &b.Key }),
+	with("match", "How a headers exchange compares: all (default), any, all-with-x or any-with-x.",
+		like[declare.Match](word(string(declare.All), string(declare.Any), string(declare.AllWithX), string(declare.AnyWithX))), func(b *declare.Binding) *declare.Match { return &b.Match }),
+	with("headers", "What a headers exchange compares.", further, func(b *declare.Binding) *map[string]any { return &b.Headers }),
+	with("arguments", "Further arguments.", further, func(b *declare.Binding) *map[string]any { return &b.Arguments }),
+}
+
+// target is a dead-letter mapping as it is written.
+type target struct {
+	queue, exchange, key string
+	strategy             declare.Strategy
+}
+
+var targetKeys = []key[target]{
+	with("queue", "The queue that the dead go to, by the default exchange; or else give exchange.", text, func(t *target) *string { return &t.queue }),
+	with("exchange", "The exchange that the dead go to.", text, func(t *target) *string { return &t.exchange }),
+	with("routing-key", "With this key. Default: each message's own.", text, func(t *target) *string { return &t.key }),
+	with("strategy", "at-least-once (default) or at-most-once, which loses what can't be handed on.",
+		constant([]string{"at-least-once", "at-most-once"}, []declare.Strategy{declare.AtLeastOnce, declare.AtMostOnce}), func(t *target) *declare.Strategy { return &t.strategy }),
+}
+
+const dropWord = "drop"
+
+// deadLetter is the word drop or a target.
+var deadLetter = shape[declare.DeadLetter]{
+	schema: map[string]any{"anyOf": []any{map[string]any{"const": dropWord}, and(and(objectSchema(targetKeys), "type", "object"), "oneOf", oneOfKeys("queue", "exchange"))}},
+	read: func(r *reader, a at) (declare.DeadLetter, bool) {
+		const remedy = "write drop, {queue: NAME}, or {exchange: NAME, routing-key: KEY}"
+		if a.node.Kind == yaml.ScalarNode {
+			if r.plain(a) && a.node.Value == dropWord {
+				return declare.Drop(), true
+			}
+			r.bad(a, value(a.node), "isn't drop and isn't a mapping", remedy)
+			return declare.DeadLetter{}, false
+		}
+		t, ok := object(targetKeys).read(r, a)
+		switch {
+		case !ok:
+		case t.queue == "" && t.exchange == "":
+			r.bad(a, nil, "names neither a queue nor an exchange", remedy)
+			ok = false
+		case t.queue != "" && (t.exchange != "" || t.key != ""):
+			r.bad(a, t.queue, "names a queue, and an exchange or a routing key beside it", remedy)
+			ok = false
+		}
+		d := declare.DeadLetter{Exchange: t.exchange, RoutingKey: t.key, Strategy: t.strategy}
+		if t.queue != "" {
+			d.RoutingKey = t.queue
+		}
+		return d, ok
+	},
+	write: func(d declare.DeadLetter) *yaml.Node {
+		if d.IsDrop() {
+			return textNode(dropWord)
+		}
+		t := target{exchange: d.Exchange, key: d.RoutingKey, strategy: d.Strategy}
+		if d.Exchange == "" {
+			t.queue, t.key = d.RoutingKey, ""
+		}
+		return inOneLine(writeKeys(targetKeys, &t))
+	},
+}
+
+// and adds to a schema.
+func and(schema map[string]any, key string, v any) map[string]any {
+	schema[key] = v
+	return schema
+}
+
+// oneOfKeys is a schema's list of keys of which there must be exactly one.
+func oneOfKeys(names ...string) []any {
+	var list []any
+	for _, n := range names {
+		list = append(list, map[string]any{"required": []string{n}})
+	}
+	return list
+}
+
+// section is a place in the file and the keys that are known there, for hints.
+type section struct {
+	where string
+	keys  []string
+}
+
+var sections []section
+
+func init() {
+	sections = []section{
+		{"at the top", namesOf(fileKeys())}, {"under retry", namesOf(retryKeys)}, {"under retry.names", namesOf(nameKeys)},
+		{"under retry.exponential", namesOf(exponentialKeys)}, {"under retry.any-delay", namesOf(ladderKeys)},
+		{"to a queue", namesOf(workKeys)}, {"to an exchange", namesOf(exchangeKeys)}, {"to a binding", namesOf(bindingKeys)},
+		{"to a classic queue", namesOf(classicKeys)}, {"to a stream", namesOf(streamKeys)}, {"to a dead-letter", namesOf(targetKeys)},
+	}
+}
+
+func namesOf[T any](keys []key[T]) []string {
+	names := make([]string, len(keys))
+	for i, k := range keys {
+		names[i] = k.name
+	}
+	return names
+}

@@ -1,0 +1,210 @@
+package topologyfile
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/hopback/hopback/argument"
+)
+
+// Error is something wrong in a file: where, and what. It wraps an
+// *[argument.Error].
+type Error struct {
+	// File is the name that was given to [Parse].
+	File string
+	// Line and Column begin with 1; 0 for what concerns the file as a whole.
+	Line, Column int
+	// Err is an *[argument.Error] whose name is the way to the value, such as
+	// work-queues.orders.delivery-limit.
+	Err error
+}
+
+func (e *Error) Error() string {
+	text := strings.TrimPrefix(e.Err.Error(), "hopback: ")
+	if e.Line == 0 {
+		return fmt.Sprintf("%s: %s", e.File, text)
+	}
+	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, text)
+}
+
+// Unwrap returns Err.
+func (e *Error) Unwrap() error { return e.Err }
+
+// maxErrors bounds what is reported of a file that is wrong all over.
+const maxErrors = 20
+
+// reader gathers what is wrong.
+type reader struct {
+	file string
+	errs []error
+}
+
+func (r *reader) err() error {
+	if len(r.errs) > maxErrors {
+		more := fmt.Errorf("%s: and %d more", r.file, len(r.errs)-maxErrors)
+		return errors.Join(append(r.errs[:maxErrors:maxErrors], more)...)
+	}
+	return errors.Join(r.errs...)
+}
+
+// at is a value's place: its node, and the keys on the way to it.
+type at struct {
+	node *yaml.Node
+	path string
+}
+
+func (a at) key(n *yaml.Node, name string) at {
+	if a.path != "" {
+		name = a.path + "." + name
+	}
+	return at{n, name}
+}
+
+func (a at) item(n *yaml.Node, i int) at { return at{n, fmt.Sprintf("%s[%d]", a.path, i)} }
+
+func (r *reader) bad(a at, value any, problem, remedy string) {
+	name := a.path
+	if name == "" {
+		name = "the file"
+	}
+	r.wrap(a, argument.New(fmt.Sprintf("%.200s", name), value, problem, remedy))
+}
+
+// wrap adds the place to errors that may be joined.
+func (r *reader) wrap(a at, err error) {
+	if err == nil {
+		return
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, err := range joined.Unwrap() {
+			r.wrap(a, err)
+		}
+		return
+	}
+	r.errs = append(r.errs, &Error{File: r.file, Line: a.node.Line, Column: a.node.Column, Err: err})
+}
+
+// is is what a node is, in words.
+func is(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	case yaml.ScalarNode:
+		switch n.ShortTag() {
+		case "!!null":
+			return "empty"
+		case "!!bool":
+			return "a truth value"
+		case "!!int":
+			return "an integer"
+		case "!!float":
+			return "a number that isn't whole, or is too large"
+		case "!!timestamp":
+			return "a date"
+		case "!!str":
+			return "text"
+		}
+	}
+	return "of a type of its own"
+}
+
+// plain refuses what YAML has beyond values: a reader of the file should see what
+// is declared without following references.
+func (r *reader) plain(a at) bool {
+	n := a.node
+	switch {
+	case n.Kind == yaml.AliasNode || n.Anchor != "":
+		r.bad(a, nil, "has an anchor or an alias, which aren't read here", "write it out")
+	case n.Kind == yaml.MappingNode && n.ShortTag() != "!!map", n.Kind == yaml.SequenceNode && n.ShortTag() != "!!seq":
+		r.bad(a, n.Tag, "is a tag that isn't read here", "leave it out")
+	case n.Kind == yaml.ScalarNode && n.Style&yaml.TaggedStyle != 0:
+		r.bad(a, n.Tag, "is a tag that isn't read here", "leave it out, and put what is to be text in quotes")
+	default:
+		return true
+	}
+	return false
+}
+
+// value is a scalar's text, for messages; nothing for what isn't one.
+func value(n *yaml.Node) any {
+	if n.Kind == yaml.ScalarNode && n.Value != "" {
+		return n.Value
+	}
+	return nil
+}
+
+// scalar wants a scalar with one of the tags.
+func (r *reader) scalar(a at, want, remedy string, tags ...string) bool {
+	if !r.plain(a) {
+		return false
+	}
+	if a.node.Kind == yaml.ScalarNode {
+		for _, tag := range tags {
+			if a.node.ShortTag() == tag {
+				return true
+			}
+		}
+	}
+	r.bad(a, value(a.node), fmt.Sprintf("is %s, and should be %s", is(a.node), want), remedy)
+	return false
+}
+
+// pair is an entry of a mapping.
+type pair struct {
+	name  string
+	key   *yaml.Node
+	value *yaml.Node
+}
+
+// mapping returns a mapping's entries, each key once; nothing for an empty value.
+func (r *reader) mapping(a at, remedy string) []pair {
+	n := a.node
+	if !r.plain(a) || n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" {
+		return nil
+	}
+	if n.Kind != yaml.MappingNode {
+		r.bad(a, value(n), fmt.Sprintf("is %s, and should be a mapping", is(n)), remedy)
+		return nil
+	}
+	first := map[string]int{}
+	var list []pair
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k, v := n.Content[i], n.Content[i+1]
+		ka := a.key(k, k.Value)
+		switch {
+		case k.Kind != yaml.ScalarNode:
+			r.bad(at{k, a.path}, nil, fmt.Sprintf("has a key that is %s", is(k)), "use text as key")
+			continue
+		case k.ShortTag() == "!!merge":
+			r.bad(at{k, a.path}, nil, "has a merge key, which isn't read here", "write it out")
+			continue
+		case !r.plain(ka):
+			continue
+		}
+		if line, twice := first[k.Value]; twice {
+			r.bad(ka, nil, fmt.Sprintf("is there twice, first in line %d", line), "keep one of them")
+			continue
+		}
+		first[k.Value] = k.Line
+		list = append(list, pair{k.Value, k, v})
+	}
+	return list
+}
+
+// list returns a list's items; nothing for an empty value.
+func (r *reader) list(a at, remedy string) []*yaml.Node {
+	n := a.node
+	if !r.plain(a) || n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" {
+		return nil
+	}
+	if n.Kind != yaml.SequenceNode {
+		r.bad(a, value(n), fmt.Sprintf("is %s, and should be a list", is(n)), remedy)
+		return nil
+	}
+	return n.Content
+}
