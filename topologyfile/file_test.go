@@ -282,9 +282,9 @@ func TestSchemaRefusesNothingThatTheParserTakes(t *testing.T) {
 func TestEveryFieldHasAKey(t *testing.T) {
 	t.Parallel()
 	set := map[string]bool{}
-	var fields func(v reflect.Value, name string)
+	var fields func(v reflect.Value)
 	want := map[string]bool{}
-	fields = func(v reflect.Value, name string) {
+	fields = func(v reflect.Value) {
 		if v.Kind() == reflect.Pointer || v.Kind() == reflect.Interface {
 			if v.IsNil() {
 				return
@@ -294,7 +294,7 @@ func TestEveryFieldHasAKey(t *testing.T) {
 		if v.Kind() != reflect.Struct {
 			return
 		}
-		name = v.Type().String()
+		name := v.Type().String()
 		for i := range v.NumField() {
 			f := v.Type().Field(i)
 			path := name + "." + f.Name
@@ -303,24 +303,24 @@ func TestEveryFieldHasAKey(t *testing.T) {
 				set[path] = true
 			}
 			if f.IsExported() {
-				fields(v.Field(i), path)
+				fields(v.Field(i))
 			}
 		}
 	}
 	for _, text := range examples(t) {
 		f := parse(t, text)
-		fields(reflect.ValueOf(f.Policy), "")
+		fields(reflect.ValueOf(f.Policy))
 		for _, q := range f.Work {
-			fields(reflect.ValueOf(q), "")
+			fields(reflect.ValueOf(q))
 		}
 		for _, q := range f.Other.Queues {
-			fields(reflect.ValueOf(q), "")
+			fields(reflect.ValueOf(q))
 		}
 		for _, x := range f.Other.Exchanges {
-			fields(reflect.ValueOf(x), "")
+			fields(reflect.ValueOf(x))
 		}
 		for _, b := range f.Other.Bindings {
-			fields(reflect.ValueOf(b), "")
+			fields(reflect.ValueOf(b))
 		}
 	}
 	// What only code can say.
