@@ -377,7 +377,7 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	}
 	var takenBack func([]byte)
 	if !s.counts { // 4.3 brought the consumer timeout to AMQP 1.0
-		s.leases = &leases{byTag: make(map[string]*Delivery, n), taken: s.takenBack}
+		s.leases = &leases{byTag: make(map[tag]*Delivery, n), taken: s.takenBack}
 		takenBack = s.leases.takenBack
 	}
 	link, err := sess.receiver(ctx, k.source, takenBack)
@@ -692,21 +692,26 @@ func (s *stint) work(ctx context.Context) {
 	case <-s.closing:
 		return
 	}
-	for {
+	for !isClosed(s.closing) {
+		var d *Delivery
 		select {
-		case d := <-s.inbox:
-			if s.over() {
-				return // it will be delivered again: handling it now makes a duplicate
+		case d = <-s.inbox: // what is mostly so, and cheaper to ask for by itself
+		default:
+			select {
+			case d = <-s.inbox:
+			case <-s.dead:
+				return
+			case <-s.closing:
+				return
 			}
-			if !d.settling.Load() && s.mayBegin(d) {
-				s.handle(ctx, d)
-			} else {
-				s.lanes.next(d)
-			}
-		case <-s.dead:
-			return
-		case <-s.closing:
-			return
+		}
+		if s.over() {
+			return // it will be delivered again: handling it now makes a duplicate
+		}
+		if !d.settling.Load() && s.mayBegin(d) {
+			s.handle(ctx, d)
+		} else {
+			s.lanes.next(d)
 		}
 	}
 }
@@ -734,12 +739,13 @@ func (s *stint) mayBegin(d *Delivery) bool {
 func (s *stint) handle(ctx context.Context, d *Delivery) {
 	defer s.lanes.next(d)
 	defer d.end(nil) // frees what its ctx holds
+	d.ctx.Context, d.ctx.delivery = ctx, d
 	if s.appetite == nil {
-		s.carryOut(d, s.call(WithDelivery(ctx, d), d))
+		s.carryOut(d, s.call(&d.ctx, d))
 		return
 	}
 	began := time.Now()
-	err := s.call(WithDelivery(ctx, d), d)
+	err := s.call(&d.ctx, d)
 	if s.appetite.handled(time.Since(began)) {
 		s.resize()
 	}
@@ -942,6 +948,12 @@ func (s *stint) settle(finish <-chan struct{}) {
 		}
 	}
 	for {
+		select {
+		case x := <-s.settles: // what is mostly so, and cheaper to ask for by itself
+			one(x)
+			continue
+		default:
+		}
 		select {
 		case x := <-s.settles:
 			one(x)

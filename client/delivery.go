@@ -22,6 +22,9 @@ type Delivery struct {
 	settling atomic.Bool
 	lease    lease
 	lastWord error // see package lastword
+	// ctx is the one that its consumer calls the handler with, here so that it needn't
+	// be allocated.
+	ctx deliveryContext
 }
 
 // NewDelivery makes a Delivery out of a message from queue, for calling a Handler

@@ -97,7 +97,19 @@ type leases struct {
 	taken func(*Delivery)
 
 	mu    sync.Mutex
-	byTag map[string]*Delivery
+	byTag map[tag]*Delivery
+}
+
+// tag is a delivery tag as a key that needn't be allocated. AMQP's have 32 bytes at
+// the most.
+type tag struct {
+	n     uint8
+	bytes [32]byte
+}
+
+func tagOf(b []byte) (t tag) {
+	t.n = uint8(copy(t.bytes[:], b))
+	return t
 }
 
 func (l *leases) begin(d *Delivery) {
@@ -106,7 +118,7 @@ func (l *leases) begin(d *Delivery) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.byTag[string(d.message.DeliveryTag)] = d
+	l.byTag[tagOf(d.message.DeliveryTag)] = d
 }
 
 func (l *leases) end(d *Delivery) {
@@ -115,17 +127,18 @@ func (l *leases) end(d *Delivery) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if tag := string(d.message.DeliveryTag); l.byTag[tag] == d {
-		delete(l.byTag, tag)
+	if t := tagOf(d.message.DeliveryTag); l.byTag[t] == d {
+		delete(l.byTag, t)
 	}
 }
 
 // takenBack is called by the link, so it hands on to a goroutine.
-func (l *leases) takenBack(tag []byte) {
+func (l *leases) takenBack(b []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if d := l.byTag[string(tag)]; d != nil {
-		delete(l.byTag, string(tag))
+	t := tagOf(b)
+	if d := l.byTag[t]; d != nil {
+		delete(l.byTag, t)
 		go l.taken(d)
 	}
 }
