@@ -193,6 +193,7 @@ func (d *docker) start(ctx context.Context, s *state, save func() error) error {
 		_, err := d.onContainer(ctx, s, "start")
 		return err
 	}
+	services := []string{composeService}
 	if err := d.setup.find(ctx); err != nil {
 		return err
 	}
@@ -204,15 +205,24 @@ func (d *docker) start(ctx context.Context, s *state, save func() error) error {
 	if err := d.remove(ctx, s); err != nil {
 		return err
 	}
-	compose := append(slices.Clone(d.setup.compose), "-p", s.Project, "-f", d.setup.file, "up", "-d", composeService)
-	_, err := run(ctx, []string{
+	env := []string{
 		"RABBITMQ_IMAGE=" + s.Source,
 		fmt.Sprintf("RABBITMQ_PORT=%d", s.Ports.AMQP),
 		fmt.Sprintf("RABBITMQ_MANAGEMENT_PORT=%d", s.Ports.HTTP),
 		// Each health check starts an Erlang VM, which a test that measures
 		// lateness would feel; we look for ourselves.
 		"RABBITMQ_HEALTH_INTERVAL=24h",
-	}, compose[0], compose[1:]...)
+	}
+	if len(s.Nodes) > 0 {
+		services = services[:0]
+		for i, n := range s.Nodes {
+			services = append(services, s.node(i).service)
+			env = append(env, fmt.Sprintf("RABBITMQ_PORT_%d=%d", i+1, n.AMQP), fmt.Sprintf("RABBITMQ_MANAGEMENT_PORT_%d=%d", i+1, n.HTTP))
+		}
+	}
+	compose := append(slices.Clone(d.setup.compose), "-p", s.Project, "-f", d.setup.file, "up", "-d")
+	compose = append(compose, services...)
+	_, err := run(ctx, env, compose[0], compose[1:]...)
 	return err
 }
 
@@ -280,10 +290,11 @@ func (d *docker) onContainer(ctx context.Context, s *state, verb string, args ..
 	return run(ctx, nil, "docker", append(append([]string{verb}, args...), id)...)
 }
 
+// container is that of a single broker, or of a cluster's node.
 func (d *docker) container(ctx context.Context, s *state) (string, error) {
 	ids, err := run(ctx, nil, "docker", "ps", "-aq",
 		"--filter", "label=com.docker.compose.project="+s.Project,
-		"--filter", "label=com.docker.compose.service="+composeService)
+		"--filter", "label=com.docker.compose.service="+s.composeService())
 	if err != nil {
 		return "", err
 	}

@@ -281,9 +281,19 @@ func (l *launcher) claim(ctx context.Context, s *state) error {
 	}
 	claimed := map[int]bool{}
 	for _, other := range all {
-		claimed[other.Ports.AMQP] = true
+		for _, first := range other.claims() {
+			claimed[first] = true
+		}
 	}
-	if s.Ports, err = choosePorts(s.Version, claimed, l.free); err != nil {
+	for i := range s.Nodes {
+		if s.Nodes[i], err = choosePorts(s.Version, claimed, l.free); err != nil {
+			return err
+		}
+		claimed[s.Nodes[i].AMQP] = true
+	}
+	if len(s.Nodes) > 0 {
+		s.Ports = s.Nodes[0]
+	} else if s.Ports, err = choosePorts(s.Version, claimed, l.free); err != nil {
 		return err
 	}
 	return l.save(s)

@@ -29,6 +29,10 @@ type state struct {
 	// For Docker: the compose project, which is known before there is a
 	// container, so that a half-started one can be ended.
 	Project string `json:"project,omitempty"`
+	// Nodes are the ports of a cluster's nodes; Ports are the first one's then.
+	Nodes []ports `json:"nodes,omitempty"`
+
+	service string // of compose, for one node of a cluster; empty: the single node's
 
 	// For a chroot: the first process of its pid namespace, as seen from
 	// outside, with its start time, lest a reused number be taken for it.
@@ -43,6 +47,36 @@ type ports struct {
 	HTTP int `json:"http"`
 	Dist int `json:"dist"`
 	EPMD int `json:"epmd"`
+}
+
+// node is the record of one node of a cluster, as if it stood alone.
+func (s *state) node(i int) *state {
+	n := *s
+	n.Ports, n.service = s.Nodes[i], fmt.Sprintf("rabbit%d", i+1)
+	return &n
+}
+
+// composeService is the service whose container stands for s.
+func (s *state) composeService() string {
+	switch {
+	case s.service != "":
+		return s.service
+	case len(s.Nodes) > 0:
+		return s.node(0).service
+	}
+	return composeService
+}
+
+// claims are the first ports of the blocks that it has.
+func (s *state) claims() []int {
+	if len(s.Nodes) == 0 {
+		return []int{s.Ports.AMQP}
+	}
+	var all []int
+	for _, n := range s.Nodes {
+		all = append(all, n.AMQP)
+	}
+	return all
 }
 
 func (s *state) amqpURL() string {
