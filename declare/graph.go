@@ -1,7 +1,9 @@
 package declare
 
 import (
+	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -14,8 +16,9 @@ import (
 // that a person sees the round: from the work queue to the exchange that takes
 // retries, through a delay queue, and back. Solid arrows are bindings, with their
 // keys; dotted ones are what the broker does when a message dies or finds no
-// binding. An exchange that nothing leads to and that feeds delay queues is drawn
-// as fed by the workers, who are the only ones to publish there.
+// binding. Workers are drawn where they close the round: they take from a work queue,
+// and are the only ones to publish to an exchange that feeds delay queues and that
+// nothing else leads to.
 func Mermaid(s Snapshot) string {
 	g := newGraph(s)
 	var b strings.Builder
@@ -31,11 +34,7 @@ func Mermaid(s Snapshot) string {
 			indent += "    "
 		}
 		for _, n := range nodes {
-			left, right := `[("`, `")]`
-			if n.exchange {
-				left, right = `{{"`, `"}}`
-			}
-			fmt.Fprintf(&b, "%s%s%s%s%s\n", indent, n.id, left, strings.Join(mermaidLines(n.lines), "<br/>"), right)
+			fmt.Fprintf(&b, "%s%s%s%s%s\n", indent, n.id, n.shape.left, strings.Join(mermaidLines(n.lines), "<br/>"), n.shape.right)
 		}
 		if group.title != "" {
 			b.WriteString("    end\n")
@@ -47,7 +46,7 @@ func Mermaid(s Snapshot) string {
 			arrow = "-.->"
 		}
 		if e.label != "" {
-			arrow += `|"` + mermaidText(e.label) + `"|`
+			arrow += `|"` + strings.Join(mermaidLines(strings.Split(e.label, "\n")), "<br/>") + `"|`
 		}
 		fmt.Fprintf(&b, "    %s %s %s\n", e.from, arrow, e.to)
 	}
@@ -70,11 +69,7 @@ func DOT(s Snapshot) string {
 			indent += "    "
 		}
 		for _, n := range nodes {
-			shape := "cylinder"
-			if n.exchange {
-				shape = "hexagon"
-			}
-			fmt.Fprintf(&b, "%s%s [shape=%s, label=%s];\n", indent, n.id, shape, dotText(strings.Join(n.lines, "\n")))
+			fmt.Fprintf(&b, "%s%s [shape=%s, label=%s];\n", indent, n.id, n.shape.dot, dotText(strings.Join(n.lines, "\n")))
 		}
 		if group.title != "" {
 			b.WriteString("    }\n")
@@ -102,11 +97,42 @@ var groups = []group{
 	{"given_up", "given up"}, // "end" would end Mermaid's subgraph
 }
 
+// shape is how a kind of node is drawn, by Mermaid and by Graphviz.
+type shape struct{ prefix, left, right, dot string }
+
+var (
+	queueShape    = shape{"q_", `[("`, `")]`, "cylinder"}
+	exchangeShape = shape{"x_", `{{"`, `"}}`, "hexagon"}
+	workerShape   = shape{"w_", `(["`, `"])`, "box"}
+)
+
 type node struct {
 	id, group string
 	lines     []string
-	exchange  bool
+	shape     shape
+	// Within a group, what comes first in the way of a message; delay queues by
+	// their delay.
+	stage stage
+	delay int64
 }
+
+// stage is where on the way of a message something is. Pictures are laid out from
+// the first one on, and edges against the order are drawn as coming back.
+type stage int
+
+const (
+	published stage = iota
+	waiting
+	worked
+	entering
+	delayed
+	returning
+	dying
+	dead
+)
+
+// kindWorker is a Thing that no broker has.
+const kindWorker Kind = "worker"
 
 type edge struct {
 	from, to, label string
@@ -117,12 +143,13 @@ type graph struct {
 	*routes
 	nodes []node
 	ids   map[Thing]string
+	taken map[string]bool
 	edges []edge
 }
 
 func newGraph(s Snapshot) *graph {
 	s.sort()
-	g := &graph{routes: newRoutes(s), ids: map[Thing]string{}}
+	g := &graph{routes: newRoutes(s), ids: map[Thing]string{}, taken: map[string]bool{}}
 	end := g.endOfLine()
 	used := map[string]bool{}
 	for _, b := range s.Bindings {
@@ -136,47 +163,76 @@ func newGraph(s Snapshot) *graph {
 		used[x.alternate] = true
 	}
 	cycle := g.cycleExchanges()
+	entries := g.entries(cycle)
 	for _, x := range g.sortedExchanges() {
 		if isReserved(x.Name) && !used[x.Name] {
 			continue
 		}
-		n := node{group: "publish", exchange: true, lines: []string{x.Name, string(x.Type)}}
+		n := node{group: "publish", shape: exchangeShape, lines: []string{x.Name, string(x.Type)}}
 		switch {
+		case slices.Contains(entries, x.Name):
+			n.group, n.stage = "retry", entering
 		case cycle[x.Name]:
-			n.group = "retry"
+			n.group, n.stage = "retry", returning
 		case g.onlyTo(x.Name, end):
-			n.group = "given_up"
+			n.group, n.stage = "given_up", dying
 		}
 		g.add(Thing{KindExchange, x.Name}, n)
 	}
 	for _, q := range g.sorted() {
-		n := node{group: "work", lines: []string{q.Name}}
+		n := node{group: "work", shape: queueShape, stage: waiting, lines: []string{q.Name}}
 		switch {
 		case q.hasTTL() && q.delays():
 			ms, _ := q.number("x-message-ttl")
 			n.group, n.lines = "retry", append(n.lines, "holds for "+span(time.Duration(ms)*time.Millisecond))
+			n.stage, n.delay = delayed, ms
 		case end[q.Name]:
-			n.group = "given_up"
+			n.group, n.stage = "given_up", dead
 		}
 		if limit, ok := q.number("x-delivery-limit"); ok && limit >= 0 {
 			n.lines = append(n.lines, fmt.Sprintf("delivery limit %d", limit))
 		}
 		g.add(Thing{KindQueue, q.Name}, n)
 	}
-	g.draw(cycle)
+	g.draw(entries)
+	g.arrange()
 	return g
 }
 
-func (g *graph) add(t Thing, n node) {
-	prefix := "q"
-	if n.exchange {
-		prefix = "x"
+// arrange brings nodes and edges into the order of a message's way.
+func (g *graph) arrange() {
+	compare := func(a, b node) int { return cmp.Or(cmp.Compare(a.stage, b.stage), cmp.Compare(a.delay, b.delay)) }
+	slices.SortStableFunc(g.nodes, compare)
+	nodes := map[string]node{}
+	for _, n := range g.nodes {
+		nodes[n.id] = n
 	}
-	// Names can have anything in them, so they aren't ids.
-	n.id = fmt.Sprintf("%s%d", prefix, len(g.ids)+1)
+	slices.SortStableFunc(g.edges, func(a, b edge) int {
+		// What dies leaves its queue after everything else has been drawn.
+		leaves := func(e edge) int {
+			if e.dotted && nodes[e.from].stage != delayed {
+				return 1
+			}
+			return 0
+		}
+		return cmp.Or(cmp.Compare(leaves(a), leaves(b)), compare(nodes[a.from], nodes[b.from]), compare(nodes[a.to], nodes[b.to]))
+	})
+}
+
+func (g *graph) add(t Thing, n node) {
+	// Names can have anything in them. What is left of this one makes an id that
+	// doesn't change when something else is added.
+	id := n.shape.prefix + notInID.ReplaceAllString(cut(t.Name, 64), "_")
+	n.id = id
+	for i := 2; g.taken[n.id]; i++ {
+		n.id = fmt.Sprintf("%s_%d", id, i)
+	}
+	g.taken[n.id] = true
 	g.ids[t] = n.id
 	g.nodes = append(g.nodes, n)
 }
+
+var notInID = regexp.MustCompile(`[^A-Za-z0-9]+`)
 
 func (g *graph) in(group string) []node {
 	return slices.DeleteFunc(slices.Clone(g.nodes), func(n node) bool { return n.group != group })
@@ -186,7 +242,11 @@ func (g *graph) in(group string) []node {
 func (g *graph) link(from, to Thing, label string, dotted bool) {
 	for _, t := range []Thing{from, to} {
 		if _, ok := g.ids[t]; !ok {
-			g.add(t, node{group: "given_up", exchange: t.Kind == KindExchange, lines: []string{t.Name, "missing!"}})
+			missing := node{group: "given_up", shape: queueShape, stage: dead, lines: []string{t.Name, "missing!"}}
+			if t.Kind == KindExchange {
+				missing.shape = exchangeShape
+			}
+			g.add(t, missing)
 		}
 	}
 	e := edge{g.ids[from], g.ids[to], label, dotted}
@@ -195,7 +255,7 @@ func (g *graph) link(from, to Thing, label string, dotted bool) {
 	}
 }
 
-func (g *graph) draw(cycle map[string]bool) {
+func (g *graph) draw(entries []string) {
 	for _, b := range g.s.Bindings {
 		to := Thing{KindQueue, b.Queue}
 		if b.Queue == "" {
@@ -204,7 +264,7 @@ func (g *graph) draw(cycle map[string]bool) {
 		label := b.Key
 		for _, k := range sortedKeys(b.Headers) {
 			if label != "" {
-				label += ", "
+				label += "\n"
 			}
 			label += fmt.Sprintf("%s=%v", k, b.Headers[k])
 		}
@@ -231,11 +291,27 @@ func (g *graph) draw(cycle map[string]bool) {
 			g.link(Thing{KindExchange, x.Name}, Thing{KindExchange, x.alternate}, "no binding", true)
 		}
 	}
-	for _, entry := range g.entries(cycle) {
+	for _, entry := range entries {
 		for _, work := range g.workOf(entry) {
-			g.link(Thing{KindQueue, work}, Thing{KindExchange, entry}, "worker retries", false)
+			worker := Thing{kindWorker, work}
+			if _, there := g.ids[worker]; !there {
+				g.add(worker, node{group: "work", shape: workerShape, stage: worked, lines: []string{"worker of " + work}})
+			}
+			g.link(Thing{KindQueue, work}, worker, "delivery", false)
+			g.link(worker, Thing{KindExchange, entry}, g.retryLabel(entry, work), false)
 		}
 	}
+}
+
+// retryLabel says what a worker publishes to an entry, with its key where there is
+// one delay only.
+func (g *graph) retryLabel(entry, work string) string {
+	const fails = "fails"
+	list := g.bySource[entry]
+	if before, ok := strings.CutSuffix(list[0].Key, ".#"); ok && len(list) == 1 {
+		return fails + ": " + before + "." + work
+	}
+	return fails
 }
 
 // endOfLine are the queues without a way on into the cycle: those that only take
@@ -371,8 +447,10 @@ func (g *graph) workOf(entry string) []string {
 // mermaidText escapes what ends a quoted text or begins markup.
 func mermaidText(s string) string {
 	var b strings.Builder
-	for _, r := range s {
+	for i, r := range s {
 		switch {
+		case r == '#' && !strings.Contains(s[i:], ";"):
+			b.WriteRune(r) // only with a semicolon it is the beginning of a code
 		case strings.ContainsRune("\"#<>&`\\", r) || r < ' ':
 			if r < ' ' {
 				r = '\uFFFD'

@@ -1,6 +1,7 @@
 package declare_test
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -14,28 +15,30 @@ func TestMermaidShowsTheRetryCycle(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, `flowchart LR
     subgraph work["work"]
-        q6[("orders<br/>delivery limit 5")]
+        q_orders[("orders<br/>delivery limit 5")]
+        w_orders(["worker of orders"])
     end
     subgraph retry["retry"]
-        x3{{"requeue<br/>topic"}}
-        x4{{"retry<br/>topic"}}
-        q5[("delay_10s<br/>holds for 10s")]
+        x_retry{{"retry<br/>topic"}}
+        q_delay_10s[("delay_10s<br/>holds for 10s")]
+        x_requeue{{"requeue<br/>topic"}}
     end
     subgraph given_up["given up"]
-        x1{{"dlx<br/>direct"}}
-        x2{{"parking<br/>fanout"}}
-        q7[("orders.dead")]
-        q8[("parking")]
+        x_dlx{{"dlx<br/>direct"}}
+        x_parking{{"parking<br/>fanout"}}
+        q_orders_dead[("orders.dead")]
+        q_parking[("parking")]
     end
-    x1 -->|"orders"| q7
-    x2 --> q8
-    x3 -->|"*.*.orders"| q6
-    x4 -->|"delay.10000.#35;"| q5
-    q5 -.->|"time is up"| x3
-    q6 -.->|"dead letters"| x1
-    x1 -.->|"no binding"| x2
-    x3 -.->|"no binding"| x2
-    q6 -->|"worker retries"| x4
+    q_orders -->|"delivery"| w_orders
+    w_orders -->|"fails: delay.10000.orders"| x_retry
+    x_retry -->|"delay.10000.#"| q_delay_10s
+    q_delay_10s -.->|"time is up"| x_requeue
+    x_requeue -->|"*.*.orders"| q_orders
+    x_dlx -->|"orders"| q_orders_dead
+    x_parking --> q_parking
+    q_orders -.->|"dead letters"| x_dlx
+    x_requeue -.->|"no binding"| x_parking
+    x_dlx -.->|"no binding"| x_parking
 `, declare.Mermaid(cycle().Snapshot()))
 }
 
@@ -47,7 +50,7 @@ func TestDOTIsWellFormed(t *testing.T) {
 	assert.True(t, strings.HasPrefix(text, "digraph topology {\n"))
 	assert.Contains(t, text, `label="a\"b\\c\ndirect"`)
 	assert.Contains(t, text, `label="gone\nmissing!"`)
-	assert.Contains(t, text, `[style=solid, label="worker retries"]`)
+	assert.Contains(t, text, `w_orders -> x_retry [style=solid, label="fails: delay.10000.orders"]`)
 	assert.Equal(t, strings.Count(text, "{"), strings.Count(text, "}"))
 	assert.Equal(t, text, declare.DOT(topology.Snapshot()))
 }
@@ -57,6 +60,33 @@ func TestGraphOfAnImportedDocument(t *testing.T) {
 	d, err := declare.ParseDefinitions(cookbook(t))
 	require.NoError(t, err)
 	text := declare.Mermaid(d.Snapshot("/"))
-	assert.Contains(t, text, "worker retries")
+	assert.Contains(t, text, `w_my_work_queue -->|"fails"| x_`)
 	assert.Equal(t, 2, strings.Count(text, "time is up"))
+}
+
+// Names can have anything in them: the ids are told apart, and no text ends what it
+// is in.
+func TestGraphOfHostileNames(t *testing.T) {
+	t.Parallel()
+	var s declare.Snapshot
+	for _, name := range []string{"a.b", "a-b", "a b", "end", "\"];", "#35;<b>", strings.Repeat("x", 255), strings.Repeat("x", 254) + "y", "ü", "\x01"} {
+		s.Queues = append(s.Queues, declare.QueueInfo{Name: name, Type: "quorum", Durable: true})
+		s.Bindings = append(s.Bindings, declare.Binding{Source: name, Queue: name, Key: name, Headers: map[string]any{name: name}})
+	}
+	text := declare.Mermaid(s)
+	ids := map[string]bool{}
+	for line := range strings.Lines(text) {
+		if id, _, ok := strings.Cut(strings.TrimSpace(line), "[("); ok {
+			assert.False(t, ids[id], id)
+			assert.Regexp(t, `^q_[A-Za-z0-9_]*$`, id)
+			ids[id] = true
+		}
+	}
+	assert.Len(t, ids, 10)
+	assert.NotContains(t, text, `"];`)
+	assert.NotContains(t, text, "<b>")
+	bare := regexp.MustCompile(`"(\\.|[^"\\])*"`).ReplaceAllString(declare.DOT(s), "T")
+	assert.NotContains(t, bare, `"`)
+	assert.Equal(t, strings.Count(bare, "{"), strings.Count(bare, "}"), bare)
+	assert.Regexp(t, `^[A-Za-z0-9_{}\[\];=,> \n-]*$`, bare)
 }

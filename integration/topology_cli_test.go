@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -361,5 +362,39 @@ func TestCommandInterrupted(t *testing.T) {
 		assert.Contains(t, r.stdout, " not tried")
 		hopback.run(cli.Done, "apply", file)
 		hopback.run(cli.Done, "plan", "--exit-code", file)
+	})
+}
+
+// The walk in README.md, from an empty broker to a verified topology, is run as it is
+// written, by a shell and the built command: each line says behind its # how its
+// output ends.
+func TestWalkInREADME(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	require.NoError(t, err)
+	block := func(language string) string {
+		_, rest, found := strings.Cut(string(readme), "\n```"+language+"\n")
+		require.True(t, found, "README.md has no block of %s", language)
+		text, _, _ := strings.Cut(rest, "```")
+		return text
+	}
+	bin := t.TempDir()
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "../cmd/hopback").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	forEachBroker(t, func(t *testing.T, s *site) {
+		dir := t.TempDir()
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "topology.yaml"), []byte(block("yaml")), 0o600))
+		lines := 0
+		for line := range strings.Lines(block("sh")) {
+			_, says, found := strings.Cut(strings.TrimSpace(line), " # ")
+			require.True(t, found, line)
+			cmd := exec.CommandContext(t.Context(), "bash", "-euc", line)
+			cmd.Dir = dir
+			cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "HOPBACK_URL="+s.url(), "HOPBACK_MANAGEMENT_URL="+s.ManagementURL)
+			out, err := cmd.CombinedOutput()
+			require.NoError(t, err, "%s%s", line, out)
+			assert.True(t, strings.HasSuffix(string(out), strings.TrimSpace(says)+"\n"), "%s%s", line, out)
+			lines++
+		}
+		assert.Equal(t, 3, lines, "three commands")
 	})
 }
