@@ -71,14 +71,13 @@ func TestSenderClosedWhileItsSessionIsReplacedSendsTheRest(t *testing.T) {
 func TestForwardsReplaceTheirSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker(t)
-		ids := numbered("m", 60)
-		b.publish(ids...)
 		k := startConsumer(b, ConsumerConfig{Concurrency: 4}, func(ctx context.Context, d *Delivery) error {
 			return forwards(fmt.Sprintf("q%d", len(idOf(d.Message()))%2))(ctx, d)
 		})
 		b.mu.Lock()
 		b.renewAfter = 7
 		b.mu.Unlock()
+		b.publish(numbered("m", 60)...)
 		time.Sleep(time.Minute)
 		assert.Greater(t, len(b.history("open session")), 9)
 		require.NoError(t, k.end())
