@@ -121,7 +121,7 @@ func (amqp091Peer) consume(ctx context.Context, url, queue string, asJSON bool, 
 				return err
 			}
 			if ifDone(m) != nil {
-				return nil
+				return ch.Close() // with the connection's end RabbitMQ may drop the last acks
 			}
 		case <-ctx.Done():
 			return ctx.Err()

@@ -158,3 +158,24 @@ func TestManyWritersBytesArriveWholeAndInOrder(t *testing.T) {
 		next[all[i]]++
 	}
 }
+
+// sinkhole is a connection that takes all writes at once.
+type sinkhole struct{ net.Conn }
+
+func (sinkhole) Write(b []byte) (int, error)      { return len(b), nil }
+func (sinkhole) SetWriteDeadline(time.Time) error { return nil }
+func (sinkhole) Close() error                     { return nil }
+
+// BenchmarkCoalescer writes frames of 300 bytes to a connection that takes no time.
+func BenchmarkCoalescer(b *testing.B) {
+	w := coalesce(sinkhole{})
+	defer func() { _ = w.Close() }()
+	frame := performative(0x14, 1, 289)
+	b.SetBytes(int64(len(frame)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := w.Write(frame); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
