@@ -41,9 +41,12 @@ type Config struct {
 	Workers int
 	// Publishers is how many messages each lane publishes at once. Default: 48.
 	Publishers int
+	// HandOver is after how long RabbitMQ's dead-letter workers try again what they
+	// couldn't hand on, in place of RabbitMQ's 180 s: its setting
+	// dead_letter_worker_publisher_confirm_timeout. Default: 15 s.
+	HandOver time.Duration
 	// Patience is for how long nothing may move before the run gives up. It must be
-	// above the 180 s after which RabbitMQ's dead-letter worker tries again what it
-	// couldn't hand on. Default: 240 s.
+	// above HandOver. Default: 240 s.
 	Patience time.Duration
 	// Dir is a folder for the history: schedule, records, logs. Default: a new one
 	// in the system's folder for temporary files, which is removed unless something
@@ -95,6 +98,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if len(c.Kinds) == 0 {
 		c.Kinds, _ = ParseKinds("all", c.Nodes)
+	}
+	if c.HandOver == 0 {
+		c.HandOver = 15 * time.Second
 	}
 	if c.Patience == 0 {
 		c.Patience = 240 * time.Second
@@ -185,7 +191,7 @@ func (r *run) run(ctx context.Context) (_ *Report, err error) {
 	schedule := r.cfg.plan().Schedule()
 	r.keep("schedule.json", schedule)
 	fmt.Fprintf(r.out, "chaos: RabbitMQ %s, %d node(s), %v, %d messages, %d faults, seed %d\n", r.cfg.Version, r.cfg.Nodes, r.cfg.Strategies, r.cfg.Messages, r.cfg.Faults, r.cfg.Seed)
-	if r.site, err = openSite(ctx, r.out, r.cfg.Version, r.cfg.Nodes); err != nil {
+	if r.site, err = openSite(ctx, r.out, r.cfg.Version, r.cfg.Nodes, r.cfg.HandOver); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.site.close(ctx)) }()
@@ -499,7 +505,7 @@ func (r *run) breakOne(ctx context.Context, i int, f Fault) FaultReport {
 		r.wrong(Stuck, -1, "%v can't be done: %v", f, err)
 	}
 	// Every lane that has something to do does something again. What it has may be
-	// with a broker that waits for 180 s before it hands it on: then it goes on
+	// with a broker that waits for HandOver before it hands it on: then it goes on
 	// without, and the end of the run waits for it.
 	back, healed := false, time.Now()
 	_ = r.await(ctx, fmt.Sprintf("every lane handles again after %v", f), func() bool {

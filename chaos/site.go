@@ -35,6 +35,7 @@ type machine interface {
 type node struct {
 	machine
 	name            string // "rabbit@rabbit1"
+	handOver        time.Duration
 	url, management string
 	publishers      *proxy.Proxy
 	workers         *proxy.Proxy
@@ -45,7 +46,7 @@ type node struct {
 const heartbeat = 6
 
 // openSite starts what the run needs.
-func openSite(ctx context.Context, out io.Writer, version string, nodes int) (_ *site, err error) {
+func openSite(ctx context.Context, out io.Writer, version string, nodes int, handOver time.Duration) (_ *site, err error) {
 	s := &site{http: &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}}
 	defer func() {
 		if err != nil {
@@ -72,6 +73,7 @@ func openSite(ctx context.Context, out io.Writer, version string, nodes int) (_ 
 				return nil, err
 			}
 		}
+		n.handOver = handOver
 		if err := n.configure(ctx); err != nil {
 			return nil, err
 		}
@@ -98,12 +100,17 @@ func (s *site) close(ctx context.Context) error {
 	return s.release(ctx)
 }
 
-// configure makes the broker notice lost clients soon, and tell counts that are
-// fresh. It has to be done again after each start, and holds for connections and
-// queues that come later; the file is for those that come first.
+// configure makes the broker notice lost clients soon, try again soon what it
+// couldn't dead-letter, and tell counts that are fresh. It has to be done again
+// after each start, and holds for what begins later; the files are for what begins
+// with the broker.
 func (n *node) configure(ctx context.Context) error {
-	_, _ = n.Exec(ctx, "sh", "-c", fmt.Sprintf(`[ -n "$RABBITMQ_CONFIG_FILE" ] || printf 'heartbeat = %d\ncollect_statistics_interval = 1000\n' >/etc/rabbitmq/conf.d/90-chaos.conf`, heartbeat))
-	_, err := n.Exec(ctx, "rabbitmqctl", "-q", "eval", fmt.Sprintf("application:set_env(rabbit,heartbeat,%d), application:set_env(rabbit,collect_statistics_interval,1000).", heartbeat))
+	ms := n.handOver.Milliseconds()
+	_, _ = n.Exec(ctx, "sh", "-c", fmt.Sprintf(`[ -n "$RABBITMQ_CONFIG_FILE" ] || {
+printf 'heartbeat = %d\ncollect_statistics_interval = 1000\n' >/etc/rabbitmq/conf.d/90-chaos.conf
+printf '[{rabbit,[{dead_letter_worker_publisher_confirm_timeout,%d}]}].\n' >/etc/rabbitmq/advanced.config; }`, heartbeat, ms))
+	_, err := n.Exec(ctx, "rabbitmqctl", "-q", "eval", fmt.Sprintf(
+		"[application:set_env(rabbit,K,V) || {K,V} <- [{heartbeat,%d},{collect_statistics_interval,1000},{dead_letter_worker_publisher_confirm_timeout,%d}]].", heartbeat, ms))
 	return err
 }
 

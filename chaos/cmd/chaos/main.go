@@ -33,6 +33,7 @@ func run(ctx context.Context) int {
 		versions   = flag.String("versions", "4.3,4.0", "of RabbitMQ")
 		nodes      = flag.String("nodes", "1,3", "of the broker")
 		strategies = flag.String("strategies", "all", "of retries: republish, dead-letter, native")
+		handOver   = flag.Duration("hand-over", 0, "RabbitMQ's dead_letter_worker_publisher_confirm_timeout, which is 180 s by default; 0: 15 s")
 		duration   = flag.Duration("duration", 0, "after which no further run begins; 0: none")
 		dir        = flag.String("dir", "", "for the history of each run; empty: a temporary one, which stays if something is wrong")
 		jsonPath   = flag.String("json", "", "a file for the summed report as JSON")
@@ -73,7 +74,7 @@ func run(ctx context.Context) int {
 		at := setups[i%len(setups)]
 		cfg := chaos.Config{
 			Version: at.version, Nodes: at.nodes, Seed: *seed + uint64(i),
-			Messages: (*messages + runs - 1) / runs, Faults: (*faults + runs - 1) / runs, Out: os.Stderr,
+			Messages: (*messages + runs - 1) / runs, Faults: (*faults + runs - 1) / runs, HandOver: *handOver, Out: os.Stderr,
 		}
 		var err error
 		if cfg.Kinds, err = chaos.ParseKinds(*kinds, at.nodes); err != nil {
