@@ -110,6 +110,9 @@ type amqpSession struct {
 	// after is how many it should carry.
 	used  atomic.Uint64
 	after uint64
+	// attaching says that a receiver waits for its queue: until that has answered,
+	// RabbitMQ doesn't look at the end of the session either.
+	attaching atomic.Bool
 }
 
 func (s *amqpSession) broken() <-chan struct{} { return s.w.amqp.Done() }
@@ -123,7 +126,11 @@ func (s *amqpSession) close(ctx context.Context) {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
-		_, _ = bounded(s.w.ctx, s.w, func(ctx context.Context) (struct{}, error) {
+		end := bounded[struct{}]
+		if s.attaching.Load() {
+			end = patient[struct{}]
+		}
+		_, _ = end(s.w.ctx, s.w, func(ctx context.Context) (struct{}, error) {
 			err := s.s.Close(ctx)
 			s.w.sessions.Add(-1)
 			return struct{}{}, err
@@ -144,8 +151,10 @@ func (s *amqpSession) receiver(ctx context.Context, source string, takenBack fun
 	if takenBack != nil {
 		options.OnDeliveryStateChanged = func(m *Message, _ amqp.DeliveryState) { takenBack(m.DeliveryTag) }
 	}
-	return bounded(ctx, s.w,
+	s.attaching.Store(true)
+	return patient(ctx, s.w,
 		func(ctx context.Context) (receiverLink, error) {
+			defer s.attaching.Store(false)
 			r, err := s.s.NewReceiver(ctx, source, options)
 			if err != nil {
 				return nil, err

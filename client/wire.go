@@ -28,6 +28,10 @@ const (
 	// answer in that time is taken for lost: go-amqp can't abandon the request
 	// alone without upsetting the connection.
 	linkTimeout = 15 * time.Second
+	// attachTimeout bounds attaching a receiver, which waits for the queue, and not
+	// for the connection alone: RabbitMQ asks each replica of a quorum queue for up
+	// to 30 s before it gives up and ends the session.
+	attachTimeout = 2 * time.Minute
 	// writeTimeout is how long one write may block. It isn't taken from a
 	// caller's ctx: go-amqp closes the connection when it runs out.
 	writeTimeout = 30 * time.Second
@@ -215,24 +219,39 @@ func (w *wire) fail() { _ = w.net.Close() }
 // the connection for lost if it takes too long. When the caller's ctx ends first,
 // what was opened meanwhile is discarded.
 func bounded[T any](ctx context.Context, w *wire, open func(ctx context.Context) (T, error), discard func(T)) (T, error) {
+	return limited(ctx, w, w.turn, linkTimeout, open, discard)
+}
+
+// patient is bounded for what waits for a queue. A queue that doesn't answer, such as
+// one without a leader, must hold up neither those who wait for their turn nor
+// everybody else on the connection.
+func patient[T any](ctx context.Context, w *wire, open func(ctx context.Context) (T, error), discard func(T)) (T, error) {
+	return limited(ctx, w, nil, attachTimeout, open, discard)
+}
+
+func limited[T any](ctx context.Context, w *wire, turn chan struct{}, limit time.Duration, open func(ctx context.Context) (T, error), discard func(T)) (T, error) {
 	type result struct {
 		value T
 		err   error
 	}
 	var zero T
-	select {
-	case w.turn <- struct{}{}:
-	case <-ctx.Done():
-		return zero, context.Cause(ctx)
-	case <-w.amqp.Done():
-		return zero, w.amqp.Err()
+	if turn != nil {
+		select {
+		case turn <- struct{}{}:
+		case <-ctx.Done():
+			return zero, context.Cause(ctx)
+		case <-w.amqp.Done():
+			return zero, w.amqp.Err()
+		}
 	}
 	done := make(chan result, 1)
 	go func() {
-		t := time.AfterFunc(linkTimeout, w.fail)
+		t := time.AfterFunc(limit, w.fail)
 		v, err := open(w.ctx)
 		t.Stop()
-		<-w.turn
+		if turn != nil {
+			<-turn
+		}
 		done <- result{v, err}
 	}()
 	select {

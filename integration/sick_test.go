@@ -1,0 +1,62 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+)
+
+// A queue that doesn't answer, such as one that is without a leader, holds up those
+// who consume from it and nobody else: the connection stays, and other consumers come
+// and go on it. RabbitMQ itself gives up on such a queue after 30 s or more.
+func TestAQueueThatDoesNotAnswerHurtsNobodyElse(t *testing.T) {
+	forEachOfOurs(t, func(t *testing.T, s *site) {
+		conn, log := s.connect(t)
+		for _, name := range []string{"sick", "healthy", "later"} {
+			apply(t, conn, queueOf(declare.QuorumQueue{Name: name, DeliveryLimit: declare.Unlimited}))
+		}
+		publish(t, publisher[order](t, conn, address.Queue("sick")), order{ID: 7})
+		got := make(chan int, 100)
+		handler := client.JSON(func(_ context.Context, o order) error { got <- o.ID; return nil })
+		consume(t, conn, "healthy", handler, client.ConsumerConfig{})
+		p := publisher[order](t, conn, address.Queue("healthy"))
+
+		// The queue's process answers nothing any more.
+		tell := func(what string) {
+			s.run(t, "rabbitmqctl", "-q", "eval", fmt.Sprintf("sys:%s(whereis('%s_sick')).", what, s.vhost))
+		}
+		tell("suspend")
+		began := time.Now()
+		sick := make(chan int, 1)
+		stop := consume(t, conn, "sick", client.JSON(func(_ context.Context, o order) error { sick <- o.ID; return nil }), client.ConsumerConfig{})
+		another := consume(t, conn, "sick", handler, client.ConsumerConfig{})
+
+		for id, opened := 1, false; time.Since(began) < 20*time.Second; id++ {
+			publish(t, p, order{ID: id})
+			require.Equal(t, id, await(t, got, "a message of the healthy queue"))
+			if !opened && time.Since(began) > time.Second {
+				opened = true
+				consume(t, conn, "later", handler, client.ConsumerConfig{})
+				awaitConsumers(t, conn, "later", 1)
+				assert.Less(t, time.Since(began), 10*time.Second, "a consumer of another queue attaches meanwhile")
+				// Who gives up waiting ends at once, and hurts nobody either.
+				require.NoError(t, another())
+				assert.Less(t, time.Since(began), 14*time.Second)
+			}
+			time.Sleep(50 * time.Millisecond) // twenty messages a second will do
+		}
+		assert.Empty(t, log.with("connection lost, reconnecting"))
+		tell("resume")
+		assert.Equal(t, 7, await(t, sick, "the sick queue's message, once that is well again"))
+		require.NoError(t, stop())
+		assert.Empty(t, log.with("connection lost, reconnecting"))
+	})
+}
