@@ -170,10 +170,14 @@ func (d Definitions) Snapshot(vhost string) Snapshot {
 			s.Policies = append(s.Policies, p.Policy)
 		}
 	}
-	for _, p := range d.operatorPolicies() {
+	operators, unread := d.operatorPolicies()
+	for _, p := range operators {
 		if in(p.VHost) {
 			s.Policies = append(s.Policies, p)
 		}
+	}
+	if unread != "" {
+		s.hide(fmt.Sprintf("the operator policy %.80q can't be read", unread), PartPolicies)
 	}
 	s.checkPatterns()
 	s.addPredeclared()
@@ -187,7 +191,9 @@ func (d Definitions) Snapshot(vhost string) Snapshot {
 	return s
 }
 
-func (d Definitions) operatorPolicies() []Policy {
+// operatorPolicies are among the parameters. unread is the name of one that can't be
+// understood, or "".
+func (d Definitions) operatorPolicies() (list []Policy, unread string) {
 	var parameters []struct {
 		VHost     string `json:"vhost"`
 		Component string `json:"component"`
@@ -195,19 +201,55 @@ func (d Definitions) operatorPolicies() []Policy {
 		Value     json.RawMessage
 	}
 	if raw := d.Other["parameters"]; raw == nil || json.Unmarshal(raw, &parameters) != nil {
-		return nil
+		return nil, ""
 	}
-	var list []Policy
 	for _, p := range parameters {
-		var policy Policy
-		if p.Component != operatorPolicy || decodeJSON(p.Value, &policy) != nil {
+		if p.Component != operatorPolicy {
 			continue
 		}
+		var value struct {
+			Policy
+			Definition json.RawMessage `json:"definition"`
+		}
+		if decodeJSON(p.Value, &value) != nil {
+			unread = p.Name
+			continue
+		}
+		policy := value.Policy
 		policy.VHost, policy.Name, policy.Operator = p.VHost, p.Name, true
-		policy.Definition = jsonArguments(policy.Definition)
+		var ok bool
+		if policy.Definition, ok = policyDefinition(value.Definition); !ok {
+			unread = p.Name
+			continue
+		}
 		list = append(list, policy)
 	}
-	return list
+	return list, unread
+}
+
+// policyDefinition reads a policy's definition: an object, or a list of pairs, which
+// is what rabbitmqctl of RabbitMQ 4.0 makes of it for an operator's.
+func policyDefinition(text json.RawMessage) (map[string]any, bool) {
+	var m map[string]any
+	if decodeJSON(text, &m) == nil {
+		return jsonArguments(m), true
+	}
+	var pairs [][]any
+	if decodeJSON(text, &pairs) != nil {
+		return nil, false
+	}
+	m = map[string]any{}
+	for _, pair := range pairs {
+		if len(pair) != 2 {
+			return nil, false
+		}
+		key, ok := pair[0].(string)
+		if !ok {
+			return nil, false
+		}
+		m[key] = pair[1]
+	}
+	return jsonArguments(m), true
 }
 
 func (b BindingDefinition) binding() Binding {

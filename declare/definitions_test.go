@@ -189,3 +189,43 @@ func FuzzParseDefinitions(f *testing.F) {
 		}
 	})
 }
+
+// What rabbitmqctl export_definitions of RabbitMQ 4.0.5 and 4.3.6 wrote, users and
+// other virtual hosts left out, is read with all its policies, and nothing of it is
+// lost when it is written again.
+func TestWhatRabbitmqctlExportsIsRead(t *testing.T) {
+	t.Parallel()
+	for _, version := range []string{"4.0", "4.3"} {
+		text, err := os.ReadFile("testdata/rabbitmqctl-" + version + ".json")
+		require.NoError(t, err)
+		d, err := declare.ParseDefinitions(text)
+		require.NoError(t, err)
+		s := d.Snapshot("sample")
+		assert.True(t, strings.HasPrefix(s.Version, version), s.Version)
+		require.Len(t, s.Policies, 2, version)
+		assert.Equal(t, map[string]any{"target-group-size": int64(3)}, s.Policies[0].Definition)
+		assert.True(t, s.Policies[1].Operator)
+		assert.Equal(t, map[string]any{"max-length": int64(10)}, s.Policies[1].Definition, version)
+		topology, err := d.Topology("sample")
+		require.NoError(t, err)
+		assert.Len(t, topology.Queues, 7)
+		assert.Len(t, topology.Exchanges, 8)
+		assert.True(t, declare.Compare(s, topology).Nothing())
+		assert.Contains(t, topology.Queues, declare.Queue(declare.Stream{Name: "audit", MaxAge: 24 * time.Hour}))
+
+		var before, after map[string]any
+		require.NoError(t, json.Unmarshal(text, &before))
+		require.NoError(t, json.Unmarshal(d.Encode(), &after))
+		for member := range before {
+			if list, ok := before[member].([]any); ok {
+				assert.Len(t, after[member], len(list), member)
+			}
+		}
+	}
+	for _, definition := range []string{`7`, `[["max-length"]]`, `[[1,2]]`, `"x"`} {
+		d, err := declare.ParseDefinitions([]byte(`{"parameters":[{"component":"operator_policy","name":"p","vhost":"/","value":{"pattern":"","definition":` + definition + `}}]}`))
+		require.NoError(t, err)
+		v := declare.Check(d.Snapshot("/"), declare.Topology{})
+		assert.Contains(t, v.String(), `the operator policy "p" can't be read`, definition)
+	}
+}

@@ -3,6 +3,7 @@ package declare_test
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -84,4 +85,30 @@ func TestReportMarshals(t *testing.T) {
 	text, err := json.Marshal(report)
 	require.NoError(t, err)
 	assert.Contains(t, string(text), `{"thing":{"kind":"exchange","name":"shop"},"outcome":"refused","error":"hopback: declare exchange \"shop\": forbidden`)
+}
+
+// A binding whose end neither is there nor will be would be refused half way: so it is
+// refused before.
+func TestPlanRefusesBindingsWithAMissingEnd(t *testing.T) {
+	t.Parallel()
+	topology := declare.Topology{
+		Exchanges: []declare.Exchange{{Name: "x"}},
+		Queues:    []declare.Queue{declare.QuorumQueue{Name: "q", DeadLetter: declare.Drop()}},
+		Bindings: []declare.Binding{
+			{Source: "x", Queue: "q"}, {Source: "amq.topic", Queue: "there"}, {Source: "x", Exchange: "amq.fanout"},
+			{Source: "x", Queue: "gone"}, {Source: "gone", Queue: "q"}, {Source: "x", Exchange: "gone"},
+		},
+	}
+	s := declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "there"}}}.Snapshot()
+	d := declare.Compare(s, topology)
+	assert.Equal(t, 5, d.Count(declare.Create), "%s", d)
+	assert.Equal(t, 3, d.Count(declare.Refuse), "%s", d)
+	assert.True(t, d.Conflicts())
+	assert.Contains(t, d.String(), "! binding \"x\" to queue \"gone\", key \"\"\n      queue \"gone\" isn't there, and isn't in the topology either\n      way out: correct the name, or declare it as well\n")
+	assert.Contains(t, d.String(), `exchange "gone" isn't there`)
+	assert.Equal(t, 3, strings.Count(declare.Check(s, topology).String(), "it isn't there: "))
+
+	// Over AMQP alone that can't be told.
+	s.Blind = []declare.Blind{{Part: declare.PartExchanges, Why: "w"}, {Part: declare.PartQueues, Why: "w"}}
+	assert.Zero(t, declare.Compare(s, topology).Count(declare.Refuse))
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
 )
 
@@ -101,4 +102,64 @@ func TestDeleteBinding(t *testing.T) {
 		require.ErrorIs(t, declare.DeleteBinding(ctx, f, b), declare.ErrBadReply)
 		assert.Len(t, f.requests, 1, "nothing is deleted at a strange location")
 	}
+}
+
+// Whatever is in use is in the way of a deletion, and what only the topology itself
+// uses isn't.
+func TestUses(t *testing.T) {
+	t.Parallel()
+	topology := cycle()
+	require.NoError(t, declare.Uses(topology.Snapshot(), topology))
+	for what, change := range map[string]func(*declare.Snapshot){
+		`queue "orders": in use: 3 messages are ready in it`: func(s *declare.Snapshot) { queueIn(s, "orders").Messages = 3 },
+		`queue "orders": in use: it has 1 consumers`:         func(s *declare.Snapshot) { queueIn(s, "orders").Consumers = 1 },
+		`1 messages are held by consumers, 2 delayed, 3 wait for dead-lettering`: func(s *declare.Snapshot) {
+			q := queueIn(s, "delay_10s")
+			q.MessagesUnacknowledged, q.MessagesDelayed, q.MessagesDeadLettering = 1, 2, 3
+		},
+		`exchange "requeue": in use: it leads to what isn't to be deleted: "requeue" to queue "other"`: func(s *declare.Snapshot) {
+			s.Bindings = append(s.Bindings, declare.Binding{Source: "requeue", Queue: "other", Key: "*.*.other"})
+		},
+		`queue "orders": in use: what isn't to be deleted leads to it: "amq.topic" to queue "orders"`: func(s *declare.Snapshot) {
+			s.Bindings = append(s.Bindings, declare.Binding{Source: "amq.topic", Queue: "orders"})
+		},
+		`exchange "retry": in use: what isn't to be deleted leads to it: "amq.topic" to exchange "retry"`: func(s *declare.Snapshot) {
+			s.Bindings = append(s.Bindings, declare.Binding{Source: "amq.topic", Exchange: "retry"})
+		},
+		`exchange "dlx": in use: queue "other", which isn't to be deleted, dead-letters to it`: func(s *declare.Snapshot) {
+			s.Queues = append(s.Queues, declare.QueueInfo{Name: "other", Type: "quorum", Arguments: map[string]any{"x-dead-letter-exchange": "dlx"}})
+		},
+		`queue "orders.dead": in use: queue "other", which isn't to be deleted, dead-letters to it`: func(s *declare.Snapshot) {
+			s.Queues = append(s.Queues, declare.QueueInfo{Name: "other", Type: "quorum", Arguments: map[string]any{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.dead"}})
+		},
+		`exchange "dlx": in use: queue "by policy", which`: func(s *declare.Snapshot) {
+			s.Queues = append(s.Queues, declare.QueueInfo{Name: "by policy", Type: "quorum"})
+			s.Policies = []declare.Policy{{Name: "p", Pattern: "^by policy$", ApplyTo: "queues", Definition: map[string]any{"dead-letter-exchange": "dlx"}}}
+		},
+		`exchange "parking": in use: it is the alternate exchange of "other"`: func(s *declare.Snapshot) {
+			s.Exchanges = append(s.Exchanges, declare.ExchangeInfo{Name: "other", Type: declare.Topic, Arguments: map[string]any{"alternate-exchange": "parking"}})
+		},
+	} {
+		s := topology.Snapshot()
+		change(&s)
+		err := declare.Uses(s, topology)
+		require.ErrorIs(t, err, declare.ErrInUse, what)
+		assert.ErrorContains(t, err, what)
+		assert.NotContains(t, err.Error(), "\n", "one reason: %s", what)
+	}
+
+	f := &fakeBroker{}
+	_, err := declare.DeleteIf(context.Background(), declare.Sources{AMQP: f}, topology)
+	var e *argument.Error
+	require.ErrorAs(t, err, &e)
+	assert.Empty(t, f.requests)
+}
+
+func queueIn(s *declare.Snapshot, name string) *declare.QueueInfo {
+	for i := range s.Queues {
+		if s.Queues[i].Name == name {
+			return &s.Queues[i]
+		}
+	}
+	panic(name)
 }

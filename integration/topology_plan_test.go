@@ -254,7 +254,11 @@ func TestPlanAndApplyWithoutPermission(t *testing.T) {
 			// To list a queue's bindings takes the permission to write to it.
 			assert.Zero(t, countKept(d, declare.KindBinding))
 			assert.Contains(t, d.String(), "write access to queue 'orders'")
-			_, err := declare.Plan(ctx, declare.Sources{AMQP: none.Management()}, topology)
+			v, err := declare.Verify(ctx, declare.Sources{AMQP: reading.Management()}, topology)
+			require.NoError(t, err)
+			require.Len(t, v.Findings, len(topology.Bindings), "%s", v)
+			assert.Equal(t, "unseen", v.Findings[0].Rule)
+			_, err = declare.Plan(ctx, declare.Sources{AMQP: none.Management()}, topology)
 			require.ErrorContains(t, err, "nothing may be read")
 			assert.ErrorContains(t, err, "refused for user")
 		} else {

@@ -284,6 +284,24 @@ var faults = map[string]struct {
 	},
 }
 
+// Every rule has a fault that shows it at work; the others need a cluster, or a user
+// who may not look.
+func TestEveryRuleHasAPlantedFault(t *testing.T) {
+	t.Parallel()
+	planted := map[string]bool{"replicas": true, "replicas-down": true, "unseen": true}
+	for _, fault := range faults {
+		for _, rules := range fault.finds {
+			for rule := range strings.SplitSeq(rules, " ") {
+				planted[rule] = true
+			}
+		}
+	}
+	for _, rule := range declare.Rules() {
+		assert.True(t, planted[rule.ID], rule.ID)
+	}
+	assert.GreaterOrEqual(t, len(faults), 15)
+}
+
 func TestVerifyFindsPlantedFaults(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		topology := shopTopology(t)

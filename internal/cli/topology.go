@@ -187,11 +187,14 @@ func (c *command) compare(ctx context.Context, b *broker, in input) (declare.Dif
 	return declare.Compare(s, in.topology), nil
 }
 
+// inCommand says what somebody at a command line can do.
+var inCommand = strings.NewReplacer("as package declare/migrate does", "as hopback topology migrate does")
+
 func (c *command) printDiff(d declare.Diff) error {
 	if c.json {
 		return c.printJSON(d)
 	}
-	return c.stdout.lines(d.String(), diffMarks...)
+	return c.stdout.lines(inCommand.Replace(d.String()), diffMarks...)
 }
 
 func (c *command) apply() *cobra.Command {
@@ -415,7 +418,7 @@ func (c *command) printVerification(v declare.Verification, unsure bool) error {
 	if c.json {
 		err = c.printJSON(v)
 	} else {
-		err = c.stdout.lines(v.String(), findingMarks...)
+		err = c.stdout.lines(inCommand.Replace(v.String()), findingMarks...)
 	}
 	switch {
 	case err != nil:
