@@ -3,7 +3,9 @@ package integration
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -215,4 +217,57 @@ func TestAlarmStopsPublishingAndNothingElse(t *testing.T) {
 			})
 		}
 	})
+}
+
+// Alarms that come and go amid a stream of messages cost neither the session nor a
+// message, nor do they make duplicates: nothing is on its way that the broker doesn't
+// take.
+func TestAlarmsAmidAStreamCostNothing(t *testing.T) {
+	forEachOfOursAlone(t, func(t *testing.T, s *site) {
+		times := 5
+		if os.Getenv("HOPBACK_LONG") != "" {
+			times = 100
+		}
+		var mu sync.Mutex
+		kinds := map[client.EventKind]int{}
+		conn, log := s.connect(t, func(c *client.Config) {
+			c.Observe = func(e client.Event) {
+				mu.Lock()
+				defer mu.Unlock()
+				kinds[e.Kind]++
+			}
+		})
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
+		p := publisher[order](t, conn, address.Queue("orders"))
+		publish(t, p, order{})
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			s.run(t, "rabbitmqctl", "eval", fmt.Sprintf(`
+				Alarm = {resource_limit, memory, node()},
+				[begin rabbit_alarm:set_alarm({Alarm, []}), timer:sleep(200), rabbit_alarm:clear_alarm(Alarm), timer:sleep(200) end || _ <- lists:seq(1, %d)].`, times))
+		}()
+		accepted := 1
+		for orders := make([]order, 2000); !isOver(over); accepted += len(orders) {
+			require.NoError(t, p.PublishAll(t.Context(), orders))
+		}
+		publish(t, p, order{})
+		poll(t, "each is there once", func() bool { return ready(t, conn, "orders") == accepted+1 })
+		assert.Empty(t, log.with("lost"))
+		mu.Lock()
+		defer mu.Unlock()
+		// One session may hear of an alarm as the other has heard of its end.
+		assert.GreaterOrEqual(t, kinds[client.Blocked], times)
+		assert.Equal(t, kinds[client.Blocked], kinds[client.Unblocked])
+		report(t, s, "%d messages through %d alarms", accepted+1, times)
+	})
+}
+
+func isOver(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
