@@ -132,6 +132,9 @@ type State struct {
 	Endpoint string
 	// Broker is what the broker said of itself; empty while there is no connection.
 	Broker Broker
+	// BlockedSince is since when the broker takes no messages on the connection, as it
+	// does while it has a memory or disk alarm. Zero: it takes them.
+	BlockedSince time.Time
 	// Attempts is how many attempts to rebuild the connection have failed so far.
 	Attempts int
 	// Err is why there is no connection: how it was lost, and then how the last
@@ -149,6 +152,7 @@ func (c *Conn) State() State {
 	s.Connected = c.live != nil
 	if c.live != nil {
 		s.Broker = c.live.broker
+		s.BlockedSince = c.live.channels.intakes.blockedSince()
 	}
 	s.Err = c.why
 	return s

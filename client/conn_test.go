@@ -35,7 +35,7 @@ func bareConn(t *testing.T, w *wire) *Conn {
 // bareWire is a connection on which nothing can be opened.
 func bareWire(t *testing.T) *wire {
 	ours, theirs := net.Pipe()
-	w := &wire{amqp: &amqp.Conn{}, net: ours, turn: make(chan struct{}, 1)}
+	w := &wire{amqp: &amqp.Conn{}, net: ours, channels: &channels{}, turn: make(chan struct{}, 1)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	t.Cleanup(func() {
 		w.cancel()

@@ -56,6 +56,7 @@ type intakes struct {
 	of      map[uint16]*intake
 	latest  *intake // of the session that began last
 	blocked int
+	since   time.Time // of the first that is blocked
 }
 
 // begun is called before a session's begin is sent.
@@ -105,6 +106,16 @@ func (s *intakes) close() {
 	}
 }
 
+// blockedSince is since when a session is blocked; zero if none is.
+func (s *intakes) blockedSince() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.blocked == 0 {
+		return time.Time{}
+	}
+	return s.since
+}
+
 // forget is called with mu held.
 func (s *intakes) forget(channel uint16) {
 	if i := s.of[channel]; i != nil && i.now().blocked {
@@ -116,6 +127,9 @@ func (s *intakes) forget(channel uint16) {
 // count is called with mu held.
 func (s *intakes) count(blocked bool) {
 	was := s.blocked
+	if was == 0 {
+		s.since = time.Now()
+	}
 	if blocked {
 		s.blocked++
 	} else {

@@ -112,6 +112,7 @@ func TestAlarmStopsPublishingAndNothingElse(t *testing.T) {
 				poll(t, "there is an alarm", func() bool { return s.alarmed(t) })
 
 				poll(t, "the publisher knows of it", func() bool { _, blocked := p.Blocked(); return blocked })
+				assert.False(t, publishing.State().BlockedSince.IsZero())
 				// More than credit and window: it ends with its ctx, and has never left.
 				const blocked, limit = 1000, 2 * time.Second
 				var unknown, unsent, stored atomic.Int64
