@@ -73,6 +73,60 @@ func TestPublisherFindsItsQueueAgain(t *testing.T) {
 	})
 }
 
+// While the exchange is gone a batch is told so, soon and for each message; when it is
+// back, with its binding, publishing goes on.
+func TestPublisherFindsItsExchangeAgain(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t, soon)
+		topology := declare.Topology{
+			Queues:    []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()}},
+			Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Direct}},
+			Bindings:  []declare.Binding{{Source: "shop", Queue: "orders", Key: "placed"}},
+		}
+		apply(t, conn, topology)
+		p := publisher[order](t, conn, address.Exchange("shop", "placed"))
+		stop := make(chan struct{})
+		var accepted, lost, refused, batches atomic.Int64
+		var stream sync.WaitGroup
+		stream.Go(func() {
+			for orders := make([]order, 500); !isOver(stop); batches.Add(1) {
+				err := p.PublishAll(t.Context(), orders)
+				failed := 0
+				if all, ok := errors.AsType[*client.BatchError](err); ok {
+					failed = len(all.Failed)
+					for _, f := range all.Failed {
+						switch {
+						case errors.Is(f.Err, client.ErrOutcomeUnknown):
+							lost.Add(1)
+						case errors.Is(f.Err, client.ErrNotFound), errors.Is(f.Err, client.ErrUnroutable):
+							refused.Add(1)
+						default:
+							t.Errorf("%v", f.Err)
+						}
+					}
+				}
+				accepted.Add(int64(len(orders) - failed))
+			}
+		})
+		for range 3 {
+			was := accepted.Load()
+			poll(t, "it publishes", func() bool { return accepted.Load() > was })
+			require.NoError(t, declare.DeleteExchange(t.Context(), conn.Management(), "shop"))
+			told := refused.Load()
+			poll(t, "it is told", func() bool { return refused.Load() > told })
+			apply(t, conn, topology)
+		}
+		was := accepted.Load()
+		poll(t, "it publishes", func() bool { return accepted.Load() > was })
+		close(stop)
+		stream.Wait()
+		n := ready(t, conn, "orders")
+		assert.GreaterOrEqual(t, int64(n), accepted.Load())
+		assert.LessOrEqual(t, int64(n), accepted.Load()+lost.Load())
+		report(t, s, "%d batches of 500: %d accepted, %d refused, %d unknown, %d stored", batches.Load(), accepted.Load(), refused.Load(), lost.Load(), n)
+	})
+}
+
 func TestPublishToAFullQueueIsErrRefused(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
@@ -109,6 +163,23 @@ func TestMessageThatIsTooLargeIsRefusedBeforeItIsSent(t *testing.T) {
 		assert.Less(t, wire.Sent()-sent, int64(1000))
 		publish(t, p, client.NewMessage(make([]byte, 8<<20)))
 		assert.Len(t, s.peer(t).take("orders", 1)[0].GetData(), 8<<20)
+
+		// It is the encoded message that counts, to the byte.
+		m := client.NewMessage(make([]byte, 16<<20))
+		m.Properties.MessageID = "largest"
+		encoded, err := m.MarshalBinary()
+		require.NoError(t, err)
+		most := 16<<20 - (len(encoded) - 16<<20)
+		m.Data[0] = make([]byte, most+1)
+		err = p.PublishAll(t.Context(), []*client.Message{client.NewMessage(nil), m})
+		var all *client.BatchError
+		require.ErrorAs(t, err, &all)
+		require.Len(t, all.Failed, 1)
+		assert.Equal(t, "largest", all.Failed[0].ID)
+		require.ErrorIs(t, err, client.ErrTooLarge)
+		m.Data[0] = make([]byte, most)
+		publish(t, p, m)
+		poll(t, "the largest is there", func() bool { return ready(t, conn, "orders") == 2 })
 		assert.Empty(t, log.all())
 	})
 }
