@@ -31,9 +31,9 @@ func (r *run) inject(ctx context.Context, f Fault) (heal func(context.Context) e
 			return r.onLinks(f.Side, (*proxy.Proxy).Admit)
 		}, r.onLinks(f.Side, func(p *proxy.Proxy) error { p.Refuse(); p.Cut(); return nil })
 	case BrokerKilled, NodeKilled:
-		return n.startAgain, n.Kill(ctx)
+		return r.together(n.startAgain), n.Kill(ctx)
 	case BrokerPaused, NodePaused:
-		return n.unpause, n.pause(ctx)
+		return r.together(n.unpause), n.pause(ctx)
 	case MemoryAlarm:
 		return n.ctl("set_vm_memory_high_watermark", "0.6"), n.ctl("set_vm_memory_high_watermark", "0.000001")(ctx)
 	case DiskAlarm:
@@ -50,7 +50,7 @@ func (r *run) inject(ctx context.Context, f Fault) (heal func(context.Context) e
 		if !ok {
 			return nil, errors.ErrUnsupported
 		}
-		return p.Rejoin, p.Isolate(ctx)
+		return r.together(p.Rejoin), p.Isolate(ctx)
 	case RollingRestart:
 		return nil, r.rollingRestart(ctx)
 	case LeaderMoved:
@@ -138,8 +138,23 @@ func (r *run) rollingRestart(ctx context.Context) error {
 		if err := n.startAgain(ctx); err != nil {
 			return err
 		}
+		// One after the other: two down at once would be without a majority.
+		if err := r.site.whole(ctx); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// together undoes a fault of a node, and waits until a cluster is whole again, so
+// that the next fault finds a majority.
+func (r *run) together(heal func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if err := heal(ctx); err != nil || r.site.whole == nil {
+			return err
+		}
+		return r.site.whole(ctx)
+	}
 }
 
 // moveLeader moves the leader of a lane's work queue to a node.

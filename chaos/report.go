@@ -52,6 +52,8 @@ type Report struct {
 	Late       map[string]Spread     `json:"late"` // of retries behind their delay, by lane
 	Violations []Violation           `json:"violations"`
 	Count      map[ViolationKind]int `json:"violation_counts"`
+	// Notes are of the broker's own troubles, that nobody here can help.
+	Notes []string `json:"notes,omitempty"`
 	// History is the folder of the run's history, if that was kept.
 	History string `json:"history,omitempty"`
 }
@@ -97,6 +99,7 @@ func (r *run) report(schedule []Fault, faults []FaultReport, last uint32) *Repor
 	}
 	r.mu.Lock()
 	found(r.trouble.list, r.trouble.count)
+	rep.Notes = r.notes
 	r.mu.Unlock()
 	sortRows(rep.Rows)
 	r.keep("report.json", rep)
@@ -209,6 +212,9 @@ func (r *Report) Write(w io.Writer) error {
 		if l := r.Late[name]; l.N > 0 {
 			fmt.Fprintf(w, "%s: %d retries, late by p50 %v, p99 %v, max %v\n", name, l.N, l.P50, l.P99, l.Max)
 		}
+	}
+	for _, n := range r.Notes {
+		fmt.Fprintf(w, "note: %s\n", n)
 	}
 	if r.Good() {
 		_, err := fmt.Fprintf(w, "RabbitMQ %s, %d node(s), seed %d, %v: nothing lost, nothing wrong\n", r.Full, r.Nodes, r.Seed, r.Took.Round(time.Second))

@@ -20,7 +20,9 @@ type site struct {
 	version string // "4.3.6"
 	nodes   []*node
 	release func(context.Context) error
-	http    *http.Client
+	// whole waits until every node of a cluster sees the others; nil for one node.
+	whole func(context.Context) error
+	http  *http.Client
 }
 
 // machine is what can be done to a node; brokers and nodes of clusters can.
@@ -60,7 +62,7 @@ func openSite(ctx context.Context, out io.Writer, version string, nodes int, han
 		}
 		s.version, s.release = b.FullVersion, b.Release
 		s.nodes = []*node{{machine: b, url: b.URL, management: b.ManagementURL}}
-	} else if err := s.openCluster(ctx, out, version, nodes); err != nil {
+	} else if err := s.openCluster(ctx, out, version); err != nil {
 		return nil, err
 	}
 	for _, n := range s.nodes {
