@@ -44,7 +44,10 @@ run_tests() { $GO test $race -count=1 -timeout=8m -json "$@" >&3; }
 ${MAKE:-make} --no-print-directory lint || failed lint
 
 mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /examples)
-mapfile -t with_broker < <($GO list ./integration/... ./examples/... 2>/dev/null)
+# Lateness is measured there, so one package at a time.
+mapfile -t timed < <($GO list ./integration ./integration/proxy ./examples/...)
+# These mostly wait for brokers of their own to start and to die.
+mapfile -t faulty < <($GO list ./integration/broker/... ./integration/chaos ./integration/cluster)
 run_tests "${unit[@]}"
 # Allocations are counted without the race detector, which makes some of its own.
 [ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&3
@@ -55,8 +58,8 @@ wait "$up"
 came_up=$?
 up=
 if [ $came_up -eq 0 ]; then
-	# One package at a time: lateness is measured.
-	run_tests -p=1 "${with_broker[@]}"
+	run_tests -p=1 "${timed[@]}"
+	run_tests -p=2 "${faulty[@]}"
 	$GO -C adapter/officialclient test $race -count=1 -timeout=8m -json ./integration >&3
 else
 	failed "integration: no broker"
