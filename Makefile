@@ -50,8 +50,8 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s)
 	done
 
 .PHONY: bench
-bench: ## Compare with other clients on a broker of our own; BENCHFLAGS=-quick takes two minutes
-	@$(BROKER) run any -- bash -c 'cd bench && HOPBACK_BENCH_URL="$$HOPBACK_URL" $(GO) run . $(BENCHFLAGS)'
+bench: ## Compare with other clients on a broker of our own; writes bench/latest.json and .svg; BENCHFLAGS=-quick takes two minutes
+	@$(BROKER) run any -- bash -c 'cd bench && HOPBACK_BENCH_URL="$$HOPBACK_URL" $(GO) run . -json latest.json -svg latest.svg $(BENCHFLAGS)'
 
 .PHONY: chaos
 chaos: ## Break everything around hopback and count; CHAOSFLAGS="-messages 50000 -faults 13 -nodes 1" takes minutes

@@ -108,3 +108,27 @@ func TestTheRatiosFitInto100Columns(t *testing.T) {
 		}
 	}
 }
+
+func TestMergedRoundsStaySideBySide(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string, runs map[string][]metrics) string {
+		r := &report{Broker: "RabbitMQ 4.3.6", Took: "1m0s", Notes: []string{"a note"}, Results: []*result{{Name: "publish", Title: "t", Runs: runs}}}
+		path := filepath.Join(dir, name)
+		if err := r.writeJSON(path); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	a := write("a", map[string][]metrics{nHop: {{rate: 2}, {rate: 4}}})
+	b := write("b", map[string][]metrics{nHop: {{rate: 30}, nil}, nRaw: {{rate: 10}, {rate: 10}}})
+	r, err := mergeReports([]string{a, b})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Results) != 1 || len(r.Results[0].Runs[nHop]) != 4 || len(r.Results[0].Ratios) != 1 || r.Rounds != 4 || r.Took != "2m0s" || len(r.Notes) != 1 {
+		t.Errorf("merged: %+v", r)
+	}
+	if got := *r.Results[0].Ratios[0].Times; got != (spread{3, 3, 3}) {
+		t.Errorf("ratios are %v", got)
+	}
+}

@@ -25,6 +25,7 @@ type options struct {
 	only, peers          *regexp.Regexp
 	quick, long          bool
 	json, svg, pprof     string
+	merge                []string
 	timeout, eachTimeout time.Duration
 }
 
@@ -57,6 +58,7 @@ func parse(args []string) (options, error) {
 	f.StringVar(&o.svg, "svg", "", "draw the ratios to this file")
 	f.StringVar(&o.pprof, "pprof", "", "write a CPU profile of everything that runs to this file; use it with -only and -peers")
 	f.DurationVar(&o.timeout, "timeout", 0, "stop after this and show what there is; 0 means 45 m, with -quick 5 m, with -long 2 h")
+	merge := f.String("merge", "", "run nothing: join what -json wrote into these files, separated by commas, as rounds of one run, and show it")
 	versions := f.Bool("versions", false, "show the versions of the peers and exit")
 	list := f.Bool("list", false, "show the contests and exit")
 	if err := f.Parse(args); err != nil {
@@ -73,6 +75,10 @@ func parse(args []string) (options, error) {
 			fmt.Printf("%-16s %s\n", c.name, c.title)
 		}
 		os.Exit(0)
+	}
+	if *merge != "" {
+		o.merge = strings.Split(*merge, ",")
+		return o, nil
 	}
 	def := func(p *int, full, quick int) {
 		if *p == 0 {
@@ -133,6 +139,17 @@ func moduleVersions() []string {
 }
 
 func run(ctx context.Context, o options) error {
+	if len(o.merge) > 0 {
+		r, err := mergeReports(o.merge)
+		if err != nil {
+			return err
+		}
+		for _, res := range r.Results {
+			res.printRatios(os.Stdout, nil)
+		}
+		r.print(os.Stdout)
+		return r.write(o)
+	}
 	slog.SetDefault(quiet) // the official client logs there
 	whole, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
@@ -162,13 +179,7 @@ func run(ctx context.Context, o options) error {
 	}
 	r.finish(whole.Err())
 	r.print(os.Stdout)
-	if o.json != "" {
-		err = r.writeJSON(o.json)
-	}
-	if o.svg != "" {
-		err = errors.Join(err, r.writeSVG(o.svg))
-	}
-	return errors.Join(err, ctx.Err(), r.failure())
+	return errors.Join(r.write(o), ctx.Err(), r.failure())
 }
 
 // settleDown lets what an earlier run left behind end, and collects its garbage, so

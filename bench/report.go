@@ -403,6 +403,16 @@ func wrap(s string, width int) string {
 	return b.String()
 }
 
+func (r *report) write(o options) (err error) {
+	if o.json != "" {
+		err = r.writeJSON(o.json)
+	}
+	if o.svg != "" {
+		err = errors.Join(err, r.writeSVG(o.svg))
+	}
+	return err
+}
+
 func (r *report) writeJSON(path string) error {
 	for _, res := range r.Results {
 		for _, q := range res.Ratios {
