@@ -335,8 +335,8 @@ func TestCommandMigrates(t *testing.T) {
 			defer mu.Unlock()
 			return len(seen) == messages
 		})
-		r = hopback.run(cli.Done, "migrate", file, "--from", "orders", "--to", "orders.v2")
-		assert.Contains(t, r.stderr, "it has been moved before")
+		r = hopback.run(cli.No, "migrate", file, "--from", "orders", "--to", "orders.v2")
+		assert.Contains(t, r.stderr, `if it was moved to "orders.v2" before, there is nothing left to do`)
 	})
 }
 

@@ -67,10 +67,10 @@ func (r *reader) parse(text []byte) *yaml.Node {
 		return nil
 	}
 	switch {
-	case len(text) > MaxSize:
-		return whole(fmt.Sprintf("has more than %d bytes, and so isn't a topology file", MaxSize), "give a YAML file such as the examples of hopback topology --help, or split it")
 	case bytes.IndexByte(text, 0) >= 0 || !utf8.Valid(text):
 		return whole("isn't text in UTF-8", "give a YAML file")
+	case len(text) > MaxSize:
+		return whole(fmt.Sprintf("has more than %d bytes, and so isn't a topology file", MaxSize), "give a YAML file of at most that size, or split it")
 	}
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	var doc yaml.Node

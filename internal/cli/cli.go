@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"regexp"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -168,10 +169,10 @@ func (c *command) say(err error) {
 	}
 }
 
-// plainText is an error without the package's prefix, which the program writes once.
-func plainText(err error) string {
-	return strings.ReplaceAll(err.Error(), "hopback: ", "")
-}
+// plainText is an error without the packages' prefix, which the program writes once.
+func plainText(err error) string { return prefix.ReplaceAllString(err.Error(), "$1") }
+
+var prefix = regexp.MustCompile(`(?m)(^|[\s(])hopback: `)
 
 // printJSON writes v to stdout.
 func (c *command) printJSON(v any) error {
@@ -216,7 +217,15 @@ func group(cmd *cobra.Command) {
 				names = append(names, sub.Name())
 			}
 		}
-		if best := suggest.Nearest(args[0], names); best != "" {
+		best := suggest.Nearest(args[0], names)
+		for _, sub := range cmd.Commands() {
+			for _, below := range sub.Commands() {
+				if below.Name() == args[0] {
+					best = sub.Name() + " " + args[0] // whoever leaves out "topology"
+				}
+			}
+		}
+		if best != "" {
 			return usage("%s has no command %.80q; did you mean %q?", cmd.CommandPath(), args[0], best)
 		}
 		return usage("%s has no command %.80q; there are %s", cmd.CommandPath(), args[0], strings.Join(names, ", "))

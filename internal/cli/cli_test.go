@@ -118,6 +118,7 @@ func TestMisuse(t *testing.T) {
 	huge := file(t, "huge.yaml", "work-queues:\n"+strings.Repeat("  orders:\n", 200_000))
 	binary := file(t, "image.png", "\x89PNG\r\n\x1a\n\x00\x00")
 	empty := file(t, "empty.yaml", "")
+	named := file(t, "hopback", strings.Repeat("\x00", topologyfile.MaxSize+1))
 	brace := file(t, "brace.json", "{")
 	two := file(t, "two.json", `{"queues":[{"name":"a","vhost":"one"},{"name":"a","vhost":"two"}]}`)
 	one := file(t, "one.json", `{"queues":[{"name":"a","vhost":"one","durable":true,"arguments":{"x-queue-type":"quorum"}}]}`)
@@ -129,6 +130,8 @@ func TestMisuse(t *testing.T) {
 	}{
 		{"topologie", []string{`hopback has no command "topologie"; did you mean "topology"?`}},
 		{"frobnicate", []string{"there are", "topology"}},
+		{"plan " + good, []string{`hopback has no command "plan"; did you mean "topology plan"?`}},
+		{"topology plan " + named, []string{"hopback: the file isn't text in UTF-8"}},
 		{"topology aply", []string{`hopback topology has no command "aply"; did you mean "apply"?`}},
 		{"topology plan", []string{"hopback topology plan needs a file: hopback topology plan topology.yaml"}},
 		{"topology plan a b", []string{"takes 1 file, not 2"}},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -110,14 +111,15 @@ func (c *command) move(ctx context.Context, b *broker, in input, cfg migrate.Con
 		names = append(names, q.Name)
 		there[q.Name] = true
 	}
-	switch to := cfg.New.Address().QueueName(); {
-	case there[cfg.Old]:
-	case there[to]:
-		c.say(fmt.Errorf("queue %q is gone and %q is there: it has been moved before", cfg.Old, to))
-	default:
+	if !there[cfg.Old] {
+		to := cfg.New.Address().QueueName()
 		err := fmt.Errorf("%s has no queue %q", b.shown, cfg.Old)
+		names = slices.DeleteFunc(names, func(n string) bool { return n == to })
 		if best := suggest.Nearest(cfg.Old, names); best != "" {
 			err = fmt.Errorf("%w; did you mean %q?", err, best)
+		}
+		if there[to] {
+			err = fmt.Errorf("%w; if it was moved to %q before, there is nothing left to do", err, to)
 		}
 		return coded(No, errors.Join(err, errors.New("nothing was done")))
 	}

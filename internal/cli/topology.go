@@ -203,8 +203,8 @@ func (c *command) apply() *cobra.Command {
 		Short: "Make the broker have the topology",
 		Long: `Make the broker have the topology: exchanges, then queues, then bindings. What is
 there already stays as it is; what is there in another way is refused before
-anything is done. Nothing is ever deleted or changed. It can be run again, and by
-many at once.`,
+anything is done, and the plan is printed in place of what was done. Nothing is
+ever deleted or changed. It can be run again, and by many at once.`,
 		Example: `  hopback topology apply topology.yaml
   HOPBACK_URL=amqps://ci:password@rabbit.example.com/shop hopback topology apply --json topology.yaml`,
 		Args:              files(1, 1),
