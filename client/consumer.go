@@ -139,6 +139,7 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	}
 	k := newConsumer(queue, source, h, cfg, consumerDeps{
 		open: c.openSession, give: closeSession, backoff: c.cfg.Reconnect, log: c.log, tell: c.tellUser,
+		deadLetters: c.deadLetters,
 	})
 	k.order = order
 	if err := c.join(k); err != nil {
@@ -185,6 +186,8 @@ type consumerDeps struct {
 	backoff Backoff
 	log     *slog.Logger
 	tell    func(Event) // nil: nobody listens
+	// deadLetters says whether a queue certainly has a dead-letter exchange.
+	deadLetters func(ctx context.Context, queue string) bool
 }
 
 func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consumerDeps) *consumer {
@@ -425,6 +428,9 @@ type stint struct {
 	// counts says that the broker counts what is given back as a delivery.
 	counts bool
 	leases *leases // nil where the broker takes no delivery back
+	// held are deliveries that nobody can read; guarded by consumer.mu.
+	held    []*Delivery
+	holding sync.WaitGroup
 	// closing is closed when workers are to take no more deliveries.
 	closing    chan struct{}
 	workers    sync.WaitGroup
@@ -611,6 +617,7 @@ const renewPause = time.Minute
 func (s *stint) renew(ctx context.Context, receive *receiving) bool {
 	s.window.stop(s.hurry)
 	receive.stop()
+	s.giveBackHeld()
 	grace := time.NewTimer(s.cfg.Grace)
 	defer grace.Stop()
 	s.awaitIdle(grace.C, ctx.Done())
@@ -659,7 +666,73 @@ func (s *stint) take(m *Message) {
 	}
 	d := &Delivery{message: m, queue: s.queue, received: time.Now(), link: s}
 	s.leases.begin(d)
+	if undecodable(m) {
+		s.hold(d)
+		return
+	}
 	s.quarantine.admit(d)
+}
+
+// hold deals with a message that go-amqp can't decode, so that nobody can handle it.
+// It is dead-lettered, as it was sent, if the queue is known to have a dead-letter
+// exchange; a queue that has none would drop it. So there it is held, unsettled, until
+// the consumer ends.
+func (s *stint) hold(d *Delivery) {
+	s.quarantine.pass(d)
+	s.holding.Go(func() {
+		err := errors.New("the message has a char or a decimal, is nested too deeply, or isn't encoded well: go-amqp can't decode it")
+		ctx, cancel := context.WithTimeout(context.Background(), prepareSlow)
+		defer cancel()
+		if s.deps.deadLetters != nil && s.deps.deadLetters(ctx, s.queue) {
+			s.log.Error("hopback: a message can't be read, it is dead-lettered", "error", err)
+			s.deadLetter(d, DeadLetter{Reason: ReasonUndecodable, Err: err})
+			return
+		}
+		s.log.Error("hopback: a message can't be read, and its queue isn't known to have a dead-letter exchange: it is held until the consumer ends", "error", err)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.held = append(s.held, d)
+		if len(s.held) <= s.cfg.Prefetch { // it mustn't take the place of what can be handled
+			d.message.Data = nil
+			d.uncounted.Store(true)
+			s.uncount()
+		}
+	})
+}
+
+// deadLetters asks the broker for the queue's arguments. A policy's dead-letter exchange
+// isn't among them.
+func (c *Conn) deadLetters(ctx context.Context, queue string) bool {
+	path, err := address.Queue(queue).Build()
+	if err != nil {
+		return false
+	}
+	status, reply, err := c.mgmt.Request(ctx, "GET", path, nil)
+	if err != nil || status != 200 {
+		return false
+	}
+	value := func(in any, key string) any {
+		switch m := in.(type) {
+		case map[string]any:
+			return m[key]
+		case map[any]any:
+			return m[key]
+		}
+		return nil
+	}
+	return value(value(reply, "arguments"), "x-dead-letter-exchange") != nil
+}
+
+// giveBackHeld is called by the drain, and before the session is replaced.
+func (s *stint) giveBackHeld() {
+	s.holding.Wait()
+	s.mu.Lock()
+	held := s.held
+	s.held = nil
+	s.mu.Unlock()
+	for _, d := range held {
+		s.push(d, disposition{kind: released})
+	}
 }
 
 // takenBack is told that the broker has given d to somebody else, since it was
@@ -924,6 +997,16 @@ func annotations(given map[string]any, more int) amqp.Annotations {
 	return a
 }
 
+// uncount is told of a delivery that isn't the window's any more.
+func (s *stint) uncount() {
+	if s.window.settled() == 0 {
+		select {
+		case s.idle <- struct{}{}:
+		default:
+		}
+	}
+}
+
 // settle writes dispositions, which gives the broker room for more.
 func (s *stint) settle(finish <-chan struct{}) {
 	one := func(x settlement) {
@@ -940,11 +1023,8 @@ func (s *stint) settle(finish <-chan struct{}) {
 		}
 		s.leases.end(x.delivery)
 		s.quarantine.settled(x.delivery)
-		if s.window.settled() == 0 {
-			select {
-			case s.idle <- struct{}{}:
-			default:
-			}
+		if !x.delivery.uncounted.Load() {
+			s.uncount()
 		}
 	}
 	for {
@@ -977,6 +1057,7 @@ func (s *stint) drain(receive *receiving, hard context.CancelCauseFunc) {
 	s.window.stop(s.hurry)
 	receive.stop()
 
+	s.giveBackHeld()
 	giveBack := func() {
 		for _, d := range s.quarantine.empty() {
 			s.push(d, disposition{kind: released})

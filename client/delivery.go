@@ -16,8 +16,11 @@ type Delivery struct {
 	queue    string
 	received time.Time
 	link     deliveryLink
-	suspect  bool    // see quarantine
-	lane     *string // see lanes; nil if it has none
+	suspect  bool // see quarantine
+	passed   bool // see quarantine.pass
+	// uncounted: it doesn't count toward the window any more.
+	uncounted atomic.Bool
+	lane      *string // see lanes; nil if it has none
 	// settling is set when what becomes of it is on its way to the broker.
 	settling atomic.Bool
 	lease    lease

@@ -95,10 +95,10 @@ func FuzzReadable(f *testing.F) {
 // A reply of the management's with anything in it answers the one request that it is
 // for, once.
 func FuzzManagementReply(f *testing.F) {
-	f.Add("200", uint64(1), 0, "body")
-	f.Add("-1", uint64(2), 1, "")
-	f.Add(strings.Repeat("9", 100), uint64(1), 4, "\xff")
-	f.Fuzz(func(t *testing.T, subject string, id uint64, kind int, body string) {
+	f.Add("200", uint64(1), uint(0), "body")
+	f.Add("-1", uint64(2), uint(1), "")
+	f.Add(strings.Repeat("9", 100), uint64(1), uint(4), "\xff")
+	f.Fuzz(func(t *testing.T, subject string, id uint64, kind uint, body string) {
 		s := &managementSession{waiting: map[uint64]*waiting{}}
 		w := &waiting{reply: make(chan managementReply, 1), release: func() {}}
 		require.True(t, s.enter(1, w))

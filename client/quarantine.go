@@ -73,9 +73,26 @@ func (q *quarantine) admit(d *Delivery) {
 	}
 }
 
+// pass takes note of a delivery that no worker gets.
+func (q *quarantine) pass(d *Delivery) {
+	d.passed = true
+	if q.off {
+		return
+	}
+	q.mu.Lock()
+	widen := q.probing && len(q.suspects) == 0 && !q.running
+	if widen {
+		q.probing = false
+	}
+	q.mu.Unlock()
+	if widen {
+		q.narrow(false)
+	}
+}
+
 // settled is told of every settlement.
 func (q *quarantine) settled(d *Delivery) {
-	if q.off {
+	if q.off || d.passed {
 		return
 	}
 	q.mu.Lock()

@@ -110,7 +110,7 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 		}
 		raw = t
 	}
-	numbers := &channels{Conn: coalesce(raw)}
+	numbers := &channels{Conn: &decodable{Conn: coalesce(raw)}}
 	watched := &handshake{Conn: numbers}
 	conn, err := amqp.NewConn(ctx, watched, &amqp.ConnOptions{
 		ContainerID:  cfg.Name,
@@ -150,6 +150,10 @@ func connectError(ep endpoint, h *handshake, err error) error {
 		if ep.sasl.source != nil {
 			e.Text = "the broker refused the OAuth 2 token"
 		}
+	case remoteAlert(err):
+		// With TLS 1.3 the broker's verdict on our certificate comes behind the
+		// handshake.
+		e.Kind = ErrTLS
 	case h.opening.Load() && !errors.Is(err, context.DeadlineExceeded):
 		// RabbitMQ closes the socket behind an open that it refuses, and go-amqp
 		// doesn't read the reason.
@@ -159,9 +163,16 @@ func connectError(ep endpoint, h *handshake, err error) error {
 			e.Text += " (" + reason + ")"
 		}
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
-		e.Text = "the connection ended in the handshake: is this an AMQP 1.0 port?"
+		e.Text = "the connection ended in the handshake: is this an AMQP 1.0 port? One with TLS needs an amqps:// URL"
 	}
 	return e
+}
+
+// remoteAlert says whether the broker has refused something in TLS: crypto/tls has no
+// type for that.
+func remoteAlert(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "remote error"
 }
 
 // handshake watches how far the opening of a connection got: whether SASL is

@@ -1,12 +1,18 @@
 package integration
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
+	"net"
+	"net/url"
 	"runtime"
 	"testing"
 	"time"
 
+	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
@@ -36,5 +42,89 @@ func TestHandlerThatEndsItsGoroutineLeavesItsHistory(t *testing.T) {
 			assert.Equal(t, "w-1", d.Worker)
 			assert.Contains(t, d.Error, "ended its goroutine")
 		}
+	})
+}
+
+// rewriting changes what go-amqp writes: it can't encode what others send.
+type rewriting struct {
+	net.Conn
+	from, to []byte
+}
+
+func (r *rewriting) Write(b []byte) (int, error) {
+	_, err := r.Conn.Write(bytes.Replace(b, r.from, r.to, 1))
+	return len(b), err
+}
+
+// putRaw sends a message with something in it replaced by other bytes, as many.
+func (s *site) putRaw(t *testing.T, queue string, m *amqp.Message, from, to []byte) {
+	t.Helper()
+	require.Len(t, to, len(from))
+	u, err := url.Parse(s.URL)
+	require.NoError(t, err)
+	raw, err := net.Dial("tcp", u.Host)
+	require.NoError(t, err)
+	password, _ := u.User.Password()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	conn, err := amqp.NewConn(ctx, &rewriting{raw, from, to}, &amqp.ConnOptions{HostName: "vhost:" + s.vhost, SASLType: amqp.SASLTypePlain(u.User.Username(), password)})
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	session, err := conn.NewSession(ctx, nil)
+	require.NoError(t, err)
+	target, err := address.Queue(queue).Build()
+	require.NoError(t, err)
+	l, err := session.NewSender(ctx, target, nil)
+	require.NoError(t, err)
+	require.NoError(t, l.Send(ctx, m, nil))
+}
+
+// A char, a decimal or a value nested a million levels deep can be sent by anybody.
+// go-amqp ends the link over the first two, after which RabbitMQ 4.3 delivers the
+// message again for ever, and the process over the last. Here they go to the
+// dead-letter queue, or are held where there is none, and the others are handled.
+func TestMessagesThatCannotBeDecodedHarmNoOthers(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, log := s.connect(t, soon)
+		apply(t, conn, declare.Topology{Queues: []declare.Queue{
+			declare.QuorumQueue{Name: "dead", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
+			declare.QuorumQueue{Name: "orders", DeliveryLimit: 3, DeadLetter: declare.ToQueue("dead")},
+			declare.QuorumQueue{Name: "nowhere", DeliveryLimit: 3, DeadLetter: declare.Drop()},
+		}})
+		hostile := func(queue string) (n int) {
+			for _, code := range []byte{0x73, 0x74} { // char, decimal32
+				m := amqp.NewMessage([]byte(`{"id":-1}`))
+				m.ApplicationProperties = map[string]any{"smile": uint32(0x1f600)}
+				s.putRaw(t, queue, m, []byte{0x70, 0, 1, 0xf6, 0}, []byte{code, 0, 1, 0xf6, 0})
+				n++
+			}
+			// A body of a data section becomes one of a value in a value in a value.
+			for _, levels := range []int{20_000, 1_000_000} {
+				body := append(bytes.Repeat([]byte{0, 0x53, 1}, levels), 0x40)
+				body = append([]byte{1}, body...)
+				size := binary.BigEndian.AppendUint32(nil, uint32(len(body)))
+				s.putRaw(t, queue, amqp.NewMessage(body), append([]byte{0, 0x53, 0x75, 0xb0}, size...), []byte{0, 0x53, 0x77, 0, 0x53, 1, 0, 0x53})
+				n++
+			}
+			return n
+		}
+		got := make(chan int, 100)
+		for _, queue := range []string{"orders", "nowhere"} {
+			n := hostile(queue)
+			s.peer(t).put(queue, amqp.NewMessage([]byte(`{"id":1}`)))
+			stop := consume(t, conn, queue, client.JSON(func(_ context.Context, o order) error { got <- o.ID; return nil }), client.ConsumerConfig{})
+			assert.Equal(t, 1, await(t, got, "a message behind them"))
+			if queue == "orders" {
+				poll(t, "they are in the dead-letter queue", func() bool { return ready(t, conn, "dead") == n })
+				assert.Len(t, log.with("can't be read, it is dead-lettered"), n)
+			} else {
+				poll(t, "they are held", func() bool { return len(log.with("it is held until the consumer ends")) == n })
+			}
+			require.NoError(t, stop())
+			if queue == "nowhere" {
+				poll(t, "they are back in their queue", func() bool { return ready(t, conn, queue) == n })
+			}
+		}
+		assert.Empty(t, log.with("lost"))
 	})
 }
