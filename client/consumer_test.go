@@ -60,7 +60,6 @@ func (e *nilCause) Unwrap() error { return e.cause }
 type (
 	embedding struct {
 		DeadLetter
-		more string
 	}
 	embeddingPointer struct{ *Requeue }
 	embeddingAny     struct{ Outcome }

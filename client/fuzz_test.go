@@ -3,7 +3,6 @@ package client
 import (
 	"bytes"
 	"encoding/binary"
-	"io"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -11,22 +10,6 @@ import (
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/require"
 )
-
-// Whatever the broker sends, and however it comes cut, it is passed on unchanged.
-func FuzzChannels(f *testing.F) {
-	f.Add([]byte("AMQP\x00\x01\x00\x00"), 3)
-	f.Add(append(performative(frameEnd, 1, 40), performative(frameBegin, 1, 20)...), 7)
-	f.Add([]byte("\xff\xff\xff\xff\x02\x00\x00\x00\x00\x53\x17"), 1)
-	f.Fuzz(func(t *testing.T, stream []byte, piece int) {
-		c := &channels{Conn: &recorder{reads: bytes.NewReader(stream), piece: 1 + max(piece, -piece, 0)%64}}
-		c.rests.Store(true)
-		got, err := io.ReadAll(c)
-		require.NoError(t, err)
-		require.True(t, bytes.Equal(stream, got))
-		require.LessOrEqual(t, cap(c.head), 64)
-		require.GreaterOrEqual(t, c.skip, 0)
-	})
-}
 
 // Frames that are no dispositions of ours leave as they are; those that are keep
 // their outcome and name every delivery, and no other.
