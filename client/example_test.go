@@ -4,7 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
+	"os"
+	"strings"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
@@ -98,4 +104,37 @@ func ExampleOAuth2() {
 	_, err := client.Connect(context.Background(), "amqp://127.0.0.1:1", cfg)
 	fmt.Println(errors.Is(err, client.ErrUnreachable))
 	// Output: true
+}
+
+// What became of each message of a batch.
+func ExamplePublisher_PublishAll() {
+	// publisher is as NewPublisher returns it.
+	publish := func(ctx context.Context, publisher *client.Publisher[Order], orders []Order) {
+		err := publisher.PublishAll(ctx, orders)
+		if batch, ok := errors.AsType[*client.BatchError](err); ok {
+			for _, f := range batch.Failed {
+				log.Printf("order %s: %v; safe to publish again: %t", orders[f.Index].ID, f.Err, client.SafeToRetry(f.Err))
+			}
+		}
+	}
+	_ = publish
+}
+
+// The batch of the README is the one of the example.
+func TestREADMEPublishesAsTheExampleDoes(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	require.NoError(t, err)
+	_, section, found := strings.Cut(string(readme), "\n## Publishing\n")
+	require.True(t, found)
+	_, rest, found := strings.Cut(section, "```go\n")
+	require.True(t, found)
+	block, _, found := strings.Cut(rest, "```")
+	require.True(t, found)
+	examples, err := os.ReadFile("example_test.go")
+	require.NoError(t, err)
+	var indented strings.Builder
+	for line := range strings.Lines(block) {
+		indented.WriteString("\t\t" + line)
+	}
+	require.Contains(t, string(examples), indented.String())
 }
