@@ -38,7 +38,7 @@ type Config struct {
 	// lost link. There is no limit to their number.
 	Reconnect Backoff
 	// IdleTimeout is after how long without a sign of life the broker is taken
-	// for lost. Default: 30 s.
+	// for lost; at least 2 s. Default: 30 s.
 	IdleTimeout time.Duration
 	// PreferLeaderOf, if not empty, is a queue: of several Endpoints, the one whose
 	// node leads it is connected to, where it can be reached, which spares its
@@ -55,6 +55,10 @@ type Config struct {
 	// deliveries that couldn't be settled. Default: slog.Default().
 	Logger *slog.Logger
 }
+
+// minIdleTimeout: go-amqp tells the broker half of it, as the standard advises, and
+// RabbitMQ closes a connection that asks for half a second, without a word why.
+const minIdleTimeout = 2 * time.Second
 
 // Backoff is a pause that doubles from Min to Max, with full jitter: each pause
 // is random between nothing and that. Defaults: 100 ms and 10 s.
@@ -101,8 +105,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.ConnectTimeout < 0 || c.IdleTimeout < 0 || c.Reconnect.Min < 0 || c.Reconnect.Max < 0 {
 		return c, argument.New("Config", nil, "has a negative duration", "use positive ones, or 0 for the default")
 	}
-	if c.IdleTimeout != 0 && c.IdleTimeout < time.Second {
-		return c, argument.New("Config.IdleTimeout", c.IdleTimeout, "is below 1 s", "use at least 1 s: a busy broker is silent that long")
+	if c.IdleTimeout != 0 && c.IdleTimeout < minIdleTimeout {
+		return c, argument.New("Config.IdleTimeout", c.IdleTimeout, "is below 2 s", "use at least 2 s: RabbitMQ refuses less")
 	}
 	if !utf8.ValidString(c.Name) || len(c.Name) > 255 {
 		return c, argument.New("Config.Name", c.Name, "is over 255 bytes or not valid UTF-8", "use a short name")
