@@ -23,6 +23,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/migrate"
+	"github.com/hopback/hopback/integration/proxy"
 	"github.com/hopback/hopback/internal/cli"
 )
 
@@ -56,7 +57,7 @@ type printed struct {
 	stdout, stderr string
 }
 
-// run wants an exit code.
+// run wants an exit code. It can be called from several goroutines.
 func (h shell) run(code int, args ...string) printed {
 	h.t.Helper()
 	return h.runIn(h.t.Context(), code, args...)
@@ -69,7 +70,7 @@ func (h shell) runIn(ctx context.Context, code int, args ...string) printed {
 		Args: append([]string{"topology"}, args...), Env: func(k string) string { return h.env[k] },
 		Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr,
 	})
-	require.Equal(h.t, code, got, "hopback topology %s\n%s\n%s", strings.Join(args, " "), &stdout, &stderr)
+	assert.Equal(h.t, code, got, "hopback topology %s\n%s\n%s", strings.Join(args, " "), &stdout, &stderr)
 	if h.never != "" {
 		assert.NotContains(h.t, stdout.String()+stderr.String(), h.never, "a password")
 	}
@@ -183,7 +184,7 @@ func TestCommandWithoutPermissionOrAPI(t *testing.T) {
 		for who, u := range map[string]string{"nothing": s.user(t, "^$", "^$", "^$"), "read only": s.user(t, "^$", "^$", ".*")} {
 			hopback := s.as(t, u)
 			r := hopback.run(cli.Unknown, "apply", file)
-			assert.Contains(t, r.stderr, "configure access", who)
+			assert.Contains(t, r.stderr, "refused for user", who)
 			if who == "read only" {
 				// It may look: what can't be told is said with the reason.
 				assert.Contains(t, hopback.run(cli.Done, "plan", file).stdout, "lacks the tag for it (management", who)
@@ -197,10 +198,16 @@ func TestCommandWithoutPermissionOrAPI(t *testing.T) {
 		wrong := s.as(t, s.urlOf(func(u *url.URL) { u.User = url.UserPassword("guest", "not-the-password") }))
 		nowhere := s.shell(t)
 		nowhere.env["HOPBACK_URL"] = s.urlOf(func(u *url.URL) { u.Path = "/no-such-vhost" })
-		assert.Contains(t, wrong.run(cli.Unknown, "apply", file).stderr, "authentication failed") // which takes 3 s
+		var asking sync.WaitGroup // each takes the broker 3 s
 		for _, sub := range []string{"plan", "apply", "verify", "delete"} {
-			assert.Contains(t, nowhere.run(cli.Unknown, sub, file).stderr, "virtual host refused", sub)
+			asking.Go(func() {
+				assert.Contains(t, wrong.run(cli.Unknown, sub, file).stderr, "authentication failed", sub)
+			})
+			asking.Go(func() {
+				assert.Contains(t, nowhere.run(cli.Unknown, sub, file).stderr, "virtual host refused", sub)
+			})
 		}
+		asking.Wait()
 		assert.Contains(t, wrong.run(cli.Unknown, "export").stderr, "status 401")
 		assert.Contains(t, nowhere.run(cli.Unknown, "export").stderr, `there is no vhost "no-such-vhost"`)
 		assert.Empty(t, s.things(t), "nothing is half done")
@@ -345,20 +352,26 @@ func TestCommandMigrates(t *testing.T) {
 func TestCommandInterrupted(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		hopback := s.shell(t)
+		slow, err := proxy.New(s.host())
+		require.NoError(t, err)
+		t.Cleanup(slow.Close)
+		slow.Slow(5*time.Millisecond, 4000)
+		through := s.shell(t)
+		through.env["HOPBACK_URL"] = s.urlOf(func(u *url.URL) { u.Host = slow.Addr() })
 		var text strings.Builder
-		text.WriteString("queues:\n")
+		text.WriteString("exchanges: {x: }\nqueues: {q: {dead-letter: drop}}\nbindings:\n")
 		for i := range 60 {
-			fmt.Fprintf(&text, "  q%d: {dead-letter: drop}\n", i)
+			fmt.Fprintf(&text, "  - {source: x, queue: q, key: \"%d\"}\n", i)
 		}
 		file := yaml(t, text.String())
 		ctx, interrupt := context.WithCancel(t.Context())
-		go func() {
-			for began := time.Now(); len(s.things(t)) < 3 && time.Since(began) < patience; {
-				time.Sleep(5 * time.Millisecond)
-			}
-			interrupt()
-		}()
-		r := hopback.runIn(ctx, cli.Interrupted, "apply", file)
+		defer interrupt()
+		ended := make(chan printed, 1)
+		go func() { ended <- through.runIn(ctx, cli.Interrupted, "apply", file) }()
+		poll(t, "bindings come about", func() bool { return len(s.things(t)) > 2 })
+		interrupt()
+		r := await(t, ended, "the interrupted command")
+		assert.Contains(t, r.stdout, "created   queue \"q\"")
 		assert.Contains(t, r.stdout, " not tried")
 		hopback.run(cli.Done, "apply", file)
 		hopback.run(cli.Done, "plan", "--exit-code", file)
