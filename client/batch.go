@@ -138,7 +138,7 @@ func (b *batch) wait(ctx context.Context) {
 	case <-b.done:
 		return
 	case <-ctx.Done():
-	case <-b.s.done:
+	case <-b.s.ctx.Done():
 	}
 	for i := range b.out {
 		o := &b.out[i]
@@ -146,7 +146,7 @@ func (b *batch) wait(ctx context.Context) {
 			continue // wasn't queued
 		}
 		if m, kind := b.s.leave(o); kind != nil {
-			err := b.s.closed()
+			err := b.s.closed(kind)
 			if ctx.Err() != nil {
 				err = ended(b.s.op, b.s.target, kind, ctx)
 			}

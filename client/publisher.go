@@ -95,7 +95,8 @@ func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cf
 //	ErrNotFound          nothing was sent: the exchange or queue is gone
 //	ErrUnroutable        not stored: no queue is bound for the routing key
 //	ErrRefused           refused by at least one queue, with the broker's reason where it gives one
-//	ErrOutcomeUnknown    it was sent, and ctx or the connection ended before the answer
+//	ErrOutcomeUnknown    it was sent, and ctx ended before the answer; or the link was lost, and
+//	                     NoResend is set, or the broker refuses another: that is the cause then
 //
 // SafeToRetry tells whether sending again can make a duplicate.
 func (p *Publisher[T]) Publish(ctx context.Context, v T, edit ...func(*Message)) error {
@@ -189,8 +190,10 @@ func PublishTo(to address.Address) func(*Message) {
 	}
 }
 
-// Close waits until all that was handed to Publish is answered, within ctx, and
-// closes the link. Publish returns ErrClosed from then on.
+// Close waits until all that was handed to Publish and PublishAll is answered, within
+// ctx, and closes the link. When ctx ends the rest is cut off, and the error says so.
+// Publish returns ErrClosed from then on. Close returns in whatever state the
+// connection is: while it is being rebuilt, too, or the broker has an alarm.
 func (p *Publisher[T]) Close(ctx context.Context) error { return p.core.shut(ctx) }
 
 func (p *Publisher[T]) message(v T) (m *Message, err error) {

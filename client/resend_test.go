@@ -367,6 +367,35 @@ func TestCloseEndsUnderAnAlarm(t *testing.T) {
 	})
 }
 
+func TestCloseEndsWhenTheBrokerDoesNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		b.verdict, b.window = withhold, 1
+		silent := make(chan struct{})
+		b.hook = func(step string) error {
+			if strings.HasPrefix(step, "close") {
+				<-silent
+			}
+			return nil
+		}
+		s := startResender(b)
+		answers := sendAll(within(t, time.Hour), s, "sent")
+		left := sendAll(within(t, time.Hour), s, "written", "queued")
+		begin := time.Now()
+		require.ErrorIs(t, s.close(within(t, time.Minute)), ErrOutcomeUnknown)
+		assert.Equal(t, time.Minute+lastAnswer, time.Since(begin))
+		require.ErrorIs(t, <-answers[0], ErrOutcomeUnknown)
+		require.ErrorIs(t, <-left[0], ErrOutcomeUnknown)
+		require.ErrorIs(t, <-left[1], ErrNotSent)
+		err := s.do(t.Context(), withID("late"))
+		require.ErrorIs(t, err, ErrNotSent)
+		require.ErrorIs(t, err, ErrClosed)
+		b.kill(errFakeConn)
+		close(silent)
+		<-s.done
+	})
+}
+
 func TestPublishAllTellsWhatBecameOfEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker(t)

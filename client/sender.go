@@ -176,6 +176,9 @@ func newSender(op, target string, cfg senderConfig, open func(context.Context) (
 	return s
 }
 
+// lastAnswer is how long close waits for the broker after its ctx has ended.
+const lastAnswer = time.Second
+
 // close lets what is queued go out and be answered, within ctx; then it cuts off.
 // It is an error if anything was cut off.
 func (s *sender) close(ctx context.Context) error {
@@ -186,7 +189,13 @@ func (s *sender) close(ctx context.Context) error {
 	case <-ctx.Done():
 		open := s.unanswered.Load() + s.callers.Load()
 		s.cut()
-		<-s.done
+		// A broker that doesn't answer isn't waited for; the connection's end ends it.
+		t := time.NewTimer(lastAnswer)
+		defer t.Stop()
+		select {
+		case <-s.done:
+		case <-t.C:
+		}
 		if open == 0 {
 			return nil
 		}
@@ -585,7 +594,7 @@ func (s *sender) unknown(err error) error {
 func (s *sender) enter() error {
 	select {
 	case <-s.stop:
-		return s.closed()
+		return s.closed(ErrNotSent)
 	default:
 		s.callers.Add(1)
 		return nil
@@ -602,15 +611,15 @@ func (s *sender) exit() {
 	}
 }
 
-func (s *sender) closed() error {
-	return &Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrClosed}
+func (s *sender) closed(kind error) error {
+	return &Error{Op: s.op, Target: s.target, Kind: kind, Err: ErrClosed}
 }
 
 // put queues out, within ctx. After an error it isn't queued.
 func (s *sender) put(ctx context.Context, out *outgoing) error {
-	if out.size = s.budget.size(out.msg); !s.budget.take(ctx, s.done, out.size) {
+	if out.size = s.budget.size(out.msg); !s.budget.take(ctx, s.ctx.Done(), out.size) {
 		if ctx.Err() == nil {
-			return s.closed()
+			return s.closed(ErrNotSent)
 		}
 		return ended(s.op, s.target, ErrNotSent, ctx)
 	}
@@ -620,9 +629,9 @@ func (s *sender) put(ctx context.Context, out *outgoing) error {
 	case <-ctx.Done():
 		s.budget.give(out.size)
 		return ended(s.op, s.target, ErrNotSent, ctx)
-	case <-s.done:
+	case <-s.ctx.Done():
 		s.budget.give(out.size)
-		return s.closed()
+		return s.closed(ErrNotSent)
 	}
 }
 
@@ -651,10 +660,10 @@ func (s *sender) do(ctx context.Context, m *Message) error {
 	}
 	select {
 	case err = <-c.answer:
-	case <-s.done:
-		// Queued behind the sender's last look at its queue, or answered just now.
+	case <-s.ctx.Done():
+		// Cut off; or queued behind the sender's last look at its queue.
 		if _, kind := s.leave(&c.outgoing); kind != nil {
-			return s.closed()
+			return s.closed(kind)
 		}
 		err = <-c.answer
 	case <-ctx.Done():

@@ -336,3 +336,38 @@ func TestCancelledPublishesHarmNobodyElse(t *testing.T) {
 		report(t, s, "%d large messages given up, %d sent in time, %d others untouched", gaveUp.Load(), outcomeKnown.Load(), rounds)
 	})
 }
+
+// A broker that falls silent, with the window full and messages waiting, holds up
+// neither callers nor Close.
+func TestClosePublisherEndsThoughTheBrokerIsSilent(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		wire, through := s.through(t)
+		conn, _ := connectTo(t, through, soon)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
+		p := publisher[order](t, conn, address.Queue("orders"))
+		publish(t, p, order{})
+		wire.Stall()
+		published := make(chan error, 1)
+		go func() { published <- p.PublishAll(context.Background(), make([]order, 2000)) }()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		assert.ErrorIs(t, p.Publish(ctx, order{ID: 1}), context.DeadlineExceeded)
+		began := time.Now()
+		ctx, cancel = context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		assert.ErrorIs(t, p.Close(ctx), client.ErrOutcomeUnknown)
+		closed := time.Since(began)
+		assert.Less(t, closed, 3*time.Second)
+		err := await(t, published, "the batch ends with its publisher")
+		var batch *client.BatchError
+		require.ErrorAs(t, err, &batch)
+		assert.ErrorIs(t, err, client.ErrOutcomeUnknown)
+		assert.ErrorIs(t, err, client.ErrNotSent)
+		ctx, cancel = context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		_ = conn.Close(ctx)
+		assert.Less(t, time.Since(began), 6*time.Second)
+		wire.Resume()
+		report(t, s, "Publisher.Close with a ctx of 500 ms took %v; %d of 2000 messages were told", closed.Round(time.Millisecond), len(batch.Failed))
+	})
+}
