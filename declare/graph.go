@@ -145,11 +145,12 @@ type graph struct {
 	ids   map[Thing]string
 	taken map[string]bool
 	edges []edge
+	drawn map[edge]bool
 }
 
 func newGraph(s Snapshot) *graph {
 	s.sort()
-	g := &graph{routes: newRoutes(s), ids: map[Thing]string{}, taken: map[string]bool{}}
+	g := &graph{routes: newRoutes(s), ids: map[Thing]string{}, taken: map[string]bool{}, drawn: map[edge]bool{}}
 	end := g.endOfLine()
 	used := map[string]bool{}
 	for _, b := range s.Bindings {
@@ -250,7 +251,8 @@ func (g *graph) link(from, to Thing, label string, dotted bool) {
 		}
 	}
 	e := edge{g.ids[from], g.ids[to], label, dotted}
-	if !slices.Contains(g.edges, e) {
+	if !g.drawn[e] {
+		g.drawn[e] = true
 		g.edges = append(g.edges, e)
 	}
 }
@@ -317,47 +319,49 @@ func (g *graph) retryLabel(entry, work string) string {
 // endOfLine are the queues without a way on into the cycle: those that only take
 // dead letters, and whose own come to nothing but such queues.
 func (g *graph) endOfLine() map[string]bool {
+	// A queue to which a delay queue sends by a binding is a work queue; by an
+	// alternate exchange only, the end of the line.
+	back, aside := map[string]bool{}, map[string]bool{}
+	followed := map[string]bool{}
+	for _, q := range g.sorted() {
+		exchange, key, ok := q.deadLetters()
+		switch {
+		case !ok || !q.delays():
+		case exchange == "" && key != nil:
+			back[*key] = true
+		default:
+			g.behind(exchange, back, followed)
+		}
+	}
+	followed = map[string]bool{}
+	for _, x := range g.sortedExchanges() {
+		if x.alternate != "" {
+			g.behind(x.alternate, aside, followed)
+		}
+	}
 	end := map[string]bool{}
 	for _, q := range g.sorted() {
-		if q.delays() || len(g.feeders(q.Name)) == 0 && !g.isAlternateTarget(q.Name) {
+		if q.delays() || len(g.feeders(q.Name)) == 0 && !aside[q.Name] {
 			continue
 		}
-		// A queue to which a delay queue sends by a binding is a work queue; by an
-		// alternate exchange only, the end of the line.
-		end[q.Name] = !g.comesBack(q.Name)
+		end[q.Name] = !back[q.Name]
 	}
 	return end
 }
 
-// comesBack reports whether a delay queue's exchange is bound to a queue, at some
-// remove.
-func (g *graph) comesBack(name string) bool {
-	for _, q := range g.sorted() {
-		exchange, key, ok := q.deadLetters()
-		if !ok || !q.delays() {
-			continue
-		}
-		if exchange == "" && key != nil && *key == name || g.boundTo(exchange, name, map[string]bool{}) {
-			return true
+// behind adds the queues that are bound to an exchange, at some remove.
+func (g *graph) behind(exchange string, into, followed map[string]bool) {
+	if followed[exchange] {
+		return
+	}
+	followed[exchange] = true
+	for _, b := range g.bySource[exchange] {
+		if b.Queue != "" {
+			into[b.Queue] = true
+		} else {
+			g.behind(b.Exchange, into, followed)
 		}
 	}
-	return false
-}
-
-func (g *graph) boundTo(exchange, queue string, seen map[string]bool) bool {
-	if seen[exchange] {
-		return false
-	}
-	seen[exchange] = true
-	return slices.ContainsFunc(g.bySource[exchange], func(b Binding) bool {
-		return b.Queue == queue && queue != "" || b.Exchange != "" && g.boundTo(b.Exchange, queue, seen)
-	})
-}
-
-func (g *graph) isAlternateTarget(queue string) bool {
-	return slices.ContainsFunc(g.sortedExchanges(), func(x liveExchange) bool {
-		return x.alternate != "" && g.boundTo(x.alternate, queue, map[string]bool{})
-	})
 }
 
 // onlyTo reports whether an exchange leads to the end of the line and nowhere

@@ -1,9 +1,11 @@
 package declare_test
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -89,4 +91,21 @@ func TestGraphOfHostileNames(t *testing.T) {
 	assert.NotContains(t, bare, `"`)
 	assert.Equal(t, strings.Count(bare, "{"), strings.Count(bare, "}"), bare)
 	assert.Regexp(t, `^[A-Za-z0-9_{}\[\];=,> \n-]*$`, bare)
+}
+
+// Thousands of queues are checked and drawn in a moment: nothing looks at every
+// binding for every queue.
+func TestManyQueues(t *testing.T) {
+	t.Parallel()
+	const queues = 5000
+	topology := cycle()
+	for i := range queues {
+		name := fmt.Sprintf("queue-%d", i)
+		topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: name, DeadLetter: declare.DeadLetter{Exchange: "dlx", RoutingKey: name}})
+		topology.Bindings = append(topology.Bindings, declare.Binding{Source: "dlx", Queue: "orders.dead", Key: name}, declare.Binding{Source: "requeue", Queue: name, Key: "*.*." + name})
+	}
+	began := time.Now()
+	assert.Empty(t, declare.Check(topology.Snapshot(), topology).Findings)
+	assert.Equal(t, queues, strings.Count(declare.Mermaid(topology.Snapshot()), "worker of queue-"))
+	assert.Less(t, time.Since(began), 20*time.Second)
 }

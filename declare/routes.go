@@ -11,13 +11,16 @@ type routes struct {
 	queues    map[string]liveQueue
 	exchanges map[string]liveExchange
 	bySource  map[string][]Binding
-	bound     map[string]bool // queues with a binding
+	byKey     map[sourceKey][]Binding // of direct exchanges
+	bound     map[string]bool         // queues with a binding
 
 	// What was worked out before: many queues share a dead-letter exchange.
 	order   []liveQueue
 	reached map[letterTo]map[string]bool
 	fed     map[string][]liveQueue
 }
+
+type sourceKey struct{ source, key string }
 
 type letterTo struct {
 	exchange, key, reason string
@@ -36,7 +39,7 @@ type liveExchange struct {
 }
 
 func newRoutes(s Snapshot) *routes {
-	r := &routes{s: s, queues: map[string]liveQueue{}, exchanges: map[string]liveExchange{}, bySource: map[string][]Binding{}, bound: map[string]bool{}, reached: map[letterTo]map[string]bool{}}
+	r := &routes{s: s, queues: map[string]liveQueue{}, exchanges: map[string]liveExchange{}, bySource: map[string][]Binding{}, byKey: map[sourceKey][]Binding{}, bound: map[string]bool{}, reached: map[letterTo]map[string]bool{}}
 	for _, q := range s.Queues {
 		r.queues[q.Name] = liveQueue{q, s.effective(KindQueue, q.Type, q.Name, q.Arguments)}
 	}
@@ -46,6 +49,10 @@ func newRoutes(s Snapshot) *routes {
 	}
 	for _, b := range s.Bindings {
 		r.bySource[b.Source] = append(r.bySource[b.Source], b)
+		if r.exchanges[b.Source].Type == Direct {
+			at := sourceKey{b.Source, b.Key}
+			r.byKey[at] = append(r.byKey[at], b)
+		}
 		r.bound[b.Queue] = true
 	}
 	return r
@@ -131,7 +138,7 @@ func (r *routes) walk(exchange string, l letter, found, seen map[string]bool) {
 		return
 	}
 	certain := false
-	for _, b := range r.bySource[exchange] {
+	for _, b := range r.candidates(x, l) {
 		may, must := x.matches(b, l)
 		certain = certain || must
 		switch {
@@ -166,12 +173,21 @@ func (r *routes) sure(exchange string, l letter, seen map[string]bool) bool {
 	if !ok {
 		return false
 	}
-	for _, b := range r.bySource[exchange] {
+	for _, b := range r.candidates(x, l) {
 		if _, must := x.matches(b, l); must && (b.Queue != "" || r.sure(b.Exchange, l, seen)) {
 			return true
 		}
 	}
 	return x.alternate != "" && r.sure(x.alternate, l, seen)
+}
+
+// candidates are the bindings that a letter may match: a direct exchange can have
+// thousands, of which one is asked for.
+func (r *routes) candidates(x liveExchange, l letter) []Binding {
+	if x.Type == Direct && l.key != nil {
+		return r.byKey[sourceKey{x.Name, *l.key}]
+	}
+	return r.bySource[x.Name]
 }
 
 // matches says whether a letter may match a binding, and whether it must.

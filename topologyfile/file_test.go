@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -391,4 +392,26 @@ func FuzzParse(f *testing.F) {
 		require.NoError(t, err, "%s", encoded)
 		require.Equal(t, file.Topology.Snapshot(), again.Topology.Snapshot(), "%s", encoded)
 	})
+}
+
+// A file of the largest size is read, or refused, in a moment.
+func TestLargeFiles(t *testing.T) {
+	t.Parallel()
+	unknown, queues := strings.Builder{}, strings.Builder{}
+	queues.WriteString("queues:\n")
+	for i := range 20_000 {
+		fmt.Fprintf(&unknown, "no-such-key-%d: \n", i)
+		fmt.Fprintf(&queues, " queue-%d: {dead-letter: drop}\n", i)
+	}
+	began := time.Now()
+	_, err := topologyfile.Parse("f", []byte(unknown.String()))
+	require.ErrorContains(t, err, "and 19980 more")
+	f, err := topologyfile.Parse("f", []byte(queues.String()))
+	require.NoError(t, err)
+	assert.Len(t, f.Topology.Queues, 20_000)
+	for _, open := range []string{"[", "{a: ", "- ", "? "} {
+		_, err := topologyfile.Parse("f", []byte("queues: "+strings.Repeat(open, 200_000)))
+		assert.ErrorContains(t, err, "isn't YAML")
+	}
+	assert.Less(t, time.Since(began), 20*time.Second)
 }

@@ -10,7 +10,10 @@ import (
 
 // hint is what to write in place of a word that isn't known here: the nearest of
 // those that are, where else it is known, or what is known.
-func hint(got string, known []string) string {
+func (r *reader) hint(got string, known []string) string {
+	if len(r.errs) > maxErrors {
+		return "" // nobody will see it
+	}
 	if best := suggest.Nearest(got, known); best != "" {
 		return fmt.Sprintf("did you mean %q?", best)
 	}

@@ -102,7 +102,7 @@ func readKeys[T any](r *reader, a at, keys []key[T], into *T) {
 			for i, k := range keys {
 				names[i] = k.name
 			}
-			r.bad(a.key(p.key, p.name), nil, "is no key that is known here", hint(p.name, names))
+			r.bad(a.key(p.key, p.name), nil, "is no key that is known here", r.hint(p.name, names))
 			continue
 		}
 		found[p.name] = true
@@ -171,7 +171,7 @@ func word(words ...string) shape[string] {
 				return "", false
 			}
 			if !slices.Contains(words, a.node.Value) {
-				r.bad(a, a.node.Value, "isn't one of "+strings.Join(words, ", "), hint(a.node.Value, words))
+				r.bad(a, a.node.Value, "isn't one of "+strings.Join(words, ", "), r.hint(a.node.Value, words))
 				return "", false
 			}
 			return a.node.Value, true
