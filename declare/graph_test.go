@@ -97,7 +97,7 @@ func TestGraphOfHostileNames(t *testing.T) {
 // binding for every queue.
 func TestManyQueues(t *testing.T) {
 	t.Parallel()
-	const queues = 5000
+	const queues = 3000
 	topology := cycle()
 	for i := range queues {
 		name := fmt.Sprintf("queue-%d", i)
