@@ -139,6 +139,8 @@ func TestNewPublisherRefusesWhatCannotWork(t *testing.T) {
 	}
 	_, err := NewPublisher[string](t.Context(), c, address.Queue("q"), PublisherConfig{Pending: -1})
 	require.ErrorAs(t, err, new(*argument.Error))
+	_, err = NewPublisher[string](t.Context(), c, address.Queue("q"), PublisherConfig{PendingBytes: -1})
+	require.ErrorAs(t, err, new(*argument.Error))
 }
 
 func TestConsumeRefusesWhatCannotWork(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,7 +22,11 @@ import (
 // again, so some are there twice.
 func TestPublishingKeepsOrderWhileConnectionsAreCut(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
-		const messages, cuts, batch = 20_000, 32, 5_000
+		const batch = 5_000
+		messages, cuts := 20_000, 32
+		if os.Getenv("HOPBACK_LONG") != "" {
+			messages, cuts = 200_000, 320
+		}
 		direct, _ := s.connect(t)
 		apply(t, direct, queueOf(declare.QuorumQueue{Name: "orders"}))
 		wire, through := s.through(t)
@@ -41,7 +46,7 @@ func TestPublishingKeepsOrderWhileConnectionsAreCut(t *testing.T) {
 		t.Logf("seed %d", seed)
 		random := rand.New(rand.NewPCG(seed, 0))
 		var sent atomic.Int64 // made into messages so far
-		ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		published := make(chan error, 1)
 		go func() {
@@ -59,11 +64,11 @@ func TestPublishingKeepsOrderWhileConnectionsAreCut(t *testing.T) {
 		// messages after the link was back.
 		done := 0
 		for done < cuts && len(published) == 0 {
-			next := sent.Load() + 1 + random.Int64N(messages/cuts-50)
+			next := sent.Load() + 1 + random.Int64N(int64(messages/cuts*2/3))
 			poll(t, "it goes on", func() bool { return sent.Load() >= next || len(published) > 0 })
 			done += wire.Cut()
 		}
-		require.NoError(t, await(t, published, "all are published"))
+		require.NoError(t, <-published) // within ctx
 		took := time.Since(began)
 
 		seen := make([]bool, messages)
@@ -84,9 +89,13 @@ func TestPublishingKeepsOrderWhileConnectionsAreCut(t *testing.T) {
 			}
 			return nil
 		}), client.ConsumerConfig{Concurrency: 1, Prefetch: 500})
-		await(t, arrived, "all that was published")
+		select {
+		case <-arrived:
+		case <-ctx.Done():
+			require.FailNow(t, "not all that was published arrives")
+		}
 		poll(t, "the queue is empty", func() bool { return ready(t, direct, "orders") == 0 })
-		assert.GreaterOrEqual(t, done, 30, "cuts")
+		assert.GreaterOrEqual(t, done, cuts-2, "cuts")
 		report(t, s, "%d messages in order over %d cuts in %v (%v with consuming), %d links lost with %d messages unanswered, %d duplicates",
 			messages, done, took.Round(time.Millisecond), time.Since(began).Round(time.Millisecond), lost.Load(), unanswered.Load(), duplicates)
 	})
