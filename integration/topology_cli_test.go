@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,6 +24,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/migrate"
+	"github.com/hopback/hopback/integration/broker"
 	"github.com/hopback/hopback/integration/proxy"
 	"github.com/hopback/hopback/internal/cli"
 )
@@ -261,6 +263,27 @@ func TestCommandExportsAndImports(t *testing.T) {
 	})
 }
 
+// One broker isn't changed by what another one's HTTP API says, even where both have
+// the virtual host.
+func TestCommandNoticesAnotherBrokersAPI(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		i := slices.IndexFunc(brokers, func(b *broker.Broker) bool { return b.Version != s.Version })
+		other := &site{Broker: brokers[i], vhost: s.vhost}
+		other.http(t, http.MethodPut, "/vhosts/"+s.vhost, nil, nil)
+		t.Cleanup(func() { other.remove(t) })
+		hopback, file := s.shell(t), yaml(t, shopFile)
+		hopback.env["HOPBACK_MANAGEMENT_URL"] = other.ManagementURL
+		for _, args := range [][]string{{"apply", file}, {"delete", file}} {
+			assert.Contains(t, hopback.run(cli.Usage, args...).stderr, "--management-url belongs to another broker; nothing was done")
+		}
+		assert.Empty(t, s.things(t))
+		hopback.env["HOPBACK_MANAGEMENT_URL"] = "" // not guessed, since the port is none of RabbitMQ's
+		if !strings.HasSuffix(s.host(), ":5672") {
+			assert.Contains(t, hopback.run(cli.Done, "plan", file).stdout, "can't be guessed: give --management-url")
+		}
+	})
+}
+
 // What has messages in it, or is shared with another team, isn't deleted.
 func TestCommandDeletesOnlyWhatNobodyNeeds(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
@@ -391,9 +414,12 @@ func TestWalkInREADME(t *testing.T) {
 		return text
 	}
 	bin := t.TempDir()
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "../cmd/hopback").CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	build := sync.OnceValues(func() ([]byte, error) {
+		return exec.CommandContext(t.Context(), "go", "build", "-o", bin, "../cmd/hopback").CombinedOutput()
+	})
 	forEachBroker(t, func(t *testing.T, s *site) {
+		out, err := build()
+		require.NoError(t, err, "%s", out)
 		dir := t.TempDir()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "topology.yaml"), []byte(block("yaml")), 0o600))
 		lines := 0

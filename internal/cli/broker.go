@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -30,7 +31,8 @@ type broker struct {
 	url   string
 	shown string // without the password
 	vhost string
-	api   *httpapi.Reader // nil with --management-url none
+	api   *httpapi.Reader // nil without
+	noAPI string          // why it is nil
 	conn  *client.Conn
 }
 
@@ -63,13 +65,20 @@ func (c *command) broker() (*broker, error) {
 	return b, b.management(u)
 }
 
-// management is the HTTP API: named, or on its usual port of the broker's host.
+// management is the HTTP API: named, or on its usual port of the broker's host. Where
+// the broker itself isn't on its usual port, there may be several on the host, and
+// another one's API would tell what isn't so.
 func (b *broker) management(amqp *url.URL) error {
 	raw, named := b.c.managementURL, "--management-url"
 	if raw == "" {
 		raw, named = b.c.io.Env(managementVariable), managementVariable
 	}
-	if raw == noManagement {
+	switch port := amqp.Port(); {
+	case raw == noManagement:
+		b.noAPI = "it is left out by " + named
+		return nil
+	case raw == "" && port != "" && port != map[string]string{"amqp": "5672", "amqps": "5671"}[amqp.Scheme]:
+		b.noAPI = fmt.Sprintf("the broker is on port %s, so where its HTTP API is can't be guessed: give --management-url", port)
 		return nil
 	}
 	user := amqp.User
@@ -126,7 +135,11 @@ func (b *broker) snapshot(ctx context.Context, of declare.Topology) (declare.Sna
 		httpErr = err
 	}
 	if len(of.Queues)+len(of.Bindings) == 0 {
-		return declare.Snapshot{}, errors.Join(httpErr, errors.New("over AMQP alone only what a file names can be read, and it names no queue and no binding"))
+		why := "over AMQP alone only what a file names can be read, and no queue or binding is named"
+		if b.noAPI != "" {
+			why += "; without the HTTP API: " + b.noAPI
+		}
+		return declare.Snapshot{}, errors.Join(httpErr, errors.New(why))
 	}
 	if err := b.connect(ctx); err != nil {
 		return declare.Snapshot{}, errors.Join(err, httpErr)
@@ -136,7 +149,29 @@ func (b *broker) snapshot(ctx context.Context, of declare.Topology) (declare.Sna
 
 func (b *broker) readBoth(ctx context.Context, of declare.Topology) (declare.Snapshot, error) {
 	s, err := declare.Read(ctx, b.sources(), of)
+	if err == nil {
+		err = b.same(s)
+	}
+	for i := range s.Blind {
+		if b.noAPI != "" {
+			s.Blind[i].Why += "; " + b.noAPI
+		}
+	}
 	return s, timedOut(ctx, err)
+}
+
+// same refuses to work on one broker by what another one's HTTP API says, as far as
+// nodes and versions tell: those of a cluster may differ while it is upgraded.
+func (b *broker) same(s declare.Snapshot) error {
+	is := b.conn.Broker()
+	if is.Node == "" || len(s.Nodes) == 0 {
+		return nil
+	}
+	if slices.Contains(s.Nodes, is.Node) && (len(s.Nodes) > 1 || s.Version == "" || s.Version == is.Version) {
+		return nil
+	}
+	return usage("%s is node %s with RabbitMQ %s, and the HTTP API is of %s with %s: --management-url belongs to another broker; nothing was done",
+		b.shown, is.Node, is.Version, strings.Join(s.Nodes, ", "), s.Version)
 }
 
 // sources are both ways to read.

@@ -30,7 +30,7 @@ func (c *command) from(cmd *cobra.Command, args []string) (declare.Snapshot, err
 		return declare.Snapshot{}, err
 	}
 	if b.api == nil {
-		return declare.Snapshot{}, usage("without a file the HTTP API is needed to tell what there is; give a file or --management-url")
+		return declare.Snapshot{}, usage("without a file the HTTP API is needed to tell what there is; %s", b.noAPI)
 	}
 	ctx, cancel, err := c.within(cmd)
 	if err != nil {

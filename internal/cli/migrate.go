@@ -56,7 +56,7 @@ takes as long as it takes, unless --timeout is given.`,
 					return err
 				}
 				if b.api == nil {
-					return usage("migrate needs the HTTP API to tell the old queue's bindings; give --management-url")
+					return usage("migrate needs the HTTP API to tell the old queue's bindings; %s", b.noAPI)
 				}
 				if err := b.connect(ctx); err != nil {
 					return err

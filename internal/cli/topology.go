@@ -46,8 +46,9 @@ a YAML language server, the first line of a file can name it:
 
 The broker is that of --url or HOPBACK_URL. Exchanges, policies and other teams'
 queues can only be told by the HTTP API of the management plugin: by default that
-of port 15672 on the same host with the same user. Passwords are better in the
-environment than on the command line, and are never printed.
+of port 15672 on the same host with the same user, if the broker itself is on its
+usual port. Passwords are better in the environment than on the command line, and
+are never printed.
 
 Exit codes:
   0    done; all is as it should be
@@ -449,7 +450,7 @@ queue that shares the delay queues. Only the HTTP API can tell that.
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.work(cmd, args, func(ctx context.Context, b *broker, in input) error {
 				if b.api == nil && !force {
-					return usage("delete needs the HTTP API to tell who else needs what is to be deleted; give --management-url, or --force")
+					return usage("delete needs the HTTP API to tell who else needs what is to be deleted, or --force; %s", b.noAPI)
 				}
 				if err := b.connect(ctx); err != nil {
 					return err
@@ -460,7 +461,7 @@ queue that shares the delay queues. Only the HTTP API can tell that.
 				if force {
 					report, err = declare.Delete(ctx, b.conn.Management(), in.topology)
 				} else {
-					report, err = declare.DeleteIf(ctx, b.sources(), in.topology)
+					report, err = b.deleteIf(ctx, in.topology)
 				}
 				p.end()
 				err = timedOut(ctx, err)
@@ -477,4 +478,15 @@ queue that shares the delay queues. Only the HTTP API can tell that.
 	cmd.Flags().BoolVar(&force, "force", false, "delete what is in use, with all messages")
 	c.jsonFlag(cmd, "what was done")
 	return cmd
+}
+
+func (b *broker) deleteIf(ctx context.Context, t declare.Topology) (declare.Report, error) {
+	s, err := declare.Read(ctx, declare.Sources{HTTP: b.api}, declare.Topology{})
+	if err == nil {
+		err = b.same(s)
+	}
+	if err != nil {
+		return declare.Report{}, err
+	}
+	return declare.DeleteIf(ctx, b.sources(), t)
 }
