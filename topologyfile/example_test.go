@@ -7,8 +7,8 @@ import (
 	"github.com/hopback/hopback/topologyfile"
 )
 
-// A worker takes its policy from the file that operators apply, embedded with
-// go:embed for example, and adds which errors are retried.
+// A worker takes its policy from the file that operators apply, which it may have
+// embedded, and adds which errors are retried.
 func ExampleParse() {
 	f, err := topologyfile.Parse("topology.yaml", []byte(`
 retry:
