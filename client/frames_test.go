@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// frameOf is a performative with a list of fields, each encoded already.
-func frameOf(channel uint16, code byte, payload []byte, fields ...[]byte) []byte {
+// listFrame is a performative with a list of fields, each encoded already.
+func listFrame(channel uint16, code byte, payload []byte, fields ...[]byte) []byte {
 	var list []byte
 	for _, f := range fields {
 		list = append(list, f...)
@@ -51,9 +51,9 @@ func smallBroker(c net.Conn, n int, frames chan<- []byte) error {
 		var answer []byte
 		switch code {
 		case 0x10: // open
-			answer = frameOf(0, code, nil, []byte{0xa1, 1, 'b'})
+			answer = listFrame(0, code, nil, []byte{0xa1, 1, 'b'})
 		case frameBegin:
-			answer = frameOf(0, code, nil, []byte{0x60, byte(channel >> 8), byte(channel)}, uintOf(0), uintOf(5000), uintOf(5000))
+			answer = listFrame(0, code, nil, []byte{0x60, byte(channel >> 8), byte(channel)}, uintOf(0), uintOf(5000), uintOf(5000))
 		case 0x12: // attach: a list, its first field the link's name
 			name := f[frameHead+9:]
 			if name[0] != 0xa1 {
@@ -62,10 +62,10 @@ func smallBroker(c net.Conn, n int, frames chan<- []byte) error {
 			name = name[:2+int(name[1])]
 			source := []byte{0, 0x53, 0x28, 0x45}
 			target := []byte{0, 0x53, 0x29, 0x45}
-			answer = frameOf(0, code, nil, name, uintOf(0), []byte{0x42}, []byte{0x50, 0}, []byte{0x50, 0}, source, target, null, null, uintOf(0))
+			answer = listFrame(0, code, nil, name, uintOf(0), []byte{0x42}, []byte{0x50, 0}, []byte{0x50, 0}, source, target, null, null, uintOf(0))
 		case 0x13: // flow
 			for id := range uint32(n) {
-				answer = append(answer, frameOf(0, 0x14, []byte{0, 0x53, 0x75, 0xa0, 1, 'm'}, uintOf(0), uintOf(id), []byte{0xa0, 1, byte(id)}, uintOf(0))...)
+				answer = append(answer, listFrame(0, 0x14, []byte{0, 0x53, 0x75, 0xa0, 1, 'm'}, uintOf(0), uintOf(id), []byte{0xa0, 1, byte(id)}, uintOf(0))...)
 			}
 		default:
 			frames <- f
