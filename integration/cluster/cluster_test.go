@@ -220,7 +220,16 @@ func run(t *testing.T, c *broker.Cluster, conn *client.Conn, name string, strate
 					c.Version, name, accepted, len(f.unknown), handled, again, time.Since(began).Round(time.Millisecond))
 				break
 			}
-			require.True(t, time.Now().Before(deadline), "%s: %d of %d accepted messages aren't handled", name, missing, accepted)
+			if !time.Now().Before(deadline) {
+				var queues any
+				for _, n := range c.Nodes {
+					if get(t, n, "/queues/%2F?columns=name,leader,online,state,consumers,messages,messages_ready,messages_unacknowledged,messages_dlx", &queues) == nil {
+						break
+					}
+				}
+				where, _ := json.MarshalIndent(queues, "", " ")
+				require.FailNow(t, "messages that were accepted aren't handled", "%s: %d of %d; the queues: %s", name, missing, accepted, where)
+			}
 			time.Sleep(50 * time.Millisecond)
 		}
 		stopConsuming()
