@@ -114,7 +114,7 @@ func (t *tally) event(e event) {
 		return // a package's failure follows, which is counted
 	}
 	p := t.packages[e.Package]
-	if p == nil {
+	if p == nil || p.ended { // a package may be tested again, in another way
 		p = &pkg{tests: map[string]*test{}}
 		t.packages[e.Package] = p
 	}

@@ -154,3 +154,15 @@ func TestFailureElsewhere(t *testing.T) {
 	assert.Equal(t, "1 passed, 1 failed, 0 skipped", last)
 	assert.Contains(t, text, "failed: lint")
 }
+
+// A package may be tested twice in one run, with the race detector and without.
+func TestAPackageTestedTwiceCountsTwice(t *testing.T) {
+	text, last, ok := tallied(strings.NewReader(good + good))
+	assert.True(t, ok)
+	assert.Equal(t, "2 passed, 0 failed, 0 skipped", last)
+	assert.Equal(t, 2, strings.Count(text, "ok    m/a"))
+
+	_, last, ok = tallied(strings.NewReader(good + strings.ReplaceAll(good, `"pass"`, `"fail"`)))
+	assert.False(t, ok)
+	assert.Equal(t, "1 passed, 1 failed, 0 skipped", last)
+}
