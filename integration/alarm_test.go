@@ -95,7 +95,7 @@ func TestAlarmStopsPublishingAndNothingElse(t *testing.T) {
 						}
 						w.again <- struct{}{}
 						return nil
-					})), client.ConsumerConfig{Concurrency: 2})
+					})), client.ConsumerConfig{Concurrency: 2, Prefetch: 64})
 					awaitConsumers(t, admin, w.queue, 1)
 				}
 

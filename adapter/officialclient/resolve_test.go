@@ -62,7 +62,7 @@ func TestResolve(t *testing.T) {
 
 		"pointer":     {&client.Requeue{}, resolution{do: release}, ""},
 		"nil pointer": {(*client.DeadLetter)(nil), failedDelivery, ""},
-		"embedded":    {embedded{}, failedDelivery, "none of package client's"},
+		"embedded":    {embedded{}, resolution{do: modify, dead: true, annotations: map[string]any{}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
