@@ -93,6 +93,27 @@ func TestBoundedHandsOverOrDiscards(t *testing.T) {
 	})
 }
 
+// What waits for a queue neither waits for its turn nor takes it, and has longer.
+func TestPatientHoldsUpNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := bareWire(t)
+		w.turn <- struct{}{} // another opens or closes something
+		v, err := patient(t.Context(), w, func(context.Context) (string, error) {
+			time.Sleep(attachTimeout - time.Second)
+			return "value", nil
+		}, func(string) { t.Error("discarded") })
+		require.NoError(t, err)
+		assert.Equal(t, "value", v)
+		assert.Len(t, w.turn, 1, "it is still the other's")
+
+		_, err = patient(t.Context(), w, func(context.Context) (string, error) {
+			_, err := w.net.Read(make([]byte, 1)) // until it is closed
+			return "", err
+		}, func(string) {})
+		require.Error(t, err, "not for ever either")
+	})
+}
+
 func TestSessionsThatWereNeverOpenedAreNotCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := bareWire(t)
