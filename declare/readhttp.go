@@ -48,14 +48,11 @@ func readHTTP(ctx context.Context, r Reader) (Snapshot, error) {
 		s.Version = overview.Version
 	}
 	var nodes []struct {
-		Name    string `json:"name"`
-		Running bool   `json:"running"`
+		Name string `json:"name"`
 	}
-	if s.optional(get(ctx, r, "/nodes?columns=name,running", &nodes), PartNodes) {
+	if s.optional(get(ctx, r, "/nodes?columns=name", &nodes), PartNodes) {
 		for _, n := range nodes {
-			if n.Running {
-				s.Nodes = append(s.Nodes, n.Name)
-			}
+			s.Nodes = append(s.Nodes, n.Name)
 		}
 	}
 	for _, p := range []struct {

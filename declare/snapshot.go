@@ -15,7 +15,7 @@ type Snapshot struct {
 	VHost string `json:"vhost,omitempty"`
 	// Version of the broker, such as "4.3.6"; empty when unknown.
 	Version string `json:"version,omitempty"`
-	// Nodes that run, sorted; empty when unknown.
+	// Nodes of the cluster, whether they run or not, sorted; empty when unknown.
 	Nodes     []string       `json:"nodes,omitempty"`
 	Queues    []QueueInfo    `json:"queues"`
 	Exchanges []ExchangeInfo `json:"exchanges"`
@@ -69,7 +69,7 @@ const (
 	PartBindings Part = "other bindings"
 	// PartPolicies: the policies, which change what a queue's arguments say.
 	PartPolicies Part = "policies"
-	// PartNodes: which nodes run.
+	// PartNodes: the cluster's nodes.
 	PartNodes Part = "nodes"
 	// PartCounts: the messages that are held for dead-lettering or delayed.
 	PartCounts Part = "message counts"

@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
 	"net"
 	"net/url"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -126,5 +130,68 @@ func TestMessagesThatCannotBeDecodedHarmNoOthers(t *testing.T) {
 			}
 		}
 		assert.Empty(t, log.with("lost"))
+	})
+}
+
+// Whatever a sender puts into the headers that hopback reads, and however much of it
+// there is: a failed message is retried and ends where it should, with every strategy.
+func TestHostileHeadersAndBodiesAreSurvived(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		loud := make(map[string]any, 10_000)
+		for i := range 10_000 {
+			loud[fmt.Sprintf("header-%05d", i)] = int64(i)
+		}
+		deep := any("bottom")
+		for range 30 {
+			deep = []any{deep}
+		}
+		now := time.Now()
+		var hostile []*amqp.Message
+		for _, count := range []any{"many", "3", "-1", "1e3", strings.Repeat("9", 5000), 2.5, math.NaN(), math.Inf(1), int64(math.MinInt64), uint64(math.MaxUint64), int8(-1), true, nil, []byte("3"), now, amqp.UUID{1}} {
+			m := amqp.NewMessage([]byte("{}"))
+			m.ApplicationProperties = map[string]any{retry.CountProperty: count}
+			hostile = append(hostile, m)
+		}
+		for _, v := range []any{"text", int64(-5), 1.5, true, []any{int64(1)}, map[string]any{"k": "v"}, now, amqp.UUID{2}, []byte{0xff}, deep} {
+			m := amqp.NewMessage([]byte("{}"))
+			m.Annotations = amqp.Annotations{}
+			for _, key := range []string{
+				client.AnnotationReason, client.AnnotationError, client.AnnotationKnownCount, retry.AnnotationRetries, retry.AnnotationFirstFailure,
+				retry.AnnotationLastFailure, retry.AnnotationDelay, retry.AnnotationQueue, retry.AnnotationWorker, "x-opt-own",
+			} {
+				m.Annotations[key] = v
+			}
+			hostile = append(hostile, m)
+		}
+		hostile = append(hostile,
+			&amqp.Message{Data: [][]byte{[]byte("{}")}, ApplicationProperties: loud},
+			&amqp.Message{Value: deep}, &amqp.Message{Value: map[any]any{int64(1): "k"}}, &amqp.Message{Value: amqp.Null{}},
+			&amqp.Message{Sequence: [][]any{{"a"}, {deep}}}, amqp.NewMessage([]byte("{broken")), amqp.NewMessage(nil), amqp.NewMessage([]byte{0xff, 0xfe}),
+			&amqp.Message{Data: [][]byte{[]byte("{}")}, Properties: &amqp.MessageProperties{MessageID: strings.Repeat("i", 100_000), CorrelationID: amqp.UUID{3}}},
+			&amqp.Message{Data: [][]byte{[]byte("{}")}, Properties: &amqp.MessageProperties{MessageID: []byte{0xff, 0}}},
+		)
+		for name, edit := range strategies(s) {
+			if name == "ladder" || name == "auto" {
+				continue
+			}
+			t.Run(name, func(t *testing.T) {
+				s := newSite(t, s.Broker)
+				conn, log := s.connect(t)
+				policy := retry.Policy{MaxRetries: 1, Backoff: retry.Delays(50 * time.Millisecond)}
+				edit(&policy)
+				applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 5})
+				p := s.peer(t)
+				for _, m := range hostile {
+					p.put("orders", m)
+				}
+				consume(t, conn, "orders", retry.With(policy)(client.JSON(func(context.Context, order) error { return errors.New("always") })), client.ConsumerConfig{Concurrency: 4})
+				seen := p.take("orders.dead", len(hostile))
+				for _, m := range seen {
+					_ = retry.Autopsy(m)
+				}
+				poll(t, "nothing is left", func() bool { return ready(t, conn, "orders") == 0 })
+				assert.Empty(t, log.with("lost"))
+			})
+		}
 	})
 }

@@ -242,8 +242,8 @@ func (n *Node) Unpause(ctx context.Context) error {
 	})
 }
 
-// Isolate cuts the node off from its peers and from its clients, as a pulled cable
-// does: nobody is told, packets are lost.
+// Isolate cuts the node off from its peers, as a pulled cable does: they aren't told,
+// packets are lost. For clients its ports are gone meanwhile.
 func (n *Node) Isolate(ctx context.Context) error {
 	return n.do("isolate", func(d *docker, s *state) error {
 		id, err := d.container(ctx, s)
