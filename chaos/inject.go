@@ -31,6 +31,9 @@ func (r *run) inject(ctx context.Context, f Fault) (heal func(context.Context) e
 			return r.onLinks(f.Side, (*proxy.Proxy).Admit)
 		}, r.onLinks(f.Side, func(p *proxy.Proxy) error { p.Refuse(); p.Cut(); return nil })
 	case BrokerKilled, NodeKilled:
+		if young := time.Since(r.declared); young < registered {
+			pauseFor(ctx, registered-young)
+		}
 		return r.together(n.startAgain), n.Kill(ctx)
 	case BrokerPaused, NodePaused:
 		return r.together(n.unpause), n.pause(ctx)
@@ -58,6 +61,12 @@ func (r *run) inject(ctx context.Context, f Fault) (heal func(context.Context) e
 	}
 	return nil, fmt.Errorf("no fault %q", f.Kind)
 }
+
+// registered is after how long RabbitMQ has surely written down that a queue's member
+// is on a node. A kill -9 within some 3 s of the declaration makes 4.0.5 begin the
+// queue anew as a member of nothing, empty and without a leader, for ever. That loses
+// what the queue held, and no client can help it.
+const registered = 6 * time.Second
 
 // onLinks does something to the proxies of one side, or both, of every node.
 func (r *run) onLinks(side Side, do func(*proxy.Proxy) error) error {
@@ -98,6 +107,7 @@ func (r *run) deleteQueue(ctx context.Context) (heal func(context.Context) error
 				if err := l.declare(ctx, r.conn); err != nil {
 					return err
 				}
+				r.declared = time.Now()
 			}
 		}
 		return nil

@@ -132,8 +132,10 @@ type run struct {
 	number uint64 // in every body, to tell this run's messages
 	dir    string
 	began  time.Time
-	site   *site
-	lanes  []*lane
+	// declared is when a queue was last declared.
+	declared time.Time
+	site     *site
+	lanes    []*lane
 	// conn is for what faults aren't done to: declaring.
 	conn *client.Conn
 
@@ -260,6 +262,7 @@ func (r *run) makeLanes(ctx context.Context) (share []int, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("declare lane %s: %w", name, err)
 		}
+		r.declared = time.Now()
 		r.lanes = append(r.lanes, l)
 		share = append(share, part)
 	}
@@ -568,8 +571,8 @@ func (r *run) drain(ctx context.Context, schedule []Fault, faults []FaultReport)
 // broker's counts.
 //
 // A queue of which the broker can't even tell a count is the broker's trouble, and
-// noted: RabbitMQ 4.0.5 sometimes doesn't bring a queue up again after a kill -9.
-// Had it held anything, that would be missing, and this not be asked.
+// noted: see registered. Had it held anything, that would be missing, and this not
+// be asked.
 func (r *run) awaitEmpty(ctx context.Context) error {
 	const want, silentFor = 3, 45 * time.Second
 	empty := 0
