@@ -7,10 +7,13 @@ SHELL       := bash
 GO       ?= go
 FUZZTIME ?= 30s
 
-BROKER = $(GO) run ./integration/broker/cmd/broker
+BROKER = $(GO) run ./internal/broker/cmd/broker
+
+# Modules of their own, whose dependencies aren't the SDK's.
+MODULES = adapter/officialclient cmd/hopback docs/snippets
 
 # Packages whose tests need no broker.
-UNIT = $$($(GO) list ./... | grep -v -e /integration -e /examples)
+UNIT = $$($(GO) list ./... | grep -v -e /integration -e /examples -e /internal/broker -e /internal/proxy)
 
 .PHONY: help
 help: ## Show this
@@ -30,14 +33,15 @@ test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and e
 
 .PHONY: unit
 unit: ## The tests that need no broker
-	@{ $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry; $(GO) -C adapter/officialclient test -race -count=1 -json .; } | $(GO) run ./internal/tally
+	@{ $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry; $(GO) -C adapter/officialclient test -race -count=1 -json .; $(GO) -C cmd/hopback test -race -count=1 -json ./...; $(GO) -C docs/snippets test -count=1 -json .; } | $(GO) run ./internal/tally
 
 .PHONY: lint
 lint: ## Check formatting, go vet and staticcheck
 	@files=$$(gofmt -l .); [ -z "$$files" ] || { printf 'gofmt -w is needed for:\n%s\n' "$$files"; exit 1; }
 	@$(GO) vet ./...
-	@$(GO) tool -modfile=tools/go.mod staticcheck ./...
-	@cd adapter/officialclient && $(GO) vet ./... && $(GO) tool -modfile=../../tools/go.mod staticcheck ./...
+	@$(GO) build -modfile=tools/go.mod -o bin/staticcheck honnef.co/go/tools/cmd/staticcheck
+	@bin/staticcheck ./...
+	@for module in $(MODULES); do (cd $$module && $(GO) vet ./... && $(CURDIR)/bin/staticcheck ./...); done
 	@echo "lint: nothing found"
 
 .PHONY: fuzz
@@ -55,7 +59,7 @@ bench: ## Compare with other clients on a broker of our own; writes bench/latest
 
 .PHONY: chaos
 chaos: ## Break everything around hopback and count; CHAOSFLAGS="-messages 50000 -faults 13 -nodes 1" takes minutes
-	@mkdir -p bin && $(GO) build -o bin/chaos ./chaos/cmd/chaos && bin/chaos $(CHAOSFLAGS)
+	@mkdir -p bin && $(GO) build -o bin/chaos ./internal/chaos/cmd/chaos && bin/chaos $(CHAOSFLAGS)
 
 .PHONY: broker-up
 broker-up: ## Start RabbitMQ 4.3 and 4.0 and leave them running

@@ -10,15 +10,15 @@ import (
 
 const (
 	// MaxName is the longest name of a queue or an exchange, in bytes after
-	// decoding. AMQP 0-9-1, the definitions file and the HTTP API can't carry a
-	// longer one. The AMQP 1.0 side of the broker doesn't check, so such a
-	// queue would exist and be out of reach for every other tool.
+	// decoding. AMQP 0-9-1, definitions files and the HTTP API can't carry a
+	// longer one. The broker doesn't check it over AMQP 1.0, so a longer queue
+	// would be out of reach of every other tool.
 	MaxName = 255
 
-	// MaxRoutingKey is the longest routing key, in bytes after decoding. It is
-	// ours, so that an address always fits into one frame; the broker routed
-	// keys of 50,000 bytes. Mind that AMQP 0-9-1 can carry only 255: keep to
-	// that where one of its clients consumes the message or makes the binding.
+	// MaxRoutingKey is the longest routing key, in bytes after decoding. It is a
+	// limit of this package, so that an address fits into one frame; the broker
+	// routes keys of 50,000 bytes. AMQP 0-9-1 carries at most 255 bytes: use no
+	// more where one of its clients consumes the message or declares the binding.
 	MaxRoutingKey = 4096
 )
 
@@ -45,13 +45,13 @@ type Address struct {
 	key  string
 }
 
-// Queue is the address of a queue, to send to or to receive from. Names are
-// plain text, not percent-encoded. The name is checked by Validate and Build.
+// Queue returns the address of a queue, to send to or to receive from. The name is
+// plain text, not percent-encoded. Validate and Build check it.
 func Queue(name string) Address { return Address{kind: queue, name: name} }
 
-// Exchange is the address of an exchange and the routing key that messages sent
-// there carry; both are plain text, not percent-encoded. An empty routing key
-// is allowed. They are checked by Validate and Build.
+// Exchange returns the address of an exchange and the routing key of messages that
+// are sent to it. Both are plain text, not percent-encoded. The key may be empty.
+// Validate and Build check them.
 func Exchange(name, routingKey string) Address {
 	return Address{kind: exchange, name: name, key: routingKey}
 }
@@ -65,7 +65,7 @@ func (a Address) IsQueue() bool { return a.kind == queue }
 // IsExchange reports whether a names an exchange.
 func (a Address) IsExchange() bool { return a.kind == exchange }
 
-// QueueName is the queue's name, decoded; empty when a doesn't name a queue.
+// QueueName returns the queue's name, decoded; empty if a doesn't name a queue.
 func (a Address) QueueName() string {
 	if a.kind != queue {
 		return ""
@@ -73,7 +73,7 @@ func (a Address) QueueName() string {
 	return a.name
 }
 
-// ExchangeName is the exchange's name, decoded; empty when a doesn't name an
+// ExchangeName returns the exchange's name, decoded; empty if a doesn't name an
 // exchange.
 func (a Address) ExchangeName() string {
 	if a.kind != exchange {
@@ -82,7 +82,7 @@ func (a Address) ExchangeName() string {
 	return a.name
 }
 
-// RoutingKey is the routing key, decoded; empty when there is none.
+// RoutingKey returns the routing key, decoded; empty if there is none.
 func (a Address) RoutingKey() string { return a.key }
 
 // Build returns the address as the broker reads it, percent-encoded. A failure
@@ -94,9 +94,9 @@ func (a Address) Build() (string, error) {
 	return a.encode(), nil
 }
 
-// String is the address for people and logs. It never fails: what Build would
-// refuse is shown, percent-encoded, all the same, so that nothing in it can
-// break a log line. The zero Address is "(no address)".
+// String returns the address for people and logs. It never fails: what Build
+// refuses is shown percent-encoded, too, so it can't break a log line. The zero
+// Address is "(no address)".
 func (a Address) String() string {
 	if a.kind == none {
 		return "(no address)"
@@ -119,9 +119,8 @@ func (a Address) encode() string {
 	return string(b)
 }
 
-// Validate reports why the broker, or the tools around it, couldn't use a; nil
-// when they can. A failure is an *[argument.Error]. It doesn't ask whether the
-// queue or exchange exists.
+// Validate returns an *[argument.Error] if the broker, or the tools around it,
+// can't use a. It doesn't ask whether the queue or exchange exists.
 func (a Address) Validate() error {
 	switch a.kind {
 	case queue:

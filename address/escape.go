@@ -18,9 +18,8 @@ const (
 // Escape percent-encodes one part of an address or of a management path: every
 // byte but letters, digits and "-", ".", "_", "~" (RFC 3986, unreserved).
 //
-// Neither url.PathEscape nor url.QueryEscape will do: the first leaves "+",
-// "=", "&" and ":" alone, the second turns a space into "+", which RabbitMQ
-// keeps as a plus sign.
+// url.PathEscape doesn't encode "+", "=", "&" and ":". url.QueryEscape encodes a
+// space as "+", which RabbitMQ reads as a plus sign.
 func Escape(part string) string {
 	return string(appendEscaped(make([]byte, 0, len(part)), part))
 }

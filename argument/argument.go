@@ -11,19 +11,19 @@ import (
 	"unicode/utf8"
 )
 
-// Error says that an argument can't be used: which one, what is wrong with it
-// and what to do instead. Nothing was sent when it is returned, so the call is
-// safe to repeat once the argument is mended.
+// Error says which argument can't be used, what is wrong with it and what to do
+// instead. Nothing was sent when it is returned.
 type Error struct {
 	// Name of the argument as the caller wrote it, such as "QuorumQueue.Name".
 	Name string
-	// Value that was given, as far as it helps; made printable and cut short.
+	// Value is the value that was passed, made printable and cut short. It may be
+	// empty.
 	Value string
 	// Problem is what is wrong with it, such as "is empty".
 	Problem string
 	// Remedy is what to do, as an imperative, such as "give the queue a name".
 	Remedy string
-	// Err is the cause, where there is one.
+	// Err is the cause, or nil.
 	Err error
 }
 
@@ -31,7 +31,7 @@ type Error struct {
 const valueLimit = 120
 
 // New returns an *Error. value is formatted with %v for numbers and %q for
-// everything else, and cut to 120 bytes; a nil value is left out.
+// everything else, and cut to 120 bytes. A nil value is left out.
 func New(name string, value any, problem, remedy string) *Error {
 	return &Error{Name: name, Value: printable(value), Problem: problem, Remedy: remedy}
 }

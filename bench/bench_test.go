@@ -23,7 +23,7 @@ func TestEveryContestRuns(t *testing.T) {
 	}
 	dir := t.TempDir()
 	o := options{
-		url: url, rounds: 1, n: 200, quick: true, only: regexp.MustCompile(""), peers: regexp.MustCompile(""),
+		url: url, path: pathDirect, rounds: 1, n: 200, quick: true, only: regexp.MustCompile(""), peers: regexp.MustCompile(""),
 		json: filepath.Join(dir, "out.json"), svg: filepath.Join(dir, "out.svg"), timeout: 5 * time.Minute, eachTimeout: time.Minute,
 	}
 	if err := run(context.Background(), o); err != nil {
@@ -130,5 +130,28 @@ func TestMergedRoundsStaySideBySide(t *testing.T) {
 	}
 	if got := *r.Results[0].Ratios[0].Times; got != (spread{3, 3, 3}) {
 		t.Errorf("ratios are %v", got)
+	}
+}
+
+// The address of a container is found by the port that it publishes.
+func TestContainerIsFoundByItsPublishedPort(t *testing.T) {
+	const inspected = `[
+		{"NetworkSettings": {"Ports": {"80/tcp": null}, "Networks": {"bridge": {"IPAddress": "172.17.0.9"}}}},
+		{"NetworkSettings": {"Ports": {"4369/tcp": null, "5672/tcp": [{"HostIp": "127.0.0.1", "HostPort": "24300"}], "15672/tcp": [{"HostPort": "24301"}]},
+			"Networks": {"other": {"IPAddress": ""}, "rabbit_default": {"IPAddress": "172.18.0.2"}}}}]`
+	for port, want := range map[string]string{"24300": "172.18.0.2:5672", "24301": "172.18.0.2:15672", "5672": "", "80": ""} {
+		if got := publisherOf([]byte(inspected), port); got != want {
+			t.Errorf("port %s: %q, want %q", port, got, want)
+		}
+	}
+	if got := publisherOf([]byte("no such thing"), "24300"); got != "" {
+		t.Error(got)
+	}
+	if _, err := choosePaths(context.Background(), "amqp://192.0.2.1:5672/", pathBoth); err == nil {
+		t.Error("both paths to a machine that isn't this one")
+	}
+	paths, err := choosePaths(context.Background(), "amqp://u:p@192.0.2.1/", pathDirect)
+	if err != nil || len(paths) != 1 || paths[0].how != "at 192.0.2.1:5672" {
+		t.Error(paths, err)
 	}
 }

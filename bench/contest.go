@@ -100,8 +100,8 @@ func contests() []contest {
 	for _, d := range []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second} {
 		all = append(all, contest{
 			name: "lateness-" + d.String(), title: "lateness over an asked delay of " + d.String() + ", idle broker", quick: d < time.Second, maxRounds: 3, run: runLateness(d),
-			contestants: []contestant{{name: nRepublish, peer: hopback{retry.Republish}}, {name: nDeadLetter, peer: hopback{retry.DeadLetter}},
-				{name: nNative, peer: hopback{retry.Native}, needs: since43}, {name: nTextbook, peer: rawOneByOne{}}, {name: nRawNative, peer: rawModify{native: true}, needs: since43}},
+			contestants: []contestant{{name: nRepublish, peer: hopback{retry.StrategyRepublish}}, {name: nDeadLetter, peer: hopback{retry.StrategyDeadLetter}},
+				{name: nNative, peer: hopback{retry.StrategyNative}, needs: since43}, {name: nTextbook, peer: rawOneByOne{}}, {name: nRawNative, peer: rawModify{native: true}, needs: since43}},
 			pairs:  []pair{{ours: nRepublish, peer: nTextbook}, {ours: nNative, peer: nRawNative}},
 			limits: []limit{{nRepublish, p99, 10}, {nDeadLetter, p99, 10}, {nNative, p99, 10}},
 		})
@@ -134,7 +134,7 @@ func contests() []contest {
 		shared("shared-1000", "the same with 1,000 queues", true, 1, 1000),
 		contest{
 			name: "parked", title: "client heap with messages parked in delay (-parked of them)", long: true, maxRounds: 1, run: runParked,
-			contestants: []contestant{{name: nRepublish, peer: hopback{retry.Republish}}, {name: nNative, peer: hopback{retry.Native}, needs: since43}},
+			contestants: []contestant{{name: nRepublish, peer: hopback{retry.StrategyRepublish}}, {name: nNative, peer: hopback{retry.StrategyNative}, needs: since43}},
 			limits:      []limit{{nRepublish, heap, 4}, {nNative, heap, 4}},
 		})
 }
@@ -149,8 +149,8 @@ func failing(concurrency int) contest {
 	c := contest{
 		name: fmt.Sprintf("fail-%d", concurrency), title: fmt.Sprintf("every message fails, handler concurrency %d", concurrency),
 		quick: concurrency == 1, drawn: true, run: runFailing(concurrency),
-		contestants: []contestant{{name: nRepublish, peer: hopback{retry.Republish}}, {name: nDeadLetter, peer: hopback{retry.DeadLetter}},
-			{name: nNative, peer: hopback{retry.Native}, needs: since43},
+		contestants: []contestant{{name: nRepublish, peer: hopback{retry.StrategyRepublish}}, {name: nDeadLetter, peer: hopback{retry.StrategyDeadLetter}},
+			{name: nNative, peer: hopback{retry.StrategyNative}, needs: since43},
 			{name: nTextbook, peer: rawOneByOne{}, fewer: slow}, {name: nOffBook, peer: official{}, fewer: slow}, {name: n091Book, peer: amqp091Peer{}, fewer: slow},
 			{name: nRawDead, peer: rawModify{}}, {name: nRawNative, peer: rawModify{native: true}, needs: since43}},
 	}

@@ -23,7 +23,7 @@ const inFlight = 256
 
 // lab is the broker, and what was made on it.
 type lab struct {
-	url    string
+	path
 	conn   *client.Conn
 	broker client.Broker
 	prefix string
@@ -35,13 +35,13 @@ type lab struct {
 	queues, exchanges map[string]bool
 }
 
-func openLab(ctx context.Context, url string) (*lab, error) {
-	conn, err := client.Connect(ctx, url, client.Config{Name: "hopback-bench-lab", Logger: quiet})
+func openLab(ctx context.Context, p path) (*lab, error) {
+	conn, err := client.Connect(ctx, p.url, client.Config{Name: "hopback-bench-lab", Logger: quiet})
 	if err != nil {
 		return nil, err
 	}
 	l := &lab{
-		url: url, conn: conn, broker: conn.Broker(), prefix: "bench-" + strings.ToLower(rand.Text()[:6]) + "-",
+		path: p, conn: conn, broker: conn.Broker(), prefix: "bench-" + strings.ToLower(rand.Text()[:6]) + "-",
 		queues: map[string]bool{}, exchanges: map[string]bool{},
 	}
 	// What the management starts is to be there before the first run, since what a
@@ -128,7 +128,7 @@ func (l *lab) retryBed(ctx context.Context, queues int, delays ...time.Duration)
 		work = append(work, declare.QuorumQueue{Name: b.queues[i], DeliveryLimit: 20})
 	}
 	all := b.policy
-	all.Strategy = retry.Auto
+	all.Strategy = retry.StrategyAuto
 	t, err := retry.Topology(all, work...)
 	if err != nil {
 		return nil, err

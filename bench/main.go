@@ -20,7 +20,7 @@ import (
 )
 
 type options struct {
-	url                  string
+	url, path            string
 	rounds, n            int
 	only, peers          *regexp.Regexp
 	quick, long          bool
@@ -47,6 +47,7 @@ func parse(args []string) (options, error) {
 	o := options{eachTimeout: time.Minute}
 	f := flag.NewFlagSet("bench", flag.ExitOnError)
 	f.StringVar(&o.url, "url", envOr("HOPBACK_BENCH_URL", "amqp://guest:guest@127.0.0.1:5672/"), "the broker")
+	f.StringVar(&o.path, "path", pathDirect, `how to reach a broker whose port Docker publishes: "direct" to the container where that is possible, "given" as the URL says, through Docker's proxy, or "both", one contest after the other`)
 	f.IntVar(&o.rounds, "rounds", 0, "rounds; 0 means 7, with -quick 3")
 	f.IntVar(&o.n, "n", 0, "messages in a run; 0 means 20,000, with -quick 5,000; slow peers take a part")
 	only := f.String("only", "", "run the contests whose names match this regular expression alone")
@@ -91,6 +92,9 @@ func parse(args []string) (options, error) {
 	def(&o.n, 20_000, 5_000)
 	if o.rounds < 1 || o.n < 20 {
 		return o, errors.New("-rounds must be at least 1, -n at least 20")
+	}
+	if o.path != pathDirect && o.path != pathGiven && o.path != pathBoth {
+		return o, fmt.Errorf("-path is %q: it must be direct, given or both", o.path)
 	}
 	if o.timeout == 0 {
 		switch o.timeout = 45 * time.Minute; {
@@ -153,11 +157,17 @@ func run(ctx context.Context, o options) error {
 	slog.SetDefault(quiet) // the official client logs there
 	whole, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	l, err := openLab(whole, o.url)
+	paths, err := choosePaths(whole, o.url, o.path)
 	if err != nil {
 		return err
 	}
-	defer l.close()
+	labs := make([]*lab, len(paths))
+	for i, p := range paths {
+		if labs[i], err = openLab(whole, p); err != nil {
+			return err
+		}
+		defer labs[i].close()
+	}
 	if o.pprof != "" {
 		f, err := os.Create(o.pprof)
 		if err != nil {
@@ -169,13 +179,15 @@ func run(ctx context.Context, o options) error {
 		}
 		defer pprof.StopCPUProfile()
 	}
-	r := newReport(l, o)
+	r := newReport(labs, o)
 	for _, c := range contests() {
 		if !o.only.MatchString(c.name) || o.quick && !c.quick || c.long && !o.long || whole.Err() != nil {
 			continue
 		}
-		res := r.contest(whole, l, c)
-		res.printRatios(os.Stdout, l)
+		for _, l := range labs {
+			res := r.contest(whole, l, c.over(l.path))
+			res.printRatios(os.Stdout, l)
+		}
 	}
 	r.finish(whole.Err())
 	r.print(os.Stdout)

@@ -33,6 +33,8 @@ func mergeReports(files []string) (*report, error) {
 			all.Rounds, all.Results = 0, nil
 		} else if r.Broker != all.Broker {
 			return nil, fmt.Errorf("%s is of another broker than %s", name, files[0])
+		} else if !slices.Equal(r.Reached, all.Reached) {
+			return nil, fmt.Errorf("%s reached the broker in another way than %s", name, files[0])
 		}
 		all.Machine.LoadAtEnd = r.Machine.LoadAtEnd
 		for _, n := range r.Notes {
@@ -47,10 +49,10 @@ func mergeReports(files []string) (*report, error) {
 	all.Took = took.String()
 	for _, c := range contests() {
 		for _, res := range all.Results {
-			if res.Name != c.name {
+			if res.Name != c.name && res.Name != c.name+behindProxy {
 				continue
 			}
-			res.drawn = c.drawn
+			res.drawn = c.drawn && res.Name == c.name
 			for _, p := range c.contestants {
 				if res.Runs[p.name] != nil {
 					res.order = append(res.order, p.name)

@@ -21,6 +21,7 @@ type report struct {
 	Took     string    `json:"took"`
 	Machine  machine   `json:"machine"`
 	Broker   string    `json:"broker"`
+	Reached  []string  `json:"reached"` // how
 	Modules  []string  `json:"modules"`
 	Rounds   int       `json:"rounds"`
 	Messages int       `json:"messages"`
@@ -76,11 +77,16 @@ type limitResult struct {
 	Met    bool    `json:"met"`
 }
 
-func newReport(l *lab, o options) *report {
-	return &report{
+func newReport(labs []*lab, o options) *report {
+	l := labs[0]
+	r := &report{
 		Started: time.Now(), Machine: lookAround(), Broker: l.broker.Product + " " + l.broker.Version,
 		Modules: moduleVersions(), Rounds: o.rounds, Messages: o.n, o: o,
 	}
+	for _, l := range labs {
+		r.Reached = append(r.Reached, l.how)
+	}
+	return r
 }
 
 // contest runs the contestants of c in turn, beginning with another one each round.
@@ -293,7 +299,7 @@ func (res *result) printRatios(w io.Writer, l *lab) {
 	}
 	timed := len(res.Ratios) > 0 && res.Ratios[0].Metric == p50
 	fmt.Fprintf(w, "\n%s: %s\n", res.Name, res.Title)
-	if l != nil && l.full > 0 && res.Name == "latency" {
+	if l != nil && l.full > 0 && strings.HasPrefix(res.Name, "latency") {
 		fmt.Fprintf(w, "  a tenth of full load is %.0f messages a second\n", l.full/10)
 	}
 	if timed {
@@ -371,11 +377,19 @@ func (r *report) print(w io.Writer) {
 	}
 	m := r.Machine
 	fmt.Fprintf(w, "\nMachine: %s, %d cores, %s/%s; load %.1f at the start, %.1f at the end\n", m.Model, m.Cores, runtime.GOOS, runtime.GOARCH, m.LoadAtStart, m.LoadAtEnd)
-	fmt.Fprintf(w, "Broker: %s, beside the client; %d rounds (fewer where runs are long), %d messages a run, took %s\n", r.Broker, r.Rounds, r.Messages, r.Took)
+	fmt.Fprintf(w, "Broker: %s, beside the client, reached %s; %d rounds (fewer where runs are long), %d messages a run, took %s\n", r.Broker, r.reached(), r.Rounds, r.Messages, r.Took)
 	fmt.Fprintf(w, "Ratios are taken within a round, where the contestants ran right after each other.\n")
 	for _, n := range r.Notes {
 		fmt.Fprintln(w, wrap("Note: "+n, 98))
 	}
+}
+
+// reached says how the broker was reached.
+func (r *report) reached() string {
+	if len(r.Reached) < 2 {
+		return strings.Join(r.Reached, "")
+	}
+	return r.Reached[0] + ", and in the contests named ..." + behindProxy + " " + r.Reached[1]
 }
 
 func thousands(v float64) string {

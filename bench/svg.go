@@ -60,7 +60,7 @@ func (r *report) writeSVG(path string) error {
   }
 </style>`)
 	p(`<text class="title" x="12" y="22">How many times as fast hopback is</text>`)
-	p(`<text class="small" x="12" y="40">%s, %d cores shared with the broker; medians of ratios in one run, whiskers: least and most; logarithmic</text>`, escape(r.Broker), r.Machine.Cores)
+	p(`<text class="small" x="12" y="40">%s, %d cores shared with the broker, which was reached %s; medians of ratios in one run, whiskers: least and most; logarithmic</text>`, escape(r.Broker), r.Machine.Cores, escape(strings.Join(r.Reached[:min(1, len(r.Reached))], "")))
 	for _, v := range []float64{0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200} {
 		if math.Log(v) < lo || math.Log(v) > hi {
 			continue

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/internal/frames"
 )
 
 // idle is a link that allocates nothing, takes what it is sent at once, and delivers
@@ -63,11 +64,14 @@ func (l *idle) close(context.Context) error { return nil }
 // idleSession is an idle with a session's close.
 type idleSession struct{ *idle }
 
-func (idleSession) close(context.Context) {}
-func (idleSession) wear() float64         { return 0 }
-func (idleSession) intake() *intake       { return neverBlocked }
+func (idleSession) close(context.Context)                         {}
+func (idleSession) wear() float64                                 { return 0 }
+func (idleSession) intake() *frames.Intake                        { return neverBlocked }
+func (idleSession) heard() uint64                                 { return 0 }
+func (idleSession) giveUp()                                       {}
+func (idleSession) answering(context.Context, time.Duration) bool { return true }
 
-var neverBlocked = newIntake()
+var neverBlocked = frames.NewIntake()
 
 // idleSenderOf is a sender whose messages are accepted at once.
 func idleSenderOf() *sender {
@@ -180,7 +184,7 @@ func TestAllocationsOfConsuming(t *testing.T) {
 		{"a failure", returns(failed), 4},
 		{"Modify", returns(Modify{Annotations: delayed, Err: failed}), 3},
 		{"DeadLetter", returns(DeadLetter{Reason: "exhausted", Err: failed, Annotations: annotations}), 7},
-		{"Forward", returns(Forward{To: target, Message: copied, Err: failed}), 7},
+		{"Forward", returns(Forward{To: target, Message: copied, Err: failed}), 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			one, end := consumeIdly(t, c.handler)
@@ -198,7 +202,7 @@ func consumeIdly(t testing.TB, h Handler) (one, end func()) {
 	require.NoError(t, err)
 	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{
 		open: func(context.Context) (session, error) { return idleSession{l}, nil },
-		give: func(session) {}, backoff: Backoff{Min: time.Second, Max: time.Second}, log: quiet,
+		give: func(session) {}, backoff: ReconnectBackoff{Min: time.Second, Max: time.Second}, log: quiet,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := async(func() error { return k.run(ctx) })

@@ -2,21 +2,32 @@ package client
 
 import (
 	"context"
+	"encoding"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 
 	"github.com/hopback/hopback/argument"
 )
 
-// Codec turns values into message bodies and back. It must be safe for
-// concurrent use.
+// Codec encodes values into message bodies and decodes them. It must be safe for
+// concurrent use. It may be a TypeChecker.
 type Codec interface {
-	// Encode sets m's body, and its content type where it has one.
+	// Encode sets m's body, and its content type if there is one.
 	Encode(v any, m *Message) error
-	// Decode reads m's body into v, a pointer. An error dead-letters the
-	// message with ReasonUndecodable: it would fail again the next time.
+	// Decode reads m's body into v, a pointer. An error or a panic dead-letters the
+	// message with ReasonUndecodable, since it would fail again.
 	Decode(m *Message, v any) error
+}
+
+// TypeChecker is a Codec that knows which types it can never carry. NewPublisher and
+// Typed ask it once, so a wrong type fails at the start and not at the first message.
+type TypeChecker interface {
+	// CheckEncode returns an error if no value of type t can be encoded.
+	CheckEncode(t reflect.Type) error
+	// CheckDecode returns an error if no body can be decoded into a value of type t.
+	CheckDecode(t reflect.Type) error
 }
 
 // JSONCodec writes JSON into one data section, with content type
@@ -24,7 +35,7 @@ type Codec interface {
 // string or binary, whatever the content type says.
 type JSONCodec struct{}
 
-// ContentTypeJSON is what JSONCodec sets.
+// ContentTypeJSON is the content type that JSONCodec sets.
 const ContentTypeJSON = "application/json"
 
 // Encode writes v as JSON.
@@ -47,8 +58,74 @@ func (JSONCodec) Decode(m *Message, v any) error {
 	return json.Unmarshal(b, v)
 }
 
-// RawCodec passes bytes through: values are []byte or string, pointers to them
-// when decoding.
+var (
+	jsonMarshaler   = reflect.TypeFor[json.Marshaler]()
+	jsonUnmarshaler = reflect.TypeFor[json.Unmarshaler]()
+	textMarshaler   = reflect.TypeFor[encoding.TextMarshaler]()
+	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
+)
+
+// CheckEncode refuses channels, functions and complex numbers, pointers to them and
+// lists of them, maps whose keys can't be strings, and structs with a field of such a
+// type. A type with a marshaler of its own is never refused.
+func (JSONCodec) CheckEncode(t reflect.Type) error {
+	for range maxElems {
+		if marshalsItself(t) {
+			return nil
+		}
+		if _, err := json.Marshal(reflect.Zero(t).Interface()); err != nil {
+			if bad, ok := err.(*json.UnsupportedTypeError); ok {
+				return fmt.Errorf("JSON can't hold a %s", bad.Type)
+			}
+			return nil // another value may do
+		}
+		if !hasElem(t) {
+			return nil
+		}
+		t = t.Elem()
+	}
+	return nil
+}
+
+// CheckDecode refuses channels, functions, complex numbers and interfaces with
+// methods, and pointers to them and lists of them. A type with an unmarshaler of its
+// own is never refused, and neither is a field of a struct.
+func (JSONCodec) CheckDecode(t reflect.Type) error {
+	for range maxElems {
+		if p := reflect.PointerTo(t); p.Implements(jsonUnmarshaler) || p.Implements(textUnmarshaler) {
+			return nil
+		}
+		switch k := t.Kind(); {
+		case k == reflect.Interface && t.NumMethod() > 0, k == reflect.Chan, k == reflect.Func,
+			k == reflect.Complex64, k == reflect.Complex128, k == reflect.UnsafePointer:
+			return fmt.Errorf("JSON can't be read into a %s", t)
+		}
+		if !hasElem(t) {
+			return nil
+		}
+		t = t.Elem()
+	}
+	return nil
+}
+
+// maxElems ends the walk down a type that contains itself, such as type P *P.
+const maxElems = 16
+
+func hasElem(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		return true
+	}
+	return false
+}
+
+func marshalsItself(t reflect.Type) bool {
+	p := reflect.PointerTo(t)
+	return p.Implements(jsonMarshaler) || p.Implements(textMarshaler)
+}
+
+// RawCodec carries bytes as they are: values are []byte or string. It sets no content
+// type, and reads what JSONCodec reads.
 type RawCodec struct{}
 
 // Encode writes v into one data section, without a content type.
@@ -77,6 +154,44 @@ func (RawCodec) Decode(m *Message, v any) error {
 		*v = string(b)
 	default:
 		return fmt.Errorf("RawCodec gives []byte or string, not %T", v)
+	}
+	return nil
+}
+
+// CheckEncode refuses all but []byte, string, and any, whose values are looked at one
+// by one.
+func (RawCodec) CheckEncode(t reflect.Type) error {
+	if t == reflect.TypeFor[any]() {
+		return nil
+	}
+	return RawCodec{}.CheckDecode(t)
+}
+
+// CheckDecode refuses all but []byte and string.
+func (RawCodec) CheckDecode(t reflect.Type) error {
+	if t != reflect.TypeFor[[]byte]() && t != reflect.TypeFor[string]() {
+		return errors.New("RawCodec carries []byte and string only")
+	}
+	return nil
+}
+
+// checkEncode asks c whether it can encode values of type T.
+func checkEncode[T any](c Codec) error {
+	// A *Message is sent as it is.
+	if k, ok := c.(TypeChecker); ok && reflect.TypeFor[T]() != reflect.TypeFor[*Message]() {
+		if err := k.CheckEncode(reflect.TypeFor[T]()); err != nil {
+			return argument.Wrap(err, "value", reflect.TypeFor[T]().String(), "can't be encoded", "publish values of another type, or use another PublisherConfig.Codec")
+		}
+	}
+	return nil
+}
+
+// checkDecode asks c whether it can decode into values of type T.
+func checkDecode[T any](c Codec) error {
+	if k, ok := c.(TypeChecker); ok {
+		if err := k.CheckDecode(reflect.TypeFor[T]()); err != nil {
+			return argument.Wrap(err, "value", reflect.TypeFor[T]().String(), "can't be decoded", "handle values of another type, or use another Codec")
+		}
 	}
 	return nil
 }
@@ -118,8 +233,8 @@ func Body(m *Message) ([]byte, error) {
 	}
 }
 
-// JSON returns a Handler that decodes the body as JSON and calls handle.
-// DeliveryFrom(ctx) gives handle the delivery itself.
+// JSON returns a Handler that decodes the body as JSON and calls handle. In handle,
+// DeliveryFrom(ctx) returns the delivery. JSON(handle) is Typed(JSONCodec{}, handle).
 func JSON[T any](handle func(ctx context.Context, v T) error) Handler {
 	return Typed(JSONCodec{}, handle)
 }
@@ -127,26 +242,36 @@ func JSON[T any](handle func(ctx context.Context, v T) error) Handler {
 // Typed returns a Handler that decodes the body with codec and calls handle. A
 // body that can't be decoded is dead-lettered with ReasonUndecodable, and
 // handle isn't called.
+//
+// A nil codec, a nil handle, and a T that the codec's TypeChecker refuses stop the
+// consumer at its start with an *argument.Error.
 func Typed[T any](codec Codec, handle func(ctx context.Context, v T) error) Handler {
-	return typed[T]{codec, handle}
+	h := typed[T]{codec: codec, handle: handle}
+	switch {
+	case codec == nil:
+		h.invalid = argument.New("codec", nil, "is nil", "give Typed a Codec, such as client.JSONCodec{}")
+	case handle == nil:
+		h.invalid = argument.New("handle", nil, "is nil", "give the handler a function")
+	default:
+		h.invalid = checkDecode[T](codec)
+	}
+	return h
 }
 
 type typed[T any] struct {
-	codec  Codec
-	handle func(context.Context, T) error
+	codec   Codec
+	handle  func(context.Context, T) error
+	invalid error // why it can't handle anything
 }
 
-func (h typed[T]) Prepare(context.Context, Start) error {
-	if h.codec == nil {
-		return argument.New("codec", nil, "is nil", "give Typed a Codec, such as client.JSONCodec{}")
-	}
-	if h.handle == nil {
-		return argument.New("handle", nil, "is nil", "give the handler a function")
-	}
-	return nil
-}
+func (h typed[T]) Prepare(context.Context, Start) error { return h.invalid }
+
+func (h typed[T]) check() error { return h.invalid }
 
 func (h typed[T]) Handle(ctx context.Context, d *Delivery) error {
+	if h.invalid != nil {
+		return Requeue{Failed: true, Err: h.invalid} // the message isn't at fault
+	}
 	var v T
 	if err := decode(h.codec, d.Message(), &v); err != nil {
 		return DeadLetter{Reason: ReasonUndecodable, Err: err}

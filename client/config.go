@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"log/slog"
@@ -16,53 +17,69 @@ import (
 	"github.com/hopback/hopback/argument"
 )
 
-// Config is how to connect. The zero value takes everything from the URL and
-// uses the defaults named below.
+// Config configures a Conn. The zero value is ready to use.
 type Config struct {
-	// Endpoints are further URLs of the same cluster. They are tried in turn,
-	// after the one given to Connect, whenever a connection is made or rebuilt.
+	// Endpoints are further URLs of the same cluster. They are tried in turn, after
+	// Connect's own, whenever a connection is made or rebuilt.
 	Endpoints []string
-	// Name is shown by the broker beside the connection, and is the AMQP
-	// container-id. Default: the program's name and a random suffix.
+	// Name is the AMQP container-id, which the broker shows with the connection: UTF-8
+	// of at most 255 bytes. Further connections get a number: "orders-2". Default: the
+	// program's name and a random suffix.
 	Name string
-	// SASL is how to log in. Default: PLAIN with the URL's user and password,
-	// guest and guest where it has none.
+	// MaxConnections is the most AMQP connections that the Conn opens. Consumers and
+	// publishers that find no session left fail with ErrSessionLimit. Default: 64, which
+	// is enough for 1,900 consumers.
+	MaxConnections int
+	// SASL is how to log in. Default: Plain with the URL's user and password, or guest
+	// and guest.
 	SASL SASL
-	// TLS is used by amqps URLs. ServerName defaults to the URL's host, and the
-	// minimal version to TLS 1.2. Default: the system's certificate authorities.
+	// TLS configures amqps URLs. An empty ServerName means the URL's host. Default: the
+	// system's certificate authorities, and TLS 1.2 or later.
 	TLS *tls.Config
+	// Dial, if not nil, makes the network connection, for instance through a proxy or a
+	// tunnel. network is "tcp" and address the endpoint's host:port. For amqps URLs the
+	// client runs TLS on the result. ctx ends with ConnectTimeout or with the caller's
+	// ctx; a connection that comes later is closed. An error is ErrUnreachable and is
+	// tried again like any other. Dial must be safe for concurrent use. Default: a
+	// net.Dialer.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// ConnectTimeout bounds one attempt to connect to one endpoint, from TCP to
-	// AMQP open. The TCP connect alone takes at most 4 s of it. Default: 15 s.
+	// AMQP open. The TCP connect alone takes at most 4 s of it, unless Dial is set.
+	// Default: 15 s.
 	ConnectTimeout time.Duration
-	// Reconnect is the pause between attempts to rebuild a lost connection, or a
-	// lost link. There is no limit to their number.
-	Reconnect Backoff
-	// IdleTimeout is after how long without a sign of life the broker is taken
-	// for lost; at least 2 s. Default: 30 s.
+	// Reconnect is the pause between attempts to rebuild a lost connection or link. The
+	// number of attempts is unlimited.
+	Reconnect ReconnectBackoff
+	// IdleTimeout is how long the broker may stay silent, or answer nothing, before the
+	// connection is considered lost. It is at least 2 s. After half of it without an
+	// answer the client opens and closes a session, to see whether the broker answers.
+	// Default: 30 s.
 	IdleTimeout time.Duration
-	// PreferLeaderOf, if not empty, is a queue: of several Endpoints, the one whose
-	// node leads it is connected to, where it can be reached, which spares its
-	// messages a way between nodes. The leader is looked up whenever a connection is
-	// made; it isn't followed while the connection lives. A queue that is missing,
-	// or that the user may not see, is no error: any endpoint will do then.
+	// PreferLeaderOf is the name of a queue, or empty. Of several endpoints the client
+	// prefers the one whose node leads this queue, which saves its messages a hop between
+	// nodes. The leader is looked up whenever a connection is made, and not followed
+	// later. If the queue is missing, or the user may not see it, any endpoint is used.
 	PreferLeaderOf string
-	// Observe, if not nil, is told of each change in the state of the connection and
-	// of what lives on it, one at a time and in order. It may block: nothing waits
-	// for it, but when over 1,024 events wait the oldest are dropped, and
-	// Event.Dropped says how many. It may be called after Close has returned.
+	// Observe, if not nil, is called for each change in the state of the connection,
+	// its publishers and its consumers: one event at a time, in order. Nothing waits for
+	// it. When more than 1,024 events wait, the oldest are dropped, and Event.Dropped
+	// counts them. Observe may be called after Close has returned.
 	Observe func(Event)
-	// Logger gets what happens beside the calls: connections lost and regained,
-	// deliveries that couldn't be settled. Default: slog.Default().
+	// Logger receives what no call returns, such as lost connections and deliveries
+	// that couldn't be settled. Default: slog.Default().
 	Logger *slog.Logger
 }
+
+// maxName is how many bytes a connection's name may have.
+const maxName = 255
 
 // minIdleTimeout: go-amqp tells the broker half of it, as the standard advises, and
 // RabbitMQ closes a connection that asks for half a second, without a word why.
 const minIdleTimeout = 2 * time.Second
 
-// Backoff is a pause that doubles from Min to Max, with full jitter: each pause
-// is random between nothing and that. Defaults: 100 ms and 10 s.
-type Backoff struct {
+// ReconnectBackoff is a pause that doubles from Min to Max, with full jitter: each
+// pause is random between 0 and that value. Zero means the defaults: 100 ms and 10 s.
+type ReconnectBackoff struct {
 	Min, Max time.Duration
 }
 
@@ -98,7 +115,6 @@ type endpoint struct {
 	tls     bool
 	sasl    SASL
 	shown   string // for people: without the password
-	node    string // that it led to last; only Connect and then the supervisor use it
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -108,7 +124,13 @@ func (c Config) withDefaults() (Config, error) {
 	if c.IdleTimeout != 0 && c.IdleTimeout < minIdleTimeout {
 		return c, argument.New("Config.IdleTimeout", c.IdleTimeout, "is below 2 s", "use at least 2 s: RabbitMQ refuses less")
 	}
-	if !utf8.ValidString(c.Name) || len(c.Name) > 255 {
+	if c.MaxConnections < 0 {
+		return c, argument.New("Config.MaxConnections", c.MaxConnections, "is negative", "use 1 or more, or 0 for the default of 64")
+	}
+	if c.MaxConnections == 0 {
+		c.MaxConnections = 64
+	}
+	if !utf8.ValidString(c.Name) || len(c.Name) > maxName {
 		return c, argument.New("Config.Name", c.Name, "is over 255 bytes or not valid UTF-8", "use a short name")
 	}
 	if c.ConnectTimeout == 0 {

@@ -56,18 +56,18 @@ func TestConfigDefaultsAndRefusals(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 15*time.Second, c.ConnectTimeout)
 	assert.Equal(t, 30*time.Second, c.IdleTimeout)
-	assert.Equal(t, Backoff{100 * time.Millisecond, 10 * time.Second}, c.Reconnect)
+	assert.Equal(t, ReconnectBackoff{100 * time.Millisecond, 10 * time.Second}, c.Reconnect)
 	assert.NotNil(t, c.Logger)
 	other, err := Config{}.withDefaults()
 	require.NoError(t, err)
 	assert.NotEqual(t, c.Name, other.Name, "two clients of one program are told apart")
 
-	c, err = Config{Reconnect: Backoff{Min: time.Minute}}.withDefaults()
+	c, err = Config{Reconnect: ReconnectBackoff{Min: time.Minute}}.withDefaults()
 	require.NoError(t, err)
-	assert.Equal(t, Backoff{time.Minute, time.Minute}, c.Reconnect)
+	assert.Equal(t, ReconnectBackoff{time.Minute, time.Minute}, c.Reconnect)
 
 	for _, c := range []Config{
-		{ConnectTimeout: -1}, {IdleTimeout: -1}, {Reconnect: Backoff{Min: -1}}, {Reconnect: Backoff{Max: -1}},
+		{ConnectTimeout: -1}, {IdleTimeout: -1}, {Reconnect: ReconnectBackoff{Min: -1}}, {Reconnect: ReconnectBackoff{Max: -1}},
 		{IdleTimeout: time.Millisecond}, {Name: "\xff"}, {Name: strings.Repeat("n", 256)},
 	} {
 		_, err := c.withDefaults()
@@ -79,8 +79,8 @@ func TestConfigDefaultsAndRefusals(t *testing.T) {
 
 func TestConsumerConfigDefaults(t *testing.T) {
 	for _, c := range []struct{ given, want ConsumerConfig }{
-		{ConsumerConfig{}, ConsumerConfig{Concurrency: 1, Prefetch: 64, Grace: 30 * time.Second, ForwardPatience: 30 * time.Second, adapts: true}},
-		{ConsumerConfig{Concurrency: 100}, ConsumerConfig{Concurrency: 100, Prefetch: 200, Grace: 30 * time.Second, ForwardPatience: 30 * time.Second, adapts: true}},
+		{ConsumerConfig{}, ConsumerConfig{Concurrency: 1, Prefetch: 1024, Grace: 30 * time.Second, ForwardPatience: 30 * time.Second, near: 64}},
+		{ConsumerConfig{Concurrency: 100}, ConsumerConfig{Concurrency: 100, Prefetch: 1024, Grace: 30 * time.Second, ForwardPatience: 30 * time.Second, near: 200}},
 		{ConsumerConfig{Prefetch: 1, Grace: 1, ForwardPatience: 2}, ConsumerConfig{Concurrency: 1, Prefetch: 1, Grace: 1, ForwardPatience: 2}},
 	} {
 		got, err := c.given.withDefaults()

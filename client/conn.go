@@ -2,10 +2,10 @@
 //
 //	delivery → decode → handler → outcome → settle
 //
-// It is mechanism only. What should become of a message is decided by the
-// handler and the middleware around it; this package carries that out, survives
-// the loss of connections, and never accepts a message before its successor is
-// confirmed. DESIGN.md holds the invariants.
+// The package is mechanism only. A handler and the middleware around it decide what
+// becomes of a message. The package carries the decision out, survives the loss of
+// connections, and never accepts a message before its successor is confirmed.
+// DESIGN.md holds the invariants.
 package client
 
 import (
@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,33 +24,51 @@ import (
 // Conn is a connection to a broker that rebuilds itself whenever it is lost, with
 // unlimited back-off. It is safe for concurrent use.
 //
-// A connection carries up to 64 AMQP sessions; each publisher takes one, each
-// consumer one, and two once it has forwarded something.
+// A Conn serves any number of consumers and publishers. An AMQP connection carries 64
+// sessions, or fewer if the broker says so, of which Conn keeps four for itself. A
+// publisher takes one and a consumer two: one to receive on and one for its forwards,
+// reserved when it starts. When all sessions are taken, Conn opens a further AMQP
+// connection, up to Config.MaxConnections. The loss of one connection doesn't affect
+// the others. A further connection is closed after a minute without a session.
 type Conn struct {
 	cfg       Config
 	endpoints []endpoint
 	log       *slog.Logger
 	observer  *observer
+	// connect is dial, and idle is lineIdle, but in tests.
+	connect func(context.Context, endpoint, Config) (*wire, error)
+	idle    time.Duration
 	// renewAfter is after how many deliveries a session is replaced by another.
 	renewAfter uint64
+	// starving is after how long without a delivery a consumer looks at its queue.
+	starving time.Duration
 
-	// ctx ends when Close is done with all that uses the connection.
+	// ctx ends when Close is done with all that uses the connections.
 	ctx    context.Context
 	cancel context.CancelFunc
+	// hurry ends when Close has no time left.
+	hurry  context.Context
+	cutOff context.CancelFunc
 	// closing is closed when Close begins: no new work from then on.
-	closing   chan struct{}
-	closeOnce sync.Once
-	closeErr  error
-	done      chan struct{}  // the supervisor has ended
-	keepers   sync.WaitGroup // of tokens
+	closing    chan struct{}
+	closeOnce  sync.Once
+	closeErr   error
+	background sync.WaitGroup // lines that are being opened, or closed as nobody needs them
+	clock      brokerClock
+	preparing  preparations
 
-	mu      sync.Mutex
-	live    *wire         // nil while there is no connection
-	changed chan struct{} // closed and renewed whenever live changes
-	why     error         // why there is no connection
-	state   State         // its Broker and Connected are those of live
-	users   map[closer]struct{}
-	mgmt    *Management
+	mu         sync.Mutex
+	nodes      []string      // that each endpoint led to last
+	lines      []*line       // the first is always there; replaced, never changed in place
+	changed    chan struct{} // closed and renewed whenever a line is up, down, new or gone
+	generation uint64        // connections made
+	connected  bool          // all lines were up, when that was last looked at
+	since      time.Time     // since when connected is so
+	users      map[closer]struct{}
+	mgmt       *Management
+	growing    *growth   // nil: no line is being opened
+	refusal    error     // why the last one was not opened; holds for Reconnect.Min
+	refusedAt  time.Time // when
 }
 
 // closer is what lives on a Conn and must end before it: consumers, publishers.
@@ -57,14 +76,14 @@ type closer interface {
 	shut(ctx context.Context) error
 }
 
-// Connect opens a connection. It tries each endpoint once, the URL's and then
-// those of Config.Endpoints, and returns every endpoint's error if none takes it:
-// ErrUnreachable, ErrTLS, ErrAuthentication, ErrVirtualHost, or an
-// *argument.Error for a bad URL or Config, which may hold a password and is never
-// repeated whole.
+// Connect opens a connection. It tries each endpoint once: first the URL, then those
+// of Config.Endpoints in order. If all fail it returns their errors, joined:
+// ErrUnreachable, ErrTLS, ErrAuthentication or ErrVirtualHost. A bad URL or Config is
+// an *argument.Error, and nothing is tried. No error contains a password.
 //
-// The URL has the form amqp://user:password@host:5672/vhost, or amqps:// for
-// TLS. The virtual host is "/" where it names none; the user guest.
+// The URL has the form amqp://user:password@host:5672/vhost, or amqps:// for TLS. The
+// default user and password are guest, the default virtual host is "/", and the
+// default port is 5672, or 5671 with TLS.
 func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -74,21 +93,15 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{
-		cfg: cfg, endpoints: eps, log: cfg.Logger, renewAfter: renewal.From(ctx),
-		closing: make(chan struct{}), done: make(chan struct{}),
-		changed: make(chan struct{}), users: map[closer]struct{}{},
-		observer: &observer{call: cfg.Observe, log: cfg.Logger},
-	}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.mgmt = newManagement(c)
+	c := newConn(cfg, eps)
+	c.renewAfter, c.starving = renewal.From(ctx), renewal.StarvingFrom(ctx)
 
 	var errs []error
+	first := c.lines[0]
 	for i := range eps {
-		w, at, err := c.dial(ctx, i)
+		w, at, err := c.dial(ctx, i, first.cfg)
 		if err == nil {
-			c.begin(w, 1)
-			go c.supervise(w, at)
+			first.run(w, at)
 			return c, nil
 		}
 		errs = append(errs, err)
@@ -103,89 +116,138 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// Broker is what the broker said of itself when the connection was last made:
-// its version, and the node that the connection is to.
+// newConn makes a Conn whose first line has no connection yet.
+func newConn(cfg Config, eps []endpoint) *Conn {
+	c := &Conn{
+		cfg: cfg, endpoints: eps, nodes: make([]string, len(eps)), log: cfg.Logger, connect: dial, idle: lineIdle, renewAfter: renewal.After,
+		closing: make(chan struct{}), changed: make(chan struct{}), users: map[closer]struct{}{},
+		observer: &observer{call: cfg.Observe, log: cfg.Logger},
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.hurry, c.cutOff = context.WithCancel(context.Background())
+	c.lines = []*line{c.newLine(1)}
+	c.mgmt = newManagement(c.openSession, c.ctx, c.closing)
+	return c
+}
+
+// Broker describes the broker, as it introduced itself when the connection was last
+// made. With several connections it is the broker of the first one that is up. It is
+// the zero Broker while none is up.
 func (c *Conn) Broker() Broker {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.live == nil {
-		return Broker{}
+	if w := c.up(); w != nil {
+		return w.broker
 	}
-	return c.live.broker
+	return Broker{}
 }
 
-// Management is the broker's management node, reached over this connection.
+// up is the connection of the first line that has one; nil if none has. It is called
+// with mu held.
+func (c *Conn) up() *wire {
+	for _, l := range c.lines {
+		if l.live != nil {
+			return l.live
+		}
+	}
+	return nil
+}
+
+// Management returns the broker's management node, for package declare.
 func (c *Conn) Management() *Management { return c.mgmt }
 
-// State is the state of a connection at one moment.
+// awaitBroker is Broker, and waits for a connection while there is none.
+func (c *Conn) awaitBroker(ctx context.Context) (Broker, error) {
+	for {
+		c.mu.Lock()
+		w, changed := c.up(), c.changed
+		c.mu.Unlock()
+		if w != nil {
+			return w.broker, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return Broker{}, context.Cause(ctx)
+		case <-c.closing:
+			return Broker{}, ErrClosed
+		}
+	}
+}
+
+// outage is why the first connection carries no messages now; nil if it does.
+func (c *Conn) outage() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lines[0].outage()
+}
+
+// State is the state of a Conn at one moment. With several AMQP connections it is that
+// of the worst.
 type State struct {
-	// Connected says whether there is a connection. If neither Connected nor Closed
-	// is set, it is being rebuilt.
+	// Connected reports whether every connection is up. If neither Connected nor Closed
+	// is set, at least one is being rebuilt.
 	Connected bool
-	// Closed says that Close has begun.
+	// Closed reports whether Close has been called.
 	Closed bool
-	// Since is when that became so.
+	// Connections is how many AMQP connections are up.
+	Connections int
+	// Since is when Connected last changed.
 	Since time.Time
-	// Generation counts the connections that were made: 1 for the first.
+	// Generation counts the AMQP connections made so far, rebuilt and further ones
+	// included. The first is 1.
 	Generation uint64
-	// Endpoint is where the connection is to, or was, without a password.
+	// Endpoint is the URL of the first connection's endpoint, without its password.
 	Endpoint string
-	// Broker is what the broker said of itself; empty while there is no connection.
+	// Broker is the broker of the first connection that is up. It is the zero Broker
+	// while none is up.
 	Broker Broker
-	// BlockedSince is since when the broker takes no messages on the connection, as it
-	// does while it has a memory or disk alarm. Zero: it takes them.
+	// BlockedSince is since when the broker has accepted no messages on a connection,
+	// because of a memory or disk alarm. It is zero if no connection is blocked.
 	BlockedSince time.Time
-	// Attempts is how many attempts to rebuild the connection have failed so far.
+	// Attempts is how many attempts to rebuild a connection have failed in a row: the
+	// most, if several are being rebuilt.
 	Attempts int
-	// Err is why there is no connection: how it was lost, and then how the last
-	// attempt failed.
+	// Err is why a connection is down: first the error that ended it, then that of the
+	// last attempt to rebuild it. It is nil if none is down.
 	Err error
 }
 
-// State tells whether there is a connection, and why not. Config.Observe is told
-// of each change.
+// State returns whether the connections are up, and if not, why. Config.Observe is
+// called for each change.
 func (c *Conn) State() State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.state
-	s.Closed = c.isClosing()
-	s.Connected = c.live != nil
-	if c.live != nil {
-		s.Broker = c.live.broker
-		s.BlockedSince = c.live.channels.intakes.blockedSince()
+	s := State{
+		Connected: true, Closed: c.isClosing(), Since: c.since,
+		Generation: c.generation, Endpoint: c.lines[0].endpoint,
 	}
-	s.Err = c.why
+	for _, l := range c.lines {
+		if l.live == nil {
+			s.Connected = false
+			s.Attempts = max(s.Attempts, l.attempts)
+			if s.Err == nil {
+				s.Err = l.why
+			}
+			continue
+		}
+		s.Connections++
+		if since := l.live.blockage.blockedSince(); s.BlockedSince.IsZero() || !since.IsZero() && since.Before(s.BlockedSince) {
+			s.BlockedSince = since
+		}
+	}
+	if w := c.up(); w != nil {
+		s.Broker = w.broker
+	}
 	return s
 }
 
-// begin makes w the live connection.
-func (c *Conn) begin(w *wire, attempts int) {
-	w.generation = c.state.Generation + 1
-	w.channels.intakes.tell = (&blockage{conn: c, wire: w}).tell // before a session begins
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e := Event{Kind: Up, Attempt: attempts}
-	if w.generation > 1 {
-		e.Down = time.Since(c.state.Since)
+// noteState is called with mu held whenever a line is up, down, new or gone.
+func (c *Conn) noteState() {
+	connected := !slices.ContainsFunc(c.lines, func(l *line) bool { return l.live == nil })
+	if connected != c.connected {
+		c.connected, c.since = connected, time.Now()
 	}
-	c.state = State{Since: time.Now(), Generation: w.generation, Endpoint: w.endpoint.shown}
-	c.tell(w, e) // before those who wait for it can tell of their links
-	c.change(w, nil)
-	c.keepers.Go(func() { c.keepToken(w) })
-}
-
-// end says that there is no connection any more.
-func (c *Conn) end(w *wire, why error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.state.Since = time.Now()
-	c.tell(w, Event{Kind: Lost, Err: why})
-	c.change(nil, why)
-}
-
-// change is called with mu held.
-func (c *Conn) change(w *wire, why error) {
-	c.live, c.why = w, why
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
@@ -196,25 +258,12 @@ func (c *Conn) tell(w *wire, e Event) {
 	c.observer.tell(e)
 }
 
-// tellUser tells an event of a publisher or consumer.
-func (c *Conn) tellUser(e Event) {
-	if c.observer == nil || c.observer.call == nil {
-		return
-	}
-	c.mu.Lock()
-	e.Generation = c.state.Generation
-	if c.live != nil {
-		e.Node = c.live.broker.Node
-	}
-	c.mu.Unlock()
-	c.observer.tell(e)
-}
-
-// wire returns the live connection, and waits for it while it is being rebuilt.
+// wire returns the connection of the first line that has one, and waits for one while
+// all are being rebuilt.
 func (c *Conn) wire(ctx context.Context) (*wire, error) {
 	for {
 		c.mu.Lock()
-		w, changed := c.live, c.changed
+		w, changed := c.up(), c.changed
 		c.mu.Unlock()
 		if w != nil {
 			return w, nil
@@ -229,64 +278,19 @@ func (c *Conn) wire(ctx context.Context) (*wire, error) {
 	}
 }
 
-// supervise replaces the connection whenever it ends.
-func (c *Conn) supervise(w *wire, at int) {
-	defer close(c.done)
-	for {
-		select {
-		case <-w.amqp.Done():
-		case <-c.ctx.Done():
-			return
-		}
-		lost := newError("connection", w.endpoint.shown, ErrConnectionLost, w.amqp.Err())
-		w.fail()
-		w.cancel()
-		c.end(w, lost)
-		c.log.Warn("hopback: connection lost, reconnecting", "endpoint", w.endpoint.shown, "node", w.broker.Node, "error", lost)
-
-		next, i, attempts := c.reconnect(at)
-		if next == nil {
-			return
-		}
-		w, at = next, i
-		c.begin(w, attempts)
-		c.log.Info("hopback: connected again", "endpoint", w.endpoint.shown, "node", w.broker.Node, "version", w.broker.Version, "attempts", attempts)
+// openSession opens a session for the machinery.
+func (c *Conn) openSession(ctx context.Context) (session, error) {
+	w, err := c.wire(ctx)
+	if err != nil {
+		return nil, err
 	}
-}
-
-// reconnect tries the endpoints in turn, beginning with the one that was lost,
-// until one takes the connection or the Conn is closed.
-func (c *Conn) reconnect(at int) (*wire, int, int) {
-	for n := 0; ; n++ {
-		i := (at + n) % len(c.endpoints)
-		// The first round over the endpoints needs no pause: what broke may be one
-		// node of several. A single endpoint is asked at once, too.
-		if round := n / len(c.endpoints); round > 0 {
-			if !pause(c.ctx, c.cfg.Reconnect.pause(round-1)) {
-				return nil, 0, n
-			}
-		}
-		w, i, err := c.dial(c.ctx, i)
-		if err == nil {
-			return w, i, n + 1
-		}
-		if c.ctx.Err() != nil {
-			return nil, 0, n
-		}
-		c.mu.Lock()
-		c.why = err
-		c.state.Attempts = n + 1
-		generation := c.state.Generation
-		c.mu.Unlock()
-		c.observer.tell(Event{Kind: Refused, Op: "connection", Target: c.endpoints[i].shown, Generation: generation, Attempt: n + 1, Err: err})
-		c.log.Warn("hopback: reconnecting failed, trying again", "endpoint", c.endpoints[i].shown, "attempt", n+1, "error", err)
-	}
+	return w.openSession(ctx, c.renewAfter)
 }
 
 // pause is how long to wait after the nth failure in a row: random between
 // nothing and Min·2ⁿ, at most Max. The jitter keeps many clients from coming
 // back in step.
-func (b Backoff) pause(n int) time.Duration {
+func (b ReconnectBackoff) pause(n int) time.Duration {
 	d := b.Max
 	if n < 32 && b.Min<<n < b.Max && b.Min<<n > 0 {
 		d = b.Min << n
@@ -320,22 +324,25 @@ func (c *Conn) leave(u closer) {
 	delete(c.users, u)
 }
 
-// Close ends the consumers as if their ctx were cancelled (running handlers may
-// finish), waits until the publishers' messages are confirmed, and closes the
-// connection. All that within ctx: when it ends, the rest is cut off, and the
-// error says so. Close always returns, in whatever state the connection is;
-// later calls return what the first did.
+// Close drains the consumers as if their ctx had ended, waits until the publishers'
+// messages are answered, and closes the connection. When ctx ends, Close cuts off the
+// rest and returns an error that says what. Close also returns while the connection is
+// being rebuilt. Later calls return the result of the first.
 func (c *Conn) Close(ctx context.Context) error {
 	c.closeOnce.Do(func() {
-		// With the connection gone, nothing waits for its broker any longer.
-		cutOff := context.AfterFunc(ctx, func() {
+		// With the connections gone, nothing waits for their broker any longer.
+		stopWatching := context.AfterFunc(ctx, func() {
+			c.cutOff()
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			if c.live != nil {
-				c.live.fail()
+			for _, l := range c.lines {
+				if l.live != nil {
+					l.live.fail()
+				}
 			}
 		})
-		defer cutOff()
+		defer c.cutOff()
+		defer stopWatching()
 		c.mu.Lock()
 		close(c.closing)
 		users := make([]closer, 0, len(c.users))
@@ -352,24 +359,17 @@ func (c *Conn) Close(ctx context.Context) error {
 		wg.Wait()
 		c.mgmt.close(ctx)
 		c.cancel()
-		<-c.done
+		c.background.Wait()
 		c.mu.Lock()
-		w := c.live
-		c.live = nil
+		lines := c.lines
 		c.mu.Unlock()
-		if w != nil {
-			w.close(ctx)
+		for _, l := range lines {
+			wg.Go(func() { l.close(ctx) })
 		}
-		c.keepers.Wait()
-		c.mu.Lock()
-		c.state.Since = time.Now()
-		generation, endpoint := c.state.Generation, c.state.Endpoint
-		c.mu.Unlock()
-		c.observer.tell(Event{Kind: Ended, Op: "connection", Target: endpoint, Generation: generation})
+		wg.Wait()
 		if err := errors.Join(errs...); err != nil {
 			c.closeErr = fmt.Errorf("hopback: close: %w", err)
 		}
 	})
-	<-c.done
 	return c.closeErr
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,22 +22,17 @@ import (
 func bareConn(t *testing.T, w *wire) *Conn {
 	cfg, err := Config{Logger: quiet}.withDefaults()
 	require.NoError(t, err)
-	c := &Conn{
-		cfg: cfg, log: quiet, live: w,
-		closing: make(chan struct{}), done: make(chan struct{}),
-		changed: make(chan struct{}), users: map[closer]struct{}{},
-	}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c := newConn(cfg, nil)
 	t.Cleanup(c.cancel)
-	c.mgmt = newManagement(c)
-	close(c.done)
+	c.lines[0].live = w
+	close(c.lines[0].done)
 	return c
 }
 
 // bareWire is a connection on which nothing can be opened.
 func bareWire(t *testing.T) *wire {
 	ours, theirs := net.Pipe()
-	w := &wire{amqp: &amqp.Conn{}, net: ours, channels: &channels{}, turn: make(chan struct{}, 1)}
+	w := &wire{limit: maxSessions, spare: make(chan struct{}, maxSpare), amqp: &amqp.Conn{}, net: ours, turn: make(chan struct{}, 1)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	t.Cleanup(func() {
 		w.cancel()
@@ -111,33 +108,6 @@ func TestPatientHoldsUpNobody(t *testing.T) {
 			return "", err
 		}, func(string) {})
 		require.Error(t, err, "not for ever either")
-	})
-}
-
-func TestSessionsThatWereNeverOpenedAreNotCounted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := bareWire(t)
-		c := bareConn(t, w)
-		w.turn <- struct{}{} // another opens or closes something
-		for range 2 * maxSessions {
-			_, err := c.openSession(within(t, time.Second))
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-		}
-		assert.Zero(t, w.sessions.Load())
-	})
-}
-
-func TestNewPublisherTellsThatNoSessionIsLeft(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := bareWire(t)
-		w.sessions.Store(maxSessions)
-		c := bareConn(t, w)
-		_, err := NewPublisher[string](within(t, time.Hour), c, address.Queue("q"), PublisherConfig{})
-		require.ErrorIs(t, err, ErrSessionLimit)
-		assert.ErrorContains(t, err, "client.Connect", "it says what to do")
-		assert.Equal(t, int64(maxSessions), w.sessions.Load())
-		synctest.Wait()
-		assert.Empty(t, c.users)
 	})
 }
 
@@ -220,4 +190,105 @@ func TestBrokerVersions(t *testing.T) {
 	} {
 		assert.Equal(t, c.want, Broker{Version: c.version}.AtLeast(4, 3), c.version)
 	}
+}
+
+// preparing is a Handler that only prepares.
+type preparing func(context.Context, Start) error
+
+func (p preparing) Handle(context.Context, *Delivery) error    { return nil }
+func (p preparing) Prepare(ctx context.Context, s Start) error { return p(ctx, s) }
+
+// A guard that sees an empty Broker takes it for an old one.
+func TestConsumeBegunDuringAReconnectWaitsForTheBroker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := bareConn(t, nil)
+		enough := errors.New("enough")
+		seen := make(chan Broker, 1)
+		h := preparing(func(_ context.Context, s Start) error {
+			seen <- s.Broker
+			return enough
+		})
+		consuming := async(func() error { return c.Consume(t.Context(), "q", h, ConsumerConfig{}) })
+		synctest.Wait()
+		assert.Empty(t, seen, "there is no broker yet")
+		require.NoError(t, c.Consume(within(t, time.Second), "q", h, ConsumerConfig{}), "ctx ends the wait")
+
+		w := bareWire(t)
+		w.broker = Broker{Version: "4.3.6", Node: "rabbit@a"}
+		c.mu.Lock()
+		c.lines[0].change(w, nil)
+		c.mu.Unlock()
+		require.ErrorIs(t, <-consuming, enough)
+		assert.Equal(t, w.broker, <-seen)
+
+		c.mu.Lock()
+		c.lines[0].change(nil, ErrConnectionLost)
+		c.mu.Unlock()
+		consuming = async(func() error { return c.Consume(t.Context(), "q", h, ConsumerConfig{}) })
+		synctest.Wait()
+		require.NoError(t, c.Close(within(t, time.Minute)))
+		require.ErrorIs(t, <-consuming, ErrClosed)
+		assert.Empty(t, seen)
+	})
+}
+
+func TestASlowStartIsLoggedOnceAndSaysWhy(t *testing.T) {
+	for _, alarm := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w := bareWire(t)
+			w.blockage = &blockage{log: quiet}
+			w.blockage.tell(alarm)
+			c := bareConn(t, w)
+			log := &lines{}
+			c.log = log.logger()
+			h := preparing(func(ctx context.Context, _ Start) error {
+				<-ctx.Done()
+				return ctx.Err()
+			})
+			ctx, stop := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			for range 1000 {
+				all.Go(func() { assert.ErrorIs(t, c.Consume(ctx, "q", h, ConsumerConfig{}), context.Canceled) })
+			}
+			time.Sleep(prepareQuiet)
+			stop()
+			all.Wait()
+			assert.Equal(t, 1, strings.Count(log.String(), "can't begin yet"))
+			assert.Contains(t, log.String(), "waiting=1000")
+			assert.Equal(t, alarm, strings.Contains(log.String(), "alarm"), "it isn't guessed")
+		})
+	}
+}
+
+// Why nothing can be sent is in the error that a caller sees, and not in State alone.
+func TestPublishErrorsNameTheOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := bareConn(t, nil)
+		c.lines[0].why = &Error{Op: "connect", Target: "amqp://u@h", Kind: ErrAuthentication, Text: `the broker refused PLAIN for user "u"`}
+		check := func(err error) {
+			t.Helper()
+			require.ErrorIs(t, err, ErrNotSent)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorIs(t, err, ErrAuthentication)
+			assert.ErrorContains(t, err, `not sent: context deadline exceeded: hopback: connect amqp://u@h: authentication failed: the broker refused PLAIN for user "u"`)
+			assert.True(t, SafeToRetry(err))
+		}
+		_, err := NewPublisher[string](within(t, time.Second), c, address.Queue("q"), PublisherConfig{})
+		check(err)
+
+		s := newSender("publish", "/queues/q", senderConfig{depth: 2, outage: c.outage}, c.openSession, nil)
+		defer s.cut()
+		check(s.do(within(t, time.Second), withID("m")))
+		b := newBatch(s, 1)
+		b.put(t.Context(), 0, withID("m"))
+		b.wait(within(t, time.Second))
+		check(b.err())
+
+		w := bareWire(t)
+		w.blockage = &blockage{log: quiet}
+		c.lines[0].live, c.lines[0].why = w, nil
+		require.NoError(t, c.outage())
+		w.blockage.tell(true)
+		require.ErrorContains(t, c.outage(), "memory or disk alarm")
+	})
 }

@@ -12,7 +12,7 @@ import (
 // the broker's own words. Bad input is none of these: it is an
 // *argument.Error, and nothing was sent.
 var (
-	// ErrUnreachable: no endpoint took the connection.
+	// ErrUnreachable: no connection to the endpoint could be made.
 	ErrUnreachable = errors.New("broker unreachable")
 	// ErrAuthentication: the broker refused the credentials.
 	ErrAuthentication = errors.New("authentication failed")
@@ -27,43 +27,47 @@ var (
 	// ErrUnroutable: the exchange exists, but no queue is bound for the routing
 	// key. The message is stored nowhere.
 	ErrUnroutable = errors.New("unroutable")
-	// ErrRefused: the broker refused the message, for instance because a queue
-	// with overflow reject-publish is full; with several queues bound, some may
-	// have taken it. Or it refused a publisher or consumer, such as a second one
-	// of an exclusive queue.
+	// ErrRefused: the broker refused the message, for instance because a queue with
+	// overflow reject-publish is full. If several queues are bound, some may have
+	// stored it. Or the broker refused a publisher or consumer, for instance a second
+	// consumer of an exclusive queue.
 	ErrRefused = errors.New("refused by the broker")
-	// ErrTooLarge: the message is larger than the broker takes. Nothing was sent.
+	// ErrTooLarge: the message is larger than the broker accepts. Nothing was sent.
 	ErrTooLarge = errors.New("message too large")
-	// ErrNotSent: the call ended before the message left; it is stored nowhere.
+	// ErrNotSent: the call ended before the message was sent. It is stored nowhere.
 	ErrNotSent = errors.New("not sent")
-	// ErrOutcomeUnknown: the message or request left, and no answer came. It may
-	// or may not have taken effect; repeating it may make a duplicate.
+	// ErrOutcomeUnknown: the message or request was sent, and no answer came. It may
+	// have taken effect, so repeating it may make a duplicate.
 	ErrOutcomeUnknown = errors.New("outcome unknown")
 	// ErrClosed: the connection, publisher or consumer was closed by its user.
 	ErrClosed = errors.New("closed")
 	// ErrConnectionLost: the connection, session or link ended; it is being rebuilt.
 	ErrConnectionLost = errors.New("connection lost")
-	// ErrSessionLimit: the connection holds as many sessions as the broker allows.
+	// ErrSessionLimit: all sessions are taken, and no further connection may be opened,
+	// by Config.MaxConnections or by the broker. Nothing was sent.
 	ErrSessionLimit = errors.New("no session left on the connection")
 )
 
-// Error is a failure that the broker or the network answered with.
+// Error is a failure of the broker, the network or a call that ended too early.
 type Error struct {
-	// Op is what was tried: "connect", "publish", "forward", "consume", "manage".
+	// Op is the operation: "connect", "connection", "open session", "publish",
+	// "forward", "consume" or "manage".
 	Op string
 	// Kind is one of the package's Err values.
 	Kind error
-	// Target is what it was tried on: an endpoint (without its password), an
-	// address, a queue or a management path.
+	// Target is what the operation was for: an endpoint (without its password), an
+	// address, a queue, or a method and path of the management. It may be empty.
 	Target string
 	// Condition is the AMQP error condition, such as "amqp:not-found", where the
 	// broker gave one.
 	Condition string
-	// Text is the broker's own words, where it gave any: one line, and no more than
-	// 500 bytes of it. Err has all.
+	// Text is the broker's explanation, or this package's: one line, cut at 500 bytes.
+	// Err holds the broker's in full.
 	Text string
 	// Err is the cause, if there is one.
 	Err error
+
+	unsent bool // whatever the Kind, nothing was sent
 }
 
 func (e *Error) Error() string {
@@ -104,9 +108,12 @@ func (e *Error) Unwrap() []error {
 	return errs
 }
 
-// SafeToRetry says whether the operation certainly had no effect, so that
-// repeating it makes no duplicate.
+// SafeToRetry reports whether the operation certainly had no effect. If so, repeating
+// it makes no duplicate.
 func (e *Error) SafeToRetry() bool {
+	if e.unsent {
+		return true
+	}
 	switch e.Kind {
 	case ErrOutcomeUnknown, ErrRefused, ErrConnectionLost:
 		return false
@@ -114,8 +121,8 @@ func (e *Error) SafeToRetry() bool {
 	return true
 }
 
-// SafeToRetry says whether the operation that err comes from certainly had no
-// effect. It is false for nil, and for errors that hopback knows nothing about.
+// SafeToRetry reports whether the operation that failed with err certainly had no
+// effect. It is false for nil, and for errors of other packages.
 func SafeToRetry(err error) bool {
 	var s interface{ SafeToRetry() bool }
 	return errors.As(err, &s) && s.SafeToRetry()
@@ -125,6 +132,9 @@ func SafeToRetry(err error) bool {
 // the broker's condition tells it more exactly.
 func newError(op, target string, kind, err error) *Error {
 	e := &Error{Op: op, Target: target, Kind: kind, Err: err}
+	if cause, ok := err.(*Error); ok && cause.Kind == kind {
+		e.Text, e.Condition = cause.Text, cause.Condition // the kind isn't told twice
+	}
 	var remote *amqp.Error
 	if errors.As(err, &remote) && remote != nil {
 		e.Condition, e.Text = string(remote.Condition), readable(remote.Description)
@@ -172,6 +182,26 @@ func kindOf(e *amqp.Error) error {
 // changed something on the broker.
 func final(err error) bool {
 	return errors.Is(err, ErrNotFound) || errors.Is(err, ErrUnauthorized) || errors.Is(err, ErrRefused)
+}
+
+// errBlocked is why nothing is sent in an alarm.
+var errBlocked = errors.New("the broker takes no messages, as it does while it has a memory or disk alarm")
+
+// interrupted is the cause of a call that its ctx ended in an outage.
+type interrupted struct {
+	by     error // the ctx's cause
+	outage error
+}
+
+func (i *interrupted) Error() string   { return i.by.Error() + ": " + i.outage.Error() }
+func (i *interrupted) Unwrap() []error { return []error{i.by, i.outage} }
+
+// during adds the outage in which e came about; nil: there was none.
+func (e *Error) during(outage error) *Error {
+	if outage != nil {
+		e.Err = &interrupted{e.Err, outage}
+	}
+	return e
 }
 
 // ended is the error for a wait that ctx ended.

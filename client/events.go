@@ -7,67 +7,90 @@ import (
 	"time"
 )
 
-// Event is a change in the state of a connection, or of what lives on it.
+// Event is a change in the state of a connection, a publisher or a consumer.
 type Event struct {
 	Kind EventKind
 	// Time is when it happened, which may be before Config.Observe is called.
 	Time time.Time
-	// Op is whose state it is: "connection", "publish", "forward" or "consume".
+	// Op is what the event is about: "connection", "publish", "forward" or "consume".
 	Op string
 	// Target is the endpoint (without its password), the address or the queue.
 	Target string
-	// Generation counts the connections that were made: 1 for the first. Events of
-	// an earlier generation are about a connection that is gone.
+	// Generation is the number of the AMQP connection: 1 for the first, and the next for
+	// each that is rebuilt or opened in addition. A connection that is being rebuilt has
+	// the number of the lost one. It is 0 if a further connection couldn't be opened.
 	Generation uint64
-	// Node is the broker's node that the connection is to, where there is one.
+	// Node is the broker's node that the connection is to. It is empty if there is none.
 	Node string
-	// Attempt is which one in a row failed or succeeded, from 1.
+	// Attempt is the number of the attempt that failed or succeeded, from 1.
 	Attempt int
-	// Down is how long it was gone, for Up; how long it was blocked, for Unblocked.
+	// Down is how long the outage lasted: until EventUp, EventUnblocked or
+	// EventForwardResumed.
 	Down time.Duration
-	// Unsettled is how many deliveries were unsettled when a consumer's link was
-	// lost: the broker delivers them again. For a publisher, how many messages
-	// were sent and not answered.
+	// Unsettled is how many deliveries were unsettled when a consumer's link was lost.
+	// The broker delivers them again. For a publisher it is how many messages were sent
+	// and not answered.
 	Unsettled int
-	// Err is the reason, for Lost, Refused and TokenRefused.
+	// Err is the reason, for EventLost, EventRefused, EventForwardStalled, EventTokenRefused and EventStarved.
 	Err error
-	// Dropped is how many events before this one were dropped, since Config.Observe
-	// didn't return in time.
+	// Ahead is how far the broker's clock is ahead of this host's, for EventClockDiffers.
+	// It is negative if the broker's clock is behind.
+	Ahead time.Duration
+	// Dropped is how many events before this one were dropped because Config.Observe was
+	// too slow.
 	Dropped int
 }
 
-// EventKind is what an Event tells.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 // The kinds of events. Each is about the connection, a publisher, a consumer or
 // a consumer's forwards, as the event's Op says.
 const (
-	// Up: it works, for the first time or again.
-	Up EventKind = iota + 1
-	// Lost: it ended, and is being rebuilt.
-	Lost
-	// Refused: an attempt to build or rebuild it failed; another follows.
-	Refused
-	// Blocked: the broker takes no messages for the time being, as it does while
-	// it has a memory or disk alarm. What is published waits within its ctx.
-	Blocked
-	// Unblocked: the broker takes messages again.
-	Unblocked
-	// Late: a handler's result came when its link was gone or the broker had taken
+	// EventUp: it works, for the first time or again.
+	EventUp EventKind = iota + 1
+	// EventLost: it ended, and is being rebuilt.
+	EventLost
+	// EventRefused: an attempt to build or rebuild it failed; another follows.
+	EventRefused
+	// EventBlocked: the broker accepts no messages, because of a memory or disk alarm.
+	// Publish waits within its ctx.
+	EventBlocked
+	// EventUnblocked: the broker accepts messages again. A blockage also ends with the
+	// connection, which only EventLost or EventEnded reports.
+	EventUnblocked
+	// EventLate: a handler's result came when its link was gone or the broker had taken
 	// the delivery back. The broker delivers the message again.
-	Late
-	// TokenRenewed: the broker has taken a new token for the connection.
-	TokenRenewed
-	// TokenRefused: there was no new token, or the broker refused it; another
+	EventLate
+	// EventTokenRenewed: the broker has accepted a new token for the connection.
+	EventTokenRenewed
+	// EventTokenRefused: there was no new token, or the broker refused it; another
 	// attempt follows. When the old one expires the broker ends the connection.
-	TokenRefused
-	// Ended: Close was called and is done, or Consume has returned.
-	Ended
+	EventTokenRefused
+	// EventForwardStalled: an address accepts no forwards of a consumer. Their deliveries
+	// wait, and others go on. Err is why, and Unsettled is how many wait so far.
+	EventForwardStalled
+	// EventForwardResumed: the address accepts forwards again. Down is how long it didn't.
+	EventForwardResumed
+	// EventEnded: Close is done, or Consume has returned. Or a further connection was
+	// closed after a minute without use.
+	EventEnded
+	// EventStarved: a consumer has credit and has received nothing for a while (30 s at
+	// first), though its queue has messages ready; or RabbitMQ below 4.3 may have lost
+	// its settlements. Its session is replaced. A consumer of lower priority and one
+	// that stands by for a single active consumer starve by design: for them this is
+	// repeated less and less often, in the end every 16 minutes or so.
+	EventStarved
+	// EventClockDiffers: the broker's clock was found to differ from this host's. Told once
+	// for each Conn, if a handler has asked or found out: see Start.ClockDiffers.
+	EventClockDiffers
 )
 
 var eventNames = [...]string{
-	Up: "up", Lost: "lost", Refused: "refused", Blocked: "blocked", Unblocked: "unblocked", Late: "late",
-	TokenRenewed: "token renewed", TokenRefused: "token refused", Ended: "ended",
+	EventUp: "up", EventLost: "lost", EventRefused: "refused", EventBlocked: "blocked", EventUnblocked: "unblocked", EventLate: "late",
+	EventForwardStalled: "stalled", EventForwardResumed: "resumed",
+	EventTokenRenewed: "token renewed", EventTokenRefused: "token refused", EventEnded: "ended", EventStarved: "starved",
+	EventClockDiffers: "clock differs",
 }
 
 func (k EventKind) String() string {
@@ -77,7 +100,7 @@ func (k EventKind) String() string {
 	return fmt.Sprintf("EventKind(%d)", uint8(k))
 }
 
-// String is the event in a line, for people.
+// String returns the event as one line of text.
 func (e Event) String() string {
 	s := e.Op + " " + e.Target + ": " + e.Kind.String()
 	switch {
@@ -85,6 +108,8 @@ func (e Event) String() string {
 		s += ": " + e.Err.Error()
 	case e.Down > 0:
 		s += " after " + e.Down.Round(time.Millisecond).String()
+	case e.Ahead != 0:
+		s += " by " + e.Ahead.Round(time.Millisecond).String()
 	}
 	return s
 }

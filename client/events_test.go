@@ -78,7 +78,7 @@ func TestObserverSurvivesItsCallback(t *testing.T) {
 
 func TestEventKindsHaveNames(t *testing.T) {
 	seen := map[string]bool{}
-	for k := Up; k <= Ended; k++ {
+	for k := EventUp; k <= EventEnded; k++ {
 		assert.NotContains(t, k.String(), "EventKind", "%d", k)
 		assert.False(t, seen[k.String()])
 		seen[k.String()] = true

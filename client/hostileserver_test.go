@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/refusal"
 )
 
 // A peer over TCP that does as a broker does up to some step, and then something that
@@ -90,7 +93,7 @@ var deeds = map[string]func(c net.Conn, answer []byte) error{
 	},
 	"another performative": func(c net.Conn, answer []byte) error {
 		b := bytes.Clone(answer)
-		if len(b) > frameHead {
+		if len(b) > performativeAt {
 			b[10] = 0x10 + (b[10]+3)&7
 		}
 		_, err := c.Write(b)
@@ -98,7 +101,7 @@ var deeds = map[string]func(c net.Conn, answer []byte) error{
 	},
 	"an unknown performative": func(c net.Conn, answer []byte) error {
 		b := bytes.Clone(answer)
-		if len(b) > frameHead {
+		if len(b) > performativeAt {
 			b[10] = 0x77
 		}
 		_, err := c.Write(b)
@@ -106,7 +109,7 @@ var deeds = map[string]func(c net.Conn, answer []byte) error{
 	},
 	"another channel": func(c net.Conn, answer []byte) error {
 		b := bytes.Clone(answer)
-		if len(b) > frameHead {
+		if len(b) > performativeAt {
 			b[7] += 9
 		}
 		_, err := c.Write(b)
@@ -117,19 +120,19 @@ var deeds = map[string]func(c net.Conn, answer []byte) error{
 		return err
 	},
 	"without fields": func(c net.Conn, answer []byte) error {
-		if len(answer) <= frameHead {
+		if len(answer) <= performativeAt {
 			return io.EOF
 		}
-		b := append(bytes.Clone(answer[:frameHead]), 0x45)
+		b := append(bytes.Clone(answer[:performativeAt]), 0x45)
 		binary.BigEndian.PutUint32(b, uint32(len(b)))
 		_, err := c.Write(b)
 		return err
 	},
 	"fields of the wrong types": func(c net.Conn, answer []byte) error {
-		if len(answer) <= frameHead {
+		if len(answer) <= performativeAt {
 			return io.EOF
 		}
-		b := append(bytes.Clone(answer[:frameHead]), 0xc0, 13, 4, 0xa1, 1, 'x', 0x41, 0xc1, 1, 0, 0x82, 0, 0, 0, 0)
+		b := append(bytes.Clone(answer[:performativeAt]), 0xc0, 13, 4, 0xa1, 1, 'x', 0x41, 0xc1, 1, 0, 0x82, 0, 0, 0, 0)
 		b = append(b, 0, 0, 0, 0)
 		binary.BigEndian.PutUint32(b, uint32(len(b)))
 		_, err := c.Write(b)
@@ -137,27 +140,35 @@ var deeds = map[string]func(c net.Conn, answer []byte) error{
 	},
 }
 
-// frameOf is a frame with a list of encoded fields.
-func frameOf(kind, code byte, channel uint16, fields ...[]byte) []byte {
-	list := bytes.Join(fields, nil)
-	b := []byte{0, 0, 0, 0, 2, kind, byte(channel >> 8), byte(channel), 0, 0x53, code, 0xd0}
-	b = binary.BigEndian.AppendUint32(b, uint32(len(list)+4))
-	b = binary.BigEndian.AppendUint32(b, uint32(len(fields)))
-	b = append(b, list...)
-	binary.BigEndian.PutUint32(b, uint32(len(b)))
+// performativeAt is where the fields of a performative begin, behind the frame's header
+// and a descriptor of three bytes.
+const performativeAt = frames.HeaderSize + 3
+
+func encoded(f frames.Frame) []byte {
+	b, err := frames.Append(nil, f)
+	if err != nil {
+		panic(err)
+	}
 	return b
 }
 
-var (
-	null       = []byte{0x40}
-	zero       = []byte{0x43}
-	wideWindow = []byte{0x70, 0, 0, 16, 0}
-)
+func amqpFrame(channel uint16, body frames.Performative) []byte {
+	return encoded(frames.Frame{Channel: channel, Body: body})
+}
 
-func str(s string) []byte { return append([]byte{0xa1, byte(len(s))}, s...) }
+func saslFrame(body frames.Performative) []byte {
+	return encoded(frames.Frame{Type: frames.TypeSASL, Body: body})
+}
+
+const wideWindow = 4096
 
 // hostileServer serves until the test ends.
 func hostileServer(t *testing.T, at step, deed func(net.Conn, []byte) error) string {
+	return serveEach(t, func(c net.Conn) *hostilePeer { return &hostilePeer{Conn: c, at: at, deed: deed} })
+}
+
+// serveEach serves each connection with a peer of its own until the test ends.
+func serveEach(t *testing.T, peer func(net.Conn) *hostilePeer) string {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	var all sync.WaitGroup
@@ -175,7 +186,7 @@ func hostileServer(t *testing.T, at step, deed func(net.Conn, []byte) error) str
 				defer func() { _ = c.Close() }()
 				stop := context.AfterFunc(t.Context(), func() { _ = c.Close() })
 				defer stop()
-				(&hostilePeer{Conn: c, at: at, deed: deed}).serve()
+				peer(c).serve()
 			})
 		}
 	})
@@ -187,6 +198,35 @@ type hostilePeer struct {
 	at   step
 	deed func(net.Conn, []byte) error
 	err  error
+	// alarm, if not nil, says whether sessions have an incoming-window of 0.
+	alarm *atomic.Bool
+	// deaf, if not nil, says that no frame arrives.
+	deaf *atomic.Bool
+	// sessions is how many the peer allows, by its channel-max. Default: 64.
+	sessions int
+}
+
+func (p *hostilePeer) channelMax() uint16 {
+	if p.sessions == 0 {
+		return 63
+	}
+	return uint16(p.sessions - 1)
+}
+
+func (p *hostilePeer) window() uint32 {
+	if p.alarm != nil && p.alarm.Load() {
+		return 0
+	}
+	return wideWindow
+}
+
+// alarmedServer is a server that has an alarm until clear is called, which sessions that
+// begin then hear of.
+func alarmedServer(t *testing.T) (addr string, clear func()) {
+	var alarm atomic.Bool
+	alarm.Store(true)
+	addr = serveEach(t, func(c net.Conn) *hostilePeer { return &hostilePeer{Conn: c, alarm: &alarm} })
+	return addr, func() { alarm.Store(false) }
 }
 
 func (p *hostilePeer) answer(at step, b []byte) {
@@ -201,85 +241,80 @@ func (p *hostilePeer) answer(at step, b []byte) {
 }
 
 func (p *hostilePeer) serve() {
-	head := make([]byte, 8)
+	r := frames.NewReader(p.Conn, 1<<20)
 	for p.err == nil {
-		if _, err := io.ReadFull(p.Conn, head); err != nil {
-			return
-		}
-		switch string(head) {
-		case "AMQP\x03\x01\x00\x00":
-			p.answer(stepHeader, bytes.Clone(head))
-			p.answer(stepMechanisms, frameOf(1, 0x40, 0, append([]byte{0xa3, 5}, "PLAIN"...)))
-			continue
-		case "AMQP\x00\x01\x00\x00":
-			p.answer(stepNever, bytes.Clone(head))
+		if protocol, err := r.Protocol(); err == nil {
+			if protocol == frames.ProtocolSASL {
+				p.answer(stepHeader, protocol.Header())
+				p.answer(stepMechanisms, saslFrame(&frames.Mechanisms{Mechanisms: []frames.Symbol{"PLAIN"}}))
+			} else {
+				p.answer(stepNever, protocol.Header())
+			}
 			continue
 		}
-		size := binary.BigEndian.Uint32(head)
-		if size < 8 || size > 1<<20 {
+		f, err := r.Frame()
+		if err != nil {
 			return
 		}
-		frame := append(bytes.Clone(head), make([]byte, size-8)...)
-		if _, err := io.ReadFull(p.Conn, frame[8:]); err != nil {
-			return
-		}
-		if len(frame) > frameHead {
-			p.frame(frame)
+		if p.deaf == nil || !p.deaf.Load() {
+			p.frame(f)
 		}
 	}
 }
 
-func (p *hostilePeer) frame(b []byte) {
-	channel := binary.BigEndian.Uint16(b[6:])
-	f := fieldsOf(b[frameHead:])
-	value := func(n int) []byte { // encoded
-		item := f.item(n)
-		return item[:valueSize(item)]
-	}
-	switch b[10] {
-	case 0x41:
-		p.answer(stepOutcome, frameOf(1, 0x44, 0, []byte{0x50, 0}))
-	case 0x10:
-		version := append(append([]byte{0xa3, 7}, "version"...), str("4.3.0")...)
-		p.answer(stepOpen, frameOf(0, 0x10, 0, str("x"), null, []byte{0x70, 0, 1, 0, 0}, []byte{0x60, 0, 63}, null, null, null, null, null,
-			append([]byte{0xc1, byte(len(version) + 1), 2}, version...)))
-	case 0x11:
-		p.answer(stepBegin, frameOf(0, 0x11, channel, []byte{0x60, b[6], b[7]}, zero, wideWindow, wideWindow, []byte{0x52, 255}))
-	case 0x12:
-		name, handle, receives := value(0), value(1), f.truth(2)
-		role := []byte{0x41}
-		if receives {
-			role[0] = 0x42
+func (p *hostilePeer) frame(f frames.Frame) {
+	answer := func(at step, body frames.Performative) { p.answer(at, amqpFrame(f.Channel, body)) }
+	switch b := f.Body.(type) {
+	case *frames.Init:
+		p.answer(stepOutcome, saslFrame(&frames.Outcome{}))
+	case *frames.Open:
+		answer(stepOpen, &frames.Open{
+			ContainerID: "x", MaxFrameSize: frames.Some[uint32](65536), ChannelMax: frames.Some(p.channelMax()),
+			Properties: frames.Map{{Key: frames.Symbol("version"), Value: "4.3.0"}},
+		})
+	case *frames.Begin:
+		if f.Channel > p.channelMax() { // as RabbitMQ does
+			p.err = io.EOF
+			return
 		}
-		p.answer(stepAttach, frameOf(0, 0x12, channel, name, handle, role, value(3), value(4), []byte{0, 0x53, 0x28, 0x45}, []byte{0, 0x53, 0x29, 0x45}, null, null, zero, []byte{0x80, 0, 0, 0, 0, 1, 0, 0, 0}))
-		if !receives {
-			p.answer(stepCredit, frameOf(0, 0x13, channel, zero, wideWindow, zero, wideWindow, handle, zero, []byte{0x52, 100}))
+		answer(stepBegin, &frames.Begin{RemoteChannel: frames.Some(f.Channel), IncomingWindow: p.window(), OutgoingWindow: wideWindow, HandleMax: frames.Some[uint32](255)})
+	case *frames.Attach:
+		answer(stepAttach, &frames.Attach{
+			Name: b.Name, Handle: b.Handle, Role: !b.Role, SenderSettleMode: b.SenderSettleMode, ReceiverSettleMode: b.ReceiverSettleMode,
+			Source: &frames.Source{}, Target: &frames.Target{}, InitialDeliveryCount: frames.Some[uint32](0), MaxMessageSize: frames.Some[uint64](1 << 24),
+		})
+		if b.Role == frames.RoleSender {
+			answer(stepCredit, p.flow(frames.Flow{Handle: frames.Some(b.Handle), DeliveryCount: frames.Some[uint32](0), LinkCredit: frames.Some[uint32](100)}))
 		}
-	case 0x13:
-		handle := f.item(4)
+	case *frames.Flow:
 		switch {
-		case handle == nil || handle[0] == 0x40:
-		case f.truth(8): // a drain
-			p.answer(stepDrain, frameOf(0, 0x13, channel, zero, wideWindow, zero, wideWindow, value(4), value(5), zero, null, []byte{0x41}))
+		case !b.Handle.Set:
+		case b.Drain:
+			answer(stepDrain, p.flow(frames.Flow{Handle: b.Handle, DeliveryCount: b.DeliveryCount, LinkCredit: frames.Some[uint32](0), Drain: true}))
 		default:
 			payload, _ := NewMessage([]byte("{}")).MarshalBinary()
-			delivery := frameOf(0, 0x14, channel, value(4), zero, []byte{0xa0, 1, 0}, zero, []byte{0x42}, []byte{0x42})
-			delivery = append(delivery, payload...)
-			binary.BigEndian.PutUint32(delivery, uint32(len(delivery)))
-			p.answer(stepDelivery, delivery)
+			p.answer(stepDelivery, encoded(frames.Frame{Channel: f.Channel, Body: &frames.Transfer{
+				Handle: b.Handle.Value, DeliveryID: frames.Some[uint32](0), DeliveryTag: []byte{0}, MessageFormat: frames.Some[uint32](0), Settled: frames.Some(false),
+			}, Payload: payload}))
 		}
-	case 0x14:
-		if id := f.item(1); id != nil && id[0] != 0x40 {
-			p.answer(stepAnswer, frameOf(0, 0x15, channel, []byte{0x41}, value(1), null, []byte{0x41}, []byte{0, 0x53, 0x24, 0x45}))
+	case *frames.Transfer:
+		if b.DeliveryID.Set {
+			answer(stepAnswer, &frames.Disposition{Role: frames.RoleReceiver, First: b.DeliveryID.Value, Settled: true, State: &frames.Accepted{}})
 		}
-	case 0x16:
-		p.answer(stepDetach, frameOf(0, 0x16, channel, value(0), []byte{0x41}))
-	case 0x17:
-		p.answer(stepNever, frameOf(0, 0x17, channel))
-	case 0x18:
-		p.answer(stepClose, frameOf(0, 0x18, 0))
+	case *frames.Detach:
+		answer(stepDetach, &frames.Detach{Handle: b.Handle, Closed: true})
+	case *frames.End:
+		answer(stepNever, &frames.End{})
+	case *frames.Close:
+		answer(stepClose, &frames.Close{})
 		p.err = io.EOF
 	}
+}
+
+// flow fills in the session's part.
+func (p *hostilePeer) flow(f frames.Flow) *frames.Flow {
+	f.NextIncomingID, f.IncomingWindow, f.OutgoingWindow = frames.Some[uint32](0), p.window(), wideWindow
+	return &f
 }
 
 // Whatever the other side does, and at whichever step: what was asked ends within its
@@ -312,7 +347,7 @@ func TestHostileServers(t *testing.T) {
 				var conn *Conn
 				timed("Connect", limit, func(ctx context.Context) {
 					var err error
-					conn, err = Connect(ctx, "amqp://u:p@"+addr+"/", Config{Logger: quiet, ConnectTimeout: limit, Reconnect: Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond}})
+					conn, err = Connect(ctx, "amqp://u:p@"+addr+"/", Config{Logger: quiet, ConnectTimeout: limit, Reconnect: ReconnectBackoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond}})
 					if err != nil {
 						assert.ErrorAs(t, err, new(*Error), what)
 						assert.True(t, SafeToRetry(err), what)
@@ -360,4 +395,42 @@ func TestHostileServerThatBehavesIsABroker(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	require.NoError(t, conn.Consume(ctx, "q", HandlerFunc(func(context.Context, *Delivery) error { stop(); return nil }), ConsumerConfig{}))
 	require.NoError(t, conn.Close(t.Context()))
+}
+
+// A handler that finds the program at fault ends its consumer with that error. Its
+// message goes back.
+func TestAHandlerStopsItsConsumer(t *testing.T) {
+	conn, err := Connect(t.Context(), "amqp://u:p@"+hostileServer(t, "", nil)+"/", Config{Logger: quiet})
+	require.NoError(t, err)
+	fault := errors.New("hidden")
+	err = conn.Consume(t.Context(), "q", HandlerFunc(func(ctx context.Context, _ *Delivery) error {
+		assert.True(t, refusal.Stop(ctx, fault))
+		assert.NoError(t, ctx.Err(), "handlers go on")
+		return Requeue{}
+	}), ConsumerConfig{})
+	assert.Equal(t, fault, err)
+	assert.False(t, refusal.Stop(t.Context(), fault))
+	require.NoError(t, conn.Close(t.Context()))
+}
+
+// deafServer is a server that sends heartbeats, and from deafen on reads nothing any more:
+// what is sent to it is lost on its way.
+func deafServer(t *testing.T) (addr string, deafen func()) {
+	var deaf atomic.Bool
+	addr = serveEach(t, func(c net.Conn) *hostilePeer {
+		go func() {
+			for {
+				select {
+				case <-time.After(200 * time.Millisecond):
+				case <-t.Context().Done():
+					return
+				}
+				if _, err := c.Write([]byte{0, 0, 0, 8, 2, 0, 0, 0}); err != nil {
+					return
+				}
+			}
+		}()
+		return &hostilePeer{Conn: c, deaf: &deaf}
+	})
+	return addr, func() { deaf.Store(true) }
 }

@@ -74,22 +74,28 @@ var brokerAnnotations = map[string]bool{
 	"x-last-death-queue":     true,
 	"x-last-death-reason":    true,
 
+	"x-acquired-count":             true,
 	"x-opt-rabbitmq-received-time": true,
 	"x-opt-delivery-time":          true,
 }
 
 // Copy returns a message that may be sent, with all that the sender of m had set:
 // properties, application properties, own annotations, body of any kind, footer,
-// priority. The maps are the copy's own; bodies are shared and must not be
-// changed.
+// priority. The copy has maps of its own. It shares the body, which must not be changed.
 //
-// Left out is what belongs to the one delivery: the delivery tag, delivery
-// annotations, delivery count, first-acquirer, the annotations that RabbitMQ
-// writes, and the ttl, which RabbitMQ would apply to a delay queue (a ttl of
-// 200 ms in a queue that delays by a second comes back after 200 ms).
+// The copy lacks what belongs to one delivery: the delivery tag, delivery annotations,
+// delivery count, first-acquirer, and the annotations that RabbitMQ writes. It also
+// lacks the ttl, which RabbitMQ would apply in a delay queue: a message with a ttl of
+// 200 ms leaves a queue that delays by a second after 200 ms.
 //
-// AMQP symbols become strings, since go-amqp decodes them so, and arrays of integers
-// in annotations lists, since RabbitMQ takes no others. Copy(nil) is nil.
+// A copy is durable, even if m isn't. Copy(nil) is nil.
+//
+// Some of what an AMQP 0-9-1 client has published can't be copied. Its headers that
+// hold a table or an array and don't begin with "x-" aren't delivered over AMQP 1.0
+// at all, and byte arrays come out as strings when the copy is read over 0-9-1.
+//
+// AMQP symbols become strings, because go-amqp decodes them so. Arrays of integers in
+// annotations become lists, because RabbitMQ accepts no arrays there.
 func Copy(m *Message) *Message {
 	if m == nil {
 		return nil

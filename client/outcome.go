@@ -10,8 +10,9 @@ import (
 	"github.com/hopback/hopback/address"
 )
 
-// Outcome is what becomes of a delivery. A handler returns one as its error; nil
-// accepts, and an error without an Outcome in its chain is Requeue{Failed: true}.
+// Outcome decides what becomes of a delivery. A handler returns one as its error. nil
+// accepts the delivery. An error without an Outcome in its chain counts as
+// Requeue{Failed: true}.
 //
 //	nil                 accepted: the broker forgets the message
 //	Requeue             back to its queue, at once
@@ -19,16 +20,15 @@ import (
 //	Modify              as Requeue or DeadLetter, with annotations of your own
 //	Forward             a copy goes to an address; accepted once the broker has confirmed the copy
 //
-// Outcomes are values and may be wrapped like any error; the outermost one
-// counts.
+// Outcomes are values and may be wrapped like any error. The outermost one counts.
 type Outcome interface {
 	error
 	outcome()
 }
 
-// OutcomeOf finds the outcome that err stands for: nil for nil. A pointer to an
-// outcome stands for the outcome; an error that panics when it is looked into,
-// such as a nil pointer, is a failure like any other.
+// OutcomeOf returns the outcome that err stands for, and nil for nil. A pointer to an
+// outcome stands for the outcome. An error whose methods panic, such as a nil pointer,
+// counts as Requeue{Failed: true}.
 func OutcomeOf(err error) Outcome {
 	if err == nil {
 		return nil // without what the rest allocates
@@ -79,19 +79,28 @@ func embedded(v reflect.Value, err error) Outcome {
 	return Requeue{Failed: true, Err: err}
 }
 
-// Requeue gives the message back to its queue, which delivers it again at once.
-//
-// Failed counts the delivery toward the queue's delivery limit, on every
-// RabbitMQ; without it RabbitMQ 4.3 doesn't count the delivery, while 4.0 does
-// (see TestReturnedDeliveriesCount). A message that always fails and
-// never counts comes back for ever.
-type Requeue struct {
-	Failed bool
-	Err    error
+// panicIn finds what a panic became in err, which may be any error of a handler's.
+func panicIn(err error) (p *PanicError, ok bool) {
+	defer func() {
+		if recover() != nil {
+			p, ok = nil, false
+		}
+	}()
+	return errors.AsType[*PanicError](err)
 }
 
-// Reason says in a word why a message was dead-lettered. It is stored with the
-// message in the annotation AnnotationReason.
+// Requeue gives the message back to its queue, which delivers it again at once.
+//
+// If Failed is set, the delivery counts toward the queue's delivery limit. Otherwise
+// RabbitMQ 4.3 doesn't count it, and 4.0 does. A message that always fails and never
+// counts comes back for ever.
+type Requeue struct {
+	Failed bool
+	Err    error // for logs; may be nil
+}
+
+// Reason is a word that says why a message was dead-lettered. The annotation
+// AnnotationReason holds it.
 type Reason string
 
 // The reasons that this package gives; others may be added by decorators.
@@ -120,9 +129,9 @@ const (
 // A settlement must fit in a frame: a larger one would close the connection.
 const ErrorTextLimit = 1024
 
-// DeadLetter sends the message to the dead-letter exchange of its queue, with
-// Reason and the text of Err. A queue without a dead-letter exchange DROPS it:
-// that is the queue's doing, so give every work queue one.
+// DeadLetter sends the message to the dead-letter exchange of its queue. The message
+// gets Reason and the text of Err as annotations. A queue without a dead-letter
+// exchange DROPS the message, so every work queue needs one.
 type DeadLetter struct {
 	Reason Reason
 	Err    error
@@ -130,12 +139,13 @@ type DeadLetter struct {
 	Annotations map[string]any
 }
 
-// Modify gives the message back (or dead-letters it, if DeadLetter is set) with
-// annotations merged into it. Keys must begin with "x-"; values must be string,
-// bool, int, int64, []any or map[string]any of these: RabbitMQ poisons a message
-// with a null or floating-point annotation (each later delivery ends the
-// consumer's session), and hands others back changed. Anything else is refused
-// before it is sent, and the message requeued as failed.
+// Modify merges Annotations into the message and gives it back to its queue, or
+// dead-letters it if DeadLetter is set. Failed has the meaning that it has in Requeue.
+//
+// Keys of Annotations must begin with "x-". Values must be string, bool, int, int64, or
+// []any or map[string]any of these. Others are refused before anything is sent, and the
+// message is requeued as failed: RabbitMQ changes them, and a null or floating-point
+// annotation makes each later delivery end its consumer's session.
 type Modify struct {
 	DeadLetter  bool
 	Failed      bool
@@ -143,16 +153,28 @@ type Modify struct {
 	Err         error
 }
 
-// Forward publishes Message to To and accepts the delivery once the broker has
-// accepted the copy, and not before: at worst there are two of it, never none.
-// Until then the delivery stays unsettled and counts as prefetched, but the
-// handler's slot is free. A copy that isn't accepted is tried again with
-// back-off, and in the end the delivery goes back to its queue as failed.
+// Forward publishes Message to To, and accepts the delivery once the broker has
+// accepted the copy. So there may be two copies, and never none. Until then the
+// delivery stays unsettled and counts toward Prefetch, but its handler is free.
+//
+// A copy that isn't accepted is tried again with back-off. After
+// ConsumerConfig.ForwardPatience the delivery goes back to its queue as failed, with
+// Annotations. So the queue's delivery limit ends a message that can't be forwarded. A
+// queue without a dead-letter exchange would drop it. So if the queue isn't known to
+// have one, the delivery is kept and its copy tried again until it is accepted. A
+// dead-letter exchange that a RabbitMQ policy sets isn't known.
 type Forward struct {
 	To address.Address
 	// Message is the copy; build it with Copy. It must not be changed afterwards.
 	Message *Message
-	Err     error
+	// Annotations are merged into the original where it goes back; see Modify for
+	// what they may be. It also gets AnnotationReason and AnnotationError, with the
+	// texts of Err and of what kept the copy from being accepted.
+	Annotations map[string]any
+	// Else is carried out if Message can never be sent: it isn't valid, or larger than
+	// the broker takes. nil dead-letters the original as ReasonUnforwardable.
+	Else Outcome
+	Err  error
 }
 
 func (Requeue) outcome()    {}

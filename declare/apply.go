@@ -3,57 +3,42 @@ package declare
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
-	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare/internal/attempt"
 )
 
-// maxInFlight bounds the requests that are under way at once. RabbitMQ gives a
-// management link a credit of 8, so more than twice that only waits elsewhere.
-const maxInFlight = 16
-
-// maxAttempts is how often a step is tried that gets no reply, see runPhase; the
-// pause before an attempt is random, up to attemptPause times the attempt.
-const (
-	maxAttempts  = 5
-	attemptPause = 20 * time.Millisecond
-)
-
-// Apply makes the broker have t: exchanges first, then queues, then bindings,
-// those of one kind at the same time. It is idempotent, and safe to run from
-// several processes at once.
+// Apply declares t: exchanges first, then queues, then bindings, those of one kind
+// concurrently. It is idempotent. Several processes may run it at once.
 //
-// Everything is validated before anything is sent; the error is then every
-// *[argument.Error] joined, and the Report is empty.
+// Apply validates everything before it sends anything. The error is then every
+// *[argument.Error], joined, and the Report is empty.
 //
-// What is there in another way can't be changed in place, and is refused with
-// [ErrConflict]: Error.Differences has every argument that differs, also those
-// that the broker itself doesn't compare, and Error.WaysOut what can be done. See
-// [Plan] for finding it out before.
+// RabbitMQ can't change an exchange or a queue that exists in another form. Apply
+// refuses it with [ErrConflict]: Error.Differences has every argument that
+// differs, and Error.WaysOut what can be done. audit.Plan finds such conflicts
+// without changing anything.
 //
-// After validation, an error is every *[Error] joined. A refusal lets the rest of its kind finish, so that one run shows all
-// conflicts of a kind, but keeps Apply from the kinds after it. A request of
-// which no reply came is repeated, see [Requester]; when it gets none time
-// after time, or for want of a permission, Apply stops, and its error names that one. It stops at once when
-// ctx ends. The Report says in either case what was done and what wasn't;
-// nothing is undone, and Apply can be run again.
+// The error after validation is every *[Error], joined. After a refusal Apply
+// finishes the kind, so one run shows all its conflicts, and doesn't begin the
+// next. Apply repeats a request that got no reply up to five times. It stops when
+// none of them gets a reply, when a permission is missing, and when ctx ends. The
+// Report says what was done. Nothing is undone; Apply can be run again.
 func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 	p := t.plan()
 	if err := errors.Join(checkRequester(r), p.err()); err != nil {
 		return Report{}, err
 	}
 	var phases [][]step
-	for _, declarations := range [][]declaration{p.exchanges, p.queues, p.bindings} {
+	for _, declarations := range [][]Declaration{p.exchanges, p.queues, p.bindings} {
 		var steps []step
 		for _, d := range declarations {
 			steps = append(steps, step{
-				thing: d.thing,
-				do:    func(ctx context.Context) (Outcome, error) { return d.send(ctx, r) },
-				again: func(ctx context.Context) (Outcome, error) { return d.sendAgain(ctx, r) },
+				thing: d.Thing,
+				do:    func(ctx context.Context) (StepResult, error) { return d.send(ctx, r) },
+				again: func(ctx context.Context) (StepResult, error) { return d.sendAgain(ctx, r) },
 			})
 		}
 		phases = append(phases, steps)
@@ -61,13 +46,13 @@ func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 	return run(ctx, phases)
 }
 
-func (d declaration) send(ctx context.Context, r Requester) (Outcome, error) {
-	status, reply, err := request(ctx, r, opDeclare, d.thing, d.method, d.path, d.body)
+func (d Declaration) send(ctx context.Context, r Requester) (StepResult, error) {
+	status, reply, err := request(ctx, r, opDeclare, d.Thing, d.Method, d.Path, d.Body)
 	switch {
 	case err != nil:
 		conflictDetails(ctx, r, d, asError(err))
 		return outcomeOf(err), err
-	case d.thing.Kind != KindQueue:
+	case d.Thing.Kind != KindQueue:
 		return Declared, nil
 	case status == 201:
 		return Created, nil
@@ -81,9 +66,9 @@ func (d declaration) send(ctx context.Context, r Requester) (Outcome, error) {
 // sendAgain is send after a request that got no reply. It looks first: somebody
 // else may just be creating the queue, which on 4.0 ends the session of whoever
 // declares it at the same time.
-func (d declaration) sendAgain(ctx context.Context, r Requester) (Outcome, error) {
-	if d.thing.Kind == KindQueue {
-		if info, err := Inspect(ctx, r, d.thing.Name); err == nil && len(conflicts(d.body, queueBody(info))) == 0 {
+func (d Declaration) sendAgain(ctx context.Context, r Requester) (StepResult, error) {
+	if d.Thing.Kind == KindQueue {
+		if info, err := Inspect(ctx, r, d.Thing.Name); err == nil && len(conflicts(d.Body, queueBody(info))) == 0 {
 			return Existed, nil
 		}
 	}
@@ -91,7 +76,7 @@ func (d declaration) sendAgain(ctx context.Context, r Requester) (Outcome, error
 }
 
 // request sends one request and turns everything but a success into an *Error.
-func request(ctx context.Context, r Requester, op string, thing Thing, method, path string, body map[string]any) (int, any, error) {
+func request(ctx context.Context, r Requester, op string, thing Resource, method, path string, body map[string]any) (int, any, error) {
 	var payload any // a nil map in an interface wouldn't be nil
 	if body != nil {
 		payload = body
@@ -106,7 +91,7 @@ func request(ctx context.Context, r Requester, op string, thing Thing, method, p
 	return status, nil, refused(op, thing, method, path, status, reply)
 }
 
-func outcomeOf(err error) Outcome {
+func outcomeOf(err error) StepResult {
 	if errors.Is(err, ErrNoReply) || errors.Is(err, ErrBadReply) {
 		return Unknown
 	}
@@ -115,14 +100,14 @@ func outcomeOf(err error) Outcome {
 
 // step is one thing to do. It is safe to repeat.
 type step struct {
-	thing Thing
-	do    func(context.Context) (Outcome, error)
+	thing Resource
+	do    func(context.Context) (StepResult, error)
 	// again is for when do got no reply; nil is do.
-	again func(context.Context) (Outcome, error)
+	again func(context.Context) (StepResult, error)
 }
 
 // run does the phases one after the other, and the steps of a phase at the same
-// time, at most maxInFlight of them. It returns when nothing is under way any
+// time, at most attempt.InFlight of them. It returns when nothing is under way any
 // more.
 func run(ctx context.Context, phases [][]step) (Report, error) {
 	var report Report
@@ -162,9 +147,9 @@ func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 		if o := results[i].Outcome; o != Unknown && o != NotTried {
 			continue
 		}
-		for attempt := range maxAttempts {
-			if attempt > 0 {
-				pause(ctx, attempt)
+		for n := range attempt.Max {
+			if n > 0 {
+				attempt.Pause(ctx, n)
 			}
 			if ctx.Err() != nil {
 				return -1
@@ -174,7 +159,7 @@ func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 				do = steps[i].again
 			}
 			results[i].Outcome, results[i].Err = do(ctx)
-			if results[i].Outcome != Unknown || notPermitted(results[i].Err) {
+			if results[i].Outcome != Unknown || attempt.NotPermitted(results[i].Err) {
 				break
 			}
 		}
@@ -185,23 +170,6 @@ func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 	return -1
 }
 
-// pause waits a random while, so that those who got into each other's way don't
-// again.
-func pause(ctx context.Context, attempt int) {
-	timer := time.NewTimer(rand.N(attemptPause * time.Duration(attempt)))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
-
-// notPermitted tells by the broker's words that asking again is of no use: a
-// missing permission has no status of its own, but ends the session.
-func notPermitted(err error) bool {
-	return err != nil && strings.Contains(err.Error(), "refused for user")
-}
-
 // runParallel reports whether every step that was tried got a reply; it stops
 // starting new ones at the first that didn't. Each worker writes to slots of
 // its own, so they need no lock.
@@ -209,7 +177,7 @@ func runParallel(ctx context.Context, steps []step, results []Step) bool {
 	var next atomic.Int64
 	var lost atomic.Bool
 	var wg sync.WaitGroup
-	for range min(maxInFlight, len(steps)) {
+	for range min(attempt.InFlight, len(steps)) {
 		wg.Go(func() {
 			for !lost.Load() && ctx.Err() == nil {
 				i := int(next.Add(1)) - 1

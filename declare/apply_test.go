@@ -2,6 +2,7 @@ package declare_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -29,8 +30,8 @@ func shop() declare.Topology {
 	}
 }
 
-func outcomes(r declare.Report) []declare.Outcome {
-	var list []declare.Outcome
+func outcomes(r declare.Report) []declare.StepResult {
+	var list []declare.StepResult
 	for _, s := range r.Steps {
 		list = append(list, s.Outcome)
 	}
@@ -198,11 +199,11 @@ func TestApplyConflictLetsItsKindFinish(t *testing.T) {
 	require.ErrorIs(t, err, declare.ErrConflict)
 	var e *declare.Error
 	require.ErrorAs(t, err, &e)
-	assert.Equal(t, declare.Thing{Kind: declare.KindQueue, Name: "orders"}, e.Thing)
+	assert.Equal(t, declare.Resource{Kind: declare.KindQueue, Name: "orders"}, e.Thing)
 	assert.Equal(t, 409, e.Status)
 	assert.Equal(t, &declare.Conflict{Argument: "x-message-ttl", Wanted: declare.Setting{Value: "2000", Set: true}, Found: declare.Setting{Value: "1000", Set: true}}, e.Conflict)
 	assert.EqualError(t, e, `hopback: declare queue "orders": it exists, declared in another way: x-message-ttl: the broker has "1000", declared is "2000" (status 409); ways out: declare it as it is there; or declare it under a new name and move the messages, as package declare/migrate does; or delete it once it is empty and unused, and run this again`)
-	assert.Equal(t, []declare.Outcome{declare.Declared, declare.Declared, declare.Refused, declare.Created, declare.NotTried, declare.NotTried}, outcomes(report))
+	assert.Equal(t, []declare.StepResult{declare.Declared, declare.Declared, declare.Refused, declare.Created, declare.NotTried, declare.NotTried}, outcomes(report))
 	assert.Contains(t, report.String(), "refused   queue \"orders\": hopback: declare")
 	assert.Contains(t, report.String(), "not tried binding")
 }
@@ -218,9 +219,9 @@ func TestApplyTypesRefusals(t *testing.T) {
 		{409, "something new", declare.ErrConflict},
 		{409, "invalid arg 'x-expires' for queue 'q' in vhost '/': {value_zero,0}", declare.ErrInvalid},
 		{400, "cannot obtain exclusive access to locked queue 'q' in vhost '/'. It could be originally declared on another connection", declare.ErrConflict},
-		{400, "no queue 'q' in vhost '/'", declare.ErrNotFound},
-		{400, "no exchange 'x' in vhost '/'", declare.ErrNotFound},
-		{404, "queue 'q' in vhost '/' not found", declare.ErrNotFound},
+		{400, "no queue 'q' in vhost '/'", declare.ErrMissing},
+		{400, "no exchange 'x' in vhost '/'", declare.ErrMissing},
+		{404, "queue 'q' in vhost '/' not found", declare.ErrMissing},
 		{403, "queue 'amq.q' in vhost '/' starts with reserved prefix 'amq.'", declare.ErrForbidden},
 		{400, "unknown exchange type 'x-nope'", declare.ErrInvalid},
 		{400, nil, declare.ErrInvalid},
@@ -428,6 +429,26 @@ func TestReportWords(t *testing.T) {
 		words[o.String()] = true
 	}
 	assert.Len(t, words, 7)
-	assert.Equal(t, "outcome 99", declare.Outcome(99).String())
+	assert.Equal(t, "outcome 99", declare.StepResult(99).String())
 	assert.Empty(t, declare.Report{}.String())
+}
+
+// The session ends in place of a reply, which must not be the first thing to read.
+func TestAMissingPermissionIsSaidFirst(t *testing.T) {
+	t.Parallel()
+	refusal := errors.New("hopback: manage PUT /queues/q: permission refused: configure access to queue 'q' in vhost '/' refused for user 'u'")
+	f := &fakeBroker{intercept: func(context.Context, int, sent) (int, any, error, bool) { return 0, nil, refusal, true }}
+	_, err := declare.Apply(context.Background(), f, declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "q", DeadLetter: declare.Drop()}}})
+	require.ErrorIs(t, err, declare.ErrNoReply)
+	assert.EqualError(t, err, `hopback: declare queue "q": a permission is missing: `+refusal.Error())
+}
+
+func TestReportMarshals(t *testing.T) {
+	t.Parallel()
+	f := replies(403, "not permitted")
+	report, err := declare.Apply(context.Background(), f, shop())
+	require.Error(t, err)
+	text, err := json.Marshal(report)
+	require.NoError(t, err)
+	assert.Contains(t, string(text), `{"thing":{"kind":"exchange","name":"shop"},"outcome":"refused","error":"hopback: declare exchange \"shop\": forbidden`)
 }

@@ -4,11 +4,12 @@ import (
 	"fmt"
 	"math"
 	"reflect"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare/internal/queuearg"
+	"github.com/hopback/hopback/declare/internal/values"
 )
 
 // maxArgumentKey is what an AMQP 0-9-1 field name can hold, the form in which
@@ -80,7 +81,7 @@ func normal(what string, v any, depth int) (any, error) {
 // that can't be sent. refuse may add a rule of its own for a key.
 func addNormal(into map[string]any, what string, args map[string]any, refuse func(what, key string, v any) error) []error {
 	var errs []error
-	for _, key := range sortedKeys(args) {
+	for _, key := range values.SortedKeys(args) {
 		what := fmt.Sprintf("%s[%.80q]", what, key)
 		v, err := normal(what, args[key], 0)
 		if err == nil {
@@ -114,7 +115,7 @@ func checkArgumentKey(what, key string) error {
 // checks them: the broker accepts many an ill-typed one in silence and means
 // something else by it.
 var typedQueueArguments = map[string]map[string]string{
-	typeQuorum: {
+	queuearg.Quorum: {
 		"x-delivery-limit":                "DeliveryLimit",
 		"x-dead-letter-exchange":          "DeadLetter",
 		"x-dead-letter-routing-key":       "DeadLetter",
@@ -134,7 +135,7 @@ var typedQueueArguments = map[string]map[string]string{
 		"x-delayed-retry-min":             "DelayedRetry",
 		"x-delayed-retry-max":             "DelayedRetry",
 	},
-	typeClassic: {
+	queuearg.Classic: {
 		"x-dead-letter-exchange":    "DeadLetter",
 		"x-dead-letter-routing-key": "DeadLetter",
 		"x-message-ttl":             "MessageTTL",
@@ -147,7 +148,7 @@ var typedQueueArguments = map[string]map[string]string{
 		"x-queue-leader-locator":    "LeaderLocator",
 		"x-queue-version":           "Version",
 	},
-	typeStream: {
+	queuearg.Stream: {
 		"x-max-age":                       "MaxAge",
 		"x-max-length-bytes":              "MaxLengthBytes",
 		"x-stream-max-segment-size-bytes": "MaxSegmentSize",
@@ -169,20 +170,11 @@ func refuseQueueArgument(queueType, what, key string, v any) error {
 	if !strings.HasPrefix(key, "x-") {
 		return argument.New(what, v, `doesn't begin with "x-", so the broker would ignore it`, "spell the argument as the broker's documentation does")
 	}
-	if _, known := queueArguments[key]; !known {
+	if _, known := queuearg.Known[key]; !known {
 		return nil // it may be a plugin's, or a later broker's
 	}
-	if problem, remedy, _ := wrongArgument(queueType, key, v); problem != "" {
+	if problem, remedy, _ := queuearg.Wrong(queueType, key, v); problem != "" {
 		return argument.New(what, v, problem, remedy)
 	}
 	return nil
-}
-
-func sortedKeys(m map[string]any) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

@@ -7,16 +7,18 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare/internal/names"
 )
 
 // Match is how a headers exchange compares a binding's Headers with a message.
 type Match string
 
 const (
-	// All wants every header to match. Headers whose name begins with "x-" are
-	// left out of it by the broker.
+	// All needs every header to match. The broker ignores headers whose name
+	// begins with "x-".
 	All Match = "all"
-	// Any wants one header to match, with the same exception.
+	// Any needs one header to match. The broker ignores headers whose name begins
+	// with "x-".
 	Any Match = "any"
 	// AllWithX is All, "x-" headers included: a message's annotations.
 	AllWithX Match = "all-with-x"
@@ -24,19 +26,19 @@ const (
 	AnyWithX Match = "any-with-x"
 )
 
-// Binding routes messages from an exchange to a queue, or to another exchange.
-// Two bindings are the same when all fields are.
+// Binding routes messages from an exchange to a queue or to another exchange. Two
+// bindings are the same if all their fields are equal.
 type Binding struct {
-	// Source is the exchange's name. It can't be the default exchange, to which
-	// every queue is bound by its own name anyway.
+	// Source is the name of the exchange. It can't be the default exchange, which
+	// routes to every queue by the queue's name.
 	Source string `json:"source"`
 
-	// Queue or Exchange is the destination: exactly one of them.
+	// Queue or Exchange is the destination. Exactly one of them is set.
 	Queue    string `json:"queue,omitempty"`
 	Exchange string `json:"exchange,omitempty"`
 
-	// Key is the binding key: the routing key for a direct exchange, a pattern
-	// for a topic exchange; fanout and headers exchanges don't look at it.
+	// Key is the routing key for a direct exchange, and a pattern for a topic
+	// exchange. Fanout and headers exchanges ignore it.
 	Key string `json:"key"`
 
 	// Match and Headers are for a headers exchange. An empty Match with Headers
@@ -97,7 +99,7 @@ func (b Binding) ends(c *collector) {
 	if b.Source == "" {
 		c.bad("Source", nil, "is the default exchange, which takes no bindings", "name an exchange; every queue gets what is sent to its own name without a binding")
 	} else {
-		c.fail(checkName(c.label+".Source", b.Source))
+		c.fail(names.Check(c.label+".Source", b.Source))
 	}
 	switch {
 	case b.Queue == "" && b.Exchange == "":
@@ -105,11 +107,11 @@ func (b Binding) ends(c *collector) {
 	case b.Queue != "" && b.Exchange != "":
 		c.bad("Queue", b.Queue, "is set, and so is Exchange", "name one of them; two destinations are two bindings")
 	case b.Queue != "":
-		c.fail(checkName(c.label+".Queue", b.Queue))
+		c.fail(names.Check(c.label+".Queue", b.Queue))
 	default:
-		c.fail(checkName(c.label+".Exchange", b.Exchange))
+		c.fail(names.Check(c.label+".Exchange", b.Exchange))
 	}
-	c.fail(checkKey(c.label+".Key", b.Key))
+	c.fail(names.CheckKey(c.label+".Key", b.Key))
 }
 
 // arguments merges Match, Headers and Arguments as the broker wants them.

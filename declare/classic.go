@@ -5,55 +5,57 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/declare/internal/queuearg"
 )
 
-// RejectPublishDLX refuses new messages and dead-letters them. Only classic
-// queues know it.
+// RejectPublishDLX refuses new messages and dead-letters them. Only classic queues
+// have it.
 const RejectPublishDLX Overflow = "reject-publish-dlx"
 
-// ClassicQueue is a queue on one node: it is gone while that node is, and with it
-// for good. It dead-letters at most once, so that a dead message is lost when what
-// comes next is missing or full. Take it for what may be lost, and for priorities;
-// [QuorumQueue] for the rest.
+// ClassicQueue is a queue on one node. It is unavailable while that node is down,
+// and lost with it. It dead-letters at most once: a dead message is lost if its
+// target is missing or full. Use it for messages that may be lost, and for
+// priorities; use [QuorumQueue] for everything else.
 //
-// The zero value of each field means the broker's default (which a policy may
-// set), but for Name and DeadLetter, which must be given.
+// Name and DeadLetter are required. The zero value of every other field means the
+// broker's default, which a policy may set.
 type ClassicQueue struct {
 	// Name of the queue, as that of a QuorumQueue.
 	Name string
 
-	// DeadLetter is where rejected, expired and overflowing messages go. It must
-	// be answered, if need be with [Drop], and its Strategy must be [AtMostOnce]:
-	// the only one that a classic queue has.
-	DeadLetter DeadLetter
+	// DeadLetter is where rejected, expired and overflowing messages go. It is
+	// required; [Drop] lets the broker drop them. Its Strategy must be
+	// [AtMostOnce], the only one of a classic queue.
+	DeadLetter DeadLetterTarget
 
 	// MessageTTL, Expires, MaxLength and MaxLengthBytes are as in a QuorumQueue.
 	MessageTTL                time.Duration
 	Expires                   time.Duration
 	MaxLength, MaxLengthBytes int64
 
-	// Overflow is what a full queue does: DropHead (the default), RejectPublish
-	// or RejectPublishDLX.
+	// Overflow is what a full queue does: DropHead (the default), RejectPublish or
+	// RejectPublishDLX.
 	Overflow Overflow
 
-	// MaxPriority is the highest of the priorities that the queue tells apart, 1
-	// to 255; RabbitMQ recommends at most 10. Zero: no priorities.
+	// MaxPriority is the highest priority, 1 to 255; RabbitMQ recommends at most
+	// 10. Zero means no priorities.
 	MaxPriority int
 
 	// SingleActiveConsumer delivers to one consumer at a time.
 	SingleActiveConsumer bool
 
-	// LeaderLocator chooses the node that has the queue.
+	// LeaderLocator chooses the node that holds the queue.
 	LeaderLocator LeaderLocator
 
-	// Version is that of the storage, 1 or 2. Zero: the default, which is 2.
+	// Version is the version of the storage, 1 or 2. Zero means the default, 2.
 	Version int
 
-	// AutoDelete deletes the queue when its last consumer goes. Such a queue, or
-	// one that is Transient, loses messages by design.
+	// AutoDelete deletes the queue, with its messages, when its last consumer
+	// leaves.
 	AutoDelete bool
-	// Transient is gone after the broker's restart. RabbitMQ means to do away
-	// with transient queues that aren't exclusive, and may refuse them.
+	// Transient queues are lost when the broker restarts. RabbitMQ has deprecated
+	// those that aren't exclusive, and may refuse them.
 	Transient bool
 
 	// Arguments are further ones, as in a QuorumQueue.
@@ -72,11 +74,11 @@ func (q ClassicQueue) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (q ClassicQueue) label() string { return label("ClassicQueue", q.Name) }
+func (q ClassicQueue) label() string { return names.Label("ClassicQueue", q.Name) }
 
 func (q ClassicQueue) declaration() (map[string]any, []error) {
-	c := &collector{label: q.label(), args: map[string]any{"x-queue-type": typeClassic}}
-	c.fail(checkOwnName(c.label+".Name", q.Name, "choose another name"))
+	c := &collector{label: q.label(), args: map[string]any{"x-queue-type": queuearg.Classic}}
+	c.fail(names.CheckOwn(c.label+".Name", q.Name, "choose another name"))
 	c.errs = append(c.errs, q.DeadLetter.problems(c.label+".DeadLetter")...)
 	if d := q.DeadLetter; !d.IsZero() && !d.drop {
 		c.args["x-dead-letter-exchange"] = d.Exchange
@@ -104,6 +106,6 @@ func (q ClassicQueue) declaration() (map[string]any, []error) {
 		c.args["x-single-active-consumer"] = true
 	}
 	c.leader(q.LeaderLocator)
-	c.further(typeClassic, q.Arguments)
+	c.further(queuearg.Classic, q.Arguments)
 	return map[string]any{"durable": !q.Transient, "exclusive": false, "auto_delete": q.AutoDelete, "arguments": c.args}, c.errs
 }

@@ -3,14 +3,15 @@ package declare
 import (
 	"fmt"
 	"strings"
+
+	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Conflict is what differs between a declaration and what exists, read out of
-// the broker's text. It names the first difference that the broker found.
+// Conflict is one difference between a declaration and what exists.
 type Conflict struct {
 	// Argument is its name, such as "x-message-ttl", "type" or "durable".
 	Argument string `json:"argument"`
-	// Wanted is what was declared, Found what exists.
+	// Wanted is the declared setting, Found the existing one.
 	Wanted Setting `json:"wanted"`
 	Found  Setting `json:"found"`
 }
@@ -20,15 +21,15 @@ func (c Conflict) String() string {
 	return fmt.Sprintf("%s: the broker has %s, declared is %s", c.Argument, c.Found, c.Wanted)
 }
 
-// Setting is the value of an argument as the broker writes it.
+// Setting is the value of an argument or of a field such as "durable".
 type Setting struct {
-	// Value is its text, such as "1000"; empty when not Set.
+	// Value is the value as text, such as "1000"; empty when not Set.
 	Value string `json:"value"`
-	// Type is the broker's name for its type, such as "long" or "longstr",
-	// where the broker says it, when the other side isn't set; or "integer",
-	// "string" and so on, in a [Diff].
+	// Type is the type of the value, such as "integer" or "string"; the broker's
+	// own word, such as "long" or "longstr", where only its text says it. It may
+	// be empty.
 	Type string `json:"type,omitempty"`
-	// Set is whether the argument is there at all.
+	// Set reports whether there is a value at all.
 	Set bool `json:"set"`
 }
 
@@ -37,7 +38,7 @@ func (s Setting) String() string {
 	if !s.Set {
 		return "none"
 	}
-	return fmt.Sprintf("%q", cut(s.Value, textLimit))
+	return fmt.Sprintf("%q", values.Cut(s.Value, textLimit))
 }
 
 // parseConflict reads RabbitMQ's text for a 409, which has been the same since

@@ -3,70 +3,69 @@ package declare
 import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare/internal/names"
 )
 
-// DeadLetter says where a queue's dead go: the messages that a consumer
+// DeadLetterTarget says where a queue's dead messages go: those that a consumer
 // rejects, that expire, or that exceed the delivery limit.
 //
-// The zero value is no answer, and a queue without an answer is refused:
-// RabbitMQ would drop such messages and tell nobody. Give an exchange, or a
-// routing key alone (the default exchange, so the key is a queue's name, see
-// [ToQueue]), or [Drop].
-type DeadLetter struct {
-	// Exchange that the dead are published to. Empty is the default exchange,
-	// which needs a RoutingKey. It needn't exist yet when the queue is declared.
+// The zero value is refused: RabbitMQ would drop such messages without a trace.
+// Set an exchange; or a routing key alone, which the default exchange takes for a
+// queue's name (see [ToQueue]); or use [Drop].
+type DeadLetterTarget struct {
+	// Exchange receives the dead messages. Empty means the default exchange, which
+	// needs a RoutingKey. The exchange may be declared later than the queue.
 	Exchange string
 
-	// RoutingKey that the dead are published with; empty keeps each message's
-	// own. It is x-dead-letter-routing-key.
+	// RoutingKey replaces the key of dead messages. Empty keeps each message's own
+	// key.
 	RoutingKey string
 
-	// Strategy is how much the broker does so that none of the dead is lost.
-	// The zero value is [AtLeastOnce].
-	Strategy Strategy
+	// Strategy is whether the broker waits for confirms. The zero value is
+	// [AtLeastOnce].
+	Strategy DeadLetterStrategy
 
 	drop bool
 }
 
-// Drop lets the broker throw a queue's dead away. It is what RabbitMQ does by
-// default, and has to be said in words here. Fitting for the queue at the end
-// of the line, whose messages people look at.
-func Drop() DeadLetter { return DeadLetter{drop: true} }
+// Drop lets the broker drop a queue's dead messages, which is RabbitMQ's default.
+// Use it for a dead-letter queue, whose messages people look at.
+func Drop() DeadLetterTarget { return DeadLetterTarget{drop: true} }
 
-// ToQueue dead-letters straight into a queue, by the default exchange.
-func ToQueue(name string) DeadLetter { return DeadLetter{RoutingKey: name} }
+// ToQueue sends dead messages to a queue, by the default exchange.
+func ToQueue(name string) DeadLetterTarget { return DeadLetterTarget{RoutingKey: name} }
 
-// IsZero reports whether nothing has been answered.
-func (d DeadLetter) IsZero() bool { return d == DeadLetter{} }
+// IsZero reports whether d is the zero value, which is refused.
+func (d DeadLetterTarget) IsZero() bool { return d == DeadLetterTarget{} }
 
-// IsDrop reports whether the dead are thrown away.
-func (d DeadLetter) IsDrop() bool { return d.drop }
+// IsDrop reports whether dead messages are dropped.
+func (d DeadLetterTarget) IsDrop() bool { return d.drop }
 
-// Strategy is how a quorum queue hands its dead on.
-type Strategy uint8
+// DeadLetterStrategy is whether a queue keeps a dead message until its copy is
+// confirmed.
+type DeadLetterStrategy uint8
 
 const (
-	// AtLeastOnce, the default, keeps a dead message until every target queue
-	// has confirmed it. It holds through a missing exchange, a missing binding
-	// and a full target queue.
+	// AtLeastOnce, the default, keeps a dead message until every target queue has
+	// confirmed it. A missing exchange, a missing binding and a full target queue
+	// lose nothing.
 	//
-	// What it costs: the queue must refuse new messages when it is full
-	// (Overflow [RejectPublish], chosen for you), the dead count toward its
-	// MaxLength until they are confirmed, and once 32 of them can't be
-	// delivered, the others wait behind those: have an alternate exchange on
-	// the dead-letter exchange, and no MaxLength on the target queue.
-	// On an idle broker it takes no measurable time.
-	AtLeastOnce Strategy = iota
+	// It has a price. The queue refuses new messages when it is full (Overflow
+	// [RejectPublish], which is set for you). Dead messages count toward its
+	// MaxLength until they are confirmed. When 32 dead messages can't be
+	// delivered, all others wait behind them: give the dead-letter exchange an
+	// alternate exchange, and the target queue no MaxLength. On an idle broker it
+	// costs no measurable time.
+	AtLeastOnce DeadLetterStrategy = iota
 
-	// AtMostOnce is RabbitMQ's own default: a dead message is published once
-	// and forgotten, and lost when the exchange, the binding or the target
-	// queue is missing or full. No argument is sent, so it also fits queues
-	// that were declared by somebody who never thought of it.
+	// AtMostOnce is RabbitMQ's default: a dead message is published once. It is
+	// lost if the exchange, the binding or the target queue is missing or full. It
+	// sends no argument, so it fits queues that were declared without a strategy.
 	AtMostOnce
 )
 
 // String is the broker's word for s.
-func (s Strategy) String() string {
+func (s DeadLetterStrategy) String() string {
 	switch s {
 	case AtLeastOnce:
 		return "at-least-once"
@@ -76,7 +75,7 @@ func (s Strategy) String() string {
 	return "unknown strategy"
 }
 
-func (d DeadLetter) problems(label string) []error {
+func (d DeadLetterTarget) problems(label string) []error {
 	switch {
 	case d.IsZero():
 		return []error{argument.New(label, nil, "isn't set, so rejected, expired and exceeding messages would be lost without a trace",
@@ -92,11 +91,11 @@ func (d DeadLetter) problems(label string) []error {
 	}
 	var errs []error
 	if d.Exchange != "" {
-		if err := checkName(label+".Exchange", d.Exchange); err != nil {
+		if err := names.Check(label+".Exchange", d.Exchange); err != nil {
 			errs = append(errs, err)
 		}
 	}
-	if err := checkKey(label+".RoutingKey", d.RoutingKey); err != nil {
+	if err := names.CheckKey(label+".RoutingKey", d.RoutingKey); err != nil {
 		errs = append(errs, err)
 	}
 	if d.Exchange == "" && len(d.RoutingKey) > address.MaxName {

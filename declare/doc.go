@@ -24,7 +24,7 @@
 // RabbitMQ drops a message that is rejected, that expires, or that has come
 // back too often (20 times, by default) unless the queue says where such
 // messages go, and even then publishes them only once. Here a queue without an
-// answer is refused ([DeadLetter], [Drop]), and dead-lettering is at least once
+// answer is refused ([DeadLetterTarget], [Drop]), and dead-lettering is at least once
 // unless [AtMostOnce] is asked for.
 //
 // # Checked before it is sent
@@ -35,26 +35,16 @@
 // is sent. Bad input is an *[argument.Error]; what the broker refuses, an
 // *[Error].
 //
-// # See it, check it, hand it over
+// # Beyond this package
 //
-// [Plan] says what [Apply] would do: what is created, what is there, what differs
-// argument by argument, and what can't be told. What differs is refused, never
-// changed: RabbitMQ can't change a queue's arguments, and the ways out (a policy, a
-// new name and a move with package migrate) are in the error.
-//
-// [Verify] checks what is live against every one of [Rules]: whatever loses
-// messages or holds them for ever. [Export] and [ParseDefinitions] are RabbitMQ's
-// own definitions documents, for operators who alone may declare. [Mermaid] and
-// [DOT] draw a topology.
-//
-// All of them work on a [Snapshot]: of a live broker by [Read], of a [Topology] or
-// of [Definitions]. Over AMQP alone a broker tells about queues and bindings that
-// one can name; for the rest Read takes the HTTP API, see package httpapi. What
-// couldn't be told is in the result, with the reason.
+// Package audit compares and checks: its Plan shows what [Apply] would do, its Verify
+// finds what loses messages or holds them for ever. It also reads and writes
+// RabbitMQ's definitions documents and draws topologies. Package migrate moves a
+// queue's messages to a new queue. Package httpapi reads the management HTTP API.
 //
 // # No I/O of its own
 //
 // Requests go through a [Requester], which a client connection's management
-// satisfies, and a [Reader] for the HTTP API. Values can be shared and used concurrently as long as nobody
-// changes them; maps given in are never changed and not kept.
+// satisfies. Values may be shared and used concurrently as long as nobody changes
+// them. Maps that are passed in are neither changed nor kept.
 package declare

@@ -4,63 +4,71 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/hopback/hopback/declare/internal/attempt"
+	"github.com/hopback/hopback/declare/internal/values"
 )
 
 // What an [*Error] is about; match with errors.Is.
 var (
-	// ErrConflict: the thing exists, declared in another way. Error.Conflict
-	// says which argument differs, where the broker says so.
+	// ErrConflict means that the exchange or queue exists, declared in another
+	// way. Error.Differences says what differs.
 	ErrConflict = errors.New("it exists, declared in another way")
-	// ErrInUse: the queue isn't empty or has consumers, see [DeleteQueueIf].
+	// ErrInUse means that a queue has messages or consumers, or that others need
+	// what is to be deleted. See [DeleteIdle].
 	ErrInUse = errors.New("in use")
-	// ErrNotFound: the queue, or an end of the binding, doesn't exist.
-	ErrNotFound = errors.New("not found")
-	// ErrForbidden: the name is reserved, or a limit is reached. A missing
-	// permission is ErrNoReply: RabbitMQ ends the session for it.
+	// ErrMissing means that the queue, or an end of the binding, doesn't exist.
+	ErrMissing = errors.New("not found")
+	// ErrForbidden means that the name is reserved, or that a limit is reached. A
+	// missing permission is ErrNoReply: RabbitMQ ends the session.
 	ErrForbidden = errors.New("forbidden")
-	// ErrInvalid: the broker doesn't accept the declaration.
+	// ErrInvalid means that the broker doesn't accept the declaration.
 	ErrInvalid = errors.New("invalid")
-	// ErrUnavailable: the broker can't do it now; try again later.
+	// ErrUnavailable means that the broker can't do it now. Try again later.
 	ErrUnavailable = errors.New("unavailable")
-	// ErrNoReply: no reply came, so it isn't known whether it was done.
-	// Error.Err is what the Requester said.
+	// ErrNoReply means that no reply came: the broker may or may not have done it.
+	// Error.Err is the Requester's error.
 	ErrNoReply = errors.New("no reply")
-	// ErrBadReply: a reply came that can't be understood.
+	// ErrBadReply means that the reply can't be understood.
 	ErrBadReply = errors.New("reply not understood")
 )
 
-// Error says that the broker refused a request, or gave no answer. It matches
-// one of this package's sentinels by errors.Is, and Err, if there is one.
+// Error says that the broker refused a request or didn't answer. errors.Is matches
+// its Reason and its Err.
 //
-// Bad input isn't an *Error but an *[argument.Error], which is found before
-// anything is sent.
+// Bad input is an *[argument.Error] instead, returned before anything is sent.
 type Error struct {
-	// Op is what was tried: "declare", "delete", "purge", "inspect" or "list".
+	// Op is the operation: "declare", "delete", "purge", "inspect" or "list".
 	Op string
-	// Thing that it was tried on.
-	Thing Thing
+	// Thing is what the operation was about.
+	Thing Resource
 	// Method and Path of the request.
 	Method, Path string
-	// Status of the reply; 0 when none came.
+	// Status is that of the reply; 0 if none came.
 	Status int
 	// Text is the broker's own explanation, cut to 1,000 bytes.
 	Text string
 	// Reason is one of this package's sentinels.
 	Reason error
-	// Conflict is what differs, for most ErrConflict; nil otherwise.
+	// Conflict is the first difference, for most ErrConflict; nil otherwise.
 	Conflict *Conflict
-	// Differences are all that differs, and WaysOut what can be done about it,
-	// for an ErrConflict of [Apply].
+	// Differences has every argument that differs, and WaysOut says what can be
+	// done, for an ErrConflict of [Apply].
 	Differences []Conflict
 	WaysOut     []string
-	// Err is the Requester's error, for ErrNoReply; for ErrBadReply it says what
-	// was wrong with the reply.
+	// Err is the cause: the Requester's error for ErrNoReply, what is wrong with
+	// the reply for ErrBadReply, and the reason for ErrInUse.
 	Err error
 }
 
 func (e *Error) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "hopback: %s %s: %v", e.Op, e.Thing, e.Reason)
+	fmt.Fprintf(&b, "hopback: %s %s: ", e.Op, e.Thing)
+	if e.Reason == ErrNoReply && attempt.NotPermitted(e.Err) {
+		b.WriteString("a permission is missing") // and the session ended in place of a reply
+	} else {
+		fmt.Fprintf(&b, "%v", e.Reason)
+	}
 	switch {
 	case len(e.Differences) > 0:
 		for i, d := range e.Differences {
@@ -92,10 +100,9 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Reason, e.Err}
 }
 
-// SafeToRetry reports whether the same call may be made again without doing
-// anything twice. Declaring, deleting, listing and inspecting can always be
-// repeated; a purge of which no reply came would also remove what has arrived
-// since.
+// SafeToRetry reports whether the same call can be repeated without doing anything
+// twice. That is false only for a purge without a reply: a second purge removes
+// what has arrived since.
 func (e *Error) SafeToRetry() bool {
 	return e.Op != opPurge || e.Reason != ErrNoReply && e.Reason != ErrBadReply
 }
@@ -117,11 +124,11 @@ const (
 )
 
 // refused turns a reply that isn't a success into an *Error.
-func refused(op string, thing Thing, method, path string, status int, reply any) *Error {
+func refused(op string, thing Resource, method, path string, status int, reply any) *Error {
 	e := &Error{Op: op, Thing: thing, Method: method, Path: path, Status: status}
 	text, _ := reply.(string)
-	text = strings.ToValidUTF8(cut(text, conflictLimit), "�")
-	e.Text = cut(text, textLimit)
+	text = strings.ToValidUTF8(values.Cut(text, conflictLimit), "�")
+	e.Text = values.Cut(text, textLimit)
 	e.Reason = reason(status, text)
 	if e.Reason == ErrConflict {
 		if c, ok := parseConflict(text); ok {
@@ -142,7 +149,7 @@ func reason(status int, text string) error {
 	case status == 409, status == 400 && strings.Contains(text, "exclusive access to locked queue"):
 		return ErrConflict
 	case status == 404, status == 400 && (strings.HasPrefix(text, "no queue '") || strings.HasPrefix(text, "no exchange '")):
-		return ErrNotFound
+		return ErrMissing
 	case status == 403:
 		return ErrForbidden
 	case status >= 400 && status < 500:
@@ -151,11 +158,4 @@ func reason(status int, text string) error {
 		return ErrUnavailable
 	}
 	return ErrBadReply
-}
-
-func cut(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	return strings.ToValidUTF8(s[:n], "�") + "…"
 }

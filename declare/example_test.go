@@ -3,7 +3,6 @@ package declare_test
 import (
 	"context"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/hopback/hopback/declare"
@@ -19,7 +18,7 @@ func Example() {
 		},
 		Queues: []declare.Queue{
 			declare.QuorumQueue{Name: "orders", DeliveryLimit: 5, DeadLetter: declare.ToQueue("orders.dead")},
-			declare.QuorumQueue{Name: "delay.10s", MessageTTL: 10 * time.Second, DeadLetter: declare.DeadLetter{Exchange: "requeue"}},
+			declare.QuorumQueue{Name: "delay.10s", MessageTTL: 10 * time.Second, DeadLetter: declare.DeadLetterTarget{Exchange: "requeue"}},
 			declare.QuorumQueue{Name: "orders.dead", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
 		},
 		Bindings: []declare.Binding{
@@ -49,28 +48,4 @@ func ExampleQuorumQueue_Validate() {
 	// Output:
 	// hopback: QuorumQueue("orders").DeadLetter isn't set, so rejected, expired and exceeding messages would be lost without a trace; name an exchange or a queue for them, or say declare.Drop()
 	// hopback: QuorumQueue("orders").MessageTTL = "1.5ms" isn't whole milliseconds, which is all that the broker can count; round it with Round(time.Millisecond)
-}
-
-// A recipe from the web, read as it is: it works, and it can lose messages.
-func ExampleCheck() {
-	text, err := os.ReadFile("testdata/cookbook.json")
-	if err != nil {
-		panic(err)
-	}
-	definitions, err := declare.ParseDefinitions(text)
-	if err != nil {
-		panic(err)
-	}
-	for _, f := range declare.Check(definitions.Snapshot("/"), declare.Topology{}).Findings {
-		fmt.Println(f)
-	}
-	// Output:
-	// error   queue "my_work_queue": it drops a message that comes back more than 5 times, or is rejected, since it has no dead-letter exchange (dead-letter)
-	//         give it a dead-letter exchange, by its declaration or by a policy
-	// error   queue "delay_10s": it dead-letters at most once, so a dead letter is lost when what comes next is missing or full (at-most-once)
-	//         make it a quorum queue with x-dead-letter-strategy at-least-once and x-overflow reject-publish; a policy can set both
-	// error   queue "delay_60s": it dead-letters at most once, so a dead letter is lost when what comes next is missing or full (at-most-once)
-	//         make it a quorum queue with x-dead-letter-strategy at-least-once and x-overflow reject-publish; a policy can set both
-	// warning exchange "requeue_exchange": it has no alternate exchange that takes what matches no binding: such dead letters of queue "delay_10s" are lost, or after 32 of them hold up all others (alternate-exchange)
-	//         give it an alternate exchange with a parking queue, by a policy if it is live
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare/internal/names"
 )
 
 // ExchangeType is how an exchange routes. Types of plugins, such as
@@ -23,30 +24,30 @@ const (
 	Headers ExchangeType = "headers"
 )
 
-// Exchange is an exchange to declare. It is always durable: queues outlive the
-// broker's restart, and without their exchange would get nothing from then on.
+// Exchange is an exchange to declare. It is always durable: a queue that survives
+// a restart of the broker gets nothing without its exchange.
 type Exchange struct {
-	// Name of the exchange: 1 to 255 bytes of UTF-8 without line breaks, not
-	// beginning with "amq.".
+	// Name is 1 to 255 bytes of UTF-8 without line breaks. It can't begin with
+	// "amq.".
 	Name string
 
-	// Type is how the exchange routes; empty is [Direct], as on the broker.
+	// Type is how the exchange routes. Empty means [Direct].
 	Type ExchangeType
 
-	// AlternateExchange gets what no binding matches; without it such messages
-	// are released to their publisher. It needn't exist yet.
+	// AlternateExchange receives what no binding matches. Without it the publisher
+	// gets such messages back as released. It may be declared later.
 	AlternateExchange string
 
 	// AutoDelete deletes the exchange when its last binding goes.
 	AutoDelete bool
 
-	// Internal keeps publishers out: only other exchanges may feed it.
+	// Internal refuses publishers: only other exchanges may send to it.
 	Internal bool
 
-	// Arguments are further ones, such as those of a plugin's exchange type.
+	// Arguments are for what has no field, such as those of a plugin's type.
 	// Values are strings, bools, integers, floats or lists of these. The map is
-	// never changed, and not kept. RabbitMQ doesn't compare them when the
-	// exchange exists already, but for the alternate exchange.
+	// neither changed nor kept. RabbitMQ compares only the alternate exchange when
+	// the exchange exists already.
 	Arguments map[string]any
 }
 
@@ -57,18 +58,18 @@ func (x Exchange) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (x Exchange) label() string { return label("Exchange", x.Name) }
+func (x Exchange) label() string { return names.Label("Exchange", x.Name) }
 
 func (x Exchange) declaration() (map[string]any, []error) {
 	c := &collector{label: x.label(), args: map[string]any{}}
-	c.fail(checkOwnName(c.label+".Name", x.Name, "choose another name; the broker's own exchanges exist already, and bindings may name them"))
+	c.fail(names.CheckOwn(c.label+".Name", x.Name, "choose another name; the broker's own exchanges exist already, and bindings may name them"))
 	typ := x.Type
 	if typ == "" {
 		typ = Direct
 	}
-	c.fail(checkName(c.label+".Type", string(typ)))
+	c.fail(names.Check(c.label+".Type", string(typ)))
 	if x.AlternateExchange != "" {
-		c.fail(checkName(c.label+".AlternateExchange", x.AlternateExchange))
+		c.fail(names.Check(c.label+".AlternateExchange", x.AlternateExchange))
 		c.args["alternate-exchange"] = x.AlternateExchange
 	}
 	c.errs = append(c.errs, addNormal(c.args, c.label+".Arguments", x.Arguments, func(what, key string, v any) error {

@@ -3,10 +3,12 @@ package declare
 import (
 	"context"
 	"errors"
-	"strings"
+
+	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// QueueInfo is what the broker says about a queue.
+// QueueInfo is the state of a queue.
 type QueueInfo struct {
 	Name  string `json:"name"`
 	VHost string `json:"vhost,omitempty"`
@@ -15,39 +17,40 @@ type QueueInfo struct {
 	Durable    bool   `json:"durable"`
 	AutoDelete bool   `json:"auto_delete"`
 	Exclusive  bool   `json:"exclusive"`
-	// Leader is the node that leads the queue, and Replicas all nodes that
-	// have a copy, up or down. Leader is empty while there is none.
+	// Leader is the node that leads the queue; empty while there is none. Replicas
+	// are the nodes that have a copy, up or down.
 	Leader   string   `json:"leader,omitempty"`
 	Replicas []string `json:"replicas,omitempty"`
-	// Messages that are ready. Left out are those that a consumer holds, those
-	// that wait for at-least-once dead-lettering and, on 4.3, those that are
-	// delayed: the HTTP API has them.
+	// Messages is the number of ready messages. It leaves out messages that
+	// consumers hold, that wait for at-least-once dead-lettering, and that are
+	// delayed (4.3).
 	Messages uint64 `json:"messages"`
-	// Consumers of the queue.
+	// Consumers is the number of consumers.
 	Consumers uint64 `json:"consumers"`
-	// Arguments as the broker has them: strings, bools, int64, float64, nil and
+	// Arguments are the queue's arguments: strings, bools, int64, float64, nil and
 	// lists of these.
 	Arguments map[string]any `json:"arguments"`
 
-	// What follows is told by the HTTP API only, see [Read]. Its counts are some
-	// seconds old, and Counted is false until they were first collected.
+	// The following fields are set by audit.Read with the HTTP API only. Counts
+	// are some seconds old. Counted is false until they were first collected.
 	Counted bool `json:"counted,omitempty"`
-	// Online are the replicas that are up; State is "running" if all is well.
+	// Online are the replicas that are up. State is "running" if all is well.
 	Online []string `json:"online,omitempty"`
 	State  string   `json:"state,omitempty"`
-	// MessagesUnacknowledged are held by consumers, MessagesDeadLettering wait
-	// for at-least-once dead-lettering, MessagesDelayed for their time (4.3).
+	// MessagesUnacknowledged are held by consumers. MessagesDeadLettering wait for
+	// at-least-once dead-lettering. MessagesDelayed wait for their time (4.3).
 	MessagesUnacknowledged uint64 `json:"messages_unacknowledged,omitempty"`
 	MessagesDeadLettering  uint64 `json:"messages_dead_lettering,omitempty"`
 	MessagesDelayed        uint64 `json:"messages_delayed,omitempty"`
 }
 
-// Inspect asks for a queue. One that doesn't exist is [ErrNotFound].
+// Inspect returns the state of a queue. A queue that doesn't exist is
+// [ErrMissing].
 func Inspect(ctx context.Context, r Requester, queue string) (QueueInfo, error) {
-	if err := errors.Join(checkRequester(r), checkName("queue name", queue)); err != nil {
+	if err := errors.Join(checkRequester(r), names.Check("queue name", queue)); err != nil {
 		return QueueInfo{}, err
 	}
-	thing, path := Thing{KindQueue, queue}, queuePath(queue)
+	thing, path := Resource{KindQueue, queue}, names.QueuePath(queue)
 	status, reply, err := request(ctx, r, opInspect, thing, "GET", path, nil)
 	if err != nil {
 		return QueueInfo{}, err
@@ -88,10 +91,9 @@ func parseQueueInfo(reply any) (info QueueInfo, missing string) {
 	return info, missing
 }
 
-// Bindings lists the bindings that have of's Source, destination and Key; its
-// Match, Headers and Arguments don't count, and the results differ only in
-// those. The broker has no wider question over AMQP. None is no error, also
-// when an end doesn't exist.
+// Bindings lists the bindings with of's Source, destination and Key. It ignores
+// of's Match, Headers and Arguments; the results differ only in those. AMQP has no
+// wider listing. The result is empty, without an error, if an end doesn't exist.
 func Bindings(ctx context.Context, r Requester, of Binding) ([]Binding, error) {
 	c := &collector{label: of.label()}
 	of.ends(c)
@@ -118,27 +120,14 @@ type foundBinding struct {
 // binding splits the arguments into headers and others, as they are declared.
 func (f foundBinding) binding(of Binding) Binding {
 	b := Binding{Source: of.Source, Queue: of.Queue, Exchange: of.Exchange, Key: of.Key}
-	match, isHeaders := f.arguments["x-match"].(string)
+	var match string
+	match, b.Headers, b.Arguments = values.SplitBinding(f.arguments)
 	b.Match = Match(match)
-	for k, v := range f.arguments {
-		if k == "x-match" {
-			continue
-		}
-		into := &b.Arguments
-		withX := b.Match == AllWithX || b.Match == AnyWithX
-		if isHeaders && (withX || !strings.HasPrefix(k, "x-")) {
-			into = &b.Headers
-		}
-		if *into == nil {
-			*into = map[string]any{}
-		}
-		(*into)[k] = v
-	}
 	return b
 }
 
 func listBindings(ctx context.Context, r Requester, op string, of Binding) ([]foundBinding, error) {
-	thing, path := Thing{KindBinding, of.describe()}, of.listPath()
+	thing, path := Resource{KindBinding, of.describe()}, of.listPath()
 	status, reply, err := request(ctx, r, op, thing, "GET", path, nil)
 	if err != nil {
 		return nil, err

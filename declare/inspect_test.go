@@ -28,7 +28,7 @@ func TestInspect(t *testing.T) {
 	assert.Equal(t, []string{"GET /queues/orders"}, f.sentPaths())
 
 	_, err = declare.Inspect(context.Background(), &fakeBroker{}, "none")
-	require.ErrorIs(t, err, declare.ErrNotFound)
+	require.ErrorIs(t, err, declare.ErrMissing)
 
 	delete(reply, "leader")
 	delete(reply, "replicas")

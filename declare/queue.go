@@ -7,11 +7,12 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/declare/internal/queuearg"
 )
 
-// Queue is a queue that a [Topology] can hold: a [QuorumQueue], [ClassicQueue] or
-// [Stream], or a [RawQueue] for what those can't say. The interface is sealed: a
-// queue type belongs in this package, with its arguments typed and checked.
+// Queue is a queue that a [Topology] can hold: a [QuorumQueue], [ClassicQueue],
+// [Stream] or [RawQueue]. Other packages can't implement it.
 type Queue interface {
 	// Address is where messages for the queue are sent and received.
 	Address() address.Address
@@ -24,19 +25,18 @@ type Queue interface {
 	declaration() (body map[string]any, errs []error)
 }
 
-// Limit is a quorum queue's delivery limit: how often a message may come back.
-// A limit of N allows N+1 deliveries. The zero value is the broker's default,
-// which is 20, unless a policy says otherwise.
+// Limit is a quorum queue's delivery limit: how often a message may come back. A
+// limit of N allows N+1 deliveries. Zero means the broker's default, which is 20
+// unless a policy sets another one.
 type Limit int64
 
 const (
-	// Unlimited never gives up on a message. Right for the queue at the end of
-	// the line, since a message brings its count of deliveries along when it is
-	// dead-lettered.
+	// Unlimited lets a message come back any number of times. Use it for a
+	// dead-letter queue: a dead message keeps its count of deliveries.
 	Unlimited Limit = -1
 
-	// NoRedelivery allows one delivery: whatever comes back is dead. (The
-	// argument is 0, which in a Go struct has to mean "not set".)
+	// NoRedelivery allows one delivery: a message that comes back is dead. It is
+	// sent as 0; the value 0 means "not set" here.
 	NoRedelivery Limit = -2
 )
 
@@ -44,10 +44,10 @@ const (
 type Overflow string
 
 const (
-	// DropHead drops, or dead-letters at most once, the oldest message. It is
-	// the broker's default.
+	// DropHead removes the oldest message: it is dead-lettered at most once, or
+	// dropped. It is the broker's default.
 	DropHead Overflow = "drop-head"
-	// RejectPublish refuses new messages; the publisher's outcome is rejected.
+	// RejectPublish refuses new messages: the publisher gets the outcome rejected.
 	RejectPublish Overflow = "reject-publish"
 )
 
@@ -55,106 +55,108 @@ const (
 type LeaderLocator string
 
 const (
-	// ClientLocal takes the node that the declaring client is connected to. It
+	// ClientLocal chooses the node that the declaring client is connected to. It
 	// is the broker's default.
 	ClientLocal LeaderLocator = "client-local"
-	// Balanced takes a node that leads few queues.
+	// Balanced chooses a node that leads few queues.
 	Balanced LeaderLocator = "balanced"
 )
 
-// RetryKind says which messages a queue holds back before it delivers them
-// again, see [DelayedRetry].
+// RetryKind says which returned messages a queue delays, see [DelayedRetry].
 type RetryKind string
 
 const (
 	// RetryAll delays every message that comes back.
 	RetryAll RetryKind = "all"
-	// RetryFailed delays those that count as a failed delivery: modified with
-	// delivery-failed, or the consumer died.
+	// RetryFailed delays messages that failed: the consumer answered modified with
+	// delivery-failed, or died.
 	RetryFailed RetryKind = "failed"
-	// RetryReturned delays those that were handed back without a failure.
+	// RetryReturned delays messages that were returned without a failure.
 	RetryReturned RetryKind = "returned"
 )
 
-// DelayedRetry lets the broker wait before it delivers a message again: Min
-// times the number of deliveries so far, at most Max. It needs RabbitMQ 4.3;
-// older ones accept it, deliver at once, and don't notice when the queue is
-// declared without it. The zero value is off.
+// DelayedRetry makes the broker wait before it delivers a message again: Min times
+// the number of deliveries so far, at most Max. The zero value is off. It needs
+// RabbitMQ 4.3. Older brokers accept the arguments and deliver at once, and don't
+// compare them when the queue exists.
 type DelayedRetry struct {
-	// Kind of return that is delayed; required when Min or Max is set.
+	// Kind says which returned messages are delayed. It is required when Min or
+	// Max is set.
 	Kind RetryKind
-	// Min is the first delay, whole milliseconds, required.
+	// Min is the first delay, in whole milliseconds up to ten years. It is
+	// required.
 	Min time.Duration
-	// Max bounds the delay, whole milliseconds; zero means Min, so that every
-	// delay is the same. Neither can be more than ten years.
+	// Max bounds the delay, in whole milliseconds up to ten years. Zero means Min:
+	// every delay is the same.
 	Max time.Duration
 }
 
-// QuorumQueue is a replicated, durable queue, the only type that RabbitMQ keeps
-// through the loss of a node. The zero value of each field means the broker's
-// default (which a policy may set), but for Name and DeadLetter, which must be
-// given.
+// QuorumQueue is a replicated, durable queue. RabbitMQ keeps its messages when a
+// node is lost. Name and DeadLetter are required. The zero value of every other
+// field means the broker's default, which a policy may set.
 type QuorumQueue struct {
-	// Name of the queue: 1 to 255 bytes of UTF-8 without line breaks, not
-	// beginning with "amq.".
+	// Name is 1 to 255 bytes of UTF-8 without line breaks. It can't begin with
+	// "amq.".
 	Name string
 
 	// DeliveryLimit is how often a message may come back before it is dead;
 	// N allows N+1 deliveries. See [Limit], [Unlimited] and [NoRedelivery].
 	DeliveryLimit Limit
 
-	// DeadLetter is where the dead go. It must be answered, if need be with
-	// [Drop].
-	DeadLetter DeadLetter
+	// DeadLetter is where dead messages go. It is required; [Drop] lets the broker
+	// drop them.
+	DeadLetter DeadLetterTarget
 
 	// MessageTTL is how long a message may wait in the queue, in whole
-	// milliseconds up to ten years. Zero: for ever.
+	// milliseconds up to ten years. Zero means for ever.
 	MessageTTL time.Duration
 
-	// Expires deletes the queue when it has had no consumer and no other use
-	// for so long, in whole milliseconds up to ten years. Zero: never.
+	// Expires deletes the queue, with its messages, after this long without a
+	// consumer or other use, in whole milliseconds up to ten years. Zero means
+	// never.
 	Expires time.Duration
 
-	// MaxLength is how many messages the queue holds, MaxLengthBytes how many
-	// bytes of bodies. Zero: no limit.
+	// MaxLength is how many messages the queue holds. MaxLengthBytes is how many
+	// bytes their bodies have. Zero means no limit.
 	MaxLength, MaxLengthBytes int64
 
-	// Overflow is what a full queue does. With dead-lettering at least once it
-	// is RejectPublish, also when left empty; anything else is an error, since
-	// the broker would fall back to at-most-once in silence.
+	// Overflow is what a full queue does. Dead-lettering at least once needs
+	// RejectPublish, which is then the default; any other value is an error,
+	// because the broker would silently dead-letter at most once.
 	Overflow Overflow
 
-	// SingleActiveConsumer delivers to one consumer at a time, the next one
-	// taking over when it goes.
+	// SingleActiveConsumer delivers to one consumer at a time. Another one takes
+	// over when it leaves.
 	SingleActiveConsumer bool
 
-	// InitialGroupSize is on how many nodes the queue is replicated at first.
-	// Zero: three, or as many as there are.
+	// InitialGroupSize is the number of replicas at first. Zero means three, or
+	// one on each node of a smaller cluster.
 	InitialGroupSize int
 
-	// TargetGroupSize is to how many nodes the broker lets the queue grow later,
-	// where it is set up to do so. Zero: the queue doesn't grow by itself.
+	// TargetGroupSize is the number of replicas up to which the broker adds more
+	// later, if it is configured to. Zero means that it adds none.
 	TargetGroupSize int
 
 	// LeaderLocator chooses the node that leads the queue.
 	LeaderLocator LeaderLocator
 
-	// ConsumerTimeout is how long a consumer may keep a delivery before the
-	// broker takes it back, in whole milliseconds. Zero: the broker's default,
-	// 30 minutes. Over AMQP 1.0 RabbitMQ knows such a timeout from 4.3 on.
+	// ConsumerTimeout is how long a consumer may hold a delivery before the broker
+	// takes it back, in whole milliseconds. Zero means the broker's default, 30
+	// minutes. Over AMQP 1.0 it needs RabbitMQ 4.3.
 	ConsumerTimeout time.Duration
 
-	// ConsumerDisconnectedTimeout is how long the broker waits for a consumer whose
-	// node it has lost before it delivers to others what that one holds, in whole
-	// milliseconds; RabbitMQ 4.3. Zero: the broker's default.
+	// ConsumerDisconnectedTimeout is how long the broker waits for a consumer on a
+	// lost node before it delivers that consumer's messages to others, in whole
+	// milliseconds. Zero means the broker's default. It needs RabbitMQ 4.3.
 	ConsumerDisconnectedTimeout time.Duration
 
-	// DelayedRetry lets the broker wait before each redelivery; RabbitMQ 4.3.
+	// DelayedRetry makes the broker wait before each redelivery. It needs RabbitMQ
+	// 4.3.
 	DelayedRetry DelayedRetry
 
-	// Arguments are further ones, for what has no field yet. Keys begin with
-	// "x-"; values are strings, bools, integers, floats or lists of these. The
-	// map is never changed, and not kept.
+	// Arguments are for what has no field. Keys begin with "x-". Values are
+	// strings, bools, integers, floats or lists of these. The map is neither
+	// changed nor kept.
 	Arguments map[string]any
 }
 
@@ -170,16 +172,16 @@ func (q QuorumQueue) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (q QuorumQueue) label() string { return label("QuorumQueue", q.Name) }
+func (q QuorumQueue) label() string { return names.Label("QuorumQueue", q.Name) }
 
 func (q QuorumQueue) declaration() (map[string]any, []error) {
-	c := &collector{label: q.label(), args: map[string]any{"x-queue-type": typeQuorum}}
-	c.fail(checkOwnName(c.label+".Name", q.Name, "choose another name"))
+	c := &collector{label: q.label(), args: map[string]any{"x-queue-type": queuearg.Quorum}}
+	c.fail(names.CheckOwn(c.label+".Name", q.Name, "choose another name"))
 	q.limits(c)
 	q.deadLetter(c)
 	q.placement(c)
 	q.delayedRetry(c)
-	c.further(typeQuorum, q.Arguments)
+	c.further(queuearg.Quorum, q.Arguments)
 	return map[string]any{
 		"durable":     true,
 		"exclusive":   false,
@@ -281,10 +283,6 @@ func (c *collector) bad(field string, value any, problem, remedy string) {
 	c.errs = append(c.errs, argument.New(c.label+"."+field, value, problem, remedy))
 }
 
-// maxMillis is ten years, the longest time to live that the broker accepts:
-// more is refused with value_too_large.
-const maxMillis = 315_360_000_000
-
 func (c *collector) millis(field, key string, d time.Duration) {
 	switch {
 	case d == 0:
@@ -292,8 +290,8 @@ func (c *collector) millis(field, key string, d time.Duration) {
 		c.bad(field, d, "is negative", "give a time above zero, or leave it out")
 	case d%time.Millisecond != 0:
 		c.bad(field, d, "isn't whole milliseconds, which is all that the broker can count", "round it with Round(time.Millisecond)")
-	case d.Milliseconds() > maxMillis:
-		c.bad(field, d, "is longer than ten years, the broker's limit", fmt.Sprintf("use at most %d hours", maxMillis*time.Millisecond/time.Hour))
+	case d.Milliseconds() > queuearg.MaxMillis:
+		c.bad(field, d, "is longer than ten years, the broker's limit", fmt.Sprintf("use at most %d hours", queuearg.MaxMillis*time.Millisecond/time.Hour))
 	default:
 		c.args[key] = d.Milliseconds()
 	}

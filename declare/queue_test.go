@@ -36,7 +36,7 @@ func TestQuorumQueueArguments(t *testing.T) {
 		"every field": {
 			declare.QuorumQueue{
 				DeliveryLimit:        5,
-				DeadLetter:           declare.DeadLetter{Exchange: "dlx", RoutingKey: "orders"},
+				DeadLetter:           declare.DeadLetterTarget{Exchange: "dlx", RoutingKey: "orders"},
 				MessageTTL:           10 * time.Second,
 				Expires:              time.Hour,
 				MaxLength:            10,
@@ -77,11 +77,11 @@ func TestQuorumQueueArguments(t *testing.T) {
 			"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
 		}},
 		"at most once sends no strategy": {
-			declare.QuorumQueue{DeadLetter: declare.DeadLetter{Exchange: "dlx", Strategy: declare.AtMostOnce}, Overflow: declare.DropHead},
+			declare.QuorumQueue{DeadLetter: declare.DeadLetterTarget{Exchange: "dlx", Strategy: declare.AtMostOnce}, Overflow: declare.DropHead},
 			map[string]any{"x-dead-letter-exchange": "dlx", "x-overflow": "drop-head"},
 		},
 		"at least once said in full": {
-			declare.QuorumQueue{DeadLetter: declare.DeadLetter{Exchange: "dlx"}, Overflow: declare.RejectPublish},
+			declare.QuorumQueue{DeadLetter: declare.DeadLetterTarget{Exchange: "dlx"}, Overflow: declare.RejectPublish},
 			map[string]any{"x-dead-letter-exchange": "dlx", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"},
 		},
 		"one delay": {
@@ -108,10 +108,10 @@ func TestQuorumQueueRefuses(t *testing.T) {
 		change func(*queue)
 		field  string
 	}{
-		"no dead letter":          {func(q *queue) { q.DeadLetter = declare.DeadLetter{} }, "DeadLetter"},
+		"no dead letter":          {func(q *queue) { q.DeadLetter = declare.DeadLetterTarget{} }, "DeadLetter"},
 		"drop and exchange":       {func(q *queue) { q.DeadLetter = declare.Drop(); q.DeadLetter.Exchange = "x" }, "DeadLetter"},
 		"drop and strategy":       {func(q *queue) { q.DeadLetter = declare.Drop(); q.DeadLetter.Strategy = declare.AtMostOnce }, "DeadLetter"},
-		"strategy alone":          {func(q *queue) { q.DeadLetter = declare.DeadLetter{Strategy: declare.AtMostOnce} }, "DeadLetter.RoutingKey"},
+		"strategy alone":          {func(q *queue) { q.DeadLetter = declare.DeadLetterTarget{Strategy: declare.AtMostOnce} }, "DeadLetter.RoutingKey"},
 		"unknown strategy":        {func(q *queue) { q.DeadLetter.Strategy = 9 }, "DeadLetter.Strategy"},
 		"dead-letter exchange":    {func(q *queue) { q.DeadLetter.Exchange = "a\n" }, "DeadLetter.Exchange"},
 		"dead-letter key":         {func(q *queue) { q.DeadLetter.RoutingKey = "\xff" }, "DeadLetter.RoutingKey"},
@@ -157,7 +157,7 @@ func TestQuorumQueueRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			q := queue{Name: "orders", DeadLetter: declare.DeadLetter{Exchange: "dlx"}}
+			q := queue{Name: "orders", DeadLetter: declare.DeadLetterTarget{Exchange: "dlx"}}
 			require.NoError(t, q.Validate())
 			tt.change(&q)
 			err := q.Validate()
@@ -245,11 +245,11 @@ func TestQueueAddress(t *testing.T) {
 
 func TestDeadLetterQuestions(t *testing.T) {
 	t.Parallel()
-	assert.True(t, declare.DeadLetter{}.IsZero())
+	assert.True(t, declare.DeadLetterTarget{}.IsZero())
 	assert.False(t, declare.Drop().IsZero())
 	assert.True(t, declare.Drop().IsDrop())
 	assert.False(t, declare.ToQueue("q").IsDrop())
 	assert.Equal(t, "at-least-once", declare.AtLeastOnce.String())
 	assert.Equal(t, "at-most-once", declare.AtMostOnce.String())
-	assert.Equal(t, "unknown strategy", declare.Strategy(7).String())
+	assert.Equal(t, "unknown strategy", declare.DeadLetterStrategy(7).String())
 }

@@ -5,23 +5,25 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/declare/internal/queuearg"
 )
 
-// RawQueue is a queue by its bare arguments: what an import gives where
-// [QuorumQueue], [ClassicQueue] and [Stream] can't say exactly the same, and for
-// types of queues that come with plugins. Prefer those: this one asks no
-// questions about dead letters.
+// RawQueue is a queue by its bare arguments. An import returns one where
+// [QuorumQueue], [ClassicQueue] and [Stream] can't say exactly the same. Use it
+// for queue types of plugins. Prefer the others elsewhere: a RawQueue may have no
+// dead-letter target.
 //
-// Arguments that RabbitMQ knows must still have values that it reads, since it
-// takes others in silence and means its default.
+// Arguments that RabbitMQ knows must have values that it reads: the broker
+// silently uses its default for others.
 type RawQueue struct {
 	// Name of the queue, as that of a QuorumQueue.
 	Name string
-	// Durable, AutoDelete and Exclusive are as in AMQP. An exclusive queue lives
-	// as long as the connection that declares it.
+	// Durable, AutoDelete and Exclusive are as in AMQP 0-9-1. An exclusive queue
+	// lives as long as the connection that declares it.
 	Durable, AutoDelete, Exclusive bool
-	// Arguments, x-queue-type among them; without that it is the virtual host's
-	// default type. The map is never changed, and not kept.
+	// Arguments include x-queue-type; without it the queue has the virtual host's
+	// default type. The map is neither changed nor kept.
 	Arguments map[string]any
 }
 
@@ -37,17 +39,17 @@ func (q RawQueue) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (q RawQueue) label() string { return label("RawQueue", q.Name) }
+func (q RawQueue) label() string { return names.Label("RawQueue", q.Name) }
 
 func (q RawQueue) declaration() (map[string]any, []error) {
 	c := &collector{label: q.label(), args: map[string]any{}}
-	c.fail(checkOwnName(c.label+".Name", q.Name, "choose another name"))
+	c.fail(names.CheckOwn(c.label+".Name", q.Name, "choose another name"))
 	queueType, _ := q.Arguments["x-queue-type"].(string)
 	c.errs = append(c.errs, addNormal(c.args, c.label+".Arguments", q.Arguments, func(what, key string, v any) error {
-		if _, known := queueArguments[key]; !known || queueType == "" {
+		if _, known := queuearg.Known[key]; !known || queueType == "" {
 			return nil
 		}
-		if problem, remedy, unknown := wrongArgument(queueType, key, v); problem != "" && !unknown {
+		if problem, remedy, unknown := queuearg.Wrong(queueType, key, v); problem != "" && !unknown {
 			return argument.New(what, v, problem, remedy)
 		}
 		return nil

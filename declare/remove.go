@@ -3,23 +3,36 @@ package declare
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
+
+	"github.com/hopback/hopback/declare/internal/names"
 )
 
-// Delete makes the broker not have t: bindings first, then queues with all
-// messages in them, then exchanges. What isn't there is no error. Bindings of an
-// exchange or a queue that is deleted go with it.
+// Delete removes t from the broker: bindings first, then queues with all their
+// messages, then exchanges. What doesn't exist is no error. The bindings of a
+// deleted exchange or queue go with it.
 //
-// Errors and Report are as with [Apply], but that DeadLetter needn't be
-// answered, nor any other argument be right: only names count.
+// Errors and the Report are those of [Apply]. Only names are validated, not
+// arguments.
 func Delete(ctx context.Context, r Requester, t Topology) (Report, error) {
 	return remove(ctx, r, t, false)
 }
 
-// remove deletes t; if unused, a queue only when AMQP tells of no message and no
-// consumer.
-func remove(ctx context.Context, r Requester, t Topology, unused bool) (Report, error) {
+// DeleteIdle is [Delete], but refuses with [ErrInUse] a queue that has a ready
+// message or a consumer. It inspects each queue right before it deletes it; a
+// message that is published in between is lost.
+//
+// AMQP doesn't show messages that consumers hold, or that are delayed or wait for
+// dead-lettering. Use audit.DeleteUnused to count those, too, and to spare what
+// others need.
+func DeleteIdle(ctx context.Context, r Requester, t Topology) (Report, error) {
+	return remove(ctx, r, t, true)
+}
+
+// remove deletes t; if idle is set, a queue only when it is idle.
+func remove(ctx context.Context, r Requester, t Topology, idle bool) (Report, error) {
 	errs := []error{checkRequester(r)}
 	queues, exchanges := map[string]bool{}, map[string]bool{}
 	var bindingSteps, queueSteps, exchangeSteps []step
@@ -29,11 +42,10 @@ func remove(ctx context.Context, r Requester, t Topology, unused bool) (Report, 
 		}
 		name := q.Address().QueueName()
 		queues[name] = true
-		errs = append(errs, checkName(label("Queue", name)+".Name", name))
-		queueSteps = append(queueSteps, step{thing: Thing{KindQueue, name}, do: func(ctx context.Context) (Outcome, error) {
-			if unused {
-				_, err := DeleteQueueIf(ctx, Sources{AMQP: r}, name, If{Empty: true, Unused: true})
-				return deleted(err)
+		errs = append(errs, names.Check(names.Label("Queue", name)+".Name", name))
+		queueSteps = append(queueSteps, step{thing: Resource{KindQueue, name}, do: func(ctx context.Context) (StepResult, error) {
+			if idle {
+				return deleted(deleteIdleQueue(ctx, r, name))
 			}
 			_, err := deleteQueue(ctx, r, name)
 			return deleted(err)
@@ -44,8 +56,8 @@ func remove(ctx context.Context, r Requester, t Topology, unused bool) (Report, 
 			continue
 		}
 		exchanges[x.Name] = true
-		errs = append(errs, checkOwnName(label("Exchange", x.Name)+".Name", x.Name, keepOwn))
-		exchangeSteps = append(exchangeSteps, step{thing: Thing{KindExchange, x.Name}, do: func(ctx context.Context) (Outcome, error) {
+		errs = append(errs, names.CheckOwn(names.Label("Exchange", x.Name)+".Name", x.Name, keepOwn))
+		exchangeSteps = append(exchangeSteps, step{thing: Resource{KindExchange, x.Name}, do: func(ctx context.Context) (StepResult, error) {
 			return deleted(deleteExchange(ctx, r, x.Name))
 		}})
 	}
@@ -54,7 +66,7 @@ func remove(ctx context.Context, r Requester, t Topology, unused bool) (Report, 
 			continue
 		}
 		errs = append(errs, b.Validate())
-		bindingSteps = append(bindingSteps, step{thing: Thing{KindBinding, b.describe()}, do: func(ctx context.Context) (Outcome, error) {
+		bindingSteps = append(bindingSteps, step{thing: Resource{KindBinding, b.describe()}, do: func(ctx context.Context) (StepResult, error) {
 			return deleted(deleteBinding(ctx, r, b))
 		}})
 	}
@@ -66,37 +78,55 @@ func remove(ctx context.Context, r Requester, t Topology, unused bool) (Report, 
 
 const keepOwn = "the broker's own exchanges can't be deleted: leave it out"
 
-func deleted(err error) (Outcome, error) {
+func deleted(err error) (StepResult, error) {
 	if err != nil {
 		return outcomeOf(err), err
 	}
 	return Deleted, nil
 }
 
-// DeleteQueue deletes a queue with everything in it, and returns how many
-// messages were ready in it. A queue that doesn't exist is no error.
+// DeleteQueue deletes a queue with all its messages and returns how many were
+// ready. A queue that doesn't exist is no error.
 func DeleteQueue(ctx context.Context, r Requester, name string) (messages uint64, err error) {
-	if err := errors.Join(checkRequester(r), checkName("queue name", name)); err != nil {
+	if err := errors.Join(checkRequester(r), names.Check("queue name", name)); err != nil {
 		return 0, err
 	}
 	return deleteQueue(ctx, r, name)
 }
 
 func deleteQueue(ctx context.Context, r Requester, name string) (uint64, error) {
-	return countRequest(ctx, r, opDelete, name, queuePath(name))
+	return countRequest(ctx, r, opDelete, name, names.QueuePath(name))
+}
+
+func deleteIdleQueue(ctx context.Context, r Requester, name string) error {
+	info, err := Inspect(ctx, r, name)
+	switch {
+	case errors.Is(err, ErrMissing):
+		return nil
+	case err != nil:
+		return err
+	case info.Messages > 0:
+		err = fmt.Errorf("%d messages are ready", info.Messages)
+	case info.Consumers > 0:
+		err = fmt.Errorf("%d consumers", info.Consumers)
+	default:
+		_, err := deleteQueue(ctx, r, name)
+		return err
+	}
+	return &Error{Op: opDelete, Thing: Resource{KindQueue, name}, Reason: ErrInUse, Err: err}
 }
 
 // DeleteExchange deletes an exchange and its bindings. An exchange that doesn't
 // exist is no error.
 func DeleteExchange(ctx context.Context, r Requester, name string) error {
-	if err := errors.Join(checkRequester(r), checkOwnName("exchange name", name, keepOwn)); err != nil {
+	if err := errors.Join(checkRequester(r), names.CheckOwn("exchange name", name, keepOwn)); err != nil {
 		return err
 	}
 	return deleteExchange(ctx, r, name)
 }
 
 func deleteExchange(ctx context.Context, r Requester, name string) error {
-	_, _, err := request(ctx, r, opDelete, Thing{KindExchange, name}, "DELETE", exchangePath(name), nil)
+	_, _, err := request(ctx, r, opDelete, Resource{KindExchange, name}, "DELETE", names.ExchangePath(name), nil)
 	return err
 }
 
@@ -110,7 +140,7 @@ func DeleteBinding(ctx context.Context, r Requester, b Binding) error {
 }
 
 func deleteBinding(ctx context.Context, r Requester, b Binding) error {
-	thing := Thing{KindBinding, b.describe()}
+	thing := Resource{KindBinding, b.describe()}
 	args, _ := b.arguments("")
 	if len(args) == 0 {
 		_, _, err := request(ctx, r, opDelete, thing, "DELETE", b.deletePath(), nil)
@@ -136,19 +166,18 @@ func deleteBinding(ctx context.Context, r Requester, b Binding) error {
 	return nil
 }
 
-// Purge removes the messages that are ready in a queue and returns how many
-// those were; messages that a consumer holds stay. A queue that doesn't exist
-// is [ErrNotFound].
+// Purge removes the ready messages of a queue and returns their number. Messages
+// that a consumer holds stay. A queue that doesn't exist is [ErrMissing].
 func Purge(ctx context.Context, r Requester, queue string) (messages uint64, err error) {
-	if err := errors.Join(checkRequester(r), checkName("queue name", queue)); err != nil {
+	if err := errors.Join(checkRequester(r), names.Check("queue name", queue)); err != nil {
 		return 0, err
 	}
-	return countRequest(ctx, r, opPurge, queue, queuePath(queue)+"/messages")
+	return countRequest(ctx, r, opPurge, queue, names.QueuePath(queue)+"/messages")
 }
 
 // countRequest sends a DELETE that is answered with a count of messages.
 func countRequest(ctx context.Context, r Requester, op, queue, path string) (uint64, error) {
-	thing := Thing{KindQueue, queue}
+	thing := Resource{KindQueue, queue}
 	status, reply, err := request(ctx, r, op, thing, "DELETE", path, nil)
 	if err != nil {
 		return 0, err

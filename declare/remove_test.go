@@ -3,12 +3,12 @@ package declare_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
 )
 
@@ -59,7 +59,7 @@ func TestCounts(t *testing.T) {
 	assert.Equal(t, []string{"DELETE /queues/a%2Fb/messages", "DELETE /queues/a%2Fb"}, f.sentPaths())
 
 	_, err = declare.Purge(ctx, replies(400, "no queue 'q' in vhost '/'"), "q")
-	require.ErrorIs(t, err, declare.ErrNotFound, "RabbitMQ 4.0")
+	require.ErrorIs(t, err, declare.ErrMissing, "RabbitMQ 4.0")
 
 	for _, reply := range []any{nil, "ok", 3, []any{}, map[string]any{}, map[string]any{"message_count": -1}, map[string]any{"message_count": "3"}, map[any]any{3: 3}} {
 		_, err = declare.Purge(ctx, replies(200, reply), "q")
@@ -104,62 +104,40 @@ func TestDeleteBinding(t *testing.T) {
 	}
 }
 
-// Whatever is in use is in the way of a deletion, and what only the topology itself
-// uses isn't.
-func TestUses(t *testing.T) {
+// A queue that is in use stays, and so do the exchanges after it.
+func TestDeleteIdle(t *testing.T) {
 	t.Parallel()
-	topology := cycle()
-	require.NoError(t, declare.Uses(topology.Snapshot(), topology))
-	for what, change := range map[string]func(*declare.Snapshot){
-		`queue "orders": in use: 3 messages are ready in it`: func(s *declare.Snapshot) { queueIn(s, "orders").Messages = 3 },
-		`queue "orders": in use: it has 1 consumers`:         func(s *declare.Snapshot) { queueIn(s, "orders").Consumers = 1 },
-		`1 messages are held by consumers, 2 delayed, 3 wait for dead-lettering`: func(s *declare.Snapshot) {
-			q := queueIn(s, "delay_10s")
-			q.MessagesUnacknowledged, q.MessagesDelayed, q.MessagesDeadLettering = 1, 2, 3
-		},
-		`exchange "requeue": in use: it leads to what isn't to be deleted: "requeue" to queue "other"`: func(s *declare.Snapshot) {
-			s.Bindings = append(s.Bindings, declare.Binding{Source: "requeue", Queue: "other", Key: "*.*.other"})
-		},
-		`queue "orders": in use: what isn't to be deleted leads to it: "amq.topic" to queue "orders"`: func(s *declare.Snapshot) {
-			s.Bindings = append(s.Bindings, declare.Binding{Source: "amq.topic", Queue: "orders"})
-		},
-		`exchange "retry": in use: what isn't to be deleted leads to it: "amq.topic" to exchange "retry"`: func(s *declare.Snapshot) {
-			s.Bindings = append(s.Bindings, declare.Binding{Source: "amq.topic", Exchange: "retry"})
-		},
-		`exchange "dlx": in use: queue "other", which isn't to be deleted, dead-letters to it`: func(s *declare.Snapshot) {
-			s.Queues = append(s.Queues, declare.QueueInfo{Name: "other", Type: "quorum", Arguments: map[string]any{"x-dead-letter-exchange": "dlx"}})
-		},
-		`queue "orders.dead": in use: queue "other", which isn't to be deleted, dead-letters to it`: func(s *declare.Snapshot) {
-			s.Queues = append(s.Queues, declare.QueueInfo{Name: "other", Type: "quorum", Arguments: map[string]any{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.dead"}})
-		},
-		`exchange "dlx": in use: queue "by policy", which`: func(s *declare.Snapshot) {
-			s.Queues = append(s.Queues, declare.QueueInfo{Name: "by policy", Type: "quorum"})
-			s.Policies = []declare.Policy{{Name: "p", Pattern: "^by policy$", ApplyTo: "queues", Definition: map[string]any{"dead-letter-exchange": "dlx"}}}
-		},
-		`exchange "parking": in use: it is the alternate exchange of "other"`: func(s *declare.Snapshot) {
-			s.Exchanges = append(s.Exchanges, declare.ExchangeInfo{Name: "other", Type: declare.Topic, Arguments: map[string]any{"alternate-exchange": "parking"}})
-		},
-	} {
-		s := topology.Snapshot()
-		change(&s)
-		err := declare.Uses(s, topology)
-		require.ErrorIs(t, err, declare.ErrInUse, what)
-		assert.ErrorContains(t, err, what)
-		assert.NotContains(t, err.Error(), "\n", "one reason: %s", what)
+	for says, counts := range map[string][2]uint64{"1 messages are ready": {1, 0}, "2 consumers": {0, 2}} {
+		f := &fakeBroker{intercept: func(_ context.Context, _ int, s sent) (int, any, error, bool) {
+			return 200, map[string]any{"name": "orders", "type": "quorum", "message_count": counts[0], "consumer_count": counts[1]}, nil, s.method+s.path == "GET/queues/orders"
+		}}
+		report, err := declare.DeleteIdle(context.Background(), f, shop())
+		require.ErrorIs(t, err, declare.ErrInUse)
+		require.ErrorContains(t, err, says)
+		assert.Equal(t, `not tried exchange "shop"
+not tried exchange "lost"
+`, report.String()[strings.Index(report.String(), "not tried"):])
+		assert.Equal(t, 1, report.Count(declare.Deleted), "the queue that doesn't exist")
+		assert.NotContains(t, f.sentPaths(), "DELETE /queues/orders")
 	}
-
 	f := &fakeBroker{}
-	_, err := declare.DeleteIf(context.Background(), declare.Sources{AMQP: f}, topology)
-	var e *argument.Error
-	require.ErrorAs(t, err, &e)
-	assert.Empty(t, f.requests)
+	report, err := declare.DeleteIdle(context.Background(), f, shop())
+	require.NoError(t, err)
+	assert.Equal(t, 4, report.Count(declare.Deleted))
 }
 
-func queueIn(s *declare.Snapshot, name string) *declare.QueueInfo {
-	for i := range s.Queues {
-		if s.Queues[i].Name == name {
-			return &s.Queues[i]
-		}
-	}
-	panic(name)
+func TestDeclarations(t *testing.T) {
+	t.Parallel()
+	top := shop()
+	top.Queues = append(top.Queues, nil, top.Queues[0])
+	list := top.Declarations()
+	require.Len(t, list, 6, "each thing once")
+	assert.Equal(t, "PUT", list[2].Method)
+	assert.Equal(t, "/queues/orders", list[2].Path)
+	assert.Nil(t, list[2].Differs(list[2].Body))
+	list[2].Body["durable"] = false
+	e := list[2].Differs(top.Declarations()[2].Body)
+	require.ErrorIs(t, e, declare.ErrConflict)
+	assert.Equal(t, "durable", e.Differences[0].Argument)
+	assert.NotEmpty(t, e.WaysOut)
 }

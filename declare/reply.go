@@ -11,7 +11,7 @@ import (
 // type. These readers take all of them and never panic; what isn't there or
 // doesn't fit is a zero value and false.
 
-func badReply(op string, thing Thing, method, path string, status int, text string) *Error {
+func badReply(op string, thing Resource, method, path string, status int, text string) *Error {
 	return &Error{Op: op, Thing: thing, Method: method, Path: path, Status: status, Reason: ErrBadReply, Err: errors.New(text)}
 }
 
@@ -87,6 +87,10 @@ func replyValue(v any, depth int) any {
 	if s, ok := replyString(v); ok {
 		return s
 	}
+	if b, ok := v.([]byte); ok {
+		// RabbitMQ answers with binary where a text has a NUL in it.
+		return string(b)
+	}
 	if n, ok := replyUint(v); ok && n <= math.MaxInt64 {
 		return int64(n)
 	}
@@ -96,7 +100,7 @@ func replyValue(v any, depth int) any {
 		return rv.Int()
 	case rv.CanFloat():
 		return rv.Float()
-	case rv.Kind() == reflect.Slice && rv.Type().Elem().Kind() != reflect.Uint8:
+	case rv.Kind() == reflect.Slice:
 		list := make([]any, rv.Len())
 		for i := range list {
 			list[i] = replyValue(rv.Index(i).Interface(), depth+1)

@@ -3,9 +3,11 @@ package declare
 import (
 	"fmt"
 	"strings"
+
+	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Kind is a kind of thing that a broker has.
+// Kind is the kind of a [Resource].
 type Kind string
 
 // The kinds.
@@ -13,47 +15,53 @@ const (
 	KindExchange Kind = "exchange"
 	KindQueue    Kind = "queue"
 	KindBinding  Kind = "binding"
+	// KindBroker is the whole broker, in an audit finding. Its name is its
+	// version.
+	KindBroker Kind = "broker"
 )
 
-// Thing is an exchange, a queue or a binding by its name.
-type Thing struct {
+// Resource names an exchange, a queue, a binding or a broker.
+type Resource struct {
 	Kind Kind `json:"kind"`
-	// Name is the name; for a binding, its ends and its key, for people.
+	// Name is the name. A binding has its ends and its key as a name, for people;
+	// a broker its version.
 	Name string `json:"name"`
 }
 
-// String is the thing on one line.
-func (t Thing) String() string {
+// String returns the kind and the name on one line.
+func (t Resource) String() string {
 	if t.Kind == KindBinding {
 		return string(t.Kind) + " " + t.Name
 	}
 	return fmt.Sprintf("%s %q", t.Kind, t.Name)
 }
 
-// Outcome is what came of one step.
-type Outcome uint8
+// StepResult is the result of one step.
+type StepResult uint8
 
 const (
-	// NotTried: nothing was sent.
-	NotTried Outcome = iota
-	// Created: it is there now, and wasn't before. Only queues tell.
+	// NotTried means that nothing was sent.
+	NotTried StepResult = iota
+	// Created means that it is new. Only queues have this result.
 	Created
-	// Existed: it was there already, declared in the same way (or a repeated
-	// request found the work of the first). Only queues tell.
+	// Existed means that it was there already, declared in the same way. Only
+	// queues have this result. A repeated request may find the work of the first.
 	Existed
-	// Declared: it is there now; the broker doesn't say whether it was before.
+	// Declared means that it exists now. The broker doesn't say whether it existed
+	// before.
 	Declared
-	// Deleted: it is gone now; the broker doesn't say whether it was there.
+	// Deleted means that it doesn't exist now. The broker doesn't say whether it
+	// existed before.
 	Deleted
-	// Refused: the broker said no, and Err why. Nothing has changed.
+	// Refused means that the broker refused and changed nothing. Err says why.
 	Refused
-	// Unknown: it was sent and no reply came, so it may have happened.
-	// Repeating it is safe.
+	// Unknown means that the request was sent and no reply came: it may have been
+	// done. Repeating it is safe.
 	Unknown
 )
 
-// String is the outcome in words.
-func (o Outcome) String() string {
+// String returns the result in words.
+func (o StepResult) String() string {
 	switch o {
 	case NotTried:
 		return "not tried"
@@ -73,10 +81,10 @@ func (o Outcome) String() string {
 	return fmt.Sprintf("outcome %d", uint8(o))
 }
 
-// Step is one declaration or deletion, and what came of it.
+// Step is one declaration or deletion and its result.
 type Step struct {
-	Thing   Thing
-	Outcome Outcome
+	Thing   Resource
+	Outcome StepResult
 	// Err is why, for Refused and Unknown; an *[Error].
 	Err error
 }
@@ -87,21 +95,21 @@ func (s Step) MarshalJSON() ([]byte, error) {
 	if s.Err != nil {
 		text = s.Err.Error()
 	}
-	return canonicalJSON(struct {
-		Thing   Thing  `json:"thing"`
-		Outcome string `json:"outcome"`
-		Error   string `json:"error,omitempty"`
+	return values.JSON(struct {
+		Thing   Resource `json:"thing"`
+		Outcome string   `json:"outcome"`
+		Error   string   `json:"error,omitempty"`
 	}{s.Thing, s.Outcome.String(), text}), nil
 }
 
-// Report is what Apply or Delete did: one step for each thing, in the order of
-// the topology, exchanges first on the way up and last on the way down.
+// Report is what Apply or Delete did, a step for each thing. Apply lists
+// exchanges, queues, bindings; Delete bindings, queues, exchanges.
 type Report struct {
 	Steps []Step `json:"steps"`
 }
 
-// Count is how many steps have the outcome o.
-func (r Report) Count(o Outcome) int {
+// Count returns how many steps have the result o.
+func (r Report) Count(o StepResult) int {
 	n := 0
 	for _, s := range r.Steps {
 		if s.Outcome == o {
@@ -111,7 +119,7 @@ func (r Report) Count(o Outcome) int {
 	return n
 }
 
-// String is the report for people, a line for each step.
+// String returns a line for each step.
 func (r Report) String() string {
 	var b strings.Builder
 	for _, s := range r.Steps {

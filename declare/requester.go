@@ -3,13 +3,12 @@ package declare
 import "context"
 
 // Requester sends one request to the broker's /management node and returns the
-// reply. A client connection's management satisfies it; so does a stand-in in
-// a test.
+// reply. The management of a client connection is one.
 //
-// Implementations must be safe for concurrent use: Apply has several requests
-// in flight. A session that dies takes all of them with it, and the next
-// Request should wait for a new session, until its ctx ends, rather than fail
-// at once: Apply repeats what got no reply, without pausing in between.
+// Implementations must be safe for concurrent use: Apply sends up to 16 requests
+// at once. When a session ends, all its requests fail. The next Request should
+// wait for a new session until its ctx ends, rather than fail at once: Apply
+// pauses for at most 80 ms before it repeats a request.
 type Requester interface {
 	// Request sends method (GET, PUT, POST or DELETE) with path, which is
 	// already percent-encoded, such as "/queues/orders". body is nil or a

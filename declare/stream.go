@@ -6,37 +6,33 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/address"
-)
-
-const (
-	// maxSegmentSize is the largest segment that the broker accepts.
-	maxSegmentSize = 3_000_000_000
-	// minFilterSize and maxFilterSize bound the filter that each chunk carries.
-	minFilterSize, maxFilterSize = 16, 255
+	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/declare/internal/queuearg"
 )
 
 // Stream is a replicated log: messages stay after they were read, until they are
 // too old or too many. It has no dead letters, no delivery limit and no time to
-// live of single messages, so it is no work queue for retries.
+// live of single messages, so it can't be a work queue with retries.
 type Stream struct {
 	// Name of the stream, as that of a QuorumQueue.
 	Name string
 
-	// MaxAge is how long a message is kept, in whole seconds; MaxLengthBytes how
-	// many bytes of messages. Zero: for ever, so that the disk fills. Whole
-	// segments go, so both are a little more.
+	// MaxAge is how long a message is kept, in whole seconds. MaxLengthBytes is
+	// how many bytes are kept. Zero means no bound: the disk fills. The broker
+	// deletes whole segments, so it keeps a little more.
 	MaxAge         time.Duration
 	MaxLengthBytes int64
 
-	// MaxSegmentSize is the size of a file of the log, in bytes, at most
-	// 3,000,000,000. Zero: 500,000,000.
+	// MaxSegmentSize is the size of one segment file in bytes, at most
+	// 3,000,000,000. Zero means 500,000,000.
 	MaxSegmentSize int64
 
-	// FilterSize is that of the filter in each chunk, 16 to 255 bytes. Zero: 16.
+	// FilterSize is the size of the filter in each chunk, 16 to 255 bytes. Zero
+	// means 16.
 	FilterSize int
 
-	// InitialClusterSize is on how many nodes the stream is replicated at first.
-	// Zero: on all.
+	// InitialClusterSize is the number of replicas at first. Zero means one on
+	// each node.
 	InitialClusterSize int
 
 	// LeaderLocator chooses the node that leads the stream.
@@ -58,11 +54,11 @@ func (s Stream) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (s Stream) label() string { return label("Stream", s.Name) }
+func (s Stream) label() string { return names.Label("Stream", s.Name) }
 
 func (s Stream) declaration() (map[string]any, []error) {
-	c := &collector{label: s.label(), args: map[string]any{"x-queue-type": typeStream}}
-	c.fail(checkOwnName(c.label+".Name", s.Name, "choose another name"))
+	c := &collector{label: s.label(), args: map[string]any{"x-queue-type": queuearg.Stream}}
+	c.fail(names.CheckOwn(c.label+".Name", s.Name, "choose another name"))
 	switch {
 	case s.MaxAge < 0:
 		c.bad("MaxAge", s.MaxAge, "is negative", "give a time above zero, or leave it out")
@@ -72,10 +68,10 @@ func (s Stream) declaration() (map[string]any, []error) {
 		c.args["x-max-age"] = fmt.Sprintf("%ds", s.MaxAge/time.Second)
 	}
 	c.positive("MaxLengthBytes", "x-max-length-bytes", s.MaxLengthBytes)
-	c.within("MaxSegmentSize", "x-stream-max-segment-size-bytes", s.MaxSegmentSize, 1, maxSegmentSize)
-	c.within("FilterSize", "x-stream-filter-size-bytes", int64(s.FilterSize), minFilterSize, maxFilterSize)
+	c.within("MaxSegmentSize", "x-stream-max-segment-size-bytes", s.MaxSegmentSize, 1, queuearg.MaxSegmentSize)
+	c.within("FilterSize", "x-stream-filter-size-bytes", int64(s.FilterSize), queuearg.MinFilterSize, queuearg.MaxFilterSize)
 	c.positive("InitialClusterSize", "x-initial-cluster-size", int64(s.InitialClusterSize))
 	c.leader(s.LeaderLocator)
-	c.further(typeStream, s.Arguments)
+	c.further(queuearg.Stream, s.Arguments)
 	return map[string]any{"durable": true, "exclusive": false, "auto_delete": false, "arguments": c.args}, c.errs
 }

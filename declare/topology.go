@@ -6,21 +6,21 @@ import (
 	"reflect"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Topology is a set of exchanges, queues and bindings: a value, to build, merge
-// and hand to [Apply]. A binding may name what is not in the topology, as long
-// as the broker has it.
+// Topology is a set of exchanges, queues and bindings, to build, merge and
+// [Apply]. A binding may name an exchange or a queue that only the broker has.
 type Topology struct {
 	Exchanges []Exchange
 	Queues    []Queue
 	Bindings  []Binding
 }
 
-// Merge puts topologies together, in order. What is declared twice in the same
-// way is kept once; what is declared twice in different ways is an
-// *[argument.Error] for each. It doesn't validate the parts otherwise: see
-// [Topology.Validate]. The arguments aren't changed.
+// Merge joins topologies, in order. Equal declarations of one name are kept once;
+// different ones are an *[argument.Error] each. Merge doesn't validate otherwise,
+// see [Topology.Validate], and changes none of its arguments.
 func Merge(ts ...Topology) (Topology, error) {
 	var all Topology
 	for _, t := range ts {
@@ -39,19 +39,11 @@ func (t Topology) Validate() error { return t.plan().err() }
 // plan is a topology without its repetitions, ready to send.
 type plan struct {
 	topology       Topology
-	exchanges      []declaration
-	queues         []declaration
-	bindings       []declaration
+	exchanges      []Declaration
+	queues         []Declaration
+	bindings       []Declaration
 	contradictions []error
 	problems       []error
-}
-
-// declaration is one thing, and the request that declares it.
-type declaration struct {
-	thing  Thing
-	method string
-	path   string
-	body   map[string]any
 }
 
 func (p plan) err() error { return errors.Join(append(p.problems, p.contradictions...)...) }
@@ -61,7 +53,7 @@ func (t Topology) plan() plan {
 	seenX := map[string]int{}
 	for i, x := range t.Exchanges {
 		body, errs := x.declaration()
-		d := declaration{Thing{KindExchange, x.Name}, "PUT", exchangePath(x.Name), body}
+		d := Declaration{Resource{KindExchange, x.Name}, "PUT", names.ExchangePath(x.Name), body}
 		if p.add(&p.exchanges, seenX, x.Name, d, fmt.Sprintf("Topology.Exchanges[%d]", i), errs) {
 			p.topology.Exchanges = append(p.topology.Exchanges, x)
 		}
@@ -74,7 +66,7 @@ func (t Topology) plan() plan {
 		}
 		body, errs := q.declaration()
 		name := q.Address().QueueName()
-		d := declaration{Thing{KindQueue, name}, "PUT", queuePath(name), body}
+		d := Declaration{Resource{KindQueue, name}, "PUT", names.QueuePath(name), body}
 		if p.add(&p.queues, seenQ, name, d, fmt.Sprintf("Topology.Queues[%d]", i), errs) {
 			p.topology.Queues = append(p.topology.Queues, q)
 		}
@@ -82,7 +74,7 @@ func (t Topology) plan() plan {
 	seenB := map[string][]int{}
 	for _, b := range t.Bindings {
 		body, errs := b.declaration()
-		d := declaration{Thing{KindBinding, b.describe()}, "POST", "/bindings", body}
+		d := Declaration{Resource{KindBinding, b.describe()}, "POST", "/bindings", body}
 		// Bindings that differ only in their arguments are different bindings.
 		key := b.listPath()
 		if p.repeats(seenB[key], body) {
@@ -97,7 +89,7 @@ func (t Topology) plan() plan {
 }
 
 // add appends d unless its name was seen before; then it compares the two.
-func (p *plan) add(to *[]declaration, seen map[string]int, name string, d declaration, where string, errs []error) bool {
+func (p *plan) add(to *[]Declaration, seen map[string]int, name string, d Declaration, where string, errs []error) bool {
 	i, twice := seen[name]
 	if !twice {
 		seen[name] = len(*to)
@@ -105,16 +97,16 @@ func (p *plan) add(to *[]declaration, seen map[string]int, name string, d declar
 		p.problems = append(p.problems, errs...)
 		return true
 	}
-	if !reflect.DeepEqual((*to)[i].body, d.body) {
+	if !reflect.DeepEqual((*to)[i].Body, d.Body) {
 		p.contradictions = append(p.contradictions, argument.New(where, name,
-			fmt.Sprintf("is declared twice, and differently: %s", difference((*to)[i].body, d.body)), "declare it once"))
+			fmt.Sprintf("is declared twice, and differently: %s", difference((*to)[i].Body, d.Body)), "declare it once"))
 	}
 	return false
 }
 
 func (p *plan) repeats(seen []int, body map[string]any) bool {
 	for _, i := range seen {
-		if reflect.DeepEqual(p.bindings[i].body, body) {
+		if reflect.DeepEqual(p.bindings[i].Body, body) {
 			return true
 		}
 	}
@@ -124,7 +116,7 @@ func (p *plan) repeats(seen []int, body map[string]any) bool {
 // difference names the first field or argument in which two declarations of
 // one thing differ.
 func difference(a, b map[string]any) string {
-	for _, k := range sortedKeys(union(a, b)) {
+	for _, k := range values.SortedKeys(union(a, b)) {
 		va, oka := a[k]
 		vb, okb := b[k]
 		if oka == okb && reflect.DeepEqual(va, vb) {

@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/hopback/hopback/integration/broker"
+	"github.com/hopback/hopback/internal/broker"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -24,9 +24,9 @@ import (
 // several are the strategies that the broker can do.
 func several(s *site) []retry.Strategy {
 	if s.newer() {
-		return []retry.Strategy{retry.Republish, retry.DeadLetter, retry.Native}
+		return []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyNative}
 	}
-	return []retry.Strategy{retry.Republish, retry.DeadLetter}
+	return []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter}
 }
 
 // crossing tells which counts each message was handled with.
@@ -93,8 +93,8 @@ func deaths(t *testing.T, conn *client.Conn, queue string, n, retries int) {
 		return nil
 	}), client.ConsumerConfig{})
 	for range n {
-		death := retry.Autopsy(await(t, dead, "a dead letter"))
-		assert.Equal(t, retry.Lane(retry.ReasonExhausted), death.Lane)
+		death := retry.DeathOf(await(t, dead, "a dead letter"))
+		assert.Equal(t, retry.ReasonExhausted, death.Reason)
 		assert.Equal(t, retries, death.Retries)
 	}
 	require.NoError(t, stop())
@@ -105,7 +105,7 @@ func TestWorkersOfDifferentStrategiesShareAQueue(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		const messages, maxRetries, modulo = 300, 3, 5 // 4 failures are one too many
 		conn, _ := s.connect(t)
-		policy := retry.Policy{MaxRetries: maxRetries, Backoff: retry.Delays(50*time.Millisecond, 100*time.Millisecond, 150*time.Millisecond), Strategy: retry.Auto}
+		policy := retry.Policy{MaxRetries: maxRetries, Backoff: retry.Delays(50*time.Millisecond, 100*time.Millisecond, 150*time.Millisecond), Strategy: retry.StrategyAuto}
 		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 2})
 		c := &crossing{counts: map[int][]int{}, by: map[retry.Strategy]int{}}
 		for _, strategy := range several(s) {
@@ -142,7 +142,7 @@ func TestWorkersOfDifferentStrategiesShareAQueue(t *testing.T) {
 func TestLiveQueueMovesFromOneStrategyToAnother(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		const messages, maxRetries = 60, 3
-		moves := append(several(s), retry.Auto, retry.Republish)
+		moves := append(several(s), retry.StrategyAuto, retry.StrategyRepublish)
 		const attempts = maxRetries + 1
 		conn, _ := s.connect(t)
 		policy := retry.Policy{MaxRetries: maxRetries, Backoff: retry.Delays(300 * time.Millisecond)}
@@ -203,7 +203,7 @@ var forgedMark = map[string]any{
 func TestForgedMarksOfASender(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
-		policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(100*time.Millisecond, 200*time.Millisecond), Strategy: retry.Auto}
+		policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(100*time.Millisecond, 200*time.Millisecond), Strategy: retry.StrategyAuto}
 		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 2}, declare.QuorumQueue{Name: "limit", DeliveryLimit: 2})
 		p := s.peer(t)
 		for what, m := range forged(forgedMark) {
@@ -215,8 +215,8 @@ func TestForgedMarksOfASender(t *testing.T) {
 					return errors.New("never")
 				})), client.ConsumerConfig{})
 				p.put("orders", m)
-				death := retry.Autopsy(p.take("orders.dead", 1)[0])
-				assert.Equal(t, retry.Lane(retry.ReasonExhausted), death.Lane, "%s, %v", what, strategy)
+				death := retry.DeathOf(p.take("orders.dead", 1)[0])
+				assert.Equal(t, retry.ReasonExhausted, death.Reason, "%s, %v", what, strategy)
 				assert.Equal(t, int64(3), attempts.Load(), "%s, %v", what, strategy)
 				require.NoError(t, stop())
 			}
@@ -227,7 +227,7 @@ func TestForgedMarksOfASender(t *testing.T) {
 				require.NoError(t, r.ModifyMessage(t.Context(), p.next(r), &amqp.ModifyMessageOptions{DeliveryFailed: true}))
 				require.NoError(t, r.Close(t.Context()))
 			}
-			assert.Equal(t, retry.LaneDeliveryLimit, retry.Autopsy(p.take("limit.dead", 1)[0]).Lane, what)
+			assert.Equal(t, retry.ReasonDeliveryLimit, retry.DeathOf(p.take("limit.dead", 1)[0]).Reason, what)
 		}
 	})
 }
@@ -240,7 +240,7 @@ func TestForgedMarkComesBackFromForeignRejectionsButEndsAtAHopbackWorker(t *test
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
 		const rounds = 8
-		policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(100 * time.Millisecond), Strategy: retry.DeadLetter}
+		policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(100 * time.Millisecond), Strategy: retry.StrategyDeadLetter}
 		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 2})
 		p := s.peer(t)
 		for what, m := range forged(forgedMark) {
@@ -260,7 +260,7 @@ func TestForgedMarkComesBackFromForeignRejectionsButEndsAtAHopbackWorker(t *test
 			stop := consume(t, conn, "orders", retry.With(policy)(client.HandlerFunc(func(context.Context, *client.Delivery) error {
 				return retry.Permanent(errors.New("enough"))
 			})), client.ConsumerConfig{})
-			assert.Equal(t, retry.Lane(retry.ReasonPermanent), retry.Autopsy(p.take("orders.dead", 1)[0]).Lane, what)
+			assert.Equal(t, retry.ReasonPermanent, retry.DeathOf(p.take("orders.dead", 1)[0]).Reason, what)
 			require.NoError(t, stop())
 		}
 	})
@@ -288,8 +288,8 @@ func TestForgedCountsAndTimesEndInTheDeadLetterQueue(t *testing.T) {
 			{retry.AnnotationDeliveryTime: far.UnixMilli()},
 			{retry.AnnotationDeliveryTime: far, retry.AnnotationDelay: "long"},
 			{client.AnnotationKnownCount: int64(math.MaxInt64)},
-			// Early beyond doubt, it seems: with Native it is republished, for which
-			// there is no topology, until its delivery limit.
+			// Early beyond doubt, it seems: it waits for no longer than the policy's
+			// longest delay.
 			{retry.AnnotationDeliveryTime: time.Now().Add(time.Hour).UnixMilli(), retry.AnnotationDelay: time.Hour.Milliseconds()},
 		}
 		conn, _ := s.connect(t)
@@ -317,18 +317,18 @@ func TestForgedCountsAndTimesEndInTheDeadLetterQueue(t *testing.T) {
 			}
 			return errors.New("never")
 		})), client.ConsumerConfig{Concurrency: 4, ForwardPatience: 200 * time.Millisecond})
-		lanes := map[retry.Lane]int{}
+		reasons := map[client.Reason]int{}
 		for _, m := range p.take("orders.dead", total) {
-			death := retry.Autopsy(m)
-			lanes[death.Lane]++
+			death := retry.DeathOf(m)
+			reasons[death.Reason]++
 			if m.Properties != nil && m.Properties.MessageID == "innocent" {
-				assert.Equal(t, retry.Lane(retry.ReasonExhausted), death.Lane)
+				assert.Equal(t, retry.ReasonExhausted, death.Reason)
 			}
 		}
 		assert.Equal(t, int64(3*innocents), ofInnocents.Load())
 		assert.LessOrEqual(t, attempts.Load(), int64(3*total))
 		assert.Zero(t, ready(t, conn, "orders"))
-		report(t, s, "%d messages, %d attempts, lanes %v", total, attempts.Load(), lanes)
+		report(t, s, "%d messages, %d attempts, reasons %v", total, attempts.Load(), reasons)
 	})
 }
 
@@ -344,7 +344,7 @@ func TestMessagesWhoseQueueIsGoneAreParkedAndHoldUpNoOthers(t *testing.T) {
 		home declare.Binding
 	}{
 		{"republish", func(*retry.Policy) {}, declare.Binding{Source: "requeue_exchange", Queue: "unbound", Key: "*.*.unbound"}},
-		{"dead-letter", func(p *retry.Policy) { p.Strategy = retry.DeadLetter }, declare.Binding{Source: "return_exchange", Queue: "unbound", Key: "unbound"}},
+		{"dead-letter", func(p *retry.Policy) { p.Strategy = retry.StrategyDeadLetter }, declare.Binding{Source: "return_exchange", Queue: "unbound", Key: "unbound"}},
 		{"ladder", func(p *retry.Policy) { p.AnyDelay = &retry.Ladder{Unit: 500 * time.Millisecond, Levels: 4} },
 			declare.Binding{Source: "retry_ladder_back", Queue: "unbound", Key: "*.*.*.*.unbound"}},
 	}
@@ -400,8 +400,8 @@ func TestMessagesWhoseQueueIsGoneAreParkedAndHoldUpNoOthers(t *testing.T) {
 
 				parked := map[string]int{}
 				for _, m := range s.peer(t).take("parking_queue", 2*messages) {
-					death := retry.Autopsy(m)
-					assert.Equal(t, retry.LaneUnroutable, death.Lane)
+					death := retry.DeathOf(m)
+					assert.Equal(t, retry.ReasonUnroutable, death.Reason)
 					assert.Equal(t, "down", death.Error)
 					parked[death.Queue]++
 				}

@@ -17,7 +17,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/integration/proxy"
+	"github.com/hopback/hopback/internal/proxy"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -31,7 +31,7 @@ func (s *site) through(t *testing.T) (*proxy.Proxy, string) {
 }
 
 func soon(c *client.Config) {
-	c.Reconnect = client.Backoff{Min: 10 * time.Millisecond, Max: 200 * time.Millisecond}
+	c.Reconnect = client.ReconnectBackoff{Min: 10 * time.Millisecond, Max: 200 * time.Millisecond}
 }
 
 // Every message that the broker has accepted is handled, or lies in the

@@ -14,7 +14,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/integration/proxy"
+	"github.com/hopback/hopback/internal/proxy"
 	"github.com/hopback/hopback/retry"
 )
 

@@ -48,37 +48,37 @@ func TestObserveTellsWhatHappened(t *testing.T) {
 		require.NoError(t, wire.Admit())
 		await(t, begun, "the delivery comes again")
 		poll(t, "all are up again", func() bool {
-			return len(seen.of("consume", client.Up)) == 2 && len(seen.of("publish", client.Up)) == 2
+			return len(seen.of("consume", client.EventUp)) == 2 && len(seen.of("publish", client.EventUp)) == 2
 		})
 		close(finish)
-		poll(t, "the first handler's result comes too late", func() bool { return len(seen.of("consume", client.Late)) == 1 })
+		poll(t, "the first handler's result comes too late", func() bool { return len(seen.of("consume", client.EventLate)) == 1 })
 
-		lost := seen.of("connection", client.Lost)
+		lost := seen.of("connection", client.EventLost)
 		require.Len(t, lost, 1)
 		require.ErrorIs(t, lost[0].Err, client.ErrConnectionLost)
 		assert.Equal(t, uint64(1), lost[0].Generation)
-		up := seen.of("connection", client.Up)
+		up := seen.of("connection", client.EventUp)
 		require.Len(t, up, 2)
 		assert.Equal(t, uint64(2), up[1].Generation)
 		assert.GreaterOrEqual(t, up[1].Attempt, 3)
 		assert.Positive(t, up[1].Down)
 		assert.NotEmpty(t, up[1].Node)
-		assert.GreaterOrEqual(t, len(seen.of("connection", client.Refused)), 2)
-		consumer := seen.of("consume", client.Lost)
+		assert.GreaterOrEqual(t, len(seen.of("connection", client.EventRefused)), 2)
+		consumer := seen.of("consume", client.EventLost)
 		require.Len(t, consumer, 1)
 		assert.Equal(t, 1, consumer[0].Unsettled)
 		assert.Equal(t, "q", consumer[0].Target)
-		require.Len(t, seen.of("publish", client.Lost), 1)
+		require.Len(t, seen.of("publish", client.EventLost), 1)
 
 		// The queue is deleted, and declared again.
 		_, err := declare.Delete(t.Context(), conn.Management(), queueOf(queue))
 		require.NoError(t, err)
 		poll(t, "the consumer is refused", func() bool {
-			refused := seen.of("consume", client.Refused)
+			refused := seen.of("consume", client.EventRefused)
 			return len(refused) >= 2 && assert.ErrorIs(t, refused[1].Err, client.ErrNotFound)
 		})
 		apply(t, conn, queueOf(queue))
-		poll(t, "the consumer is back", func() bool { return len(seen.of("consume", client.Up)) == 3 })
+		poll(t, "the consumer is back", func() bool { return len(seen.of("consume", client.EventUp)) == 3 })
 		publish(t, p, "two")
 		await(t, begun, "it works again")
 
@@ -87,9 +87,9 @@ func TestObserveTellsWhatHappened(t *testing.T) {
 		_ = conn.Close(ctx)
 		assert.True(t, conn.State().Closed)
 		assert.False(t, conn.State().Connected)
-		poll(t, "the end is told", func() bool { return len(seen.of("connection", client.Ended)) == 1 })
-		assert.Len(t, seen.of("consume", client.Ended), 1)
-		assert.Len(t, seen.of("publish", client.Ended), 1)
+		poll(t, "the end is told", func() bool { return len(seen.of("connection", client.EventEnded)) == 1 })
+		assert.Len(t, seen.of("consume", client.EventEnded), 1)
+		assert.Len(t, seen.of("publish", client.EventEnded), 1)
 	})
 }
 

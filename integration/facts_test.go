@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -17,7 +18,7 @@ import (
 // What hopback takes for granted of RabbitMQ, each pinned by go-amqp alone: a
 // release that changes one of these fails here, by name.
 
-func quorum(name string, dead declare.DeadLetter) declare.QuorumQueue {
+func quorum(name string, dead declare.DeadLetterTarget) declare.QuorumQueue {
 	return declare.QuorumQueue{Name: name, DeliveryLimit: declare.Unlimited, DeadLetter: dead}
 }
 
@@ -58,7 +59,7 @@ func TestUndeliverableHereDeadLettersAsRejectedAndMergesAnnotations(t *testing.T
 func TestExpiredMessageKeepsItsRoutingKey(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
-		delay := quorum("delay", declare.DeadLetter{Exchange: "back"})
+		delay := quorum("delay", declare.DeadLetterTarget{Exchange: "back"})
 		delay.MessageTTL = 50 * time.Millisecond
 		apply(t, conn, declare.Topology{
 			Exchanges: []declare.Exchange{{Name: "out", Type: declare.Topic}, {Name: "back", Type: declare.Topic}},
@@ -81,7 +82,7 @@ func TestAtLeastOnceKeepsMessagesWithoutATargetAndTheAlternateExchangeTakesThem(
 		const n = 40 // more than the 32 that the broker has under way
 		conn, _ := s.connect(t)
 		delay := func(name, exchange string) declare.QuorumQueue {
-			q := quorum(name, declare.DeadLetter{Exchange: exchange})
+			q := quorum(name, declare.DeadLetterTarget{Exchange: exchange})
 			q.MessageTTL = 50 * time.Millisecond
 			return q
 		}
@@ -276,4 +277,65 @@ func TestMessageWithoutAHeader(t *testing.T) {
 		assert.True(t, got.Durable)
 		assert.EqualValues(t, 4, got.Priority)
 	})
+}
+
+// RabbitMQ has no request for its time. It writes it, in milliseconds, into a message
+// that is rejected into a queue that dead-letters to itself, which a connection may
+// have for itself alone.
+func TestBrokerTellsItsTimeByADeath(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		admin, _ := s.connect(t)
+		apply(t, admin, queueOf(quorum("work", declare.Drop())))
+		ask := func(url string) (before, broker, after time.Time, err error) {
+			conn, _ := connectTo(t, url)
+			consume(t, conn, "work", onStart{nop, func(ctx context.Context, start client.Start) {
+				before = time.Now()
+				broker, err = start.BrokerTime(ctx)
+				after = time.Now()
+				again, errAgain := start.BrokerTime(ctx)
+				assert.Equal(t, err, errAgain)
+				assert.WithinDuration(t, broker, again, time.Second)
+			}}, client.ConsumerConfig{})
+			awaitConsumers(t, admin, "work", 1)
+			return before, broker, after, err
+		}
+		before, broker, after, err := ask(s.url())
+		require.NoError(t, err)
+		report(t, s, "the broker's time is %v ahead of ours, and took %v", broker.Sub(after).Round(time.Millisecond), after.Sub(before).Round(time.Millisecond))
+		assert.False(t, broker.Before(before.Truncate(time.Millisecond)), "never behind: this host's clock is the broker's")
+		assert.WithinDuration(t, after, broker, time.Second)
+		poll(t, "the queue that it took is gone", func() bool {
+			var queues []struct{ Name string }
+			s.http(t, "GET", "/queues/"+s.vhost+"?disable_stats=true", nil, &queues)
+			return len(queues) == 1
+		})
+	})
+}
+
+// Who may not ask can consume all the same.
+func TestBrokerTimeNeedsPermissions(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		admin, _ := s.connect(t)
+		apply(t, admin, queueOf(quorum("work", declare.Drop())))
+		conn, log := connectTo(t, s.user(t, "", "", "work"))
+		failed := make(chan error, 1)
+		consume(t, conn, "work", onStart{nop, func(ctx context.Context, start client.Start) {
+			_, err := start.BrokerTime(ctx)
+			failed <- err
+		}}, client.ConsumerConfig{})
+		assert.ErrorIs(t, await(t, failed, "an answer"), client.ErrUnauthorized)
+		awaitConsumers(t, admin, "work", 1)
+		assert.Len(t, log.with("can't ask the broker for its time"), 1)
+	})
+}
+
+// onStart looks at what a Preparer is told.
+type onStart struct {
+	client.HandlerFunc
+	look func(context.Context, client.Start)
+}
+
+func (h onStart) Prepare(ctx context.Context, s client.Start) error {
+	h.look(ctx, s)
+	return nil
 }

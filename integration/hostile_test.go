@@ -40,8 +40,8 @@ func TestHandlerThatEndsItsGoroutineLeavesItsHistory(t *testing.T) {
 			publish(t, p, order{ID: i})
 		}
 		for _, m := range s.peer(t).take("orders.dead", 3) {
-			d := retry.Autopsy(m)
-			assert.EqualValues(t, client.ReasonPanicked, d.Lane)
+			d := retry.DeathOf(m)
+			assert.EqualValues(t, client.ReasonPanicked, d.Reason)
 			assert.Equal(t, "orders", d.Queue)
 			assert.Equal(t, "w-1", d.Worker)
 			assert.Contains(t, d.Error, "ended its goroutine")
@@ -187,7 +187,7 @@ func TestHostileHeadersAndBodiesAreSurvived(t *testing.T) {
 				consume(t, conn, "orders", retry.With(policy)(client.JSON(func(context.Context, order) error { return errors.New("always") })), client.ConsumerConfig{Concurrency: 4})
 				seen := p.take("orders.dead", len(hostile))
 				for _, m := range seen {
-					_ = retry.Autopsy(m)
+					_ = retry.DeathOf(m)
 				}
 				poll(t, "nothing is left", func() bool { return ready(t, conn, "orders") == 0 })
 				assert.Empty(t, log.with("lost"))

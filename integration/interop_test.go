@@ -96,11 +96,11 @@ func TestGuardsNameWhatTheCookbooksTopologyLacks(t *testing.T) {
 			slices.Sort(guards)
 			return guards
 		}
-		const atMostOnce = "it dead-letters at most once: a message is lost when the exchange, the binding or the queue behind it is missing or full"
+		const atMostOnce = "it dead-letters at most once, so a dead letter is lost when what comes next is missing or full"
 		lacks := []string{
 			"at-most-once at delay_10s: " + atMostOnce,
 			"at-most-once at delay_60s: " + atMostOnce,
-			"dead-letter at my_work_queue: it has no dead-letter exchange, so messages that are given up or exceed the delivery limit are dropped",
+			"dead-letter at my_work_queue: it has no dead-letter exchange, so the broker drops messages that are given up or exceed the delivery limit",
 		}
 		policy := retry.Policy{Backoff: retry.Delays(10*time.Second, time.Minute)}
 		assert.Equal(t, lacks, found(policy))
@@ -110,12 +110,12 @@ func TestGuardsNameWhatTheCookbooksTopologyLacks(t *testing.T) {
 		// The document's decorator goes on to delays of 5, 10 and 30 minutes, for
 		// which it declares no queues: what it publishes there is lost.
 		assert.Equal(t, []string{
-			`delay-queue at my_work_queue: "delay_1800s" isn't bound to the exchange "retry_exchange" with key "delay.1800000.#"`,
-			`delay-queue at my_work_queue: "delay_300s" isn't bound to the exchange "retry_exchange" with key "delay.300000.#"`,
-			`delay-queue at my_work_queue: "delay_600s" isn't bound to the exchange "retry_exchange" with key "delay.600000.#"`,
-			`delay-queue at my_work_queue: the delay queue "delay_1800s" is missing`,
-			`delay-queue at my_work_queue: the delay queue "delay_300s" is missing`,
-			`delay-queue at my_work_queue: the delay queue "delay_600s" is missing`,
+			`delay-queue at delay_1800s: it doesn't exist`,
+			`delay-queue at delay_300s: it doesn't exist`,
+			`delay-queue at delay_600s: it doesn't exist`,
+			`delay-queue at my_work_queue: binding "retry_exchange" to queue "delay_1800s", key "delay.1800000.#" is missing`,
+			`delay-queue at my_work_queue: binding "retry_exchange" to queue "delay_300s", key "delay.300000.#" is missing`,
+			`delay-queue at my_work_queue: binding "retry_exchange" to queue "delay_600s", key "delay.600000.#" is missing`,
 		}, found(retry.Policy{Waive: cookbookGuards}))
 	})
 }

@@ -79,7 +79,7 @@ func TestReconnectsLeaveNothingBehind(t *testing.T) {
 			s := newSite(t, b)
 			wire, through := s.through(t)
 			conn, _ := connectTo(t, through, func(c *client.Config) {
-				c.Reconnect = client.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond}
+				c.Reconnect = client.ReconnectBackoff{Min: time.Millisecond, Max: 20 * time.Millisecond}
 				c.Logger = slog.New(slog.DiscardHandler) // a logbook grows
 			})
 			topology := queueOf(declare.QuorumQueue{Name: "orders", DeliveryLimit: declare.Unlimited})

@@ -62,7 +62,7 @@ func TestConsumerTimeoutEndsTheHandlersContextAndBlocksTheLateSettlement(t *test
 			return
 		}
 		require.ErrorIs(t, e.err, context.Canceled)
-		assert.ErrorIs(t, e.cause, client.ErrTakenBack)
+		assert.ErrorIs(t, e.cause, client.ErrConsumerTimeout)
 		assert.GreaterOrEqual(t, e.after, timeout-100*time.Millisecond)
 		await(t, again, "the delivery that was taken back")
 		assert.NotEmpty(t, log.with("took a delivery back"))

@@ -13,7 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/hopback/hopback/integration/broker"
+	"github.com/hopback/hopback/internal/broker"
 )
 
 // brokers are those that every test runs with.
@@ -42,6 +42,9 @@ func run(m *testing.M) int {
 		return 1
 	}
 	code := m.Run()
+	if commandDir != "" {
+		_ = os.RemoveAll(commandDir)
+	}
 	for _, b := range append(brokers, started.brokers...) {
 		if err := b.Release(context.Background()); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -40,7 +40,7 @@ func TestConcurrentManagementRequestsGetTheirOwnReplies(t *testing.T) {
 					i := (c + r) % (queues + 1)
 					info, err := declare.Inspect(ctx, conn.Management(), fmt.Sprintf("q-%d", i))
 					if i == queues { // there is no such queue
-						assert.ErrorIs(t, err, declare.ErrNotFound)
+						assert.ErrorIs(t, err, declare.ErrMissing)
 						continue
 					}
 					if assert.NoError(t, err) {
@@ -185,7 +185,7 @@ func TestQueueArgumentsReachTheBrokerWithTheirTypes(t *testing.T) {
 		conn, _ := s.connect(t)
 		apply(t, conn, declare.Topology{Queues: []declare.Queue{
 			declare.QuorumQueue{
-				Name: "full", DeliveryLimit: 7, DeadLetter: declare.DeadLetter{Exchange: "amq.direct", RoutingKey: "key"},
+				Name: "full", DeliveryLimit: 7, DeadLetter: declare.DeadLetterTarget{Exchange: "amq.direct", RoutingKey: "key"},
 				MessageTTL: 3 * time.Second, Expires: time.Hour, MaxLength: 1000, MaxLengthBytes: 1 << 33,
 				SingleActiveConsumer: true, InitialGroupSize: 1, LeaderLocator: declare.Balanced,
 				DelayedRetry:    declare.DelayedRetry{Kind: declare.RetryFailed, Min: time.Second, Max: time.Minute},

@@ -19,7 +19,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/integration/proxy"
+	"github.com/hopback/hopback/internal/proxy"
 	"github.com/hopback/hopback/middleware/breaker"
 	"github.com/hopback/hopback/middleware/dedupe"
 	"github.com/hopback/hopback/middleware/ordered"
@@ -51,7 +51,7 @@ func TestDuplicatesAreHandledOnceThoughTheirMessageHopsBack(t *testing.T) {
 	}
 	forEachBroker(t, func(t *testing.T, s *site) {
 		for name, chain := range orders {
-			for _, strategy := range []retry.Strategy{retry.Republish, retry.DeadLetter} {
+			for _, strategy := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter} {
 				t.Run(fmt.Sprintf("%s/%v", name, strategy), func(t *testing.T) {
 					t.Parallel()
 					s := newSite(t, s.Broker)
@@ -105,7 +105,7 @@ func TestAMessageWhoseConnectionIsLostIsHandledOnce(t *testing.T) {
 		direct, _ := s.connect(t)
 		apply(t, direct, queueOf(declare.QuorumQueue{Name: "orders"}))
 		conn, _ := connectTo(t, s.urlOf(func(u *url.URL) { u.Host = wire.Addr() }), func(c *client.Config) {
-			c.Reconnect = client.Backoff{Min: 10 * time.Millisecond, Max: 200 * time.Millisecond}
+			c.Reconnect = client.ReconnectBackoff{Min: 10 * time.Millisecond, Max: 200 * time.Millisecond}
 		})
 
 		arrived, began, goOn := make(chan int, 10), make(chan int, 10), make(chan struct{})
@@ -411,7 +411,7 @@ func TestAllMiddlewareTogetherLoseNothing(t *testing.T) {
 		t.Cleanup(wire.Close)
 		direct, log := s.connect(t)
 		conn, _ := connectTo(t, s.urlOf(func(u *url.URL) { u.Host = wire.Addr() }), func(c *client.Config) {
-			c.Reconnect = client.Backoff{Min: 10 * time.Millisecond, Max: 200 * time.Millisecond}
+			c.Reconnect = client.ReconnectBackoff{Min: 10 * time.Millisecond, Max: 200 * time.Millisecond}
 		})
 		policy := retry.Policy{MaxRetries: 10, Backoff: retry.Delays(50 * time.Millisecond)}
 		applyRetry(t, direct, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: declare.Unlimited})

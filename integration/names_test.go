@@ -22,7 +22,7 @@ import (
 // a meaning to.
 var names = []string{
 	"orders", "a.b.c", ".", "..", "a..b", ".leading", "trailing.", "with space", " ", "a/b", "/", "a%b", "%2F", "%20", "a+b", "+",
-	"tab\there", `"quoted"`, "'single'", "a*b", "a#b", "**", "x.a*.y", "größe-Ω-兎-🐇", "?&=;:@!$(),", "~_-", "delay.100.x", "\\back",
+	"tab\there", `"quoted"`, "'single'", "a*b", "a#b", "**", "x.a*.y", "größe-Ω-兎-🐇", "?&=;:@!$(),", "~_-", "delay.100.x", "\\back", "nul\x00here",
 }
 
 // unusable are those whose path the management can't carry.
@@ -45,6 +45,7 @@ func TestQueueNamesWorkEndToEnd(t *testing.T) {
 			work = append(work, declare.QuorumQueue{Name: name, DeliveryLimit: 5})
 		}
 		applyRetry(t, conn, policy, work...)
+		applyRetry(t, conn, policy, work...) // what is read back compares as equal
 		p := publisher[string](t, conn, address.Address{})
 		for i, name := range used {
 			c := conn

@@ -130,17 +130,17 @@ func TestOAuth2TokensAreRenewedAheadOfTime(t *testing.T) {
 		for len(sent) > 0 {
 			delete(sent, await(t, got, "every message that was accepted"))
 		}
-		renewed, lost := seen.of("connection", client.TokenRenewed), seen.of("connection", client.Lost)
+		renewed, lost := seen.of("connection", client.EventTokenRenewed), seen.of("connection", client.EventLost)
 		report(t, s, "%d tokens asked for, %d renewed, connection lost %d times", asked.Load(), len(renewed), len(lost))
 		if s.newer() {
 			assert.Empty(t, lost, "RabbitMQ takes the new token for the connection that is there")
 			assert.GreaterOrEqual(t, len(renewed), 3)
-			assert.NotEmpty(t, seen.of("connection", client.TokenRefused), "that the source failed is told")
+			assert.NotEmpty(t, seen.of("connection", client.EventTokenRefused), "that the source failed is told")
 			assert.Equal(t, uint64(1), conn.State().Generation)
 		} else {
 			assert.Empty(t, renewed, "RabbitMQ 4.0 can't")
 			assert.GreaterOrEqual(t, len(lost), 2, "it ends the connection when the token expires")
-			assert.NotEmpty(t, seen.of("consume", client.Up))
+			assert.NotEmpty(t, seen.of("consume", client.EventUp))
 		}
 		assert.True(t, conn.State().Connected)
 	})

@@ -33,7 +33,7 @@ func TestPublishingKeepsOrderWhileConnectionsAreCut(t *testing.T) {
 		var lost, unanswered atomic.Int64
 		conn, _ := connectTo(t, through, soon, func(c *client.Config) {
 			c.Observe = func(e client.Event) {
-				if e.Op == "publish" && e.Kind == client.Lost {
+				if e.Op == "publish" && e.Kind == client.EventLost {
 					lost.Add(1)
 					unanswered.Add(int64(e.Unsettled))
 				}
@@ -56,7 +56,7 @@ func TestPublishingKeepsOrderWhileConnectionsAreCut(t *testing.T) {
 				for i := range orders {
 					orders[i].ID = first + i
 				}
-				errs = append(errs, p.PublishAll(ctx, orders, func(*client.Message) { sent.Add(1) }))
+				errs = append(errs, p.PublishAll(ctx, orders, func(order, *client.Message) { sent.Add(1) }))
 			}
 			published <- errors.Join(errs...)
 		}()

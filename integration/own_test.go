@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/integration/broker"
+	"github.com/hopback/hopback/internal/broker"
 )
 
 // Brokers of our own, one of each version, started when the first test wants one and

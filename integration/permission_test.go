@@ -16,7 +16,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/integration/proxy"
+	"github.com/hopback/hopback/internal/proxy"
 )
 
 // life is a consumer and a publisher of a user who may lose everything.
@@ -177,20 +177,20 @@ func TestWhatIsTakenAndGivenBackIsComeBackFrom(t *testing.T) {
 						return errors.Is(err, loss.meanwhile)
 					})
 					if loss.consumer != nil {
-						l.told(t, since, "consume", client.Refused, loss.consumer)
-						l.told(t, since, "publish", client.Refused, loss.meanwhile)
+						l.told(t, since, "consume", client.EventRefused, loss.consumer)
+						l.told(t, since, "publish", client.EventRefused, loss.meanwhile)
 					} else {
-						l.told(t, since, "connection", client.Refused, loss.connected)
+						l.told(t, since, "connection", client.EventRefused, loss.connected)
 						said := len(l.log.with("reconnecting failed"))
 						poll(t, "it keeps trying, and says so", func() bool { return len(l.log.with("reconnecting failed")) > said })
 					}
-					l.told(t, since, "consume", client.Lost, nil)
+					l.told(t, since, "consume", client.EventLost, nil)
 					since = l.now()
 					loss.giveBack(t, l)
 					began := time.Now()
 					l.works(t, 1+round)
-					l.told(t, since, "consume", client.Up, nil)
-					l.told(t, since, "publish", client.Up, nil)
+					l.told(t, since, "consume", client.EventUp, nil)
+					l.told(t, since, "publish", client.EventUp, nil)
 					report(t, s, "%s given back: a message made its way after %v", loss.name, time.Since(began).Round(time.Millisecond))
 				}
 			})
@@ -246,8 +246,8 @@ func TestLinkThatTheBrokerDetachesIsAttachedAgain(t *testing.T) {
 			require.NoError(t, err)
 			apply(t, l.conn, l.queue)
 			l.works(t, 1+round)
-			l.told(t, since, "consume", client.Lost, nil)
-			l.told(t, since, "consume", client.Up, nil)
+			l.told(t, since, "consume", client.EventLost, nil)
+			l.told(t, since, "consume", client.EventUp, nil)
 			awaitConsumers(t, l.conn, "orders", 1)
 		}
 		assert.Empty(t, l.log.with("connection lost, reconnecting"))

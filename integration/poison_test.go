@@ -133,7 +133,7 @@ func TestPoisonMessageTakesNoNeighbourToTheDeadLetterQueue(t *testing.T) {
 		assert.Equal(t, map[int]int{2: neighbours}, counts, "no neighbour was there at the later crashes")
 		dead := s.peer(t).take("orders.dead", 1)[0]
 		assert.JSONEq(t, `{"id": 0}`, string(dead.GetData()))
-		assert.Equal(t, retry.LaneDeliveryLimit, retry.Autopsy(dead).Lane)
+		assert.Equal(t, retry.ReasonDeliveryLimit, retry.DeathOf(dead).Reason)
 		for _, q := range []string{"orders", "orders.dead", "parking_queue"} {
 			assert.Zero(t, ready(t, conn, q), q)
 		}

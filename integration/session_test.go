@@ -16,30 +16,37 @@ import (
 	"github.com/hopback/hopback/declare"
 )
 
-// RabbitMQ closes a connection over its 65th session (B12): hopback refuses it.
+// RabbitMQ closes a connection over its 65th session (B12): hopback opens a further one,
+// and refuses what Config.MaxConnections leaves no room for.
 func TestSessionTooManyIsErrSessionLimit(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
-		conn, log := s.connect(t)
+		conn, log := s.connect(t, func(c *client.Config) { c.MaxConnections = 2 })
 		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"})) // takes the management's session
 		var open []*client.Publisher[order]
 		for {
 			p, err := client.NewPublisher[order](t.Context(), conn, address.Queue("orders"), client.PublisherConfig{})
 			if err != nil {
 				require.ErrorIs(t, err, client.ErrSessionLimit)
+				assert.True(t, client.SafeToRetry(err))
 				break
 			}
 			open = append(open, p)
-			require.Less(t, len(open), 100)
+			require.Less(t, len(open), 200)
 		}
-		assert.Len(t, open, 63)
+		assert.Len(t, open, 120, "of 64 on each connection four are kept for the management")
 		nothing := client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil })
-		assert.ErrorIs(t, conn.Consume(t.Context(), "orders", nothing, client.ConsumerConfig{}), client.ErrSessionLimit)
-		for _, i := range []int{0, 31, 62} {
+		err := conn.Consume(t.Context(), "orders", nothing, client.ConsumerConfig{})
+		require.ErrorIs(t, err, client.ErrSessionLimit)
+		assert.NotErrorIs(t, err, client.ErrConnectionLost)
+		assert.True(t, client.SafeToRetry(err))
+		assert.ErrorContains(t, err, "MaxConnections", "it says what to do")
+		for _, i := range []int{0, 59, 60, 119} {
 			publish(t, open[i], order{ID: i})
 		}
 		require.NoError(t, open[0].Close(t.Context()))
 		p := publisher[order](t, conn, address.Queue("orders"))
-		publish(t, p, order{ID: 99})
+		publish(t, p, order{ID: 199})
+		assert.Equal(t, 2, conn.State().Connections)
 		assert.Empty(t, log.all())
 	})
 }

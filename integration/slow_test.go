@@ -64,7 +64,7 @@ func TestSlowHandlersStarveNothing(t *testing.T) {
 		assert.Zero(t, ready(t, conn, "fast"), "what was settled has reached the broker")
 
 		wire.Cut()
-		poll(t, "both consumers come back while the slow handlers go on", func() bool { return len(seen.of("consume", client.Up)) == 4 })
+		poll(t, "both consumers come back while the slow handlers go on", func() bool { return len(seen.of("consume", client.EventUp)) == 4 })
 		publish(t, toFast, -1)
 		require.Equal(t, -1, await(t, fast, "a message after the cut"))
 		assert.Empty(t, done)
@@ -74,6 +74,6 @@ func TestSlowHandlersStarveNothing(t *testing.T) {
 			await(t, done, "a slow handler's end")
 		}
 		poll(t, "the slow queue is empty", func() bool { return ready(t, conn, "slow") == 0 })
-		assert.Len(t, seen.of("consume", client.Late), slots)
+		assert.Len(t, seen.of("consume", client.EventLate), slots)
 	})
 }

@@ -23,13 +23,13 @@ import (
 // strategies are all ways to wait, by name.
 func strategies(s *site) map[string]func(*retry.Policy) {
 	all := map[string]func(*retry.Policy){
-		"republish":   func(p *retry.Policy) { p.Strategy = retry.Republish },
-		"dead-letter": func(p *retry.Policy) { p.Strategy = retry.DeadLetter },
+		"republish":   func(p *retry.Policy) { p.Strategy = retry.StrategyRepublish },
+		"dead-letter": func(p *retry.Policy) { p.Strategy = retry.StrategyDeadLetter },
 		"ladder":      func(p *retry.Policy) { p.AnyDelay = &retry.Ladder{Unit: 50 * time.Millisecond, Levels: 8} },
-		"auto":        func(p *retry.Policy) { p.Strategy = retry.Auto },
+		"auto":        func(p *retry.Policy) { p.Strategy = retry.StrategyAuto },
 	}
 	if s.newer() {
-		all["native"] = func(p *retry.Policy) { p.Strategy = retry.Native }
+		all["native"] = func(p *retry.Policy) { p.Strategy = retry.StrategyNative }
 	}
 	return all
 }
@@ -98,13 +98,13 @@ func TestEveryStrategyHopsBackOnTimeAndTellsWhyAMessageDied(t *testing.T) {
 
 		p := publisherOf(t, conn, address.Exchange("amq.topic", "made.by.test"))
 		apply(t, conn, declare.Topology{Bindings: []declare.Binding{{Source: "amq.topic", Queue: "orders", Key: "made.#"}}})
-		lanes := map[string]retry.Lane{
+		reasons := map[string]client.Reason{
 			"exhausted": "exhausted", "permanent": "permanent", "panics later": "panicked", "exits later": "panicked",
-			"undecodable later": "undecodable", "rejected later": retry.LaneRejected,
+			"undecodable later": "undecodable", "rejected later": retry.ReasonRejected,
 		}
 		began := time.Now()
 		publish(t, p, "late", func(m *client.Message) { m.ApplicationProperties = map[string]any{"kept": "yes"} })
-		for what := range lanes {
+		for what := range reasons {
 			publish(t, p, what, func(m *client.Message) { m.ApplicationProperties = map[string]any{"kept": "yes"} })
 		}
 
@@ -113,18 +113,18 @@ func TestEveryStrategyHopsBackOnTimeAndTellsWhyAMessageDied(t *testing.T) {
 			dead <- d.Message()
 			return nil
 		}), client.ConsumerConfig{})
-		for range lanes {
+		for range reasons {
 			m := await(t, dead, "a dead letter")
 			what, err := client.Body(m)
 			require.NoError(t, err)
-			death := retry.Autopsy(m)
-			assert.Equal(t, lanes[string(what)], death.Lane, "%s: %v", what, m.Annotations)
+			death := retry.DeathOf(m)
+			assert.Equal(t, reasons[string(what)], death.Reason, "%s: %v", what, m.Annotations)
 			assert.Equal(t, "yes", m.ApplicationProperties["kept"], "%s", what)
 			assert.Equal(t, "orders", death.Queue, "%s", what)
 			assert.Equal(t, "tester", death.Worker, "%s", what)
 			assert.Equal(t, "amq.topic", death.Exchange, "%s", what)
 			assert.Equal(t, "made.by.test", death.RoutingKey, "%s", what)
-			assert.False(t, death.First.Before(began.Add(-time.Second)) || death.First.After(death.Last) || death.Last.After(time.Now().Add(time.Second)), "%s: %v to %v", what, death.First, death.Last)
+			assert.False(t, death.FirstFailure.Before(began.Add(-time.Second)) || death.FirstFailure.After(death.LastFailure) || death.LastFailure.After(time.Now().Add(time.Second)), "%s: %v to %v", what, death.FirstFailure, death.LastFailure)
 			want := map[string]int{"exhausted": 3, "permanent": 0}
 			if n, ok := want[string(what)]; ok {
 				assert.Equal(t, n, death.Retries, "%s", what)
@@ -182,17 +182,17 @@ func assertEmpty(t *testing.T, s *site, queue string) {
 func TestAttemptsAreCountedAcrossStrategies(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
-		base := retry.Policy{MaxRetries: 6, Backoff: retry.Delays(50 * time.Millisecond), Strategy: retry.Auto}
+		base := retry.Policy{MaxRetries: 6, Backoff: retry.Delays(50 * time.Millisecond), Strategy: retry.StrategyAuto}
 		applyRetry(t, conn, base, declare.QuorumQueue{Name: "orders", DeliveryLimit: 2})
-		order := []retry.Strategy{retry.DeadLetter, retry.Republish, retry.DeadLetter, retry.DeadLetter, retry.Republish, retry.Republish}
+		order := []retry.Strategy{retry.StrategyDeadLetter, retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyDeadLetter, retry.StrategyRepublish, retry.StrategyRepublish}
 		if s.newer() {
-			order = []retry.Strategy{retry.Native, retry.Republish, retry.DeadLetter, retry.Native, retry.Native, retry.DeadLetter}
+			order = []retry.Strategy{retry.StrategyNative, retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyNative, retry.StrategyNative, retry.StrategyDeadLetter}
 		}
 		publish(t, publisherOf(t, conn, address.Queue("orders")), "x", func(m *client.Message) {
 			m.ApplicationProperties = map[string]any{retry.CountProperty: "0"} // a worker that writes strings
 		})
 		// One worker for each attempt, each with the next strategy.
-		for i, strategy := range append(order, retry.Republish) {
+		for i, strategy := range append(order, retry.StrategyRepublish) {
 			policy := base
 			policy.Strategy = strategy
 			counts := make(chan int, 10)
@@ -212,8 +212,8 @@ func TestAttemptsAreCountedAcrossStrategies(t *testing.T) {
 			dead <- d.Message()
 			return nil
 		}), client.ConsumerConfig{})
-		death := retry.Autopsy(await(t, dead, "a dead letter"))
-		assert.Equal(t, retry.Lane("exhausted"), death.Lane)
+		death := retry.DeathOf(await(t, dead, "a dead letter"))
+		assert.Equal(t, retry.ReasonExhausted, death.Reason)
 		assert.Equal(t, 6, death.Retries)
 	})
 }
@@ -221,7 +221,7 @@ func TestAttemptsAreCountedAcrossStrategies(t *testing.T) {
 func TestNativeIsRefusedWhereItWouldSpin(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
-		policy := retry.Policy{Strategy: retry.Native}
+		policy := retry.Policy{Strategy: retry.StrategyNative}
 		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders"})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -230,14 +230,37 @@ func TestNativeIsRefusedWhereItWouldSpin(t *testing.T) {
 			err := conn.Consume(ctx, "classic", retry.With(policy)(nop), client.ConsumerConfig{})
 			var guard *retry.GuardError
 			require.ErrorAs(t, err, &guard)
-			assert.Equal(t, retry.GuardNative, guard.Guard)
+			assert.Equal(t, retry.GuardStrategy, guard.Guard)
 			return
 		}
 		err := conn.Consume(ctx, "orders", retry.With(policy)(nop), client.ConsumerConfig{})
 		var guard *retry.GuardError
 		require.ErrorAs(t, err, &guard)
-		assert.Equal(t, retry.GuardNative, guard.Guard)
+		assert.Equal(t, retry.GuardStrategy, guard.Guard)
 		assert.Contains(t, err.Error(), "4.0")
+	})
+}
+
+// A middleware that is a bare function hides what it wraps. Nothing is lost, and the
+// message isn't handled without its guards.
+func TestMiddlewareThatHidesPrepareEndsConsume(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		policy := retry.Policy{}
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders"})
+		publish(t, publisherOf(t, conn, address.Queue("orders")), "one")
+		inner := retry.With(policy)(client.HandlerFunc(func(context.Context, *client.Delivery) error {
+			t.Error("handled")
+			return nil
+		}))
+		err := conn.Consume(t.Context(), "orders", client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error { return inner.Handle(ctx, d) }), client.ConsumerConfig{})
+		require.ErrorAs(t, err, new(*argument.Error))
+		handled := make(chan string, 1)
+		consume(t, conn, "orders", retry.With(policy)(client.Typed(client.RawCodec{}, func(_ context.Context, what string) error {
+			handled <- what
+			return nil
+		})), client.ConsumerConfig{})
+		assert.Equal(t, "one", await(t, handled, "the message"))
 	})
 }
 
@@ -285,9 +308,9 @@ func TestGuardsRefuseTopologyThatLosesOrStalls(t *testing.T) {
 		apply(t, conn, declare.Topology{
 			Queues: []declare.Queue{
 				declare.QuorumQueue{Name: "drops", DeadLetter: declare.Drop()},
-				declare.QuorumQueue{Name: "forgets", DeadLetter: declare.DeadLetter{Exchange: "dead_letter_exchange", Strategy: declare.AtMostOnce}},
-				declare.QuorumQueue{Name: "fills", MaxLength: 10, DeadLetter: declare.DeadLetter{Exchange: "dead_letter_exchange"}},
-				declare.QuorumQueue{Name: "unbound", DeadLetter: declare.DeadLetter{Exchange: "dead_letter_exchange"}},
+				declare.QuorumQueue{Name: "forgets", DeadLetter: declare.DeadLetterTarget{Exchange: "dead_letter_exchange", Strategy: declare.AtMostOnce}},
+				declare.QuorumQueue{Name: "fills", MaxLength: 10, DeadLetter: declare.DeadLetterTarget{Exchange: "dead_letter_exchange"}},
+				declare.QuorumQueue{Name: "unbound", DeadLetter: declare.DeadLetterTarget{Exchange: "dead_letter_exchange"}},
 			},
 			Bindings: []declare.Binding{
 				{Source: "requeue_exchange", Queue: "drops", Key: "*.*.drops"},

@@ -19,34 +19,34 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// outcomeRow is what is to become of one message: how often it is handled, and in
-// which lane of the dead-letter queue it ends, if it does.
+// outcomeRow is what is to become of one message: how often it is handled, and
+// which reason it is dead-lettered for, if it is.
 type outcomeRow struct {
 	name     string
 	attempts int
-	lane     retry.Lane
+	reason   client.Reason
 	handle   func(attempt int) error
 }
 
 // outcomeRows are every end that a message can come to, with a policy of 3 retries
 // and a delivery limit of 2.
 var outcomeRows = []outcomeRow{
-	{"succeeds at once", 1, retry.LaneNone, func(int) error { return nil }},
-	{"succeeds after 1", 2, retry.LaneNone, failUntil(2)},
-	{"succeeds after 3", 4, retry.LaneNone, failUntil(4)},
-	{"exhausted", 4, retry.LaneExhausted, failUntil(99)},
-	{"permanent", 1, retry.LanePermanent, func(int) error { return retry.Permanent(errors.New("no use")) }},
-	{"permanent later", 2, retry.LanePermanent, func(n int) error {
+	{"succeeds at once", 1, "", func(int) error { return nil }},
+	{"succeeds after 1", 2, "", failUntil(2)},
+	{"succeeds after 3", 4, "", failUntil(4)},
+	{"exhausted", 4, retry.ReasonExhausted, failUntil(99)},
+	{"permanent", 1, retry.ReasonPermanent, func(int) error { return retry.Permanent(errors.New("no use")) }},
+	{"permanent later", 2, retry.ReasonPermanent, func(n int) error {
 		if n == 2 {
 			return retry.Permanent(errors.New("no use"))
 		}
 		return errors.New("not yet")
 	}},
-	{"undecodable", 0, retry.LaneUndecodable, nil},
-	{"panics", 1, retry.LanePanicked, func(int) error { panic("boo") }},
-	{"delivery limit", 3, retry.LaneDeliveryLimit, func(int) error { return client.Requeue{Failed: true} }},
-	{"expired", 0, retry.LaneExpired, nil},
-	{"discarded", 1, retry.LaneNone, func(int) error { return retry.Discard(errors.New("not wanted")) }},
+	{"undecodable", 0, client.ReasonUndecodable, nil},
+	{"panics", 1, client.ReasonPanicked, func(int) error { panic("boo") }},
+	{"delivery limit", 3, retry.ReasonDeliveryLimit, func(int) error { return client.Requeue{Failed: true} }},
+	{"expired", 0, retry.ReasonExpired, nil},
+	{"discarded", 1, "", func(int) error { return retry.Discard(errors.New("not wanted")) }},
 }
 
 func failUntil(attempt int) func(int) error {
@@ -140,20 +140,20 @@ func TestEveryOutcomeOfEveryStrategy(t *testing.T) {
 					default:
 						publish(t, raw, m)
 					}
-					if r.lane == retry.LaneNone {
+					if r.reason == "" {
 						alive++
 					}
 				}
-				ended := map[string]retry.Lane{}
+				ended := map[string]client.Reason{}
 				for range alive {
-					ended[await(t, handled, "a message that succeeds")] = retry.LaneNone
+					ended[await(t, handled, "a message that succeeds")] = ""
 				}
 				for range len(outcomeRows) - alive {
 					m := await(t, dead, "a dead letter")
 					id, _ := m.Properties.MessageID.(string)
 					_, twice := ended[id]
 					assert.False(t, twice, "%s is dead twice, or succeeded and is dead", id)
-					ended[id] = retry.Autopsy(m).Lane
+					ended[id] = retry.DeathOf(m).Reason
 				}
 				for _, q := range []string{"work", "idle", "parking_queue"} {
 					poll(t, q+" is empty", func() bool { return ready(t, conn, q) == 0 })
@@ -161,11 +161,11 @@ func TestEveryOutcomeOfEveryStrategy(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				for _, r := range outcomeRows {
-					lane, ok := ended[r.name]
+					reason, ok := ended[r.name]
 					require.True(t, ok, "%s came to no end", r.name)
-					assert.Equal(t, r.lane, lane, r.name)
+					assert.Equal(t, r.reason, reason, r.name)
 					assert.Equal(t, r.attempts, attempts[r.name], "attempts of %s", r.name)
-					where := string(lane)
+					where := string(reason)
 					if where == "" {
 						where = "done"
 					}

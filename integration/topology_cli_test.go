@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -23,13 +24,41 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
 	"github.com/hopback/hopback/declare/migrate"
-	"github.com/hopback/hopback/integration/broker"
-	"github.com/hopback/hopback/integration/proxy"
-	"github.com/hopback/hopback/internal/cli"
+	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/internal/proxy"
 )
 
-// shell runs the command hopback in this process.
+// The command's exit codes.
+const (
+	exitDone        = 0
+	exitNo          = 1
+	exitUnknown     = 2
+	exitUsage       = 64
+	exitInterrupted = 130
+)
+
+// command is the built command hopback. It is a module of its own, which this one
+// can't import.
+var command = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "hopback-command-")
+	if err != nil {
+		return "", err
+	}
+	commandDir = dir
+	build := exec.Command("go", "build", "-o", dir, ".")
+	build.Dir = filepath.Join("..", "cmd", "hopback") // with the go.work there
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return filepath.Join(dir, "hopback"), nil
+})
+
+// commandDir is removed after the tests.
+var commandDir string
+
+// shell runs the command hopback.
 type shell struct {
 	t   *testing.T
 	env map[string]string
@@ -67,11 +96,22 @@ func (h shell) run(code int, args ...string) printed {
 
 func (h shell) runIn(ctx context.Context, code int, args ...string) printed {
 	h.t.Helper()
+	bin, err := command()
+	if !assert.NoError(h.t, err) {
+		return printed{}
+	}
 	var stdout, stderr bytes.Buffer
-	got := cli.Run(ctx, cli.IO{
-		Args: append([]string{"topology"}, args...), Env: func(k string) string { return h.env[k] },
-		Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr,
-	})
+	cmd := exec.CommandContext(ctx, bin, append([]string{"topology"}, args...)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	for k, v := range h.env {
+		cmd.Env = append(cmd.Env, k+"="+v)
+	}
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) && ctx.Err() == nil {
+		assert.NoError(h.t, err)
+	}
+	got := cmd.ProcessState.ExitCode()
 	assert.Equal(h.t, code, got, "hopback topology %s\n%s\n%s", strings.Join(args, " "), &stdout, &stderr)
 	if h.never != "" {
 		assert.NotContains(h.t, stdout.String()+stderr.String(), h.never, "a password")
@@ -100,7 +140,7 @@ bindings:
 // things are all queues, exchanges and bindings of the virtual host.
 func (s *site) things(t *testing.T) []string {
 	t.Helper()
-	snapshot, err := declare.Read(t.Context(), declare.Sources{HTTP: s.api(t)}, declare.Topology{})
+	snapshot, err := audit.Read(t.Context(), audit.Sources{HTTP: s.api(t)}, declare.Topology{})
 	require.NoError(t, err)
 	var list []string
 	for _, q := range snapshot.Queues {
@@ -122,41 +162,41 @@ func (s *site) things(t *testing.T) []string {
 func TestCommandPlansAppliesAndVerifies(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		hopback, file := s.shell(t), yaml(t, shopFile)
-		before := hopback.run(cli.Done, "plan", file)
+		before := hopback.run(exitDone, "plan", file)
 		assert.Contains(t, before.stdout, `+ queue "orders"`)
 		assert.Contains(t, before.stdout, " to create, 0 there, 0 refused, 0 can't be told.")
-		hopback.run(cli.No, "plan", "--exit-code", file)
-		hopback.run(cli.No, "verify", file)
+		hopback.run(exitNo, "plan", "--exit-code", file)
+		hopback.run(exitNo, "verify", file)
 		assert.Empty(t, s.things(t), "nothing is done by looking")
 
-		assert.Contains(t, hopback.run(cli.Done, "apply", file).stdout, `created   binding "shop" to queue "orders", key "order.*"`)
-		assert.NotContains(t, hopback.run(cli.Done, "apply", file).stdout, "created")
-		assert.Contains(t, hopback.run(cli.Done, "plan", "--exit-code", file).stdout, "Nothing to do")
-		assert.Contains(t, hopback.run(cli.Done, "verify", file).stdout, "0 errors, 0 warnings; 27 rules checked, 0 not.")
-		hopback.run(cli.Done, "verify") // the whole virtual host
+		assert.Contains(t, hopback.run(exitDone, "apply", file).stdout, `created   binding "shop" to queue "orders", key "order.*"`)
+		assert.NotContains(t, hopback.run(exitDone, "apply", file).stdout, "created")
+		assert.Contains(t, hopback.run(exitDone, "plan", "--exit-code", file).stdout, "Nothing to do")
+		assert.Contains(t, hopback.run(exitDone, "verify", file).stdout, "0 errors, 0 warnings; 28 rules checked, 0 not.")
+		hopback.run(exitDone, "verify") // the whole virtual host
 
 		// By hand: an argument that differs, and a binding that is gone.
 		s.unmake(t, "/queues/"+s.vhost+"/orders")
 		s.queue(t, "orders", quorumArgs(map[string]any{"x-delivery-limit": 7}))
 		s.unmake(t, "/exchanges/"+s.vhost+"/shop")
 		have := s.things(t)
-		changed := hopback.run(cli.No, "plan", file)
+		changed := hopback.run(exitNo, "plan", file)
 		assert.Contains(t, changed.stdout, "! queue \"orders\"\n-     x-delivery-limit: \"7\"\n+     x-delivery-limit: \"5\"\n      way out: ")
 		assert.Contains(t, changed.stdout, "+ exchange \"shop\"")
-		refused := hopback.run(cli.No, "apply", file)
+		refused := hopback.run(exitNo, "apply", file)
 		assert.Contains(t, refused.stderr, "nothing was done")
 		assert.Equal(t, have, s.things(t), "nothing is half done")
-		var v declare.Verification
-		require.NoError(t, json.Unmarshal([]byte(hopback.run(cli.No, "verify", "--json", file).stdout), &v))
-		assert.Contains(t, v.Findings, declare.Finding{
-			Rule: "different", Severity: declare.SeverityError, Thing: declare.Thing{Kind: declare.KindQueue, Name: "orders"},
+		var v audit.Verification
+		require.NoError(t, json.Unmarshal([]byte(hopback.run(exitNo, "verify", "--json", file).stdout), &v))
+		assert.Contains(t, v.Findings, audit.Finding{
+			Rule: "different", Severity: audit.SeverityError, Thing: declare.Resource{Kind: declare.KindQueue, Name: "orders"}, Argument: "x-delivery-limit",
 			Problem: `x-delivery-limit is "7", and should be "5"`, Remedy: "see the ways out in the plan",
 		})
 
 		// A binding whose queue is neither there nor in the file.
 		typo := yaml(t, "exchanges: {shop: {}}\nbindings: [{source: shop, queue: ordres}]")
-		assert.Contains(t, hopback.run(cli.No, "plan", typo).stdout, `queue "ordres" isn't there, and isn't in the topology either`)
-		hopback.run(cli.No, "apply", typo)
+		assert.Contains(t, hopback.run(exitNo, "plan", typo).stdout, `queue "ordres" isn't there, and isn't in the topology either`)
+		hopback.run(exitNo, "apply", typo)
 		assert.Equal(t, have, s.things(t), "nothing is half done")
 	})
 }
@@ -167,14 +207,10 @@ func TestCommandAppliesFromManyAtOnce(t *testing.T) {
 		hopback, file := s.shell(t), yaml(t, shopFile)
 		var wg sync.WaitGroup
 		for range 4 {
-			wg.Go(func() {
-				var out bytes.Buffer
-				code := cli.Run(t.Context(), cli.IO{Args: []string{"topology", "apply", file}, Env: func(k string) string { return hopback.env[k] }, Stdout: &out, Stderr: &out})
-				assert.Zero(t, code, "%s", &out)
-			})
+			wg.Go(func() { hopback.run(exitDone, "apply", file) })
 		}
 		wg.Wait()
-		hopback.run(cli.Done, "plan", "--exit-code", file)
+		hopback.run(exitDone, "plan", "--exit-code", file)
 	})
 }
 
@@ -185,16 +221,16 @@ func TestCommandWithoutPermissionOrAPI(t *testing.T) {
 		file := yaml(t, shopFile)
 		for who, u := range map[string]string{"nothing": s.user(t, "^$", "^$", "^$"), "read only": s.user(t, "^$", "^$", ".*")} {
 			hopback := s.as(t, u)
-			r := hopback.run(cli.Unknown, "apply", file)
+			r := hopback.run(exitUnknown, "apply", file)
 			assert.Contains(t, r.stderr, "refused for user", who)
 			if who == "read only" {
 				// It may look: what can't be told is said with the reason.
-				assert.Contains(t, hopback.run(cli.Done, "plan", file).stdout, "lacks the tag for it (management", who)
-				assert.Contains(t, hopback.run(cli.No, "verify", file).stdout, "not checked: ", who)
+				assert.Contains(t, hopback.run(exitDone, "plan", file).stdout, "lacks the tag for it (management", who)
+				assert.Contains(t, hopback.run(exitNo, "verify", file).stdout, "not checked: ", who)
 			}
-			r = hopback.run(cli.Unknown, "verify")
+			r = hopback.run(exitUnknown, "verify")
 			assert.Contains(t, r.stderr, "lacks the tag for it (management", who)
-			r = hopback.run(cli.Unknown, "delete", file)
+			r = hopback.run(exitUnknown, "delete", file)
 			assert.Contains(t, r.stderr, "lacks the tag", who)
 		}
 		wrong := s.as(t, s.urlOf(func(u *url.URL) { u.User = url.UserPassword("guest", "not-the-password") }))
@@ -203,15 +239,15 @@ func TestCommandWithoutPermissionOrAPI(t *testing.T) {
 		var asking sync.WaitGroup // each takes the broker 3 s
 		for _, sub := range []string{"plan", "apply", "verify", "delete"} {
 			asking.Go(func() {
-				assert.Contains(t, wrong.run(cli.Unknown, sub, file).stderr, "authentication failed", sub)
+				assert.Contains(t, wrong.run(exitUnknown, sub, file).stderr, "authentication failed", sub)
 			})
 			asking.Go(func() {
-				assert.Contains(t, nowhere.run(cli.Unknown, sub, file).stderr, "virtual host refused", sub)
+				assert.Contains(t, nowhere.run(exitUnknown, sub, file).stderr, "virtual host refused", sub)
 			})
 		}
 		asking.Wait()
-		assert.Contains(t, wrong.run(cli.Unknown, "export").stderr, "status 401")
-		assert.Contains(t, nowhere.run(cli.Unknown, "export").stderr, `there is no vhost "no-such-vhost"`)
+		assert.Contains(t, wrong.run(exitUnknown, "export").stderr, "status 401")
+		assert.Contains(t, nowhere.run(exitUnknown, "export").stderr, `there is no vhost "no-such-vhost"`)
 		assert.Empty(t, s.things(t), "nothing is half done")
 
 		// Without the HTTP API apply works, plan says what it can't tell, and verify
@@ -224,13 +260,13 @@ func TestCommandWithoutPermissionOrAPI(t *testing.T) {
 		} {
 			hopback := s.shell(t)
 			hopback.env["HOPBACK_MANAGEMENT_URL"], hopback.never = api, "not-the-password"
-			hopback.run(cli.Done, "apply", file)
-			r := hopback.run(cli.Done, "plan", file)
+			hopback.run(exitDone, "apply", file)
+			r := hopback.run(exitDone, "plan", file)
 			assert.Contains(t, r.stdout, `? exchange "shop"`)
 			assert.Contains(t, r.stdout, says)
-			hopback.run(cli.Unknown, "plan", "--exit-code", file)
-			r = hopback.run(cli.Unknown, "verify", file)
-			assert.Contains(t, r.stdout, says)
+			hopback.run(exitUnknown, "plan", "--exit-code", file)
+			r = hopback.run(exitUnknown, "verify", file)
+			assert.Equal(t, 1, strings.Count(r.stdout, says), "each reason once: %s", r.stdout)
 			assert.Contains(t, r.stdout, "0 errors, 0 warnings")
 		}
 	})
@@ -241,25 +277,25 @@ func TestCommandWithoutPermissionOrAPI(t *testing.T) {
 func TestCommandExportsAndImports(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		hopback, file := s.shell(t), yaml(t, shopFile)
-		exported := hopback.run(cli.Done, "export", "--vhost", s.vhost, file).stdout
+		exported := hopback.run(exitDone, "export", "--vhost", s.vhost, file).stdout
 		s.http(t, http.MethodPost, "/definitions", json.RawMessage(exported), nil)
-		hopback.run(cli.Done, "verify", file)
-		hopback.run(cli.Done, "plan", "--exit-code", file)
-		assert.Equal(t, exported, hopback.run(cli.Done, "export").stdout, "what is live exports as the same bytes")
+		hopback.run(exitDone, "verify", file)
+		hopback.run(exitDone, "plan", "--exit-code", file)
+		assert.Equal(t, exported, hopback.run(exitDone, "export").stdout, "what is live exports as the same bytes")
 
-		imported := yaml(t, hopback.run(cli.Done, "import").stdout)
+		imported := yaml(t, hopback.run(exitDone, "import").stdout)
 		definitions := filepath.Join(t.TempDir(), "definitions.json")
 		require.NoError(t, os.WriteFile(definitions, []byte(exported), 0o600))
-		hopback.run(cli.Done, "delete", file)
+		hopback.run(exitDone, "delete", file)
 		assert.Empty(t, s.things(t))
 		for _, again := range []string{imported, definitions} {
-			hopback.run(cli.Done, "apply", again)
-			hopback.run(cli.Done, "verify", file)
-			assert.Equal(t, exported, hopback.run(cli.Done, "export").stdout)
-			hopback.run(cli.Done, "delete", again)
+			hopback.run(exitDone, "apply", again)
+			hopback.run(exitDone, "verify", file)
+			assert.Equal(t, exported, hopback.run(exitDone, "export").stdout)
+			hopback.run(exitDone, "delete", again)
 			assert.Empty(t, s.things(t))
 		}
-		assert.Equal(t, exported, hopback.run(cli.Done, "export", definitions).stdout)
+		assert.Equal(t, exported, hopback.run(exitDone, "export", definitions).stdout)
 	})
 }
 
@@ -274,12 +310,12 @@ func TestCommandNoticesAnotherBrokersAPI(t *testing.T) {
 		hopback, file := s.shell(t), yaml(t, shopFile)
 		hopback.env["HOPBACK_MANAGEMENT_URL"] = other.ManagementURL
 		for _, args := range [][]string{{"apply", file}, {"delete", file}} {
-			assert.Contains(t, hopback.run(cli.Usage, args...).stderr, "--management-url belongs to another broker; nothing was done")
+			assert.Contains(t, hopback.run(exitUsage, args...).stderr, "--management-url belongs to another broker; nothing was done")
 		}
 		assert.Empty(t, s.things(t))
 		hopback.env["HOPBACK_MANAGEMENT_URL"] = "" // not guessed, since the port is none of RabbitMQ's
 		if !strings.HasSuffix(s.host(), ":5672") {
-			assert.Contains(t, hopback.run(cli.Done, "plan", file).stdout, "can't be guessed: give --management-url")
+			assert.Contains(t, hopback.run(exitDone, "plan", file).stdout, "can't be guessed: give --management-url")
 		}
 	})
 }
@@ -289,26 +325,26 @@ func TestCommandDeletesOnlyWhatNobodyNeeds(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		hopback, mine := s.shell(t), yaml(t, shopFile)
 		theirs := yaml(t, "retry: {delays: [1s, 2s], strategy: auto}\nwork-queues: {invoices: }")
-		hopback.run(cli.Done, "apply", mine)
-		hopback.run(cli.Done, "apply", theirs)
+		hopback.run(exitDone, "apply", mine)
+		hopback.run(exitDone, "apply", theirs)
 		have := s.things(t)
-		r := hopback.run(cli.No, "delete", mine)
+		r := hopback.run(exitNo, "delete", mine)
 		assert.Contains(t, r.stderr, `delete exchange "requeue_exchange": in use: it leads to what isn't to be deleted: "requeue_exchange" to queue "invoices"`)
 		assert.Contains(t, r.stderr, `queue "invoices", which isn't to be deleted, dead-letters to it`)
-		assert.Contains(t, r.stderr, "nothing was deleted; --force deletes all the same")
+		assert.Contains(t, r.stderr, "nothing was deleted; --force deletes without the check")
 		assert.Equal(t, have, s.things(t))
 
 		// The work queue alone, with its binding, goes.
 		own := yaml(t, "queues: {orders: {dead-letter: drop}, orders.dead: {dead-letter: drop}}\nexchanges: {shop: }\nbindings: [{source: requeue_exchange, queue: orders, key: '*.*.orders'}, {source: return_exchange, queue: orders, key: orders}, {source: given_up_exchange, queue: orders.dead, key: orders}]")
 		conn, _ := s.connect(t)
 		publish(t, publisher[int](t, conn, address.Queue("orders")), 1)
-		assert.Contains(t, hopback.run(cli.No, "delete", own).stderr, `queue "orders": in use: 1 messages are ready`)
+		assert.Contains(t, hopback.run(exitNo, "delete", own).stderr, `queue "orders": in use: 1 messages are ready`)
 		assert.Equal(t, have, s.things(t))
 		_, err := declare.Purge(t.Context(), conn.Management(), "orders")
 		require.NoError(t, err)
-		hopback.run(cli.Done, "delete", own)
-		hopback.run(cli.Done, "verify", theirs)
-		hopback.run(cli.Done, "delete", "--force", theirs)
+		hopback.run(exitDone, "delete", own)
+		hopback.run(exitDone, "verify", theirs)
+		hopback.run(exitDone, "delete", "--force", theirs)
 		assert.Empty(t, s.things(t))
 	})
 }
@@ -318,7 +354,7 @@ func TestCommandMigrates(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		const messages = 500
 		hopback := s.shell(t)
-		hopback.run(cli.Done, "apply", yaml(t, "queues: {orders: {type: classic, dead-letter: drop}}\nexchanges: {shop: {type: topic}}\nbindings: [{source: shop, queue: orders, key: '#'}]"))
+		hopback.run(exitDone, "apply", yaml(t, "queues: {orders: {type: classic, dead-letter: drop}}\nexchanges: {shop: {type: topic}}\nbindings: [{source: shop, queue: orders, key: '#'}]"))
 		conn, _ := s.connect(t)
 		p := publisher[int](t, conn, address.Exchange("shop", "order.placed"))
 		var publishing sync.WaitGroup
@@ -329,7 +365,7 @@ func TestCommandMigrates(t *testing.T) {
 
 		file := yaml(t, "work-queues: {orders.v2: {delivery-limit: 5}}\nexchanges: {shop: {type: topic}}\n")
 		have := s.things(t)
-		r := hopback.run(cli.No, "migrate", file, "--from", "ordres", "--to", "orders.v2")
+		r := hopback.run(exitNo, "migrate", file, "--from", "ordres", "--to", "orders.v2")
 		assert.Contains(t, r.stderr, `has no queue "ordres"; did you mean "orders"?`)
 		assert.Equal(t, have, s.things(t), "nothing is half done")
 
@@ -338,7 +374,7 @@ func TestCommandMigrates(t *testing.T) {
 		interrupted := make(chan struct{})
 		go func() {
 			defer close(interrupted)
-			r := hopback.runIn(ctx, cli.Interrupted, "migrate", file, "--from", "orders", "--to", "orders.v2")
+			r := hopback.runIn(ctx, exitInterrupted, "migrate", file, "--from", "orders", "--to", "orders.v2")
 			assert.Contains(t, r.stderr, "run it again to go on")
 		}()
 		poll(t, "some are moved", func() bool {
@@ -349,9 +385,9 @@ func TestCommandMigrates(t *testing.T) {
 		await(t, interrupted, "the interrupted move ends")
 
 		var moved migrate.Report
-		require.NoError(t, json.Unmarshal([]byte(hopback.run(cli.Done, "migrate", file, "--from", "orders", "--to", "orders.v2", "--json").stdout), &moved))
+		require.NoError(t, json.Unmarshal([]byte(hopback.run(exitDone, "migrate", file, "--from", "orders", "--to", "orders.v2", "--json").stdout), &moved))
 		assert.True(t, moved.Deleted)
-		hopback.run(cli.Done, "verify", file)
+		hopback.run(exitDone, "verify", file)
 		seen := map[int]bool{}
 		var mu sync.Mutex
 		consume(t, conn, "orders.v2", client.JSON(func(_ context.Context, i int) error {
@@ -365,7 +401,7 @@ func TestCommandMigrates(t *testing.T) {
 			defer mu.Unlock()
 			return len(seen) == messages
 		})
-		r = hopback.run(cli.No, "migrate", file, "--from", "orders", "--to", "orders.v2")
+		r = hopback.run(exitNo, "migrate", file, "--from", "orders", "--to", "orders.v2")
 		assert.Contains(t, r.stderr, `if it was moved to "orders.v2" before, there is nothing left to do`)
 	})
 }
@@ -390,14 +426,14 @@ func TestCommandInterrupted(t *testing.T) {
 		ctx, interrupt := context.WithCancel(t.Context())
 		defer interrupt()
 		ended := make(chan printed, 1)
-		go func() { ended <- through.runIn(ctx, cli.Interrupted, "apply", file) }()
+		go func() { ended <- through.runIn(ctx, exitInterrupted, "apply", file) }()
 		poll(t, "bindings come about", func() bool { return len(s.things(t)) > 2 })
 		interrupt()
 		r := await(t, ended, "the interrupted command")
 		assert.Contains(t, r.stdout, "created   queue \"q\"")
 		assert.Contains(t, r.stdout, " not tried")
-		hopback.run(cli.Done, "apply", file)
-		hopback.run(cli.Done, "plan", "--exit-code", file)
+		hopback.run(exitDone, "apply", file)
+		hopback.run(exitDone, "plan", "--exit-code", file)
 	})
 }
 
@@ -413,13 +449,9 @@ func TestWalkInREADME(t *testing.T) {
 		text, _, _ := strings.Cut(rest, "```")
 		return text
 	}
-	bin := t.TempDir()
-	build := sync.OnceValues(func() ([]byte, error) {
-		return exec.CommandContext(t.Context(), "go", "build", "-o", bin, "../cmd/hopback").CombinedOutput()
-	})
 	forEachBroker(t, func(t *testing.T, s *site) {
-		out, err := build()
-		require.NoError(t, err, "%s", out)
+		bin, err := command()
+		require.NoError(t, err)
 		dir := t.TempDir()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "topology.yaml"), []byte(block("yaml")), 0o600))
 		lines := 0
@@ -428,7 +460,7 @@ func TestWalkInREADME(t *testing.T) {
 			require.True(t, found, line)
 			cmd := exec.CommandContext(t.Context(), "bash", "-euc", line)
 			cmd.Dir = dir
-			cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "HOPBACK_URL="+s.url(), "HOPBACK_MANAGEMENT_URL="+s.ManagementURL)
+			cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(bin)+":"+os.Getenv("PATH"), "HOPBACK_URL="+s.url(), "HOPBACK_MANAGEMENT_URL="+s.ManagementURL)
 			out, err := cmd.CombinedOutput()
 			require.NoError(t, err, "%s%s", line, out)
 			assert.True(t, strings.HasSuffix(string(out), strings.TrimSpace(says)+"\n"), "%s%s", line, out)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
 )
 
 // An operator imports the file that a team exported, and the virtual host is as if
@@ -19,7 +20,7 @@ func TestExportedDefinitionsImportedOverHTTPVerifyClean(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		topology := shopTopology(t)
 		policy := declare.Policy{Name: "grow", Pattern: "^orders$", ApplyTo: "quorum_queues", Priority: 7, Definition: map[string]any{"target-group-size": 3}}
-		exported, err := declare.Export(s.vhost, topology, policy)
+		exported, err := audit.Export(s.vhost, topology, policy)
 		require.NoError(t, err)
 		file := exported.Encode()
 
@@ -27,7 +28,7 @@ func TestExportedDefinitionsImportedOverHTTPVerifyClean(t *testing.T) {
 		conn, _ := s.connect(t)
 		d := plan(t, s.sources(t, conn), topology)
 		assert.True(t, d.Nothing(), "%s", d)
-		v, err := declare.Verify(t.Context(), s.sources(t, conn), topology)
+		v, err := audit.Verify(t.Context(), s.sources(t, conn), topology)
 		require.NoError(t, err)
 		assert.True(t, v.Clean(), "%s", v)
 		report, err := declare.Apply(t.Context(), conn.Management(), topology)
@@ -35,7 +36,7 @@ func TestExportedDefinitionsImportedOverHTTPVerifyClean(t *testing.T) {
 		assert.Equal(t, len(topology.Queues), report.Count(declare.Existed))
 
 		// What is live exports as the same bytes.
-		live, err := declare.Read(t.Context(), s.sources(t, conn), declare.Topology{})
+		live, err := audit.Read(t.Context(), s.sources(t, conn), declare.Topology{})
 		require.NoError(t, err)
 		assert.Equal(t, string(file), string(live.Definitions().Encode()))
 
@@ -43,12 +44,12 @@ func TestExportedDefinitionsImportedOverHTTPVerifyClean(t *testing.T) {
 		_, err = declare.Delete(t.Context(), conn.Management(), topology)
 		require.NoError(t, err)
 		d = plan(t, s.sources(t, conn), topology)
-		assert.Equal(t, len(d.Changes), d.Count(declare.Create), "%s", d)
-		read, err := declare.ParseDefinitions(file)
+		assert.Equal(t, len(d.Changes), d.Count(audit.Create), "%s", d)
+		read, err := audit.ParseDefinitions(file)
 		require.NoError(t, err)
 		assert.Equal(t, string(file), string(read.Encode()))
 		s.http(t, http.MethodPost, "/definitions", json.RawMessage(read.Encode()), nil)
-		v, err = declare.Verify(t.Context(), s.sources(t, conn), topology)
+		v, err = audit.Verify(t.Context(), s.sources(t, conn), topology)
 		require.NoError(t, err)
 		assert.True(t, v.Clean(), "%s", v)
 	})
@@ -69,17 +70,17 @@ func TestTheBrokersOwnDefinitionsAreImported(t *testing.T) {
 		for _, path := range []string{"/definitions/" + s.vhost, "/definitions"} {
 			var text json.RawMessage
 			s.http(t, http.MethodGet, path, nil, &text)
-			d, err := declare.ParseDefinitions(text)
+			d, err := audit.ParseDefinitions(text)
 			require.NoError(t, err)
 			got, err := d.Topology(s.vhost)
 			require.NoError(t, err)
-			assert.Empty(t, declare.Check(got.Snapshot(), topology).Findings)
-			v := declare.Check(d.Snapshot(s.vhost), topology)
+			assert.Empty(t, audit.Check(audit.FromTopology(got), topology).Findings)
+			v := audit.Check(d.Snapshot(s.vhost), topology)
 			assert.Empty(t, v.Findings, "%s", v)
-			assert.Len(t, v.Skipped, 3, "nodes and counts can't be told: %s", v)
+			assert.Len(t, v.Skipped, 4, "nodes and counts can't be told: %s", v)
 			require.Len(t, d.Snapshot(s.vhost).Policies, 1)
 			assert.True(t, d.Snapshot(s.vhost).Policies[0].Operator)
-			again, err := declare.ParseDefinitions(d.Encode())
+			again, err := audit.ParseDefinitions(d.Encode())
 			require.NoError(t, err)
 			assert.Equal(t, string(d.Encode()), string(again.Encode()))
 			assert.Subset(t, tree(t, d.Encode()), tree(t, text), "nothing is lost")
@@ -121,7 +122,7 @@ func TestTheCookbooksDefinitionsVerifyWithFindings(t *testing.T) {
 		topology, err := d.Topology(s.vhost)
 		require.NoError(t, err)
 		found := func() map[string]string {
-			v, err := declare.Verify(t.Context(), declare.Sources{HTTP: s.api(t)}, topology)
+			v, err := audit.Verify(t.Context(), audit.Sources{HTTP: s.api(t)}, topology)
 			require.NoError(t, err)
 			list := map[string]string{}
 			for _, f := range v.Findings {
@@ -149,12 +150,12 @@ func TestTheCookbooksDefinitionsVerifyWithFindings(t *testing.T) {
 }
 
 // recipe is the published recipe, for another virtual host.
-func recipe(t *testing.T, vhost string) declare.Definitions {
+func recipe(t *testing.T, vhost string) audit.Definitions {
 	t.Helper()
-	text, err := os.ReadFile("../declare/testdata/cookbook.json")
+	text, err := os.ReadFile("../declare/audit/testdata/cookbook.json")
 	require.NoError(t, err)
 	text = bytes.ReplaceAll(text, []byte(`"vhost": "/"`), []byte(`"vhost": "`+vhost+`"`))
-	d, err := declare.ParseDefinitions(bytes.Replace(text, []byte(`{ "name": "/" }`), []byte(`{ "name": "`+vhost+`" }`), 1))
+	d, err := audit.ParseDefinitions(bytes.Replace(text, []byte(`{ "name": "/" }`), []byte(`{ "name": "`+vhost+`" }`), 1))
 	require.NoError(t, err)
 	return d
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
 	"github.com/hopback/hopback/declare/migrate"
 )
 
@@ -104,7 +105,7 @@ func TestMigrateMovesALiveQueueWithoutLoss(t *testing.T) {
 		assert.True(t, report1.Deleted)
 		assert.Equal(t, 1, report1.Bindings)
 		_, err := declare.Inspect(ctx, conn.Management(), "orders")
-		require.ErrorIs(t, err, declare.ErrNotFound)
+		require.ErrorIs(t, err, declare.ErrMissing)
 
 		lost, twice := 0, 0
 		poll(t, "everything is handled", func() bool {
@@ -160,7 +161,7 @@ func TestMigrateCanBeRunAgain(t *testing.T) {
 		require.NoError(t, err)
 		assert.True(t, report.Deleted)
 		assert.GreaterOrEqual(t, ready(t, conn, "new"), 100)
-		v, err := declare.Read(t.Context(), s.sources(t, conn), declare.Topology{})
+		v, err := audit.Read(t.Context(), s.sources(t, conn), declare.Topology{})
 		require.NoError(t, err)
 		require.Len(t, v.Bindings, 2)
 		assert.Equal(t, "new", v.Bindings[0].Queue)
@@ -175,7 +176,7 @@ func TestMigrateCanBeRunAgain(t *testing.T) {
 // oldBindings are those of the queue that is moved.
 func oldBindings(t *testing.T, s *site) []declare.Binding {
 	t.Helper()
-	snapshot, err := declare.Read(t.Context(), declare.Sources{HTTP: s.api(t)}, declare.Topology{})
+	snapshot, err := audit.Read(t.Context(), audit.Sources{HTTP: s.api(t)}, declare.Topology{})
 	require.NoError(t, err)
 	return slices.DeleteFunc(snapshot.Bindings, func(b declare.Binding) bool { return b.Queue != "orders" })
 }
@@ -191,34 +192,34 @@ func TestDeleteOnlyWhatIsEmptyAndUnused(t *testing.T) {
 			Bindings:  []declare.Binding{{Source: "shop", Queue: "orders", Key: "k"}},
 		})
 		publish(t, publisher[int](t, conn, address.Queue("orders")), 1)
-		_, err := declare.DeleteQueueIf(t.Context(), src, "orders", declare.If{Empty: true})
+		_, err := audit.DeleteQueueIf(t.Context(), src, "orders", audit.DeleteCondition{Empty: true})
 		require.ErrorIs(t, err, declare.ErrInUse)
 		assert.ErrorContains(t, err, "1 messages are ready")
 		_, err = declare.Purge(t.Context(), conn.Management(), "orders")
 		require.NoError(t, err)
-		_, err = declare.DeleteQueueIf(t.Context(), src, "orders", declare.If{Unused: true})
+		_, err = audit.DeleteQueueIf(t.Context(), src, "orders", audit.DeleteCondition{Unused: true})
 		require.ErrorIs(t, err, declare.ErrInUse)
 		assert.ErrorContains(t, err, `the exchange "shop" is bound to it`)
-		err = declare.DeleteExchangeIf(t.Context(), src, "shop", declare.If{Unused: true})
+		err = audit.DeleteExchangeIf(t.Context(), src, "shop", audit.DeleteCondition{Unused: true})
 		require.ErrorIs(t, err, declare.ErrInUse)
 
 		stop := consume(t, conn, "orders", client.JSON(func(context.Context, int) error { return nil }), client.ConsumerConfig{})
 		awaitConsumers(t, conn, "orders", 1)
-		_, err = declare.DeleteQueueIf(t.Context(), declare.Sources{AMQP: conn.Management()}, "orders", declare.If{Empty: true, Unused: true})
+		_, err = audit.DeleteQueueIf(t.Context(), audit.Sources{AMQP: conn.Management()}, "orders", audit.DeleteCondition{Empty: true, Unused: true})
 		require.ErrorIs(t, err, declare.ErrInUse)
 		assert.ErrorContains(t, err, "1 consumers")
 		require.NoError(t, stop())
 		awaitConsumers(t, conn, "orders", 0)
 
 		require.NoError(t, declare.DeleteBinding(t.Context(), conn.Management(), declare.Binding{Source: "shop", Queue: "orders", Key: "k"}))
-		require.NoError(t, declare.DeleteExchangeIf(t.Context(), src, "shop", declare.If{Unused: true}))
+		require.NoError(t, audit.DeleteExchangeIf(t.Context(), src, "shop", audit.DeleteCondition{Unused: true}))
 		poll(t, "it is deleted once the counts say that nothing holds it", func() bool {
-			_, err := declare.DeleteQueueIf(t.Context(), src, "orders", declare.If{Empty: true, Unused: true})
+			_, err := audit.DeleteQueueIf(t.Context(), src, "orders", audit.DeleteCondition{Empty: true, Unused: true})
 			return err == nil
 		})
-		_, err = declare.DeleteQueueIf(t.Context(), src, "orders", declare.If{Empty: true, Unused: true})
+		_, err = audit.DeleteQueueIf(t.Context(), src, "orders", audit.DeleteCondition{Empty: true, Unused: true})
 		require.NoError(t, err, "what isn't there is no error")
-		err = declare.DeleteExchangeIf(t.Context(), declare.Sources{AMQP: conn.Management()}, "shop", declare.If{Unused: true})
+		err = audit.DeleteExchangeIf(t.Context(), audit.Sources{AMQP: conn.Management()}, "shop", audit.DeleteCondition{Unused: true})
 		require.ErrorContains(t, err, "HTTP API")
 	})
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
 )
 
 // Plan, apply, plan again: everything is created, then there is nothing to do.
@@ -24,16 +25,16 @@ func TestPlanThenApplyThenNothingToDo(t *testing.T) {
 		topology := shopTopology(t)
 		src := s.sources(t, conn)
 		before := plan(t, src, topology)
-		assert.Equal(t, len(before.Changes), before.Count(declare.Create), "%s", before)
+		assert.Equal(t, len(before.Changes), before.Count(audit.Create), "%s", before)
 
 		apply(t, conn, topology)
 		after := plan(t, src, topology)
 		assert.True(t, after.Nothing(), "%s", after)
 
 		// Over AMQP alone all but the exchanges can be told.
-		blind := plan(t, declare.Sources{AMQP: conn.Management()}, topology)
-		assert.Equal(t, len(topology.Exchanges), blind.Count(declare.Unsure))
-		assert.Equal(t, len(blind.Changes)-len(topology.Exchanges), blind.Count(declare.Keep), "%s", blind)
+		blind := plan(t, audit.Sources{AMQP: conn.Management()}, topology)
+		assert.Equal(t, len(topology.Exchanges), blind.Count(audit.Unsure))
+		assert.Equal(t, len(blind.Changes)-len(topology.Exchanges), blind.Count(audit.Keep), "%s", blind)
 		assert.Contains(t, blind.String(), `? exchange "shop"`+"\n      can't be told over AMQP")
 
 		text, err := json.Marshal(before)
@@ -84,8 +85,8 @@ func TestPlanShowsExactlyWhatWasChangedByHand(t *testing.T) {
 `, text.String()[:strings.LastIndex(strings.TrimSpace(text.String()), "\n")+1])
 
 		// Over AMQP alone the queue is told in the same way.
-		amqp := plan(t, declare.Sources{AMQP: conn.Management()}, topology)
-		assert.Equal(t, 1, amqp.Count(declare.Refuse), "%s", amqp)
+		amqp := plan(t, audit.Sources{AMQP: conn.Management()}, topology)
+		assert.Equal(t, 1, amqp.Count(audit.Refuse), "%s", amqp)
 
 		// Apply says no, in the same words.
 		_, err := declare.Apply(t.Context(), conn.Management(), queueOf(topology.Queues[queueIndex(topology, "orders")].(declare.QuorumQueue)))
@@ -132,7 +133,7 @@ func TestEveryQueueTypeAndArgumentComesBackAsDeclared(t *testing.T) {
 			},
 			Queues: []declare.Queue{
 				declare.QuorumQueue{
-					Name: "quorum", DeliveryLimit: 7, DeadLetter: declare.DeadLetter{Exchange: "random", RoutingKey: "k"},
+					Name: "quorum", DeliveryLimit: 7, DeadLetter: declare.DeadLetterTarget{Exchange: "random", RoutingKey: "k"},
 					MessageTTL: time.Minute, Expires: time.Hour, MaxLength: 10, MaxLengthBytes: 1 << 20, SingleActiveConsumer: true,
 					InitialGroupSize: 1, TargetGroupSize: 3, LeaderLocator: declare.Balanced, ConsumerTimeout: time.Minute,
 					ConsumerDisconnectedTimeout: time.Minute,
@@ -140,7 +141,7 @@ func TestEveryQueueTypeAndArgumentComesBackAsDeclared(t *testing.T) {
 					Arguments:                   map[string]any{"x-max-in-memory-length": 5},
 				},
 				declare.ClassicQueue{
-					Name: "classic", DeadLetter: declare.DeadLetter{Exchange: "random", Strategy: declare.AtMostOnce},
+					Name: "classic", DeadLetter: declare.DeadLetterTarget{Exchange: "random", Strategy: declare.AtMostOnce},
 					MessageTTL: time.Minute, Expires: time.Hour, MaxLength: 10, MaxLengthBytes: 1 << 20,
 					Overflow: declare.RejectPublishDLX, MaxPriority: 5, SingleActiveConsumer: true, LeaderLocator: declare.ClientLocal,
 					Version: 2, Arguments: map[string]any{"x-queue-mode": "lazy"},
@@ -155,9 +156,9 @@ func TestEveryQueueTypeAndArgumentComesBackAsDeclared(t *testing.T) {
 			Bindings: []declare.Binding{{Source: "random", Queue: "classic"}, {Source: "amq.topic", Exchange: "alternate", Key: "k", Arguments: map[string]any{"x-note": "n"}}},
 		}
 		apply(t, conn, topology)
-		for name, src := range map[string]declare.Sources{"HTTP": {HTTP: s.api(t)}, "AMQP": {AMQP: conn.Management()}} {
+		for name, src := range map[string]audit.Sources{"HTTP": {HTTP: s.api(t)}, "AMQP": {AMQP: conn.Management()}} {
 			d := plan(t, src, topology)
-			assert.Zero(t, d.Count(declare.Create)+d.Count(declare.Refuse), "%s: %s", name, d)
+			assert.Zero(t, d.Count(audit.Create)+d.Count(audit.Refuse), "%s: %s", name, d)
 		}
 		report, err := declare.Apply(t.Context(), conn.Management(), topology)
 		require.NoError(t, err)
@@ -244,36 +245,36 @@ func TestPlanAndApplyWithoutPermission(t *testing.T) {
 			assert.ErrorContains(t, err, "configure access")
 		}
 		d := plan(t, s.sources(t, owner), topology)
-		assert.Equal(t, len(d.Changes), d.Count(declare.Create), "nothing is there: %s", d)
+		assert.Equal(t, len(d.Changes), d.Count(audit.Create), "nothing is there: %s", d)
 
 		apply(t, owner, topology)
-		d = plan(t, declare.Sources{AMQP: reading.Management()}, topology)
-		assert.Zero(t, d.Count(declare.Create)+d.Count(declare.Refuse), "%s", d)
+		d = plan(t, audit.Sources{AMQP: reading.Management()}, topology)
+		assert.Zero(t, d.Count(audit.Create)+d.Count(audit.Refuse), "%s", d)
 		assert.Equal(t, len(topology.Queues), countKept(d, declare.KindQueue))
 		if s.newer() {
 			// To list a queue's bindings takes the permission to write to it.
 			assert.Zero(t, countKept(d, declare.KindBinding))
 			assert.Contains(t, d.String(), "write access to queue 'orders'")
-			v, err := declare.Verify(ctx, declare.Sources{AMQP: reading.Management()}, topology)
+			v, err := audit.Verify(ctx, audit.Sources{AMQP: reading.Management()}, topology)
 			require.NoError(t, err)
 			require.Len(t, v.Findings, len(topology.Bindings), "%s", v)
 			assert.Equal(t, "unseen", v.Findings[0].Rule)
-			_, err = declare.Plan(ctx, declare.Sources{AMQP: none.Management()}, topology)
+			_, err = audit.Plan(ctx, audit.Sources{AMQP: none.Management()}, topology)
 			require.ErrorContains(t, err, "nothing may be read")
 			assert.ErrorContains(t, err, "refused for user")
 		} else {
 			// 4.0 asks for no permission at all.
 			assert.Equal(t, len(topology.Bindings), countKept(d, declare.KindBinding))
-			d = plan(t, declare.Sources{AMQP: none.Management()}, topology)
-			assert.Zero(t, d.Count(declare.Create)+d.Count(declare.Refuse), "%s", d)
+			d = plan(t, audit.Sources{AMQP: none.Management()}, topology)
+			assert.Zero(t, d.Count(audit.Create)+d.Count(audit.Refuse), "%s", d)
 		}
 	})
 }
 
-func countKept(d declare.Diff, kind declare.Kind) int {
+func countKept(d audit.Diff, kind declare.Kind) int {
 	n := 0
 	for _, c := range d.Changes {
-		if c.Action == declare.Keep && c.Thing.Kind == kind {
+		if c.Action == audit.Keep && c.Thing.Kind == kind {
 			n++
 		}
 	}
@@ -289,17 +290,17 @@ func TestPlanWithoutTheHTTPAPI(t *testing.T) {
 		apply(t, conn, topology)
 		off := s.api(t, func(u *url.URL) { u.Host = "127.0.0.1:1" })
 		wrong := s.api(t, func(u *url.URL) { u.User = url.UserPassword("guest", "not-the-password") })
-		for reader, says := range map[declare.Reader]string{off: "is the management plugin on", wrong: "status 401"} {
-			d := plan(t, declare.Sources{AMQP: conn.Management(), HTTP: reader}, topology)
-			assert.Equal(t, len(topology.Exchanges), d.Count(declare.Unsure))
+		for reader, says := range map[audit.Reader]string{off: "is the management plugin on", wrong: "status 401"} {
+			d := plan(t, audit.Sources{AMQP: conn.Management(), HTTP: reader}, topology)
+			assert.Equal(t, len(topology.Exchanges), d.Count(audit.Unsure))
 			assert.Contains(t, d.String(), says)
-			_, err := declare.Plan(t.Context(), declare.Sources{HTTP: reader}, topology)
+			_, err := audit.Plan(t.Context(), audit.Sources{HTTP: reader}, topology)
 			require.ErrorContains(t, err, says)
 			assert.NotContains(t, err.Error(), "not-the-password")
 		}
 		missing := &site{Broker: s.Broker, vhost: "no-such-vhost"}
-		_, err := declare.Plan(t.Context(), declare.Sources{HTTP: missing.api(t)}, topology)
-		require.ErrorIs(t, err, declare.ErrNotFound)
+		_, err := audit.Plan(t.Context(), audit.Sources{HTTP: missing.api(t)}, topology)
+		require.ErrorIs(t, err, declare.ErrMissing)
 		assert.ErrorContains(t, err, `there is no vhost "no-such-vhost"`)
 	})
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
 	"github.com/hopback/hopback/declare/httpapi"
 	"github.com/hopback/hopback/retry"
 )
@@ -30,9 +31,9 @@ func (s *site) api(t *testing.T, edit ...func(*url.URL)) *httpapi.Reader {
 }
 
 // sources are both ways to read the site.
-func (s *site) sources(t *testing.T, conn *client.Conn) declare.Sources {
+func (s *site) sources(t *testing.T, conn *client.Conn) audit.Sources {
 	t.Helper()
-	return declare.Sources{AMQP: conn.Management(), HTTP: s.api(t)}
+	return audit.Sources{AMQP: conn.Management(), HTTP: s.api(t)}
 }
 
 // shopTopology has every kind of thing: all strategies of retries, work queues, and
@@ -40,7 +41,7 @@ func (s *site) sources(t *testing.T, conn *client.Conn) declare.Sources {
 func shopTopology(t *testing.T) declare.Topology {
 	t.Helper()
 	topology, err := retry.Topology(
-		retry.Policy{MaxRetries: 3, Backoff: retry.Delays(time.Second, 2*time.Second), Strategy: retry.Auto},
+		retry.Policy{MaxRetries: 3, Backoff: retry.Delays(time.Second, 2*time.Second), Strategy: retry.StrategyAuto},
 		declare.QuorumQueue{Name: "orders", DeliveryLimit: 5}, declare.QuorumQueue{Name: "invoices"},
 	)
 	require.NoError(t, err)
@@ -60,11 +61,11 @@ func shopTopology(t *testing.T) declare.Topology {
 }
 
 // plan plans, and wants it to work.
-func plan(t *testing.T, src declare.Sources, topology declare.Topology) declare.Diff {
+func plan(t *testing.T, src audit.Sources, topology declare.Topology) audit.Diff {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	d, err := declare.Plan(ctx, src, topology)
+	d, err := audit.Plan(ctx, src, topology)
 	require.NoError(t, err)
 	return d
 }

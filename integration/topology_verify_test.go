@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -23,8 +24,8 @@ func TestVerifyFindsNothingInOurOwnTopology(t *testing.T) {
 		conn, _ := s.connect(t)
 		all := shopTopology(t)
 		for name, policy := range map[string]retry.Policy{
-			"republish": {}, "dead-letter": {Strategy: retry.DeadLetter}, "native": {Strategy: retry.Native},
-			"auto": {Strategy: retry.Auto}, "any-delay": {AnyDelay: &retry.Ladder{}},
+			"republish": {}, "dead-letter": {Strategy: retry.StrategyDeadLetter}, "native": {Strategy: retry.StrategyNative},
+			"auto": {Strategy: retry.StrategyAuto}, "any-delay": {AnyDelay: &retry.Ladder{}},
 		} {
 			policy.Names.Prefix = name + "."
 			topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "work-" + name, DeliveryLimit: 3})
@@ -33,12 +34,12 @@ func TestVerifyFindsNothingInOurOwnTopology(t *testing.T) {
 			require.NoError(t, err)
 		}
 		apply(t, conn, all)
-		v, err := declare.Verify(t.Context(), s.sources(t, conn), all)
+		v, err := audit.Verify(t.Context(), s.sources(t, conn), all)
 		require.NoError(t, err)
 		assert.True(t, v.Clean(), "%s", v)
 
 		// Over AMQP alone nothing is found either, and it says what it didn't see.
-		v, err = declare.Verify(t.Context(), declare.Sources{AMQP: conn.Management()}, all)
+		v, err = audit.Verify(t.Context(), audit.Sources{AMQP: conn.Management()}, all)
 		require.NoError(t, err)
 		assert.Empty(t, v.Findings)
 		assert.NotEmpty(t, v.Skipped)
@@ -50,7 +51,7 @@ func TestVerifyFindsNothingInOurOwnTopology(t *testing.T) {
 		t.Cleanup(func() { s.http(t, http.MethodDelete, "/users/"+s.vhost+"-look", nil, nil) })
 		s.http(t, http.MethodPut, "/permissions/"+s.vhost+"/"+s.vhost+"-look", map[string]string{"configure": "^$", "write": "^$", "read": ".*"}, nil)
 		looking := s.api(t, func(u *url.URL) { u.User = url.UserPassword(s.vhost+"-look", "look") })
-		v, err = declare.Verify(t.Context(), declare.Sources{HTTP: looking}, all)
+		v, err = audit.Verify(t.Context(), audit.Sources{HTTP: looking}, all)
 		require.NoError(t, err)
 		assert.Empty(t, v.Findings, "%s", v)
 		assert.NotEmpty(t, v.Skipped)
@@ -288,7 +289,7 @@ var faults = map[string]struct {
 // who may not look.
 func TestEveryRuleHasAPlantedFault(t *testing.T) {
 	t.Parallel()
-	planted := map[string]bool{"replicas": true, "replicas-down": true, "unseen": true}
+	planted := map[string]bool{"replicas": true, "replicas-down": true, "broker-version": true, "unseen": true}
 	for _, fault := range faults {
 		for _, rules := range fault.finds {
 			for rule := range strings.SplitSeq(rules, " ") {
@@ -296,7 +297,7 @@ func TestEveryRuleHasAPlantedFault(t *testing.T) {
 			}
 		}
 	}
-	for _, rule := range declare.Rules() {
+	for _, rule := range audit.Rules() {
 		assert.True(t, planted[rule.ID], rule.ID)
 	}
 	assert.GreaterOrEqual(t, len(faults), 15)
@@ -315,7 +316,7 @@ func TestVerifyFindsPlantedFaults(t *testing.T) {
 				conn, _ := s.connect(t)
 				apply(t, conn, topology)
 				fault.plant(t, s)
-				v, err := declare.Verify(t.Context(), declare.Sources{HTTP: s.api(t)}, topology)
+				v, err := audit.Verify(t.Context(), audit.Sources{HTTP: s.api(t)}, topology)
 				require.NoError(t, err)
 				found := map[string]string{}
 				for _, f := range v.Findings {

@@ -18,7 +18,7 @@ func TestAllocationsOfEachStrategy(t *testing.T) {
 	for _, c := range []struct {
 		strategy                Strategy
 		success, retried, ended int
-	}{{Republish, 0, 16, 8}, {DeadLetter, 0, 9, 8}, {Native, 0, 10, 8}} {
+	}{{StrategyRepublish, 0, 10, 8}, {StrategyDeadLetter, 0, 9, 8}, {StrategyNative, 0, 10, 8}} {
 		p := Policy{Strategy: c.strategy, Backoff: Delays(time.Minute), MaxRetries: 1, Worker: "w"}
 		m := client.NewMessage([]byte("body"))
 		m.Annotations = map[any]any{"x-exchange": "shop", "x-routing-key": "order.placed"}

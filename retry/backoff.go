@@ -6,12 +6,13 @@ import (
 	"time"
 )
 
-// Backoff gives the delay before a retry: retry is 1 for the first. It must be a
-// pure function: the same delay for the same number, always, since the delay
-// queues are derived from it. Randomness comes from Policy.Jitter.
+// Backoff returns the delay before a retry. The first retry is 1. It must always return
+// the same delay for the same retry, because the delay queues are derived from it.
+// Randomness comes from Policy.Jitter. Fractions of a millisecond are rounded up.
 type Backoff func(retry int) time.Duration
 
-// Delays is a Backoff that goes through a list and stays at its end.
+// Delays returns a Backoff that walks through a list. Further retries wait as long as
+// the last in the list.
 func Delays(delays ...time.Duration) Backoff {
 	delays = slices.Clone(delays)
 	return func(retry int) time.Duration {
@@ -22,9 +23,9 @@ func Delays(delays ...time.Duration) Backoff {
 	}
 }
 
-// Exponential is a Backoff that begins with initial and grows by factor:
-// Exponential(time.Second, 1.5) gives 1 s, 1.5 s, 2.25 s, ... Fractions of a
-// millisecond are rounded up. Cap bounds it.
+// Exponential returns a Backoff that begins with initial and is multiplied by factor
+// for each further retry: Exponential(time.Second, 1.5) returns 1 s, 1.5 s, 2.25 s and
+// so on. Use Cap to limit it.
 func Exponential(initial time.Duration, factor float64) Backoff {
 	return func(retry int) time.Duration {
 		d := float64(initial) * math.Pow(factor, float64(max(retry, 1)-1))
@@ -35,7 +36,7 @@ func Exponential(initial time.Duration, factor float64) Backoff {
 	}
 }
 
-// Cap bounds b: no delay is longer than limit.
+// Cap returns a Backoff whose delays are those of b, and at most limit.
 func (b Backoff) Cap(limit time.Duration) Backoff {
 	if b == nil {
 		return nil
@@ -57,18 +58,19 @@ func wholeMillis(d time.Duration) time.Duration {
 	return d
 }
 
-// Jitter spreads delays, so that messages which failed together don't come back
-// together.
-type Jitter uint8
+// Jitter spreads delays: messages that failed together don't return together. The zero value, "", means NoJitter.
+type Jitter string
 
 const (
-	// NoJitter, the default, takes delays as they are.
-	NoJitter Jitter = iota
-	// EqualJitter takes half of the delay, and a random part of the other half.
-	EqualJitter
-	// FullJitter takes a random part of the whole delay.
-	FullJitter
+	// NoJitter leaves delays as they are. It is the default.
+	NoJitter Jitter = "none"
+	// EqualJitter waits for half of the delay and a random part of the other half.
+	EqualJitter Jitter = "equal"
+	// FullJitter waits for a random part of the whole delay, at least 1 ms.
+	FullJitter Jitter = "full"
 )
+
+var jitters = []Jitter{NoJitter, EqualJitter, FullJitter}
 
 // spread applies the jitter. u is random, at least 0 and below 1.
 func (j Jitter) spread(d time.Duration, u float64) time.Duration {

@@ -67,7 +67,7 @@ func TestPolicyRefusesBackoffOutOfRange(t *testing.T) {
 		"capped negative":           Exponential(time.Second, 2).Cap(-time.Second),
 	} {
 		refusesArgument(t, Policy{Backoff: b}, "Policy.Backoff", name)
-		refusesArgument(t, Policy{Rules: []Rule{{If: On(errA), Backoff: b}}}, "Policy.Rules[0].Backoff", name)
+		refusesArgument(t, Policy{Rules: []ErrorRule{{If: On(errA), Backoff: b}}}, "Policy.Rules[0].Backoff", name)
 	}
 }
 
@@ -100,7 +100,7 @@ func TestZeroPolicyRetriesFiveTimesOverTheDocumentedDelays(t *testing.T) {
 	t.Parallel()
 	var p Policy
 	require.NoError(t, p.Validate())
-	rungs, err := p.Ladder()
+	rungs, err := p.QueueDelays()
 	require.NoError(t, err)
 	assert.Equal(t, []time.Duration{10 * time.Second, time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute}, rungs)
 	for i, want := range rungs {
@@ -114,21 +114,29 @@ func TestZeroPolicyRetriesFiveTimesOverTheDocumentedDelays(t *testing.T) {
 	}
 }
 
+func TestEmptyEnumsAreTheirDocumentedDefaults(t *testing.T) {
+	t.Parallel()
+	pl := planOf(t, Policy{Rules: []ErrorRule{{If: On(errA), MaxRetries: 7}}})
+	assert.Equal(t, NoJitter, pl.jitter)
+	assert.Equal(t, StrategyRepublish, pl.strategy)
+	assert.Equal(t, ActionRetry, pl.rules[0].do)
+}
+
 func TestPolicyRefusesEachBadFieldByItsName(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 256)
 	for name, p := range map[string]Policy{
 		"Policy.MaxRetries":               {MaxRetries: 1001},
-		"Policy.Jitter":                   {Jitter: FullJitter + 1},
+		"Policy.Jitter":                   {Jitter: "some"},
 		"Policy.GiveUpAfter":              {GiveUpAfter: -1},
 		"Policy.Immediate":                {Immediate: 101},
-		"Policy.Strategy":                 {Strategy: Auto + 1},
+		"Policy.Strategy":                 {Strategy: "copy"},
 		"Policy.Worker":                   {Worker: long},
-		"Policy.AnyDelay":                 {Strategy: Native, AnyDelay: &Ladder{}},
-		"Policy.Waive":                    {Waive: []Guard{GuardNative}},
-		"Policy.Rules[1].If":              {Rules: []Rule{{If: On(errA)}, {}}},
-		"Policy.Rules[0].Do":              {Rules: []Rule{{If: On(errA), Do: DiscardNow + 1}}},
-		"Policy.Rules[0].MaxRetries":      {Rules: []Rule{{If: On(errA), MaxRetries: -2}}},
+		"Policy.AnyDelay":                 {Strategy: StrategyNative, AnyDelay: &Ladder{}},
+		"Policy.Waive":                    {Waive: []Guard{GuardStrategy}},
+		"Policy.Rules[1].If":              {Rules: []ErrorRule{{If: On(errA)}, {}}},
+		"Policy.Rules[0].Do":              {Rules: []ErrorRule{{If: On(errA), Do: "ignore"}}},
+		"Policy.Rules[0].MaxRetries":      {Rules: []ErrorRule{{If: On(errA), MaxRetries: -2}}},
 		"Ladder.Unit":                     {AnyDelay: &Ladder{Unit: time.Microsecond}},
 		"Ladder.Levels":                   {AnyDelay: &Ladder{Levels: 33}},
 		"Ladder":                          {AnyDelay: &Ladder{Unit: time.Hour, Levels: 32}},
@@ -151,7 +159,7 @@ func TestPolicyRefusesEachBadFieldByItsName(t *testing.T) {
 	refusesArgument(t, Policy{Immediate: -1}, "Policy.Immediate", "")
 	refusesArgument(t, Policy{Worker: "\xff"}, "Policy.Worker", "")
 	refusesArgument(t, Policy{Waive: []Guard{"typo"}}, "Policy.Waive", "")
-	refusesArgument(t, Policy{MaxRetries: NoRetries, Rules: []Rule{{If: On(errA), Do: RetryUncounted}}}, "Policy.Rules[0].MaxRetries", "no delay to wait for")
+	refusesArgument(t, Policy{MaxRetries: NoRetries, Rules: []ErrorRule{{If: On(errA), Do: ActionRetryUncounted}}}, "Policy.Rules[0].MaxRetries", "no delay to wait for")
 	refusesArgument(t, Policy{MaxRetries: 65, Backoff: func(retry int) time.Duration { return time.Duration(retry) * time.Second }}, "Policy.Backoff", "65 queues")
 }
 
@@ -159,9 +167,9 @@ func TestManyDelaysAreFineWhereTheyNeedNoQueues(t *testing.T) {
 	t.Parallel()
 	p := Policy{MaxRetries: 1000, Backoff: func(retry int) time.Duration { return time.Duration(retry) * time.Second }}
 	assert.Error(t, p.Validate())
-	p.Strategy = Native
+	p.Strategy = StrategyNative
 	assert.NoError(t, p.Validate())
-	p.Strategy, p.AnyDelay = Republish, &Ladder{}
+	p.Strategy, p.AnyDelay = StrategyRepublish, &Ladder{}
 	assert.NoError(t, p.Validate())
 }
 

@@ -7,11 +7,12 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/mark"
 )
 
 func BenchmarkDecide(b *testing.B) {
 	plain := fmt.Errorf("charging: %w", errA)
-	policy := Policy{Rules: []Rule{{If: On(errB), Do: DeadLetterNow}}, RetryIf: On(errA)}
+	policy := Policy{Rules: []ErrorRule{{If: On(errB), Do: ActionDeadLetter}}, RetryIf: On(errA)}
 	pl, err := policy.plan()
 	if err != nil {
 		b.Fatal(err)
@@ -19,7 +20,7 @@ func BenchmarkDecide(b *testing.B) {
 	for name, err := range map[string]error{"plain": plain, "permanent": Permanent(plain), "after": After(time.Second, plain), "by a rule": errors.Join(plain, errB)} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
-			f := failure{err: err, count: 1, now: time.Now()}
+			f := failure{err: err, says: mark.Read[client.Outcome](err), count: 1, now: time.Now()}
 			for b.Loop() {
 				pl.decide(f)
 			}
@@ -30,8 +31,8 @@ func BenchmarkDecide(b *testing.B) {
 // BenchmarkStrategy is all that a failure costs before the consumer carries it out:
 // the decision, the history, and the copy where there is one.
 func BenchmarkStrategy(b *testing.B) {
-	for _, s := range []Strategy{Republish, DeadLetter, Native} {
-		b.Run(s.String(), func(b *testing.B) {
+	for _, s := range []Strategy{StrategyRepublish, StrategyDeadLetter, StrategyNative} {
+		b.Run(string(s), func(b *testing.B) {
 			b.ReportAllocs()
 			d := With(Policy{Strategy: s, Worker: "w"})(returns(errA)).(*decorator)
 			d.queues.Store("orders", d.plan.stateFor("orders", s))
@@ -51,14 +52,14 @@ func BenchmarkAutopsy(b *testing.B) {
 		b.Fatal(err)
 	}
 	m := client.NewMessage([]byte("body"))
-	m.Annotations = map[any]any{"x-last-death-reason": "rejected", "x-last-death-queue": "orders", client.AnnotationReason: string(LaneExhausted)}
-	for k, v := range pl.history(client.NewDelivery("orders", m), errA, 5, time.Now()) {
+	m.Annotations = map[any]any{"x-last-death-reason": "rejected", "x-last-death-queue": "orders", client.AnnotationReason: string(ReasonExhausted)}
+	for k, v := range pl.history(client.NewDelivery("orders", m), errA, past{count: 5}, time.Now()) {
 		m.Annotations[k] = v
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if Autopsy(m).Lane != LaneExhausted {
-			b.Fatal("another lane")
+		if DeathOf(m).Reason != ReasonExhausted {
+			b.Fatal("another reason")
 		}
 	}
 }

@@ -10,13 +10,12 @@ import (
 )
 
 // CountProperty is the application property that counts retries. Workers in other
-// languages write it, too, as a number or as a string.
+// languages may write it, too, as a number or as a string.
 const CountProperty = "x-retry-count"
 
-// Count is how often m has been retried: the larger of its CountProperty, which
-// Republish and other systems write, and of AnnotationRetries, which the
-// strategies without a copy can write. What can't be a count (negative, not a
-// number, a list) is 0.
+// Count returns how often m was retried. It is the larger of CountProperty, which
+// StrategyRepublish and other systems write, and AnnotationRetries, which the other
+// strategies write. A negative value, or one that is no number, counts as 0.
 func Count(m *client.Message) int {
 	if m == nil {
 		return 0
@@ -26,8 +25,8 @@ func Count(m *client.Message) int {
 	return max(n, own)
 }
 
-// Attempt is which attempt at its message a handler is called for: 1 for the
-// first. It is 0 for a ctx that no delivery is in.
+// Attempt returns the number of the current attempt, for use in a handler. The first
+// attempt is 1. It returns 0 if ctx isn't from a handler's call.
 func Attempt(ctx context.Context) int {
 	d, ok := client.DeliveryFrom(ctx)
 	if !ok {

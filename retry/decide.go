@@ -1,20 +1,15 @@
 package retry
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/mark"
 )
 
-// Why a message was dead-lettered, beside client's own reasons.
+// Marks of messages that wait, in the place of a reason.
 const (
-	// ReasonExhausted: the policy's retries or its time are used up.
-	ReasonExhausted client.Reason = "exhausted"
-	// ReasonPermanent: the error was marked Permanent, or the policy doesn't
-	// retry it.
-	ReasonPermanent client.Reason = "permanent"
 	// reasonRetry is on a message that is to be retried by DeadLetter: its delay
 	// queues are bound for it, so that a later death, which overwrites it, isn't
 	// taken for a retry.
@@ -27,8 +22,9 @@ const (
 // failure is all that a decision depends on.
 type failure struct {
 	err   error
-	count int       // retries so far
-	first time.Time // of the message's first failure; zero if this is it
+	says  mark.Verdict // of err
+	count int          // retries so far
+	first time.Time    // of the message's first failure; zero if this is it
 	now   time.Time
 	// strategy that the message would wait by.
 	strategy Strategy
@@ -41,6 +37,8 @@ type decision struct {
 	delay time.Duration // decidedRetry: not yet rounded to a rung
 	count int           // decidedRetry: retries, this one included
 	asked bool          // decidedRetry: the handler named the delay
+	// early is how often in a row the message has come before its time; see clock.
+	early int
 	// snoozed says of a decidedRetry that nothing has failed.
 	snoozed bool
 	// reason and err are of a decidedDead.
@@ -56,21 +54,22 @@ const (
 	decidedDiscard
 )
 
-// decide is the whole policy, as a pure function. Of several marks in one error
-// Discard goes before Permanent, and that before Snooze and After, wherever they
-// stand; of those two the outermost counts, or the one that was joined first. Then
-// come the rules, and RetryIf last.
+// decide is the whole policy, as a pure function. An error's own mark goes before
+// the rules, and RetryIf comes last. Of marks in one error, one that is around
+// another counts, except that Permanent counts inside After. Of joined errors
+// Permanent goes before Snooze and After, the first joined of those two before an
+// error without a mark, and Discard last.
 func (pl *plan) decide(f failure) decision {
-	if _, ok := errors.AsType[*discardError](f.err); ok {
+	switch f.says.Kind {
+	case mark.IsDiscard:
 		return decision{do: decidedDiscard}
-	}
-	if _, ok := errors.AsType[*permanentError](f.err); ok {
+	case mark.IsPermanent:
 		return decision{do: decidedDead, reason: ReasonPermanent, err: f.err}
 	}
 	limit, delays, counted := pl.max, pl.delays, true
-	after, asked := errors.AsType[*afterError](f.err)
-	if asked && after.snooze {
-		return pl.inTime(f, decision{delay: bounded(after.delay), count: f.count, asked: true, snoozed: true})
+	after, asked := f.says.After, f.says.Kind == mark.IsAfter
+	if asked && after.Snooze {
+		return pl.inTime(f, decision{delay: bounded(after.Delay), count: f.count, asked: true, snoozed: true})
 	}
 	matched := false
 	for _, r := range pl.rules {
@@ -79,11 +78,11 @@ func (pl *plan) decide(f failure) decision {
 		}
 		matched = true
 		switch r.do {
-		case DeadLetterNow:
+		case ActionDeadLetter:
 			return decision{do: decidedDead, reason: ReasonPermanent, err: f.err}
-		case DiscardNow:
+		case ActionDiscard:
 			return decision{do: decidedDiscard}
-		case RetryUncounted:
+		case ActionRetryUncounted:
 			counted = false
 		}
 		limit, delays = r.max, r.delays
@@ -100,7 +99,7 @@ func (pl *plan) decide(f failure) decision {
 		d.count++
 	}
 	if asked {
-		d.delay, d.asked = bounded(after.delay), true
+		d.delay, d.asked = bounded(after.Delay), true
 	} else {
 		// An uncounted retry doesn't move on in the list of delays.
 		d.delay = pl.jitter.spread(delays[min(f.count, len(delays)-1)], f.u)
@@ -138,7 +137,7 @@ func since(first, now time.Time) time.Time {
 // held is how long a message really waits that is to wait for d.
 func (pl *plan) held(s Strategy, d time.Duration) time.Duration {
 	switch {
-	case s == Native:
+	case s == StrategyNative:
 		return d
 	case pl.ladder != nil:
 		return time.Duration(pl.ladder.steps(d)) * pl.ladder.Unit

@@ -12,10 +12,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/mark"
 )
 
 // fails decides on a first failure with err.
-func fails(pl *plan, err error) decision { return pl.decide(failure{err: err, now: epoch}) }
+func fails(pl *plan, err error) decision {
+	return pl.decide(failure{err: err, says: mark.Read[client.Outcome](err), now: epoch})
+}
 
 var (
 	errA = errors.New("a")
@@ -33,7 +36,7 @@ func randomPolicy(r *rand.Rand) Policy {
 		MaxRetries: pick(r, 0, NoRetries, 1, 2, 3, 7, 20),
 		Backoff:    Delays(delays...),
 		Jitter:     pick(r, NoJitter, EqualJitter, FullJitter),
-		Strategy:   pick(r, Republish, DeadLetter, Native, Auto),
+		Strategy:   pick(r, StrategyRepublish, StrategyDeadLetter, StrategyNative, StrategyAuto),
 	}
 	if r.IntN(3) == 0 {
 		p.GiveUpAfter = time.Duration(1 + r.Int64N(int64(3*time.Hour)))
@@ -42,7 +45,7 @@ func randomPolicy(r *rand.Rand) Policy {
 		p.RetryIf = func(err error) bool { return !errors.Is(err, errC) }
 	}
 	for _, err := range []error{errA, errB} {
-		rule := Rule{If: On(err), Do: pick(r, Retry, RetryUncounted, DeadLetterNow, DiscardNow), MaxRetries: pick(r, 0, 1, 4, 30)}
+		rule := ErrorRule{If: On(err), Do: pick(r, ActionRetry, ActionRetryUncounted, ActionDeadLetter, ActionDiscard), MaxRetries: pick(r, 0, 1, 4, 30)}
 		if rule.MaxRetries == 0 && p.MaxRetries == NoRetries {
 			rule.MaxRetries = 2
 		}
@@ -51,7 +54,7 @@ func randomPolicy(r *rand.Rand) Policy {
 		}
 		p.Rules = append(p.Rules, rule)
 	}
-	if p.Strategy == Republish && r.IntN(4) == 0 {
+	if p.Strategy == StrategyRepublish && r.IntN(4) == 0 {
 		p.AnyDelay = &Ladder{}
 	}
 	return p
@@ -99,7 +102,7 @@ func TestNoMessageHasMoreCountedRetriesThanTheLargestLimit(t *testing.T) {
 		count, counted, first, now := 0, 0, time.Time{}, epoch
 		for step := 0; step < 200; step++ {
 			err := randomError(r, r.IntN(4))
-			d := pl.decide(failure{err: err, count: count, first: first, now: now, strategy: p.Strategy, u: r.Float64()})
+			d := pl.decide(failure{err: err, says: mark.Read[client.Outcome](err), count: count, first: first, now: now, strategy: p.Strategy, u: r.Float64()})
 			if d.do != decidedRetry {
 				break
 			}
@@ -127,12 +130,12 @@ func TestUncountedRetriesEndAtGiveUpAfterOnly(t *testing.T) {
 	t.Parallel()
 	pl := planOf(t, Policy{
 		MaxRetries: 1, Backoff: Delays(time.Second), GiveUpAfter: 10 * time.Second,
-		Rules: []Rule{{If: On(errA), Do: RetryUncounted}},
+		Rules: []ErrorRule{{If: On(errA), Do: ActionRetryUncounted}},
 	})
 	now, first := epoch, time.Time{}
 	retries := 0
 	for ; ; retries++ {
-		d := pl.decide(failure{err: errA, first: first, now: now})
+		d := pl.decide(failure{err: errA, says: mark.Read[client.Outcome](errA), first: first, now: now})
 		if first.IsZero() {
 			first = now
 		}
@@ -161,13 +164,13 @@ func TestGiveUpAfterLooksAtTheDelayThatTheMessageWillHave(t *testing.T) {
 		"rounded up beyond it":            {Policy{Backoff: delays, GiveUpAfter: 45 * time.Second}, After(30*time.Second, nil), decidedDead},
 		"rounded up within it":            {Policy{Backoff: delays, GiveUpAfter: time.Minute}, After(30*time.Second, nil), decidedRetry},
 		"cut to the longest":              {Policy{Backoff: delays, GiveUpAfter: time.Hour}, After(24*time.Hour, nil), decidedRetry},
-		"not rounded":                     {Policy{Backoff: delays, GiveUpAfter: 45 * time.Second, Strategy: Native}, After(30*time.Second, nil), decidedRetry},
-		"not cut":                         {Policy{Backoff: delays, GiveUpAfter: time.Hour, Strategy: Native}, After(24*time.Hour, nil), decidedDead},
+		"not rounded":                     {Policy{Backoff: delays, GiveUpAfter: 45 * time.Second, Strategy: StrategyNative}, After(30*time.Second, nil), decidedRetry},
+		"not cut":                         {Policy{Backoff: delays, GiveUpAfter: time.Hour, Strategy: StrategyNative}, After(24*time.Hour, nil), decidedDead},
 		"rounded on the ladder beyond it": {Policy{Backoff: delays, GiveUpAfter: 17*time.Second + time.Millisecond, AnyDelay: &Ladder{Unit: time.Second}}, After(17*time.Second, nil), decidedDead},
 		"rounded on the ladder within it": {Policy{Backoff: delays, GiveUpAfter: 18 * time.Second, AnyDelay: &Ladder{Unit: time.Second}}, After(17*time.Second, nil), decidedRetry},
 	} {
 		pl := planOf(t, c.policy)
-		d := pl.decide(failure{err: c.err, now: epoch, strategy: c.policy.Strategy})
+		d := pl.decide(failure{err: c.err, says: mark.Read[client.Outcome](c.err), now: epoch, strategy: c.policy.Strategy})
 		assert.Equal(t, c.want, d.do, "%s: %+v", name, d)
 	}
 }
@@ -178,20 +181,20 @@ func TestFirstFailureInTheFutureDoesNotPutGivingUpOff(t *testing.T) {
 	t.Parallel()
 	pl := planOf(t, Policy{Backoff: Delays(time.Minute), GiveUpAfter: 30 * time.Second})
 	for _, first := range []time.Time{{}, epoch.Add(time.Second), epoch.AddDate(7000, 0, 0)} {
-		d := pl.decide(failure{err: errDown, first: first, now: epoch})
+		d := pl.decide(failure{err: errDown, says: mark.Read[client.Outcome](errDown), first: first, now: epoch})
 		assert.Equal(t, decidedDead, d.do, "%v", first)
 	}
 	// The time that is written is one that isn't in the future, so it ends later.
 	m := client.NewMessage(nil)
 	m.Annotations = map[any]any{AnnotationFirstFailure: epoch.AddDate(7000, 0, 0).UnixMilli()}
-	h := pl.history(client.NewDelivery("q", m), errDown, 1, epoch)
+	h := pl.history(client.NewDelivery("q", m), errDown, pastOf(m), epoch)
 	assert.Equal(t, epoch.UnixMilli(), h[AnnotationFirstFailure])
 }
 
 func TestFirstFailureLongAgoGivesUpAtOnce(t *testing.T) {
 	t.Parallel()
 	pl := planOf(t, Policy{GiveUpAfter: time.Hour})
-	d := pl.decide(failure{err: errDown, first: time.UnixMilli(1), now: epoch})
+	d := pl.decide(failure{err: errDown, says: mark.Read[client.Outcome](errDown), first: time.UnixMilli(1), now: epoch})
 	assert.Equal(t, decidedDead, d.do)
 	assert.Equal(t, ReasonExhausted, d.reason)
 }
@@ -201,12 +204,12 @@ func TestFirstFailureLongAgoGivesUpAtOnce(t *testing.T) {
 func TestPrecedenceOfMarksAndRules(t *testing.T) {
 	t.Parallel()
 	policy := Policy{
-		MaxRetries: 3, Backoff: Delays(time.Second), Strategy: Native,
+		MaxRetries: 3, Backoff: Delays(time.Second), Strategy: StrategyNative,
 		RetryIf: func(error) bool { return false },
-		Rules: []Rule{
-			{If: On(errA), Do: DeadLetterNow},
-			{If: On(errB), Do: DiscardNow},
-			{If: On(errA, errB, errC), Do: Retry, Backoff: Delays(7 * time.Second)},
+		Rules: []ErrorRule{
+			{If: On(errA), Do: ActionDeadLetter},
+			{If: On(errB), Do: ActionDiscard},
+			{If: On(errA, errB, errC), Do: ActionRetry, Backoff: Delays(7 * time.Second)},
 		},
 	}
 	pl := planOf(t, policy)
@@ -225,11 +228,19 @@ func TestPrecedenceOfMarksAndRules(t *testing.T) {
 		err  error
 		want decision
 	}{
-		"Discard":                               {Discard(errDown), discarded},
-		"Discard of nothing":                    {Discard(nil), discarded},
-		"Discard around Permanent":              {Discard(Permanent(errDown)), discarded},
-		"Permanent around Discard":              {Permanent(Discard(errDown)), discarded},
-		"Discard joined last":                   {errors.Join(errDown, Snooze(1), Permanent(errA), Discard(nil)), discarded},
+		"Discard":                     {Discard(errDown), discarded},
+		"Discard of nothing":          {Discard(nil), discarded},
+		"Discard around Permanent":    {Discard(Permanent(errDown)), discarded},
+		"Discard, deep":               {fmt.Errorf("a: %w", fmt.Errorf("b: %w", Discard(nil))), discarded},
+		"Discard joined with Discard": {errors.Join(Discard(errDown), nil, Discard(nil)), discarded},
+		// What loses the message never wins.
+		"Permanent around Discard":              {Permanent(Discard(errDown)), dead},
+		"Permanent joined with Discard":         {errors.Join(Permanent(errDown), Discard(nil)), dead},
+		"Discard joined with Permanent":         {errors.Join(Discard(nil), Permanent(errDown)), dead},
+		"Discard joined with a failure":         {errors.Join(Discard(nil), errC), retried(7*time.Second, 1)},
+		"Discard joined with After":             {errors.Join(Discard(nil), After(time.Minute, nil)), retried(time.Minute, 1)},
+		"After around Discard":                  {After(time.Minute, Discard(errDown)), retried(time.Minute, 1)},
+		"Discard joined last":                   {errors.Join(errDown, Snooze(1), Permanent(errA), Discard(nil)), dead},
 		"Permanent":                             {Permanent(errDown), dead},
 		"Permanent, deep":                       {deep(Permanent(errDown)), dead},
 		"Permanent around After":                {Permanent(After(time.Minute, errDown)), dead},
@@ -261,12 +272,12 @@ func TestPrecedenceOfMarksAndRules(t *testing.T) {
 
 func TestRuleWithItsOwnLimitLooksAtAllRetriesOfTheMessage(t *testing.T) {
 	t.Parallel()
-	pl := planOf(t, Policy{MaxRetries: 2, Backoff: Delays(time.Second), Rules: []Rule{{If: On(errA), MaxRetries: 4, Backoff: Delays(time.Minute)}}})
+	pl := planOf(t, Policy{MaxRetries: 2, Backoff: Delays(time.Second), Rules: []ErrorRule{{If: On(errA), MaxRetries: 4, Backoff: Delays(time.Minute)}}})
 	for count, want := range []decided{decidedRetry, decidedRetry, decidedRetry, decidedRetry, decidedDead} {
-		assert.Equal(t, want, pl.decide(failure{err: errA, count: count, now: epoch}).do, "%d", count)
+		assert.Equal(t, want, pl.decide(failure{err: errA, says: mark.Read[client.Outcome](errA), count: count, now: epoch}).do, "%d", count)
 	}
 	for count, want := range []decided{decidedRetry, decidedRetry, decidedDead, decidedDead, decidedDead} {
-		assert.Equal(t, want, pl.decide(failure{err: errB, count: count, now: epoch}).do, "%d", count)
+		assert.Equal(t, want, pl.decide(failure{err: errB, says: mark.Read[client.Outcome](errB), count: count, now: epoch}).do, "%d", count)
 	}
 	assert.Equal(t, []time.Duration{time.Second, time.Minute}, pl.rungs)
 }
@@ -275,17 +286,17 @@ func TestSnoozeNeitherCountsNorEndsWhenRetriesAreUsedUp(t *testing.T) {
 	t.Parallel()
 	pl := planOf(t, Policy{MaxRetries: 2, Backoff: Delays(time.Second), GiveUpAfter: time.Second})
 	for _, count := range []int{0, 2, 1000, math.MaxInt32} {
-		d := pl.decide(failure{err: Snooze(time.Hour), count: count, now: epoch})
+		d := pl.decide(failure{err: Snooze(time.Hour), says: mark.Read[client.Outcome](Snooze(time.Hour)), count: count, now: epoch})
 		assert.Equal(t, decidedRetry, d.do, "there was no failure that GiveUpAfter could begin at")
 		assert.Equal(t, count, d.count)
 	}
-	d := pl.decide(failure{err: Snooze(time.Hour), first: epoch.Add(-time.Second), now: epoch})
+	d := pl.decide(failure{err: Snooze(time.Hour), says: mark.Read[client.Outcome](Snooze(time.Hour)), first: epoch.Add(-time.Second), now: epoch})
 	assert.Equal(t, decidedDead, d.do, "there was")
 }
 
 func TestDelayThatAHandlerAsksForIsBounded(t *testing.T) {
 	t.Parallel()
-	pl := planOf(t, Policy{Strategy: Native})
+	pl := planOf(t, Policy{Strategy: StrategyNative})
 	for asked, want := range map[time.Duration]time.Duration{
 		math.MinInt64: time.Millisecond, -1: time.Millisecond, 0: time.Millisecond, 1: time.Millisecond,
 		1500 * time.Microsecond: 2 * time.Millisecond,
@@ -321,7 +332,7 @@ func TestRungsAreMonotoneAndNeverShorten(t *testing.T) {
 	r := random(t)
 	for range 60 {
 		p := randomPolicy(r)
-		p.Strategy = pick(r, Republish, DeadLetter)
+		p.Strategy = pick(r, StrategyRepublish, StrategyDeadLetter)
 		p.AnyDelay = nil
 		pl := planOf(t, p)
 		if len(pl.rungs) == 0 {

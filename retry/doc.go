@@ -1,6 +1,6 @@
-// Package retry decides what becomes of a message whose handler failed: it hops
-// back to its queue later, with back-off, or ends in a dead-letter queue that
-// says why. It is policy only; package client carries the decision out.
+// Package retry decides what happens to a message whose handler failed. The message
+// hops back to its queue later, with back-off, or goes to a dead-letter queue together
+// with the reason. This package only decides; package client acts on the decision.
 //
 //	policy := retry.Policy{MaxRetries: 5, Backoff: retry.Delays(10*time.Second, time.Minute)}
 //	topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 5})
@@ -9,25 +9,27 @@
 //
 // # Three strategies
 //
-// Republish, the default, copies a failed message, with its counter raised, to the
-// shared topic exchange "retry_exchange" under the routing key
+// StrategyRepublish, the default, publishes a copy of a failed message, with its count
+// of retries, to the shared topic exchange "retry_exchange" with the routing key
 //
 //	delay.<milliseconds>.<queue>
 //
-// There one queue for each delay, shared by all work queues, holds it for that
-// long and dead-letters it to "requeue_exchange", which brings it back by the
-// queue's name. The original is accepted only after the copy is confirmed.
+// Each delay has one queue, shared by all work queues. It holds the copy for that delay
+// and dead-letters it to "requeue_exchange", which returns it by the work queue's name.
+// The original is accepted only after the copy is confirmed.
 //
 //	orders ──fail──▶ retry_exchange ──delay.10000.#──▶ delay_10s ──expired──▶ requeue_exchange ──*.*.orders──▶ orders
 //
-// DeadLetter lets the broker move the message itself, with one disposition:
+// StrategyDeadLetter has the broker move the message itself, with one disposition:
 //
 //	orders ──rejected──▶ dead_letter_exchange ──retry, 10000──▶ hold_10s ──expired──▶ return_exchange ──orders──▶ orders
 //
-// Native, with RabbitMQ 4.3 and later, lets the queue hold it. Auto takes the best
-// that the broker can do. With each, what is given up goes
+// StrategyNative has the work queue hold it, on RabbitMQ 4.3 and later. StrategyAuto
+// chooses one of the three when the consumer starts. With each of them, a message that
+// is given up goes to a dead-letter queue:
 //
 //	orders ──rejected──▶ dead_letter_exchange ──▶ given_up_exchange ──orders──▶ orders.dead
 //
-// and Autopsy reads there why it died. Topology declares all of this.
+// DeathOf reads from such a message why it died. Topology returns all these queues,
+// exchanges and bindings.
 package retry

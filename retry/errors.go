@@ -2,71 +2,65 @@ package retry
 
 import (
 	"errors"
-	"fmt"
 	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/mark"
 )
 
-// Permanent marks err as one that no retry can help: the message is dead-lettered
+// Permanent marks err as an error that no retry can cure: the message is dead-lettered
 // at once, with ReasonPermanent. Permanent(nil) is nil.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &permanentError{err}
+	return &mark.Permanent{Err: err}
 }
 
-// IsPermanent says whether err, or one in its chain, was marked by Permanent: for
-// other middleware that has to tell such errors apart.
+// IsPermanent reports whether Permanent marked err or an error in its chain. It is for
+// other middleware.
 func IsPermanent(err error) bool {
-	_, ok := errors.AsType[*permanentError](err)
+	_, ok := errors.AsType[*mark.Permanent](err)
 	return ok
 }
 
-// After asks for the next retry of the message to come no sooner than in d,
-// whatever the policy's back-off says; for a Retry-After from a service, say. It
-// counts as a retry like any other, and ends in the dead-letter queue when those
-// are used up.
+// After retries the message after d instead of the policy's delay: for example, after
+// the time that a service asked for with Retry-After. It counts as a retry like any
+// other: once those are used up, the message is dead-lettered.
 //
-// With Republish and DeadLetter the delay is rounded up to the next one that the
-// policy has a queue for, and is at most the longest of those. err may be nil.
-func After(d time.Duration, err error) error { return &afterError{max(d, 0), err, false} }
+// StrategyRepublish and StrategyDeadLetter round d up to the next delay that the policy
+// has a queue for, at most the longest. A negative d is 0.
+//
+// err may be nil. It may be a client.Outcome, which is then ignored:
+// After(d, client.Requeue{}) retries after d.
+func After(d time.Duration, err error) error { return &mark.After{Delay: max(d, 0), Err: err} }
 
-// Snooze brings the message back in d without using up a retry: nothing has
-// failed, it only is too early. Only Policy.GiveUpAfter, if there was a failure
-// before, ends that. Its delay is rounded as After's.
-func Snooze(d time.Duration) error { return &afterError{max(d, 0), nil, true} }
+// Snooze delivers the message again after d and doesn't count a retry. It is for a
+// message that comes too early and hasn't failed. Only Policy.GiveUpAfter ends this,
+// and only if the message failed before. d is rounded as for After.
+func Snooze(d time.Duration) error { return &mark.After{Delay: max(d, 0), Snooze: true} }
 
-// Discard gives the message up in words: it is accepted, and gone. err may say
-// why, for a log in between; nil stays an error that discards.
-func Discard(err error) error { return &discardError{err} }
+// Discard drops the message on purpose: it is accepted and not kept anywhere. err may
+// tell why, for middleware that logs. Discard(nil) is an error, too, and discards.
+//
+// Discard is ignored if it is joined with another error or wrapped in Permanent or
+// After: the other error decides.
+func Discard(err error) error { return &mark.Discard{Err: err} }
 
-type permanentError struct{ err error }
-
-func (e *permanentError) Error() string { return e.err.Error() }
-func (e *permanentError) Unwrap() error { return e.err }
-
-type afterError struct {
-	delay  time.Duration
-	err    error
-	snooze bool
+// unreadable stands for an error that panics when it is looked into, such as a nil
+// pointer whose methods don't expect one. It has its text and its type's name, and
+// matches nothing.
+type unreadable struct {
+	text string
+	kind any
 }
 
-func (e *afterError) Error() string {
-	if e.err == nil {
-		return fmt.Sprintf("retry after %v", e.delay)
+func (e *unreadable) Error() string { return e.text }
+
+// readable returns err, or what stands for it. v is what mark.Read says of err.
+func readable(err error, v mark.Verdict) error {
+	if !v.Unreadable && mark.Answers(err) {
+		return err
 	}
-	return e.err.Error()
+	return &unreadable{text: client.ErrorText(err), kind: errorType(err)}
 }
-
-func (e *afterError) Unwrap() error { return e.err }
-
-type discardError struct{ err error }
-
-func (e *discardError) Error() string {
-	if e.err == nil {
-		return "discarded"
-	}
-	return "discarded: " + e.err.Error()
-}
-
-func (e *discardError) Unwrap() error { return e.err }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/mark"
 )
 
 func FuzzParseCount(f *testing.F) {
@@ -49,11 +50,15 @@ func FuzzAutopsy(f *testing.F) {
 		} {
 			m.Annotations[key] = values[(i+int(kinds))%len(values)]
 		}
-		d := Autopsy(m)
+		d := DeathOf(m)
 		require.GreaterOrEqual(t, d.Retries, 0)
-		require.False(t, d.First.Before(time.Time{}))
-		require.GreaterOrEqual(t, earlyBy(m, epoch), time.Duration(0))
-		if d.Lane == LaneUnroutable {
+		require.False(t, d.FirstFailure.Before(time.Time{}))
+		if due, asked := heldUntil(m); asked > 0 {
+			left, _ := (&clock{own: func() time.Time { return epoch }}).came(due, asked, 0)
+			require.GreaterOrEqual(t, left, time.Duration(0))
+			require.LessOrEqual(t, left, asked)
+		}
+		if d.Reason == ReasonUnroutable {
 			require.Positive(t, d.Retries)
 		}
 	})
@@ -91,7 +96,7 @@ func FuzzDecide(f *testing.F) {
 		p := randomPolicy(r)
 		pl := planOf(t, p)
 		err := randomError(r, r.IntN(6))
-		x := failure{err: err, count: count, first: millis(first), now: epoch, strategy: p.Strategy, u: u}
+		x := failure{err: err, says: mark.Read[client.Outcome](err), count: count, first: millis(first), now: epoch, strategy: p.Strategy, u: u}
 		d := pl.decide(x)
 		again := pl.decide(x)
 		require.Equal(t, fmt.Sprint(d.err), fmt.Sprint(again.err))
@@ -102,16 +107,16 @@ func FuzzDecide(f *testing.F) {
 			require.NotEmpty(t, d.reason)
 			require.Error(t, d.err)
 		case decidedDiscard:
-			discards := errors.As(err, new(*discardError))
+			discards := errors.As(err, new(*mark.Discard))
 			for _, rule := range pl.rules {
-				discards = discards || rule.do == DiscardNow && rule.applies(err)
+				discards = discards || rule.do == ActionDiscard && rule.applies(err)
 			}
 			require.True(t, discards, "%v", err)
 		case decidedRetry:
 			require.True(t, d.count == count || d.count == count+1)
 			require.GreaterOrEqual(t, d.delay, time.Millisecond)
 			require.LessOrEqual(t, d.delay, maxDelay)
-			require.False(t, errors.As(err, new(*permanentError)))
+			require.False(t, errors.As(err, new(*mark.Permanent)))
 			if pl.giveUp > 0 && !x.first.IsZero() {
 				require.LessOrEqual(t, epoch.Add(pl.held(p.Strategy, d.delay)).Sub(since(x.first, epoch)), pl.giveUp)
 			}

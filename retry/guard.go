@@ -5,55 +5,80 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
+	"strings"
+	"time"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
 )
 
-// Guard is a check that With makes when a consumer starts: topology that would
-// lose messages or stall them is refused, rather than found out later. Each can be
-// waived by naming it in Policy.Waive, for instance where a policy of the broker's
-// sets what the queue's arguments don't show: the checks see arguments only.
+// Guard is a check that With makes when a consumer starts. The consumer doesn't start
+// on topology that would lose messages or stall them; the error is a *GuardError. The
+// checks are rules of package declare, applied to the part of the topology that AMQP
+// shows: queues with their arguments, and bindings. AMQP shows neither exchanges nor
+// policies. The guards assume that exchanges are as Topology declares them and that no
+// policy applies.
+//
+// Policy.Waive waives guards, for example where a policy on the broker sets an argument
+// that the queue itself doesn't have. A waived guard still checks, and the consumer logs
+// what it finds when it starts.
+//
+// RabbitMQ 4.3 and later ask for permissions: any one on a queue, and for a binding
+// write on its queue and read on its exchange. The guards skip what the user may not
+// see. The consumer logs that, and starts.
+//
+// The guards check again while the consumer runs and messages fail: at most once a
+// minute, or every ten seconds while retries come back early or not at all. They log
+// what they find as an error. A delay queue that has begun to lose messages gets no more
+// of them: they wait in another delay queue, or are dead-lettered with
+// client.ReasonUnforwardable.
 type Guard string
 
 const (
-	// GuardDeadLetter: the work queue has no dead-letter exchange, so whatever is
-	// given up, or exceeds the delivery limit, would be dropped in silence.
+	// GuardDeadLetter: the work queue has no dead-letter exchange. The broker would drop
+	// messages that are given up or exceed the delivery limit, without a trace.
 	GuardDeadLetter Guard = "dead-letter"
-	// GuardAtMostOnce: the work queue, or a delay queue, dead-letters at most once,
-	// so that a message is lost when what comes next is missing or full.
+	// GuardAtMostOnce: the work queue or a delay queue dead-letters at most once. A
+	// message would be lost when the next exchange or queue is missing or full.
 	GuardAtMostOnce Guard = "at-most-once"
-	// GuardDeliveryLimit: the dead-letter queue has a delivery limit. A dead letter
-	// brings the delivery count of its work queue along, and would be ended there
-	// when it is first looked at. (The work queue's own limit can't cut a policy
-	// short: no strategy's retry counts as a failed delivery.)
+	// GuardDeliveryLimit: the dead-letter queue has a delivery limit. A dead letter keeps
+	// the delivery count of its work queue, so the first look at it could exceed the
+	// limit and drop it. The work queue's own limit does no harm: no strategy's retry
+	// counts as a failed delivery.
 	GuardDeliveryLimit Guard = "delivery-limit"
-	// GuardDelayQueue: a delay queue that the policy needs is missing, or isn't
-	// bound, or the work queue isn't bound for the way back.
+	// GuardDelayQueue: messages would not return after their delay. A delay queue that
+	// the policy needs is missing, isn't bound, holds messages for another time than the
+	// policy's or for ever, or dead-letters them elsewhere; or the work queue isn't
+	// bound to the exchange that returns them.
 	GuardDelayQueue Guard = "delay-queue"
-	// GuardMaxLength: the work queue has a max-length. When it is full, messages
-	// that come back can't leave their delay queue, and after 32 of them nor can
-	// those of other work queues.
+	// GuardMaxLength: a queue that receives dead-lettered messages has a max-length. While
+	// the work queue is full, returning messages can't leave their delay queue. Once 32
+	// of them wait so, messages of other work queues can't leave it either. With
+	// StrategyDeadLetter the dead-letter queue matters, too: while it is full, the work
+	// queue's retries stop.
 	GuardMaxLength Guard = "max-length"
-	// GuardNative: the broker or the queue can't do the strategy Native. It can't
-	// be waived: messages would come back at once, for ever.
-	GuardNative Guard = "native"
+	// GuardStrategy: the broker or the queue doesn't support the policy's strategy. This
+	// guard can't be waived. With StrategyNative, messages would come back at once, for
+	// ever; with StrategyDeadLetter, none would be retried.
+	GuardStrategy Guard = "strategy"
 )
 
 var allGuards = []Guard{GuardDeadLetter, GuardAtMostOnce, GuardDeliveryLimit, GuardDelayQueue, GuardMaxLength}
 
-// AllGuards returns every guard that can be waived: for a topology that others
-// have made and that can't be changed, such as one from another system.
+// AllGuards returns every guard that can be waived. It is for Policy.Waive with topology
+// that can't be changed, such as another system's.
 func AllGuards() []Guard { return slices.Clone(allGuards) }
 
-// GuardError is what a Guard found.
+// GuardError is a fault that a guard found. errors.As finds it in the error of Consume,
+// which joins several.
 type GuardError struct {
 	Guard Guard
-	// Queue that it found it at.
+	// Queue is the name of the queue with the fault.
 	Queue string
-	// Problem and Remedy are sentences without a full stop.
+	// Problem says what is wrong, Remedy what to do. Both are clauses without a full
+	// stop.
 	Problem, Remedy string
 }
 
@@ -61,220 +86,231 @@ func (e *GuardError) Error() string {
 	return fmt.Sprintf("hopback: guard %q at queue %q: %s; %s", string(e.Guard), e.Queue, e.Problem, e.Remedy)
 }
 
-// prepare chooses the strategy and runs the guards. Everything that they find is
-// returned, joined.
-func (pl *plan) prepare(ctx context.Context, s client.Start) (Strategy, error) {
-	if s.Management == nil {
-		if pl.strategy == Native || pl.strategy == Auto {
-			return Republish, nil // an unknown broker: the way that works on all
-		}
-		return pl.strategy, nil
-	}
-	look := sync.OnceValues(func() (declare.QueueInfo, error) { return declare.Inspect(ctx, s.Management, s.Queue) })
-	strategy, err := pl.choose(ctx, s, func(context.Context) (declare.QueueInfo, error) { return look() })
-	if err != nil {
-		return 0, err
-	}
-	var checks []func() error
-	add := func(g Guard, check func() error) {
-		if !pl.waived[g] {
-			checks = append(checks, check)
-		}
-	}
-	ofWork := func(check func(declare.QueueInfo) error) func() error {
-		return func() error {
-			info, err := look()
-			if err != nil {
-				return err
-			}
-			return check(info)
-		}
-	}
-	add(GuardDeadLetter, ofWork(pl.guardDeadLetter))
-	add(GuardAtMostOnce, ofWork(guardAtMostOnce))
-	add(GuardMaxLength, ofWork(guardMaxLength))
-	add(GuardDeliveryLimit, func() error { return pl.guardDeliveryLimit(ctx, s) })
-	if strategy != Native && (len(pl.rungs) > 0 || pl.ladder != nil) {
-		checks = append(checks, pl.wayThere(ctx, s, strategy)...)
-	}
-	return strategy, errors.Join(inParallel(checks)...)
+// inspection is what the guards saw at one look.
+type inspection struct {
+	found, waived []*GuardError
+	// unseen has what the user may not look at, and which guards didn't look; needs
+	// has the permissions that would let them.
+	unseen, needs []string
+	// losing says of each delay queue, by rung, why it mustn't be sent to; nil if
+	// it may.
+	losing []error
+	// dead is the dead-letter queue; nil if it isn't known.
+	dead *declare.QueueInfo
 }
 
-// inParallel keeps a start from waiting for one answer at a time.
-func inParallel(checks []func() error) []error {
-	errs := make([]error, len(checks))
-	turns := make(chan struct{}, 8)
-	var wg sync.WaitGroup
-	for i, check := range checks {
-		turns <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-turns }()
-			errs[i] = check()
-		})
+func (in *inspection) err() error {
+	errs := make([]error, len(in.found))
+	for i, e := range in.found {
+		errs[i] = e
 	}
-	wg.Wait()
-	// The same finding, say a failed request, may come from several checks.
-	seen := map[string]bool{}
-	return slices.DeleteFunc(errs, func(err error) bool {
-		if err == nil {
-			return true
+	return errors.Join(errs...)
+}
+
+// prepare chooses the strategy and runs the guards. Everything that they refuse is
+// returned, joined. The watch is nil where the broker can't be asked.
+func (pl *plan) prepare(ctx context.Context, s client.Start) (Strategy, *watch, error) {
+	if s.Management == nil {
+		if pl.strategy == StrategyNative || pl.strategy == StrategyAuto {
+			return StrategyRepublish, nil, nil // an unknown broker: the way that works on all
 		}
-		known := seen[err.Error()]
-		seen[err.Error()] = true
-		return known
+		return pl.strategy, nil, nil
+	}
+	work, err := declare.Inspect(ctx, s.Management, s.Queue)
+	if err != nil {
+		return "", nil, err
+	}
+	strategy, err := pl.choose(s.Broker, work)
+	if err != nil {
+		return "", nil, err
+	}
+	w := newWatch(s.Log, s.Queue, func(ctx context.Context) (inspection, error) {
+		return pl.inspect(ctx, s.Management, s.Queue, strategy)
+	})
+	return strategy, w, w.start(ctx)
+}
+
+// inspect looks at the way of a retry from queue and back, and at the queue's end.
+func (pl *plan) inspect(ctx context.Context, ask declare.Requester, queue string, strategy Strategy) (inspection, error) {
+	t := pl.way(queue, strategy)
+	s, err := audit.Read(ctx, audit.Sources{AMQP: ask}, t)
+	if err != nil {
+		return inspection{}, err
+	}
+	c := guardCheck{plan: pl, queue: queue, strategy: strategy, in: inspection{losing: make([]error, len(pl.rungs))}, at: map[string]*GuardError{}, seen: map[string]declare.QueueInfo{}}
+	for _, q := range s.Queues {
+		c.seen[q.Name] = q
+		switch q.Name {
+		case queue:
+			c.work(q)
+		case pl.names.DeadLetterQueue(queue):
+			c.in.dead = &q
+		}
+	}
+	for _, f := range audit.Check(s.Assume(t), t).Findings {
+		if f.Rule == "unseen" {
+			c.unseen(f)
+		} else {
+			c.finding(f)
+		}
+	}
+	return c.in, nil
+}
+
+// way is what Topology declares of a queue and its policy, as far as messages of
+// that queue pass through it.
+func (pl *plan) way(queue string, strategy Strategy) declare.Topology {
+	if len(pl.rungs) == 0 && pl.ladder == nil {
+		strategy = StrategyNative // nothing waits anywhere
+	}
+	t := pl.ends()
+	t.Queues, t.Bindings = nil, nil // parking is for what has lost its way
+	if strategy != StrategyNative {
+		t = join(t, pl.waiting(strategy))
+	}
+	work := declare.QuorumQueue{Name: queue}
+	if address.Queue(pl.names.DeadLetterQueue(queue)).Validate() != nil && strategy != StrategyDeadLetter {
+		work.DeadLetter = declare.Drop() // it can't have that dead-letter queue
+	}
+	// The queue's name has been checked before; what is still wrong can't be there.
+	w, _ := pl.workQueue(strategy, work)
+	return join(t, w)
+}
+
+// guardCheck makes guards' findings of the rules'.
+type guardCheck struct {
+	plan     *plan
+	queue    string
+	strategy Strategy
+	seen     map[string]declare.QueueInfo
+	in       inspection
+	at       map[string]*GuardError // by guard and queue: one finding for each
+}
+
+// work checks what no rule does, since a queue that other workers use may be fine
+// without it: this worker rejects messages.
+func (c *guardCheck) work(q declare.QueueInfo) {
+	if _, ok := q.Arguments["x-dead-letter-exchange"]; !ok && q.Type != "stream" {
+		c.add(GuardDeadLetter, q.Name, "it has no dead-letter exchange, so the broker drops messages that are given up or exceed the delivery limit",
+			"declare it with retry.Topology, or waive this guard if a policy on the broker sets one")
+	}
+}
+
+const (
+	remedyApply = "apply retry.Topology of this policy"
+	remedyTwice = "give it x-dead-letter-strategy at-least-once and x-overflow reject-publish, as retry.Topology does"
+	remedyLeft  = "remove the limit, and limit what is published instead"
+)
+
+// finding is told of what a rule found. Rules say more than guards ask for.
+func (c *guardCheck) finding(f audit.Finding) {
+	dead := c.plan.names.DeadLetterQueue(c.queue)
+	switch name := f.Thing.Name; {
+	case f.Thing.Kind == declare.KindBinding:
+		if f.Rule == "missing" && !strings.Contains(name, fmt.Sprintf("to queue %.64q", dead)) {
+			c.add(GuardDelayQueue, c.queue, f.Thing.String()+" is missing", remedyApply)
+			if i := c.rung(func(q string) bool { return strings.Contains(name, fmt.Sprintf("to queue %.64q", q)) }); i >= 0 && c.strategy == StrategyDeadLetter {
+				c.loses(i, f)
+			}
+		}
+	case f.Thing.Kind != declare.KindQueue:
+	case name == c.queue:
+		switch {
+		case f.Rule == "at-most-once":
+			c.add(GuardAtMostOnce, name, f.Problem, remedyTwice)
+		case f.Rule == "max-length":
+			c.add(GuardMaxLength, name, f.Problem, remedyLeft)
+		case f.Rule == "different" && c.strategy == StrategyDeadLetter && strings.HasPrefix(f.Argument, "x-dead-letter-") && f.Argument != "x-dead-letter-strategy":
+			c.add(GuardDelayQueue, name, f.Problem+", for StrategyDeadLetter", "declare it with retry.Topology, or use StrategyRepublish")
+		}
+	case name == dead:
+		switch {
+		case f.Rule == "delivery-limit":
+			c.add(GuardDeliveryLimit, name, f.Problem, f.Remedy+", as retry.Topology does")
+		case f.Rule == "max-length" && c.strategy == StrategyDeadLetter:
+			c.add(GuardMaxLength, name, f.Problem, remedyLeft)
+		}
+	default:
+		c.delayQueue(f)
+	}
+}
+
+// delayQueue is told of what a rule found at a delay queue.
+func (c *guardCheck) delayQueue(f audit.Finding) {
+	name := f.Thing.Name
+	i := c.rung(func(q string) bool { return q == name })
+	switch f.Rule {
+	case "missing":
+		c.add(GuardDelayQueue, name, "it doesn't exist", remedyApply)
+		if c.strategy == StrategyDeadLetter {
+			c.loses(i, f)
+		}
+	case "different":
+		switch f.Argument {
+		case "x-message-ttl":
+			c.add(GuardDelayQueue, name, f.Problem, remedyApply)
+			if _, set := c.seen[name].Arguments["x-message-ttl"]; !set {
+				c.loses(i, f) // it holds messages for ever
+			}
+		case "x-dead-letter-exchange", "x-dead-letter-routing-key":
+			c.add(GuardDelayQueue, name, f.Problem, remedyApply)
+			c.loses(i, f)
+		}
+	case "dead-letter":
+		c.add(GuardDelayQueue, name, f.Problem, remedyApply)
+		c.loses(i, f)
+	case "delay-mismatch", "expires":
+		c.add(GuardDelayQueue, name, f.Problem, remedyApply)
+	case "at-most-once":
+		c.add(GuardAtMostOnce, name, f.Problem, remedyTwice)
+	case "max-length":
+		c.add(GuardMaxLength, name, f.Problem, remedyLeft)
+	}
+}
+
+// rung is the index of the delay queue that is meant, or -1.
+func (c *guardCheck) rung(is func(queue string) bool) int {
+	return slices.IndexFunc(c.plan.rungs, func(d time.Duration) bool {
+		if c.strategy == StrategyDeadLetter {
+			return is(c.plan.names.HoldQueue(d))
+		}
+		return is(c.plan.names.DelayQueue(d))
 	})
 }
 
-func (pl *plan) guardDeadLetter(q declare.QueueInfo) error {
-	if _, ok := q.Arguments["x-dead-letter-exchange"]; ok || q.Type == "stream" {
-		return nil
+func (c *guardCheck) loses(rung int, f audit.Finding) {
+	if rung >= 0 && !c.plan.waived[GuardDelayQueue] {
+		c.in.losing[rung] = &GuardError{Guard: GuardDelayQueue, Queue: f.Thing.Name, Problem: f.Problem, Remedy: remedyApply}
 	}
-	return &GuardError{Guard: GuardDeadLetter, Queue: q.Name,
-		Problem: "it has no dead-letter exchange, so messages that are given up or exceed the delivery limit are dropped",
-		Remedy:  "declare it with retry.Topology; or waive this guard if a broker policy sets one"}
 }
 
-func guardAtMostOnce(q declare.QueueInfo) error {
-	if _, ok := q.Arguments["x-dead-letter-exchange"]; !ok {
-		return nil // guardDeadLetter says so
+// add notes a finding. Several at one queue are one error of its guard.
+func (c *guardCheck) add(g Guard, queue, problem, remedy string) {
+	key := string(g) + " " + queue
+	if e := c.at[key]; e != nil && queue != c.queue {
+		e.Problem += "; " + problem
+		return
 	}
-	if q.Arguments["x-dead-letter-strategy"] == "at-least-once" && q.Arguments["x-overflow"] == "reject-publish" {
-		return nil
+	e := &GuardError{Guard: g, Queue: queue, Problem: problem, Remedy: remedy}
+	c.at[key] = e
+	if c.plan.waived[g] {
+		c.in.waived = append(c.in.waived, e)
+	} else {
+		c.in.found = append(c.in.found, e)
 	}
-	return &GuardError{Guard: GuardAtMostOnce, Queue: q.Name,
-		Problem: "it dead-letters at most once: a message is lost when the exchange, the binding or the queue behind it is missing or full",
-		Remedy:  "give it x-dead-letter-strategy at-least-once and x-overflow reject-publish, as retry.Topology does"}
 }
 
-func guardMaxLength(q declare.QueueInfo) error {
-	for _, arg := range []string{"x-max-length", "x-max-length-bytes"} {
-		if _, ok := q.Arguments[arg]; ok {
-			return &GuardError{Guard: GuardMaxLength, Queue: q.Name,
-				Problem: "it has " + arg + ": while it is full, messages on their way back block the delay queues that all work queues share",
-				Remedy:  "leave the limit out, and bound what is published instead"}
-		}
-	}
-	return nil
-}
-
-// guardDeliveryLimit looks at the dead-letter queue that Topology gives a work
-// queue; one by another name isn't known here.
-func (pl *plan) guardDeliveryLimit(ctx context.Context, s client.Start) error {
-	name := pl.names.DeadLetterQueue(s.Queue)
-	if address.Queue(name).Validate() != nil {
-		return nil
-	}
-	q, err := declare.Inspect(ctx, s.Management, name)
+// unseen is told of something that the user may not look at.
+func (c *guardCheck) unseen(f audit.Finding) {
+	guards := []Guard{GuardDelayQueue, GuardAtMostOnce}
+	needs := fmt.Sprintf("configure, write or read on %s", f.Thing)
 	switch {
-	case errors.Is(err, declare.ErrNotFound):
-		return nil
-	case err != nil:
-		return err
-	case q.Type != "quorum":
-		return nil
+	case f.Thing.Kind == declare.KindBinding:
+		guards = guards[:1]
+		needs = fmt.Sprintf("write on the destination and read on the source of %s", f.Thing)
+	case f.Thing.Name == c.plan.names.DeadLetterQueue(c.queue):
+		guards = []Guard{GuardDeliveryLimit}
 	}
-	if limit, ok := q.Arguments["x-delivery-limit"].(int64); ok && limit < 0 {
-		return nil
-	}
-	return &GuardError{Guard: GuardDeliveryLimit, Queue: name,
-		Problem: "it has a delivery limit, and a dead letter brings along the deliveries that it has had",
-		Remedy:  "give it x-delivery-limit -1, as retry.Topology does"}
-}
-
-// wayThere checks every queue and binding that a retried message comes through.
-func (pl *plan) wayThere(ctx context.Context, s client.Start, strategy Strategy) []func() error {
-	n := pl.names
-	var checks []func() error
-	queue := func(name string) {
-		checks = append(checks, func() error {
-			info, err := declare.Inspect(ctx, s.Management, name)
-			switch {
-			case errors.Is(err, declare.ErrNotFound):
-				return pl.unlessWaived(&GuardError{Guard: GuardDelayQueue, Queue: s.Queue,
-					Problem: fmt.Sprintf("the delay queue %q is missing", name), Remedy: "apply retry.Topology of this policy"})
-			case err != nil:
-				return err
-			}
-			if err := guardAtMostOnce(info); err != nil {
-				return pl.unlessWaived(err.(*GuardError))
-			}
-			return nil
-		})
-	}
-	bound := func(b declare.Binding) {
-		checks = append(checks, func() error {
-			if b.Source == "" || address.Exchange(b.Source, b.Key).Validate() != nil {
-				return nil
-			}
-			found, err := declare.Bindings(ctx, s.Management, b)
-			if err != nil && !errors.Is(err, declare.ErrNotFound) {
-				return err
-			}
-			for _, f := range found {
-				if sameHeaders(b, f) {
-					return nil
-				}
-			}
-			to := b.Queue
-			if to == "" {
-				to = b.Exchange
-			}
-			return pl.unlessWaived(&GuardError{Guard: GuardDelayQueue, Queue: s.Queue,
-				Problem: fmt.Sprintf("%q isn't bound to the exchange %q with key %q", to, b.Source, b.Key), Remedy: "apply retry.Topology of this policy"})
-		})
-	}
-	switch {
-	case pl.waived[GuardDelayQueue] && pl.waived[GuardAtMostOnce]:
-	case pl.ladder != nil:
-		t := pl.ladder.topology(n)
-		for _, q := range t.Queues {
-			queue(q.Address().QueueName())
-		}
-		for _, b := range t.Bindings {
-			bound(b)
-		}
-		bound(pl.ladder.home(n, s.Queue))
-	case strategy == Republish:
-		for _, d := range pl.rungs {
-			queue(n.DelayQueue(d))
-			bound(declare.Binding{Source: n.RetryExchange, Queue: n.DelayQueue(d), Key: delayKey(d)})
-		}
-		bound(declare.Binding{Source: n.RequeueExchange, Queue: s.Queue, Key: "*.*." + s.Queue})
-	case strategy == DeadLetter:
-		for _, d := range pl.rungs {
-			queue(n.HoldQueue(d))
-			bound(pl.holdBinding(d))
-		}
-		bound(declare.Binding{Source: n.ReturnExchange, Queue: s.Queue, Key: s.Queue})
-		checks = append(checks, func() error {
-			info, err := declare.Inspect(ctx, s.Management, s.Queue)
-			if err != nil {
-				return err
-			}
-			if info.Arguments["x-dead-letter-exchange"] == n.DeadLetterExchange && info.Arguments["x-dead-letter-routing-key"] == s.Queue {
-				return nil
-			}
-			return pl.unlessWaived(&GuardError{Guard: GuardDelayQueue, Queue: s.Queue,
-				Problem: fmt.Sprintf("the strategy DeadLetter needs it to dead-letter to %q with its own name as key", n.DeadLetterExchange),
-				Remedy:  "declare it with retry.Topology, or use Republish"})
-		})
-	}
-	return checks
-}
-
-func (pl *plan) unlessWaived(e *GuardError) error {
-	if pl.waived[e.Guard] {
-		return nil
-	}
-	return e
-}
-
-// sameHeaders compares what a headers binding matches, if it is one.
-func sameHeaders(want, have declare.Binding) bool {
-	for k, v := range want.Headers {
-		if fmt.Sprint(have.Headers[k]) != fmt.Sprint(v) {
-			return false
-		}
-	}
-	return true
+	c.in.unseen = append(c.in.unseen, fmt.Sprintf("%q at %s", guards, f.Thing))
+	c.in.needs = append(c.in.needs, needs)
 }

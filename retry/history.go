@@ -9,21 +9,26 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/mark"
 )
 
-// Annotations that tell a message's history, beside client.AnnotationReason and
-// client.AnnotationError. Each is overwritten rather than added to, and bounded,
-// so that a message doesn't grow however often it fails or is replayed. Times are
-// milliseconds since 1970 by the worker's clock, as an int64.
+// Annotations with a message's history, beside client.AnnotationReason and
+// client.AnnotationError. Each is bounded, and overwritten at every failure, so a
+// message doesn't grow however often it fails or is replayed.
+//
+// Times are milliseconds since 1970, as an int64. They are the broker's time with
+// StrategyNative or Policy.GiveUpAfter, if the worker may ask for it
+// (client.Start.BrokerTime). Otherwise they are the worker's.
 const (
 	// AnnotationRetries is how often the message was retried, an int64.
 	AnnotationRetries = "x-opt-hopback-retries"
 	// AnnotationErrorType is the Go type of the error, a string.
 	AnnotationErrorType = "x-opt-hopback-error-type"
-	// AnnotationFirstFailure and AnnotationLastFailure are times.
+	// AnnotationFirstFailure and AnnotationLastFailure are the times of the message's
+	// first and last failure.
 	AnnotationFirstFailure = "x-opt-hopback-first-failure"
 	AnnotationLastFailure  = "x-opt-hopback-last-failure"
-	// AnnotationQueue is the queue that it was handled from, a string.
+	// AnnotationQueue is the work queue that the message was handled from, a string.
 	AnnotationQueue = "x-opt-hopback-queue"
 	// AnnotationExchange and AnnotationRoutingKey are where the message was
 	// published to before its first retry, strings.
@@ -31,11 +36,17 @@ const (
 	AnnotationRoutingKey = "x-opt-hopback-routing-key"
 	// AnnotationWorker is Policy.Worker, a string.
 	AnnotationWorker = "x-opt-hopback-worker"
-	// AnnotationDelay is how long the message was to wait, in milliseconds, an
-	// int64. The delay queues of the DeadLetter strategy are bound for it.
+	// AnnotationDelay is the delay before the retry in milliseconds, an int64. The delay
+	// queues of StrategyDeadLetter are bound by it.
 	AnnotationDelay = "x-opt-hopback-delay"
-	// AnnotationDeliveryTime is RabbitMQ's own: the time before which the queue
-	// doesn't deliver the message, an int64. 4.3 and later heed it.
+	// AnnotationHistory tells all of this in one annotation, on the copies of
+	// StrategyRepublish, whose retries CountProperty counts. It is a string that holds a
+	// JSON object with the members queue, error, type, first, last, delay, worker,
+	// exchange and key. Members without a value are left out. Where a message has other
+	// annotations as well, those are newer.
+	AnnotationHistory = "x-opt-hopback-history"
+	// AnnotationDeliveryTime is RabbitMQ's own annotation, a time: the queue doesn't
+	// deliver the message before it. RabbitMQ below 4.3 ignores it.
 	AnnotationDeliveryTime = "x-opt-delivery-time"
 )
 
@@ -49,31 +60,106 @@ var originOf = [...]struct{ own, brokers string }{
 	{AnnotationRoutingKey, "x-routing-key"},
 }
 
-// history is what is written about a failure.
-func (pl *plan) history(d *client.Delivery, err error, count int, now time.Time) map[string]any {
-	h := make(map[string]any, 12) // as many as there can be, with those of a strategy
-	var last any = now.UnixMilli()
-	h[AnnotationRetries] = int64(count)
-	h[AnnotationFirstFailure], h[AnnotationLastFailure] = last, last
-	if first := since(firstFailure(d.Message()), now); first.Before(now) {
-		h[AnnotationFirstFailure] = first.UnixMilli()
+// past is what a message says of its earlier failures. It is read before the handler
+// runs: a handler that changes the message's maps must not make its retries count anew.
+type past struct {
+	count int
+	first time.Time // zero if it has never failed
+	// compact is its AnnotationHistory, told what that holds once it was read: a message
+	// that is handled well isn't worth it.
+	compact string
+	told    *told
+}
+
+func pastOf(m *client.Message) past {
+	compact, _ := m.Annotations[AnnotationHistory].(string)
+	return past{count: Count(m), first: firstFailure(m), compact: compact}
+}
+
+// read returns p with what its compact form tells.
+func (p past) read() past {
+	if p.compact == "" || p.told != nil {
+		return p
 	}
-	h[AnnotationQueue], h[AnnotationWorker] = d.Queue(), pl.workerValue
+	t := readTold(p.compact)
+	p.told = &t
+	if p.first.IsZero() {
+		p.first = millis(t.First)
+	}
+	return p
+}
+
+// account is what is to be written about a failure.
+type account struct {
+	retries     int
+	first, last int64 // milliseconds; 0: not to be told
+	queue       string
+	worker      any // a string, as the next ones
+	text        string
+	kind        any                // nil: there is no error
+	origin      [len(originOf)]any // nil: not known
+	was         past
+}
+
+// account makes one; was.count is what the failure leaves the message with.
+func (pl *plan) account(d *client.Delivery, err error, was past, now time.Time) account {
+	was = was.read()
+	a := account{retries: was.count, last: now.UnixMilli(), queue: d.Queue(), worker: pl.workerValue, was: was}
+	a.first = a.last
+	if first := since(was.first, now); first.Before(now) {
+		a.first = first.UnixMilli()
+	}
 	if err != nil {
-		h[client.AnnotationError], h[AnnotationErrorType] = client.ErrorText(err), errorType(err)
+		a.text, a.kind = client.ErrorText(err), errorType(err)
 	}
-	for _, o := range originOf {
+	for i, o := range originOf {
 		v := d.Annotation(o.own)
 		s, ok := v.(string)
+		if !ok && was.told != nil && was.told.origin(i) != nil {
+			s, ok = *was.told.origin(i), true
+			v = s
+		}
 		if !ok {
 			v = d.Annotation(o.brokers)
 			s, ok = v.(string)
 		}
 		if ok && utf8.ValidString(s) && len(s) <= maxOrigin {
-			h[o.own] = v
+			a.origin[i] = v
+		}
+	}
+	return a
+}
+
+// annotations is a in an annotation each.
+func (a *account) annotations() map[string]any {
+	h := make(map[string]any, 12) // as many as there can be, with those of a strategy
+	h[AnnotationRetries] = int64(a.retries)
+	if a.last != 0 {
+		h[AnnotationLastFailure] = a.last
+	}
+	switch {
+	case a.first == 0:
+	case a.first == a.last:
+		h[AnnotationFirstFailure] = h[AnnotationLastFailure]
+	default:
+		h[AnnotationFirstFailure] = a.first
+	}
+	h[AnnotationQueue], h[AnnotationWorker] = a.queue, a.worker
+	if a.kind != nil {
+		h[client.AnnotationError], h[AnnotationErrorType] = a.text, a.kind
+	}
+	for i, o := range originOf {
+		if a.origin[i] != nil {
+			h[o.own] = a.origin[i]
 		}
 	}
 	return h
+}
+
+// history is what is written about a failure; was.count is what it leaves the message with.
+func (pl *plan) history(d *client.Delivery, err error, was past, now time.Time) map[string]any {
+	a := pl.account(d, err, was, now)
+	return a.annotations()
 }
 
 // keyValues has the keys of annotations as values of type any, as a message wants
@@ -83,6 +169,7 @@ var keyValues = func() map[string]any {
 	for _, k := range []string{
 		client.AnnotationReason, client.AnnotationError, AnnotationRetries, AnnotationErrorType, AnnotationFirstFailure,
 		AnnotationLastFailure, AnnotationQueue, AnnotationExchange, AnnotationRoutingKey, AnnotationWorker, AnnotationDelay,
+		AnnotationHistory,
 	} {
 		m[k] = k
 	}
@@ -90,13 +177,13 @@ var keyValues = func() map[string]any {
 }()
 
 // story is the history of a message that is to wait though it hasn't failed.
-func (pl *plan) story(d *client.Delivery, count int, now time.Time) map[string]any {
-	h := pl.history(d, nil, count, now)
-	delete(h, AnnotationLastFailure)
-	if firstFailure(d.Message()).IsZero() {
-		delete(h, AnnotationFirstFailure)
+func (pl *plan) story(d *client.Delivery, was past, now time.Time) account {
+	a := pl.account(d, nil, was, now)
+	a.last = 0
+	if a.was.first.IsZero() {
+		a.first = 0
 	}
-	return h
+	return a
 }
 
 // errorType is the name of the type of the error below the wrappers of this package,
@@ -104,14 +191,17 @@ func (pl *plan) story(d *client.Delivery, count int, now time.Time) map[string]a
 func errorType(err error) any {
 	for {
 		switch e := err.(type) {
-		case *permanentError:
-			err = e.err
+		case *mark.Permanent:
+			err = e.Err
 			continue
-		case *afterError:
-			if e.err != nil {
-				err = e.err
+		case *mark.After:
+			if e.Err != nil {
+				err = e.Err
 				continue
 			}
+			return "retry.After"
+		case *unreadable:
+			return e.kind
 		}
 		t := reflect.TypeOf(err)
 		if t == nil {
@@ -154,119 +244,18 @@ func millis(v any) time.Time {
 	return time.Time{}
 }
 
-// Lane is why a message is in a dead-letter queue, in a word: client's Reasons and
-// this package's where a worker gave it up, or one of the Lane constants where the
-// broker did.
-type Lane string
-
-// The lanes of what a worker has given up: its Reason.
-const (
-	LaneExhausted     = Lane(ReasonExhausted)
-	LanePermanent     = Lane(ReasonPermanent)
-	LaneUndecodable   = Lane(client.ReasonUndecodable)
-	LanePanicked      = Lane(client.ReasonPanicked)
-	LaneUnforwardable = Lane(client.ReasonUnforwardable)
-)
-
-// The lanes of what the broker gives up by itself.
-const (
-	// LaneDeliveryLimit: delivered too often without being settled, mostly since
-	// its handler took the process down.
-	LaneDeliveryLimit Lane = "delivery-limit"
-	// LaneExpired: its time to live ended in the work queue.
-	LaneExpired Lane = "expired"
-	// LaneMaxLength: the work queue was full.
-	LaneMaxLength Lane = "max-length"
-	// LaneRejected: rejected by a worker that gave no reason.
-	LaneRejected Lane = "rejected"
-	// LaneUnroutable: it couldn't be brought back after its delay, since its queue
-	// or binding was gone. The parking queue holds these.
-	LaneUnroutable Lane = "unroutable"
-	// LaneNone: the message isn't dead.
-	LaneNone Lane = ""
-)
-
-// Death is what a dead letter tells of itself. Fields that it doesn't tell are
-// zero: a message that the broker gave up has an error only if it had failed
-// before.
-type Death struct {
-	Lane      Lane
-	Error     string // text of the last error, at most client.ErrorTextLimit bytes
-	ErrorType string // its Go type
-	Retries   int
-	First     time.Time // of its failures
-	Last      time.Time
-	// Queue that it died in, Exchange and RoutingKey that it was first published
-	// with.
-	Queue, Exchange, RoutingKey string
-	Worker                      string
+// heldUntil is until when a queue was to hold m, and for how long, by the Native strategy;
+// zero if it wasn't.
+func heldUntil(m *client.Message) (due time.Time, asked time.Duration) {
+	due = millis(m.Annotations[AnnotationDeliveryTime])
+	if due.IsZero() || m.Annotations[client.AnnotationReason] == reasonRetry {
+		return time.Time{}, 0 // in the latter case it comes from a delay queue, and the time is an older one
+	}
+	ms, _ := m.Annotations[AnnotationDelay].(int64)
+	if ms <= 0 || ms > maxDelay.Milliseconds() {
+		return time.Time{}, 0 // not set by us
+	}
+	return due, time.Duration(ms) * time.Millisecond
 }
 
-// Autopsy reads why m is dead. It never fails: what is missing, or of a wrong
-// type, is left zero.
-func Autopsy(m *client.Message) Death {
-	if m == nil {
-		return Death{}
-	}
-	text := func(key string) string {
-		s, _ := m.Annotations[key].(string)
-		return s
-	}
-	d := Death{
-		Error: text(client.AnnotationError), ErrorType: text(AnnotationErrorType),
-		Retries: Count(m),
-		First:   firstFailure(m), Last: millis(m.Annotations[AnnotationLastFailure]),
-		Queue: text(AnnotationQueue), Exchange: text(AnnotationExchange), RoutingKey: text(AnnotationRoutingKey),
-		Worker: text(AnnotationWorker),
-	}
-	// The broker knows better in which queue it died, unless it was brought on from
-	// there; and it alone knows of deaths that no worker has seen.
-	switch text("x-last-death-reason") {
-	case "rejected":
-		d.Lane = Lane(text(client.AnnotationReason))
-		if d.Lane == "" || d.Lane == reasonRetry || d.Lane == reasonWaits {
-			d.Lane = LaneRejected
-		}
-	case "delivery_limit":
-		d.Lane = LaneDeliveryLimit
-	case "expired":
-		d.Lane = LaneExpired
-		if died := text("x-last-death-queue"); died != d.Queue && Count(m) > 0 {
-			d.Lane = LaneUnroutable // in a delay queue
-		}
-	case "maxlen":
-		d.Lane = LaneMaxLength
-	}
-	if q := text("x-last-death-queue"); q != "" && d.Lane != LaneUnroutable {
-		d.Queue = q
-	}
-	return d
-}
-
-// earlyBy is how much of its delay a message still has before it, when it was
-// delivered too early, else 0: a broker that doesn't know x-opt-delivery-time delivers at
-// once. Half of the delay is left to clocks that differ.
-func earlyBy(m *client.Message, now time.Time) time.Duration {
-	due := millis(m.Annotations[AnnotationDeliveryTime])
-	if due.IsZero() {
-		return 0
-	}
-	if m.Annotations[client.AnnotationReason] == reasonRetry {
-		return 0 // it comes from a delay queue, and the time is an older one
-	}
-	asked, _ := m.Annotations[AnnotationDelay].(int64)
-	if asked <= 0 || asked > maxDelay.Milliseconds() {
-		return 0 // not set by us
-	}
-	left := due.Sub(now)
-	if left < earlyTolerance || left*2 < time.Duration(asked)*time.Millisecond {
-		return 0
-	}
-	return left
-}
-
-// earlyTolerance keeps small differences of clocks from looking like a broker
-// that ignores the time.
-const earlyTolerance = 200 * time.Millisecond
-
-var errEarly = errors.New("delivered before its time: the broker ignored x-opt-delivery-time")
+var errEarly = errors.New("delivered before its time: the clocks differ, or the broker ignores x-opt-delivery-time")

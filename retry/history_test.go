@@ -19,30 +19,30 @@ func TestLaneTellsWhyAMessageIsDead(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		annotations map[any]any
-		want        Lane
+		want        client.Reason
 		queue       string
 	}{
-		"alive":            {nil, LaneNone, ""},
-		"waiting":          {map[any]any{client.AnnotationReason: reasonRetry, AnnotationRetries: int64(1)}, LaneNone, ""},
-		"given up":         {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: "exhausted"}, Lane(ReasonExhausted), ""},
-		"rejected":         {map[any]any{"x-last-death-reason": "rejected", "x-last-death-queue": "orders"}, LaneRejected, "orders"},
-		"rejected, marked": {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: reasonRetry}, LaneRejected, ""},
-		"rejected, waited": {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: reasonWaits}, LaneRejected, ""},
-		"delivery limit":   {map[any]any{"x-last-death-reason": "delivery_limit", client.AnnotationReason: "exhausted"}, LaneDeliveryLimit, ""},
-		"expired":          {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "orders", AnnotationQueue: "orders"}, LaneExpired, "orders"},
-		"expired, retried": {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "orders", AnnotationQueue: "orders", AnnotationRetries: int64(1)}, LaneExpired, "orders"},
-		"not brought back": {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "delay_1s", AnnotationQueue: "orders", AnnotationRetries: int64(1)}, LaneUnroutable, "orders"},
-		"maxlen":           {map[any]any{"x-last-death-reason": "maxlen"}, LaneMaxLength, ""},
-		"unknown to us":    {map[any]any{"x-last-death-reason": "boredom"}, LaneNone, ""},
-		"nonsense":         {map[any]any{"x-last-death-reason": 7, client.AnnotationReason: []any{}, AnnotationQueue: 1.5}, LaneNone, ""},
-		"reason no string": {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: int64(1)}, LaneRejected, ""},
+		"alive":            {nil, "", ""},
+		"waiting":          {map[any]any{client.AnnotationReason: reasonRetry, AnnotationRetries: int64(1)}, "", ""},
+		"given up":         {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: "exhausted"}, ReasonExhausted, ""},
+		"rejected":         {map[any]any{"x-last-death-reason": "rejected", "x-last-death-queue": "orders"}, ReasonRejected, "orders"},
+		"rejected, marked": {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: reasonRetry}, ReasonNoDelayQueue, ""},
+		"rejected, waited": {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: reasonWaits}, ReasonRejected, ""},
+		"delivery limit":   {map[any]any{"x-last-death-reason": "delivery_limit", client.AnnotationReason: "exhausted"}, ReasonDeliveryLimit, ""},
+		"expired":          {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "orders", AnnotationQueue: "orders"}, ReasonExpired, "orders"},
+		"expired, retried": {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "orders", AnnotationQueue: "orders", AnnotationRetries: int64(1)}, ReasonExpired, "orders"},
+		"not brought back": {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "delay_1s", AnnotationQueue: "orders", AnnotationRetries: int64(1)}, ReasonUnroutable, "orders"},
+		"maxlen":           {map[any]any{"x-last-death-reason": "maxlen"}, ReasonMaxLength, ""},
+		"unknown to us":    {map[any]any{"x-last-death-reason": "boredom"}, "", ""},
+		"nonsense":         {map[any]any{"x-last-death-reason": 7, client.AnnotationReason: []any{}, AnnotationQueue: 1.5}, "", ""},
+		"reason no string": {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: int64(1)}, ReasonRejected, ""},
 	} {
-		death := Autopsy(&client.Message{Annotations: c.annotations})
-		assert.Equal(t, c.want, death.Lane, name)
+		death := DeathOf(&client.Message{Annotations: c.annotations})
+		assert.Equal(t, c.want, death.Reason, name)
 		assert.Equal(t, c.queue, death.Queue, name)
 	}
-	assert.Zero(t, Autopsy(nil))
-	assert.Zero(t, Autopsy(&client.Message{}))
+	assert.Zero(t, DeathOf(nil))
+	assert.Zero(t, DeathOf(&client.Message{}))
 }
 
 func TestHostileTimesAreNoTimes(t *testing.T) {
@@ -90,7 +90,7 @@ func TestAnnotationsAreBoundedAndValidWhateverTheErrorIs(t *testing.T) {
 		"a large type, deep":  After(1, Permanent(ünïcödé[struct{ Ä u2 }]{})),
 		"joined by the dozen": errors.Join(panics{}, u2{}, errors.New(strings.Repeat("x", 1<<20))),
 	} {
-		h := pl.history(client.NewDelivery("q", m), err, math.MaxInt32, epoch)
+		h := pl.history(client.NewDelivery("q", m), err, past{count: math.MaxInt32, first: firstFailure(m)}, epoch)
 		size := 0
 		for k, v := range h {
 			size += len(k)
@@ -112,7 +112,7 @@ func TestErrorTypeIsThatBelowTheMarks(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, "*errors.errorString", errorType(errDown))
 	assert.Equal(t, "*errors.errorString", errorType(Permanent(After(time.Second, errDown))))
-	assert.Equal(t, "*retry.afterError", errorType(After(time.Second, nil)))
+	assert.Equal(t, "retry.After", errorType(After(time.Second, nil)))
 	assert.Equal(t, "*fmt.wrapError", errorType(fmt.Errorf("x: %w", errDown)))
 	assert.Equal(t, "<nil>", errorType(nil))
 }
@@ -122,7 +122,7 @@ func TestOriginIsKeptFromBeforeTheFirstRetry(t *testing.T) {
 	pl := planOf(t, Policy{})
 	m := client.NewMessage(nil)
 	m.Annotations = map[any]any{"x-exchange": "shop", "x-routing-key": "order.placed"}
-	h := pl.history(client.NewDelivery("orders", m), errDown, 1, epoch)
+	h := pl.history(client.NewDelivery("orders", m), errDown, past{count: 1, first: firstFailure(m)}, epoch)
 	assert.Equal(t, "shop", h[AnnotationExchange])
 	assert.Equal(t, "order.placed", h[AnnotationRoutingKey])
 	// Later the broker's own say how it came through the delay queue.
@@ -130,7 +130,7 @@ func TestOriginIsKeptFromBeforeTheFirstRetry(t *testing.T) {
 		m.Annotations[k] = v
 	}
 	m.Annotations["x-exchange"], m.Annotations["x-routing-key"] = "requeue_exchange", "delay.1000.orders"
-	h = pl.history(client.NewDelivery("orders", m), errDown, 2, epoch.Add(time.Minute))
+	h = pl.history(client.NewDelivery("orders", m), errDown, past{count: 2, first: firstFailure(m)}, epoch.Add(time.Minute))
 	assert.Equal(t, "shop", h[AnnotationExchange])
 	assert.Equal(t, "order.placed", h[AnnotationRoutingKey])
 	assert.Equal(t, epoch.UnixMilli(), h[AnnotationFirstFailure])
@@ -138,7 +138,7 @@ func TestOriginIsKeptFromBeforeTheFirstRetry(t *testing.T) {
 	// A forged one is not taken on.
 	for _, forged := range []any{int64(7), "\xff", strings.Repeat("x", 1025), nil} {
 		m.Annotations = map[any]any{AnnotationExchange: forged}
-		h = pl.history(client.NewDelivery("orders", m), errDown, 1, epoch)
+		h = pl.history(client.NewDelivery("orders", m), errDown, past{count: 1, first: firstFailure(m)}, epoch)
 		require.NotContains(t, h, AnnotationExchange)
 	}
 }

@@ -11,16 +11,16 @@ import (
 	"github.com/hopback/hopback/declare"
 )
 
-// Ladder holds messages for any delay in a bounded number of queues: level n has a
-// queue that holds for 2ⁿ units, and a message walks through the levels whose bit
-// is set in its delay. The zero value has 20 levels of 100 ms: up to 29 hours.
+// Ladder holds messages for any delay in a fixed number of queues. The queue of level n
+// holds a message for 2ⁿ units. A message passes the levels whose bits are set in its
+// delay. The zero value has 20 levels and a unit of 100 ms: it holds up to 29 hours.
 //
-// A delay is rounded up to a whole number of units with at most four significant
-// bits, so it is late by less than an eighth, and passes four queues at the most.
+// A delay is rounded up to a whole number of units with at most four significant bits.
+// So it is late by less than an eighth, and passes at most four queues.
 type Ladder struct {
-	// Unit is what level 0 holds for. Default: 100 ms.
+	// Unit is how long level 0 holds a message, in whole milliseconds. Default: 100 ms.
 	Unit time.Duration
-	// Levels is how many queues there are. Default: 20; at most 32.
+	// Levels is the number of queues, at most 32. Default: 20.
 	Levels int
 }
 
@@ -38,13 +38,13 @@ func (l Ladder) withDefaults() (Ladder, error) {
 		l.Levels = 20
 	}
 	if l.Unit < time.Millisecond || l.Unit%time.Millisecond != 0 {
-		return l, argument.New("Ladder.Unit", l.Unit, "is not a whole number of milliseconds above zero", "use 100 ms, for example")
+		return l, argument.New("Ladder.Unit", l.Unit, "is not a whole number of milliseconds above zero", "use 100 ms or another whole number of milliseconds")
 	}
 	if l.Levels < 1 || l.Levels > maxLadder {
 		return l, argument.New("Ladder.Levels", l.Levels, "is out of range", fmt.Sprintf("use 1 to %d", maxLadder))
 	}
 	if l.Unit > maxDelay>>l.Levels {
-		return l, argument.New("Ladder", l.Unit, "reaches beyond ten years", "use a smaller unit or fewer levels")
+		return l, argument.New("Ladder", l.Unit, "holds messages for more than ten years", "use a smaller unit or fewer levels")
 	}
 	return l, nil
 }
@@ -69,7 +69,8 @@ func (l Ladder) steps(d time.Duration) uint64 {
 	return n
 }
 
-// Delay is how long the ladder holds a message that is to wait for d.
+// Delay returns how long the ladder holds a message whose delay is d: at least d, unless
+// d is longer than all levels together. A fault of l is an *argument.Error.
 func (l Ladder) Delay(d time.Duration) (time.Duration, error) {
 	l, err := l.withDefaults()
 	if err != nil {
@@ -119,7 +120,7 @@ func (l Ladder) topology(n Names) declare.Topology {
 		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: own, Type: declare.Topic, AlternateExchange: n.parkingExchange()})
 		t.Queues = append(t.Queues, declare.QuorumQueue{
 			Name: own, MessageTTL: l.Unit << level,
-			DeadLetter: declare.DeadLetter{Exchange: below, Strategy: declare.AtLeastOnce},
+			DeadLetter: declare.DeadLetterTarget{Exchange: below, Strategy: declare.AtLeastOnce},
 		})
 		t.Bindings = append(t.Bindings,
 			declare.Binding{Source: own, Queue: own, Key: before + "1.#"},

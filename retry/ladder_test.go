@@ -144,7 +144,7 @@ func TestPolicyRefusesDelaysBeyondItsLadder(t *testing.T) {
 	require.ErrorAs(t, p.Validate(), &bad)
 	assert.Equal(t, "Policy.Backoff", bad.Name)
 	p.Backoff = nil
-	p.Rules = []Rule{{If: On(errA), Backoff: Delays(time.Hour)}}
+	p.Rules = []ErrorRule{{If: On(errA), Backoff: Delays(time.Hour)}}
 	require.Error(t, p.Validate())
 }
 

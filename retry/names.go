@@ -10,36 +10,41 @@ import (
 	"github.com/hopback/hopback/argument"
 )
 
-// Names of the exchanges and queues that retries go through. The zero value has
-// the defaults; all workers that share delay queues must agree on them.
+// Names are the names of the exchanges and queues that retries go through. An empty
+// field means its default. All workers that share delay queues must use the same names.
 type Names struct {
-	// Prefix begins all default names below, but the suffix: for a set of its own
-	// beside others' on the same virtual host.
+	// Prefix is put before all default names below except DeadSuffix. It separates one
+	// team's exchanges and queues from others' in the same virtual host.
 	Prefix string
-	// RetryExchange takes failed messages: topic. Default: "retry_exchange".
+	// RetryExchange is the topic exchange that failed messages are published to. Default:
+	// "retry_exchange".
 	RetryExchange string
-	// RequeueExchange takes them after their delay: topic. Default: "requeue_exchange".
+	// RequeueExchange is the topic exchange that returns them to their work queues after
+	// their delay. Default: "requeue_exchange".
 	RequeueExchange string
-	// DeadLetterExchange takes what work queues dead-letter: headers. It sends what
-	// is to be retried by the DeadLetter strategy to a delay queue, and the rest
-	// on to GivenUpExchange. Default: "dead_letter_exchange".
+	// DeadLetterExchange is the headers exchange that work queues dead-letter to. It
+	// routes messages that StrategyDeadLetter retries to a delay queue, and all others to
+	// GivenUpExchange. Default: "dead_letter_exchange".
 	DeadLetterExchange string
-	// GivenUpExchange takes what isn't retried any more: direct. Default: "given_up_exchange".
+	// GivenUpExchange is the direct exchange that routes dead letters to the dead-letter
+	// queues. Default: "given_up_exchange".
 	GivenUpExchange string
-	// ReturnExchange brings back what the DeadLetter strategy has delayed: direct.
-	// Default: "return_exchange".
+	// ReturnExchange is the direct exchange that returns messages to their work queues
+	// after a delay by StrategyDeadLetter. Default: "return_exchange".
 	ReturnExchange string
-	// Parking takes what can't be brought back because its queue or binding is
-	// gone. It is the name of a fanout exchange with "_exchange" appended, and of
-	// a queue with "_queue" appended. Default: "parking".
+	// Parking names the exchange and the queue for messages that can't return because
+	// their work queue or a binding is gone: a fanout exchange with "_exchange" appended,
+	// and a queue with "_queue" appended. Default: "parking".
 	Parking string
-	// DelayPrefix begins the names of Republish's delay queues: "delay_" gives
-	// "delay_10s"; HoldPrefix those of DeadLetter's, "hold_" gives "hold_10s".
+	// DelayPrefix begins the names of StrategyRepublish's delay queues, such as
+	// "delay_10s". HoldPrefix begins those of StrategyDeadLetter's, such as "hold_10s".
+	// Defaults: "delay_" and "hold_".
 	DelayPrefix, HoldPrefix string
 	// LadderPrefix begins the names of AnyDelay's queues and exchanges. Default:
 	// "retry_ladder_".
 	LadderPrefix string
-	// DeadSuffix ends the names of dead-letter queues: ".dead" gives "orders.dead".
+	// DeadSuffix ends the names of dead-letter queues, such as "orders.dead". Default:
+	// ".dead".
 	DeadSuffix string
 }
 
@@ -67,7 +72,7 @@ func (n Names) withDefaults() (Names, error) {
 			}
 		}
 		if err := address.Exchange(*f.value, "").Validate(); err != nil {
-			return n, argument.Wrap(err, "Policy.Names."+f.field, *f.value, "can't be a name", "use another")
+			return n, argument.Wrap(err, "Policy.Names."+f.field, *f.value, "can't be a name", "use another name")
 		}
 	}
 	return n, n.distinct()
@@ -84,27 +89,28 @@ func (n Names) distinct() error {
 		{"DelayPrefix", n.DelayPrefix + " "}, {"HoldPrefix", n.HoldPrefix + " "},
 	} {
 		if other, taken := fields[x.name]; taken {
-			return argument.New("Policy.Names."+x.field, x.name, "is the name of "+other+", too", "use another")
+			return argument.New("Policy.Names."+x.field, x.name, "is the name of "+other+", too", "use different names")
 		}
 		fields[x.name] = x.field
 	}
 	return nil
 }
 
-// DeadLetterQueue is the name of the queue that holds the dead of a work queue.
+// DeadLetterQueue returns the name of a work queue's dead-letter queue.
 func (n Names) DeadLetterQueue(work string) string {
 	n, _ = n.withDefaults()
 	return work + n.DeadSuffix
 }
 
-// DelayQueue is the name of the queue that holds messages for d: "delay_10s" for
-// whole seconds, "delay_250ms" for the rest.
+// DelayQueue returns the name of StrategyRepublish's delay queue for d: "delay_10s" for
+// whole seconds, "delay_250ms" for other delays.
 func (n Names) DelayQueue(d time.Duration) string {
 	n, _ = n.withDefaults()
 	return n.DelayPrefix + span(d)
 }
 
-// HoldQueue is the same for the DeadLetter strategy: "hold_10s".
+// HoldQueue returns the name of StrategyDeadLetter's delay queue for d, such as
+// "hold_10s".
 func (n Names) HoldQueue(d time.Duration) string {
 	n, _ = n.withDefaults()
 	return n.HoldPrefix + span(d)
@@ -117,7 +123,8 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%dms", d.Milliseconds())
 }
 
-// ParkingQueue is the name of the queue for what can't be brought back.
+// ParkingQueue returns the name of the queue for messages that can't return to their
+// work queue.
 func (n Names) ParkingQueue() string {
 	n, _ = n.withDefaults()
 	return n.Parking + "_queue"
@@ -125,13 +132,13 @@ func (n Names) ParkingQueue() string {
 
 func (n Names) parkingExchange() string { return n.Parking + "_exchange" }
 
-// RoutingKey is the key with which a message from queue asks to be held for d:
-// delay.<milliseconds>.<queue>.
+// RoutingKey returns the routing key that holds a message of a work queue for d when it
+// is published to the retry exchange: delay.<milliseconds>.<queue>.
 //
-// It is refused for a queue that the way back can't name: one with a word (between
-// dots) that is exactly "*" or "#", which would be a wildcard in the binding
-// *.*.<queue> and take other queues' messages; or one so long that the key has
-// more than 255 bytes, which AMQP 0-9-1 can't carry.
+// The error is an *argument.Error for two kinds of queue names. One has a word between
+// dots that is exactly "*" or "#": in the binding *.*.<queue> it would be a wildcard and
+// match other queues' messages. The other makes a key of more than 255 bytes, the limit
+// of AMQP 0-9-1.
 func RoutingKey(d time.Duration, queue string) (string, error) {
 	if err := checkQueue(queue); err != nil {
 		return "", err
@@ -152,7 +159,7 @@ func checkQueue(queue string) error {
 	}
 	for word := range strings.SplitSeq(queue, ".") {
 		if word == "*" || word == "#" {
-			return argument.New("queue", queue, fmt.Sprintf("has the word %q, a wildcard in the binding that brings its messages back: it would take other queues' messages", word),
+			return argument.New("queue", queue, fmt.Sprintf("has the word %q, which is a wildcard in the binding that returns its messages: it would match other queues' messages", word),
 				"rename the queue; a star or hash within a longer word is fine")
 		}
 	}

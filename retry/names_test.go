@@ -67,7 +67,7 @@ func TestPrefixBeginsAllDefaultNamesAndNoGivenOne(t *testing.T) {
 	assert.Equal(t, "orders.dead", Names{Prefix: "team-"}.DeadLetterQueue("orders"))
 
 	// Two sets go side by side on one virtual host.
-	p := Policy{Strategy: Auto}
+	p := Policy{Strategy: StrategyAuto}
 	theirs, err := Topology(p, declare.QuorumQueue{Name: "a"})
 	require.NoError(t, err)
 	p.Names.Prefix = "team-"
@@ -90,7 +90,7 @@ func TestNamesThatCollideAreRefused(t *testing.T) {
 		"parking":                  {RequeueExchange: "lost_exchange", Parking: "lost"},
 		"delay and hold":           {DelayPrefix: "wait_", HoldPrefix: "wait_"},
 	} {
-		for _, strategy := range []Strategy{Republish, DeadLetter, Native, Auto} {
+		for _, strategy := range []Strategy{StrategyRepublish, StrategyDeadLetter, StrategyNative, StrategyAuto} {
 			err := Policy{Strategy: strategy, Names: n}.Validate()
 			var bad *argument.Error
 			if assert.ErrorAs(t, err, &bad, "%s, %v", what, strategy) {

@@ -1,6 +1,7 @@
 package retry
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -9,12 +10,13 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/workerclock"
 )
 
 const (
-	// DefaultMaxRetries is Policy.MaxRetries where it is zero.
+	// DefaultMaxRetries is the limit where Policy.MaxRetries is 0.
 	DefaultMaxRetries = 5
-	// NoRetries as Policy.MaxRetries dead-letters at the first failure.
+	// NoRetries, as Policy.MaxRetries, dead-letters a message at its first failure.
 	NoRetries = -1
 
 	maxRetries   = 1000
@@ -26,79 +28,94 @@ const (
 // defaultDelays are used where Policy.Backoff is nil.
 var defaultDelays = []time.Duration{10 * time.Second, time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute}
 
-// Policy says how often, when, how and for which errors a message is retried. The
-// zero value retries every error but Permanent ones five times, after 10 s, 1 min,
-// 5 min, 10 min and 30 min, by republishing.
+// Policy decides which errors are retried, how often, after which delays, and how a
+// message waits. The zero value retries five times, after 10 s, 1 min, 5 min, 10 min
+// and 30 min, with StrategyRepublish. It retries every error except Permanent ones.
 //
-// Workers that share a queue should share the policy. What its delays need on the
-// broker is in Topology.
+// Workers that share a queue should share the policy. Topology returns the queues
+// and exchanges that a policy needs.
 type Policy struct {
-	// MaxRetries is how often a message is retried after its first attempt, so it
-	// is handled at most MaxRetries+1 times. 0 means DefaultMaxRetries; NoRetries
-	// none at all.
+	// MaxRetries is how often a message is retried after its first attempt, from 1 to
+	// 1000. A message has at most MaxRetries+1 attempts. 0 means DefaultMaxRetries.
+	// NoRetries means none.
 	MaxRetries int
-	// Backoff gives the delay before each retry. Default: 10 s, 1 min, 5 min,
-	// 10 min, 30 min.
+	// Backoff returns the delay before each retry, from 1 ms to ten years. Default:
+	// 10 s, 1 min, 5 min, 10 min, 30 min.
 	Backoff Backoff
-	// Jitter spreads the delays. With Republish and DeadLetter a spread delay is
-	// rounded up to the next one that has a queue. Default: NoJitter.
+	// Jitter spreads the delays. StrategyRepublish and StrategyDeadLetter round a
+	// spread delay up to the next one that has a queue. Default: NoJitter.
 	Jitter Jitter
-	// GiveUpAfter dead-letters a message, with ReasonExhausted, rather than retry
-	// it later than this after its first failure, however many retries are left.
-	// Default: no such limit.
+	// GiveUpAfter limits the time from a message's first failure to its last retry. A
+	// message whose next retry would come later is dead-lettered with ReasonExhausted,
+	// however many retries are left. Default: no limit.
 	GiveUpAfter time.Duration
-	// Immediate is how often a failed handler is called again at once, in place,
-	// before each delayed retry. They don't count as retries. Default: 0.
+	// Immediate is how often a failed handler is called again at once, before each
+	// delayed retry. At most 100. These calls don't count as retries. Default: 0.
 	Immediate int
-	// RetryIf says which errors are retried; the others are dead-lettered as
-	// ReasonPermanent. It isn't asked about errors that a Rule, Permanent, After,
-	// Snooze or Discard has decided on. Default: every error.
+	// RetryIf reports whether an error is retried. The others are dead-lettered with
+	// ReasonPermanent. It isn't called for errors that a rule, Permanent, After, Snooze
+	// or Discard has decided on. Default: every error is retried.
 	RetryIf func(error) bool
-	// Rules decide on some errors differently; the first one that matches counts.
-	Rules []Rule
-	// Strategy is how a message waits. Default: Republish.
+	// Rules treat some errors differently. The first rule that matches decides.
+	Rules []ErrorRule
+	// Strategy is how a message waits. Default: StrategyRepublish.
 	Strategy Strategy
-	// AnyDelay, for Republish, waits on a ladder of queues that can hold a message
-	// for any delay, in place of one queue for each delay.
+	// AnyDelay replaces the queue for each delay by a ladder of queues, which holds
+	// messages for any delay. It is for StrategyRepublish only. Default: nil, no ladder.
 	AnyDelay *Ladder
-	// Worker names this process in dead letters. Default: the host's name.
+	// Worker names this process in dead letters, in at most 255 bytes. Default: the
+	// host's name.
 	Worker string
-	// Names of the exchanges and queues in between.
+	// Names are the names of the exchanges and queues that retries go through.
 	Names Names
-	// Waive leaves out checks that With makes when a consumer starts.
+	// Waive lists the guards that only log what they find and refuse nothing. Default:
+	// none.
 	Waive []Guard
+
+	now func() time.Time // the worker's clock; nil: the host's
 }
 
-// Rule decides on some errors differently from the rest of the policy.
-type Rule struct {
-	// If says which errors the rule is for; On makes one.
+func init() {
+	workerclock.Set = func(policy any, now func() time.Time) any {
+		p := policy.(Policy)
+		p.now = now
+		return p
+	}
+}
+
+// ErrorRule treats some errors differently from the rest of the policy.
+type ErrorRule struct {
+	// If reports whether the rule is for an error. It must not be nil; On returns one.
 	If func(error) bool
-	// Do is what becomes of the message. Default: Retry.
-	Do Action
-	// MaxRetries and Backoff hold in place of the policy's, for Retry and
-	// RetryUncounted. 0 and nil: the policy's. The limit is on all retries of the
-	// message, whatever they were for.
+	// Do is what becomes of the message. Default: ActionRetry.
+	Do ErrorAction
+	// MaxRetries and Backoff replace the policy's for ActionRetry and
+	// ActionRetryUncounted. 0 and nil mean the policy's. MaxRetries limits all retries of
+	// the message, whatever errors they were for.
 	MaxRetries int
 	Backoff    Backoff
 }
 
-// Action is what a Rule does.
-type Action uint8
+// ErrorAction is what an ErrorRule does with a message. The zero value, "", means
+// ActionRetry.
+type ErrorAction string
 
 const (
-	// Retry retries, and counts it.
-	Retry Action = iota
-	// RetryUncounted retries without using up a retry. Only Policy.GiveUpAfter
-	// ends that.
-	RetryUncounted
-	// DeadLetterNow dead-letters at once, as ReasonPermanent.
-	DeadLetterNow
-	// DiscardNow accepts the message, as if it had been handled.
-	DiscardNow
+	// ActionRetry retries, and counts it. It is the default.
+	ActionRetry ErrorAction = "retry"
+	// ActionRetryUncounted retries and doesn't count it. Only Policy.GiveUpAfter ends
+	// such retries.
+	ActionRetryUncounted ErrorAction = "retry-uncounted"
+	// ActionDeadLetter dead-letters at once, with ReasonPermanent.
+	ActionDeadLetter ErrorAction = "dead-letter"
+	// ActionDiscard accepts the message, as if it had been handled.
+	ActionDiscard ErrorAction = "discard"
 )
 
-// On makes a condition that is true for errors which match one of targets, by
-// errors.Is.
+var errorActions = []ErrorAction{ActionRetry, ActionRetryUncounted, ActionDeadLetter, ActionDiscard}
+
+// On returns a condition for ErrorRule.If: it is true for errors that match one of
+// targets by errors.Is.
 func On(targets ...error) func(error) bool {
 	targets = slices.Clone(targets)
 	return func(err error) bool {
@@ -111,15 +128,15 @@ func On(targets ...error) func(error) bool {
 	}
 }
 
-// Validate says what is wrong with p, as an *argument.Error; nil if nothing is.
+// Validate returns the first fault of p, an *argument.Error, or nil.
 func (p Policy) Validate() error {
 	_, err := p.plan()
 	return err
 }
 
-// Ladder returns the delays that p needs queues for, ascending; none for a policy
-// whose strategy is Native or that has AnyDelay.
-func (p Policy) Ladder() ([]time.Duration, error) {
+// QueueDelays returns the delays that p needs queues for, ascending. A policy with
+// StrategyNative or AnyDelay needs none. The error is that of Validate.
+func (p Policy) QueueDelays() ([]time.Duration, error) {
 	pl, err := p.plan()
 	if err != nil || !pl.needsRungs() {
 		return nil, err
@@ -127,8 +144,9 @@ func (p Policy) Ladder() ([]time.Duration, error) {
 	return slices.Clone(pl.rungs), nil
 }
 
-// Delay is the delay before the given retry (1 for the first), without jitter:
-// for showing a policy, and for tests of it.
+// Delay returns the delay before the given retry, without jitter: to show a policy or
+// to test it. The first retry is 1. A retry that p doesn't have is an
+// *argument.Error, as is a fault of p.
 func (p Policy) Delay(retry int) (time.Duration, error) {
 	pl, err := p.plan()
 	if err != nil {
@@ -156,31 +174,35 @@ type plan struct {
 	// workerValue is worker as a value of an annotation.
 	workerValue any
 	waived      map[Guard]bool
+	now         func() time.Time
 	rungs       []time.Duration // all delays there are, each once, ascending
 }
 
 type rule struct {
 	applies func(error) bool
-	do      Action
+	do      ErrorAction
 	max     int
 	delays  []time.Duration
 }
 
 func (p Policy) plan() (plan, error) {
-	pl := plan{jitter: p.Jitter, giveUp: p.GiveUpAfter, immediate: p.Immediate, retryIf: p.RetryIf, strategy: p.Strategy, worker: p.Worker}
+	pl := plan{jitter: cmp.Or(p.Jitter, NoJitter), giveUp: p.GiveUpAfter, immediate: p.Immediate, retryIf: p.RetryIf, strategy: cmp.Or(p.Strategy, StrategyRepublish), worker: p.Worker, now: p.now}
+	if pl.now == nil {
+		pl.now = time.Now
+	}
 	var err error
 	if pl.max, pl.delays, err = delaysOf("Policy", p.MaxRetries, DefaultMaxRetries, p.Backoff, Delays(defaultDelays...)); err != nil {
 		return plan{}, err
 	}
 	switch {
-	case p.Jitter > FullJitter:
-		return plan{}, argument.New("Policy.Jitter", int(p.Jitter), "is unknown", "use NoJitter, EqualJitter or FullJitter")
+	case !slices.Contains(jitters, pl.jitter):
+		return plan{}, argument.New("Policy.Jitter", p.Jitter, "is unknown", "use NoJitter, EqualJitter or FullJitter")
 	case p.GiveUpAfter < 0:
 		return plan{}, argument.New("Policy.GiveUpAfter", p.GiveUpAfter, "is negative", "use 0 for no limit")
 	case p.Immediate < 0 || p.Immediate > maxImmediate:
 		return plan{}, argument.New("Policy.Immediate", p.Immediate, "is out of range", fmt.Sprintf("use 0 to %d", maxImmediate))
-	case p.Strategy > Auto:
-		return plan{}, argument.New("Policy.Strategy", int(p.Strategy), "is unknown", "use Republish, DeadLetter, Native or Auto")
+	case !slices.Contains(strategies, pl.strategy):
+		return plan{}, argument.New("Policy.Strategy", p.Strategy, "is unknown", "use StrategyRepublish, StrategyDeadLetter, StrategyNative or StrategyAuto")
 	case !utf8.ValidString(p.Worker) || len(p.Worker) > 255:
 		return plan{}, argument.New("Policy.Worker", p.Worker, "is over 255 bytes or not valid UTF-8", "use a short name")
 	}
@@ -192,7 +214,7 @@ func (p Policy) plan() (plan, error) {
 		return plan{}, err
 	}
 	if p.AnyDelay != nil {
-		if p.Strategy != Republish {
+		if pl.strategy != StrategyRepublish {
 			return plan{}, argument.New("Policy.AnyDelay", p.Strategy, "goes with Republish only", "leave it nil: Native holds a message for any delay by itself")
 		}
 		l, err := p.AnyDelay.withDefaults()
@@ -204,7 +226,7 @@ func (p Policy) plan() (plan, error) {
 	pl.waived = make(map[Guard]bool, len(p.Waive))
 	for _, g := range p.Waive {
 		if !slices.Contains(allGuards, g) {
-			return plan{}, argument.New("Policy.Waive", string(g), "is not a guard", "use one of the Guard constants")
+			return plan{}, argument.New("Policy.Waive", string(g), "is not a guard that can be waived", "use guards of retry.AllGuards")
 		}
 		pl.waived[g] = true
 	}
@@ -214,8 +236,9 @@ func (p Policy) plan() (plan, error) {
 		if r.If == nil {
 			return plan{}, argument.New(name+".If", nil, "is nil", "say which errors the rule is for, with retry.On(err) for example")
 		}
-		if r.Do > DiscardNow {
-			return plan{}, argument.New(name+".Do", int(r.Do), "is unknown", "use Retry, RetryUncounted, DeadLetterNow or DiscardNow")
+		do := cmp.Or(r.Do, ActionRetry)
+		if !slices.Contains(errorActions, do) {
+			return plan{}, argument.New(name+".Do", r.Do, "is unknown", "use ActionRetry, ActionRetryUncounted, ActionDeadLetter or ActionDiscard")
 		}
 		fallback := p.Backoff
 		if fallback == nil {
@@ -225,22 +248,22 @@ func (p Policy) plan() (plan, error) {
 		if r.MaxRetries != 0 {
 			limit = r.MaxRetries
 		}
-		own := rule{applies: r.If, do: r.Do}
+		own := rule{applies: r.If, do: do}
 		if own.max, own.delays, err = delaysOf(name, limit, DefaultMaxRetries, r.Backoff, fallback); err != nil {
 			return plan{}, err
 		}
-		if r.Do == RetryUncounted && len(own.delays) == 0 {
-			return plan{}, argument.New(name+".MaxRetries", r.MaxRetries, "leaves no delay to wait for", "give at least 1")
+		if do == ActionRetryUncounted && len(own.delays) == 0 {
+			return plan{}, argument.New(name+".MaxRetries", r.MaxRetries, "leaves no delay to wait for", "use at least 1")
 		}
 		pl.rules = append(pl.rules, own)
-		if r.Do == Retry || r.Do == RetryUncounted {
+		if do == ActionRetry || do == ActionRetryUncounted {
 			rungs = append(rungs, own.delays...)
 		}
 	}
 	slices.Sort(rungs)
 	pl.rungs = slices.Compact(rungs)
 	if pl.ladder != nil && len(pl.rungs) > 0 {
-		if d := pl.rungs[len(pl.rungs)-1]; pl.held(Republish, d) < d {
+		if d := pl.rungs[len(pl.rungs)-1]; pl.held(StrategyRepublish, d) < d {
 			return plan{}, argument.New("Policy.Backoff", d, "is longer than AnyDelay can hold a message", "give the ladder more levels or a larger unit, or cap the delays")
 		}
 	}
@@ -276,7 +299,15 @@ func delaysOf(name string, limit, fallbackLimit int, backoff, fallback Backoff) 
 }
 
 // needsRungs says whether a queue is needed for each delay.
-func (pl *plan) needsRungs() bool { return pl.strategy != Native && pl.ladder == nil }
+func (pl *plan) needsRungs() bool { return pl.strategy != StrategyNative && pl.ladder == nil }
+
+// longest is the longest delay that the policy has of itself.
+func (pl *plan) longest() time.Duration {
+	if len(pl.rungs) == 0 {
+		return 0
+	}
+	return pl.rungs[len(pl.rungs)-1]
+}
 
 // rung is the index of the smallest rung that isn't below d, or of the last one;
 // -1 if there is none.

@@ -1,7 +1,6 @@
 package retry
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/hopback/hopback/client"
@@ -10,82 +9,74 @@ import (
 
 // Strategy is how a message waits for its retry. The handler is the same for all,
 // attempts are counted across all, and workers with different strategies may
-// share a queue.
-type Strategy uint8
+// share a queue. The zero value, "", means StrategyRepublish.
+type Strategy string
 
 const (
-	// Republish publishes a copy to the shared delay queues and accepts the
+	// StrategyRepublish publishes a copy to the shared delay queues and accepts the
 	// original once the copy is confirmed. It works on every RabbitMQ 4 and with
 	// workers in other languages. A lost connection can leave a duplicate.
-	Republish Strategy = iota
-	// DeadLetter hands the message to the broker with one disposition, which
-	// dead-letters it through a headers exchange into a delay queue: no copy by
-	// the client, so no duplicate by it, and nothing of the message changes. It
-	// works on every RabbitMQ 4, and needs the work queue's dead-letter exchange
-	// to be the one of Topology. All workers of the queue should be this package's:
-	// a message that was retried so, or whose sender forged the mark of that, comes
-	// back after its delay when a worker of another kind rejects it.
-	DeadLetter
-	// Native gives the message back with the time of its next delivery, and the
-	// queue itself holds it: any delay, no further queues. It needs RabbitMQ 4.3
-	// or later and a quorum queue, and is refused on others: they would deliver
-	// at once. The delay is measured by this host's clock against the broker's. A
-	// message whose sender gave it a ttl below the delay expires while it waits.
-	Native
-	// Auto takes Native where the broker and the queue can, else DeadLetter where
-	// the queue's dead-letter exchange is the one of Topology, else Republish. It
-	// decides when the consumer starts. In place of Native it republishes a message
-	// with a ttl.
-	Auto
+	//
+	// client.Copy tells what a copy lacks. Use another strategy for messages of AMQP
+	// 0-9-1 clients whose headers hold tables or arrays. A message that can't be copied,
+	// such as one near the broker's max-message-size, is copied without its history.
+	// If that fails too, it waits as with StrategyNative; below RabbitMQ 4.3 it is
+	// dead-lettered with client.ReasonUnforwardable.
+	StrategyRepublish Strategy = "republish"
+	// StrategyDeadLetter returns the message to the broker with one disposition. The
+	// broker dead-letters it through a headers exchange into a delay queue. The client
+	// makes no copy, so it makes no duplicate, and the message stays as it was sent. It
+	// works on every RabbitMQ 4, with quorum queues whose dead-letter exchange is the one
+	// of Topology.
+	//
+	// All workers of the queue should use this package. If another worker rejects a
+	// message that was retried by this strategy, the message is retried once more
+	// instead of being dead-lettered. So is one whose sender forged the mark of a retry.
+	StrategyDeadLetter Strategy = "dead-letter"
+	// StrategyNative returns the message with the time of its next delivery, and the
+	// work queue holds it until then. It takes any delay and needs no delay queues. It
+	// needs RabbitMQ 4.3 or later and a quorum queue. On others the consumer doesn't
+	// start, because they would deliver the message again at once.
+	//
+	// The clocks of this host and the broker may differ, so the worker asks the broker
+	// for its time (client.Start.BrokerTime). Without the permissions for that, its first
+	// retry can be late by the difference. A message with a ttl shorter than the delay
+	// expires while it waits.
+	StrategyNative Strategy = "native"
+	// StrategyAuto chooses when the consumer starts: StrategyNative if the broker and
+	// the queue support it, else StrategyDeadLetter if the queue's dead-letter exchange
+	// is the one of Topology, else StrategyRepublish. Where it chose StrategyNative, it
+	// republishes messages that have a ttl.
+	StrategyAuto Strategy = "auto"
 )
 
-func (s Strategy) String() string {
-	switch s {
-	case Republish:
-		return "republish"
-	case DeadLetter:
-		return "dead-letter"
-	case Native:
-		return "native"
-	case Auto:
-		return "auto"
-	}
-	return fmt.Sprintf("strategy %d", uint8(s))
-}
+var strategies = []Strategy{StrategyRepublish, StrategyDeadLetter, StrategyNative, StrategyAuto}
 
 // nativeSince is the first RabbitMQ that holds a message until its
 // x-opt-delivery-time.
 var nativeSince = [2]int{4, 3}
 
 // choose settles Auto, and refuses what the broker or the queue can't do.
-func (pl *plan) choose(ctx context.Context, s client.Start, queue func(context.Context) (declare.QueueInfo, error)) (Strategy, error) {
-	switch pl.strategy {
-	case Native:
-		if !s.Broker.AtLeast(nativeSince[0], nativeSince[1]) {
-			return 0, &GuardError{Guard: GuardNative, Queue: s.Queue,
-				Problem: fmt.Sprintf("the strategy Native needs RabbitMQ 4.3 or later, this is %q, which would deliver the message again at once", s.Broker.Version),
-				Remedy:  "use Auto, DeadLetter or Republish"}
-		}
-		info, err := queue(ctx)
-		if err != nil {
-			return 0, err
-		}
-		if info.Type != "quorum" {
-			return 0, &GuardError{Guard: GuardNative, Queue: s.Queue,
-				Problem: fmt.Sprintf("the strategy Native needs a quorum queue, this one is %q", info.Type), Remedy: "use Republish"}
-		}
-	case Auto:
-		info, err := queue(ctx)
-		if err != nil {
-			return 0, err
-		}
-		switch {
-		case info.Type == "quorum" && s.Broker.AtLeast(nativeSince[0], nativeSince[1]):
-			return Native, nil
-		case info.Type == "quorum" && info.Arguments["x-dead-letter-exchange"] == pl.names.DeadLetterExchange && info.Arguments["x-dead-letter-routing-key"] == s.Queue:
-			return DeadLetter, nil
-		}
-		return Republish, nil
+func (pl *plan) choose(b client.Broker, q declare.QueueInfo) (Strategy, error) {
+	native := b.AtLeast(nativeSince[0], nativeSince[1])
+	switch {
+	case pl.strategy == StrategyNative && !native:
+		return "", &GuardError{Guard: GuardStrategy, Queue: q.Name,
+			Problem: fmt.Sprintf("StrategyNative needs RabbitMQ 4.3 or later; this is %q, which would deliver each message again at once", b.Version),
+			Remedy:  "use StrategyAuto, StrategyDeadLetter or StrategyRepublish"}
+	case pl.strategy == StrategyNative && q.Type != "quorum":
+		return "", &GuardError{Guard: GuardStrategy, Queue: q.Name,
+			Problem: fmt.Sprintf("StrategyNative needs a quorum queue; this one is %q", q.Type), Remedy: "use StrategyRepublish"}
+	case pl.strategy == StrategyDeadLetter && q.Type != "quorum":
+		return "", &GuardError{Guard: GuardStrategy, Queue: q.Name,
+			Problem: fmt.Sprintf("StrategyDeadLetter needs a quorum queue; this one is %q, which drops the mark of a retry, so the first failure would be final", q.Type),
+			Remedy:  "use StrategyRepublish"}
+	case pl.strategy != StrategyAuto:
+		return pl.strategy, nil
+	case q.Type == "quorum" && native:
+		return StrategyNative, nil
+	case q.Type == "quorum" && q.Arguments["x-dead-letter-exchange"] == pl.names.DeadLetterExchange && q.Arguments["x-dead-letter-routing-key"] == q.Name:
+		return StrategyDeadLetter, nil
 	}
-	return pl.strategy, nil
+	return StrategyRepublish, nil
 }

@@ -9,47 +9,62 @@ import (
 	"github.com/hopback/hopback/declare"
 )
 
-// Topology returns what p needs to retry messages of the work queues: declare it
-// with declare.Apply. Several teams may apply it with different policies and work
-// queues; what they share is the same.
+// Topology returns the queues, exchanges and bindings that p needs to retry messages of
+// the work queues. Declare them with declare.Apply. Several teams may do so with
+// different policies and work queues: the parts that they share are the same.
 //
 // For every strategy, so that a queue can move from one to another:
 //
-//	<queue>               queue    as given; its dead go, under its name, to
-//	dead_letter_exchange  headers  which sends on what isn't to be retried to
-//	given_up_exchange     direct   which takes it, by the queue's name, to
+//	<queue>               queue    as given; dead-letters, under its name, to
+//	dead_letter_exchange  headers  routes messages that aren't retried to
+//	given_up_exchange     direct   routes by the work queue's name to
 //	<queue>.dead          queue    without a delivery limit
-//	parking_exchange      fanout   takes what finds no queue any more, to
+//	parking_exchange      fanout   routes messages without a way back to
 //	parking_queue         queue
 //
-// For Republish (and Auto, which may take any):
+// For StrategyRepublish and StrategyAuto:
 //
-//	retry_exchange        topic    takes delay.<ms>.<queue>
-//	delay_<n>s            queue    bound delay.<ms>.#; holds, then dead-letters to
-//	requeue_exchange      topic    which brings back by *.*.<queue>
+//	retry_exchange        topic    receives delay.<ms>.<queue>
+//	delay_<n>s            queue    bound by delay.<ms>.#; holds, then dead-letters to
+//	requeue_exchange      topic    returns by *.*.<queue>
 //
 // or, with Policy.AnyDelay, an exchange and a queue for each level of the ladder.
-// For DeadLetter (and Auto):
+//
+// For StrategyDeadLetter and StrategyAuto:
 //
 //	hold_<n>s             queue    bound to dead_letter_exchange by the delay that
 //	                               the message's annotation names; dead-letters to
-//	return_exchange       direct   which brings back by the queue's name
+//	return_exchange       direct   returns by the work queue's name
 //
-// Every dead-lettering on the way is at-least-once, with overflow reject-publish,
-// so that no message is lost when the next exchange, binding or queue is missing;
-// and every exchange behind a delay queue has the parking exchange as alternate,
-// so that messages which can't be brought back don't block those behind them.
+// All of these queues dead-letter at least once, with overflow reject-publish. So no
+// message is lost when the next exchange, binding or queue is missing. Every exchange
+// behind a delay queue has the parking exchange as its alternate exchange. So a message
+// that can't return doesn't block those behind it.
 //
-// A work queue without a DeadLetter gets the dead-letter queue above. One that has
-// its own, or says declare.Drop, keeps it, and can't use the DeadLetter strategy.
+// A work queue without a DeadLetter gets the dead-letter queue above. A queue that has
+// its own, or declare.Drop, keeps that, and can't use StrategyDeadLetter. Bad input is
+// an *argument.Error.
 func Topology(p Policy, work ...declare.QuorumQueue) (declare.Topology, error) {
 	pl, err := p.plan()
 	if err != nil {
 		return declare.Topology{}, err
 	}
+	t := join(pl.ends(), pl.waiting(pl.strategy))
+	for i, q := range work {
+		w, err := pl.workQueue(pl.strategy, q)
+		if err != nil {
+			return declare.Topology{}, argument.Wrap(err, fmt.Sprintf("work[%d]", i), q.Name, "can't be retried", "")
+		}
+		t = join(t, w)
+	}
+	return t, t.Validate()
+}
+
+// ends is where messages go that aren't retried any more, whatever the strategy.
+func (pl *plan) ends() declare.Topology {
 	n := pl.names
 	parking := n.ParkingQueue()
-	t := declare.Topology{
+	return declare.Topology{
 		Exchanges: []declare.Exchange{
 			{Name: n.parkingExchange(), Type: declare.Fanout},
 			{Name: n.GivenUpExchange, Type: declare.Direct, AlternateExchange: n.parkingExchange()},
@@ -61,22 +76,20 @@ func Topology(p Policy, work ...declare.QuorumQueue) (declare.Topology, error) {
 		},
 		Bindings: []declare.Binding{{Source: n.parkingExchange(), Queue: parking}},
 	}
+}
+
+// waiting is where messages wait, by the strategy.
+func (pl *plan) waiting(s Strategy) declare.Topology {
+	var t declare.Topology
 	if pl.ladder != nil {
-		t = join(t, pl.ladder.topology(n))
-	} else if pl.strategy == Republish || pl.strategy == Auto {
-		t = join(t, pl.delayQueues())
+		t = pl.ladder.topology(pl.names)
+	} else if s == StrategyRepublish || s == StrategyAuto {
+		t = pl.delayQueues()
 	}
-	if pl.strategy == DeadLetter || pl.strategy == Auto {
+	if s == StrategyDeadLetter || s == StrategyAuto {
 		t = join(t, pl.holdQueues())
 	}
-	for i, q := range work {
-		w, err := pl.workQueue(q)
-		if err != nil {
-			return declare.Topology{}, argument.Wrap(err, fmt.Sprintf("work[%d]", i), q.Name, "can't be retried", "")
-		}
-		t = join(t, w)
-	}
-	return t, t.Validate()
+	return t
 }
 
 func join(a, b declare.Topology) declare.Topology {
@@ -87,7 +100,7 @@ func join(a, b declare.Topology) declare.Topology {
 	}
 }
 
-// delayQueues are those of Republish.
+// delayQueues are those of StrategyRepublish.
 func (pl *plan) delayQueues() declare.Topology {
 	n := pl.names
 	t := declare.Topology{Exchanges: []declare.Exchange{
@@ -133,10 +146,10 @@ func (pl *plan) holdBinding(d time.Duration) declare.Binding {
 }
 
 func holding(name string, d time.Duration, to string) declare.QuorumQueue {
-	return declare.QuorumQueue{Name: name, MessageTTL: d, DeadLetter: declare.DeadLetter{Exchange: to, Strategy: declare.AtLeastOnce}}
+	return declare.QuorumQueue{Name: name, MessageTTL: d, DeadLetter: declare.DeadLetterTarget{Exchange: to, Strategy: declare.AtLeastOnce}}
 }
 
-func (pl *plan) workQueue(q declare.QuorumQueue) (declare.Topology, error) {
+func (pl *plan) workQueue(s Strategy, q declare.QuorumQueue) (declare.Topology, error) {
 	n := pl.names
 	if err := checkQueue(q.Name); err != nil {
 		return declare.Topology{}, err
@@ -147,7 +160,7 @@ func (pl *plan) workQueue(q declare.QuorumQueue) (declare.Topology, error) {
 			return t, err
 		}
 		t.Bindings = append(t.Bindings, pl.ladder.home(n, q.Name))
-	} else if pl.strategy == Republish || pl.strategy == Auto {
+	} else if s == StrategyRepublish || s == StrategyAuto {
 		for _, d := range pl.rungs {
 			if _, err := RoutingKey(d, q.Name); err != nil {
 				return t, err
@@ -155,23 +168,23 @@ func (pl *plan) workQueue(q declare.QuorumQueue) (declare.Topology, error) {
 		}
 		t.Bindings = append(t.Bindings, declare.Binding{Source: n.RequeueExchange, Queue: q.Name, Key: "*.*." + q.Name})
 	}
-	if pl.strategy == DeadLetter || pl.strategy == Auto {
+	if s == StrategyDeadLetter || s == StrategyAuto {
 		t.Bindings = append(t.Bindings, declare.Binding{Source: n.ReturnExchange, Queue: q.Name, Key: q.Name})
 	}
 	switch {
 	case q.DeadLetter.IsZero():
 		dead := n.DeadLetterQueue(q.Name)
-		q.DeadLetter = declare.DeadLetter{Exchange: n.DeadLetterExchange, RoutingKey: q.Name, Strategy: declare.AtLeastOnce}
+		q.DeadLetter = declare.DeadLetterTarget{Exchange: n.DeadLetterExchange, RoutingKey: q.Name, Strategy: declare.AtLeastOnce}
 		t.Queues = append(t.Queues, declare.QuorumQueue{
 			// A dead letter brings its delivery count along: a limit here would end
 			// it at once.
 			Name: dead, DeliveryLimit: declare.Unlimited,
 			// What is rejected even here is kept in the parking queue.
-			DeadLetter: declare.DeadLetter{Exchange: n.parkingExchange(), Strategy: declare.AtLeastOnce},
+			DeadLetter: declare.DeadLetterTarget{Exchange: n.parkingExchange(), Strategy: declare.AtLeastOnce},
 		})
 		t.Bindings = append(t.Bindings, declare.Binding{Source: n.GivenUpExchange, Queue: dead, Key: q.Name})
-	case pl.strategy == DeadLetter:
-		return t, argument.New("DeadLetter", nil, "is given, but the DeadLetter strategy retries by the work queue's dead-lettering", "leave it out, or use another strategy")
+	case s == StrategyDeadLetter:
+		return t, argument.New("DeadLetter", nil, "is given, but StrategyDeadLetter retries by the work queue's dead-lettering", "leave it out, or use another strategy")
 	}
 	t.Queues = append(t.Queues, q)
 	return t, nil

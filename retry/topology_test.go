@@ -21,10 +21,10 @@ import (
 
 // waits are all ways to wait.
 var waits = map[string]func(*Policy){
-	"republish":   func(p *Policy) { p.Strategy = Republish },
-	"dead-letter": func(p *Policy) { p.Strategy = DeadLetter },
-	"native":      func(p *Policy) { p.Strategy = Native },
-	"auto":        func(p *Policy) { p.Strategy = Auto },
+	"republish":   func(p *Policy) { p.Strategy = StrategyRepublish },
+	"dead-letter": func(p *Policy) { p.Strategy = StrategyDeadLetter },
+	"native":      func(p *Policy) { p.Strategy = StrategyNative },
+	"auto":        func(p *Policy) { p.Strategy = StrategyAuto },
 	"ladder":      func(p *Policy) { p.AnyDelay = &Ladder{Unit: 100 * time.Millisecond, Levels: 10} },
 }
 
@@ -82,8 +82,8 @@ func testComesBack(t *testing.T) {
 			require.NoError(t, err, "%s %q", name, queues)
 			w := newWorld(t, topology)
 			pl := planOf(t, p)
-			if pl.strategy == Auto {
-				pl.strategy = pick(r, Republish, DeadLetter, Native)
+			if pl.strategy == StrategyAuto {
+				pl.strategy = pick(r, StrategyRepublish, StrategyDeadLetter, StrategyNative)
 			}
 			h := worker(p, pl, queues, func(context.Context, *client.Delivery) error { return errAgain })
 			for i, q := range queues {
@@ -106,11 +106,11 @@ func testComesBack(t *testing.T) {
 				dead := w.take(q + ".dead")
 				require.Len(t, dead, 1, "%s: %q", name, q)
 				assert.Equal(t, q, dead[0].home)
-				death := Autopsy(dead[0].msg)
-				assert.Equal(t, Lane(ReasonExhausted), death.Lane)
+				death := DeathOf(dead[0].msg)
+				assert.Equal(t, ReasonExhausted, death.Reason)
 				assert.Equal(t, q, death.Queue)
 				assert.Equal(t, 3, death.Retries)
-				if pl.strategy != Native {
+				if pl.strategy != StrategyNative {
 					assert.GreaterOrEqual(t, dead[0].waited, 3600*time.Millisecond)
 				}
 			}
@@ -134,8 +134,8 @@ func testVanishes(t *testing.T) {
 		whole, err := Topology(p, workQueues(queues)...)
 		require.NoError(t, err)
 		strategies := []Strategy{p.Strategy}
-		if p.Strategy == Auto {
-			strategies = []Strategy{Republish, DeadLetter, Native}
+		if p.Strategy == StrategyAuto {
+			strategies = []Strategy{StrategyRepublish, StrategyDeadLetter, StrategyNative}
 		}
 		for _, strategy := range strategies {
 			for _, missing := range things(whole) {
@@ -181,14 +181,14 @@ func TestMessageWhoseWayBackIsGoneIsParked(t *testing.T) {
 	for name, set := range waits {
 		p := Policy{MaxRetries: 2, Backoff: Delays(100 * time.Millisecond)}
 		set(&p)
-		if p.Strategy == Native {
+		if p.Strategy == StrategyNative {
 			continue // it doesn't leave the queue
 		}
 		topology, err := Topology(p, workQueues([]string{"orders", "mails"})...)
 		require.NoError(t, err)
 		pl := planOf(t, p)
-		if pl.strategy == Auto {
-			pl.strategy = DeadLetter
+		if pl.strategy == StrategyAuto {
+			pl.strategy = StrategyDeadLetter
 		}
 		for _, whole := range []bool{false, true} {
 			w := newWorld(t, topology)
@@ -201,8 +201,8 @@ func TestMessageWhoseWayBackIsGoneIsParked(t *testing.T) {
 			w.bindings = slices.DeleteFunc(w.bindings, func(b declare.Binding) bool { return b.Queue == "orders" })
 			w.settle()
 			assert.Equal(t, []*held{m}, w.take("parking_queue"), name)
-			assert.Equal(t, LaneUnroutable, Autopsy(m.msg).Lane, name)
-			assert.Equal(t, "orders", Autopsy(m.msg).Queue, name)
+			assert.Equal(t, ReasonUnroutable, DeathOf(m.msg).Reason, name)
+			assert.Equal(t, "orders", DeathOf(m.msg).Queue, name)
 			w.empty()
 		}
 	}
@@ -299,7 +299,7 @@ func TestTopologiesOfDifferentPoliciesGoTogether(t *testing.T) {
 
 func TestWorkQueueWithItsOwnDeadLetteringKeepsIt(t *testing.T) {
 	t.Parallel()
-	own := declare.QuorumQueue{Name: "orders", DeadLetter: declare.DeadLetter{Exchange: "theirs"}}
+	own := declare.QuorumQueue{Name: "orders", DeadLetter: declare.DeadLetterTarget{Exchange: "theirs"}}
 	for name, set := range waits {
 		var p Policy
 		set(&p)

@@ -11,30 +11,39 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/lastword"
+	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/refusal"
 )
 
-// With returns the decorator that retries by p: client.Middleware for the
-// handlers of any queue that p's topology was declared for.
+// With returns the Middleware that retries by p. It is for the handlers of all queues
+// that Topology declared for p.
 //
-// What the handler returns decides:
+// The handler's result decides:
 //
 //	nil                        accepted
-//	a client.Outcome           carried out as it is: the handler has decided itself
+//	a client.Outcome           carried out unchanged
 //	Permanent, or not retried  dead-lettered, ReasonPermanent
 //	Discard                    accepted
-//	Snooze                     comes back, without using up a retry
+//	Snooze                     delivered again, and not counted as a retry
 //	any other error            retried after the policy's delay, or After's;
 //	                           dead-lettered with ReasonExhausted once MaxRetries
 //	                           or GiveUpAfter are used up
+//	an error whose methods panic
+//	                           retried as any other error
 //	a panic                    dead-lettered, client.ReasonPanicked; put client.Recover()
 //	                           inside to have panics retried
 //	the ctx's error, after the consumer's grace time ended the ctx
 //	                           requeued: shutting down uses up no retry
 //
-// When the consumer starts, policy, queue and topology are checked: see Guard. A
-// policy that isn't valid stops it with the error of Policy.Validate.
+// When the consumer starts, it checks policy, queue and topology: see Guard. With a bad
+// policy it doesn't start; the error is that of Policy.Validate. A middleware
+// around With that hides its Prepare method stops the consumer at its first delivery
+// with an *argument.Error, and the message goes back to its queue: use client.Wrap.
+// A test may call Handle without Prepare, with a delivery from client.NewDelivery:
+// StrategyNative and StrategyAuto then act as StrategyRepublish.
 func With(p Policy) client.Middleware {
 	pl, err := p.plan()
 	return func(h client.Handler) client.Handler {
@@ -56,23 +65,42 @@ type decorator struct {
 type queueState struct {
 	queue    string
 	strategy Strategy
-	targets  []address.Address // Republish: where messages go, by rung
+	targets  []address.Address // StrategyRepublish: where messages go, by rung
+	noKey    error             // why there are no targets
 	unusable error             // why this queue's messages can't be retried
+	watch    *watch            // nil: the broker can't be asked
+	clock    *clock
+	// heeds says that the broker is one that holds messages until their time.
+	heeds bool
+	// prepared says that the consumer of this queue has called Prepare.
+	prepared bool
 }
+
+// errHidden ends a consumer that hasn't prepared its decorator.
+var errHidden = argument.New("handler", nil, "hides the Prepare of retry.With, so its guards and its choice of a strategy are off",
+	"write the middleware around retry.With with client.Wrap, or give its Handler a Prepare method that calls client.Prepare(ctx, inner, start)")
 
 func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 	if d.invalid != nil {
 		return d.invalid
 	}
-	q := d.plan.stateFor(s.Queue, Republish)
+	q := d.plan.stateFor(s.Queue, StrategyRepublish)
 	if q.unusable != nil {
 		return q.unusable
 	}
-	strategy, err := d.plan.prepare(ctx, s)
-	if err != nil {
+	var err error
+	if q.strategy, q.watch, err = d.plan.prepare(ctx, s); err != nil {
 		return err
 	}
-	q.strategy = strategy
+	if q.strategy == StrategyRepublish && q.noKey != nil {
+		return q.noKey
+	}
+	q.heeds = s.Broker.AtLeast(nativeSince[0], nativeSince[1])
+	if q.strategy == StrategyNative || d.plan.giveUp > 0 {
+		q.clock.ask, q.clock.tell = s.BrokerTime, s.ClockDiffers
+		q.clock.learn(ctx)
+	}
+	q.prepared = true
 	d.queues.Store(s.Queue, q)
 	d.last.Store(q)
 	return client.Prepare(ctx, d.handler, s)
@@ -80,14 +108,19 @@ func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 
 // stateFor works out what is known of a queue without the broker.
 func (pl *plan) stateFor(queue string, strategy Strategy) *queueState {
-	q := &queueState{queue: queue, strategy: strategy}
-	if q.unusable = checkQueue(queue); q.unusable != nil || pl.ladder != nil {
+	q := &queueState{queue: queue, strategy: strategy, clock: &clock{own: pl.now}}
+	if q.unusable = checkQueue(queue); q.unusable != nil {
+		return q
+	}
+	if pl.ladder != nil {
+		_, q.noKey = pl.ladder.address(pl.names, maxDelay, queue)
 		return q
 	}
 	for _, delay := range pl.rungs {
 		key, err := RoutingKey(delay, queue)
 		if err != nil {
-			q.unusable = err
+			// Only StrategyRepublish has routing keys.
+			q.targets, q.noKey = nil, err
 			return q
 		}
 		q.targets = append(q.targets, address.Exchange(pl.names.RetryExchange, key))
@@ -95,9 +128,9 @@ func (pl *plan) stateFor(queue string, strategy Strategy) *queueState {
 	return q
 }
 
-// state returns the queue's state. A consumer has prepared it, unless another
-// middleware hides this handler from it: then the strategy is the one that needs
-// nothing of the broker to be known.
+// state returns the queue's state. A consumer has prepared it. Where a test calls
+// Handle by itself it isn't, and the strategy is the one that needs to know nothing of
+// the broker.
 func (d *decorator) state(queue string) *queueState {
 	if q := d.last.Load(); q != nil && q.queue == queue {
 		return q
@@ -107,8 +140,8 @@ func (d *decorator) state(queue string) *queueState {
 		return q.(*queueState)
 	}
 	strategy := d.plan.strategy
-	if strategy == Native || strategy == Auto {
-		strategy = Republish
+	if strategy == StrategyNative || strategy == StrategyAuto {
+		strategy = StrategyRepublish
 	}
 	q, _ := d.queues.LoadOrStore(queue, d.plan.stateFor(queue, strategy))
 	return q.(*queueState)
@@ -119,73 +152,91 @@ func (d *decorator) Handle(ctx context.Context, del *client.Delivery) (err error
 	// its mark overwritten, the message can't be taken for one that is to be retried.
 	// So is the end of its goroutine, at which no result reaches the consumer.
 	returned := false
+	was := pastOf(del.Message())
 	defer func() {
 		if returned {
 			return
 		}
 		p := &client.PanicError{Value: recover(), Stack: debug.Stack()}
-		err = d.dead(del, client.ReasonPanicked, p, time.Now())
+		err = d.dead(del, client.ReasonPanicked, p, was, d.state(del.Queue()).clock.now())
 		if p.Value == nil {
 			lastword.Leave(ctx, err)
 		}
 	}()
-	err = d.handle(ctx, del)
+	err = d.handle(ctx, del, was)
 	returned = true
 	return err
 }
 
-func (d *decorator) handle(ctx context.Context, del *client.Delivery) error {
+func (d *decorator) handle(ctx context.Context, del *client.Delivery, was past) error {
 	if d.invalid != nil {
 		return client.Requeue{Failed: true, Err: d.invalid}
 	}
-	if left := earlyBy(del.Message(), time.Now()); left > 0 {
-		return d.tooEarly(del, left)
+	q := d.state(del.Queue())
+	if !q.prepared && refusal.Stop(ctx, errHidden) {
+		return client.Requeue{Err: errHidden}
+	}
+	if due, asked := heldUntil(del.Message()); asked > 0 {
+		was = was.read()
+		claim := min(asked, d.plan.longest())
+		if q.heeds && q.strategy != StrategyNative {
+			claim = 0
+		}
+		if left, early := q.clock.came(due, claim, firstMillis(was)); left > 0 {
+			return d.tooEarly(del, q, left, early, was)
+		}
+	}
+	if q.watch.awaits() {
+		q.watch.returned(del.Message(), q.clock.now())
 	}
 	for again := 0; ; again++ {
 		err := d.handler.Handle(ctx, del)
 		if err == nil {
 			return nil
 		}
+		says := mark.Read[client.Outcome](err)
+		err = readable(err, says)
 		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 			return client.Requeue{Err: err}
 		}
-		if _, ok := errors.AsType[client.Outcome](err); ok {
-			return d.passOn(del, client.OutcomeOf(err))
+		if says.Kind == mark.IsDecided {
+			return d.passOn(del, client.OutcomeOf(says.Decided), was)
 		}
-		m, now := del.Message(), time.Now()
+		now := q.clock.now()
+		was = was.read()
 		what := d.plan.decide(failure{
-			err: err, count: Count(m), first: firstFailure(m), now: now,
-			strategy: d.strategyFor(d.state(del.Queue()), m), u: rand.Float64(),
+			err: err, says: says, count: was.count, first: was.first, now: now,
+			strategy: d.strategyFor(q, del.Message()), u: rand.Float64(),
 		})
 		switch what.do {
 		case decidedDiscard:
 			return nil
 		case decidedDead:
-			return d.dead(del, what.reason, what.err, now)
+			return d.dead(del, what.reason, what.err, was, now)
 		}
 		if again < d.plan.immediate && !what.asked && ctx.Err() == nil {
 			continue
 		}
-		return d.wait(del, what, err, now)
+		return d.wait(del, what, err, was, now)
 	}
 }
 
 // passOn adds the history to a death that the handler has decided on. Its mark must
 // be another than that of a retry, or a message that was retried before by the
-// DeadLetter strategy would be taken for one that is to be retried again.
-func (d *decorator) passOn(del *client.Delivery, o client.Outcome) error {
+// StrategyDeadLetter strategy would be taken for one that is to be retried again.
+func (d *decorator) passOn(del *client.Delivery, o client.Outcome, was past) error {
 	switch o := o.(type) {
 	case client.DeadLetter:
 		if o.Reason == "" {
-			o.Reason = client.Reason(LaneRejected)
+			o.Reason = ReasonRejected
 		}
-		o.Annotations = d.withHistory(del, o.Err, o.Annotations)
+		o.Annotations = d.withHistory(del, o.Err, o.Annotations, was)
 		return o
 	case client.Modify:
 		if o.DeadLetter {
 			if _, marked := o.Annotations[client.AnnotationReason]; !marked {
-				o.Annotations = d.withHistory(del, o.Err, o.Annotations)
-				o.Annotations[client.AnnotationReason] = string(LaneRejected)
+				o.Annotations = d.withHistory(del, o.Err, o.Annotations, was)
+				o.Annotations[client.AnnotationReason] = string(ReasonRejected)
 			}
 		}
 		return o
@@ -193,82 +244,163 @@ func (d *decorator) passOn(del *client.Delivery, o client.Outcome) error {
 	return o
 }
 
-func (d *decorator) withHistory(del *client.Delivery, err error, annotations map[string]any) map[string]any {
-	h := d.plan.history(del, err, Count(del.Message()), time.Now())
+func (d *decorator) withHistory(del *client.Delivery, err error, annotations map[string]any, was past) map[string]any {
+	h := d.plan.history(del, err, was, d.state(del.Queue()).clock.now())
 	for k, v := range annotations {
 		h[k] = v
 	}
 	return h
 }
 
-func (d *decorator) dead(del *client.Delivery, reason client.Reason, err error, now time.Time) error {
-	return client.DeadLetter{Reason: reason, Err: err, Annotations: d.plan.history(del, err, Count(del.Message()), now)}
+func (d *decorator) dead(del *client.Delivery, reason client.Reason, err error, was past, now time.Time) error {
+	d.state(del.Queue()).watch.gaveUp(time.Now())
+	return client.DeadLetter{Reason: reason, Err: err, Annotations: d.plan.history(del, err, was, now)}
 }
 
 // wait carries a retry out by the queue's strategy.
-func (d *decorator) wait(del *client.Delivery, what decision, err error, now time.Time) error {
+func (d *decorator) wait(del *client.Delivery, what decision, err error, was past, now time.Time) error {
 	q := d.state(del.Queue())
 	if q.unusable != nil {
-		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, err), now)
+		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, err), was, now)
 	}
-	var h map[string]any
+	was.count = what.count
+	var a account
 	if what.snoozed {
-		h = d.plan.story(del, what.count, now)
+		a = d.plan.story(del, was, now)
 	} else {
-		h = d.plan.history(del, err, what.count, now)
+		a = d.plan.account(del, err, was, now)
 	}
-	return d.carryOut(del, q, d.strategyFor(q, del.Message()), what, h, err, now)
+	return d.carryOut(del, q, d.strategyFor(q, del.Message()), what, &a, err)
 }
 
 // carryOut hands the message to where it waits, with its history.
-func (d *decorator) carryOut(del *client.Delivery, q *queueState, strategy Strategy, what decision, h map[string]any, err error, now time.Time) error {
+func (d *decorator) carryOut(del *client.Delivery, q *queueState, strategy Strategy, what decision, a *account, err error) error {
 	switch {
-	case strategy == Native:
+	case strategy == StrategyNative:
+		h := a.annotations()
 		h[client.AnnotationReason] = reasonWaits
 		h[AnnotationDelay] = what.delay.Milliseconds()
-		h[AnnotationDeliveryTime] = now.Add(wholeMillis(what.delay)).UnixMilli()
+		h[AnnotationDeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
 		return client.Modify{Annotations: h, Err: err}
-	case strategy == DeadLetter && len(d.plan.rungs) > 0:
+	case strategy == StrategyDeadLetter && len(d.plan.rungs) > 0:
+		rung, bad := q.watch.usable(d.plan.rung(what.delay))
+		if bad != nil {
+			return q.cannotWait(a, errors.Join(bad, err))
+		}
+		h := a.annotations()
 		h[client.AnnotationReason] = reasonRetry
-		h[AnnotationDelay] = d.plan.rungs[d.plan.rung(what.delay)].Milliseconds()
+		h[AnnotationDelay] = d.plan.rungs[rung].Milliseconds()
+		q.watch.sent(time.Now(), d.plan.rungs[rung])
 		return client.Modify{DeadLetter: true, Annotations: h, Err: err}
 	}
-	return d.republish(del, q, what, h, err)
+	return d.republish(del, q, what, a, err)
+}
+
+// cannotWait gives up a message that there is no place to wait for.
+func (q *queueState) cannotWait(a *account, err error) error {
+	q.watch.gaveUp(time.Now())
+	return client.DeadLetter{Reason: client.ReasonUnforwardable, Err: err, Annotations: a.annotations()}
 }
 
 // strategyFor is how m waits.
 func (d *decorator) strategyFor(q *queueState, m *client.Message) Strategy {
-	if q.strategy == Native && d.plan.strategy == Auto && hasTTL(m) {
-		return Republish // it would expire while the queue holds it
+	switch {
+	case q.strategy != StrategyNative:
+	case d.plan.strategy == StrategyAuto && hasTTL(m):
+		return StrategyRepublish // it would expire while the queue holds it
+	case q.clock.ignores():
+		return StrategyRepublish
 	}
 	return q.strategy
 }
 
 func hasTTL(m *client.Message) bool { return m.Header != nil && m.Header.TTL > 0 }
 
-// republish forwards a copy into the delay queues.
-func (d *decorator) republish(del *client.Delivery, q *queueState, what decision, history map[string]any, err error) error {
+// republish forwards a copy into the delay queues. Its history is in one annotation: a
+// dozen of them cost more than the rest of the message, here and in the broker.
+func (d *decorator) republish(del *client.Delivery, q *queueState, what decision, a *account, err error) error {
 	to, delay, bad := d.plan.target(q, what.delay, del.Queue())
 	if bad != nil {
-		return client.DeadLetter{Reason: client.ReasonUnforwardable, Err: errors.Join(bad, err), Annotations: history}
+		return q.cannotWait(a, errors.Join(bad, err))
 	}
-	c := client.Copy(del.Message())
+	q.watch.sent(time.Now(), delay)
+	m := del.Message()
+	c := client.Copy(m)
 	setCount(c, what.count)
-	own := c.Annotations
-	c.Annotations = make(map[any]any, len(own)+len(history)+2)
-	maps.Copy(c.Annotations, own)
-	for k, v := range history {
-		if key, ok := keyValues[k]; ok {
-			c.Annotations[key] = v
-		} else {
-			c.Annotations[k] = v
+	for k := range c.Annotations {
+		if s, ok := k.(string); ok && (keyValues[s] != nil || s == client.AnnotationKnownCount) {
+			delete(c.Annotations, k) // older history; and the copy's delivery count begins at zero
 		}
 	}
-	c.Annotations[client.AnnotationReason] = reasonWaits
-	c.Annotations[AnnotationDelay] = delay.Milliseconds()
-	// The copy's delivery count begins at zero.
-	delete(c.Annotations, client.AnnotationKnownCount)
-	return client.Forward{To: to, Message: c, Err: err}
+	var history any = a.compact(m, delay)
+	f := client.Forward{To: to, Message: c, Annotations: map[string]any{AnnotationHistory: history}, Err: err}
+	if m.Annotations[AnnotationQueue] != nil {
+		// These go before the compact form, so they have to be the newer ones.
+		f.Annotations = a.annotations()
+		// What goes back, since the copy can't be stored, hasn't been retried.
+		delete(f.Annotations, AnnotationRetries)
+	}
+	if mayNotCopy(m) {
+		f.Else = q.uncopied(f, m, a, what)
+	}
+	if c.Annotations == nil {
+		c.Annotations = make(map[any]any, 1)
+	}
+	c.Annotations[keyValues[AnnotationHistory]] = history
+	return f
+}
+
+// mayNotCopy says whether a copy of m may be refused: it is large, or holds what only
+// a broker writes. Most messages are neither, and cost nothing.
+func mayNotCopy(m *client.Message) bool {
+	size := 0
+	for _, part := range m.Data {
+		size += len(part)
+	}
+	if size > 4096 || m.Value != nil || len(m.Sequence) > 0 {
+		return true
+	}
+	compound := func(v any) bool {
+		switch v := v.(type) {
+		case nil, bool, int32, int64, float64, time.Time:
+			return false
+		case string:
+			return len(v) > 1024
+		case []byte:
+			return len(v) > 1024
+		}
+		return true
+	}
+	for _, v := range m.ApplicationProperties {
+		if compound(v) {
+			return true
+		}
+	}
+	for _, v := range m.Annotations {
+		if compound(v) {
+			return true
+		}
+	}
+	return len(m.Footer) > 0
+}
+
+// uncopied is what becomes of m if its copy f can't be sent: a copy without the
+// history, and then the queue itself holds m, if it can.
+func (q *queueState) uncopied(f client.Forward, m *client.Message, a *account, what decision) client.Outcome {
+	var last client.Outcome
+	if q.heeds && !hasTTL(m) && !q.clock.ignores() {
+		h := a.annotations()
+		h[client.AnnotationReason], h[AnnotationDelay] = reasonWaits, what.delay.Milliseconds()
+		h[AnnotationDeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
+		last = client.Modify{Annotations: h, Err: f.Err}
+	}
+	small := *f.Message
+	small.Annotations = make(map[any]any, len(f.Message.Annotations)+1)
+	maps.Copy(small.Annotations, f.Message.Annotations)
+	if a.first != 0 {
+		small.Annotations[AnnotationFirstFailure] = a.first
+	}
+	return client.Forward{To: f.To, Message: &small, Annotations: f.Annotations, Else: last, Err: f.Err}
 }
 
 // target is where a message waits, and for how long it will.
@@ -277,30 +409,39 @@ func (pl *plan) target(q *queueState, delay time.Duration, queue string) (addres
 		to, err := pl.ladder.address(pl.names, delay, queue)
 		return to, time.Duration(pl.ladder.steps(delay)) * pl.ladder.Unit, err
 	}
-	if len(q.targets) == 0 {
+	switch {
+	case q.noKey != nil:
+		return address.Address{}, 0, q.noKey
+	case len(q.targets) == 0:
 		return address.Address{}, 0, errNoDelays
 	}
-	rung := pl.rung(delay)
-	return q.targets[rung], pl.rungs[rung], nil
+	rung, err := q.watch.usable(pl.rung(delay))
+	return q.targets[rung], pl.rungs[rung], err
 }
 
 var errNoDelays = errors.New("the policy has no delay to wait for: it has no retries")
 
-// tooEarly deals with a broker that ignores x-opt-delivery-time, as one below 4.3
-// does: the message waits in another way for what is left of its delay. It doesn't
-// count as a retry, and the handler isn't called. Where the delay queues are missing,
-// the forward's patience and then the queue's delivery limit end it: it never spins.
-// Other messages go on as before: a sender could have forged this one's time.
-func (d *decorator) tooEarly(del *client.Delivery, left time.Duration) error {
-	q := d.state(del.Queue())
-	now := time.Now()
+// tooEarly deals with a message that came before its time, since this worker's clock
+// is behind the broker's, or since the broker ignores x-opt-delivery-time, as one below 4.3
+// does: it waits again for what is left of its delay. It doesn't count as a retry, and
+// the handler isn't called. With Native it waits in its queue, until it has come early so
+// often that the broker must be one that ignores the time. Then it is republished. Where
+// there are no delay queues for that, the forward's patience and the queue's delivery
+// limit end it: it never spins. Other messages go on as before: a sender could have
+// forged this one's time.
+func (d *decorator) tooEarly(del *client.Delivery, q *queueState, left time.Duration, early int, was past) error {
+	now := q.clock.now()
 	if q.unusable != nil {
-		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, errEarly), now)
+		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, errEarly), was, now)
 	}
-	strategy := q.strategy
-	if strategy == Native {
-		strategy = Republish
+	a := d.plan.story(del, was, now)
+	return d.carryOut(del, q, d.strategyFor(q, del.Message()), decision{delay: wholeMillis(left), count: was.count, early: early}, &a, errEarly)
+}
+
+// firstMillis is the time of the first failure as a message tells it; 0 if there was none.
+func firstMillis(was past) int64 {
+	if was.first.IsZero() {
+		return 0
 	}
-	count := Count(del.Message())
-	return d.carryOut(del, q, strategy, decision{delay: left, count: count}, d.plan.story(del, count, now), errEarly, now)
+	return was.first.UnixMilli()
 }

@@ -20,6 +20,8 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/refusal"
 )
 
 // returns is a handler that always returns err.
@@ -69,13 +71,13 @@ func TestHandlersOwnDeadLetterTakesTheMarkOfARetryOff(t *testing.T) {
 		"Modify by pointer":    {&client.Modify{DeadLetter: true}, "rejected"},
 		"Modify with a reason": {client.Modify{DeadLetter: true, Annotations: map[string]any{client.AnnotationReason: "own"}}, "own"},
 	} {
-		w := newWorld(t, mustTopology(t, Policy{Strategy: DeadLetter}, "orders"))
+		w := newWorld(t, mustTopology(t, Policy{Strategy: StrategyDeadLetter}, "orders"))
 		m := &held{home: "orders", msg: client.NewMessage(nil)}
 		m.msg.Annotations = map[any]any{client.AnnotationReason: reasonRetry, AnnotationDelay: int64(10_000), AnnotationRetries: int64(1)}
-		require.True(t, w.carryOut("orders", m, handle(t, Policy{Strategy: DeadLetter}, m.msg, returns(c.err))), name)
+		require.True(t, w.carryOut("orders", m, handle(t, Policy{Strategy: StrategyDeadLetter}, m.msg, returns(c.err))), name)
 		assert.Equal(t, map[string]int{"orders.dead": 1}, w.where(), name)
-		assert.Equal(t, Lane(c.reason), Autopsy(m.msg).Lane, name)
-		assert.Equal(t, 1, Autopsy(m.msg).Retries, name)
+		assert.Equal(t, client.Reason(c.reason), DeathOf(m.msg).Reason, name)
+		assert.Equal(t, 1, DeathOf(m.msg).Retries, name)
 	}
 }
 
@@ -83,8 +85,8 @@ func TestHandlersOwnDeadLetterTakesTheMarkOfARetryOff(t *testing.T) {
 // a worker that knows nothing of marks, such as one in another language.
 func TestForeignRejectionAfterAWaitIsADeath(t *testing.T) {
 	t.Parallel()
-	for _, strategy := range []Strategy{Republish, Native} {
-		p := Policy{Strategy: Auto}
+	for _, strategy := range []Strategy{StrategyRepublish, StrategyNative} {
+		p := Policy{Strategy: StrategyAuto}
 		w := newWorld(t, mustTopology(t, p, "orders"))
 		pl := planOf(t, p)
 		pl.strategy = strategy
@@ -93,13 +95,13 @@ func TestForeignRejectionAfterAWaitIsADeath(t *testing.T) {
 		m.msg.Annotations = map[any]any{client.AnnotationReason: reasonRetry, AnnotationDelay: int64(10_000), AnnotationRetries: int64(1)}
 		h := worker(p, pl, []string{"orders"}, returns(errA))
 		require.True(t, w.carryOut("orders", m, h.Handle(t.Context(), client.NewDelivery("orders", m.msg))))
-		if strategy == Republish {
+		if strategy == StrategyRepublish {
 			w.settle()
 		}
 		require.Equal(t, []*held{m}, w.take("orders"))
 		w.die("orders", m, "rejected")
 		assert.Equal(t, map[string]int{"orders.dead": 1}, w.where(), "%v", strategy)
-		assert.Equal(t, LaneRejected, Autopsy(m.msg).Lane)
+		assert.Equal(t, ReasonRejected, DeathOf(m.msg).Reason)
 	}
 }
 
@@ -136,8 +138,7 @@ func TestPanicInThePolicyOrInAnErrorIsADeath(t *testing.T) {
 		err    error
 	}{
 		"RetryIf": {Policy{RetryIf: boo}, errA},
-		"a rule":  {Policy{Rules: []Rule{{If: boo}}}, errA},
-		"Unwrap":  {Policy{}, unwrapPanics{}},
+		"a rule":  {Policy{Rules: []ErrorRule{{If: boo}}}, errA},
 	} {
 		dead, ok := handle(t, c.policy, client.NewMessage(nil), returns(c.err)).(client.DeadLetter)
 		require.True(t, ok, name)
@@ -150,6 +151,82 @@ type unwrapPanics struct{}
 
 func (unwrapPanics) Error() string { return "don't look" }
 func (unwrapPanics) Unwrap() error { panic("looked") }
+
+// nilled has methods that don't expect a nil pointer.
+type nilled struct{ err error }
+
+func (e *nilled) Error() string   { return e.err.Error() }
+func (e *nilled) Unwrap() error   { return e.err }
+func (e *nilled) Is(t error) bool { return e.err == t }
+
+type isPanics struct{}
+
+func (isPanics) Error() string { return "don't ask" }
+func (isPanics) Is(error) bool { panic("asked") }
+
+type asPanics struct{}
+
+func (asPanics) Error() string { return "don't ask" }
+func (asPanics) As(any) bool   { panic("asked") }
+
+type holdsItself struct{}
+
+func (e *holdsItself) Error() string { return "round and round" }
+func (e *holdsItself) Unwrap() error { return e }
+
+// An error whose methods panic, or find no end, is a failure like any other.
+func TestErrorThatCanNotBeReadIsAFailureLikeAnyOther(t *testing.T) {
+	t.Parallel()
+	for name, err := range map[string]error{
+		"nil pointer":         (*nilled)(nil),
+		"wrapped nil pointer": fmt.Errorf("x: %w", error((*nilled)(nil))),
+		"joined nil pointer":  errors.Join(errA, (*nilled)(nil)),
+		"Unwrap panics":       unwrapPanics{},
+		"Is panics":           isPanics{},
+		"As panics":           asPanics{},
+		"Error panics":        panics{},
+		"without an end":      &holdsItself{},
+	} {
+		asked := 0
+		look := func(err error) bool {
+			asked++
+			return errors.Is(err, errB) || errors.As(err, new(*nilled))
+		}
+		policy := Policy{
+			Strategy: StrategyDeadLetter, MaxRetries: 1, RetryIf: func(err error) bool { return !look(err) },
+			Rules: []ErrorRule{{If: look, Do: ActionDiscard}, {If: On(errB), Do: ActionDiscard}},
+		}
+		m := client.NewMessage(nil)
+		retried, ok := handle(t, policy, m, returns(err)).(client.Modify)
+		require.True(t, ok, name)
+		assert.Equal(t, reasonRetry, retried.Annotations[client.AnnotationReason], name)
+		assert.NotEmpty(t, retried.Annotations[client.AnnotationError], name)
+		assert.NotEqual(t, "*retry.unreadable", retried.Annotations[AnnotationErrorType], name)
+		assert.Equal(t, 2, asked, name)
+		m.ApplicationProperties = map[string]any{CountProperty: int64(1)}
+		dead, ok := handle(t, policy, m, returns(err)).(client.DeadLetter)
+		require.True(t, ok, name)
+		assert.Equal(t, ReasonExhausted, dead.Reason, name)
+		// Marks around it count.
+		dead, ok = handle(t, Policy{}, m, returns(Permanent(err))).(client.DeadLetter)
+		require.True(t, ok, name)
+		assert.Equal(t, ReasonPermanent, dead.Reason, name)
+	}
+}
+
+// After says when, whatever it is around.
+func TestAfterAroundAnOutcomeKeepsItsDelay(t *testing.T) {
+	t.Parallel()
+	for _, o := range []error{client.Requeue{}, &client.Requeue{Failed: true}, client.DeadLetter{}, fmt.Errorf("x: %w", client.Requeue{})} {
+		f, ok := handle(t, Policy{}, client.NewMessage(nil), returns(After(time.Minute, o))).(client.Forward)
+		require.True(t, ok, "%v", o)
+		assert.Equal(t, address.Exchange("retry_exchange", "delay.60000.orders"), f.To)
+		assert.Equal(t, 1, Count(f.Message))
+	}
+	// An outcome around it, or beside it, counts.
+	assert.IsType(t, client.Requeue{}, handle(t, Policy{}, client.NewMessage(nil), returns(client.Requeue{Err: After(time.Minute, nil)})))
+	assert.IsType(t, client.Requeue{}, handle(t, Policy{}, client.NewMessage(nil), returns(errors.Join(After(time.Minute, nil), client.Requeue{}))))
+}
 
 func TestRecoverInsideLetsPanicsBeRetried(t *testing.T) {
 	t.Parallel()
@@ -250,6 +327,47 @@ func TestPrepareIsPassedOnToTheHandlerWithin(t *testing.T) {
 	assert.Equal(t, "orders", (<-inner.starts).Queue)
 }
 
+// gone is a broker without queues.
+type gone struct{}
+
+func (gone) Request(context.Context, string, string, any) (int, any, error) { return 404, nil, nil }
+
+func TestPrepareAsksWhateverStandsInForTheBroker(t *testing.T) {
+	t.Parallel()
+	err := client.Prepare(t.Context(), With(Policy{})(returns(nil)), client.Start{Queue: "orders", Management: gone{}})
+	assert.ErrorIs(t, err, declare.ErrMissing)
+}
+
+func TestMiddlewareThatHidesPrepareStopsTheConsumer(t *testing.T) {
+	t.Parallel()
+	calls := 0
+	inner := With(Policy{Strategy: StrategyAuto})(client.HandlerFunc(func(context.Context, *client.Delivery) error { calls++; return errA }))
+	hiding := client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error { return inner.Handle(ctx, d) })
+	passing := client.Wrap(inner, hiding)
+	d := client.NewDelivery("orders", client.NewMessage(nil))
+
+	require.IsType(t, client.Forward{}, hiding.Handle(t.Context(), d), "a test, or a program that has no consumer")
+	require.Equal(t, 1, calls)
+
+	ctx, end := refusal.Context(t.Context())
+	for range 2 {
+		requeue, ok := hiding.Handle(ctx, d).(client.Requeue)
+		require.True(t, ok)
+		require.False(t, requeue.Failed, "the message isn't to blame")
+	}
+	assert.Equal(t, 1, calls)
+	<-ctx.Done()
+	var bad *argument.Error
+	require.ErrorAs(t, end(nil), &bad)
+	assert.ErrorContains(t, bad, "client.Wrap")
+
+	ctx, end = refusal.Context(t.Context())
+	require.NoError(t, client.Prepare(ctx, passing, client.Start{Queue: "orders"}))
+	require.IsType(t, client.Forward{}, passing.Handle(ctx, d))
+	require.NoError(t, ctx.Err())
+	require.NoError(t, end(nil))
+}
+
 func TestInvalidPolicyOrQueueStopsTheConsumerBeforeItBegins(t *testing.T) {
 	t.Parallel()
 	inner := prepared{returns(nil), make(chan client.Start, 1), nil}
@@ -286,10 +404,10 @@ func TestWithoutRetriesOnlySomeStrategiesCanWait(t *testing.T) {
 		"failure":            {Policy{}, errA, client.DeadLetter{}, ReasonExhausted},
 		"After":              {Policy{}, After(time.Second, errA), client.DeadLetter{}, ReasonExhausted},
 		"Snooze, Republish":  {Policy{}, Snooze(time.Second), client.DeadLetter{}, client.ReasonUnforwardable},
-		"Snooze, DeadLetter": {Policy{Strategy: DeadLetter}, Snooze(time.Second), client.DeadLetter{}, client.ReasonUnforwardable},
+		"Snooze, DeadLetter": {Policy{Strategy: StrategyDeadLetter}, Snooze(time.Second), client.DeadLetter{}, client.ReasonUnforwardable},
 		"Snooze, ladder":     {Policy{AnyDelay: &Ladder{}}, Snooze(time.Second), client.Forward{}, ""},
-		"Snooze, Native":     {Policy{Strategy: Native}, Snooze(time.Second), client.Modify{}, ""},
-		"Snooze, a rule's":   {Policy{Rules: []Rule{{If: On(errB), MaxRetries: 1}}}, Snooze(time.Second), client.Forward{}, ""},
+		"Snooze, Native":     {Policy{Strategy: StrategyNative}, Snooze(time.Second), client.Modify{}, ""},
+		"Snooze, a rule's":   {Policy{Rules: []ErrorRule{{If: On(errB), MaxRetries: 1}}}, Snooze(time.Second), client.Forward{}, ""},
 	} {
 		c.policy.MaxRetries = NoRetries
 		pl := planOf(t, c.policy)
@@ -359,33 +477,38 @@ func TestCopyHasAllThatTheSenderSetAndItsCounterInTheSendersType(t *testing.T) {
 	assert.Equal(t, want.ApplicationProperties, c.ApplicationProperties)
 	assert.Equal(t, "acme", c.Annotations["x-opt-tenant"])
 	assert.Equal(t, []any{int64(1)}, c.Annotations["x-opt-list"])
-	assert.Equal(t, "shop", c.Annotations[AnnotationExchange])
-	assert.Equal(t, int64(2), c.Annotations[AnnotationRetries])
+	assert.Equal(t, "shop", DeathOf(c).Exchange)
+	assert.Equal(t, 2, DeathOf(c).Retries)
+	for k := range keyValues {
+		if k != AnnotationHistory {
+			assert.NotContains(t, c.Annotations, k, "the history is in one annotation")
+		}
+	}
 	for _, gone := range []string{"x-exchange", "x-opt-deaths", client.AnnotationKnownCount} {
 		assert.NotContains(t, c.Annotations, gone)
 	}
 }
 
 // However often a message fails, it doesn't grow.
-func TestMessageDoesNotGrowOverTenThousandHops(t *testing.T) {
+func TestMessageDoesNotGrowOverTwoThousandHops(t *testing.T) {
 	t.Parallel()
 	for name, set := range waits {
 		synctest.Test(t, func(t *testing.T) {
 			r := random(t)
-			p := Policy{MaxRetries: 1000, Backoff: Delays(time.Second, time.Minute), Rules: []Rule{{If: func(error) bool { return true }, Do: RetryUncounted}}}
+			p := Policy{MaxRetries: 1000, Backoff: Delays(time.Second, time.Minute), Rules: []ErrorRule{{If: func(error) bool { return true }, Do: ActionRetryUncounted}}}
 			if set(&p); p.AnyDelay != nil {
 				p.AnyDelay = &Ladder{}
 			}
 			pl := planOf(t, p)
-			if pl.strategy == Auto {
-				pl.strategy = DeadLetter
+			if pl.strategy == StrategyAuto {
+				pl.strategy = StrategyDeadLetter
 			}
 			texts := []error{errA, errors.New(strings.Repeat("x", 5000)), panics{}}
 			var err error
 			h := worker(p, pl, []string{"orders"}, func(context.Context, *client.Delivery) error { return err })
 			m := sent()
 			most := 0
-			for hop := range 10_000 {
+			for hop := range 2000 {
 				err = pick(r, texts...)
 				switch o := h.Handle(context.Background(), client.NewDelivery("orders", m)).(type) {
 				case client.Forward:
@@ -398,7 +521,7 @@ func TestMessageDoesNotGrowOverTenThousandHops(t *testing.T) {
 					require.FailNow(t, "no retry", "%v", o)
 				}
 				time.Sleep(time.Hour)
-				if hop%1000 == 0 {
+				if hop%100 == 99 {
 					b, err := m.MarshalBinary()
 					require.NoError(t, err)
 					most = max(most, len(b))
@@ -411,7 +534,7 @@ func TestMessageDoesNotGrowOverTenThousandHops(t *testing.T) {
 
 func TestSnoozeIsNoFailureInTheHistory(t *testing.T) {
 	t.Parallel()
-	p := Policy{Strategy: Native, GiveUpAfter: time.Minute}
+	p := Policy{Strategy: StrategyNative, GiveUpAfter: time.Minute}
 	h := worker(p, planOf(t, p), []string{"orders"}, returns(Snooze(time.Hour)))
 	m := client.NewMessage(nil)
 	fresh := h.Handle(t.Context(), client.NewDelivery("orders", m)).(client.Modify).Annotations
@@ -433,19 +556,26 @@ func TestSnoozeIsNoFailureInTheHistory(t *testing.T) {
 // most, not that of the others in the queue.
 func TestForgedDeliveryTimeTouchesNoOtherMessage(t *testing.T) {
 	t.Parallel()
-	p := Policy{Strategy: Native}
+	p := Policy{Strategy: StrategyNative}
 	h := worker(p, planOf(t, p), []string{"orders"}, returns(errA))
 	forged := client.NewMessage(nil)
 	forged.Annotations = map[any]any{AnnotationDeliveryTime: time.Now().Add(time.Hour).UnixMilli(), AnnotationDelay: time.Hour.Milliseconds()}
-	assert.IsType(t, client.Forward{}, h.Handle(t.Context(), client.NewDelivery("orders", forged)))
-	assert.IsType(t, client.Modify{}, h.Handle(t.Context(), client.NewDelivery("orders", client.NewMessage(nil))))
+	for range 20 {
+		waits, ok := h.Handle(t.Context(), client.NewDelivery("orders", forged)).(client.Modify)
+		require.True(t, ok)
+		assert.Equal(t, int64(0), waits.Annotations[AnnotationRetries], "it waits for the time that it claims to have, and the handler isn't called")
+	}
+	now := time.Now()
+	fresh := h.Handle(t.Context(), client.NewDelivery("orders", client.NewMessage(nil))).(client.Modify)
+	assert.Equal(t, int64(1), fresh.Annotations[AnnotationRetries])
+	assert.WithinDuration(t, now.Add(10*time.Second), time.UnixMilli(fresh.Annotations[AnnotationDeliveryTime].(int64)), time.Second, "nobody's word for the broker's clock was taken")
 }
 
 // With DeadLetter the forged time stays in the message. It is heeded once, and in the
 // queue's own way: there may be no topology for another.
 func TestForgedDeliveryTimeIsHeededOnceByTheQueuesOwnStrategy(t *testing.T) {
 	t.Parallel()
-	p := Policy{Strategy: DeadLetter, MaxRetries: 2}
+	p := Policy{Strategy: StrategyDeadLetter, MaxRetries: 2}
 	w := newWorld(t, mustTopology(t, p, "orders"))
 	attempts := 0
 	h := worker(p, planOf(t, p), []string{"orders"}, func(context.Context, *client.Delivery) error { attempts++; return errA })
@@ -466,7 +596,7 @@ func TestForgedDeliveryTimeIsHeededOnceByTheQueuesOwnStrategy(t *testing.T) {
 	}
 	assert.Equal(t, map[string]int{"orders.dead": 1}, w.where())
 	assert.Equal(t, 3, attempts)
-	assert.Equal(t, Lane(ReasonExhausted), Autopsy(m.msg).Lane)
+	assert.Equal(t, ReasonExhausted, DeathOf(m.msg).Reason)
 }
 
 func TestNonsenseForADeliveryTimeIsHandledAtOnce(t *testing.T) {
@@ -484,9 +614,9 @@ func TestNonsenseForADeliveryTimeIsHandledAtOnce(t *testing.T) {
 
 func TestAutoRepublishesWhatWouldExpireInTheQueue(t *testing.T) {
 	t.Parallel()
-	p := Policy{Strategy: Auto}
+	p := Policy{Strategy: StrategyAuto}
 	pl := planOf(t, p)
-	pl.strategy = Native
+	pl.strategy = StrategyNative
 	h := worker(p, pl, []string{"orders"}, returns(errA))
 	m := client.NewMessage(nil)
 	assert.IsType(t, client.Modify{}, h.Handle(t.Context(), client.NewDelivery("orders", m)))
@@ -503,5 +633,69 @@ func TestErrorsOfThisPackageSayWhatTheyAre(t *testing.T) {
 	for _, err := range []error{Permanent(errA), After(time.Second, errA), Discard(errA)} {
 		assert.ErrorIs(t, err, errA)
 		assert.True(t, bytes.HasSuffix([]byte(err.Error()), []byte("a")))
+	}
+}
+
+// A handler that empties or swaps the maps of its message is retried as often as any
+// other, and for as long.
+func TestRetriesCountHoweverTheHandlerChangesTheMessage(t *testing.T) {
+	t.Parallel()
+	for _, strategy := range []Strategy{StrategyRepublish, StrategyDeadLetter, StrategyNative} {
+		for name, change := range map[string]func(m *client.Message){
+			"emptied": func(m *client.Message) { clear(m.ApplicationProperties); clear(m.Annotations) },
+			"removed": func(m *client.Message) { m.ApplicationProperties, m.Annotations, m.Header = nil, nil, nil },
+			"forged": func(m *client.Message) {
+				m.ApplicationProperties[CountProperty] = int64(-1)
+				m.Annotations[AnnotationRetries] = "none"
+			},
+			"all of it": func(m *client.Message) { *m = client.Message{} },
+		} {
+			t.Run(string(strategy)+" "+name, func(t *testing.T) {
+				t.Parallel()
+				first := time.Now().Add(-time.Hour).UnixMilli()
+				message := func(count int) *client.Message {
+					m := client.NewMessage([]byte("body"))
+					m.ApplicationProperties = map[string]any{CountProperty: int64(count), "own": 1}
+					m.Annotations = map[any]any{AnnotationRetries: int64(count), AnnotationFirstFailure: first}
+					return m
+				}
+				p := Policy{Strategy: strategy, Backoff: Delays(time.Minute), MaxRetries: 3}
+				h := func(result error) client.HandlerFunc {
+					return func(_ context.Context, d *client.Delivery) error {
+						change(d.Message())
+						if result == nil {
+							panic("changed")
+						}
+						return result
+					}
+				}
+				var died client.DeadLetter
+				require.ErrorAs(t, handle(t, p, message(3), h(errA)), &died)
+				assert.Equal(t, ReasonExhausted, died.Reason)
+				p.GiveUpAfter = time.Hour
+				for what, err := range map[string]error{
+					"out of time": handle(t, p, message(0), h(errA)),
+					"permanent":   handle(t, p, message(0), h(Permanent(errA))),
+					"its own":     handle(t, p, message(0), h(client.DeadLetter{})),
+					"a panic":     handle(t, p, message(0), h(nil)),
+				} {
+					require.ErrorAs(t, err, &died, what)
+					assert.Equal(t, first, died.Annotations[AnnotationFirstFailure], what)
+				}
+				p.GiveUpAfter = 0
+				var annotations map[any]any
+				switch o := handle(t, p, message(2), h(errA)).(type) {
+				case client.Modify:
+					annotations = map[any]any{AnnotationRetries: o.Annotations[AnnotationRetries], AnnotationFirstFailure: o.Annotations[AnnotationFirstFailure]}
+				case client.Forward:
+					assert.Equal(t, 3, Count(o.Message))
+					annotations = map[any]any{AnnotationRetries: int64(Count(o.Message)), AnnotationFirstFailure: toldOf(o.Message).First}
+				default:
+					t.Fatalf("%T", o)
+				}
+				assert.Equal(t, int64(3), annotations[AnnotationRetries])
+				assert.Equal(t, first, annotations[AnnotationFirstFailure])
+			})
+		}
 	}
 }

@@ -20,7 +20,7 @@ work-queues:
 		log.Fatal(err)
 	}
 	policy := f.Policy // for retry.With(policy)
-	ladder, _ := policy.Ladder()
+	ladder, _ := policy.QueueDelays()
 	fmt.Println(f.Work[0].Name, ladder, len(f.Topology.Queues))
 	// Output: orders [10s 1m0s] 5
 }

@@ -18,14 +18,15 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// MaxSize is how many bytes a file may have: room for some ten thousand queues.
+// MaxSize is the largest size of a file in bytes, enough for some ten thousand
+// queues.
 const MaxSize = 1 << 20
 
-// File is a topology file that has been read and found right.
+// File is a valid topology file.
 type File struct {
-	// Policy is what retry says, for retry.With in a worker. RetryIf and Rules
-	// are for the worker to add; a Rule with delays of its own needs queues for
-	// them, which aren't in Topology.
+	// Policy is the policy of the section retry, for retry.With in a worker. The
+	// worker adds RetryIf and Rules. A rule with delays of its own needs queues
+	// for them, which aren't in Topology.
 	Policy retry.Policy
 	// Work are the work-queues, and Other what else is declared.
 	Work  []declare.QuorumQueue
@@ -35,7 +36,7 @@ type File struct {
 	Topology declare.Topology
 }
 
-// Parse reads a file; name is for messages. An error is every *[Error] there is,
+// Parse reads a file. name stands in its errors. The error is every *[Error],
 // joined, up to 20 of them.
 func Parse(name string, text []byte) (File, error) {
 	r := &reader{file: name}
@@ -72,12 +73,13 @@ func (r *reader) parse(text []byte) *yaml.Node {
 	case len(text) > MaxSize:
 		return whole(fmt.Sprintf("has more than %d bytes, and so isn't a topology file", MaxSize), "give a YAML file of at most that size, or split it")
 	}
-	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	lines := &lineReader{rest: text}
+	decoder := yaml.NewDecoder(lines)
 	var doc yaml.Node
 	err := decoder.Decode(&doc)
 	empty := errors.Is(err, io.EOF) || err == nil && (len(doc.Content) == 0 || doc.Content[0].ShortTag() == "!!null")
 	if err != nil && !empty {
-		return r.notYAML(err)
+		return r.notYAML(err, lines.read)
 	}
 	if empty {
 		return whole("is empty", "name a work queue:\n\nwork-queues:\n  orders:\n")
@@ -91,7 +93,7 @@ func (r *reader) parse(text []byte) *yaml.Node {
 	switch err := decoder.Decode(&second); {
 	case errors.Is(err, io.EOF):
 	case err != nil:
-		return r.notYAML(err)
+		return r.notYAML(err, lines.read)
 	default:
 		r.bad(at{node: &second}, nil, "has a second document", "keep each topology in a file of its own")
 		return nil
@@ -99,16 +101,44 @@ func (r *reader) parse(text []byte) *yaml.Node {
 	return root
 }
 
-func (r *reader) notYAML(err error) *yaml.Node {
-	// The parser says "yaml: line 3: ...".
+// notYAML reports a syntax error. read is how many lines the parser has read.
+func (r *reader) notYAML(err error, read int) *yaml.Node {
+	// The parser says "yaml: line 3: ..." or leaves the line out. Its line is that of
+	// the list, mapping or text that it is in the middle of, or the one before. It
+	// stops reading where it notices what is wrong, and that is where people look;
+	// only for quotes that aren't closed it reads on to the end.
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
-	n := &yaml.Node{}
-	if count, _ := fmt.Sscanf(text, "line %d:", &n.Line); count == 1 {
+	n := &yaml.Node{Line: max(read, 1)}
+	var line int
+	if count, _ := fmt.Sscanf(text, "line %d:", &line); count == 1 {
 		_, text, _ = strings.Cut(text, ": ")
-		n.Column = 1
+		if strings.Contains(text, "unexpected end of stream") {
+			n.Line = line
+		}
 	}
-	r.wrap(at{node: n}, argument.New("the file", nil, "isn't YAML: "+text, "mend it near there; tabs can't indent, and names with special characters need quotes"))
+	r.wrap(at{node: n}, argument.New("the file", nil, "isn't YAML: "+text, "mend it in this line or above it; tabs can't indent, and names with special characters need quotes"))
 	return nil
+}
+
+// lineReader hands out a line at a time, so that it is known how far the parser came.
+type lineReader struct {
+	rest []byte
+	read int
+}
+
+func (l *lineReader) Read(p []byte) (int, error) {
+	if len(l.rest) == 0 {
+		return 0, io.EOF
+	}
+	line := l.rest
+	if i := bytes.IndexByte(line, '\n'); i >= 0 {
+		line = line[:i+1]
+	}
+	n := copy(p, line)
+	if l.rest = l.rest[n:]; n == len(line) {
+		l.read++
+	}
+	return n, nil
 }
 
 func (s retrySection) policy(r *reader, root *yaml.Node) retry.Policy {
@@ -169,7 +199,7 @@ func inFile(err error) error {
 var goToFile = strings.NewReplacer(
 	"Policy.Backoff", "retry.delays", "Policy.MaxRetries", "retry.max-retries", "Policy.AnyDelay", "retry.any-delay", "Policy.Immediate", "retry.immediate",
 	"Policy.Names.Prefix", "retry.names.prefix", "Policy.Names.", "retry.names: ", "Ladder.Unit", "retry.any-delay.unit", "Ladder.Levels", "retry.any-delay.levels",
-	"0 for the default, or retry.NoRetries", "or 0 for none", "AnyDelay", "any-delay", "declare.", "", "leave it nil", "leave it out",
+	"0 for the default, or retry.NoRetries", "or none", "AnyDelay", "any-delay", "declare.", "", "leave it nil", "leave it out",
 	"round it with Round(time.Second)", "write whole seconds", "round it with Round(time.Millisecond)", "write whole milliseconds",
 	"set it to declare.AtMostOnce", "set its strategy to at-most-once", "set DeadLetter.Strategy to declare.AtMostOnce", "give dead-letter the strategy at-most-once",
 )
@@ -334,9 +364,9 @@ func (d *document) contradictions(r *reader, root *yaml.Node, err error) {
 	}
 }
 
-// Encode writes a topology as a file that [Parse] reads back as the same: every
-// queue, exchange and binding by itself, none as a work queue. An error is what
-// t.Validate says.
+// Encode writes t as a file from which Parse reads the same topology. It writes
+// every queue, exchange and binding by itself, and no work-queues. An error is
+// that of t.Validate.
 func Encode(t declare.Topology) ([]byte, error) {
 	if err := t.Validate(); err != nil {
 		return nil, err
@@ -388,7 +418,7 @@ func asValue(q declare.Queue) declare.Queue {
 	return q
 }
 
-// Schema is the JSON schema of a file, for editors.
+// Schema returns the JSON schema of a file, for editors.
 func Schema() []byte {
 	schema := objectSchema(fileKeys())
 	schema["$schema"] = "http://json-schema.org/draft-07/schema#"

@@ -1,6 +1,7 @@
 package topologyfile
 
 import (
+	"fmt"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -51,7 +52,7 @@ type exponential struct {
 	max    time.Duration
 }
 
-// retries is Policy.MaxRetries, with NoRetries for 0.
+// retries is Policy.MaxRetries.
 type retries int
 
 // fileKeys is a function, since hints look into sections, which has them all.
@@ -132,12 +133,12 @@ func inOneLine(n *yaml.Node) *yaml.Node {
 
 var retryKeys = []key[retrySection]{
 	with("strategy", "How a message waits: republish (default) makes a copy in a delay queue; dead-letter has the broker carry it there; native has the queue hold it (RabbitMQ 4.3); auto chooses when the consumer starts, and declares what any of them needs.",
-		constant([]string{"republish", "dead-letter", "native", "auto"}, []retry.Strategy{retry.Republish, retry.DeadLetter, retry.Native, retry.Auto}),
+		constant([]string{"republish", "dead-letter", "native", "auto"}, []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyNative, retry.StrategyAuto}),
 		func(s *retrySection) *retry.Strategy { return &s.strategy }),
 	with("delays", "How long a message waits before each retry. Further retries wait as long as the last. Each different delay is a queue. Default: 10s, 1m, 5m, 10m, 30m.",
 		listOf(duration, "write a list of times, such as [10s, 1m, 10m]"), func(s *retrySection) *[]time.Duration { return &s.delays }),
 	with("exponential", "In place of delays: delays that grow.", object(exponentialKeys), func(s *retrySection) *exponential { return &s.exponential }),
-	with("max-retries", "How often a message is retried after its first attempt. 0: not at all. Default: 5.", maxRetries, func(s *retrySection) *retries { return &s.maxRetries }),
+	with("max-retries", "How often a message is retried after its first attempt, or none. Default: 5.", maxRetries, func(s *retrySection) *retries { return &s.maxRetries }),
 	with("jitter", "How delays are spread: none (default), equal (half of the delay and a random part of the other half) or full (a random part of all of it).",
 		constant([]string{"none", "equal", "full"}, []retry.Jitter{retry.NoJitter, retry.EqualJitter, retry.FullJitter}), func(s *retrySection) *retry.Jitter { return &s.jitter }),
 	with("give-up-after", "Dead-letter a message rather than retry it later than this after its first failure. Default: no such limit.", duration,
@@ -159,16 +160,29 @@ var exponentialKeys = []key[exponential]{
 	with("max", "The longest delay. Default: no limit.", duration, func(e *exponential) *time.Duration { return &e.max }),
 }
 
+// maxRetries doesn't take 0: it would be none here, and the default in Go.
 var maxRetries = shape[retries]{
-	schema: map[string]any{"type": "integer", "minimum": 0},
+	schema: map[string]any{"anyOf": []any{
+		map[string]any{"type": "integer", "minimum": 1}, map[string]any{"const": noneWord},
+	}},
 	read: func(r *reader, a at) (retries, bool) {
+		if a.node.Kind == yaml.ScalarNode && a.node.Value == noneWord && r.plain(a) {
+			return retry.NoRetries, true
+		}
+		if a.node.Kind != yaml.ScalarNode || a.node.ShortTag() != "!!int" {
+			r.bad(a, value(a.node), fmt.Sprintf("is %s, and should be a whole number or none", is(a.node)), "write, for example, 5")
+			return 0, false
+		}
 		n, ok := r.integer(a, 0)
-		if n == 0 {
-			n = retry.NoRetries
+		if ok && n == 0 {
+			r.bad(a, n, "could mean no retries or the default", "write none for no retries, or leave it out for the default of 5")
+			ok = false
 		}
 		return retries(n), ok
 	},
 }
+
+const noneWord = "none"
 
 var ladderKeys = []key[retry.Ladder]{
 	with("unit", "What the first level holds for; each next one holds twice as long. Default: 100ms.", duration, func(l *retry.Ladder) *time.Duration { return &l.Unit }),
@@ -194,7 +208,7 @@ var workKeys = []key[declare.QuorumQueue]{
 	with("delivery-limit", "How often a message may come back before it is dead; a limit of N allows N+1 deliveries. -1 or unlimited: for ever. Default: the broker's, 20.", limit,
 		func(q *declare.QuorumQueue) *declare.Limit { return &q.DeliveryLimit }),
 	with(deadLetterKey, "Where the dead go: drop, a queue, or an exchange. A work queue without it gets a dead-letter queue of its own.", deadLetter,
-		func(q *declare.QuorumQueue) *declare.DeadLetter { return &q.DeadLetter }),
+		func(q *declare.QuorumQueue) *declare.DeadLetterTarget { return &q.DeadLetter }),
 	with("message-ttl", "How long a message may wait in the queue. Default: for ever.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.MessageTTL }),
 	with("expires", "Delete the queue when it has not been used for so long. Default: never.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.Expires }),
 	with("max-length", "How many messages the queue holds. Default: no limit.", integer[int64](1), func(q *declare.QuorumQueue) *int64 { return &q.MaxLength }),
@@ -219,7 +233,7 @@ var leaderLocator = like[declare.LeaderLocator](word(string(declare.ClientLocal)
 
 var classicKeys = []key[declare.ClassicQueue]{
 	with(deadLetterKey, "Where the dead go: drop, a queue, or an exchange, with the strategy at-most-once, which is all that a classic queue can do.", deadLetter,
-		func(q *declare.ClassicQueue) *declare.DeadLetter { return &q.DeadLetter }),
+		func(q *declare.ClassicQueue) *declare.DeadLetterTarget { return &q.DeadLetter }),
 	with("message-ttl", "How long a message may wait in the queue. Default: for ever.", duration, func(q *declare.ClassicQueue) *time.Duration { return &q.MessageTTL }),
 	with("expires", "Delete the queue when it has not been used for so long. Default: never.", duration, func(q *declare.ClassicQueue) *time.Duration { return &q.Expires }),
 	with("max-length", "How many messages the queue holds. Default: no limit.", integer[int64](1), func(q *declare.ClassicQueue) *int64 { return &q.MaxLength }),
@@ -274,7 +288,7 @@ var bindingKeys = []key[declare.Binding]{
 // target is a dead-letter mapping as it is written.
 type target struct {
 	queue, exchange, key string
-	strategy             declare.Strategy
+	strategy             declare.DeadLetterStrategy
 }
 
 var targetKeys = []key[target]{
@@ -282,22 +296,22 @@ var targetKeys = []key[target]{
 	with("exchange", "The exchange that the dead go to.", text, func(t *target) *string { return &t.exchange }),
 	with("routing-key", "With this key. Default: each message's own.", text, func(t *target) *string { return &t.key }),
 	with("strategy", "at-least-once (default) or at-most-once, which loses what can't be handed on.",
-		constant([]string{"at-least-once", "at-most-once"}, []declare.Strategy{declare.AtLeastOnce, declare.AtMostOnce}), func(t *target) *declare.Strategy { return &t.strategy }),
+		constant([]string{"at-least-once", "at-most-once"}, []declare.DeadLetterStrategy{declare.AtLeastOnce, declare.AtMostOnce}), func(t *target) *declare.DeadLetterStrategy { return &t.strategy }),
 }
 
 const dropWord = "drop"
 
 // deadLetter is the word drop or a target.
-var deadLetter = shape[declare.DeadLetter]{
+var deadLetter = shape[declare.DeadLetterTarget]{
 	schema: map[string]any{"anyOf": []any{map[string]any{"const": dropWord}, and(and(objectSchema(targetKeys), "type", "object"), "oneOf", oneOfKeys("queue", "exchange"))}},
-	read: func(r *reader, a at) (declare.DeadLetter, bool) {
+	read: func(r *reader, a at) (declare.DeadLetterTarget, bool) {
 		const remedy = "write drop, {queue: NAME}, or {exchange: NAME, routing-key: KEY}"
 		if a.node.Kind == yaml.ScalarNode {
 			if r.plain(a) && a.node.Value == dropWord {
 				return declare.Drop(), true
 			}
 			r.bad(a, value(a.node), "isn't drop and isn't a mapping", remedy)
-			return declare.DeadLetter{}, false
+			return declare.DeadLetterTarget{}, false
 		}
 		t, ok := object(targetKeys).read(r, a)
 		switch {
@@ -309,13 +323,13 @@ var deadLetter = shape[declare.DeadLetter]{
 			r.bad(a, t.queue, "names a queue, and an exchange or a routing key beside it", remedy)
 			ok = false
 		}
-		d := declare.DeadLetter{Exchange: t.exchange, RoutingKey: t.key, Strategy: t.strategy}
+		d := declare.DeadLetterTarget{Exchange: t.exchange, RoutingKey: t.key, Strategy: t.strategy}
 		if t.queue != "" {
 			d.RoutingKey = t.queue
 		}
 		return d, ok
 	},
-	write: func(d declare.DeadLetter) *yaml.Node {
+	write: func(d declare.DeadLetterTarget) *yaml.Node {
 		if d.IsDrop() {
 			return textNode(dropWord)
 		}

@@ -10,22 +10,25 @@ import (
 	"github.com/hopback/hopback/argument"
 )
 
-// Error is something wrong in a file: where, and what. It wraps an
-// *[argument.Error].
+// Error is one mistake in a file and its place. It wraps an *[argument.Error].
 type Error struct {
-	// File is the name that was given to [Parse].
+	// File is the name that was passed to [Parse].
 	File string
-	// Line and Column begin with 1; 0 for what concerns the file as a whole.
+	// Line and Column begin with 1. Both are 0 if the mistake concerns the whole
+	// file. Column is 0 for a syntax error.
 	Line, Column int
-	// Err is an *[argument.Error] whose name is the way to the value, such as
+	// Err is an *[argument.Error]. Its name is the path of the value, such as
 	// work-queues.orders.delivery-limit.
 	Err error
 }
 
 func (e *Error) Error() string {
 	text := strings.TrimPrefix(e.Err.Error(), "hopback: ")
-	if e.Line == 0 {
+	switch {
+	case e.Line == 0:
 		return fmt.Sprintf("%s: %s", e.File, text)
+	case e.Column == 0:
+		return fmt.Sprintf("%s:%d: %s", e.File, e.Line, text)
 	}
 	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, text)
 }

@@ -13,54 +13,51 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Dialer makes a connection. The method NewConnection of a
-// *rabbitmqamqp.Environment is one, and so is a function that calls
-// rabbitmqamqp.Dial.
+// Dialer makes a connection. The method NewConnection of a *rabbitmqamqp.Environment is
+// one, and so is a function that calls rabbitmqamqp.Dial.
 //
-// What it makes belongs to the adapter, which closes it. Since the adapter
-// replaces lost connections itself, the official client's recovery isn't needed;
-// switching it off (RecoveryConfiguration.ActiveRecovery: false) spares a
-// goroutine that sleeps for some seconds after each loss.
+// The connection belongs to the adapter, which closes it. The adapter replaces lost
+// connections itself and doesn't need the official client's recovery. Switch that off
+// (RecoveryConfiguration.ActiveRecovery: false) to save a goroutine that sleeps for some
+// seconds after each loss.
 //
-// Version 1.0.0 writes to a connection without a lock at the end of NewConnection,
-// and of Dial: the race detector may report that of a connection that is lost
-// meanwhile.
+// NewConnection and Dial of version 1.0.0 end with a write to the connection without a
+// lock. The race detector may report it if the connection is lost at that moment.
 type Dialer func(context.Context) (*rabbitmqamqp.AmqpConnection, error)
 
-// Config is how to consume. The zero value handles one message at a time.
+// Config configures Consume and Serve. The zero value handles one message at a time.
 type Config struct {
 	// Concurrency is how many handlers run at once. Default: 1.
 	Concurrency int
-	// Prefetch is how many unsettled messages the broker may have given to the
-	// consumer: the official client's InitialCredits. Serve doesn't use it.
-	// Default: twice Concurrency, at least 64.
+	// Prefetch is how many unsettled messages the consumer may hold. It is the official
+	// client's InitialCredits. Serve ignores it. Default: twice Concurrency, at least 64.
 	Prefetch int
-	// Grace is how long running handlers may go on after ctx has ended before
-	// their own ctx ends. Default: 30 s.
+	// Grace is how long handlers may run on after ctx has ended. Then their own ctx ends.
+	// A handler that ignores that is abandoned 5 s later. Default: 30 s.
 	Grace time.Duration
-	// ForwardPatience is how long a Forward that the broker doesn't take is tried
-	// again before its message goes back to the queue, as a failed delivery.
+	// ForwardPatience is how long a client.Forward is tried again while the broker doesn't
+	// accept the copy. Then the original goes back to its queue as a failed delivery.
 	// Default: 30 s.
 	ForwardPatience time.Duration
-	// FailureLimit is how often a message may fail (Requeue or Modify with Failed
-	// set, such as any error of a handler without a decorator) and stay in its
-	// queue; the next failure dead-letters it. It stands in for the queue's
-	// delivery limit, which the official client's settlements don't count toward
-	// on RabbitMQ 4.3. Default: 20, as for the broker's own limit;
-	// UnlimitedFailures for none.
+	// FailureLimit is how often a message may fail and stay in its queue. The next
+	// failure dead-letters it. Failures are client.Requeue and client.Modify with Failed
+	// set, such as any error of a handler without a decorator. This limit replaces the
+	// queue's delivery limit: on RabbitMQ 4.3 the official client's settlements don't
+	// count toward that. Default: 20, as the broker's own. UnlimitedFailures means none.
 	FailureLimit int
-	// Reconnect is the pause between attempts to replace a lost connection, and to
-	// reach an address to forward to. Defaults: 100 ms and 10 s.
-	Reconnect client.Backoff
+	// Reconnect is the back-off between attempts to replace a lost connection, and to
+	// attach to an address to forward to. Defaults: 100 ms, growing to 10 s.
+	Reconnect client.ReconnectBackoff
 	// RecoveryPatience is how long Serve waits for the official client to recover
 	// its connection. Default: 3 min, which covers its five attempts.
 	RecoveryPatience time.Duration
-	// Management lets decorators look at queues before they start, as retry.With
-	// does to check the topology and to choose a strategy. It comes from a
-	// connection by client.Connect, which is needed only until Consume has
-	// started. Default: nil, and they do without.
+	// Management lets decorators read about queues when they start: retry.With checks
+	// the topology and chooses a strategy with it. It belongs to a connection of
+	// client.Connect, which may be closed once Consume has started. Default: nil, no
+	// checks.
 	Management *client.Management
-	// Logger gets what happens beside the calls. Default: slog.Default().
+	// Logger logs losses, retries and faults that no error reports. Default:
+	// slog.Default().
 	Logger *slog.Logger
 }
 
@@ -92,7 +89,7 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	for _, d := range []time.Duration{c.Grace, c.ForwardPatience, c.RecoveryPatience, c.Reconnect.Min, c.Reconnect.Max} {
 		if d < 0 {
-			return c, argument.New("Config", d, "has a negative duration", "use a positive one, or 0 for the default")
+			return c, argument.New("Config", d, "has a negative duration", "use a positive duration, or 0 for the default")
 		}
 	}
 	setDefault(&c.Concurrency, 1)
@@ -119,7 +116,7 @@ func setDefault[T comparable](field *T, value T) {
 
 // pauseBefore is the pause after the given number of earlier failures: random
 // between nothing and a span that doubles from b.Min to b.Max.
-func pauseBefore(b client.Backoff, failures int) time.Duration {
+func pauseBefore(b client.ReconnectBackoff, failures int) time.Duration {
 	span := b.Max
 	if failures < 30 && b.Min<<failures < b.Max {
 		span = b.Min << failures

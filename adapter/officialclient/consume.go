@@ -16,36 +16,41 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/refusal"
 )
 
-// Receiver is what Serve needs of a *rabbitmqamqp.Consumer.
+// Receiver is the part of a *rabbitmqamqp.Consumer that Serve uses.
 type Receiver interface {
 	Receive(ctx context.Context) (rabbitmqamqp.IDeliveryContext, error)
 }
 
-// Consume delivers the queue's messages to h until ctx ends, and then drains:
-// running handlers finish within Config.Grace, their outcomes are carried out,
-// and the rest goes back to the queue. It returns nil after that, and when ctx
-// ends before it has begun.
+// Consume passes the queue's messages to h until ctx ends, and then drains: running
+// handlers finish within Config.Grace, their outcomes are sent, and all other messages
+// go back to the queue. Then it returns nil, as it does if ctx ends before the start. It
+// returns at most 5 s after Grace, even if a handler ignores the end of its ctx. Closing
+// the connections can take another 5 s each.
 //
-// It makes one connection to consume on, and another one when first a message is
-// forwarded. h is called by Config.Concurrency goroutines at once.
+// It makes one connection to consume, and another one at the first forward.
+// Config.Concurrency goroutines call h at once.
 //
-// At the start it returns an *argument.Error for bad input, the errors of h's
-// Prepare, and a *client.Error if the connection can't be made (ErrUnreachable)
-// or the queue not be consumed from (ErrNotFound, ErrUnauthorized and others).
-// Later it survives all of these, with unlimited back-off.
+// At the start it returns these errors:
 //
-// A message may be delivered again after its handler has succeeded, if the
-// connection is lost before the broker has heard of it: handlers should be
-// idempotent, or use the message-id to tell duplicates. The same holds for copies
-// whose confirmation was lost.
+//   - an *argument.Error for bad input or a hidden Prepare (see client.Middleware);
+//   - the errors of h's Prepare;
+//   - a *client.Error if it can't connect (client.ErrUnreachable), or can't consume from
+//     the queue (client.ErrNotFound, client.ErrUnauthorized and others).
 //
-// The official client panics on certain messages before it has handed them out,
-// so they can be neither handled nor dead-lettered by reason. Consume then drops
-// its connection, which counts as a failed delivery, and takes one message at a
-// time for a while: in the end the queue's delivery limit dead-letters the
-// culprit, and only that. A queue without a delivery limit can't get past it.
+// After the start it survives all of these, with back-off and without limit.
+//
+// A message may be delivered again after its handler has succeeded, if the connection is
+// lost before the broker learns of it. So handlers should be idempotent, or recognise
+// duplicates by the message-id. The same is true of copies whose confirmation was lost.
+//
+// The official client panics on certain messages before it returns them, so they can't
+// be handled or dead-lettered with a reason. Consume then drops its connection, which
+// counts as a failed delivery, and receives one message at a time for a while. In the
+// end the queue's delivery limit dead-letters that message and no other. A queue without
+// a delivery limit can't get past it.
 func Consume(ctx context.Context, dial Dialer, queue string, h client.Handler, cfg Config) error {
 	if dial == nil {
 		return argument.New("dial", nil, "is nil", "give a Dialer, such as env.NewConnection")
@@ -53,7 +58,9 @@ func Consume(ctx context.Context, dial Dialer, queue string, h client.Handler, c
 	return consume(ctx, dial.dialer(), queue, h, cfg)
 }
 
-func consume(ctx context.Context, dial dialer, queue string, h client.Handler, cfg Config) error {
+func consume(ctx context.Context, dial dialer, queue string, h client.Handler, cfg Config) (err error) {
+	ctx, end := refusal.Context(ctx)
+	defer func() { err = end(err) }()
 	r, err := newRunner(dial, queue, h, cfg)
 	if err != nil {
 		return err
@@ -76,7 +83,7 @@ func consume(ctx context.Context, dial dialer, queue string, h client.Handler, c
 		return err
 	}
 	handlers := newHandlerContext(ctx)
-	defer handlers.end(context.Canceled)
+	defer r.awaitHandlers(handlers)
 	leave := 0
 	for failures, panics := 0, 0; ; failures++ {
 		began := time.Now()
@@ -137,22 +144,21 @@ func (r *runner) reopen(ctx context.Context, dial dialer, credits, failures int)
 // default delivery limit of 20.
 const promptPanics = 25
 
-// Serve is Consume on a consumer that the caller has made and goes on to own. It
-// returns nil after the drain that the end of ctx begins; c is then free of
-// deliveries of Serve's, and may still hold some that were prefetched, until it
-// is closed. queue is where c consumes from.
+// Serve is Consume with a consumer that the caller has made and owns. queue is the queue
+// that c consumes from. When ctx ends, Serve drains and returns nil. c may then
+// hold prefetched messages that Serve hasn't received, until it is closed.
 //
-// Connections to forward on are made by dial; the first is made at the start.
+// dial makes the connections to forward on, the first at the start.
 //
-// While the official client recovers its connection, Serve waits, for
-// Config.RecoveryPatience at most. A link or a session that ends by itself is
-// never recovered; then, and after a panic of the official client, Serve returns
-// an error that matches client.ErrConnectionLost, and the caller should close the
-// connection (closing the consumer alone doesn't mend the session) and begin
-// anew. Consume does all that by itself.
+// Serve waits while the official client recovers its connection, for
+// Config.RecoveryPatience at most. A link or a session that ends by itself is never
+// recovered. Then, and after a panic of the official client, Serve returns an error that
+// matches client.ErrConnectionLost. Handlers that still run then have Config.Grace to
+// end before it returns. The caller should close the connection and start again: closing
+// the consumer alone doesn't repair the session. Consume does all this by itself.
 //
-// c must settle explicitly: one that is pre-settled is refused at its first
-// message, and that message is lost, since the broker has forgotten it.
+// c must settle explicitly. A pre-settled one is refused at its first message, and that
+// message is LOST, because the broker has already removed it.
 func Serve(ctx context.Context, dial Dialer, c Receiver, queue string, h client.Handler, cfg Config) error {
 	if dial == nil {
 		return argument.New("dial", nil, "is nil", "give a Dialer, such as env.NewConnection")
@@ -167,7 +173,9 @@ func Serve(ctx context.Context, dial Dialer, c Receiver, queue string, h client.
 // once.
 const aliveAfter = time.Second
 
-func serve(ctx context.Context, dial dialer, c Receiver, queue string, h client.Handler, cfg Config) error {
+func serve(ctx context.Context, dial dialer, c Receiver, queue string, h client.Handler, cfg Config) (err error) {
+	ctx, end := refusal.Context(ctx)
+	defer func() { err = end(err) }()
 	r, err := newRunner(dial, queue, h, cfg)
 	if err != nil {
 		return err
@@ -181,7 +189,7 @@ func serve(ctx context.Context, dial dialer, c Receiver, queue string, h client.
 		return err
 	}
 	handlers := newHandlerContext(ctx)
-	defer handlers.end(context.Canceled)
+	defer r.awaitHandlers(handlers)
 	lost := time.Time{}
 	for failures := 0; ; failures++ {
 		began := time.Now()
@@ -245,7 +253,11 @@ func newRunner(dial dialer, queue string, h client.Handler, cfg Config) (*runner
 }
 
 func (r *runner) prepare(ctx context.Context, b client.Broker) error {
-	return client.Prepare(ctx, r.handler, client.Start{Queue: r.queue, Broker: b, Management: r.cfg.Management})
+	start := client.Start{Queue: r.queue, Broker: b, Log: r.cfg.Logger}
+	if r.cfg.Management != nil { // a nil *Management in an interface isn't nil
+		start.Management = r.cfg.Management
+	}
+	return client.Prepare(ctx, r.handler, start)
 }
 
 // handlerContext is that of handlers: it has the values of Consume's ctx and
@@ -253,12 +265,46 @@ func (r *runner) prepare(ctx context.Context, b client.Broker) error {
 type handlerContext struct {
 	context.Context
 	end context.CancelCauseFunc
+	// ended gets the time at which Consume's ctx ended.
+	ended  chan time.Time
+	forget func() bool
 }
 
 func newHandlerContext(ctx context.Context) handlerContext {
+	ended := make(chan time.Time, 1)
+	forget := context.AfterFunc(ctx, func() { ended <- time.Now() })
 	ctx, end := context.WithCancelCause(context.WithoutCancel(ctx))
-	return handlerContext{ctx, end}
+	return handlerContext{ctx, end, ended, forget}
 }
+
+// awaitHandlers waits, within the grace time that began when Consume's ctx ended or
+// begins now, for handlers that still run: no drain waits for those whose link was
+// lost.
+func (r *runner) awaitHandlers(handlers handlerContext) {
+	defer handlers.end(context.Canceled)
+	ended := time.Now()
+	if !handlers.forget() {
+		ended = <-handlers.ended
+	}
+	last := ended.Add(r.cfg.Grace + lastGrace)
+	timer := time.NewTimer(time.Until(ended.Add(r.cfg.Grace)))
+	defer timer.Stop()
+	for n := 0; n < cap(r.slots); {
+		select {
+		case r.slots <- struct{}{}:
+			n++
+		case <-timer.C:
+			if !time.Now().Before(last) {
+				return
+			}
+			handlers.end(errGraceOver)
+			timer.Reset(time.Until(last))
+		}
+	}
+}
+
+// errGraceOver is the cause of a handler's ctx that ended with the grace time.
+var errGraceOver = fmt.Errorf("hopback: the consumer's grace time is over: %w", context.Canceled)
 
 // stint is the life of one link, as far as Receive shows it:
 //
@@ -471,7 +517,7 @@ func (s *stint) forward(d *delivery, o client.Forward) {
 		// Never both gone: the original goes back, as a failed delivery, so that a
 		// limit ends what can't be forwarded.
 		s.log.Error("hopback: a forward failed, the original goes back to its queue", "to", o.To.String(), "error", err)
-		s.carryOut(d, failedDelivery, err)
+		s.carryOut(d, goesBack(o, err), err)
 	}
 }
 
@@ -540,7 +586,7 @@ func (s *stint) drain(handlers handlerContext) {
 	}
 	wait(s.cfg.Grace)
 	if s.unsettled.Load() > 0 && !s.over() {
-		handlers.end(fmt.Errorf("hopback: the consumer's grace time is over: %w", context.Canceled))
+		handlers.end(errGraceOver)
 		wait(lastGrace)
 	}
 	if n := s.unsettled.Load(); n > 0 && !s.over() {

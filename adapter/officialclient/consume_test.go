@@ -18,7 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/retry"
 )
 
 // fakeBroker makes connections whose faults a test chooses.
@@ -178,6 +180,23 @@ func TestOriginalIsAcceptedOnlyAfterItsCopy(t *testing.T) {
 	})
 }
 
+// A middleware that hides the Prepare of retry.With ends Consume, as in package client.
+func TestHiddenPrepareEndsConsume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker()
+		inner := retry.With(retry.Policy{})(client.HandlerFunc(func(context.Context, *client.Delivery) error {
+			t.Error("handled")
+			return nil
+		}))
+		hiding := client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error { return inner.Handle(ctx, d) })
+		done := make(chan error, 1)
+		go func() { done <- consume(t.Context(), b.dial, "orders", hiding, Config{Logger: quiet}) }()
+		d := b.deliver("1")
+		assert.Equal(t, "requeue", <-d.did)
+		require.ErrorAs(t, <-done, new(*argument.Error))
+	})
+}
+
 func TestForwardThatIsNotAcceptedGoesBack(t *testing.T) {
 	for name, answer := range map[string]func() (rabbitmqamqp.DeliveryState, error){
 		"released": func() (rabbitmqamqp.DeliveryState, error) { return &rabbitmqamqp.StateReleased{}, nil },
@@ -277,7 +296,7 @@ func TestAttachIsSharedAndSpacedOut(t *testing.T) {
 func TestLinksToAddressesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker()
-		f := newForwarder(b.dial, 10, client.Backoff{Min: time.Millisecond, Max: time.Second})
+		f := newForwarder(b.dial, 10, client.ReconnectBackoff{Min: time.Millisecond, Max: time.Second})
 		for i := range 3 * maxTargets {
 			require.NoError(t, f.send(nil, address.Queue(fmt.Sprintf("q-%d", i)), client.NewMessage([]byte("m")), time.Second, nil))
 			assert.LessOrEqual(t, len(f.targets), maxTargets)
@@ -418,6 +437,88 @@ func TestDrainWaitsForHandlersWithinGrace(t *testing.T) {
 		assert.Equal(t, "requeue", <-slow.did, "its ctx ended when the grace was over")
 		assert.Empty(t, waiting.did, "left for the detach")
 		assert.Len(t, began, 2)
+	})
+}
+
+// The link of a running handler is lost, and then ctx ends: the handler still has
+// its grace, and Consume waits for it, for 5 s longer at most.
+func TestGraceHoldsForAHandlerWhoseLinkIsLost(t *testing.T) {
+	const grace = 20 * time.Second
+	for name, c := range map[string]struct {
+		handle func(ctx context.Context) error
+		ends   time.Duration // Consume, after ctx
+		cause  error
+	}{
+		"in time":             {func(context.Context) error { time.Sleep(10 * time.Second); return nil }, 9 * time.Second, nil},
+		"heeds its ctx":       {func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, grace, errGraceOver},
+		"blocks for too long": {func(context.Context) error { time.Sleep(time.Hour); return nil }, grace + lastGrace, errGraceOver},
+	} {
+		for what, consume := range map[string]func(context.Context, *fakeBroker, client.Handler, Config) error{
+			"Consume": func(ctx context.Context, b *fakeBroker, h client.Handler, cfg Config) error {
+				return consume(ctx, b.dial, "orders", h, cfg)
+			},
+			"Serve": func(ctx context.Context, b *fakeBroker, h client.Handler, cfg Config) error {
+				conn, err := b.dial(ctx)
+				require.NoError(t, err)
+				defer conn.close()
+				k, err := conn.consumer(ctx, "orders", 64)
+				require.NoError(t, err)
+				return serve(ctx, b.dial, k, "orders", h, cfg)
+			},
+		} {
+			t.Run(what+" "+name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b := newFakeBroker()
+					ctx, cancel := context.WithCancel(t.Context())
+					var cause error
+					h := client.HandlerFunc(func(ctx context.Context, _ *client.Delivery) error {
+						err := c.handle(ctx)
+						cause = context.Cause(ctx)
+						return err
+					})
+					done := make(chan error, 1)
+					go func() {
+						done <- consume(ctx, b, h, Config{Grace: grace, Concurrency: 2, Logger: quiet})
+					}()
+					b.deliver("1")
+					synctest.Wait()
+					b.received <- &amqp.ConnError{}
+					time.Sleep(time.Second)
+					cancel()
+					began := time.Now()
+					require.NoError(t, <-done)
+					assert.Equal(t, c.ends, time.Since(began))
+					if c.ends <= grace {
+						assert.Equal(t, c.cause, cause)
+					}
+					time.Sleep(time.Hour)
+				})
+			})
+		}
+	}
+}
+
+// Serve gives up on a link that nothing mends; its handlers have their grace first.
+func TestServeThatGivesUpLeavesHandlersTheirGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker()
+		conn, err := b.dial(t.Context())
+		require.NoError(t, err)
+		defer conn.close()
+		k, err := conn.consumer(t.Context(), "orders", 64)
+		require.NoError(t, err)
+		b.deliver("1")
+		began := time.Now()
+		time.AfterFunc(time.Second, func() { b.received <- &amqp.LinkError{} })
+		var ended error
+		err = serve(t.Context(), b.dial, k, "orders", client.HandlerFunc(func(ctx context.Context, _ *client.Delivery) error {
+			time.Sleep(10 * time.Second)
+			ended = ctx.Err()
+			return nil
+		}), Config{Logger: quiet})
+		require.ErrorIs(t, err, client.ErrConnectionLost)
+		require.NoError(t, ended)
+		assert.Equal(t, 10*time.Second, time.Since(began))
 	})
 }
 

@@ -19,7 +19,7 @@ import (
 const maxTargets = 200
 
 // forwardPause is the pause between attempts at the same forward.
-var forwardPause = client.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second}
+var forwardPause = client.ReconnectBackoff{Min: 200 * time.Millisecond, Max: 5 * time.Second}
 
 // errStopped ends a forward that has become pointless, or whose forwarder closed.
 var errStopped = errors.New("the forward was given up")
@@ -29,7 +29,7 @@ var errStopped = errors.New("the forward was given up")
 // connections that publish, because of an alarm, still gets the settlements.
 type forwarder struct {
 	dial    dialer
-	backoff client.Backoff
+	backoff client.ReconnectBackoff
 	// turns bounds how many publishes are under way at once.
 	turns chan struct{}
 	// ctx ends when the forwarder closes. It has no deadline.
@@ -65,7 +65,7 @@ type attempts struct {
 	err      error
 }
 
-func (a *attempts) failed(err error, b client.Backoff) error {
+func (a *attempts) failed(err error, b client.ReconnectBackoff) error {
 	a.next, a.err = time.Now().Add(pauseBefore(b, a.failures)), err
 	a.failures++
 	return err
@@ -79,7 +79,7 @@ func (a *attempts) tooSoon() error {
 	return nil
 }
 
-func newForwarder(dial dialer, depth int, b client.Backoff) *forwarder {
+func newForwarder(dial dialer, depth int, b client.ReconnectBackoff) *forwarder {
 	f := &forwarder{
 		dial: dial, backoff: b, turns: make(chan struct{}, depth),
 		connecting: make(chan struct{}, 1), targets: map[address.Address]*target{},

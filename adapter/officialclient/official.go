@@ -41,10 +41,9 @@ type dialer func(context.Context) (connection, error)
 
 // PanicError is a panic within the official client.
 type PanicError struct {
-	// Call that was made, such as "receive".
-	Call  string
-	Value any
-	Stack []byte
+	Call  string // the call that panicked, such as "receive"
+	Value any    // of the panic
+	Stack []byte // as of runtime/debug.Stack
 }
 
 func (e *PanicError) Error() string {

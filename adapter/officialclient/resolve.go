@@ -93,8 +93,18 @@ func deadLetter(o client.DeadLetter) resolution {
 }
 
 func unforwardable(o client.Forward, err error) resolution {
-	r := deadLetter(client.DeadLetter{Reason: client.ReasonUnforwardable, Err: errors.Join(err, o.Err)})
+	if o.Else != nil {
+		return resolve(o.Else)
+	}
+	r := deadLetter(client.DeadLetter{Reason: client.ReasonUnforwardable, Err: errors.Join(err, o.Err), Annotations: o.Annotations})
 	r.refused = err
+	return r
+}
+
+// goesBack is a failed delivery that tells why its copy couldn't be stored.
+func goesBack(o client.Forward, err error) resolution {
+	r := deadLetter(client.DeadLetter{Reason: client.ReasonUnforwardable, Err: errors.Join(err, o.Err), Annotations: o.Annotations})
+	r.dead, r.failed = false, true
 	return r
 }
 

@@ -232,12 +232,12 @@ func TestConfig(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 200, c.Prefetch)
 	assert.Equal(t, 20, c.FailureLimit)
-	assert.Equal(t, client.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}, c.Reconnect)
-	for _, bad := range []Config{{Concurrency: -1}, {Prefetch: maxPrefetch + 1}, {FailureLimit: -2}, {Grace: -1}, {ForwardPatience: -1}, {RecoveryPatience: -1}, {Reconnect: client.Backoff{Min: -1}}} {
+	assert.Equal(t, client.ReconnectBackoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}, c.Reconnect)
+	for _, bad := range []Config{{Concurrency: -1}, {Prefetch: maxPrefetch + 1}, {FailureLimit: -2}, {Grace: -1}, {ForwardPatience: -1}, {RecoveryPatience: -1}, {Reconnect: client.ReconnectBackoff{Min: -1}}} {
 		_, err := bad.withDefaults()
 		require.Error(t, err)
 	}
 	for failures := range 100 {
-		assert.LessOrEqual(t, pauseBefore(client.Backoff{Min: time.Millisecond, Max: time.Second}, failures), time.Second)
+		assert.LessOrEqual(t, pauseBefore(client.ReconnectBackoff{Min: time.Millisecond, Max: time.Second}, failures), time.Second)
 	}
 }

@@ -15,8 +15,7 @@ import (
 // does a dead letter, or it would die at its first failure after a replay.
 const AnnotationFailures = "x-opt-hopback-failures"
 
-// ReasonFailureLimit is that of a message that has failed more often than
-// Config.FailureLimit.
+// ReasonFailureLimit says that the message has failed more often than Config.FailureLimit.
 const ReasonFailureLimit client.Reason = "failure-limit"
 
 // failures is how often m has failed, by its annotation, which anybody may have

@@ -8,7 +8,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/hopback/hopback/internal/cli"
+	"github.com/hopback/hopback/cmd/hopback/internal/cli"
 )
 
 func main() {

@@ -1,10 +1,10 @@
 // Package httpapi reads RabbitMQ's management HTTP API, for what can't be told
 // over AMQP: exchanges, policies, nodes, and messages that are stuck.
 //
-// It only reads. A [Reader] is what declare.Sources takes:
+// It only reads. A [Reader] is what audit.Sources takes:
 //
 //	api, err := httpapi.New("http://user:password@localhost:15672", "/", httpapi.Config{})
-//	diff, err := declare.Plan(ctx, declare.Sources{AMQP: conn.Management(), HTTP: api}, topology)
+//	diff, err := audit.Plan(ctx, audit.Sources{AMQP: conn.Management(), HTTP: api}, topology)
 //
 // The user needs the tag "management" to see queues, exchanges and bindings,
 // "policymaker" for policies, and "monitoring" for nodes.
@@ -23,21 +23,22 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
 )
 
-// Config is how the API is called. The zero value is fine.
+// Config says how the API is called. The zero value works.
 type Config struct {
-	// Timeout of one request, its answer included. Default: 30 seconds.
+	// Timeout bounds one request and its reply. Default: 30 seconds.
 	Timeout time.Duration
-	// TLS for https URLs; nil is Go's default.
+	// TLS is for https URLs. Nil means Go's default.
 	TLS *tls.Config
-	// MaxBody is how many bytes an answer may have: a virtual host with 10,000
-	// queues makes some 15 MB. Default: 256 MiB.
+	// MaxBody is the largest reply in bytes. Default: 256 MiB. A virtual host with
+	// 10,000 queues has some 15 MB.
 	MaxBody int64
 }
 
-// Reader reads the API for one virtual host. It is safe for concurrent use, and
-// keeps no connection open between requests.
+// Reader reads the API for one virtual host. It is safe for concurrent use and
+// keeps no idle connections.
 type Reader struct {
 	base     string // without user and password, without a slash at its end
 	user     string
@@ -47,11 +48,11 @@ type Reader struct {
 	client   *http.Client
 }
 
-var _ declare.Reader = (*Reader)(nil)
+var _ audit.Reader = (*Reader)(nil)
 
-// New makes a Reader. rawURL is http or https, with user and password, and is the
-// part before "/api"; vhost is a virtual host's name, such as "/". Nothing is sent
-// yet. An error is an *[argument.Error], and never has the password in it.
+// New returns a Reader. rawURL is an http or https URL with user and password, up
+// to "/api". vhost is the name of a virtual host, such as "/". New sends nothing.
+// An error is an *[argument.Error] and never contains the password.
 func New(rawURL, vhost string, cfg Config) (*Reader, error) {
 	u, err := url.Parse(rawURL)
 	switch {
@@ -88,16 +89,16 @@ func New(rawURL, vhost string, cfg Config) (*Reader, error) {
 	return r, nil
 }
 
-// VHost is the virtual host.
+// VHost returns the virtual host.
 func (r *Reader) VHost() string { return r.vhost }
 
-// String is the URL without user and password.
+// String returns the URL without user and password.
 func (r *Reader) String() string { return r.base }
 
 // GoString keeps the password out of %#v as well.
 func (r *Reader) GoString() string { return fmt.Sprintf("httpapi.Reader(%q, %q)", r.base, r.vhost) }
 
-// Get requests a path below /api. A failure is an *[Error].
+// Get requests a path below /api. An error is an *[Error].
 func (r *Reader) Get(ctx context.Context, path string) ([]byte, error) {
 	fail := func(status int, reason, err error) ([]byte, error) {
 		return nil, &Error{URL: r.base + "/api" + path, Status: status, User: r.user, VHost: r.vhost, Reason: reason, Err: err}
@@ -128,25 +129,26 @@ func (r *Reader) Get(ctx context.Context, path string) ([]byte, error) {
 	case resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusForbidden:
 		return fail(resp.StatusCode, declare.ErrForbidden, nil)
 	case resp.StatusCode == http.StatusNotFound:
-		return fail(resp.StatusCode, declare.ErrNotFound, nil)
+		return fail(resp.StatusCode, declare.ErrMissing, nil)
 	case resp.StatusCode >= 500:
 		return fail(resp.StatusCode, declare.ErrUnavailable, nil)
 	}
 	return fail(resp.StatusCode, declare.ErrBadReply, nil)
 }
 
-// Error says that the HTTP API gave no answer, or refused. It matches the
-// sentinel of package declare that is its Reason.
+// Error says that the HTTP API refused a request or didn't answer. errors.Is
+// matches its Reason and its Err.
 type Error struct {
-	// URL that was asked for, without user and password.
+	// URL is the URL of the request, without user and password.
 	URL string
-	// Status of the answer; 0 when none came.
+	// Status is that of the reply; 0 if none came.
 	Status int
-	// User and VHost that it was asked for.
+	// User and VHost are those of the Reader.
 	User, VHost string
-	// Reason is declare.ErrForbidden, ErrNotFound, ErrUnavailable, ErrBadReply or ErrInvalid.
+	// Reason is declare.ErrForbidden, ErrMissing, ErrUnavailable, ErrBadReply or
+	// ErrInvalid.
 	Reason error
-	// Err is the cause, where there is one.
+	// Err is the cause, or nil.
 	Err error
 }
 

@@ -29,40 +29,42 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
 )
 
 // Config says what to move. Old and New are required.
 type Config struct {
 	// Old is the name of the queue to move from: a quorum or a classic queue.
 	Old string
-	// New is the queue to move to, which may exist already, declared in the same
-	// way. What it dead-letters to is declared by the caller. Where retries come
-	// back by the queue's name, as with retry.Topology, apply that of the new name
-	// before, so that its consumers can retry; what waits in delay queues under the
-	// old name comes to the new queue, since the old bindings are copied.
+	// New is the queue to move to. It may exist already, declared in the same way.
+	// The caller declares its dead-letter target. If retries come back by the
+	// queue's name, as with retry.Topology, apply the topology of the new name
+	// first, so that its consumers can retry. Messages in delay queues under the
+	// old name come to the new queue, because the old bindings are copied.
 	New declare.Queue
-	// Bindings of the old queue. Default: what the HTTP API tells.
+	// Bindings are those of the old queue. Default: those that the HTTP API lists.
 	Bindings []declare.Binding
-	// Keep leaves the old queue, empty, in place of deleting it.
+	// Keep keeps the old queue, empty, rather than delete it.
 	Keep bool
-	// Prefetch is how many messages are on their way at once. Default: 1000.
+	// Prefetch is how many messages are moved at once. Default: 1000.
 	Prefetch int
-	// Quiet is how long the old queue must have been empty, and without consumers
-	// and arrivals, before the move is over. Below 6 s the counts of the HTTP API,
-	// which are up to 5 s old, may miss what is held for dead-lettering. Default: 6 s.
+	// Quiet is how long the old queue must be empty, without consumers and
+	// arrivals, before the move ends. Default: 6 s. The counts of the HTTP API are
+	// up to 5 s old, so a shorter time may miss messages that are held for
+	// dead-lettering.
 	Quiet time.Duration
-	// Progress, if given, is called some times a second with how far it is and how
-	// many messages are ready in the old queue. It must not block.
+	// Progress, if set, is called a few times a second with the progress and the
+	// number of ready messages in the old queue. It must not block.
 	Progress func(r Report, left uint64)
 }
 
-// Report is how far a move came.
+// Report is the progress of a move.
 type Report struct {
-	// Moved is how many messages were copied and accepted, as far as handed over.
+	// Moved is how many messages were copied and accepted.
 	Moved uint64 `json:"moved"`
-	// Bindings is how many were copied to the new queue.
+	// Bindings is how many bindings were copied to the new queue.
 	Bindings int `json:"bindings"`
-	// Deleted is whether the old queue is gone.
+	// Deleted reports whether the old queue is gone.
 	Deleted bool `json:"deleted"`
 }
 
@@ -78,7 +80,7 @@ type Report struct {
 // api may be nil if Config.Bindings is given; then messages that the old queue holds
 // for at-least-once dead-lettering, or delays, go unseen and are deleted with it,
 // unless Config.Keep is set.
-func Run(ctx context.Context, conn *client.Conn, api declare.Reader, cfg Config) (Report, error) {
+func Run(ctx context.Context, conn *client.Conn, api audit.Reader, cfg Config) (Report, error) {
 	var report Report
 	if err := cfg.check(conn, api); err != nil {
 		return report, err
@@ -87,7 +89,7 @@ func Run(ctx context.Context, conn *client.Conn, api declare.Reader, cfg Config)
 	topology := declare.Topology{Queues: []declare.Queue{cfg.New}}
 	old, err := declare.Inspect(ctx, m, cfg.Old)
 	switch {
-	case errors.Is(err, declare.ErrNotFound):
+	case errors.Is(err, declare.ErrMissing):
 		// A run before this one has finished, if the new queue is there.
 		if _, err := declare.Inspect(ctx, m, cfg.New.Address().QueueName()); err != nil {
 			return report, err
@@ -102,7 +104,7 @@ func Run(ctx context.Context, conn *client.Conn, api declare.Reader, cfg Config)
 
 	bindings := cfg.Bindings
 	if bindings == nil {
-		s, err := declare.Read(ctx, declare.Sources{HTTP: api}, declare.Topology{})
+		s, err := audit.Read(ctx, audit.Sources{HTTP: api}, declare.Topology{})
 		if err != nil {
 			return report, err
 		}
@@ -135,7 +137,7 @@ func Run(ctx context.Context, conn *client.Conn, api declare.Reader, cfg Config)
 		if err != nil || cfg.Keep {
 			return report, err
 		}
-		_, err = declare.DeleteQueueIf(ctx, declare.Sources{AMQP: m, HTTP: api}, cfg.Old, declare.If{Empty: true, Unused: true})
+		_, err = audit.DeleteQueueIf(ctx, audit.Sources{AMQP: m, HTTP: api}, cfg.Old, audit.DeleteCondition{Empty: true, Unused: true})
 		if err == nil {
 			report.Deleted = true
 			return report, nil
@@ -146,7 +148,7 @@ func Run(ctx context.Context, conn *client.Conn, api declare.Reader, cfg Config)
 	}
 }
 
-func (c *Config) check(conn *client.Conn, api declare.Reader) error {
+func (c *Config) check(conn *client.Conn, api audit.Reader) error {
 	switch {
 	case conn == nil:
 		return argument.New("conn", nil, "is nil", "give a connection")

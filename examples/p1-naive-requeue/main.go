@@ -3,10 +3,10 @@
 //	channel.reject(delivery_info.delivery_tag, true)   // bunny
 //	amqpChannel.nack(msg, false, true)                 // amqplib
 //
-// It shows what that does: the message is back at the head of the queue at once, for
-// ever, and nothing behind it is handled. hopback has the same as an outcome in words,
-// client.Requeue; the queue's delivery limit ends the loop, and the message is kept in a
-// dead-letter queue.
+// It shows the effect: the message returns to the head of the queue at once, for ever,
+// and nothing behind it is handled. hopback has the same as an explicit outcome,
+// client.Requeue. There the queue's delivery limit ends the loop, and the message is kept
+// in a dead-letter queue.
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p1-naive-requeue
 package main
@@ -56,9 +56,9 @@ func example(s *show.Stage) {
 	s.Want(attempts == limit+1, "%d deliveries are made, not %d", limit+1, attempts)
 	s.Holds(queue, 0)
 	s.Take(deadLetter, 1, func(m *client.Message) {
-		death := retry.Autopsy(m)
-		s.Say("%s holds %q: lane %q, died in %s", deadLetter, m.GetData(), death.Lane, death.Queue)
-		s.Want(string(m.GetData()) == "some message" && death.Lane == retry.LaneDeliveryLimit, "the message is kept, and tells why")
+		death := retry.DeathOf(m)
+		s.Say("%s holds %q: reason %q, died in %s", deadLetter, m.GetData(), death.Reason, death.Queue)
+		s.Want(string(m.GetData()) == "some message" && death.Reason == retry.ReasonDeliveryLimit, "the message is kept, and tells why")
 	})
 	s.Proven("requeued, a failing message was handled %d times in a row with no end and the one behind it 0 times; "+
 		"with a delivery limit of %d it was handled %d times, then dead-lettered, 0 lost", blocked, limit, attempts)

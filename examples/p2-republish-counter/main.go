@@ -6,10 +6,10 @@
 //	  queue.publish(payload, headers: { "x-retry-count": retry_count + 1 })
 //	end
 //
-// It shows what that loses: at each retry all that isn't the payload; and the message
-// itself when the publish fails, since it was acknowledged before. hopback publishes the
-// copy first, waits until the broker has accepted it, and only then accepts the original;
-// the copy has everything that the sender has set, and the same counter.
+// It shows two losses. Each retry drops everything except the payload. And if the publish
+// fails, the message is lost, because it was acknowledged before. hopback publishes the
+// copy first, waits until the broker has accepted it, and only then accepts the original.
+// The copy has everything that the sender set, and the same counter.
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p2-republish-counter
 package main
@@ -133,10 +133,10 @@ func everythingIsKept(s *show.Stage) (copies int) {
 	s.Send(address.Queue(queue), order("o-1"), order("o-2"))
 	show.Next(s, done, "the last attempt at o-1")
 	s.Take("p2.some.queue.dead", 1, func(m *client.Message) {
-		death := retry.Autopsy(m)
-		s.Say("p2.some.queue.dead holds %v: %s after %d retries, %q", m.Properties.MessageID, death.Lane, death.Retries, death.Error)
+		death := retry.DeathOf(m)
+		s.Say("p2.some.queue.dead holds %v: %s after %d retries, %q", m.Properties.MessageID, death.Reason, death.Retries, death.Error)
 		changes = append(changes, changed(m)...)
-		if m.Properties.MessageID != "o-2" || death.Lane != retry.Lane(retry.ReasonExhausted) || death.Retries != policy.MaxRetries {
+		if m.Properties.MessageID != "o-2" || death.Reason != retry.ReasonExhausted || death.Retries != policy.MaxRetries {
 			changes = append(changes, "the limit")
 		}
 	})

@@ -4,13 +4,13 @@
 //	retry_queue = channel.queue("retry_queue", arguments: { "x-dead-letter-exchange": "work_exchange" })
 //	retry_queue.publish(payload, expiration: (expiration * 1.5).to_i, headers: { "x-retry-count": retry_count + 1 })
 //
-// It shows the head-of-line blocking: a queue expires messages at its head only, so one
-// that waits for 2 s holds up one behind it that was to wait for 200 ms. hopback has one
-// queue for each delay, so that every message in it waits for the same time, and derives
-// the queues from the back-off.
+// It shows head-of-line blocking: a queue expires messages only at its head, so a message
+// with a delay of 2 s holds up one behind it with a delay of 200 ms. hopback has one queue
+// for each delay, and all messages in it have the same delay. It derives the queues from
+// the back-off.
 //
-// The back-off is the old one, five retries that grow by 1.5, but from 200 ms rather than
-// from 1 s.
+// The back-off has five retries that grow by 1.5, as the old one, but begins at 200 ms
+// rather than 1 s.
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p3-ttl-head-of-line
 package main
@@ -42,7 +42,7 @@ var work = declare.QuorumQueue{Name: "p3.work_queue"}
 var policy = retry.Policy{
 	MaxRetries: 5,
 	Backoff:    retry.Exponential(200*time.Millisecond, 1.5),
-	Rules:      []retry.Rule{{If: retry.On(errMaintenance), Backoff: retry.Delays(long)}},
+	Rules:      []retry.ErrorRule{{If: retry.On(errMaintenance), Backoff: retry.Delays(long)}},
 	Names:      retry.Names{Prefix: "p3."},
 }
 
@@ -70,7 +70,7 @@ func oneQueue(s *show.Stage) map[string]time.Duration {
 		Exchanges: []declare.Exchange{{Name: "p3.work_exchange", Type: declare.Fanout}, {Name: "p3.retry_exchange", Type: declare.Fanout}},
 		Queues: []declare.Queue{
 			declare.QuorumQueue{Name: work.Name, DeadLetter: declare.Drop()},
-			declare.QuorumQueue{Name: "p3.retry_queue", DeadLetter: declare.DeadLetter{Exchange: "p3.work_exchange", Strategy: declare.AtMostOnce}},
+			declare.QuorumQueue{Name: "p3.retry_queue", DeadLetter: declare.DeadLetterTarget{Exchange: "p3.work_exchange", Strategy: declare.AtMostOnce}},
 		},
 		Bindings: []declare.Binding{{Source: "p3.work_exchange", Queue: work.Name}, {Source: "p3.retry_exchange", Queue: "p3.retry_queue"}},
 	})
@@ -95,7 +95,7 @@ func oneQueue(s *show.Stage) map[string]time.Duration {
 func queuePerDelay(s *show.Stage) map[string]time.Duration {
 	topology := show.Must(retry.Topology(policy, work))
 	s.Declare(topology)
-	for _, delay := range show.Must(policy.Ladder()) {
+	for _, delay := range show.Must(policy.QueueDelays()) {
 		s.Say("%s holds what waits for %v", policy.Names.DelayQueue(delay), delay)
 	}
 

@@ -5,11 +5,11 @@
 //
 //	my_work_queue ──▶ retry_exchange ──delay.10000.#──▶ delay_10s ──▶ requeue_exchange ──*.*.my_work_queue──▶ my_work_queue
 //
-// hopback's default strategy is the same, name for name. First a worker of each kind works
-// on the old definitions, unchanged, side by side: each takes up the other's counter,
-// x-retry-count, one as a string and one as a number. It shows what the definitions lose:
-// they have no dead-letter queue, so what is exhausted, not retryable or poison vanishes.
-// Then both work on hopback's topology, where all of it is kept, with the reason.
+// hopback's default strategy uses the same names. First an old worker and one of hopback's
+// share the old definitions, unchanged. Each continues the other's count in x-retry-count,
+// which one writes as a string and the other as a number. The old definitions have no
+// dead-letter queue: messages that are exhausted, not retryable or poison vanish. Then
+// both workers use hopback's topology, which keeps all of these, with the reason.
 //
 // The delays are a thousandth of the old ones: 10 ms, 60 ms, 300 ms, 600 ms and 1.8 s for
 // 10 s, 1 min, 5 min, 10 min and 30 min. All names begin with "p4.".
@@ -81,8 +81,8 @@ func example(s *show.Stage) {
 	old, new := work(s, policy)
 	var kept []string
 	s.Take("p4.my_work_queue.dead", 3, func(m *client.Message) {
-		death := retry.Autopsy(m)
-		s.Say("p4.my_work_queue.dead holds %s: %s, %d retries", m.GetData(), death.Lane, death.Retries)
+		death := retry.DeathOf(m)
+		s.Say("p4.my_work_queue.dead holds %s: %s, %d retries", m.GetData(), death.Reason, death.Retries)
 		kept = append(kept, string(m.GetData()))
 	})
 	slices.Sort(kept)
@@ -103,7 +103,7 @@ func definitions() declare.Topology {
 	for _, delay := range delays {
 		name := policy.Names.DelayQueue(delay) // "p4.delay_10ms"
 		t.Queues = append(t.Queues, declare.QuorumQueue{
-			Name: name, MessageTTL: delay, DeadLetter: declare.DeadLetter{Exchange: "p4.requeue_exchange", Strategy: declare.AtMostOnce},
+			Name: name, MessageTTL: delay, DeadLetter: declare.DeadLetterTarget{Exchange: "p4.requeue_exchange", Strategy: declare.AtMostOnce},
 		})
 		t.Bindings = append(t.Bindings, declare.Binding{Source: "p4.retry_exchange", Queue: name, Key: fmt.Sprintf("delay.%d.#", delay.Milliseconds())})
 	}

@@ -7,10 +7,10 @@
 //	_channel.BasicAck(args.DeliveryTag, true);
 //
 // It shows what happens when that process dies between the publish and the ack: from then
-// on there are two of the message. hopback's strategy DeadLetter uses a headers exchange
-// and queues with a time to live, too, but the worker itself names the delay as it gives
-// the message to the broker, in one disposition: no further process, no copy, and a dead
-// letter whose history has no gap.
+// on the message exists twice. retry.StrategyDeadLetter uses a headers exchange and queues
+// with a time to live, too. But the worker itself sets the delay, in the disposition that
+// returns the message to the broker. There is no further process and no copy, and the
+// history of a dead letter has no gap.
 //
 // The delays are 100, 200 and 400 ms.
 //
@@ -42,7 +42,7 @@ var (
 )
 
 var policy = retry.Policy{
-	Strategy:   retry.DeadLetter,
+	Strategy:   retry.StrategyDeadLetter,
 	MaxRetries: len(delays),
 	Backoff:    retry.Delays(delays...),
 	Names:      retry.Names{Prefix: "p5."},
@@ -82,7 +82,7 @@ func oldTopology() declare.Topology {
 	}
 	for i, delay := range delays {
 		name := fmt.Sprintf("p5.retry-%d", i+1)
-		t.Queues = append(t.Queues, declare.QuorumQueue{Name: name, MessageTTL: delay, DeadLetter: declare.DeadLetter{Exchange: "p5.reply"}})
+		t.Queues = append(t.Queues, declare.QuorumQueue{Name: name, MessageTTL: delay, DeadLetter: declare.DeadLetterTarget{Exchange: "p5.reply"}})
 		t.Bindings = append(t.Bindings, declare.Binding{Source: "p5.deadletter", Queue: name, Headers: map[string]any{"count": i + 1}})
 	}
 	return t
@@ -141,9 +141,9 @@ func oneDisposition(s *show.Stage) (attempts, dead int) {
 	var id any
 	var death retry.Death
 	s.Take("p5.topic-queue.dead", 1, func(m *client.Message) {
-		id, death, history = m.Properties.MessageID, retry.Autopsy(m), deaths(m)
+		id, death, history = m.Properties.MessageID, retry.DeathOf(m), deaths(m)
 		s.Say("p5.topic-queue.dead holds %v, %q: %s after %d retries, %q, died in %s",
-			id, m.GetData(), death.Lane, death.Retries, death.Error, death.Queue)
+			id, m.GetData(), death.Reason, death.Retries, death.Error, death.Queue)
 		s.Say("its history: %s", strings.Join(history, ", "))
 	})
 	stop()

@@ -6,11 +6,11 @@
 //	const rejectsCount = xDeaths.find(d => d.reason === 'rejected')?.count ?? -1
 //	const MAX_REQUEUES = 10
 //
-// It shows how that hammers a service that is down: each message is back within
-// milliseconds. And it never ends: RabbitMQ 4 begins the history of deaths anew with
-// every publish, so the count stays at 1. hopback waits between the retries, counts them
-// itself, and tells in the dead-letter queue why each message is there; from there a
-// message can be sent back to its own queue alone.
+// It shows how that hammers a service that is down: each message returns within
+// milliseconds. And it never ends: RabbitMQ 4 starts the history of deaths again with
+// every publish, so the count stays at 1. hopback waits between retries and counts them
+// itself. Each message in its dead-letter queue has the reason, and can be replayed to its
+// own queue alone.
 //
 // The delays grow by 1.5 from 20 ms, ten times.
 //
@@ -61,14 +61,14 @@ func example(s *show.Stage) {
 	replay(s)
 
 	s.Proven("the service that is down was called %d times in %d ms, with x-death's count at %d and the limit at %d; "+
-		"by hopback %d times in %d ms, no retry early; 4 lanes told apart, and 1 message replayed to its own queue alone",
+		"by hopback %d times in %d ms, no retry early; 4 reasons told apart, and 1 message replayed to its own queue alone",
 		enough, took.Milliseconds(), count, maxRequeues, calls, span.Milliseconds())
 }
 
 // hammer runs the old email worker and the consumer of requeue-queue. It returns the
 // highest count of rejections that it read, and how long the calls took.
 func hammer(s *show.Stage) (highest int, took time.Duration) {
-	dead := declare.DeadLetter{Exchange: "p6.error-exchange"}
+	dead := declare.DeadLetterTarget{Exchange: "p6.error-exchange"}
 	s.Declare(declare.Topology{
 		Exchanges: []declare.Exchange{{Name: notifications, Type: declare.Fanout}, {Name: "p6.error-exchange", Type: declare.Fanout}},
 		Queues: []declare.Queue{
@@ -175,18 +175,15 @@ func fourDeaths(s *show.Stage) (calls int, span time.Duration) {
 // replay reads why the emails are dead, and sends those that have failed back to the queue
 // that they come from. The exchange would send them to the webhooks, too.
 func replay(s *show.Stage) {
-	lanes := map[string]retry.Lane{}
+	reasons := map[string]client.Reason{}
 	s.Consume(emailDead, client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
-		body, death := string(d.Message().GetData()), retry.Autopsy(d.Message())
-		lanes[body] = death.Lane
-		s.Say("%-8s  lane %-14s  retries %2d  error %q", body, death.Lane, death.Retries, death.Error)
-		if death.Lane != retry.Lane(retry.ReasonExhausted) {
+		body, death := string(d.Message().GetData()), retry.DeathOf(d.Message())
+		reasons[body] = death.Reason
+		s.Say("%-8s  reason %-14s  retries %2d  error %q", body, death.Reason, death.Retries, death.Error)
+		if death.Reason != retry.ReasonExhausted {
 			return nil
 		}
-		m := client.Copy(d.Message())
-		delete(m.ApplicationProperties, retry.CountProperty) // count from the beginning
-		delete(m.Annotations, retry.AnnotationRetries)
-		return client.Forward{To: address.Queue(death.Queue), Message: m}
+		return client.Forward{To: address.Queue(death.Queue), Message: retry.Replay(d.Message())}
 	}), client.ConsumerConfig{})
 	sent := make(chan string, 1)
 	s.Consume(emailQueue, retry.With(policy)(client.Typed(client.RawCodec{}, func(ctx context.Context, body string) error {
@@ -198,9 +195,9 @@ func replay(s *show.Stage) {
 	s.Holds(emailDead, 0)
 	s.Holds(webhookQueue, 3) // no worker was here: welcome, refused and poison, each once
 	s.Want(body == "welcome", "what has failed is replayed, not %s", body)
-	s.Want(maps.Equal(lanes, map[string]retry.Lane{
-		"welcome": retry.Lane(retry.ReasonExhausted), "refused": retry.LaneRejected, "too late": retry.LaneExpired, "poison": retry.LaneDeliveryLimit,
-	}), "the reasons are told apart: %v", lanes)
+	s.Want(maps.Equal(reasons, map[string]client.Reason{
+		"welcome": retry.ReasonExhausted, "refused": retry.ReasonRejected, "too late": retry.ReasonExpired, "poison": retry.ReasonDeliveryLimit,
+	}), "the reasons are told apart: %v", reasons)
 }
 
 func message(body string) *client.Message { return client.NewMessage([]byte(body)) }

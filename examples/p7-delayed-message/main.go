@@ -5,14 +5,14 @@
 //
 //	email-queue ──▶ error-exchange ──▶ error-queue ──▶ wait-exchange ──▶ requeue-queue ──▶ email-queue
 //
-// It shows that a broker without the plugin, which isn't developed any more, refuses that
-// topology. With hopback and RabbitMQ 4.3 the work queue itself holds a message until its
-// time has come: any delay, each message its own, with no plugin, no copy and no further
-// queue. On 4.0 to 4.2, where that would be a hot loop, the same program takes the next
-// strategy: retry.Auto decides when the consumer starts.
+// The plugin is no longer developed. The example shows that a broker without it refuses
+// that topology. With hopback and RabbitMQ 4.3 the work queue itself holds each message for
+// any delay, without a plugin, a copy or another queue. RabbitMQ 4.0 to 4.2 would deliver
+// the message again at once, so there the same program uses another strategy:
+// retry.StrategyAuto chooses when the consumer starts.
 //
-// The curve is 0.5 s, 1 s and 2.5 s for the old one's 0.5 s, 30 s, 1 min and 5 min. (Written
-// as milliseconds, 1 * 3600 is not a minute; a time.Minute is.)
+// The delays are 0.5 s, 1 s and 2.5 s, in place of 0.5 s, 30 s, 1 min and 5 min. (The old
+// code's 1 * 3600 milliseconds is not a minute; time.Minute is.)
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p7-delayed-message
 package main
@@ -34,7 +34,7 @@ const emailDead = "p7.email-queue.dead"
 var email = declare.QuorumQueue{Name: "p7.email-queue"}
 
 var policy = retry.Policy{
-	Strategy:   retry.Auto,
+	Strategy:   retry.StrategyAuto,
 	MaxRetries: 3,
 	Backoff:    retry.Delays(500*time.Millisecond, time.Second, 2500*time.Millisecond),
 	Names:      retry.Names{Prefix: "p7."},
@@ -64,14 +64,14 @@ func example(s *show.Stage) {
 	s.Act("hopback: retry.Auto")
 	s.Declare(show.Must(retry.Topology(policy, email)))
 	inWords := policy
-	inWords.Strategy = retry.Native
+	inWords.Strategy = retry.StrategyNative
 	if native {
 		t := show.Must(retry.Topology(inWords, email))
 		s.Say("the queue itself can delay: retry.Native needs %d queues, %s and two for what is given up", len(t.Queues), email.Name)
 	} else {
 		err := s.Conn.Consume(s.Ctx, email.Name, retry.With(inWords)(client.HandlerFunc(nil)), client.ConsumerConfig{})
 		var guard *retry.GuardError
-		s.Want(errors.As(err, &guard) && guard.Guard == retry.GuardNative, "retry.Native is refused: %v", err)
+		s.Want(errors.As(err, &guard) && guard.Guard == retry.GuardStrategy, "retry.Native is refused: %v", err)
 		s.Say("retry.Native is refused: %s; %s", guard.Problem, guard.Remedy)
 	}
 	order, through := delayed(s)
@@ -83,7 +83,7 @@ func example(s *show.Stage) {
 			"0 early, 0 other queues, 0 copies, 0 plugins", s.Conn.Broker().Version, longest, shortest, order)
 		return
 	}
-	for _, delay := range show.Must(policy.Ladder()) {
+	for _, delay := range show.Must(policy.QueueDelays()) {
 		s.Want(slices.Contains(through, policy.Names.HoldQueue(delay)), "a queue holds messages for %v, but %v", delay, through)
 	}
 	s.Want(len(through) == 3, "no others do: %v", through)
@@ -139,11 +139,11 @@ func delayed(s *show.Stage) (order []time.Duration, through []string) {
 	}
 	var death retry.Death
 	s.Take(emailDead, 1, func(m *client.Message) {
-		death = retry.Autopsy(m)
-		s.Say("%s holds %s: %s after %d retries", emailDead, m.GetData(), death.Lane, death.Retries)
+		death = retry.DeathOf(m)
+		s.Say("%s holds %s: %s after %d retries", emailDead, m.GetData(), death.Reason, death.Retries)
 	})
 	stop()
 	s.Want(early == 0, "no message comes back early, but %d do", early)
-	s.Want(death.Lane == retry.Lane(retry.ReasonExhausted) && death.Retries == policy.MaxRetries, "the curve ends in the dead-letter queue: %+v", death)
+	s.Want(death.Reason == retry.ReasonExhausted && death.Retries == policy.MaxRetries, "the curve ends in the dead-letter queue: %+v", death)
 	return order, through
 }

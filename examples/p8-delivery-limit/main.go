@@ -3,10 +3,10 @@
 //
 //	"my_work_queue": { "x-queue-type": "quorum", "x-delivery-limit": 5 }
 //
-// It shows that this alone throws a message away, without a word, once it has been
-// delivered six times: a limit of N means N+1 deliveries; 20, so 21, where none is set.
-// With hopback a queue can't be declared without an answer to where its dead go, nor be
-// consumed with retries, unless the user says in words that they are dropped.
+// It shows that such a queue silently drops a message after six deliveries: a limit of N
+// means N+1 deliveries. The default limit is 20, so 21 deliveries. hopback declares a
+// queue, and consumes from one with retries, only if it has a dead-letter target, or if
+// the user states that dead messages are dropped.
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p8-delivery-limit
 package main
@@ -66,9 +66,9 @@ func example(s *show.Stage) {
 	for _, q := range queues {
 		deliveries := poison(s, q.Name)
 		var death retry.Death
-		s.Take(q.Name+".dead", 1, func(m *client.Message) { death = retry.Autopsy(m) })
-		s.Say("%-19s delivered %2d times, then kept in %s.dead, lane %q", q.Name, deliveries, q.Name, death.Lane)
-		s.Want(death.Lane == retry.LaneDeliveryLimit && death.Queue == q.Name, "the dead letter tells why: %+v", death)
+		s.Take(q.Name+".dead", 1, func(m *client.Message) { death = retry.DeathOf(m) })
+		s.Say("%-19s delivered %2d times, then kept in %s.dead, reason %q", q.Name, deliveries, q.Name, death.Reason)
+		s.Want(death.Reason == retry.ReasonDeliveryLimit && death.Queue == q.Name, "the dead letter tells why: %+v", death)
 		figures = append(figures, deliveries)
 	}
 	s.Want(slices.Equal(figures, []int{1, 2, 6, 21}), "a limit of N makes N+1 deliveries: %v", figures)

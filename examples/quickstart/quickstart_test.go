@@ -20,7 +20,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/integration/broker"
+	"github.com/hopback/hopback/internal/broker"
 	"github.com/hopback/hopback/retry"
 )
 

@@ -114,9 +114,9 @@ func (t *timeline) dead(_ context.Context, d *client.Delivery) error {
 	if a == nil {
 		return nil
 	}
-	death := retry.Autopsy(d.Message())
+	death := retry.DeathOf(d.Message())
 	a.letter = &death
-	t.ended(a, "dead: "+string(death.Lane))
+	t.ended(a, "dead: "+string(death.Reason))
 	return nil
 }
 
@@ -149,7 +149,7 @@ func (t *timeline) declared(b client.Broker, p retry.Policy, queue string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var delays []string
-	ladder, _ := p.Ladder() // the policy has been used already
+	ladder, _ := p.QueueDelays() // the policy has been used already
 	for _, d := range ladder {
 		delays = append(delays, human(d))
 	}
@@ -201,7 +201,7 @@ func (t *timeline) tables(queue string, left uint64, why error) error {
 	t.line("", bold, "order  reason       retries  error")
 	for _, a := range t.accounts {
 		if l := a.letter; l != nil {
-			t.line(fmt.Sprintf("%s  %s  %s  %s", cell(a.order.ID, 5), cell(string(l.Lane), 11),
+			t.line(fmt.Sprintf("%s  %s  %s  %s", cell(a.order.ID, 5), cell(string(l.Reason), 11),
 				cell(strconv.Itoa(l.Retries), 7), l.Error), "", "")
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/hopback/hopback/chaos"
+	"github.com/hopback/hopback/internal/chaos"
 )
 
 func TestMain(m *testing.M) {

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/hopback/hopback/integration/broker"
+	"github.com/hopback/hopback/internal/broker"
 )
 
 // long says that the tests which take minutes run, too, and all of them with 4.0.

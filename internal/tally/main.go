@@ -13,29 +13,46 @@
 //
 // The exit code is 1 if anything failed, which includes a package that can't
 // be built, a test that never ended, output that breaks off, and a run in
-// which no test was executed. --failed adds a failure found elsewhere, such as
-// by a linter.
+// which no test was executed.
+//
+//	go test -json ./... | tally -again FILE
+//
+// writes the tests that failed to FILE, a package and a top-level test a line, to be
+// run again by themselves: on a noisy machine a test can fail that passes alone. FILE
+// is empty if all is well, if more than 5 tests failed, or if anything else did: then
+// it isn't the noise.
 package main
 
 import (
+	"flag"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 )
 
 func main() {
-	if len(os.Args) > 1 {
-		fmt.Fprintf(os.Stderr, "tally: takes no argument, but got %q; write: go test -json ./... | tally\n", os.Args[1])
+	again := flag.String("again", "", "the `file` that gets the tests to run again")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "tally: takes no argument, but got %q; write: go test -json ./... | tally\n", flag.Arg(0))
 		os.Exit(2)
 	}
-	if !run(os.Stdin, os.Stdout) {
+	well, tests := run(os.Stdin, os.Stdout)
+	if *again != "" {
+		if err := os.WriteFile(*again, []byte(strings.Join(tests, "")), 0o600); err != nil {
+			fmt.Fprintln(os.Stderr, "tally:", err)
+			os.Exit(1)
+		}
+	}
+	if !well {
 		os.Exit(1)
 	}
 }
 
-// run returns whether all is well.
-func run(in io.Reader, out io.Writer) bool {
+// run returns whether all is well, and if not, what to run again.
+func run(in io.Reader, out io.Writer) (well bool, again []string) {
 	t := newTally(out)
 	t.read(in)
-	return t.close()
+	return t.close(), t.again()
 }

@@ -64,16 +64,37 @@ type tally struct {
 	groups   map[string]*counts
 	failures []string
 	skips    []string
+	// failed has the top-level tests that failed; other says that anything else did.
+	failed map[string]bool
+	other  bool
 }
 
 func newTally(out io.Writer) *tally {
-	return &tally{out: out, packages: map[string]*pkg{}, groups: map[string]*counts{}}
+	return &tally{out: out, packages: map[string]*pkg{}, groups: map[string]*counts{}, failed: map[string]bool{}}
 }
 
 func (t *tally) printf(format string, args ...any) { _, _ = fmt.Fprintf(t.out, format, args...) }
 
 // fail notes a failure that is no test's.
-func (t *tally) fail(what string) { t.failures = append(t.failures, what) }
+func (t *tally) fail(what string) {
+	t.failures = append(t.failures, what)
+	t.other = true
+}
+
+// maxAgain is how many tests may fail and be run again.
+const maxAgain = 5
+
+// again returns the tests to run again, a line each.
+func (t *tally) again() (lines []string) {
+	if t.other || len(t.failed) > maxAgain {
+		return nil
+	}
+	for line := range t.failed {
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return lines
+}
 
 func (t *tally) read(in io.Reader) {
 	r := bufio.NewReader(in)
@@ -185,6 +206,8 @@ func (t *tally) endPackage(e event, p *pkg) {
 		switch c.ended {
 		case "fail":
 			t.failures = append(t.failures, e.Package+" "+name)
+			top, _, _ := strings.Cut(name, "/")
+			t.failed[e.Package+" "+top+"\n"] = true
 		case "skip":
 			t.skips = append(t.skips, fmt.Sprintf("%s %s: %s", e.Package, name, skipReason(c.output.String())))
 		}

@@ -2,12 +2,14 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
 	"testing/iotest"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
 
@@ -16,7 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // tallied returns the output without its last line, that line, and the verdict.
 func tallied(in io.Reader) (text, last string, ok bool) {
 	var out strings.Builder
-	ok = run(in, &out)
+	ok, _ = run(in, &out)
 	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 	return strings.Join(lines[:len(lines)-1], "\n"), lines[len(lines)-1], ok
 }
@@ -165,4 +167,23 @@ func TestAPackageTestedTwiceCountsTwice(t *testing.T) {
 	_, last, ok = tallied(strings.NewReader(good + strings.ReplaceAll(good, `"pass"`, `"fail"`)))
 	assert.False(t, ok)
 	assert.Equal(t, "1 passed, 1 failed, 0 skipped", last)
+}
+
+// What failed is to be run again, unless it is much, or no test.
+func TestWhatFailedIsRunAgain(t *testing.T) {
+	bad := strings.ReplaceAll(good, `"pass"`, `"fail"`)
+	again := func(in string) []string {
+		_, tests := run(strings.NewReader(in), io.Discard)
+		return tests
+	}
+	assert.Empty(t, again(good))
+	tests := again(bad)
+	require.Len(t, tests, 1)
+	assert.Regexp(t, `^m/a Test\w+\n$`, tests[0])
+	assert.Empty(t, again(bad+`{"Action":"fail","Package":"lint"}`), "the linter isn't noise")
+	var many string
+	for i := range maxAgain + 1 {
+		many += strings.ReplaceAll(bad, "m/a", fmt.Sprintf("m/a%d", i))
+	}
+	assert.Empty(t, again(many), "too many")
 }

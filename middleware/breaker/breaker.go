@@ -1,57 +1,58 @@
-// Package breaker stops consuming while something that handlers depend on is down,
-// and leaves the backlog in its queue: otherwise every message of it would fail,
-// use up its retries, and end in the dead-letter queue.
+// Package breaker pauses consumers while a service that their handlers depend on is
+// down. The backlog stays in its queue. Without a breaker every message of it would
+// fail, use up its retries, and go to the dead-letter queue.
 //
 //	bank := breaker.With(breaker.Config{Trips: func(err error) bool { return errors.Is(err, errBankDown) }})
 //	err = conn.Consume(ctx, "orders", retry.With(policy)(bank(handler)), client.ConsumerConfig{Concurrency: 16})
 //
-// The circuit is one of three:
+// The circuit has three states:
 //
-//	closed     all is well; Config.Failures failures in a row open it
-//	open       the consumer is paused (client.Control), and no handler is called;
-//	           after Config.OpenFor it is half open
-//	half-open  one delivery is handled, to probe: success closes the circuit, failure
-//	           opens it again, for twice as long
+//	closed     messages are handled; Config.Failures failures in a row open it
+//	open       the consumers are paused (client.Control), and no handler is called;
+//	           after Config.OpenFor it is half-open
+//	half-open  one delivery is handled as a probe: success closes the circuit, failure
+//	           opens it again for twice as long
 //
-// All handlers that one Middleware value has wrapped share one circuit, since it
-// stands for the one thing that they depend on; when it opens, all their
-// consumers pause. Call With once for each such thing.
+// All handlers that one Middleware value wraps share one circuit, and so their
+// consumers pause together. Call With once for each service.
 //
-// # What becomes of messages
+// # What happens to messages
 //
-// The failures that open the circuit, and those of probes, are returned as they
-// are: retry.With deals with them as with any other. An outage so costs about
-// Config.Failures + Concurrency retries, and one for each probe, of however
-// many messages.
+// A failure that opens the circuit is returned unchanged, and so is that of a probe:
+// retry.With treats it like any other. So an outage costs about Config.Failures +
+// Concurrency retries, and one for each probe, however long the queue is.
 //
-// A delivery that gets here while the circuit is open goes back to its queue at
-// once, as a client.Requeue that isn't Failed, which costs nothing on RabbitMQ
-// 4.3 and doesn't spin, since its consumer is paused. Below 4.3 it would count
-// toward the delivery limit: there it waits in place, until the circuit lets it
-// through or its ctx ends. So it does where there is no client.Control, with
-// another client's consumer, since the broker would deliver it again at once; there
-// it is given back after 5 minutes if the broker is 4.3, whose consumer timeout (by
-// default 30 minutes) would cut the consumer off. In a half-open circuit all but
-// the probe wait in place.
+// A delivery that arrives while the circuit is open goes back to its queue at once, as
+// a client.Requeue that isn't Failed. On RabbitMQ 4.3 that costs nothing: it counts
+// toward no limit, and the message doesn't come back while the consumer is paused.
 //
-// Deliveries that wait in place keep a drain waiting until ConsumerConfig.Grace
-// is over.
+// In two cases the delivery waits in place instead, until the circuit lets it through
+// or its ctx ends:
+//
+//   - Below 4.3, a return would count toward the delivery limit.
+//   - With another client's consumer there is no client.Control, so the broker would
+//     deliver the message again at once. On 4.3 it is returned after 5 minutes, because
+//     the broker ends a consumer that exceeds the consumer timeout (by default 30
+//     minutes).
+//
+// In a half-open circuit all deliveries except the probe wait in place.
+//
+// Deliveries that wait in place hold up a drain until ConsumerConfig.Grace is over.
 //
 // # Where it belongs
 //
-// Inside retry.With, or it doesn't see failures, only what retry.With has made of
-// them. Around client.Timeout and dedupe: a call that ran out of time is a failure,
-// and a message that waits here shouldn't be claimed.
-//
-// The states are kept here, not by a library: those that there are have a fixed
-// open time, and change to half-open only when they are called, which nobody does
-// while consumers are paused.
+// Put it inside retry.With; outside, it would see outcomes rather than failures. Put it
+// around client.Timeout, because a call that ran out of time is a failure, and around
+// dedupe, because a message that waits here shouldn't be claimed.
 package breaker
+
+// The circuit is kept here, not by a library. Those that exist have a fixed open time
+// and become half-open only when they are called, and nobody calls them while the
+// consumers are paused.
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math"
 	"sync/atomic"
@@ -59,37 +60,38 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/mark"
 )
 
-// Config is when to stop and when to try again. The zero value opens after five
-// failures in a row and probes after 10 s.
+// Config defines when a circuit opens and when it probes. The zero value opens after
+// five failures in a row and probes after 10 s.
 type Config struct {
-	// Name is in the log.
+	// Name is added to log lines as "circuit". Default: none.
 	Name string
-	// Trips says whether an error, which is never nil, tells of an outage. Any
-	// other is a sign that the thing is up: it answered. It is called by many
+	// Trips reports whether an error means an outage. err is never nil. Any other error
+	// means that the service is up, because it answered. Trips is called by many
 	// goroutines at once.
 	//
-	// Default: every error without a client.Outcome in its chain. That includes
-	// what only package retry understands, such as retry.Permanent: handlers
-	// that return it for a message that is bad should say here what an outage is.
+	// Default: true for every error without a client.Outcome in its chain, except those
+	// of retry.Permanent, retry.Discard and retry.Snooze, which concern one message only.
+	// retry.After means an outage.
 	//
-	// Three things aren't asked about, and are taken for a sign of neither: a
-	// client.Requeue that isn't Failed, a handler whose ctx was cancelled, and
-	// one that panics.
+	// A client.Requeue that isn't Failed and retry.Snooze mean neither, unless Trips
+	// returns true for them. A panic and a handler whose ctx was cancelled mean neither,
+	// and Trips isn't called.
 	Trips func(error) bool
-	// Failures is how many calls in a row have to trip the circuit. Default: 5.
+	// Failures is how many failures in a row open the circuit. Default: 5.
 	Failures int
-	// OpenFor is how long the circuit is open before the first probe.
+	// OpenFor is how long the circuit stays open before the first probe.
 	// Default: 10 s.
 	OpenFor time.Duration
-	// MaxOpenFor is the most that OpenFor grows to, doubled after each probe that
-	// failed. Default: 2 min, or OpenFor if that is longer.
+	// MaxOpenFor limits the time between probes, which doubles after each one that
+	// fails. Default: 2 min, or OpenFor if that is longer.
 	MaxOpenFor time.Duration
-	// OnChange, if not nil, is told of each change of the state, one at a time and
-	// in their order. Handlers go on meanwhile.
+	// OnChange, if not nil, is called for each change of the state, one at a time and in
+	// order. Handlers don't wait for it.
 	OnChange func(Change)
-	// Logger gets each change too. Default: slog.Default().
+	// Logger logs each change. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -102,38 +104,29 @@ const (
 	holdLimit = 5 * time.Minute
 )
 
-// State of a circuit.
-type State int
+// State is the state of a circuit.
+type State string
 
-// The states.
 const (
-	Closed State = iota
-	Open
-	HalfOpen
+	// Closed: messages are handled. A circuit begins so.
+	Closed State = "closed"
+	// Open: no message is handled.
+	Open State = "open"
+	// HalfOpen: one message at a time is handled, as a probe.
+	HalfOpen State = "half-open"
 )
 
-func (s State) String() string {
-	switch s {
-	case Closed:
-		return "closed"
-	case Open:
-		return "open"
-	case HalfOpen:
-		return "half-open"
-	}
-	return fmt.Sprintf("State(%d)", int(s))
-}
-
-// Change of a circuit's state.
+// Change is a change of a circuit's state.
 type Change struct {
 	From, To State
 	// Err is what opened the circuit; nil for other changes.
 	Err error
-	// OpenFor is when the next probe will come; 0 unless To is Open.
+	// OpenFor is the time until the next probe; 0 unless To is Open.
 	OpenFor time.Duration
 }
 
-// ErrOpen is why a delivery is given back that the handler wasn't called for.
+// ErrOpen is the error of a delivery that is returned to its queue because the circuit
+// is open. The handler wasn't called.
 var ErrOpen = errors.New("the circuit is open")
 
 func (c Config) withDefaults() (Config, error) {
@@ -141,9 +134,9 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Failures < 0 || c.Failures > math.MaxInt32:
 		return c, argument.New("breaker.Config.Failures", c.Failures, "is out of range", "use 1 or more, or 0 for the default")
 	case c.OpenFor < 0:
-		return c, argument.New("breaker.Config.OpenFor", c.OpenFor, "is negative", "give a duration, or 0 for the default")
+		return c, argument.New("breaker.Config.OpenFor", c.OpenFor, "is negative", "use a positive duration, or 0 for the default")
 	case c.MaxOpenFor < 0:
-		return c, argument.New("breaker.Config.MaxOpenFor", c.MaxOpenFor, "is negative", "give a duration, or 0 for the default")
+		return c, argument.New("breaker.Config.MaxOpenFor", c.MaxOpenFor, "is negative", "use a positive duration, or 0 for the default")
 	}
 	if c.OpenFor == 0 {
 		c.OpenFor = defaultOpenFor
@@ -161,7 +154,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Failures = defaultFailures
 	}
 	if c.Trips == nil {
-		c.Trips = func(err error) bool { return !errors.As(err, new(client.Outcome)) }
+		c.Trips = func(err error) bool { return mark.Read[client.Outcome](err).Outage() }
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
@@ -172,15 +165,15 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// With returns the Middleware. A Config that can't be used stops the consumer at
-// its start, with an *argument.Error.
+// With returns the Middleware. With a bad Config no consumer starts; the error is an
+// *argument.Error.
 func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
 	c := newCircuit(cfg)
 	return func(h client.Handler) client.Handler {
 		invalid := err
 		if h == nil && invalid == nil {
-			invalid = argument.New("handler", nil, "is nil", "give breaker's Middleware a Handler")
+			invalid = argument.New("handler", nil, "is nil", "pass a Handler to breaker's Middleware")
 		}
 		return &handler{inner: h, circuit: c, invalid: invalid}
 	}

@@ -8,6 +8,7 @@ import (
 	"weak"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/mark"
 )
 
 // sign is what a call says about the thing behind the circuit.
@@ -51,7 +52,7 @@ type consumer struct {
 }
 
 func newCircuit(cfg Config) *circuit {
-	return &circuit{cfg: cfg, changed: make(chan struct{}), consumers: map[weak.Pointer[client.Control]]*consumer{}}
+	return &circuit{cfg: cfg, state: Closed, changed: make(chan struct{}), consumers: map[weak.Pointer[client.Control]]*consumer{}}
 }
 
 // judge says what a result is a sign of.
@@ -66,6 +67,9 @@ func (c *circuit) judge(ctx context.Context, err error) sign {
 		return down
 	}
 	if r, ok := client.OutcomeOf(err).(client.Requeue); ok && !r.Failed {
+		return nothing
+	}
+	if v := mark.Read[client.Outcome](err); v.Kind == mark.IsAfter && v.After.Snooze {
 		return nothing
 	}
 	return up
@@ -237,7 +241,7 @@ func (c *circuit) tell() {
 			case Open:
 				c.cfg.Logger.Warn("hopback: circuit open, consuming is paused", "error", client.ErrorText(what.Err), "for", what.OpenFor)
 			default:
-				c.cfg.Logger.Info("hopback: circuit "+what.To.String(), "was", what.From.String())
+				c.cfg.Logger.Info("hopback: circuit "+string(what.To), "was", string(what.From))
 			}
 			if c.cfg.OnChange != nil {
 				c.cfg.OnChange(what)

@@ -1,42 +1,44 @@
-// Package dedupe handles each message once where it is delivered several times: a
-// duplicate is accepted without a call of the handler.
+// Package dedupe handles a message once even if it is delivered several times. It
+// accepts a duplicate without calling the handler.
 //
 //	once := dedupe.With(dedupe.Config{})
 //	err = conn.Consume(ctx, "orders", retry.With(policy)(once(handler)), client.ConsumerConfig{})
 //
-// RabbitMQ delivers at least once. A copy more than one comes from a publisher
-// that sent again because it didn't hear of the confirmation, from a connection
-// that was lost before the broker heard that a message was accepted, or from a
-// retry whose copy was stored and whose original couldn't be accepted any more.
-// All these copies have the message-id of the first, and so have the retries of a
-// message, which must not be taken for duplicates. Hence:
+// RabbitMQ delivers at least once. A duplicate has one of three causes:
 //
-//   - Before the handler runs, the message is claimed. When the handler has
-//     succeeded it is marked done, and only then accepted. When the handler fails
-//     the claim is given up, so that the message is handled again as it hops back.
-//   - A copy that comes while another is being handled waits for it, in place.
-//     Giving it back would spin, since the broker delivers it again at once, and
-//     on RabbitMQ below 4.3 it would use up the delivery limit. Waiting holds a
-//     slot, but no longer than the other's handler runs.
-//   - A claim is a lease, renewed while the handler runs. That of a worker that
-//     died runs out after Config.Lease; until then the message waits.
+//   - A publisher sent the message again because it missed the confirmation.
+//   - The connection was lost before the broker learned that the message was accepted.
+//   - The copy of a retry was stored, and the original could not be accepted any more.
+//
+// All these copies have the message-id of the first. So have the retries of a message,
+// which are not duplicates. Hence:
+//
+//   - The message is claimed before the handler runs. After success it is marked as
+//     done, and only then accepted. After a failure the claim is released, so the retry
+//     is handled.
+//   - A copy that arrives while another one is handled waits for it in place. It isn't
+//     returned: the broker would deliver it again at once, and below RabbitMQ 4.3 that
+//     would use up the delivery limit. The wait holds a slot, but no longer than the
+//     other copy's handler runs.
+//   - A claim is a lease, which is renewed while the handler runs. The claim of a worker
+//     that died expires after Config.Lease. The message waits until then.
 //
 // # What is not promised
 //
-// Exactly once. Should the process end between the handler's last effect and the
-// mark, the message is handled again. Where that mustn't be, the mark has to be
-// written in the same transaction as the effect, by the handler itself.
-// A message is also handled again once its mark is forgotten: after Config.TTL,
-// or, in memory, when Config.Size others were handled since; and with the memory
-// store by every other process, and after a restart.
+// It doesn't make handling exactly-once. If the process ends between the handler's last
+// effect and the mark, the message is handled again. Where that must not happen, the
+// handler has to write a mark of its own in the same transaction as the effect.
+//
+// A message is also handled again once its mark is forgotten: after Config.TTL, or, with
+// the Store in memory, after Config.Size others. That Store isn't shared with other
+// processes and doesn't survive a restart.
 //
 // # Inside or outside of retry.With
 //
-// Inside, as above, is right: then the errors of a Store are retried with the
-// policy's back-off like the handler's own. Outside, duplicates are told just as
-// well, since only success marks a message done, but an error of the Store
-// makes the message come back at once, as a failed delivery, until its
-// queue's delivery limit.
+// Put it inside, as above: the errors of a Store are then retried with the policy's
+// back-off, like the handler's own. Outside, duplicates are recognised just as well,
+// because only success marks a message as done. But an error of the Store then returns
+// the message at once, as a failed delivery, until its queue's delivery limit.
 package dedupe
 
 import (
@@ -51,41 +53,40 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Config is how to tell duplicates. The zero value remembers the last 100,000
-// messages in memory, by queue and message-id.
+// Config defines how duplicates are recognised. The zero value remembers the last
+// 100,000 messages in memory, by queue and message-id.
 type Config struct {
-	// Store remembers which messages are done. Default: a NewMemory(Size) that
-	// all handlers share that the Middleware wraps.
+	// Store remembers which messages are done. Default: a NewMemory(Size), shared by all
+	// handlers that the Middleware wraps.
 	Store Store
-	// Size is how many done messages the default Store remembers. A message takes
-	// some 200 bytes. Default: 100000.
+	// Size is how many done messages the default Store remembers, in some 200 bytes each.
+	// Default: 100,000.
 	Size int
-	// TTL is how long a message is remembered as done. It should exceed the time
-	// in which copies may come: all retries, and an outage. Default: 24 h.
+	// TTL is how long a message is remembered as done. It should exceed the time in
+	// which copies can arrive: that of all retries and of an outage. Default: 24 h.
 	TTL time.Duration
-	// Lease is after how long without a renewal a claim is taken for a dead
-	// worker's. Handlers may run longer: it is renewed three times as often. At
-	// least a second. Default: 1 min.
+	// Lease is how long a claim lasts without renewal, at least 1 s. Handlers may run
+	// longer: a claim is renewed after each third of this time. Default: 1 min.
 	Lease time.Duration
-	// Key names what must be handled once only. A delivery for which it says
-	// false is handled always. Keys longer than 512 bytes are replaced by a hash
-	// of them. It is called by many goroutines at once. Default: MessageID.
+	// Key returns the key that two copies of a message share. A delivery without one, for
+	// which ok is false, is always handled. Keys over 512 bytes are replaced by a hash.
+	// Key is called by many goroutines at once. Default: MessageID.
 	Key func(*client.Delivery) (key string, ok bool)
-	// Handled says whether a handler that returned err has done the work, so that
+	// Handled reports whether a handler that returned err has done its work, so that
 	// later copies are duplicates. Default: err == nil.
 	//
-	// Take care with outcomes. A client.Forward may be a retry, whose copy has
-	// the same id; a dead letter may be replayed: were these marked as done, the
-	// copy or the replay would be accepted as a duplicate, and be lost.
+	// Take care with outcomes. A client.Forward can be a retry, whose copy has the same
+	// id, and a dead letter can be replayed. If these were marked as done, the copy or
+	// the replay would be accepted as a duplicate and LOST.
 	Handled func(err error) bool
-	// FailOpen handles messages that the Store couldn't be asked about, and so
-	// perhaps duplicates. Without it they fail with the Store's error.
+	// FailOpen handles a message when the Store fails, even though it may be a
+	// duplicate. Default: false, the message fails with the Store's error.
 	FailOpen bool
-	// OnDuplicate, if not nil, is told of each duplicate that is accepted without
-	// a call of the handler.
+	// OnDuplicate, if not nil, is called for each duplicate that is accepted without
+	// calling the handler.
 	OnDuplicate func(*client.Delivery)
-	// Logger gets what can't be returned: marks that couldn't be written, claims
-	// that were lost. Default: slog.Default().
+	// Logger logs faults that no error reports: marks that couldn't be written, and
+	// claims that were lost. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -111,11 +112,11 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Size < 0 || c.Size > maxSize:
 		return c, argument.New("dedupe.Config.Size", c.Size, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", maxSize))
 	case c.Size > 0 && c.Store != nil:
-		return c, argument.New("dedupe.Config.Size", c.Size, "has no effect beside a Store", "leave one of them out; Size is for the default Store")
+		return c, argument.New("dedupe.Config.Size", c.Size, "has no effect beside a Store", "set only one of them: Size is for the default Store")
 	case c.TTL < 0:
-		return c, argument.New("dedupe.Config.TTL", c.TTL, "is negative", "give a duration, or 0 for the default")
+		return c, argument.New("dedupe.Config.TTL", c.TTL, "is negative", "use a positive duration, or 0 for the default")
 	case c.Lease < 0 || c.Lease > 0 && c.Lease < minLease:
-		return c, argument.New("dedupe.Config.Lease", c.Lease, "is too short", fmt.Sprintf("give at least %v, or 0 for the default", minLease))
+		return c, argument.New("dedupe.Config.Lease", c.Lease, "is too short", fmt.Sprintf("use at least %v, or 0 for the default", minLease))
 	}
 	if c.Store == nil {
 		c.Store = NewMemory(c.Size)
@@ -138,19 +139,19 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// With returns the Middleware. All handlers that it wraps share one Store; the
-// default key holds the queue's name, so that two queues which get copies of the
-// same message handle it once each.
+// With returns the Middleware. All handlers that it wraps share one Store. The default
+// key contains the queue's name, so each of two queues with copies of a message handles
+// it once.
 //
-// A duplicate is accepted. A delivery whose ctx ends while it waits for another
-// copy goes back to the queue as a client.Requeue that isn't Failed. A Config
-// that can't be used stops the consumer at its start, with an *argument.Error.
+// A duplicate is accepted. A delivery whose ctx ends while it waits for another copy
+// goes back to the queue as a client.Requeue that isn't Failed. With a bad Config no
+// consumer starts; the error is an *argument.Error.
 func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
 	return func(h client.Handler) client.Handler {
 		invalid := err
 		if h == nil && invalid == nil {
-			invalid = argument.New("handler", nil, "is nil", "give dedupe's Middleware a Handler")
+			invalid = argument.New("handler", nil, "is nil", "pass a Handler to dedupe's Middleware")
 		}
 		return &handler{inner: h, cfg: cfg, invalid: invalid}
 	}
@@ -185,7 +186,7 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 	case err != nil && ctx.Err() != nil:
 		return client.Requeue{Err: fmt.Errorf("claiming the message: %w", err)}
 	case err != nil && h.cfg.FailOpen:
-		h.cfg.Logger.Warn("hopback: duplicates can't be told, the message is handled", "key", c.key, "error", err)
+		h.cfg.Logger.Warn("hopback: the dedupe store failed; the message is handled, and may be a duplicate", "key", c.key, "error", err)
 		return h.inner.Handle(ctx, d)
 	case err != nil:
 		return fmt.Errorf("dedupe: asking the store: %w", err)
@@ -225,11 +226,11 @@ func (c *claim) get(ctx context.Context) (State, error) {
 		cancel()
 		switch {
 		case err != nil:
-			return 0, err
+			return "", err
 		case state == Claimed || state == Done:
 			return state, nil
 		case state != Busy:
-			return 0, fmt.Errorf("%T answered to Claim with the state %d", c.cfg.Store, state)
+			return "", fmt.Errorf("%T.Claim returned the unknown state %q", c.cfg.Store, state)
 		}
 		if timer == nil {
 			timer = time.NewTimer(pause)
@@ -240,7 +241,7 @@ func (c *claim) get(ctx context.Context) (State, error) {
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
-			return 0, context.Cause(ctx)
+			return "", context.Cause(ctx)
 		}
 	}
 }
@@ -262,11 +263,11 @@ func (c *claim) renew() {
 	defer cancel()
 	kept, err := c.cfg.Store.Renew(ctx, c.key, c.owner, c.cfg.Lease)
 	if err == nil && !kept {
-		c.cfg.Logger.Warn("hopback: the claim on a message ran out while its handler runs, another copy may be handled at the same time", "key", c.key)
+		c.cfg.Logger.Warn("hopback: the claim on a message expired while its handler runs; another copy may be handled at the same time", "key", c.key)
 		return
 	}
 	if err != nil {
-		c.cfg.Logger.Warn("hopback: the claim on a message couldn't be renewed, trying again", "key", c.key, "error", err)
+		c.cfg.Logger.Warn("hopback: the claim on a message couldn't be renewed; trying again", "key", c.key, "error", err)
 	}
 	c.renewal.Reset(c.cfg.Lease / 3)
 }
@@ -282,12 +283,12 @@ func (c *claim) end(handled bool) {
 	defer cancel()
 	if !handled {
 		if err := c.cfg.Store.Release(ctx, c.key, c.owner); err != nil {
-			c.cfg.Logger.Warn("hopback: the claim on a message couldn't be given up, it waits for the claim to run out", "key", c.key, "error", err)
+			c.cfg.Logger.Warn("hopback: the claim on a message couldn't be released; a copy of it waits until the claim expires", "key", c.key, "error", err)
 		}
 		return
 	}
 	// The work is done: to fail now would only have it done again.
 	if err := c.cfg.Store.Done(ctx, c.key, c.owner, c.cfg.TTL); err != nil {
-		c.cfg.Logger.Error("hopback: a message couldn't be marked as done, a copy of it will be handled again", "key", c.key, "error", err)
+		c.cfg.Logger.Error("hopback: a message couldn't be marked as done; a copy of it would be handled again", "key", c.key, "error", err)
 	}
 }

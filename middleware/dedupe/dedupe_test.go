@@ -283,7 +283,7 @@ func (f *faulty) bad(method string) error {
 
 func (f *faulty) Claim(ctx context.Context, key, owner string, lease time.Duration) (dedupe.State, error) {
 	if err := f.bad("Claim"); err != nil {
-		return 0, err
+		return "", err
 	}
 	return f.Store.Claim(ctx, key, owner, lease)
 }
@@ -345,13 +345,13 @@ type hanging struct{ dedupe.Store }
 
 func (hanging) Claim(ctx context.Context, _, _ string, _ time.Duration) (dedupe.State, error) {
 	<-ctx.Done()
-	return 0, ctx.Err()
+	return "", ctx.Err()
 }
 
 type silent struct{ dedupe.Store }
 
 func (silent) Claim(context.Context, string, string, time.Duration) (dedupe.State, error) {
-	return 0, nil
+	return "", nil
 }
 
 func TestAStoreThatSaysNothingLosesNothing(t *testing.T) {

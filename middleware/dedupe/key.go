@@ -11,10 +11,10 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// MessageID is the default key: the queue's name and the message-id, with the
-// id's type, since AMQP has four and "1" isn't 1. It says false for a message
-// without an id, or with an empty one. For a key of your own, it is a part to
-// build on:
+// MessageID is the default Config.Key: the queue's name and the message-id with its
+// type, because AMQP has four types and the string "1" isn't the number 1. It returns
+// false for a message without an id, or with an empty one. A Key of your own can build
+// on it:
 //
 //	Key: func(d *client.Delivery) (string, bool) {
 //		id, ok := dedupe.MessageID(d)

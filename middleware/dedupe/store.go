@@ -8,42 +8,40 @@ import (
 	"github.com/hopback/hopback/middleware/internal/lru"
 )
 
-// State is what a Store knows of a message. The zero value is none of them, so
-// that a Store which forgets to say doesn't lose a message.
-type State int
+// State is what a Store knows of a message. The zero value, "", is none of the
+// states: it is an error, so a Store that forgets to set one loses no message.
+type State string
 
-// The states of a message.
 const (
-	// Claimed: it is the caller's to handle.
-	Claimed State = iota + 1
-	// Busy: another has claimed it, and hasn't said how that went.
-	Busy
-	// Done: it was handled.
-	Done
+	// Claimed: the caller is to handle the message.
+	Claimed State = "claimed"
+	// Busy: another owner has claimed the message, and neither handled nor released it.
+	Busy State = "busy"
+	// Done: the message was handled.
+	Done State = "done"
 )
 
-// Store remembers which messages are being handled and which are done. Its
-// methods are called by many goroutines at once, and those of a shared one by
-// many processes; each has to be atomic. A ctx gives them 5 seconds at most.
+// Store remembers which messages are being handled and which are done. Each method must
+// be atomic: many goroutines call them at once, and many processes those of a shared
+// Store. The ctx of a call ends after 5 seconds at most.
 //
-// A Store on Redis keeps one value for a key, the owner or a word for done:
+// A Store on Redis holds one value for each key, the owner or a word for done:
 //
 //	Claim    SET key owner NX PX lease; if that set nothing, GET key: Done, or else Busy
 //	Renew    a script: if GET key is owner, PEXPIRE key lease
 //	Done     SET key done PX ttl
 //	Release  a script: if GET key is owner, DEL key
 type Store interface {
-	// Claim reserves key for owner until lease is over, unless it is done or
-	// another's, whose lease isn't over.
+	// Claim reserves key for owner for the time lease and returns Claimed. It returns
+	// Done if the message was handled, and Busy while another owner's lease lasts.
 	Claim(ctx context.Context, key, owner string, lease time.Duration) (State, error)
-	// Renew lets owner's claim last for another lease from now. It returns false
-	// if the claim isn't owner's any more.
+	// Renew extends owner's claim to lease from now. It returns false if the claim isn't
+	// owner's any more.
 	Renew(ctx context.Context, key, owner string, lease time.Duration) (bool, error)
-	// Done marks key as done for ttl, whoever has it claimed: it was handled, even
-	// if owner's claim ran out before.
+	// Done marks key as done for ttl, whoever has claimed it: the message was handled,
+	// even if owner's claim expired before.
 	Done(ctx context.Context, key, owner string, ttl time.Duration) error
-	// Release gives owner's claim up; if it isn't owner's any more, nothing
-	// happens.
+	// Release ends owner's claim. It does nothing if the claim isn't owner's any more.
 	Release(ctx context.Context, key, owner string) error
 }
 
@@ -61,9 +59,8 @@ type lease struct {
 	until time.Time
 }
 
-// NewMemory returns a Memory that remembers up to size done messages, and forgets
-// those first that nobody has asked for the longest. A size of 0 or less is
-// 100,000.
+// NewMemory returns a Memory that remembers up to size done messages, and forgets the
+// least recently used first. A size of 0 or less means 100,000.
 func NewMemory(size int) *Memory {
 	if size <= 0 {
 		size = defaultSize

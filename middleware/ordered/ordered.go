@@ -1,79 +1,79 @@
-// Package ordered handles messages of one key one after the other, and those of
-// different keys at the same time.
+// Package ordered handles messages with the same key one after the other, and messages
+// with different keys at the same time.
 //
 //	inTurn := ordered.With(ordered.Config{Attempts: 5})
 //	err = conn.Consume(ctx, "orders", retry.With(policy)(inTurn(handler)), client.ConsumerConfig{Concurrency: 16})
 //
 // # What is promised, and what isn't
 //
-// No two handlers of one key run at once, and they run in the order in which the
-// broker has delivered their messages. That is within one consumer; for a whole
-// queue it needs a single active consumer, or a queue for each key.
+// Handlers of one key never run at the same time. They run in the order in which the
+// broker delivered the messages. This holds within one consumer. For a whole queue, use
+// a single active consumer, or a queue for each key.
 //
-// Where there is no client.Start.Order, with another client's consumer, the order
-// is kept only as far as deliveries get here in it: of those that wait for a key
-// the one received first is next, but two that arrived together may begin
-// swapped while their key is idle.
+// Another client's consumer has no client.Start.Order. There the order is that in which
+// deliveries reach this middleware: of those that wait for a key, the first received is
+// next, but two that arrive together while their key is idle may begin swapped.
 //
-// A message in the consumer's quarantine (see client.ConsumerConfig.NoQuarantine)
-// is overtaken, and so is everything that a lost connection, a pause or a drain
-// brings back to the queue.
+// Other messages overtake one in the consumer's quarantine (see
+// client.ConsumerConfig.NoQuarantine), and every message that a lost connection, a pause
+// or a drain returns to the queue.
 //
 // # A failure
 //
-// Whatever goes back to the queue is overtaken by those behind it: a retry by
-// retry.With, a client.Requeue, a delivery that a drain gives back. To keep its
-// turn a message has to be tried again in place: Config.Attempts. Its key waits
-// meanwhile, and others go on. With Attempts used up the failure is returned, for
-// retry.With to deal with, and the key moves on; with a negative number of them the
-// key waits until it succeeds, or the message's ctx ends. Keep the time of that
-// well below the consumer timeout of RabbitMQ 4.3 (by default 30 minutes), after
-// which the broker gives the message to somebody else.
+// A message that goes back to the queue is overtaken by those behind it: a retry by
+// retry.With, a client.Requeue, a delivery that a drain returns. To keep its turn, a
+// message has to be tried again in place, up to Config.Attempts times. Its key waits
+// meanwhile, and other keys go on.
+//
+// After the last attempt the failure is returned, for retry.With to treat, and the key
+// moves on. With a negative number of attempts, the key waits until the message succeeds
+// or its ctx ends. Keep this time well below the consumer timeout of RabbitMQ 4.3 (by
+// default 30 minutes), after which the broker delivers the message elsewhere.
 //
 // # What waiting costs
 //
-// A delivery that waits for its key is one of the consumer's Prefetch. It holds no
-// slot, but where there is no client.Start.Order it does: as many messages of one
-// busy key in a row as there are slots then keep all other keys waiting too.
-// Nothing is kept for a key that is idle: memory is bounded by Prefetch.
+// A delivery that waits for its key is one of the consumer's Prefetch. It holds no slot
+// where there is a client.Start.Order. Without one it does: a run of messages with one
+// busy key can hold all slots, and all other keys wait, too. An idle key takes no
+// memory, so memory is bounded by Prefetch.
 //
 // # Where it belongs
 //
-// Right inside retry.With, so that Attempts sees failures and not what is made of
-// them, and around whatever else waits, such as ratelimit, breaker and dedupe,
-// which let deliveries through in any order.
+// Put it directly inside retry.With, so Attempts sees failures rather than outcomes. Put
+// it around ratelimit, breaker and dedupe, which release deliveries in any order.
 package ordered
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"time"
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/mark"
 )
 
-// Config is what to keep in order. The zero value orders by group-id, and hands
-// each failure on.
+// Config defines which messages are kept in order. The zero value orders by group-id
+// and returns each failure at once.
 type Config struct {
-	// Key names what a delivery has to wait for its turn of. A delivery for which
-	// it says false doesn't wait. Keys of different queues are different. It is
-	// called by many goroutines at once. Default: GroupID.
+	// Key returns the key of a delivery. A delivery without one, for which ok is false,
+	// doesn't wait. The same key in two queues is two keys. Key is called by many
+	// goroutines at once. Default: GroupID.
 	Key func(*client.Delivery) (key string, ok bool)
-	// Attempts is how often the handler is called in place, the first call
-	// included, before its failure is returned. Negative: until it succeeds.
-	// Default: 1.
+	// Attempts is how often the handler is called before its failure is returned, the
+	// first call included. A negative number means until it succeeds. Default: 1.
 	Attempts int
-	// Pause is the time between the first attempt and the second; it doubles with
-	// each. Default: 100 ms.
+	// Pause is the time between the first attempt and the second. It doubles with each
+	// further attempt. Default: 100 ms.
 	Pause time.Duration
-	// MaxPause is the most that Pause grows to. Default: 5 s, or Pause if that is
+	// MaxPause is the longest time between attempts. Default: 5 s, or Pause if that is
 	// longer.
 	MaxPause time.Duration
-	// RetryIf says whether a failure, which is never nil, is tried again in place.
-	// Default: every error without a client.Outcome in its chain.
+	// RetryIf reports whether a failure is tried again in place. err is never nil.
+	// Default: true for every error without a client.Outcome, retry.Permanent,
+	// retry.Discard, retry.After or retry.Snooze in its chain: with these, another
+	// attempt at once is of no use.
 	RetryIf func(error) bool
 }
 
@@ -85,9 +85,9 @@ const (
 func (c Config) withDefaults() (Config, error) {
 	switch {
 	case c.Pause < 0:
-		return c, argument.New("ordered.Config.Pause", c.Pause, "is negative", "give a duration, or 0 for the default")
+		return c, argument.New("ordered.Config.Pause", c.Pause, "is negative", "use a positive duration, or 0 for the default")
 	case c.MaxPause < 0:
-		return c, argument.New("ordered.Config.MaxPause", c.MaxPause, "is negative", "give a duration, or 0 for the default")
+		return c, argument.New("ordered.Config.MaxPause", c.MaxPause, "is negative", "use a positive duration, or 0 for the default")
 	}
 	if c.Pause == 0 {
 		c.Pause = defaultPause
@@ -111,13 +111,13 @@ func (c Config) withDefaults() (Config, error) {
 		c.Attempts = math.MaxInt
 	}
 	if c.RetryIf == nil {
-		c.RetryIf = func(err error) bool { return !errors.As(err, new(client.Outcome)) }
+		c.RetryIf = func(err error) bool { return mark.Read[client.Outcome](err).Plain() }
 	}
 	return c, nil
 }
 
-// GroupID is the default key: the property group-id. It says false for a message
-// without one.
+// GroupID is the default Config.Key: the property group-id. It returns false for a
+// message without one.
 func GroupID(d *client.Delivery) (string, bool) {
 	p := d.Message().Properties
 	if p == nil || p.GroupID == nil {
@@ -127,15 +127,15 @@ func GroupID(d *client.Delivery) (string, bool) {
 }
 
 // With returns the Middleware. Each handler that it wraps has keys of its own. A
-// delivery whose ctx ends before its turn has come, or between two attempts, goes
-// back to its queue as a client.Requeue that isn't Failed. A Config that can't be
-// used stops the consumer at its start, with an *argument.Error.
+// delivery whose ctx ends before its turn, or between two attempts, goes back to its
+// queue as a client.Requeue that isn't Failed. With a bad Config no consumer starts; the
+// error is an *argument.Error.
 func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
 	return func(h client.Handler) client.Handler {
 		invalid := err
 		if h == nil && invalid == nil {
-			invalid = argument.New("handler", nil, "is nil", "give ordered's Middleware a Handler")
+			invalid = argument.New("handler", nil, "is nil", "pass a Handler to ordered's Middleware")
 		}
 		return &handler{inner: h, cfg: cfg, invalid: invalid, lanes: newLanes()}
 	}

@@ -201,7 +201,8 @@ func TestAFailureIsTriedAgainInPlaceWhileItsKeyWaits(t *testing.T) {
 
 func TestAnOutcomeIsNotTriedAgain(t *testing.T) {
 	t.Parallel()
-	for _, o := range []error{client.Requeue{}, client.DeadLetter{Err: errOdd}, client.Forward{}, fmt.Errorf("wrapped: %w", client.Modify{})} {
+	for _, o := range []error{client.Requeue{}, client.DeadLetter{Err: errOdd}, client.Forward{}, fmt.Errorf("wrapped: %w", client.Modify{}),
+		retry.Permanent(errOdd), retry.Discard(errOdd), retry.After(time.Second, errOdd), fmt.Errorf("wrapped: %w", retry.Snooze(time.Second))} {
 		w := newWorker(t, func(context.Context, *client.Delivery) error { return o })
 		assert.Equal(t, o, ordered.With(ordered.Config{Attempts: 5})(w).Handle(t.Context(), delivery("orders", "a", "m1")))
 		assert.Len(t, w.all(), 1)

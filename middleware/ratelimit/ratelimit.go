@@ -1,27 +1,26 @@
-// Package ratelimit keeps handlers to a number of calls per second, for a service
-// that wouldn't take more.
+// Package ratelimit limits how many handlers begin per second, for a service that
+// accepts no more calls.
 //
 //	limit := ratelimit.With(ratelimit.Config{PerSecond: 50, Burst: 10})
 //	err = conn.Consume(ctx, "orders", retry.With(policy)(limit(handler)), client.ConsumerConfig{Concurrency: 16})
 //
-// All handlers that one Middleware value has wrapped share its limit: give each
-// consumer the same value for one limit over all of them, or call With for each
-// of them. Other processes aren't counted.
+// All handlers that one Middleware value wraps share its limit. Use the same value for
+// several consumers to limit them together, or call With for each of them. Other
+// processes aren't counted.
 //
 // # Where it belongs
 //
-// Inside retry.With, and around what is to be counted: calls that a wrapper
-// within it makes again, such as immediate retries, aren't. A client.Timeout
-// belongs inside too, or it would count the time of waiting.
+// Put it inside retry.With, and around the calls to count. Calls that a middleware
+// inside it repeats, such as immediate retries, aren't counted. Put client.Timeout
+// inside, too, or it would include the time of waiting.
 //
 // # What waiting costs
 //
-// A delivery that waits holds a slot of the consumer's Concurrency and is one of
-// its Prefetch, and no other consumer can have it meanwhile. So keep Prefetch to
-// what is handled in some seconds. RabbitMQ 4.3 takes a delivery back after its
-// consumer timeout, by default 30 minutes: Prefetch / PerSecond has to stay well
-// below that. With Key, deliveries of a key that is over its limit can take
-// all slots while others would be free to go.
+// A delivery that waits holds a slot of the consumer's Concurrency and is one of its
+// Prefetch. No other consumer can receive it meanwhile, so use a Prefetch that is
+// handled within seconds. RabbitMQ 4.3 takes a delivery back after its consumer timeout,
+// by default 30 minutes: keep Prefetch / PerSecond well below that. With Key, deliveries
+// of a key over its limit can hold all slots while other keys could go on.
 package ratelimit
 
 import (
@@ -38,22 +37,22 @@ import (
 	"github.com/hopback/hopback/middleware/internal/lru"
 )
 
-// Config is what to limit. The zero value limits nothing.
+// Config defines the limit. The zero value limits nothing.
 type Config struct {
-	// PerSecond is how many calls may begin in a second, in the long run; 0.1 is
-	// one in ten seconds. Default: 0, no limit.
+	// PerSecond is how many calls may begin per second, on average. 0.1 is one call in
+	// ten seconds. Default: 0, no limit.
 	PerSecond float64
-	// Burst is how many calls may begin at once after a time with fewer.
-	// Default: 1, which spaces calls evenly.
+	// Burst is how many calls may begin at once after a quiet time. Default: 1, which
+	// spaces calls evenly.
 	Burst int
-	// Key, if not nil, names what a delivery counts toward: each key has the whole
-	// PerSecond and Burst to itself. A delivery for which it says false isn't
-	// limited. It is called by many goroutines at once.
+	// Key, if not nil, returns the key that a delivery counts toward. Each key has the
+	// whole PerSecond and Burst to itself. A delivery without one, for which ok is false,
+	// isn't limited. Key is called by many goroutines at once. Default: nil, one limit
+	// for all.
 	Key func(*client.Delivery) (key string, ok bool)
-	// MaxKeys is how many keys are remembered. Beyond that the one used least
-	// recently is forgotten, and begins with a full Burst when it comes back: so
-	// it should be more than are seen in Burst / PerSecond seconds.
-	// Default: 10000.
+	// MaxKeys is how many keys are remembered. Beyond that the least recently used key
+	// is forgotten and begins with a full Burst when it comes back. So MaxKeys should
+	// exceed the keys that are seen in Burst / PerSecond seconds. Default: 10,000.
 	MaxKeys int
 }
 
@@ -65,7 +64,7 @@ const (
 func (c Config) withDefaults() (Config, error) {
 	switch {
 	case math.IsNaN(c.PerSecond) || math.IsInf(c.PerSecond, 0) || c.PerSecond < 0:
-		return c, argument.New("ratelimit.Config.PerSecond", c.PerSecond, "is no rate", "give the calls per second, or 0 for no limit")
+		return c, argument.New("ratelimit.Config.PerSecond", c.PerSecond, "is not a rate", "use the calls per second, or 0 for no limit")
 	case c.Burst < 0 || c.Burst > math.MaxInt32:
 		return c, argument.New("ratelimit.Config.Burst", c.Burst, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", math.MaxInt32))
 	case c.MaxKeys < 0 || c.MaxKeys > maxMaxKeys:
@@ -80,13 +79,12 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// With returns the Middleware. A delivery that is over the limit waits before the
-// handler is called, in the order in which deliveries got here. If its ctx ends
-// first, it goes back to the queue as a client.Requeue that isn't Failed, and
-// its place in the limit goes to others.
+// With returns the Middleware. A delivery over the limit waits before the handler is
+// called. Deliveries wait in the order in which they arrive. If the ctx of one ends
+// first, it goes back to the queue as a client.Requeue that isn't Failed, and isn't
+// counted.
 //
-// A Config that can't be used stops the consumer at its start, with an
-// *argument.Error.
+// With a bad Config no consumer starts; the error is an *argument.Error.
 func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
 	l := &limits{cfg: cfg}
@@ -98,7 +96,7 @@ func With(cfg Config) client.Middleware {
 	return func(h client.Handler) client.Handler {
 		invalid := err
 		if h == nil && invalid == nil {
-			invalid = argument.New("handler", nil, "is nil", "give ratelimit's Middleware a Handler")
+			invalid = argument.New("handler", nil, "is nil", "pass a Handler to ratelimit's Middleware")
 		}
 		return &handler{inner: h, limits: l, invalid: invalid}
 	}

@@ -129,11 +129,11 @@ func TestExhaustedIsDeadLetteredWithReason(t *testing.T) {
 // official client can say.
 func TestRetryBySettlement(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
-		for _, strategy := range []retry.Strategy{retry.DeadLetter, retry.Native} {
-			if strategy == retry.Native && !s.newer() {
+		for _, strategy := range []retry.Strategy{retry.StrategyDeadLetter, retry.StrategyNative} {
+			if strategy == retry.StrategyNative && !s.newer() {
 				continue
 			}
-			queue := strategy.String()
+			queue := string(strategy)
 			policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(200 * time.Millisecond), Strategy: strategy}
 			s.work(t, policy, declare.QuorumQueue{Name: queue, DeliveryLimit: 5})
 			type attempt struct {
@@ -155,7 +155,7 @@ func TestRetryBySettlement(t *testing.T) {
 					assert.GreaterOrEqual(t, a.at.Sub(last), 180*time.Millisecond, queue)
 				}
 				last = a.at
-				if strategy == retry.DeadLetter {
+				if strategy == retry.StrategyDeadLetter {
 					assert.EqualValues(t, i, a.failed, "each retry uses up a delivery, with the official client")
 				} else {
 					assert.Zero(t, a.failed)
@@ -279,7 +279,7 @@ func TestNothingIsLostWhenConnectionsAreKilled(t *testing.T) {
 			}
 			done.add(id(d))
 			return nil
-		})), officialclient.Config{Concurrency: 16, Reconnect: client.Backoff{Max: 500 * time.Millisecond}})
+		})), officialclient.Config{Concurrency: 16, Reconnect: client.ReconnectBackoff{Max: 500 * time.Millisecond}})
 		s.publish(t, "orders", messages("m", n)...)
 		eventually(t, "hops are under way", func() bool { return handled.len() > n/2 })
 		cuts := 0
@@ -366,7 +366,7 @@ func TestConsumerIsRebuiltWhenItsQueueComesBack(t *testing.T) {
 		s.official(t, "orders", handler(func(d *client.Delivery) error {
 			got <- id(d)
 			return nil
-		}), officialclient.Config{Reconnect: client.Backoff{Max: time.Second}})
+		}), officialclient.Config{Reconnect: client.ReconnectBackoff{Max: time.Second}})
 		s.publish(t, "orders", message("before"))
 		assert.Equal(t, "before", next(t, got, "the first message"))
 		s.http(t, "DELETE", "/queues/"+s.vhost+"/orders", nil)

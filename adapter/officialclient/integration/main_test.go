@@ -27,8 +27,8 @@ import (
 	"github.com/hopback/hopback/adapter/officialclient"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/integration/broker"
-	"github.com/hopback/hopback/integration/proxy"
+	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/internal/proxy"
 	"github.com/hopback/hopback/retry"
 )
 

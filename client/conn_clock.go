@@ -1,0 +1,250 @@
+package client
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+)
+
+const (
+	// clockPatience bounds a question for the broker's time.
+	clockPatience = 5 * time.Second
+	// An answer holds for clockFresh, a failure for clockFailed: many consumers that
+	// begin at once ask once.
+	clockFresh  = 10 * time.Minute
+	clockFailed = time.Minute
+	clockRounds = 3
+	// clockQueueExpires is what removes the queue if nothing else does.
+	clockQueueExpires = time.Minute
+	// clockTolerance is how far clocks may differ without a word about it.
+	clockTolerance = time.Second
+)
+
+// brokerClock has the broker's time as it was last asked for.
+type brokerClock struct {
+	turn chan struct{} // to ask; nil until the first wants it
+
+	mu     sync.Mutex
+	on     *wire // the connection that it was asked on
+	asked  time.Time
+	broker time.Time // at asked
+	err    error
+	told   bool // that the clocks differ
+}
+
+// brokerTime is the time by the clock of the node that the connection is to, late by
+// no more than it takes a message to come back. RabbitMQ has no request for it. But
+// it writes the time into a message that it dead-letters, in milliseconds: so a
+// message is rejected into a queue that dead-letters to itself, exclusive to this
+// connection. That needs the permission to configure, write and read the queue, and
+// to write to the default exchange (TestBrokerTellsItsTimeByADeath).
+func (c *Conn) brokerTime(ctx context.Context) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, clockPatience)
+	defer cancel()
+	w, err := c.wire(ctx)
+	if err != nil {
+		return time.Time{}, err
+	}
+	b := &c.clock
+	b.mu.Lock()
+	if b.turn == nil {
+		b.turn = make(chan struct{}, 1)
+	}
+	turn := b.turn
+	b.mu.Unlock()
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-ctx.Done():
+		return time.Time{}, context.Cause(ctx)
+	}
+	if known, now, err := b.now(w); known {
+		return now, err
+	}
+	asked, broker, err := c.askTime(ctx, w)
+	if err != nil {
+		if ctx.Err() != nil && c.isClosing() {
+			return time.Time{}, err
+		}
+		c.log.Warn("hopback: can't ask the broker for its time", "error", err)
+		asked = time.Now()
+	}
+	b.mu.Lock()
+	b.on, b.asked, b.broker, b.err = w, asked, broker, err
+	b.mu.Unlock()
+	_, now, err := b.now(w)
+	return now, err
+}
+
+// now is the broker's time, if that is known of the connection w.
+func (b *brokerClock) now(w *wire) (known bool, now time.Time, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	age := time.Since(b.asked)
+	jumped := time.Now().Round(0).Sub(b.asked.Round(0)) - age // the host's clock has stepped, or the host slept
+	switch {
+	case b.on != w || jumped.Abs() > time.Second || b.err == nil && age > clockFresh || b.err != nil && age > clockFailed:
+		return false, time.Time{}, nil
+	case b.err != nil:
+		return true, time.Time{}, b.err
+	}
+	return true, b.broker.Add(age), nil
+}
+
+// askTime returns a time by this process's clock and what the broker's said then.
+func (c *Conn) askTime(ctx context.Context, w *wire) (asked, broker time.Time, err error) {
+	fail := func(err error) (time.Time, time.Time, error) { return time.Time{}, time.Time{}, err }
+	queue := "hopback-clock-" + rand.Text()
+	path := "/queues/" + queue // nothing to encode
+	// The queue is exclusive to its connection, and the Conn's own management may be on
+	// another.
+	management := w.management(c.renewAfter)
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), clockPatience)
+		defer cancel()
+		management.close(ctx)
+	}()
+	status, reply, err := management.Request(ctx, "PUT", path, map[string]any{
+		"durable": false, "exclusive": true, "auto_delete": true,
+		"arguments": map[string]any{
+			"x-queue-type": "classic", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue,
+			"x-expires": clockQueueExpires.Milliseconds(),
+		},
+	})
+	if err != nil {
+		return fail(err)
+	}
+	if status != 201 {
+		return fail(fmt.Errorf("the broker declares no queue for it: %d %v", status, reply))
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), clockPatience)
+		defer cancel()
+		_, _, _ = management.Request(ctx, "DELETE", path, nil)
+	}()
+	sess, err := w.openSession(ctx, c.renewAfter)
+	if err != nil {
+		return fail(err)
+	}
+	type answer struct {
+		asked, broker time.Time
+		err           error
+	}
+	answers := make(chan answer, 1)
+	// No ctx with a deadline reaches go-amqp. What hangs ends with its session.
+	work, cancel := context.WithCancel(w.ctx)
+	go func() {
+		asked, broker, err := timeOfDeaths(work, sess, path)
+		answers <- answer{asked, broker, err}
+	}()
+	select {
+	case a := <-answers:
+		cancel()
+		closeSession(sess)
+		return a.asked, a.broker, a.err
+	case <-ctx.Done():
+		cancel()
+		closeSession(sess)
+		return fail(context.Cause(ctx))
+	}
+}
+
+// timeOfDeaths has a message die a few times, and returns what the quickest says.
+func timeOfDeaths(ctx context.Context, sess session, address string) (asked, broker time.Time, err error) {
+	fail := func(err error) (time.Time, time.Time, error) { return time.Time{}, time.Time{}, err }
+	receiver, err := sess.receiver(ctx, address, nil)
+	if err != nil {
+		return fail(err)
+	}
+	if err := receiver.issueCredit(clockRounds + 1); err != nil {
+		return fail(err)
+	}
+	sender, err := sess.sender(ctx, address)
+	if err != nil {
+		return fail(err)
+	}
+	if sess.intake().Now().Blocked {
+		return fail(errors.New("it takes no messages, as while it has a memory or disk alarm"))
+	}
+	if _, _, err := sender.send(ctx, NewMessage([]byte("time?"))); err != nil {
+		return fail(err)
+	}
+	m, err := receiver.receive(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	quickest := time.Duration(math.MaxInt64)
+	for range clockRounds {
+		began := time.Now()
+		if err := receiver.settle(m, disposition{kind: modified, dead: true}); err != nil {
+			return fail(err)
+		}
+		if m, err = receiver.receive(ctx); err != nil {
+			return fail(err)
+		}
+		died := timeOfDeath(m)
+		if died.IsZero() {
+			return fail(errors.New("it doesn't say when a message has died"))
+		}
+		if took := time.Since(began); took < quickest {
+			// The broker's clock had come to died at the latest when it began, so this is
+			// never behind; the millisecond is what the time is cut to.
+			quickest, asked, broker = took, began, died.Add(time.Millisecond)
+		}
+	}
+	_ = receiver.settle(m, disposition{kind: accepted})
+	return asked, broker, nil
+}
+
+// timeOfDeath reads RabbitMQ's annotation; zero if it isn't there.
+func timeOfDeath(m *Message) time.Time {
+	var last time.Time
+	see := func(death any) {
+		var t any
+		switch d := death.(type) {
+		case map[any]any:
+			t = d["last-time"]
+		case map[string]any:
+			t = d["last-time"]
+		}
+		if t, ok := t.(time.Time); ok && t.After(last) {
+			last = t
+		}
+	}
+	switch deaths := m.Annotations["x-opt-deaths"].(type) {
+	case []map[any]any:
+		for _, d := range deaths {
+			see(d)
+		}
+	case []any:
+		for _, d := range deaths {
+			see(d)
+		}
+	}
+	return last
+}
+
+// clockDiffers tells of the broker's clock, once for each connection.
+func (c *Conn) clockDiffers(ahead time.Duration) {
+	if ahead.Abs() < clockTolerance {
+		return
+	}
+	b := &c.clock
+	b.mu.Lock()
+	told := b.told
+	b.told = true
+	b.mu.Unlock()
+	if told {
+		return
+	}
+	c.log.Warn("hopback: the broker's clock differs from this host's, times in messages go by the broker's", "ahead", ahead.Round(time.Millisecond))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w := c.up(); w != nil {
+		c.tell(w, Event{Kind: EventClockDiffers, Ahead: ahead})
+	}
+}

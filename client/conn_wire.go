@@ -1,0 +1,327 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"crypto/rand"
+
+	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/internal/frames"
+)
+
+const (
+	// tcpTimeout finds a black hole soon; a broker answers a SYN at once.
+	tcpTimeout = 4 * time.Second
+	// linkTimeout bounds opening a session or a link. A broker that doesn't
+	// answer in that time is taken for lost: go-amqp can't abandon the request
+	// alone without upsetting the connection.
+	linkTimeout = 15 * time.Second
+	// attachTimeout bounds attaching a receiver, which waits for the queue, and not
+	// for the connection alone: RabbitMQ asks each replica of a quorum queue for up
+	// to 30 s before it gives up and ends the session.
+	attachTimeout = 2 * time.Minute
+	// writeTimeout is how long one write may block. It isn't taken from a
+	// caller's ctx: go-amqp closes the connection when it runs out.
+	writeTimeout = 30 * time.Second
+	// maxSessions is how many sessions a connection carries, which is RabbitMQ's default
+	// (session_max_per_connection). A broker may allow fewer. It ends the connection over
+	// one more, and so does go-amqp.
+	maxSessions = 64
+)
+
+// Broker describes a broker, as it introduced itself when the connection opened.
+type Broker struct {
+	Product string // "RabbitMQ"
+	Version string // "4.3.6"
+	Node    string // "rabbit@host"
+	Cluster string // the cluster's name
+}
+
+// AtLeast reports whether the broker's version is major.minor or later. It is false
+// for a version that can't be read.
+func (b Broker) AtLeast(major, minor int) bool {
+	parts := strings.SplitN(b.Version, ".", 3)
+	if len(parts) < 2 {
+		return false
+	}
+	have, err1 := strconv.Atoi(parts[0])
+	haveMinor, err2 := strconv.Atoi(parts[1])
+	if err1 != nil || err2 != nil {
+		return false
+	}
+	return have > major || have == major && haveMinor >= minor
+}
+
+// wire is one live connection: one generation of a Conn.
+type wire struct {
+	generation uint64
+	endpoint   endpoint
+	amqp       *amqp.Conn
+	net        net.Conn
+	frames     *frames.Conn
+	blockage   *blockage
+	broker     Broker
+	token      Token                 // that it logged in with, if it did
+	limit      int                   // sessions that it can carry
+	spare      chan struct{}         // has one for each session of the machinery itself
+	heard      atomic.Uint64         // answers to messages, and deliveries
+	givenUp    atomic.Pointer[error] // why; another endpoint is to be tried first
+	uplink     *uplink
+	question   struct {
+		sync.Mutex
+		answered chan struct{} // closed when it is; nil: nobody asks
+	}
+	// turn is held by whoever opens or closes a session or a link: one at a time,
+	// so that the one that gets no answer is known.
+	turn chan struct{}
+	// ctx ends when the connection does. It has no deadline: go-amqp would make
+	// one into a write deadline, whose end closes the connection.
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// dial makes one connection to one endpoint.
+func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
+	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
+	defer cancel()
+
+	sasl, token, err := ep.sasl.login(ctx)
+	if err != nil {
+		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrAuthentication, Err: err}
+	}
+	raw, err := dialNetwork(ctx, ep.address, cfg)
+	if err != nil {
+		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrUnreachable, Err: err}
+	}
+	if ep.tls {
+		conf := cfg.TLS.Clone()
+		if conf == nil {
+			conf = &tls.Config{MinVersion: tls.VersionTLS12}
+		}
+		if conf.ServerName == "" {
+			conf.ServerName = ep.host
+		}
+		t := tls.Client(raw, conf)
+		if err := t.HandshakeContext(ctx); err != nil {
+			_ = raw.Close()
+			return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrTLS, Err: err}
+		}
+		raw = t
+	}
+	alarm := &blockage{log: cfg.Logger, endpoint: ep.shown}
+	up := &uplink{Conn: raw}
+	watched := frames.Wrap(up, frames.Config{Blocked: alarm.tell})
+	conn, err := amqp.NewConn(ctx, watched, &amqp.ConnOptions{
+		ContainerID:  cfg.Name,
+		HostName:     "vhost:" + ep.vhost,
+		SASLType:     sasl.option(),
+		IdleTimeout:  cfg.IdleTimeout,
+		WriteTimeout: writeTimeout,
+		MaxSessions:  maxSessions,
+		Properties: map[string]any{
+			"connection_name": cfg.Name,
+			"product":         "hopback",
+			"platform":        "Go",
+		},
+	})
+	if err != nil {
+		_ = raw.Close()
+		_ = watched.Close() // ends the flusher
+		return nil, connectError(ep, watched, err)
+	}
+	w := &wire{limit: min(watched.Sessions(), maxSessions), endpoint: ep, amqp: conn, net: raw, uplink: up, frames: watched, blockage: alarm, token: token, turn: make(chan struct{}, 1)}
+	w.spare = make(chan struct{}, spareSessions(w.limit))
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	context.AfterFunc(w.ctx, alarm.end)
+	props := conn.Properties()
+	text := func(key string) string { s, _ := props[key].(string); return s }
+	w.broker = Broker{Product: text("product"), Version: text("version"), Node: text("node"), Cluster: text("cluster_name")}
+	if !w.broker.AtLeast(4, 3) {
+		watched.RestChannels()
+	}
+	go w.watchLife(cfg.IdleTimeout)
+	return w, nil
+}
+
+// dialNetwork makes the network connection. It returns when ctx ends, whatever
+// Config.Dial does.
+func dialNetwork(ctx context.Context, address string, cfg Config) (net.Conn, error) {
+	if cfg.Dial == nil {
+		return (&net.Dialer{Timeout: min(tcpTimeout, cfg.ConnectTimeout)}).DialContext(ctx, "tcp", address)
+	}
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		var r result
+		defer func() {
+			if v := recover(); v != nil {
+				r = result{nil, fmt.Errorf("Config.Dial panicked: %v", v)}
+			}
+			done <- r // also after runtime.Goexit
+		}()
+		r.conn, r.err = cfg.Dial(ctx, "tcp", address)
+	}()
+	select {
+	case r := <-done:
+		if r.err == nil && r.conn == nil {
+			r.err = errors.New("Config.Dial returned no connection")
+		}
+		return r.conn, r.err
+	case <-ctx.Done():
+		go func() {
+			if r := <-done; r.conn != nil {
+				_ = r.conn.Close()
+			}
+		}()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// connectError tells the reasons apart for which the opening of a connection
+// fails. go-amqp has no types for them, so the phase of the handshake decides.
+func connectError(ep endpoint, h *frames.Conn, err error) error {
+	e := newError("connect", ep.shown, ErrUnreachable, err)
+	switch {
+	case strings.Contains(err.Error(), "auth failed"), strings.Contains(err.Error(), "no supported auth mechanism"):
+		e.Kind = ErrAuthentication
+		e.Text = fmt.Sprintf("the broker refused %s for user %q", ep.sasl.mechanism, ep.sasl.user)
+		if ep.sasl.source != nil {
+			e.Text = "the broker refused the OAuth 2 token"
+		}
+	case remoteAlert(err):
+		// With TLS 1.3 the broker's verdict on our certificate comes behind the
+		// handshake.
+		e.Kind = ErrTLS
+	case h.Opening() && !errors.Is(err, context.DeadlineExceeded):
+		// RabbitMQ closes the socket behind an open that it refuses, and go-amqp
+		// doesn't read the reason.
+		e.Kind = ErrVirtualHost
+		e.Text = fmt.Sprintf("the broker closed the connection when asked for virtual host %q as user %q: it doesn't exist, or the user has no access to it", ep.vhost, ep.sasl.user)
+		if reason := h.Refusal(); reason != nil {
+			e.Text += " (" + clip(readable(reason.Error()), 200) + ")"
+		}
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+		e.Text = "the connection ended in the handshake: is this an AMQP 1.0 port? One with TLS needs an amqps:// URL"
+	}
+	return e
+}
+
+// remoteAlert says whether the broker has refused something in TLS: crypto/tls has no
+// type for that.
+func remoteAlert(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "remote error"
+}
+
+// fail ends the connection at once, without the close handshake that a broker
+// which doesn't answer would delay.
+func (w *wire) fail() { _ = w.net.Close() }
+
+// giveUp ends a connection whose broker doesn't answer: another endpoint is tried first.
+func (w *wire) giveUp(why error) {
+	w.givenUp.CompareAndSwap(nil, &why)
+	w.fail()
+}
+
+// lost is the error of a connection that has ended.
+func (w *wire) lost() error {
+	why := w.amqp.Err()
+	if given := w.givenUp.Load(); given != nil {
+		why = *given
+	}
+	return newError("connection", w.endpoint.shown, ErrConnectionLost, why)
+}
+
+// bounded runs an operation of go-amqp that opens or closes something and waits
+// for the broker, one at a time. It hands it a ctx without a deadline, and takes
+// the connection for lost if it takes too long. When the caller's ctx ends first,
+// what was opened meanwhile is discarded.
+func bounded[T any](ctx context.Context, w *wire, open func(ctx context.Context) (T, error), discard func(T)) (T, error) {
+	return limited(ctx, w, w.turn, linkTimeout, open, discard)
+}
+
+// patient is bounded for what waits for a queue. A queue that doesn't answer, such as
+// one without a leader, must hold up neither those who wait for their turn nor
+// everybody else on the connection.
+func patient[T any](ctx context.Context, w *wire, open func(ctx context.Context) (T, error), discard func(T)) (T, error) {
+	return limited(ctx, w, nil, attachTimeout, open, discard)
+}
+
+func limited[T any](ctx context.Context, w *wire, turn chan struct{}, limit time.Duration, open func(ctx context.Context) (T, error), discard func(T)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	var zero T
+	if turn != nil {
+		select {
+		case turn <- struct{}{}:
+		case <-ctx.Done():
+			return zero, context.Cause(ctx)
+		case <-w.amqp.Done():
+			return zero, w.amqp.Err()
+		}
+	}
+	done := make(chan result, 1)
+	go func() {
+		t := time.AfterFunc(limit, func() { w.giveUp(fmt.Errorf("the broker didn't answer within %v", limit)) })
+		v, err := open(w.ctx)
+		t.Stop()
+		if turn != nil {
+			<-turn
+		}
+		done <- result{v, err}
+	}()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		go func() {
+			if r := <-done; r.err == nil {
+				discard(r.value)
+			}
+		}()
+		return zero, context.Cause(ctx)
+	}
+}
+
+// close ends the connection in order, within ctx.
+func (w *wire) close(ctx context.Context) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = w.amqp.Close()
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		w.fail()
+		<-done
+	}
+	w.cancel()
+}
+
+func defaultName() string {
+	program := "hopback"
+	if len(os.Args) > 0 && os.Args[0] != "" {
+		program = filepath.Base(os.Args[0])
+	}
+	return clip(program, 100) + "-" + strings.ToLower(rand.Text()[:8])
+}

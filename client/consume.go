@@ -1,0 +1,488 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/refusal"
+)
+
+// ConsumerConfig configures a consumer. The zero value handles one message at a time.
+type ConsumerConfig struct {
+	// Concurrency is how many handlers run at once, up to 100,000. Default: 1.
+	Concurrency int
+	// Prefetch is how many unsettled deliveries the consumer may hold, up to 100,000:
+	// those that wait for a handler, those in a handler, and those whose forwarded copy
+	// isn't confirmed yet. If the process crashes, each counts as a failed delivery.
+	//
+	// Deliveries whose forward waits because its address accepts nothing come on top,
+	// up to 4,096 with 64 MiB of copies. RabbitMQ 4.3 gets further ones back and delivers
+	// them again after 30 s. With earlier versions further ones count as all others do.
+	//
+	// Default: adapted to the handlers' times and the round trip to the broker. It is
+	// enough to keep the handlers busy for 200 ms, at most twice Concurrency or 64,
+	// whichever is more. If the round trip is long, it is enough for two and a half of
+	// them, at most twice Concurrency or 1,024. With Start.Order it is twice Concurrency
+	// or 64, whichever is more.
+	Prefetch int
+	// Grace is how long handlers may go on after Consume's ctx has ended. Then their own
+	// ctx ends. A handler that ignores this is abandoned 5 s later: Consume returns, and
+	// the broker delivers the message again. Default: 30 s.
+	Grace time.Duration
+	// ForwardPatience is how long a Forward is tried again while the broker doesn't
+	// accept it. Then its message goes back to the queue as a failed delivery. The time
+	// doubles with each failed delivery of the message, up to an hour. Default: 30 s.
+	ForwardPatience time.Duration
+	// Control, if not nil, pauses the consumer or slows it down while it runs.
+	Control *Control
+	// NoQuarantine turns the quarantine off. By default a message with two failed
+	// deliveries that no consumer has reported is handled alone, because it may have
+	// crashed a process. While it is handled the consumer holds no other message. So a
+	// further crash doesn't raise the delivery counts of others.
+	NoQuarantine bool
+
+	// near is 0 if Prefetch was given. Otherwise Prefetch is the most, and near the
+	// most where the broker is near.
+	near int
+}
+
+// Limits of ConsumerConfig.
+const (
+	maxConcurrency = 100_000
+	maxPrefetch    = 100_000
+	// farPrefetch is what the default Prefetch grows to where the broker is far away.
+	farPrefetch = 1024
+	// lastGrace is what a handler gets after its ctx was ended by the drain.
+	lastGrace = 5 * time.Second
+	// prepareSlow is how long a Prepare may take before it is logged, and prepareQuiet
+	// how long the connection then logs no other.
+	prepareSlow  = 5 * time.Second
+	prepareQuiet = time.Minute
+)
+
+func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
+	for _, f := range []struct {
+		name string
+		n    int
+		max  int
+	}{{"Concurrency", c.Concurrency, maxConcurrency}, {"Prefetch", c.Prefetch, maxPrefetch}} {
+		if f.n < 0 || f.n > f.max {
+			return c, argument.New("ConsumerConfig."+f.name, f.n, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", f.max))
+		}
+	}
+	if c.Grace < 0 || c.ForwardPatience < 0 {
+		return c, argument.New("ConsumerConfig", nil, "has a negative duration", "use a positive one, or 0 for the default")
+	}
+	if c.Concurrency == 0 {
+		c.Concurrency = 1
+	}
+	if c.Prefetch == 0 {
+		c.near = max(2*c.Concurrency, 64)
+		c.Prefetch = max(c.near, farPrefetch)
+	}
+	if c.Grace == 0 {
+		c.Grace = 30 * time.Second
+	}
+	if c.ForwardPatience == 0 {
+		c.ForwardPatience = 30 * time.Second
+	}
+	return c, nil
+}
+
+// Consume delivers the messages of queue to h until ctx ends, and then drains. The
+// drain stops new deliveries, lets running handlers finish within ConsumerConfig.Grace,
+// writes all settlements, and gives back what no handler has begun. Consume returns nil
+// after a drain. It returns 5 s after Grace at the latest, plus the time to close its
+// link, even if a handler ignores the end of its ctx.
+//
+// The errors, all but the last two only before the first delivery:
+//
+//	*argument.Error      queue, h or cfg can't be used
+//	the error of h's Prepare
+//	ErrNotFound          the queue is missing
+//	ErrUnauthorized      the user lacks the permission to read from it
+//	ErrRefused           the broker refuses the consumer for another reason
+//	ErrSessionLimit      Config.MaxConnections connections carry all the sessions they can
+//	*argument.Error      a middleware hides the Prepare of retry.With: see Middleware
+//	ErrClosed            the connection was closed
+//
+// Once it has begun, Consume survives the loss of its connection, its queue or its
+// permission, and tries again with unlimited back-off. A Consume that is called while
+// the connection is being rebuilt waits for it within ctx. In an alarm the broker
+// answers no requests: a Prepare that asks it, such as that of retry.With, waits within
+// ctx. A consumer that has begun goes on receiving.
+//
+// RabbitMQ 4.0 counts every returned delivery toward the queue's delivery limit, and
+// 4.3 only failed ones. So below 4.3 the drain first hands prefetched deliveries to the
+// handlers, while Grace lasts.
+//
+// A message is delivered again after its handler has succeeded if the connection is
+// lost before the broker has read the settlement. Handlers should be idempotent, or
+// recognise duplicates by the message-id.
+func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg ConsumerConfig) error {
+	if c == nil {
+		return argument.New("conn", nil, "is nil", "use the connection that client.Connect has returned")
+	}
+	source, err := address.Queue(queue).Build()
+	if err != nil {
+		return err
+	}
+	if err := checkHandler(h); err != nil {
+		return err
+	}
+	if cfg, err = cfg.withDefaults(); err != nil {
+		return err
+	}
+	if cfg.Control == nil {
+		cfg.Control = &Control{}
+	}
+	// Prepare decides by the broker's version, so it needs a connection.
+	broker, err := c.awaitBroker(ctx)
+	switch {
+	case errors.Is(err, ErrClosed):
+		return &Error{Op: "consume", Target: queue, Kind: ErrClosed}
+	case err != nil:
+		return nil
+	}
+	var order func(*Delivery) (string, bool)
+	err = c.prepare(ctx, h, Start{
+		Queue: queue, Broker: broker, Management: c.mgmt, Log: c.log, Control: cfg.Control,
+		Order:      func(key func(*Delivery) (string, bool)) { order = key },
+		BrokerTime: c.brokerTime, ClockDiffers: c.clockDiffers,
+	})
+	if err != nil {
+		return err
+	}
+	booking := c.book(consumerSessions)
+	defer booking.release()
+	k := newConsumer(queue, source, h, cfg, consumerDeps{
+		open: booking.open, give: closeSession, backoff: c.cfg.Reconnect, log: c.log, tell: booking.tell,
+		deadLetters: c.deadLetters, look: c.look, starving: c.starving,
+	})
+	k.order = order
+	if err := c.join(k); err != nil {
+		return &Error{Op: "consume", Target: queue, Kind: ErrClosed}
+	}
+	defer c.leave(k)
+	ctx, end := refusal.Context(ctx)
+	result := k.run(ctx)
+	err = end(result)
+	if result == nil && err != nil {
+		c.log.Error("hopback: a handler stopped its consumer", "queue", queue, "error", err)
+	}
+	return err
+}
+
+// preparations are the calls of Prepare under way.
+type preparations struct {
+	mu    sync.Mutex
+	count int
+	told  time.Time // when a slow one was last logged
+}
+
+// prepare calls h's Prepare. When many wait, one line is logged for all.
+func (c *Conn) prepare(ctx context.Context, h Handler, s Start) error {
+	p := &c.preparing
+	p.mu.Lock()
+	p.count++
+	p.mu.Unlock()
+	slow := time.AfterFunc(prepareSlow, func() {
+		p.mu.Lock()
+		waiting := p.count
+		quiet := time.Since(p.told) < prepareQuiet
+		if !quiet {
+			p.told = time.Now()
+		}
+		p.mu.Unlock()
+		if quiet {
+			return
+		}
+		// In an alarm the broker answers no management requests.
+		outage := c.outage()
+		if outage == nil {
+			outage = errors.New("the broker hasn't answered yet")
+		}
+		c.log.Warn("hopback: consumers can't begin yet: their handlers wait for what they ask the broker", "queue", s.Queue, "waiting", waiting, "error", outage)
+	})
+	defer func() {
+		slow.Stop()
+		p.mu.Lock()
+		p.count--
+		p.mu.Unlock()
+	}()
+	return Prepare(ctx, h, s)
+}
+
+// consumer is one call of Consume.
+type consumer struct {
+	queue, source string
+	handler       Handler
+	cfg           ConsumerConfig
+	deps          consumerDeps
+	log           *slog.Logger
+	forwards      *forwarder
+	returns       lateReturns
+	order         func(*Delivery) (string, bool) // nil: none was asked for
+
+	// slots holds the right to run a handler. A worker holds one while it lives;
+	// one that outlives its stint, in a long handler, keeps the next stint's from
+	// beginning, so that Concurrency holds across a reconnect.
+	slots chan struct{}
+
+	appetite *appetite // nil: Prefetch was given
+	hunger   hunger    // of the stint that runs
+	control  *Control
+	mu       sync.Mutex
+	limit    int    // the Control's
+	current  *stint // for limited
+
+	closed context.Context // ends when shut is called
+	close  context.CancelFunc
+	gone   chan struct{} // run has returned
+	// hurry ends the drain's patience: shut's ctx has ended.
+	hurry     chan struct{}
+	hurryOnce sync.Once
+}
+
+// consumerDeps is what a consumer takes from outside, so that it runs on faulty
+// links in tests.
+type consumerDeps struct {
+	open    func(context.Context) (session, error)
+	give    func(session)
+	backoff ReconnectBackoff
+	log     *slog.Logger
+	tell    func(Event)   // nil: nobody listens
+	overdue time.Duration // as senderConfig.overdue
+	// deadLetters says whether a queue certainly has a dead-letter exchange.
+	deadLetters func(ctx context.Context, queue string) bool
+	// look asks the broker about the queue; nil: nothing shows when the consumer starves.
+	look func(ctx context.Context, queue string) (queueLook, error)
+	// starving is after how long without a delivery that is asked. 0: the default.
+	starving time.Duration
+}
+
+func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consumerDeps) *consumer {
+	if cfg.Control == nil {
+		cfg.Control = &Control{}
+	}
+	var wanted *appetite
+	if cfg.near > 0 {
+		wanted = newAppetite(cfg.Concurrency, cfg.near, cfg.Prefetch)
+	}
+	k := &consumer{
+		appetite: wanted, hunger: newHunger(deps.starving), control: cfg.Control, limit: noLimit,
+		queue: queue, source: source, handler: h, cfg: cfg, deps: deps,
+		log:      deps.log.With("queue", queue),
+		forwards: newForwarder(cfg.Prefetch, deps),
+		slots:    make(chan struct{}, cfg.Concurrency),
+		gone:     make(chan struct{}), hurry: make(chan struct{}),
+	}
+	k.closed, k.close = context.WithCancel(context.Background())
+	return k
+}
+
+// limited is told of the Control's limit.
+func (k *consumer) limited(n int) {
+	k.mu.Lock()
+	k.limit = n
+	s := k.current
+	k.mu.Unlock()
+	if s != nil {
+		s.resize()
+	}
+}
+
+func (k *consumer) setCurrent(s *stint) {
+	k.mu.Lock()
+	k.current = s
+	k.mu.Unlock()
+}
+
+// shut drains the consumer, within ctx.
+func (k *consumer) shut(ctx context.Context) error {
+	k.close()
+	select {
+	case <-k.gone:
+		return nil
+	case <-ctx.Done():
+		k.hurryOnce.Do(func() { close(k.hurry) })
+		<-k.gone
+		return ended("consume", k.queue, ErrConnectionLost, ctx)
+	}
+}
+
+// run keeps a stint going: a session with a receiver, for as long as it lives.
+func (k *consumer) run(ctx context.Context) error {
+	defer close(k.gone)
+	defer k.forwards.close()
+	if k.order != nil && k.appetite != nil {
+		// What waits for its key says nothing about the handlers' times.
+		k.appetite, k.cfg.Prefetch = nil, k.cfg.near
+	}
+	k.control.join(k)
+	defer k.control.leave(k)
+	// Handlers outlive the end of ctx, with its values; hard ends their ctx.
+	handlerCtx, hard := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer hard(context.Canceled)
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(k.closed, func() { stop(ErrClosed) })()
+	ended := make(chan time.Time, 1)
+	context.AfterFunc(ctx, func() { ended <- time.Now() })
+	err := k.stints(ctx, handlerCtx, hard)
+	stop(nil)
+	k.awaitHandlers(<-ended, hard)
+	return err
+}
+
+// stints runs one stint after the other until ctx ends.
+func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
+	result := func() error {
+		if errors.Is(context.Cause(ctx), ErrClosed) {
+			return &Error{Op: "consume", Target: k.queue, Kind: ErrClosed}
+		}
+		return nil
+	}
+
+	failures := 0
+	event := func(e Event) {
+		e.Attempt = failures + 1
+		k.event(e)
+	}
+	defer func() { event(Event{Kind: EventEnded}) }()
+	lost, renewed := time.Now(), false // renewed: nobody needs to hear of it
+	for attached := false; ; {
+		s, err := k.open(ctx)
+		if ctx.Err() != nil {
+			if err == nil {
+				k.deps.give(s.sess)
+			}
+			return result()
+		}
+		if err != nil {
+			if !attached && (final(err) || errors.Is(err, ErrSessionLimit)) || errors.Is(err, ErrClosed) {
+				return err
+			}
+			if !errors.Is(err, ErrConnectionLost) {
+				event(Event{Kind: EventRefused, Err: err})
+			}
+			renewed = false
+			k.log.Warn("hopback: consuming failed, trying again", "error", err)
+			if !pause(ctx, k.deps.backoff.pause(failures)) {
+				return result()
+			}
+			failures++
+			continue
+		}
+		attached = true
+		began := time.Now()
+		if !renewed {
+			event(Event{Kind: EventUp, Down: began.Sub(lost)})
+		}
+		renewed = false
+		switch s.run(ctx, handlerCtx, hard) {
+		case stintDrained:
+			return result()
+		case stintRenewed:
+			failures, renewed, lost = 0, true, time.Now()
+			continue
+		}
+		k.hunger.reset()
+		lost = time.Now()
+		event(Event{Kind: EventLost, Err: newError("consume", k.queue, ErrConnectionLost, s.why), Unsettled: s.unsettled})
+		if lost.Sub(began) > k.deps.backoff.Max {
+			failures = 0
+		}
+		if isClosed(s.sess.broken()) && lost.Sub(began) >= provenAfter {
+			failures = 0
+			continue // the next connection owes nothing to this one
+		}
+		if !pause(ctx, k.deps.backoff.pause(failures)) {
+			return result()
+		}
+		failures++
+	}
+}
+
+// event tells of the consumer.
+func (k *consumer) event(e Event) {
+	if k.deps.tell != nil {
+		e.Op, e.Target = "consume", k.queue
+		k.deps.tell(e)
+	}
+}
+
+// errGraceOver is the cause of a handler's ctx that the drain has ended.
+var errGraceOver = fmt.Errorf("hopback: the consumer's grace time is over: %w", context.Canceled)
+
+// awaitHandlers waits, within the grace time that began at ended, for handlers
+// that still run: those whose link was lost hold no delivery that a drain waits for.
+func (k *consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) {
+	last := ended.Add(k.cfg.Grace + lastGrace)
+	timer := time.NewTimer(time.Until(ended.Add(k.cfg.Grace)))
+	defer timer.Stop()
+	for n := 0; n < cap(k.slots); {
+		select {
+		case k.slots <- struct{}{}:
+			n++
+		case <-k.hurry:
+			return
+		case <-timer.C:
+			if !time.Now().Before(last) {
+				return
+			}
+			hard(errGraceOver)
+			timer.Reset(time.Until(last))
+		}
+	}
+}
+
+func (k *consumer) open(ctx context.Context) (*stint, error) {
+	sess, err := k.deps.open(ctx)
+	if err != nil {
+		kind := ErrConnectionLost
+		if errors.Is(err, ErrSessionLimit) {
+			kind = ErrSessionLimit
+		}
+		return nil, newError("consume", k.queue, kind, err)
+	}
+	room := k.cfg.Prefetch
+	if k.cfg.near > 0 {
+		room = min(room, 2*k.cfg.near) // more than that only waits far from the broker
+	}
+	s := &stint{
+		consumer: k, sess: sess, counts: !sess.broker().AtLeast(4, 3),
+		inbox: newBacklog[*Delivery](room), settles: newBacklog[settlement](room),
+		dead: make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
+		worn: make(chan struct{}, 1),
+	}
+	s.settler = newSettler(s.settle)
+	var takenBack func([]byte)
+	if !s.counts { // 4.3 brought the consumer timeout to AMQP 1.0
+		s.leases = &leases{byTag: map[tag]*Delivery{}, taken: s.takenBack}
+		takenBack = s.leases.takenBack
+	}
+	began := time.Now()
+	link, err := sess.receiver(ctx, k.source, takenBack)
+	if err != nil {
+		k.deps.give(sess)
+		return nil, newError("consume", k.queue, attachKind(err), err)
+	}
+	if k.appetite != nil {
+		k.appetite.attached(time.Since(began))
+	}
+	s.link = link
+	s.window = newWindow(link, s.dead, s.die, k.cfg.Concurrency, 0)
+	s.lanes = &lanes{key: k.order, run: s.enqueue}
+	s.quarantine = &quarantine{off: k.cfg.NoQuarantine, run: s.lanes.admit, narrow: func(on bool) {
+		s.narrow.Store(on)
+		s.resize()
+	}}
+	return s, nil
+}

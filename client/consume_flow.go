@@ -1,0 +1,543 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/frames"
+)
+
+// deliveryLink is what a delivery came in on.
+type deliveryLink interface{ over() bool }
+
+type settlement struct {
+	delivery *Delivery
+	d        disposition
+}
+
+// receive moves what arrives into the inbox. It never blocks on a handler, so it
+// notices at once when the link ends.
+func (s *stint) receive(ctx context.Context) {
+	for {
+		m, err := s.link.receive(ctx)
+		if err != nil {
+			if ctx.Err() == nil {
+				s.die(err)
+				return
+			}
+			for m := s.link.prefetched(); m != nil; m = s.link.prefetched() {
+				s.take(m)
+			}
+			return
+		}
+		s.take(m)
+	}
+}
+
+func (s *stint) take(m *Message) {
+	now := time.Now()
+	if trip := s.window.received(now); trip > 0 && s.appetite != nil && s.appetite.measured(trip) {
+		s.resize()
+	}
+	if s.sess.wear() >= 1 {
+		select {
+		case s.worn <- struct{}{}:
+		default:
+		}
+	}
+	if s.returns.notice(m) {
+		s.log.Warn("hopback: the queue delivers at once what went back to be delivered later: deliveries whose forwards wait are kept instead")
+	}
+	d := &Delivery{message: m, queue: s.queue, received: now, link: s}
+	s.leases.begin(d)
+	if frames.Undecodable(m.Data) {
+		s.hold(d)
+		return
+	}
+	s.quarantine.admit(d)
+}
+
+// takenBack is told that the broker has given d to somebody else, since it was
+// held for longer than the queue's consumer timeout. The broker gives this link
+// nothing more until the stale delivery is settled, so that is done at once; what
+// the handler decides on it comes to nothing, and the handler is told by its ctx.
+func (s *stint) takenBack(d *Delivery) {
+	s.log.Warn("hopback: the broker took a delivery back: it was held for longer than the consumer timeout", "message_id", messageID(d.message), "held", time.Since(d.received).Round(time.Millisecond))
+	d.end(ErrConsumerTimeout)
+	s.push(d, disposition{kind: released})
+}
+
+func (s *stint) enqueue(d *Delivery) {
+	s.inbox.put(d)
+	if n := int64(s.cfg.Concurrency); s.started.Load() < n && s.started.Add(1) <= n {
+		s.workers.Go(func() { s.work(s.handlerCtx) })
+	}
+	if isClosed(s.closing) {
+		s.giveBack() // a suspect whose turn came after the drain had looked
+	}
+}
+
+// work runs handlers, one at a time, until the stint ends.
+func (s *stint) work(ctx context.Context) {
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-s.dead:
+		return
+	case <-s.closing:
+		return
+	}
+	for !isClosed(s.closing) {
+		var d *Delivery
+		select {
+		case d = <-s.inbox.c: // what is mostly so, and cheaper to ask for by itself
+		default:
+			select {
+			case d = <-s.inbox.c:
+			case <-s.dead:
+				return
+			case <-s.closing:
+				return
+			}
+		}
+		s.inbox.refill()
+		if s.over() {
+			return // it will be delivered again: handling it now makes a duplicate
+		}
+		if !d.settling.Load() && s.mayBegin(d) {
+			s.handle(ctx, d)
+		} else {
+			s.lanes.next(d)
+		}
+	}
+}
+
+// mayBegin waits while the consumer is paused, or gives d back where that costs it
+// nothing.
+func (s *stint) mayBegin(d *Delivery) bool {
+	resumed, paused := s.control.gate()
+	if !paused {
+		return true
+	}
+	if s.counts {
+		select {
+		case <-resumed:
+			return true
+		case <-s.dead:
+			return false
+		case <-s.closing:
+		}
+	}
+	s.push(d, disposition{kind: released})
+	return false
+}
+
+func (s *stint) handle(ctx context.Context, d *Delivery) {
+	defer s.lanes.next(d)
+	defer d.end(nil) // frees what its ctx holds
+	d.ctx.Context, d.ctx.delivery = ctx, d
+	if s.appetite == nil {
+		s.carryOut(d, s.call(&d.ctx, d))
+		return
+	}
+	began := time.Now()
+	err := s.call(&d.ctx, d)
+	if s.appetite.handled(time.Since(began)) {
+		s.resize()
+	}
+	s.carryOut(d, err)
+}
+
+// call runs the handler and turns whatever it does into an error.
+func (s *stint) call(ctx context.Context, d *Delivery) (err error) {
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		// A panic, or runtime.Goexit: recover gives nil for that, and the
+		// goroutine ends whatever is done here.
+		p := &PanicError{Value: recover(), Stack: debug.Stack()}
+		err = DeadLetter{Reason: ReasonPanicked, Err: p}
+		if p.Value == nil {
+			if d.lastWord != nil {
+				err = d.lastWord
+			}
+			s.carryOut(d, err)
+			s.workers.Go(func() { s.work(s.handlerCtx) })
+		}
+	}()
+	err = s.handler.Handle(ctx, d)
+	returned = true
+	return err
+}
+
+// carryOut does what the outcome says, without waiting for the broker.
+func (s *stint) carryOut(d *Delivery, err error) {
+	switch o := OutcomeOf(err).(type) {
+	case nil:
+		s.push(d, disposition{kind: accepted})
+	case Requeue:
+		if o.Failed {
+			s.push(d, disposition{kind: modified, failed: true})
+		} else {
+			s.push(d, disposition{kind: released})
+		}
+	case DeadLetter:
+		if _, panicked := panicIn(o.Err); !panicked { // which tells more
+			text := ""
+			if o.Err != nil {
+				text = ErrorText(o.Err)
+			}
+			s.log.Warn("hopback: a message is dead-lettered", "message_id", messageID(d.message), "reason", clip(string(o.Reason), 255), "error", text)
+		}
+		s.deadLetter(d, o)
+	case Modify:
+		if err := checkModified(o.Annotations); err != nil {
+			s.log.Error("hopback: annotations refused, the message is requeued", "error", err)
+			s.push(d, disposition{kind: modified, failed: true})
+			return
+		}
+		s.push(d, disposition{kind: modified, failed: o.Failed, dead: o.DeadLetter, annotations: annotations(o.Annotations, 1)})
+	case Forward:
+		s.forward(d, o)
+	default: // OutcomeOf knows no other
+		s.push(d, disposition{kind: modified, failed: true})
+	}
+}
+
+// deadLetter uses modified with undeliverable-here, which RabbitMQ dead-letters
+// like a rejected message, and which can carry annotations. delivery-failed stays
+// false, or on 4.3 the delivery-count would add up over the dead-letter queue.
+func (s *stint) deadLetter(d *Delivery, o DeadLetter) {
+	if p, ok := panicIn(o.Err); ok {
+		s.log.Error("hopback: handler panicked, the message is dead-lettered", "message_id", messageID(d.message), "panic", ErrorText(p), "stack", string(p.Stack))
+	}
+	a := annotations(o.Annotations, 3)
+	err := checkModified(o.Annotations)
+	if err != nil {
+		s.log.Error("hopback: annotations refused, the message is dead-lettered without them", "error", err)
+		a = annotations(nil, 3)
+	}
+	// What is added fits: it is bounded, and checkModified leaves room for it.
+	if o.Reason != "" || err != nil {
+		a[AnnotationReason] = clip(string(o.Reason), 255)
+	}
+	if o.Err != nil {
+		a[AnnotationError] = ErrorText(o.Err)
+	}
+	s.push(d, disposition{kind: modified, dead: true, annotations: a})
+}
+
+// forward hands the copy to the forwarder and accepts the original when the copy
+// is confirmed.
+func (s *stint) forward(d *Delivery, o Forward) {
+	if err := Validate(o.Message); err != nil {
+		s.unforwardable(d, o, err)
+		return
+	}
+	to := s.lastTarget.Load()
+	if to == nil || to.of != o.To {
+		encoded, err := o.To.Build()
+		if err != nil {
+			s.unforwardable(d, o, err)
+			return
+		}
+		to = &builtAddress{o.To, encoded}
+		s.lastTarget.Store(to)
+	}
+	f := &forwarding{s: s, d: d, o: o, forward: forward{
+		target: to.encoded, msg: o.Message, patience: patienceFor(s.cfg.ForwardPatience, d.DeliveryCount()), abandoned: s.dead,
+	}}
+	f.original = f
+	s.forwards.send(&f.forward)
+}
+
+// builtAddress is an address with what Build makes of it.
+type builtAddress struct {
+	of      address.Address
+	encoded string
+}
+
+// forwarding is a delivery that waits for its copy to be confirmed, with the forward
+// of the copy, so that they are one allocation.
+type forwarding struct {
+	forward
+	s *stint
+	d *Delivery
+	o Forward
+}
+
+func (f *forwarding) report(err error, again time.Duration) {
+	f.s.log.Warn("hopback: a forward was not taken, the original is kept", "to", f.o.To.String(), "error", err, "again_in", again)
+}
+
+func (f *forwarding) setAside(mayReturn bool) (aside, returned bool) {
+	return f.s.setAside(f.d, sizeOf(f.o.Message), mayReturn)
+}
+
+func (f *forwarding) done(err error) {
+	s := f.s
+	switch {
+	case err == nil:
+		s.push(f.d, disposition{kind: accepted})
+	case errors.Is(err, ErrTooLarge) || errors.As(err, new(*argument.Error)):
+		s.unforwardable(f.d, f.o, err)
+	default:
+		s.holding.Go(func() { s.notForwarded(f.d, f.o, err) })
+	}
+}
+
+// patienceFor doubles the patience with each failed delivery, up to an hour, so that a
+// message that only waits for an address to come back doesn't use up the queue's
+// delivery limit, and one that can never be forwarded does in the end.
+func patienceFor(patience time.Duration, failed uint32) time.Duration {
+	for ; failed > 0 && patience < time.Hour/2; failed-- {
+		patience *= 2
+	}
+	return patience
+}
+
+// notForwarded ends the patience for a copy. Never both are gone: the original goes
+// back, as a failed delivery, so that the queue's delivery limit ends what can't be
+// forwarded; or it is kept, where that would drop it.
+func (s *stint) notForwarded(d *Delivery, o Forward, err error) {
+	switch {
+	case s.keepsDead():
+	case isClosed(s.closing):
+		s.push(d, disposition{kind: released})
+		return
+	default:
+		s.log.Error("hopback: a forward failed; the original is kept, as its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err)
+		s.forward(d, o)
+		return
+	}
+	s.log.Error("hopback: a forward failed, the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which the queue's delivery limit sends to its dead-letter exchange")
+	a := annotations(o.Annotations, 3)
+	if bad := checkModified(o.Annotations); bad != nil {
+		s.log.Error("hopback: annotations refused, the message goes back without them", "error", bad)
+		a = annotations(nil, 3)
+	}
+	a[AnnotationReason], a[AnnotationError] = string(ReasonUnforwardable), ErrorText(errors.Join(err, o.Err))
+	s.push(d, disposition{kind: modified, failed: true, annotations: a})
+}
+
+// keepsDead says whether the queue certainly has a dead-letter exchange. A queue's
+// arguments don't change while a link to it lasts.
+func (s *stint) keepsDead() bool {
+	if s.keeps.Load() {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), prepareSlow)
+	defer cancel()
+	go func() {
+		defer cancel()
+		select {
+		case <-s.closing:
+		case <-s.dead:
+		case <-ctx.Done():
+		}
+	}()
+	if s.deps.deadLetters == nil || !s.deps.deadLetters(ctx, s.queue) {
+		return false
+	}
+	s.keeps.Store(true)
+	return true
+}
+
+func (s *stint) unforwardable(d *Delivery, o Forward, err error) {
+	if o.Else != nil {
+		s.log.Warn("hopback: a copy can't be sent, the original is dealt with in another way", "message_id", messageID(d.message), "to", o.To.String(), "error", err)
+		s.carryOut(d, o.Else)
+		return
+	}
+	s.log.Error("hopback: a message can't be forwarded, it is dead-lettered", "to", o.To.String(), "error", err)
+	s.deadLetter(d, DeadLetter{Reason: ReasonUnforwardable, Err: errors.Join(err, o.Err), Annotations: o.Annotations})
+}
+
+// push hands a settlement to the settling goroutine.
+func (s *stint) push(d *Delivery, disp disposition) {
+	if !d.settling.CompareAndSwap(false, true) {
+		s.log.Warn("hopback: a delivery was handled after the broker had taken it back: it delivers it again", "message_id", messageID(d.message))
+		s.event(Event{Kind: EventLate, Err: ErrConsumerTimeout})
+		return
+	}
+	if disp.kind == modified {
+		disp.annotations = withKnownCount(d, disp)
+	}
+	if s.over() {
+		s.late(d)
+		return
+	}
+	s.settles.put(settlement{d, disp})
+	s.settler.start()
+}
+
+func (s *stint) late(d *Delivery) {
+	s.log.Warn("hopback: a delivery was handled, but its link is gone: the broker delivers it again", "message_id", messageID(d.message))
+	s.event(Event{Kind: EventLate, Err: ErrConnectionLost})
+}
+
+// withKnownCount notes the delivery count that the message will have, so that
+// whoever gets it next knows that nothing went wrong unseen.
+func withKnownCount(d *Delivery, disp disposition) amqp.Annotations {
+	n := int64(d.DeliveryCount())
+	if disp.failed {
+		n++
+	}
+	if n == 0 {
+		return disp.annotations
+	}
+	a := disp.annotations
+	if a == nil {
+		a = make(amqp.Annotations, 1)
+	}
+	a[AnnotationKnownCount] = n
+	return a
+}
+
+// annotations copies what a handler gave, with room for some more.
+func annotations(given map[string]any, more int) amqp.Annotations {
+	a := make(amqp.Annotations, len(given)+more)
+	for k, v := range given {
+		a[keys.boxed(k)] = v
+	}
+	return a
+}
+
+// uncount is told of a delivery that isn't the window's any more.
+func (s *stint) uncount() {
+	if s.window.settled() == 0 {
+		s.signalIdle()
+	}
+}
+
+// signalIdle has the drain look whether everything is settled.
+func (s *stint) signalIdle() {
+	select {
+	case s.idle <- struct{}{}:
+	default:
+	}
+}
+
+const (
+	// maxAside and maxAsideBytes are how many deliveries may wait for their forwards
+	// beside the window.
+	maxAside      = 4096
+	maxAsideBytes = 64 << 20
+	// returnFor is how long a message stays in its queue whose forward found no room to
+	// wait.
+	returnFor = 30 * time.Second
+)
+
+// setAside takes a delivery out of the window whose forward has to wait, so that it
+// holds up no other. When there is no room for more, the delivery goes back to its
+// queue, to come again later, if the queue can do that and the copy wasn't sent.
+func (s *stint) setAside(d *Delivery, size int64, mayReturn bool) (aside, returned bool) {
+	if d.uncounted.Load() {
+		return true, false // its copy has waited before
+	}
+	if s.aside.Load() < maxAside && s.asideBytes.Load()+size <= maxAsideBytes {
+		d.aside = size
+		s.aside.Add(1) // before the window forgets it: a drain waits for both
+		s.asideBytes.Add(size)
+		if d.uncounted.CompareAndSwap(false, true) {
+			s.uncount()
+			return true, false
+		}
+		s.aside.Add(-1) // it is settled: the broker has taken it back
+		s.asideBytes.Add(-size)
+		return false, false
+	}
+	return false, mayReturn && s.returnLater(d)
+}
+
+// annotationDeliveryTime has RabbitMQ 4.3 hold a message that goes back to a quorum
+// queue until then, in milliseconds since 1970.
+const annotationDeliveryTime = "x-opt-delivery-time"
+
+// returnLater has a delivery go back to its queue, which isn't to deliver it soon. It
+// counts as no failure. Where the broker would count it, or deliver it at once, the
+// delivery isn't given back.
+func (s *stint) returnLater(d *Delivery) bool {
+	if s.counts || s.returns.ignored.Load() {
+		return false
+	}
+	s.returns.any.Store(true)
+	s.push(d, disposition{kind: modified, annotations: amqp.Annotations{annotationDeliveryTime: time.Now().Add(returnFor).UnixMilli()}})
+	return true
+}
+
+// lateReturns is what a consumer knows of the deliveries that went back to come later.
+type lateReturns struct {
+	any     atomic.Bool
+	ignored atomic.Bool // the queue delivers them at once
+}
+
+// notice is told of each delivery.
+func (r *lateReturns) notice(m *Message) (ignored bool) {
+	if !r.any.Load() || r.ignored.Load() {
+		return false
+	}
+	at, ok := m.Annotations[annotationDeliveryTime].(int64)
+	if !ok || time.Until(time.UnixMilli(at)) < returnFor/2 {
+		return false
+	}
+	return r.ignored.CompareAndSwap(false, true)
+}
+
+// settle writes dispositions, which gives the broker room for more.
+func (s *stint) settle(finish <-chan struct{}) {
+	one := func(x settlement) {
+		s.settles.refill()
+		var err error
+		if s.over() {
+			err = s.why
+		} else {
+			err = s.link.settle(x.delivery.message, x.d)
+		}
+		if err != nil {
+			s.die(err)
+			s.late(x.delivery)
+			return
+		}
+		s.leases.end(x.delivery)
+		s.quarantine.settled(x.delivery)
+		switch d := x.delivery; {
+		case d.uncounted.CompareAndSwap(false, true):
+			s.uncount()
+		case d.aside > 0:
+			s.asideBytes.Add(-d.aside)
+			s.aside.Add(-1)
+			s.signalIdle()
+		}
+	}
+	for {
+		select {
+		case x := <-s.settles.c: // what is mostly so, and cheaper to ask for by itself
+			one(x)
+			continue
+		default:
+		}
+		select {
+		case x := <-s.settles.c:
+			one(x)
+		case <-finish:
+			for {
+				select {
+				case x := <-s.settles.c:
+					one(x)
+				default:
+					return
+				}
+			}
+		}
+	}
+}

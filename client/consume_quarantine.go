@@ -1,0 +1,179 @@
+package client
+
+import (
+	"slices"
+	"sync"
+)
+
+// AnnotationKnownCount is how many failed deliveries of a message this package
+// knows the reason of, an int64: it is written with every disposition that gives
+// a message back or dead-letters it.
+const AnnotationKnownCount = "x-opt-hopback-known-count"
+
+// quarantine keeps a message that may take the process down from taking the
+// delivery counts of others along. When a process dies, RabbitMQ counts a failed
+// delivery for every message that it held, guilty or not. So a message that has
+// failed twice more than anybody has said is a suspect, and handled while nothing
+// else is unsettled on the link. (Once is what every message of a consumer has
+// whose connection broke.)
+//
+// Since a quorum queue puts what comes back at its head, a link begins with one
+// credit, and gets the rest with the first message that is no suspect. A suspect
+// that comes later waits until all others are settled.
+type quarantine struct {
+	off bool
+	// narrow limits the link to one delivery, or lifts that.
+	narrow func(bool)
+	// run hands a delivery to the workers.
+	run func(*Delivery)
+
+	mu       sync.Mutex
+	probing  bool
+	running  *Delivery // the suspect that is with the workers
+	others   int       // deliveries unsettled that are no suspects
+	suspects []*Delivery
+}
+
+// standing is what a delivery is to the quarantine; guarded by its mu.
+type standing uint8
+
+const (
+	standsNowhere standing = iota // not admitted yet
+	standsOrdinary
+	standsWaiting // in suspects
+	standsAlone   // running
+	standsAside   // no worker gets it
+	standsSettled
+)
+
+// begin is called before the first delivery.
+func (q *quarantine) begin() {
+	if !q.off {
+		q.probing = true
+		q.narrow(true)
+	}
+}
+
+// admit hands d on now or later.
+func (q *quarantine) admit(d *Delivery) {
+	if q.off {
+		q.run(d)
+		return
+	}
+	q.mu.Lock()
+	if d.standing == standsSettled { // the broker took it back before it was admitted
+		q.mu.Unlock()
+		return
+	}
+	if !suspect(d) {
+		d.standing = standsOrdinary
+		q.others++
+		widen := q.widen()
+		q.mu.Unlock()
+		q.run(d)
+		if widen {
+			q.narrow(false)
+		}
+		return
+	}
+	d.standing = standsWaiting
+	q.suspects = append(q.suspects, d)
+	narrow := !q.probing
+	q.probing = true
+	next := q.next()
+	q.mu.Unlock()
+	if narrow {
+		q.narrow(true)
+	}
+	if next != nil {
+		q.run(next)
+	}
+}
+
+// pass records a delivery that no worker gets.
+func (q *quarantine) pass(d *Delivery) {
+	if q.off {
+		return
+	}
+	q.mu.Lock()
+	if d.standing != standsSettled {
+		d.standing = standsAside
+	}
+	widen := q.widen()
+	q.mu.Unlock()
+	if widen {
+		q.narrow(false)
+	}
+}
+
+// widen says whether the link may have more than one delivery again; called with mu
+// held.
+func (q *quarantine) widen() bool {
+	widen := q.probing && len(q.suspects) == 0 && q.running == nil
+	if widen {
+		q.probing = false
+	}
+	return widen
+}
+
+// settled is called for every settlement. The delivery may be one that no worker has
+// had: the broker takes back those that wait, too.
+func (q *quarantine) settled(d *Delivery) {
+	if q.off {
+		return
+	}
+	q.mu.Lock()
+	switch d.standing {
+	case standsOrdinary:
+		q.others--
+	case standsWaiting:
+		if i := slices.Index(q.suspects, d); i >= 0 {
+			q.suspects = slices.Delete(q.suspects, i, i+1)
+		}
+	case standsAlone:
+		q.running = nil
+	}
+	d.standing = standsSettled
+	next := q.next()
+	q.mu.Unlock()
+	if next != nil {
+		q.run(next)
+	}
+}
+
+// next is the suspect whose turn it is; called with mu held.
+func (q *quarantine) next() *Delivery {
+	if q.others > 0 || q.running != nil || len(q.suspects) == 0 {
+		return nil
+	}
+	d := q.suspects[0]
+	q.suspects = slices.Delete(q.suspects, 0, 1)
+	d.standing = standsAlone
+	q.running = d
+	return d
+}
+
+// empty returns the suspects that wait, for giving them back.
+func (q *quarantine) empty() []*Delivery {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	all := q.suspects
+	q.suspects = nil
+	return all
+}
+
+// suspectAfter is how many failures without a known reason make a suspect.
+const suspectAfter = 2
+
+// suspect says whether d has failed deliveries that nobody knows the reason of.
+func suspect(d *Delivery) bool {
+	n := d.DeliveryCount()
+	if n < suspectAfter {
+		return false
+	}
+	known, _ := d.Annotation(AnnotationKnownCount).(int64)
+	if known > int64(n) {
+		known = 0 // not written by us
+	}
+	return int64(n) >= known+suspectAfter
+}

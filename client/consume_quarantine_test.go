@@ -1,0 +1,147 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// quarantineModel drives a quarantine and knows what must hold of it.
+type quarantineModel struct {
+	t        *testing.T
+	q        *quarantine
+	narrow   bool
+	begun    map[*Delivery]bool // handed to the workers, and not settled
+	admitted map[*Delivery]bool // unsettled, begun or not
+}
+
+func newQuarantineModel(t *testing.T) *quarantineModel {
+	m := &quarantineModel{t: t, begun: map[*Delivery]bool{}, admitted: map[*Delivery]bool{}}
+	m.q = &quarantine{
+		narrow: func(on bool) { m.narrow = on },
+		run: func(d *Delivery) {
+			require.True(t, m.admitted[d], "a settled delivery must not begin")
+			require.False(t, m.begun[d], "a delivery begins once")
+			if suspect(d) {
+				require.Empty(t, m.begun, "a suspect begins alone")
+			}
+			m.begun[d] = true
+		},
+	}
+	m.q.begin()
+	return m
+}
+
+func (m *quarantineModel) delivery(isSuspect bool) *Delivery {
+	d := NewDelivery("q", withID("m"))
+	if isSuspect {
+		d.message.Header.DeliveryCount = suspectAfter
+	}
+	m.admitted[d] = true
+	return d
+}
+
+func (m *quarantineModel) settle(d *Delivery) {
+	delete(m.begun, d)
+	delete(m.admitted, d)
+	m.q.settled(d)
+}
+
+// anyOf returns one of set, chosen by r, or nil.
+func anyOf(r *rand.Rand, set map[*Delivery]bool) *Delivery {
+	n := 0
+	var chosen *Delivery
+	for d := range set {
+		if n++; r.IntN(n) == 0 {
+			chosen = d
+		}
+	}
+	return chosen
+}
+
+// Whatever arrives, is settled and is taken back by the broker, in any order: no
+// suspect waits while nothing is in its way, and none begins beside another delivery.
+func TestQuarantineUnderAnySequence(t *testing.T) {
+	for seed := range uint64(2000) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		m := newQuarantineModel(t)
+		for range 60 {
+			switch r.IntN(8) {
+			case 0, 1:
+				m.q.admit(m.delivery(false))
+			case 2, 3:
+				m.q.admit(m.delivery(true))
+			case 4: // a handler is done
+				if d := anyOf(r, m.begun); d != nil {
+					m.settle(d)
+				}
+			case 5: // the broker takes one back, whether it has begun or not
+				if d := anyOf(r, m.admitted); d != nil {
+					m.settle(d)
+				}
+			case 6: // or before it was admitted
+				d := m.delivery(r.IntN(2) == 0)
+				m.settle(d)
+				if r.IntN(3) == 0 {
+					m.q.pass(d)
+				} else {
+					m.q.admit(d)
+				}
+			case 7:
+				d := m.delivery(r.IntN(2) == 0)
+				m.q.pass(d)
+				m.settle(d)
+			}
+			if len(m.begun) == 0 {
+				require.Empty(t, m.admitted, "seed %d: something waits, and nothing is in its way", seed)
+			}
+		}
+		for len(m.begun) > 0 {
+			m.settle(anyOf(r, m.begun))
+		}
+		require.Empty(t, m.admitted, "seed %d: suspects are left", seed)
+		m.q.admit(m.delivery(false))
+		require.False(t, m.narrow, "seed %d: the link is wide again", seed)
+		require.Len(t, m.begun, 1)
+	}
+}
+
+// A suspect that the broker takes back while it waits is out of the way: those
+// behind it are handled, and the link is wide again.
+func TestSuspectThatIsTakenBackWhileItWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		b.publish("first")
+		b.update(func() {
+			for i := range 3 {
+				m := withID(fmt.Sprintf("s%d", i))
+				m.DeliveryTag = []byte{byte(i)}
+				m.Header.DeliveryCount = suspectAfter
+				b.ready = append(b.ready, m)
+			}
+		})
+		k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 8}, func(_ context.Context, d *Delivery) error {
+			time.Sleep(time.Minute)
+			return nil
+		})
+		synctest.Wait()
+		k.mu.Lock()
+		s := k.current
+		k.mu.Unlock()
+		s.leases.takenBack([]byte{0})
+		time.Sleep(time.Hour)
+		b.publish(numbered("m", 8)...)
+		time.Sleep(time.Hour)
+		assert.ElementsMatch(t, append(numbered("accept m", 8), "accept first", "release s0", "accept s1", "accept s2"), b.history(settlements...))
+		assert.False(t, s.narrow.Load())
+		start := time.Now()
+		require.NoError(t, k.end())
+		assert.Less(t, time.Since(start), time.Second)
+	})
+}

@@ -1,0 +1,31 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// A handler that asks whether its ctx has ended, as retry does at each failure, doesn't
+// pay for a context; once it has ended, the cause is there all the same.
+func TestErrOfAHandlersContextMakesNone(t *testing.T) {
+	notUnderRace(t)
+	d := NewDelivery("q", NewMessage(nil))
+	ctx := WithDelivery(t.Context(), d)
+	assert.Zero(t, testing.AllocsPerRun(100, func() { require.NoError(t, ctx.Err()) }))
+
+	gone := errors.New("gone")
+	d.end(gone)
+	require.ErrorIs(t, ctx.Err(), context.Canceled)
+	assert.Equal(t, gone, context.Cause(ctx))
+	require.ErrorIs(t, ctx.Err(), context.Canceled)
+
+	outer, cancel := context.WithCancelCause(t.Context())
+	ctx = WithDelivery(outer, NewDelivery("q", NewMessage(nil)))
+	cancel(gone)
+	require.ErrorIs(t, ctx.Err(), context.Canceled)
+	assert.Equal(t, gone, context.Cause(ctx))
+}

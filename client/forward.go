@@ -1,0 +1,481 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/argument"
+)
+
+// maxForwardLinks is how many addresses a forwarder keeps links to. RabbitMQ ends
+// the session at its 257th link.
+const maxForwardLinks = 200
+
+// forwarder carries out a consumer's Forward outcomes: a link for each address,
+// since a link's own target leaves the message's To property as the sender set
+// it, and all links on one session, apart from the consumer's, so that a fault in
+// forwarding doesn't end the deliveries.
+//
+// An address that takes nothing stalls: its forwards wait, one of them at a time is
+// tried, with growing pauses, and the first that is confirmed has the others follow.
+// What waits is held apart from the consumer's window (see original.setAside), so that
+// deliveries that have no need of this address go on.
+type forwarder struct {
+	depth int
+	deps  consumerDeps
+
+	mu      sync.Mutex
+	closed  bool
+	senders map[string]*forwardSender
+	session *sharedSession
+	// opening is the turn to open a session.
+	opening chan struct{}
+	// looks counts the calls of look; looking says that another follows.
+	looks   int
+	looking bool
+	timer   *time.Timer
+}
+
+// forwardSender is a link for one address. All but the sender is guarded by
+// forwarder.mu.
+type forwardSender struct {
+	*sender
+	sent []*forward // not answered yet, in the order of sending
+	// parked are those that wait for the address to take messages again.
+	parked   []*forward
+	failures int       // since the last that was confirmed
+	stalled  time.Time // since when it takes nothing; zero: it takes messages
+	told     bool      // of that
+	why      error
+	next     time.Time // when the next of parked is tried
+	// leap is how many of parked follow a confirmed one.
+	leap int
+}
+
+// sharedSession is a session that several senders use. Once one of them has lost
+// its link on it, it is retired: nobody knows whether only the link ended. Those
+// whose links still work keep it until they give it back. A link that was closed,
+// or that alone was refused, doesn't retire it, or else a rare or a bad address
+// would cost a session each time.
+type sharedSession struct {
+	session
+	refs    int
+	retired bool
+}
+
+// forward is one Forward outcome under way.
+type forward struct {
+	target   string
+	msg      *Message
+	patience time.Duration
+	// abandoned is closed when the original can't be settled any more: the broker
+	// will deliver it again, so a copy would only be a duplicate.
+	abandoned <-chan struct{}
+	original
+
+	// out is what the sender has of it. The sender has left it when it has answered.
+	out  outgoing
+	by   *forwarder
+	link *forwardSender
+
+	since    time.Time // since when it waits
+	failures int
+	next     time.Time // not to be tried before
+	why      error     // of the last failure
+	aside    bool
+	look     int // the forwarder's looks when it was sent
+}
+
+// original is the delivery that a forward is a copy of.
+type original interface {
+	// report is told of the first failure.
+	report(err error, again time.Duration)
+	// setAside is called when the forward has to wait. It says whether the delivery now
+	// waits apart from the consumer's window, or has gone back to its queue, if it may:
+	// the forward is dropped then. It is called again while it says neither.
+	setAside(mayReturn bool) (aside, returned bool)
+	// done is called at most once, with nil when the broker has the copy. It must
+	// not block. It isn't called for an abandoned forward, or after close.
+	done(err error)
+}
+
+func newForwarder(depth int, deps consumerDeps) *forwarder {
+	return &forwarder{depth: depth, deps: deps, senders: map[string]*forwardSender{}, opening: make(chan struct{}, 1)}
+}
+
+// forwardPause is the pause between attempts to forward to an address that takes
+// nothing.
+var forwardPause = ReconnectBackoff{Min: 200 * time.Millisecond, Max: 5 * time.Second}
+
+const (
+	// forwardLook is how often the forwards under way are looked after. One that is
+	// unanswered at the second look has to wait.
+	forwardLook = 500 * time.Millisecond
+	// stalledAfter is after how many failures in a row an address is stalled: a message
+	// that alone is refused shouldn't stall it.
+	stalledAfter = 3
+	// tellStalled is how long an address is stalled before anybody is told.
+	tellStalled = time.Second
+)
+
+// send has f forwarded. It doesn't block.
+func (w *forwarder) send(f *forward) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return
+	}
+	s := w.senders[f.target]
+	if s == nil {
+		if !w.room() {
+			w.later(f, &Error{Op: "forward", Target: f.target, Kind: ErrNotSent, Text: "too many different addresses are forwarded to at once"})
+			return
+		}
+		s = &forwardSender{sender: newSender("forward", f.target, senderConfig{depth: w.depth, backoff: w.deps.backoff, tell: w.deps.tell, overdue: w.deps.overdue, log: w.deps.log}, w.open, w.give)}
+		w.senders[f.target] = s
+	}
+	if s.stalled.IsZero() && s.blocked() {
+		s.stall(&Error{Op: "forward", Target: f.target, Kind: ErrNotSent, Text: "the broker takes no messages, as it does while it has a memory or disk alarm"})
+	}
+	if s.stalled.IsZero() || len(s.sent) == 0 && !time.Now().Before(s.next) {
+		if w.try(s, f) {
+			return
+		}
+	}
+	w.park(s, f, s.why)
+}
+
+// blocked says whether the broker takes nothing on the link's session.
+func (s *forwardSender) blocked() bool {
+	in := s.intake.Load()
+	return in != nil && in.Now().Blocked
+}
+
+// stall and what follows is called with forwarder.mu held.
+func (s *forwardSender) stall(why error) {
+	s.why = why
+	if s.stalled.IsZero() {
+		s.stalled, s.next, s.leap = time.Now(), time.Now().Add(forwardPause.pause(0)), 0
+	}
+}
+
+// try hands f to the sender, and says whether it took it.
+func (w *forwarder) try(s *forwardSender, f *forward) bool {
+	f.by, f.link = w, s
+	f.out = outgoing{msg: f.msg, abandoned: f.abandoned, to: f}
+	select {
+	case s.queue <- &f.out:
+	default:
+		s.why = &Error{Op: "forward", Target: f.target, Kind: ErrNotSent, Text: "too many forwards wait for this address"}
+		return false
+	}
+	f.look = w.looks
+	s.sent = append(s.sent, f)
+	w.watch()
+	return true
+}
+
+// park has f wait for its address, apart from the consumer's window if there is room.
+func (w *forwarder) park(s *forwardSender, f *forward, why error) {
+	if f.since.IsZero() {
+		f.since = time.Now()
+	}
+	if f.failures++; f.failures == 1 && s.stalled.IsZero() {
+		f.report(why, forwardPause.Min)
+	}
+	f.why = why
+	if !f.wait(true) {
+		s.parked = append(s.parked, f)
+		w.watch()
+	}
+}
+
+// wait sets f's delivery aside. It says whether f is over instead, since the delivery
+// went back to its queue.
+func (f *forward) wait(mayReturn bool) (returned bool) {
+	if !f.aside {
+		f.aside, returned = f.setAside(mayReturn)
+	}
+	return returned
+}
+
+// later tries f again where there is no link to wait for.
+func (w *forwarder) later(f *forward, err error) {
+	if f.since.IsZero() {
+		f.since = time.Now()
+	}
+	pause := forwardPause.pause(f.failures)
+	if f.failures++; f.failures == 1 {
+		f.report(err, pause)
+	}
+	switch {
+	case time.Since(f.since)+pause > f.patience:
+		f.done(err)
+	case !f.wait(true):
+		time.AfterFunc(pause, func() {
+			if !isClosed(f.abandoned) {
+				w.send(f)
+			}
+		})
+	}
+}
+
+// room makes room for one more link by closing an idle one.
+func (w *forwarder) room() bool {
+	if len(w.senders) < maxForwardLinks {
+		return true
+	}
+	for target, s := range w.senders {
+		if len(s.sent)+len(s.parked) == 0 {
+			delete(w.senders, target)
+			s.stopOnce.Do(func() { close(s.stop) })
+			return true
+		}
+	}
+	return false
+}
+
+// answered decides what follows on the broker's answer.
+func (f *forward) answered(_ *outgoing, err error) {
+	if f.by.settled(f.link, f, err) {
+		f.done(err)
+	}
+}
+
+// settled says whether err is the last word on f.
+func (w *forwarder) settled(s *forwardSender, f *forward, err error) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if i := slices.Index(s.sent, f); i >= 0 {
+		s.sent = slices.Delete(s.sent, i, i+1)
+	}
+	switch {
+	case err == nil:
+		w.taken(s)
+		return true
+	case w.closed || isClosed(f.abandoned):
+		return false
+	case errors.Is(err, ErrTooLarge) || errors.As(err, new(*argument.Error)):
+		return true
+	}
+	if s.failures++; s.failures >= stalledAfter {
+		s.stall(err)
+	}
+	now := time.Now()
+	f.next = now.Add(forwardPause.pause(f.failures))
+	s.next = now.Add(forwardPause.pause(s.failures - 1))
+	w.park(s, f, err)
+	return false
+}
+
+// taken notes that the address takes messages, and has those that wait follow.
+func (w *forwarder) taken(s *forwardSender) {
+	s.failures = 0
+	if s.told {
+		down := time.Since(s.stalled)
+		s.event(w, Event{Kind: EventForwardResumed, Down: down})
+		s.log.Info("hopback: forwards are confirmed again", "to", s.target, "after", down.Round(time.Millisecond), "waiting", len(s.parked))
+	}
+	s.stalled, s.told, s.why = time.Time{}, false, nil
+	if len(s.parked) == 0 {
+		return
+	}
+	s.leap = min(2*s.leap+2, w.depth)
+	w.retry(s, s.leap)
+}
+
+// retry sends up to n of those that wait and are due.
+func (w *forwarder) retry(s *forwardSender, n int) {
+	now := time.Now()
+	s.parked = slices.DeleteFunc(s.parked, func(f *forward) bool {
+		if n == 0 || now.Before(f.next) {
+			return false
+		}
+		if isClosed(f.abandoned) {
+			return true
+		}
+		if !w.try(s, f) {
+			n = 0
+			return false
+		}
+		n--
+		return true
+	})
+}
+
+func (s *forwardSender) event(w *forwarder, e Event) {
+	if w.deps.tell != nil {
+		e.Op, e.Target = "forward", s.target
+		w.deps.tell(e)
+	}
+}
+
+// watch has look called as long as forwards are under way.
+func (w *forwarder) watch() {
+	if w.looking {
+		return
+	}
+	w.looking = true
+	if w.timer == nil {
+		w.timer = time.AfterFunc(forwardLook, w.look)
+	} else {
+		w.timer.Reset(forwardLook)
+	}
+}
+
+// look finds the forwards that aren't answered, those whose patience is over, and the
+// addresses to try again.
+func (w *forwarder) look() {
+	var over []*forward
+	defer func() {
+		for _, f := range over {
+			f.done(f.why)
+		}
+	}()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.looking = false
+	if w.closed {
+		return
+	}
+	w.looks++
+	under := false
+	for _, s := range w.senders {
+		over = append(over, w.lookAt(s)...)
+		under = under || len(s.sent)+len(s.parked) > 0
+	}
+	if under {
+		w.watch()
+	}
+}
+
+// lookAt returns those whose patience is over.
+func (w *forwarder) lookAt(s *forwardSender) (over []*forward) {
+	now := time.Now()
+	for _, f := range s.sent {
+		if w.looks-f.look < 2 {
+			break
+		}
+		if s.stalled.IsZero() {
+			why := error(&Error{Op: "forward", Target: s.target, Kind: ErrOutcomeUnknown, Text: "the broker has not answered yet"})
+			if refusal := s.refusal.Load(); refusal != nil {
+				why = refusal
+			}
+			s.stall(why)
+		}
+		f.wait(false) // the copy may be with the broker: its original can't go back
+	}
+	s.parked = slices.DeleteFunc(s.parked, func(f *forward) bool {
+		switch {
+		case isClosed(f.abandoned):
+		case now.Sub(f.since) > f.patience:
+			if s.why != nil {
+				f.why = s.why
+			}
+			over = append(over, f)
+		default:
+			return f.wait(true)
+		}
+		return true
+	})
+	if !s.stalled.IsZero() && !s.told && now.Sub(s.stalled) >= tellStalled {
+		s.told = true
+		s.event(w, Event{Kind: EventForwardStalled, Err: s.why, Unsettled: len(s.sent) + len(s.parked)})
+		s.log.Warn("hopback: forwards to an address are not confirmed, their originals are kept", "to", s.target, "error", s.why, "waiting", len(s.sent)+len(s.parked))
+	}
+	switch {
+	case s.stalled.IsZero():
+		w.retry(s, w.depth)
+	case len(s.sent) == 0 && !now.Before(s.next):
+		w.probe(s)
+	}
+	return over
+}
+
+// probe tries one of those that wait, each in its turn.
+func (w *forwarder) probe(s *forwardSender) {
+	if len(s.parked) > 0 && w.try(s, s.parked[0]) {
+		s.parked = slices.Delete(s.parked, 0, 1)
+	}
+}
+
+// open returns the shared session, opening one if there is none to use.
+func (w *forwarder) open(ctx context.Context) (session, error) {
+	select {
+	case w.opening <- struct{}{}:
+		defer func() { <-w.opening }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	w.mu.Lock()
+	s := w.session
+	if s != nil && !s.retired && s.wear() < 1 && !isClosed(s.broken()) {
+		s.refs++
+		w.mu.Unlock()
+		return s, nil
+	}
+	w.mu.Unlock()
+	fresh, err := w.deps.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s = &sharedSession{session: fresh, refs: 1}
+	w.mu.Lock()
+	w.session = s
+	w.mu.Unlock()
+	return s, nil
+}
+
+// give returns a session after the link on it has ended.
+func (w *forwarder) give(given session, intact bool) {
+	s := given.(*sharedSession)
+	w.mu.Lock()
+	if !intact {
+		s.retired = true
+	}
+	s.refs--
+	last := s.refs == 0
+	if w.session == s && (s.retired || last) {
+		w.session = nil
+	}
+	w.mu.Unlock()
+	if last {
+		w.deps.give(s.session)
+	}
+}
+
+// close cuts everything off. Forwards that are under way have no outcome then:
+// the broker delivers their originals again.
+func (w *forwarder) close() {
+	for _, s := range w.end() {
+		<-s.done
+	}
+}
+
+// end is close without the wait for links and sessions to close.
+func (w *forwarder) end() map[string]*forwardSender {
+	w.mu.Lock()
+	w.closed = true
+	senders := w.senders
+	w.senders = map[string]*forwardSender{}
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+	w.mu.Unlock()
+	for _, s := range senders {
+		s.cut()
+	}
+	return senders
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,220 @@
+package client
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/Azure/go-amqp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// tenth forwards every tenth message, whose number ends with 0, and accepts the others
+// after a millisecond.
+func tenth(ctx context.Context, d *Delivery) error {
+	time.Sleep(time.Millisecond)
+	if strings.HasSuffix(idOf(d.Message()), "0") {
+		return forwards("later")(ctx, d)
+	}
+	return nil
+}
+
+// stalls are ways in which an address takes nothing, and begins to again.
+var stalls = map[string]func(b *fakeBroker) (end func()){
+	"unroutable": func(b *fakeBroker) func() {
+		b.verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
+		return b.accepting
+	},
+	"refused link": func(b *fakeBroker) func() {
+		gone := true
+		b.hook = func(step string) error {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if gone && strings.HasPrefix(step, "attach sender") {
+				return errMissing
+			}
+			return nil
+		}
+		return func() { b.update(func() { gone = false }) }
+	},
+	"alarm": func(b *fakeBroker) func() {
+		b.setAlarm(true)
+		return func() { b.setAlarm(false) }
+	},
+	"no answer": func(b *fakeBroker) func() {
+		b.verdict = withhold
+		return func() {
+			b.accepting()
+			b.answer(-1, &amqp.StateAccepted{})
+		}
+	},
+}
+
+func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
+	for name, stall := range stalls {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const messages = 5_000
+				b := newFakeBroker(t)
+				end := stall(b)
+				b.publish(numbered("m", messages)...)
+				start := time.Now()
+				var mu sync.Mutex
+				var heard []Event
+				b.tell = func(e Event) {
+					mu.Lock()
+					defer mu.Unlock()
+					if e.Kind == EventForwardStalled || e.Kind == EventForwardResumed {
+						heard = append(heard, e)
+					}
+				}
+				events := func() []Event {
+					mu.Lock()
+					defer mu.Unlock()
+					return slices.Clone(heard)
+				}
+				k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 64}, tenth)
+				require.NoError(t, b.await(within(t, time.Minute), func() bool {
+					n := 0
+					for _, e := range b.events {
+						if strings.HasPrefix(e, "accept ") {
+							n++
+						}
+					}
+					return n == messages*9/10
+				}))
+				t.Log(time.Since(start))
+				if name == "no answer" { // nobody can know for the first half second
+					assert.Less(t, time.Since(start), 15*time.Second)
+				} else {
+					assert.Less(t, time.Since(start), 3*time.Second, "it takes 1.25 s at full speed")
+				}
+				time.Sleep(20 * time.Second)
+				told := events()
+				require.Len(t, told, 1, "once for the outage")
+				assert.Equal(t, EventForwardStalled, told[0].Kind)
+				assert.Equal(t, "/queues/later", told[0].Target)
+				require.Error(t, told[0].Err)
+				attempts := len(b.history("send"))
+				if name != "no answer" {
+					assert.Less(t, attempts, 100, "they aren't tried one by one")
+				}
+
+				end()
+				require.NoError(t, b.await(within(t, time.Minute), func() bool {
+					n := 0
+					for _, e := range b.events {
+						if strings.HasPrefix(e, "accept ") {
+							n++
+						}
+					}
+					return n == messages
+				}))
+				told = events()
+				require.Len(t, told, 2)
+				assert.Equal(t, EventForwardResumed, told[1].Kind)
+				assert.GreaterOrEqual(t, told[1].Down, 20*time.Second)
+				require.NoError(t, k.end())
+				assert.Empty(t, b.history("requeue", "release", "dead-letter", "modify"))
+				for id, n := range b.stored {
+					assert.Equal(t, 1, n, id)
+				}
+				assert.Len(t, b.stored, messages/10)
+			})
+		})
+	}
+}
+
+// Beyond what may wait aside, a broker that can gets messages back for later; with
+// another, or a queue that can't, they are kept.
+func TestForwardsThatFindNoRoomToWaitGoBackForLater(t *testing.T) {
+	for _, c := range []struct {
+		version string
+		returns bool
+	}{{"4.3.0", true}, {"4.0.5", false}} {
+		t.Run(c.version, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newFakeBroker(t)
+				b.version = c.version
+				b.verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
+				const prefetch, more = 20, 500
+				b.publish(numbered("m", maxAside+prefetch+more)...)
+				k := startConsumer(b, ConsumerConfig{Concurrency: 8, Prefetch: prefetch, ForwardPatience: time.Hour}, forwards("later"))
+				time.Sleep(time.Minute)
+				returned := b.history("modify")
+				if c.returns {
+					assert.Len(t, returned, prefetch+more)
+					for _, e := range returned {
+						assert.Contains(t, e, annotationDeliveryTime)
+					}
+				} else {
+					assert.Empty(t, returned)
+					assert.LessOrEqual(t, b.mostOutstanding, maxAside+prefetch)
+				}
+				b.accepting()
+				time.Sleep(10 * time.Minute)
+				require.NoError(t, k.end())
+				assert.Empty(t, b.history("requeue", "release", "dead-letter"))
+				if !c.returns {
+					assert.Len(t, b.history("accept"), maxAside+prefetch+more)
+				}
+			})
+		})
+	}
+}
+
+// A queue that delivers at once what was to come later isn't given anything back again.
+func TestAQueueThatReturnsAtOnceGetsNothingBack(t *testing.T) {
+	r := &lateReturns{}
+	early := withID("m")
+	early.Annotations = amqp.Annotations{annotationDeliveryTime: time.Now().Add(returnFor).UnixMilli()}
+	assert.False(t, r.notice(early), "not ours")
+	r.any.Store(true)
+	due := withID("m")
+	due.Annotations = amqp.Annotations{annotationDeliveryTime: time.Now().UnixMilli()}
+	assert.False(t, r.notice(due))
+	assert.True(t, r.notice(early))
+	assert.False(t, r.notice(early), "it is told once")
+	assert.True(t, r.ignored.Load())
+}
+
+func TestPatienceGrowsWithFailedDeliveries(t *testing.T) {
+	total := time.Duration(0)
+	for n := range uint32(20) {
+		total += patienceFor(30*time.Second, n)
+	}
+	assert.Greater(t, total, 7*time.Hour, "before a delivery limit of 20 ends it")
+	assert.Equal(t, 30*time.Second, patienceFor(30*time.Second, 0))
+	assert.LessOrEqual(t, patienceFor(30*time.Second, 1<<31), time.Hour)
+	assert.Equal(t, 5*time.Hour, patienceFor(5*time.Hour, 3))
+}
+
+// One message that its address alone refuses holds up no other to that address.
+func TestOneRefusedForwardStallsNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		b.verdict = func(_ string, m *Message) amqp.DeliveryState {
+			if idOf(m) == "bad'" {
+				return &amqp.StateRejected{}
+			}
+			return &amqp.StateAccepted{}
+		}
+		b.publish("bad")
+		k := startConsumer(b, ConsumerConfig{}, forwards("later"))
+		for range 60 {
+			b.publish("good")
+			time.Sleep(600 * time.Millisecond)
+			b.mu.Lock()
+			assert.Empty(t, b.ready)
+			b.mu.Unlock()
+		}
+		require.NoError(t, k.end())
+		assert.Len(t, b.history("accept good"), 60)
+		assert.GreaterOrEqual(t, len(b.history("requeue as failed bad")), 1)
+	})
+}

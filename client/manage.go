@@ -1,0 +1,492 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/argument"
+)
+
+const (
+	managementNode = "/management"
+	// managementLink is the name of both links: RabbitMQ pairs them by it.
+	managementLink   = "hopback-management"
+	managementCredit = 64
+)
+
+// Management sends requests to the broker's /management node. It is safe for concurrent
+// use, with up to 64 requests under way at once. It opens a session at the first
+// request, and another one whenever that has ended.
+//
+// Package declare builds the requests.
+type Management struct {
+	open func(context.Context) (session, requestLink, receiverLink, error)
+	// life is what the sessions live within. It has no deadline: it reaches go-amqp.
+	life context.Context
+	// closing, once closed, lets no new request begin.
+	closing <-chan struct{}
+
+	// slots has one for each request that the broker owes a reply: the reply link
+	// has as many credits.
+	slots chan struct{}
+
+	// solo is the turn of a request that has a session of its own: see Request.
+	solo chan struct{}
+
+	mu   sync.Mutex
+	live *managementSession
+	next uint64
+}
+
+// newManagement returns a Management whose sessions are opened by open.
+func newManagement(open func(context.Context) (session, error), life context.Context, closing <-chan struct{}) *Management {
+	return &Management{
+		open: func(ctx context.Context) (session, requestLink, receiverLink, error) {
+			return openManagement(ctx, open)
+		},
+		life: life, closing: closing,
+		slots: make(chan struct{}, managementCredit), solo: make(chan struct{}, 1),
+	}
+}
+
+// Request sends one request and returns the reply's status and body. method is GET, PUT,
+// POST or DELETE. path is percent-encoded, with at most 8,192 bytes. body is nil or a
+// value that AMQP can carry. A reply of any status has a nil error. The errors:
+//
+//	*argument.Error      nothing was sent: method, path or body can't be used
+//	ErrNotSent           nothing was sent: ctx ended, or the connection is closed
+//	ErrUnauthorized      nothing happened: the user lacks the permission
+//	ErrOutcomeUnknown    ctx or the session ended before the reply
+//
+// RabbitMQ ends the session over a request for which the user lacks the permission. The
+// other requests under way are idempotent. Request repeats each on a session of its own.
+func (m *Management) Request(ctx context.Context, method, path string, body any) (status int, reply any, err error) {
+	if m == nil {
+		return 0, nil, argument.New("management", nil, "is a nil *Management", "use that of a connection, conn.Management()")
+	}
+	if err := checkRequest(method, path, body); err != nil {
+		return 0, nil, err
+	}
+	target := method + " " + path
+	select {
+	case m.slots <- struct{}{}:
+	case <-ctx.Done():
+		return 0, nil, ended("manage", target, ErrNotSent, ctx)
+	case <-m.closing:
+		return 0, nil, &Error{Op: "manage", Target: target, Kind: ErrNotSent, Err: ErrClosed}
+	}
+
+	release := sync.OnceFunc(func() { <-m.slots })
+	s, err := m.session(ctx)
+	if err == nil {
+		var alone bool
+		status, reply, alone, err = m.once(ctx, s, release, method, path, body)
+		innocent := !alone || strings.Contains(fmt.Sprint(err), "insufficient credit")
+		if err == nil || !innocent || ctx.Err() != nil || !errors.Is(err, errSessionEnded) {
+			return status, reply, err
+		}
+		// The session ended while others were under way, and one of them is to
+		// blame; or the first request overtook the credit for its reply.
+		select {
+		case m.solo <- struct{}{}:
+			defer func() { <-m.solo }()
+		case <-ctx.Done():
+			return 0, nil, ended("manage", target, ErrOutcomeUnknown, ctx)
+		}
+		s = newManagementSession(m.life)
+		go s.run(m.open)
+		defer s.cancel()
+		if err = s.opening(ctx); err != nil {
+			return 0, nil, newError("manage", target, ErrOutcomeUnknown, err)
+		}
+		status, reply, _, err = m.once(ctx, s, func() {}, method, path, body)
+		return status, reply, err
+	}
+	release()
+	switch {
+	case ctx.Err() != nil:
+		return 0, nil, ended("manage", target, ErrNotSent, ctx)
+	case errors.Is(err, ErrClosed), isClosed(m.closing):
+		return 0, nil, &Error{Op: "manage", Target: target, Kind: ErrNotSent, Err: ErrClosed}
+	}
+	return 0, nil, newError("manage", target, ErrNotSent, err)
+}
+
+func checkRequest(method, path string, body any) error {
+	switch method {
+	case "GET", "PUT", "POST", "DELETE":
+	default:
+		return argument.New("method", method, "is not one that RabbitMQ's management has", "use GET, PUT, POST or DELETE")
+	}
+	if !strings.HasPrefix(path, "/") || strings.ContainsFunc(path, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return argument.New("path", path, "is not an encoded path", `begin it with "/" and percent-encode each name in it`)
+	}
+	if len(path) > 8192 {
+		return argument.New("path", path, "has more than 8192 bytes", "use shorter names")
+	}
+	return checkValue("body", body, 0)
+}
+
+// errSessionEnded marks the errors of requests whose session ended under them.
+var errSessionEnded = errors.New("the management session ended")
+
+// once sends one request on s. alone says that no other was under way at its end.
+// release is called when the broker owes no reply any more, which may be after
+// ctx has ended: until then the reply's credit is taken.
+func (m *Management) once(ctx context.Context, s *managementSession, release func(), method, path string, body any) (status int, reply any, alone bool, err error) {
+	target := method + " " + path
+	m.mu.Lock()
+	m.next++
+	id := m.next
+	m.mu.Unlock()
+
+	w := &waiting{reply: make(chan managementReply, 1), release: release}
+	if !s.enter(id, w) {
+		release()
+		return 0, nil, false, &Error{Op: "manage", Target: target, Kind: ErrNotSent, Err: errors.Join(errSessionEnded, s.err)}
+	}
+	late := false
+	defer func() {
+		if !late {
+			s.leave(id)
+			release()
+		}
+	}()
+
+	if body == nil {
+		body = amqp.Null{}
+	}
+	request := &Message{
+		Properties: &amqp.MessageProperties{MessageID: id, To: &path, Subject: &method, ReplyTo: new("$me")},
+		Value:      body,
+	}
+	out := &outgoing{msg: request, to: answerFunc(func(err error) {
+		if err != nil {
+			w.answer(managementReply{err: err})
+		}
+	})}
+	select {
+	case s.requests <- out:
+	case <-ctx.Done():
+		return 0, nil, true, ended("manage", target, ErrNotSent, ctx)
+	case r := <-w.reply:
+		return m.result(s, target, r)
+	}
+	select {
+	case r := <-w.reply:
+		return m.result(s, target, r)
+	case <-ctx.Done():
+		if out.withdraw() {
+			return 0, nil, true, ended("manage", target, ErrNotSent, ctx)
+		}
+		late = true
+		return 0, nil, true, ended("manage", target, ErrOutcomeUnknown, ctx)
+	}
+}
+
+func (m *Management) result(s *managementSession, target string, r managementReply) (int, any, bool, error) {
+	if r.err != nil {
+		e := newError("manage", target, ErrOutcomeUnknown, r.err)
+		return 0, nil, r.alone, e
+	}
+	return r.status, r.body, r.alone, nil
+}
+
+// session returns the live session, or opens one.
+func (m *Management) session(ctx context.Context) (*managementSession, error) {
+	for {
+		m.mu.Lock()
+		s := m.live
+		if s == nil {
+			s = newManagementSession(m.life)
+			m.live = s
+			go func() {
+				s.run(m.open)
+				m.mu.Lock()
+				m.live = nil
+				m.mu.Unlock()
+				close(s.gone)
+			}()
+		}
+		m.mu.Unlock()
+		if err := s.opening(ctx); err != nil {
+			return nil, err
+		}
+		if !s.over() {
+			return s, nil
+		}
+		// It has ended since: open the next one.
+		select {
+		case <-s.gone:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+func (m *Management) close(ctx context.Context) {
+	m.mu.Lock()
+	s := m.live
+	m.mu.Unlock()
+	if s == nil {
+		return
+	}
+	s.cancel()
+	select {
+	case <-s.gone:
+	case <-ctx.Done():
+	}
+}
+
+// managementSession is one session with its pair of links.
+type managementSession struct {
+	ctx      context.Context
+	cancel   context.CancelFunc
+	ready    chan struct{} // closed when opening has succeeded or failed
+	refused  error         // why opening failed; set before ready
+	gone     chan struct{} // closed when the shared session has ended and the next may be opened
+	requests chan *outgoing
+
+	mu      sync.Mutex
+	waiting map[uint64]*waiting
+	ended   bool
+	err     error // why it ended; set before ended
+}
+
+func newManagementSession(life context.Context) *managementSession {
+	s := &managementSession{
+		waiting:  map[uint64]*waiting{},
+		requests: make(chan *outgoing, managementCredit),
+		ready:    make(chan struct{}), gone: make(chan struct{}),
+	}
+	s.ctx, s.cancel = context.WithCancel(life)
+	return s
+}
+
+// opening waits until the session is open.
+func (s *managementSession) opening(ctx context.Context) error {
+	select {
+	case <-s.ready:
+		return s.refused
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+type waiting struct {
+	reply   chan managementReply
+	once    sync.Once
+	release func()
+}
+
+func (w *waiting) answer(r managementReply) {
+	w.once.Do(func() {
+		w.release()
+		w.reply <- r
+	})
+}
+
+type managementReply struct {
+	status int
+	body   any
+	err    error
+	alone  bool
+}
+
+func (s *managementSession) enter(id uint64, w *waiting) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return false
+	}
+	s.waiting[id] = w
+	return true
+}
+
+func (s *managementSession) leave(id uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.waiting, id)
+}
+
+func (s *managementSession) over() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended
+}
+
+// finish answers all that wait.
+func (s *managementSession) finish(err error) {
+	s.mu.Lock()
+	s.ended, s.err = true, err
+	all := s.waiting
+	s.waiting = map[uint64]*waiting{}
+	s.mu.Unlock()
+	for _, w := range all {
+		w.answer(managementReply{err: errors.Join(errSessionEnded, err), alone: len(all) == 1})
+	}
+}
+
+func (s *managementSession) run(open func(context.Context) (session, requestLink, receiverLink, error)) {
+	defer s.cancel()
+	sess, send, receive, err := open(s.ctx)
+	if err != nil {
+		s.refused = err
+		s.finish(err)
+		close(s.ready)
+		return
+	}
+	close(s.ready)
+	defer closeSession(sess)
+
+	// One goroutine writes the requests, this one reads the replies. Whichever
+	// finds the session ended tells the other by the ctx.
+	ctx, cancel := context.WithCancelCause(s.ctx)
+	// While the session's window is full, go-amqp's Send ignores ctx. Only the end of
+	// the link ends it.
+	unwatch := context.AfterFunc(ctx, func() {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		_ = send.close(ctx)
+	})
+	defer unwatch()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			// Under an alarm the requests stay here, where they are certainly unsent.
+			in := sess.intake().Now()
+			requests := s.requests
+			if in.Blocked {
+				requests = nil
+			}
+			select {
+			case <-in.Changed:
+			case out := <-requests:
+				if !out.state.CompareAndSwap(outQueued, outSending) {
+					continue
+				}
+				if err := send.send(ctx, out.msg); err != nil {
+					if localSendError(err) {
+						out.to.answered(out, err)
+						continue
+					}
+					cancel(err)
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	for {
+		msg, err := receive.receive(ctx)
+		if err != nil {
+			if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
+				err = cause
+			}
+			if s.ctx.Err() != nil {
+				err = ErrClosed
+			}
+			cancel(err)
+			s.finish(err)
+			break
+		}
+		// A reply settles itself; its credit is given back with it.
+		_ = receive.issueCredit(1)
+		s.dispatch(msg)
+	}
+	wg.Wait()
+}
+
+// dispatch hands a reply to whoever waits for it. One that nobody waits for any
+// more, since its caller's ctx ended, is dropped: ids are never used twice.
+func (s *managementSession) dispatch(msg *Message) {
+	if msg.Properties == nil {
+		return
+	}
+	id, ok := msg.Properties.CorrelationID.(uint64)
+	if !ok {
+		return
+	}
+	s.mu.Lock()
+	w, alone := s.waiting[id], len(s.waiting) == 1
+	delete(s.waiting, id)
+	s.mu.Unlock()
+	if w == nil {
+		return
+	}
+	r := managementReply{body: msg.Value, alone: alone}
+	if msg.Properties.Subject == nil {
+		r.err = errors.New("the reply has no status")
+	} else if status, err := strconv.Atoi(*msg.Properties.Subject); err != nil || status < 100 || status > 999 {
+		r.err = fmt.Errorf("the reply's status is %s", quote(*msg.Properties.Subject))
+	} else {
+		r.status = status
+	}
+	w.answer(r)
+}
+
+// requestLink writes pre-settled requests: the reply is their answer.
+type requestLink interface {
+	send(ctx context.Context, m *Message) error
+	close(ctx context.Context) error
+}
+
+type managementSender struct{ s *amqp.Sender }
+
+func (m managementSender) send(ctx context.Context, msg *Message) error {
+	return m.s.Send(ctx, msg, nil)
+}
+
+func (m managementSender) close(ctx context.Context) error { return m.s.Close(ctx) }
+
+// openManagement opens a session with the pair of links that RabbitMQ wants:
+// the same name, the property "paired", and the same node at both ends.
+func openManagement(ctx context.Context, open func(context.Context) (session, error)) (session, requestLink, receiverLink, error) {
+	sess, err := open(ctx)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	type links struct {
+		s *amqp.Sender
+		r *amqp.Receiver
+	}
+	as := sess.(*amqpSession)
+	paired := map[string]any{"paired": true}
+	l, err := bounded(ctx, as.w, func(ctx context.Context) (links, error) {
+		// The receiver first: RabbitMQ 4.0 ends the session over a request that
+		// comes before the credit for its reply, and go-amqp grants credit from
+		// another goroutine. It has while the sender attaches.
+		r, err := as.s.NewReceiver(ctx, managementNode, &amqp.ReceiverOptions{
+			Name: managementLink, TargetAddress: managementNode, Properties: paired,
+			RequestedSenderSettleMode: amqp.SenderSettleModeSettled.Ptr(),
+			Credit:                    -1,
+		})
+		if err != nil {
+			return links{}, err
+		}
+		if err := r.IssueCredit(managementCredit); err != nil {
+			return links{}, err
+		}
+		s, err := as.s.NewSender(ctx, managementNode, &amqp.SenderOptions{
+			Name: managementLink, SourceAddress: managementNode, Properties: paired,
+			SettlementMode: amqp.SenderSettleModeSettled.Ptr(),
+		})
+		if err != nil {
+			return links{}, err
+		}
+		return links{s, r}, nil
+	}, func(links) {})
+	if err != nil {
+		closeSession(sess)
+		return nil, nil, nil, err
+	}
+	return sess, managementSender{l.s}, &amqpReceiver{l.r, &as.used, new(atomic.Uint64)}, nil // replies tell nothing of queues
+}

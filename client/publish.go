@@ -1,0 +1,307 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+)
+
+// PublisherConfig configures a Publisher. The zero value is ready to use.
+type PublisherConfig struct {
+	// Codec encodes values into message bodies. A value that is a *Message is sent
+	// as it is. Default: JSONCodec.
+	Codec Codec
+	// Pending is how many messages may wait to be sent. Beyond that Publish blocks
+	// within its ctx. Messages that were sent and not answered come on top (RabbitMQ
+	// allows 170). Default: 256.
+	Pending int
+	// PendingBytes is how many bytes of messages may be queued or unanswered. Beyond
+	// that Publish blocks within its ctx. Sizes are estimates. A larger message is
+	// sent alone. Callers are served in the order of their calls. Default: 64 MiB.
+	PendingBytes int
+	// NoResend reports a message as ErrOutcomeUnknown when its connection, session or
+	// link is lost before the broker has answered. By default the message is sent
+	// again on the next link, with the same message-id, while its caller's ctx lasts.
+	// Messages are sent again in their first order, and before all others. The broker
+	// may then store one twice.
+	NoResend bool
+}
+
+// Publisher sends values of type T to one address. It is safe for concurrent use, and
+// the messages of many callers are under way at once. It survives the loss of its
+// connection.
+type Publisher[T any] struct {
+	core  *publisher
+	codec Codec
+}
+
+// NewPublisher opens a publisher for to, or for the address that each message
+// names in its To property if to is the zero Address (see PublishTo).
+//
+// It returns when the broker has accepted the link. While the connection is being
+// rebuilt it waits, within ctx. The errors:
+//
+//	*argument.Error      conn, to or cfg can't be used, or the codec can't encode a T
+//	ErrNotFound          the exchange or queue is missing
+//	ErrUnauthorized      the user lacks the permission to write to it
+//	ErrRefused           the broker refuses the link for another reason
+//	ErrSessionLimit      Config.MaxConnections connections carry all the sessions they can
+//	ErrNotSent           ctx ended first
+//	ErrClosed            the connection is closed
+func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cfg PublisherConfig) (*Publisher[T], error) {
+	if conn == nil {
+		return nil, argument.New("conn", nil, "is nil", "give the connection that client.Connect has returned")
+	}
+	target := ""
+	if !to.IsZero() {
+		var err error
+		if target, err = to.Build(); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.Pending < 0 {
+		return nil, argument.New("PublisherConfig.Pending", cfg.Pending, "is negative", "use 0 for the default of 256")
+	}
+	if cfg.PendingBytes < 0 {
+		return nil, argument.New("PublisherConfig.PendingBytes", cfg.PendingBytes, "is negative", "use 0 for the default of 64 MiB")
+	}
+	if cfg.Pending == 0 {
+		cfg.Pending = 256
+	}
+	if cfg.PendingBytes == 0 {
+		cfg.PendingBytes = 64 << 20
+	}
+	if cfg.Codec == nil {
+		cfg.Codec = JSONCodec{}
+	}
+	if err := checkEncode[T](cfg.Codec); err != nil {
+		return nil, err
+	}
+	core, err := newPublisher(ctx, conn, target, senderConfig{depth: cfg.Pending, bytes: int64(cfg.PendingBytes), resend: !cfg.NoResend})
+	if err != nil {
+		return nil, err
+	}
+	return &Publisher[T]{core: core, codec: cfg.Codec}, nil
+}
+
+// Publish sends v and waits for the broker's answer. It returns nil only when the
+// broker has accepted the message, which for a quorum queue means that a majority
+// of its replicas has it.
+//
+// edit is called on the message before it is checked and sent. It sets properties,
+// headers or annotations. Header and Properties aren't nil, and the message-id is
+// random. A nil edit is skipped.
+//
+// The errors, by what is certain afterwards:
+//
+//	*argument.Error      nothing was sent: v can't be encoded, or the message can't be carried
+//	ErrNotSent           nothing was sent: ctx ended first, or the publisher is closed. In an
+//	                     outage its cause is in the error, such as ErrAuthentication
+//	ErrClosed            the publisher is closed; the error also matches ErrNotSent or ErrOutcomeUnknown
+//	ErrTooLarge          nothing was sent
+//	ErrNotFound          nothing was sent: the exchange or queue is gone
+//	ErrUnauthorized      nothing was sent: the user lacks the permission to write there
+//	ErrSessionLimit      nothing was sent: the connection is back with fewer sessions, all of
+//	                     them taken, and no further connection can be opened
+//	ErrUnroutable        not stored: no queue is bound for the routing key
+//	ErrRefused           refused by at least one queue, with the broker's reason if it gives one; or
+//	                     nothing was sent, because the broker refuses the link
+//	ErrOutcomeUnknown    it was sent, and ctx ended before the answer. Or its link was lost, and
+//	                     NoResend is set or the broker refuses another link, which is the cause
+//
+// SafeToRetry reports whether sending again can't make a duplicate.
+//
+// A message without an answer for 30 s is sent again on another session, with the same
+// message-id, unless NoResend is set. The time of alarms doesn't count.
+func (p *Publisher[T]) Publish(ctx context.Context, v T, edit ...func(*Message)) error {
+	m, err := p.message(v)
+	if err != nil {
+		return err
+	}
+	for _, e := range edit {
+		if e != nil {
+			e(m)
+		}
+	}
+	if err := p.check(m); err != nil {
+		return err
+	}
+	return p.core.s.do(ctx, m)
+}
+
+// PublishAll publishes vs in order, with many of them under way at once, and waits for
+// the broker's answers. It returns nil only when the broker has accepted all of them.
+// Otherwise it returns a *BatchError, which lists the values that were not accepted by
+// index, each with an error as Publish returns it. errors.Is finds any of these.
+//
+// A value that fails doesn't stop the others. When ctx ends, or while the broker
+// refuses the publisher's link, PublishAll sends no more, and reports the rest as not
+// sent.
+//
+// edit is called for each value and its message, in order, before the message is
+// checked and sent. It sets what depends on the value: a message-id, a priority, an
+// address (client.PublishTo(address)(m)). A nil edit is skipped.
+//
+// The first copies of the messages reach each queue in the order of vs, even if some
+// are sent again after a reconnect. A message that is refused or unroutable leaves a
+// gap, because those behind it are already under way.
+func (p *Publisher[T]) PublishAll(ctx context.Context, vs []T, edit ...func(v T, m *Message)) error {
+	if len(vs) == 0 {
+		return nil
+	}
+	b := newBatch(p.core.s, len(vs))
+	if err := p.core.s.enter(); err != nil {
+		b.rest(0, err)
+		return b.err()
+	}
+	defer p.core.s.exit()
+	for i, v := range vs {
+		if err := b.ended(ctx); err != nil {
+			b.rest(i, err)
+			break
+		}
+		m, err := p.message(v)
+		if err == nil {
+			for _, e := range edit {
+				if e != nil {
+					e(v, m)
+				}
+			}
+			err = p.check(m)
+		}
+		if err != nil {
+			b.failed(i, m, err)
+			continue
+		}
+		b.put(ctx, i, m)
+	}
+	b.wait(ctx)
+	return b.err()
+}
+
+// Blocked reports whether the broker accepts no messages now, and since when. RabbitMQ
+// accepts none while it has a memory or disk alarm. Publish then waits within its ctx.
+func (p *Publisher[T]) Blocked() (since time.Time, blocked bool) {
+	in := p.core.s.intake.Load()
+	if in == nil {
+		return time.Time{}, false
+	}
+	now := in.Now()
+	return now.Since, now.Blocked
+}
+
+// check completes a message that the caller may have edited, and refuses one that
+// can't be carried.
+func (p *Publisher[T]) check(m *Message) error {
+	complete(m) // an edit may have removed what must be there
+	if p.core.s.target == "" && (m.Properties.To == nil || *m.Properties.To == "") {
+		return argument.New("message Properties.To", nil, "is missing", "this publisher has no address of its own: set one with client.PublishTo")
+	}
+	return Validate(m)
+}
+
+// PublishTo returns an edit that sets the address of a message, for a publisher without
+// an address of its own. The address stays in the message as its To property. An
+// invalid address leaves To empty, which Publish refuses.
+func PublishTo(to address.Address) func(*Message) {
+	s, err := to.Build()
+	return func(m *Message) {
+		if err != nil {
+			properties(m).To = nil
+			return
+		}
+		properties(m).To = &s
+	}
+}
+
+// Close waits within ctx until all messages of Publish and PublishAll are answered, and
+// closes the link. If ctx ends first, Close cuts off the rest and returns an error:
+// ErrOutcomeUnknown if some of it was sent, ErrNotSent if none was. Publish returns
+// ErrClosed from then on. Close also returns while the connection is being rebuilt or
+// the broker has an alarm.
+func (p *Publisher[T]) Close(ctx context.Context) error { return p.core.shut(ctx) }
+
+// message makes a message of v. The result is never nil without an error.
+func (p *Publisher[T]) message(v T) (m *Message, err error) {
+	if given, ok := any(v).(*Message); ok {
+		if given == nil {
+			return nil, argument.New("message", nil, "is nil", "give a message, such as client.NewMessage(body)")
+		}
+		// Neither what complete sets nor an edit must show in the caller's.
+		m := new(*given)
+		if given.Header != nil {
+			m.Header = new(*given.Header)
+		}
+		if given.Properties != nil {
+			m.Properties = new(*given.Properties)
+		}
+		m.Annotations = maps.Clone(given.Annotations)
+		m.ApplicationProperties = maps.Clone(given.ApplicationProperties)
+		complete(m)
+		return m, nil
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			m, err = nil, argument.New("value", fmt.Sprintf("%T", v), fmt.Sprintf("makes the codec panic: %v", r), "mend the value's marshaller")
+		}
+	}()
+	m = emptyMessage()
+	if err := p.codec.Encode(v, m); err != nil {
+		return nil, argument.Wrap(err, "value", fmt.Sprintf("%T", v), "can't be encoded", "mend the value, or use another Codec")
+	}
+	complete(m)
+	return m, nil
+}
+
+// publisher is the untyped core of a Publisher.
+type publisher struct {
+	conn    *Conn
+	booking *booking
+	s       *sender
+}
+
+func newPublisher(ctx context.Context, conn *Conn, target string, cfg senderConfig) (*publisher, error) {
+	p := &publisher{conn: conn, booking: conn.book(publisherSessions)}
+	cfg.backoff, cfg.tell, cfg.log, cfg.outage = conn.cfg.Reconnect, p.booking.tell, conn.log, p.booking.outage
+	p.s = newSender("publish", target, cfg, p.booking.open, func(s session, _ bool) { closeSession(s) })
+	if err := conn.join(p); err != nil {
+		p.s.cut()
+		p.booking.release()
+		return nil, &Error{Op: "publish", Target: target, Kind: ErrClosed}
+	}
+	select {
+	case err := <-p.s.first:
+		if err != nil {
+			p.abandon()
+			return nil, err
+		}
+	case <-ctx.Done():
+		err := p.s.ended(ErrNotSent, ctx)
+		p.abandon()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *publisher) abandon() {
+	p.s.cut()
+	p.booking.release()
+	p.conn.leave(p)
+}
+
+func (p *publisher) shut(ctx context.Context) error {
+	defer p.conn.leave(p)
+	defer p.booking.release()
+	return p.s.close(ctx)
+}
+
+// closeSession ends a session, without waiting long for a broker that is gone.
+func closeSession(s session) {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	s.close(ctx)
+}

@@ -1,0 +1,579 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/Azure/go-amqp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+var testBackoff = ReconnectBackoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
+
+// forEver is for tests in which a message may be unanswered as long as they last.
+const forEver = 1000 * time.Hour
+
+func startSender(b *fakeBroker) *sender {
+	return startSenderWith(b, senderConfig{})
+}
+
+// startResender starts one that sends again what is unanswered when a link is lost.
+func startResender(b *fakeBroker) *sender {
+	return startSenderWith(b, senderConfig{resend: true})
+}
+
+func startSenderWith(b *fakeBroker, cfg senderConfig) *sender {
+	cfg.depth, cfg.backoff, cfg.overdue = 256, testBackoff, cmp.Or(b.overdue, forEver)
+	s := newSender("publish", "/queues/q", cfg, b.open, func(s session, _ bool) { closeSession(s) })
+	b.t.Cleanup(s.cut) // ends it when the test has failed midway
+	return s
+}
+
+// send calls do for each id, in their order, and returns where the answers will be.
+func sendAll(ctx context.Context, s *sender, ids ...string) []<-chan error {
+	answers := make([]<-chan error, len(ids))
+	for i, id := range ids {
+		answers[i] = async(func() error { return s.do(ctx, withID(id)) })
+		synctest.Wait()
+	}
+	return answers
+}
+
+func withhold(string, *Message) amqp.DeliveryState { return nil }
+
+func numbered(prefix string, n int) []string {
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("%s%d", prefix, i)
+	}
+	return ids
+}
+
+func TestSenderSendsManyBeforeTheFirstAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		b.verdict = withhold
+		s := startSender(b)
+		ids := numbered("m", 150)
+		answers := sendAll(within(t, time.Hour), s, ids...)
+		for i, id := range ids {
+			assert.Equal(t, "send "+id, b.history("send")[i])
+		}
+		assert.Empty(t, b.history("answer"))
+
+		b.answer(1, &amqp.StateAccepted{})
+		synctest.Wait()
+		require.NoError(t, <-answers[0])
+		for _, a := range answers[1:] {
+			assert.Empty(t, a, "only the first is answered")
+		}
+		b.answer(-1, &amqp.StateAccepted{})
+		for _, a := range answers[1:] {
+			require.NoError(t, <-a)
+		}
+		require.NoError(t, s.close(within(t, time.Hour)))
+	})
+}
+
+func TestSenderTellsTheBrokersAnswersApart(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		state amqp.DeliveryState
+		kind  error
+		text  string
+		safe  bool
+	}{
+		{"released", &amqp.StateReleased{}, ErrUnroutable, "no queue is bound", true},
+		{"rejected", &amqp.StateRejected{}, ErrRefused, "4.0", false},
+		{"rejected with a reason", &amqp.StateRejected{Error: &amqp.Error{Condition: amqp.ErrCondResourceLimitExceeded, Description: "queue 'q' in vhost '/' exceeded maxlen"}}, ErrRefused, "exceeded maxlen", false},
+		{"rejected with a condition alone", &amqp.StateRejected{Error: &amqp.Error{Condition: "amqp:strange"}}, ErrRefused, "amqp:strange", false},
+		{"rejected as not found", &amqp.StateRejected{Error: &amqp.Error{Condition: amqp.ErrCondNotFound, Description: "no exchange 'x'"}}, ErrNotFound, "no exchange 'x'", true},
+		{"modified", &amqp.StateModified{}, ErrOutcomeUnknown, "", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newFakeBroker(t)
+				b.verdict = func(string, *Message) amqp.DeliveryState { return c.state }
+				s := startSender(b)
+				err := s.do(within(t, time.Hour), withID("m"))
+				require.ErrorIs(t, err, c.kind)
+				assert.ErrorContains(t, err, c.text)
+				assert.ErrorContains(t, err, "publish /queues/q")
+				assert.Equal(t, c.safe, SafeToRetry(err))
+
+				b.verdict = nil
+				require.NoError(t, s.do(within(t, time.Hour), withID("next")), "the link lives on")
+				require.NoError(t, s.close(within(t, time.Hour)))
+				assert.Len(t, b.history("attach sender"), 1)
+			})
+		})
+	}
+}
+
+func TestSenderWhenTheLinkDiesOnlyWhatWasSentIsUnknown(t *testing.T) {
+	for _, reason := range []error{errFakeLink, errFakeConn} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newFakeBroker(t)
+			b.verdict, b.window = withhold, 5
+			s := startSender(b)
+			answers := sendAll(within(t, time.Hour), s, numbered("m", 12)...)
+			require.Len(t, b.history("send"), 5)
+
+			b.mu.Lock()
+			b.verdict = nil
+			b.mu.Unlock()
+			b.kill(reason)
+			unknown := 0
+			for _, a := range answers {
+				if err := <-a; err != nil {
+					require.ErrorIs(t, err, ErrOutcomeUnknown)
+					assert.False(t, SafeToRetry(err))
+					unknown++
+				}
+			}
+			// Five were sent, and the sixth was being written.
+			assert.Equal(t, 6, unknown)
+			assert.Equal(t, []string{"send m6", "send m7", "send m8", "send m9", "send m10", "send m11"}, b.history("send")[5:])
+			require.NoError(t, s.close(within(t, time.Hour)))
+			assert.Equal(t, 1, b.mostSessions)
+		})
+	}
+}
+
+func TestSenderTellsTheQueuedWhyTheLinkIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		refusal error
+		kind    error
+	}{
+		{errMissing, ErrNotFound},
+		{&amqp.Error{Condition: amqp.ErrCondUnauthorizedAccess, Description: "access refused"}, ErrUnauthorized},
+		{&Error{Op: "open session", Kind: ErrSessionLimit}, ErrSessionLimit},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newFakeBroker(t)
+			var open atomic.Bool
+			b.hook = func(step string) error {
+				if strings.HasPrefix(step, "attach") && !open.Load() {
+					return c.refusal
+				}
+				return nil
+			}
+			s := startSender(b)
+			require.ErrorIs(t, <-s.first, c.kind)
+			err := s.do(within(t, time.Hour), withID("m"))
+			require.ErrorIs(t, err, c.kind)
+			assert.NotErrorIs(t, err, ErrConnectionLost)
+			assert.True(t, SafeToRetry(err), "nothing was sent")
+
+			synctest.Wait() // what is queued meanwhile is told the same
+			open.Store(true)
+			require.NoError(t, s.do(within(t, time.Hour), withID("later")))
+			require.NoError(t, s.close(within(t, time.Hour)))
+		})
+	}
+}
+
+func TestSenderComesBackWithoutLimitAndWithJitter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		var tries []time.Time
+		b.hook = func(step string) error {
+			if step == "open session" && len(tries) < 200 {
+				tries = append(tries, time.Now())
+				return errFakeConn
+			}
+			return nil
+		}
+		s := startSender(b)
+		require.NoError(t, s.do(t.Context(), withID("patient")), "it waits for the connection as long as it takes")
+		require.NoError(t, s.close(within(t, time.Hour)))
+
+		distinct := map[time.Duration]bool{}
+		for i, at := range tries[1:] {
+			gap := at.Sub(tries[i])
+			assert.LessOrEqual(t, gap, testBackoff.Max+time.Millisecond)
+			distinct[gap] = true
+		}
+		assert.Greater(t, len(distinct), 150, "no two clients come back in step")
+	})
+}
+
+func TestSenderNeverSendsWhatItsCallerTookBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		b.verdict, b.window = withhold, 1
+		s := startSender(b)
+		first := sendAll(within(t, time.Hour), s, "sent", "stuck")
+		queued := sendAll(within(t, time.Second), s, "queued")
+
+		start := time.Now()
+		err := <-queued[0]
+		assert.Equal(t, time.Second, time.Since(start))
+		require.ErrorIs(t, err, ErrNotSent)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		assert.True(t, SafeToRetry(err))
+
+		b.window = 0
+		b.answer(-1, &amqp.StateAccepted{})
+		synctest.Wait()
+		b.answer(-1, &amqp.StateAccepted{})
+		require.NoError(t, <-first[0])
+		require.NoError(t, <-first[1])
+		require.NoError(t, s.close(within(t, time.Hour)))
+		assert.Equal(t, []string{"send sent", "send stuck"}, b.history("send"))
+	})
+}
+
+func TestSenderWhoseCallerLeavesMidwayGoesOn(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		window int // 1: "m" is being written as its caller leaves; 0: it is sent
+	}{{"while sending", 1}, {"after sending", 0}} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newFakeBroker(t)
+				b.verdict, b.window = withhold, c.window
+				s := startSender(b)
+				first := sendAll(within(t, time.Hour), s, "first")
+				m := sendAll(within(t, time.Second), s, "m")
+				err := <-m[0]
+				require.ErrorIs(t, err, ErrOutcomeUnknown)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				assert.False(t, SafeToRetry(err))
+
+				b.mu.Lock()
+				b.verdict, b.window = nil, 0
+				b.mu.Unlock()
+				b.answer(-1, &amqp.StateAccepted{})
+				require.NoError(t, <-first[0])
+				require.NoError(t, s.do(within(t, time.Hour), withID("next")))
+				require.NoError(t, s.close(within(t, time.Hour)))
+				assert.Len(t, b.history("attach sender"), 1, "the link was left alone")
+			})
+		})
+	}
+}
+
+func TestSenderRefusesAloneWhatCannotBeSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		b.hook = func(step string) error {
+			switch step {
+			case "send large":
+				return unsent{&amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded, Description: "encoded message size exceeds max of 16777216"}}
+			case "send strange":
+				return unsent{errors.New("marshal not implemented for chan int")}
+			}
+			return nil
+		}
+		s := startSender(b)
+		answers := sendAll(within(t, time.Hour), s, "a", "large", "b", "strange", "c")
+		require.NoError(t, <-answers[0])
+		require.ErrorIs(t, <-answers[1], ErrTooLarge)
+		require.NoError(t, <-answers[2])
+		err := <-answers[3]
+		require.ErrorIs(t, err, ErrNotSent)
+		assert.ErrorContains(t, err, "chan int")
+		require.NoError(t, <-answers[4])
+		require.NoError(t, s.close(within(t, time.Hour)))
+		assert.Len(t, b.history("attach sender"), 1)
+	})
+}
+
+func TestLocalSendErrors(t *testing.T) {
+	for _, c := range []struct {
+		err   error
+		local bool
+	}{
+		{errors.New("not a valid UTF-8 string"), true},
+		{&amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}, true},
+		{&amqp.LinkError{RemoteErr: &amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}, false},
+		{&amqp.SessionError{}, false},
+		{&amqp.ConnError{}, false},
+		{fmt.Errorf("write: %w", context.Canceled), false},
+		{context.DeadlineExceeded, false},
+		{&amqp.Error{Condition: amqp.ErrCondTransferLimitExceeded}, false},
+	} {
+		assert.Equal(t, c.local, localSendError(c.err), "%v", c.err)
+	}
+}
+
+func TestSenderCloseSendsAndAwaitsWhatIsQueued(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		b.verdict, b.window = withhold, 1
+		s := startSender(b)
+		answers := sendAll(within(t, time.Hour), s, "a", "b", "c")
+		closed := async(func() error { return s.close(within(t, time.Hour)) })
+		synctest.Wait()
+		require.ErrorIs(t, s.do(within(t, time.Hour), withID("late")), ErrClosed)
+		for range 3 {
+			assert.Empty(t, closed)
+			b.answer(1, &amqp.StateAccepted{})
+			synctest.Wait()
+		}
+		require.NoError(t, <-closed)
+		for _, a := range answers {
+			require.NoError(t, <-a)
+		}
+		assert.Equal(t, []string{
+			"open session", "attach sender /queues/q",
+			"send a", "answer a accepted", "send b", "answer b accepted", "send c", "answer c accepted",
+			"close sender /queues/q", "close session",
+		}, b.history())
+		require.NoError(t, s.close(within(t, time.Hour)), "closing twice is closing once")
+	})
+}
+
+func TestSenderCloseSendsTheRestOnTheNextLink(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		b.verdict, b.window = withhold, 1
+		s := startSender(b)
+		answers := sendAll(within(t, time.Hour), s, "a", "b", "c", "d")
+		closed := async(func() error { return s.close(within(t, time.Hour)) })
+		synctest.Wait()
+		b.mu.Lock()
+		b.verdict = nil
+		b.mu.Unlock()
+		b.kill(errFakeLink)
+		require.NoError(t, <-closed)
+		require.ErrorIs(t, <-answers[0], ErrOutcomeUnknown)
+		require.ErrorIs(t, <-answers[1], ErrOutcomeUnknown)
+		require.NoError(t, <-answers[2])
+		require.NoError(t, <-answers[3])
+	})
+}
+
+func TestSenderCloseCutsOffWhenItsContextEnds(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		window int
+	}{{"while the broker withholds its answers", 0}, {"while the link takes no more", 1}} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newFakeBroker(t)
+				b.verdict, b.window = withhold, c.window
+				s := startSender(b)
+				answers := sendAll(within(t, time.Hour), s, "a", "b", "c")
+				start := time.Now()
+				err := s.close(within(t, time.Minute))
+				assert.Equal(t, time.Minute, time.Since(start))
+				require.ErrorIs(t, err, ErrOutcomeUnknown)
+				require.ErrorIs(t, <-answers[0], ErrOutcomeUnknown)
+				require.ErrorIs(t, <-answers[1], ErrOutcomeUnknown)
+				if c.window == 0 {
+					require.ErrorIs(t, <-answers[2], ErrOutcomeUnknown)
+				} else {
+					require.ErrorIs(t, <-answers[2], ErrNotSent)
+				}
+				assert.Equal(t, []string{"close sender /queues/q", "close session"}, b.history("close"))
+			})
+		})
+	}
+}
+
+func TestSenderCloseWhileThereIsNoConnection(t *testing.T) {
+	disconnected := func(t *testing.T) *sender {
+		s := newSender("publish", "/queues/q", senderConfig{depth: 4, backoff: testBackoff}, func(ctx context.Context) (session, error) {
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
+		}, func(s session, _ bool) { closeSession(s) })
+		t.Cleanup(s.cut)
+		return s
+	}
+	t.Run("with nothing to send it ends at once", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := disconnected(t)
+			synctest.Wait()
+			start := time.Now()
+			require.NoError(t, s.close(within(t, time.Hour)))
+			assert.Zero(t, time.Since(start))
+		})
+	})
+	t.Run("with a message it waits for the connection, within ctx", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := disconnected(t)
+			answers := sendAll(within(t, time.Hour), s, "m")
+			start := time.Now()
+			require.Error(t, s.close(within(t, time.Minute)))
+			assert.Equal(t, time.Minute, time.Since(start))
+			err := <-answers[0]
+			require.ErrorIs(t, err, ErrNotSent)
+			assert.True(t, SafeToRetry(err))
+		})
+	})
+	t.Run("with a message that its caller takes back it ends then", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := disconnected(t)
+			answers := sendAll(within(t, 5*time.Second), s, "m", "n")
+			start := time.Now()
+			require.NoError(t, s.close(within(t, time.Hour)))
+			assert.Equal(t, 5*time.Second, time.Since(start))
+			require.ErrorIs(t, <-answers[0], ErrNotSent)
+		})
+	})
+	t.Run("with messages taken back earlier it ends at once", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := disconnected(t)
+			answers := sendAll(within(t, 5*time.Second), s, "m", "n")
+			require.ErrorIs(t, <-answers[0], ErrNotSent)
+			require.ErrorIs(t, <-answers[1], ErrNotSent)
+			start := time.Now()
+			require.NoError(t, s.close(within(t, time.Hour)))
+			assert.Zero(t, time.Since(start))
+		})
+	})
+	t.Run("in the pause between two attempts", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newFakeBroker(t)
+			b.hook = func(string) error { return errFakeConn }
+			s := startSender(b)
+			time.Sleep(time.Hour)
+			start := time.Now()
+			require.NoError(t, s.close(within(t, time.Hour)))
+			assert.Less(t, time.Since(start), time.Millisecond)
+		})
+	})
+}
+
+func TestSenderThatEndsBeforeItsFirstAttemptSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		s := startSender(b)
+		s.cut() // before its goroutine has begun
+		select {
+		case err := <-s.first:
+			if err != nil {
+				require.ErrorIs(t, err, ErrClosed)
+			}
+		case <-time.After(time.Hour):
+			t.Error("whoever waits for the first attempt waits for ever")
+		}
+		<-s.done
+	})
+}
+
+// Every caller gets exactly one answer, whatever happens to links, and nil means
+// that the broker has the message.
+func TestSenderAnswersEveryCallerOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const callers = 1000
+		b := newFakeBroker(t)
+		var mu sync.Mutex
+		random := rand.New(rand.NewPCG(1, 2))
+		chance := func(n int) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return random.IntN(n) == 0
+		}
+		b.window = 170
+		b.hook = func(step string) error {
+			switch {
+			case step == "open session" && chance(4):
+				return errFakeConn
+			case strings.HasPrefix(step, "attach") && chance(4):
+				return errFakeConn
+			case strings.HasPrefix(step, "send") && chance(40):
+				return unsent{errors.New("not encodable")}
+			case strings.HasPrefix(step, "send") && chance(60):
+				b.killSenders(errFakeLink)
+			case strings.HasPrefix(step, "send") && chance(20):
+				time.Sleep(time.Millisecond)
+			}
+			return nil
+		}
+		b.verdict = func(string, *Message) amqp.DeliveryState {
+			switch {
+			case chance(20):
+				return &amqp.StateReleased{}
+			case chance(20):
+				return &amqp.StateRejected{}
+			case chance(2):
+				return nil
+			}
+			return &amqp.StateAccepted{}
+		}
+		s := startSender(b)
+		stop := make(chan struct{})
+		answering := async(func() bool {
+			for {
+				select {
+				case <-stop:
+					return true
+				case <-time.After(time.Millisecond):
+					b.answer(-1, &amqp.StateAccepted{})
+				}
+			}
+		})
+		var wg sync.WaitGroup
+		results := make([]error, callers)
+		for i := range callers {
+			wg.Go(func() {
+				ctx := t.Context()
+				if i%5 == 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, time.Duration(i)*time.Millisecond)
+					defer cancel()
+				}
+				time.Sleep(time.Duration(i%50) * time.Millisecond)
+				results[i] = s.do(ctx, withID(fmt.Sprint(i)))
+			})
+		}
+		wg.Wait()
+		require.NoError(t, s.close(within(t, time.Hour)))
+		close(stop)
+		<-answering
+
+		kinds := map[string]int{}
+		sent := b.history("send")
+		for i, err := range results {
+			id := fmt.Sprint(i)
+			attempts := slices.Index(sent, "send "+id)
+			switch {
+			case err == nil:
+				kinds["accepted"]++
+				assert.Equal(t, 1, b.stored[id], "%s: nil means stored, once", id)
+			case errors.Is(err, ErrNotSent):
+				kinds["not sent"]++
+				assert.Equal(t, -1, attempts, "%s: %v", id, err)
+			case errors.Is(err, ErrOutcomeUnknown):
+				kinds["unknown"]++
+			case errors.Is(err, ErrUnroutable), errors.Is(err, ErrRefused):
+				kinds["refused"]++
+				assert.Zero(t, b.stored[id], id)
+			default:
+				t.Errorf("%s: %v", id, err)
+			}
+		}
+		for _, kind := range []string{"accepted", "not sent", "unknown", "refused"} {
+			assert.NotZero(t, kinds[kind], kind)
+		}
+		t.Log(kinds)
+	})
+}
+
+func TestBackoffPauseStaysWithinItsBounds(t *testing.T) {
+	for range 2_000 {
+		b := ReconnectBackoff{Min: 1 + rand.N(time.Duration(1)<<rand.IntN(40)), Max: 0}
+		b.Max = b.Min + rand.N(time.Duration(1)<<rand.IntN(45))
+		n := rand.IntN(100)
+		d := b.pause(n)
+		require.Positive(t, d)
+		require.LessOrEqual(t, d, b.Max+time.Millisecond, "%v, failure %d", b, n)
+		if n < 10 {
+			require.LessOrEqual(t, d, b.Min<<n+time.Millisecond, "%v, failure %d", b, n)
+		}
+	}
+}

@@ -1,0 +1,17 @@
+module github.com/hopback/hopback/cmd/hopback
+
+go 1.26
+
+require (
+	github.com/hopback/hopback v0.0.0 // go.work has that of this checkout; a release requires a version
+	github.com/spf13/cobra v1.10.2
+	github.com/spf13/pflag v1.0.9
+	github.com/stretchr/testify v1.12.1
+	go.uber.org/goleak v1.3.0
+)
+
+require (
+	github.com/Azure/go-amqp v1.7.0 // indirect
+	github.com/inconshreveable/mousetrap v1.1.0 // indirect
+	go.yaml.in/yaml/v3 v3.0.6 // indirect
+)

@@ -1,0 +1,217 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/httpapi"
+)
+
+const (
+	urlVariable        = "HOPBACK_URL"
+	managementVariable = "HOPBACK_MANAGEMENT_URL"
+	defaultURL         = "amqp://guest:guest@localhost:5672/"
+	noManagement       = "none"
+	closePatience      = 5 * time.Second
+)
+
+// broker is where a command works: known, and not connected to yet.
+type broker struct {
+	c     *command
+	url   string
+	shown string // without the password
+	vhost string
+	api   *httpapi.Reader // nil without
+	noAPI string          // why it is nil
+	conn  *client.Conn
+}
+
+// broker takes the URLs from flags, the environment and the defaults.
+func (c *command) broker() (*broker, error) {
+	b := &broker{c: c, url: c.url}
+	named := "--url"
+	if b.url == "" {
+		b.url, named = c.io.Env(urlVariable), urlVariable
+	}
+	if b.url == "" {
+		b.url, named = defaultURL, "the default URL"
+	}
+	const form = "write it as amqp://user:password@host:5672/vhost, or amqps:// for TLS, with reserved characters percent-encoded"
+	u, err := url.Parse(b.url)
+	// Whatever is wrong, the URL isn't repeated: it may hold a password anywhere.
+	if err != nil || u.Opaque != "" || strings.Count(b.url, "@") > 1 || u.Scheme != "amqp" && u.Scheme != "amqps" || u.Hostname() == "" {
+		return nil, usage("%s isn't an AMQP URL; %s", named, form)
+	}
+	path := strings.TrimPrefix(u.EscapedPath(), "/")
+	vhost, err := url.PathUnescape(path)
+	if err != nil || strings.Contains(path, "/") {
+		return nil, usage("%s has more than a virtual host in its path; name one, with \"/\" in it written as %%2F", named)
+	}
+	if vhost == "" {
+		vhost = "/"
+	}
+	b.vhost = vhost
+	b.shown = fmt.Sprintf("%s://%s, virtual host %q", u.Scheme, u.Host, vhost)
+	return b, b.management(u)
+}
+
+// management is the HTTP API: named, or on its usual port of the broker's host. Where
+// the broker itself isn't on its usual port, there may be several on the host, and
+// another one's API would tell what isn't so.
+func (b *broker) management(amqp *url.URL) error {
+	raw, named := b.c.managementURL, "--management-url"
+	if raw == "" {
+		raw, named = b.c.io.Env(managementVariable), managementVariable
+	}
+	switch port := amqp.Port(); {
+	case raw == noManagement:
+		b.noAPI = "it is left out by " + named
+		return nil
+	case raw == "" && port != "" && port != map[string]string{"amqp": "5672", "amqps": "5671"}[amqp.Scheme]:
+		b.noAPI = fmt.Sprintf("the broker is on port %s, so where its HTTP API is can't be guessed: give --management-url", port)
+		return nil
+	}
+	user := amqp.User
+	if user == nil {
+		user = url.UserPassword("guest", "guest")
+	}
+	u := &url.URL{Scheme: "http", Host: net.JoinHostPort(amqp.Hostname(), "15672"), User: user}
+	if amqp.Scheme == "amqps" {
+		u.Scheme, u.Host = "https", net.JoinHostPort(amqp.Hostname(), "15671")
+	}
+	if raw != "" {
+		var err error
+		if u, err = url.Parse(raw); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || strings.Count(raw, "@") > 1 {
+			return usage("%s isn't the URL of an HTTP API; write it as http://user:password@host:15672, with reserved characters percent-encoded, or %s", named, noManagement)
+		}
+		if u.User == nil {
+			u.User = user
+		}
+	}
+	api, err := httpapi.New(u.String(), b.vhost, httpapi.Config{})
+	b.api = api
+	return err
+}
+
+// connect opens the AMQP connection, unless it is open.
+func (b *broker) connect(ctx context.Context) error {
+	if b.conn != nil {
+		return nil
+	}
+	conn, err := client.Connect(ctx, b.url, client.Config{Logger: slog.New(slog.NewTextHandler(b.c.stderr.w, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+	b.conn = conn
+	return timedOut(ctx, err)
+}
+
+// close ends the connection, if there is one.
+func (b *broker) close() {
+	if b.conn == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+	defer cancel()
+	_ = b.conn.Close(ctx)
+}
+
+// snapshot reads what is live: by the HTTP API, and over AMQP where that doesn't
+// answer. It connects in any case: a broker that AMQP can't reach is of no use to
+// workers, whatever its HTTP API says.
+func (b *broker) snapshot(ctx context.Context, of declare.Topology) (audit.Snapshot, error) {
+	if err := b.connect(ctx); err != nil {
+		return audit.Snapshot{}, err
+	}
+	if len(of.Queues)+len(of.Bindings) > 0 {
+		return b.readBoth(ctx, of)
+	}
+	const why = "over AMQP alone only what a file names can be read, and no queue or binding is named"
+	if b.api == nil {
+		return audit.Snapshot{}, errors.New(why + "; without the HTTP API: " + b.noAPI)
+	}
+	s, err := audit.Read(ctx, audit.Sources{HTTP: b.api}, of)
+	if err != nil {
+		return s, timedOut(ctx, errors.Join(err, errors.New(why)))
+	}
+	return s, b.same(s)
+}
+
+func (b *broker) readBoth(ctx context.Context, of declare.Topology) (audit.Snapshot, error) {
+	s, err := audit.Read(ctx, b.sources(), of)
+	if err == nil {
+		err = b.same(s)
+	}
+	for i := range s.Blind {
+		if b.noAPI != "" {
+			s.Blind[i].Why += "; " + b.noAPI
+		}
+	}
+	return s, timedOut(ctx, err)
+}
+
+// same refuses to work on one broker by what another one's HTTP API says, as far as
+// nodes and versions tell: those of a cluster may differ while it is upgraded.
+func (b *broker) same(s audit.Snapshot) error {
+	is := b.conn.Broker()
+	if is.Node == "" || len(s.Nodes) == 0 {
+		return nil
+	}
+	if slices.Contains(s.Nodes, is.Node) && (len(s.Nodes) > 1 || s.Version == "" || s.Version == is.Version) {
+		return nil
+	}
+	return usage("%s is node %s with RabbitMQ %s, and the HTTP API is of %s with %s: --management-url belongs to another broker; nothing was done",
+		b.shown, is.Node, is.Version, strings.Join(s.Nodes, ", "), s.Version)
+}
+
+// sources are both ways to read.
+func (b *broker) sources() audit.Sources {
+	src := audit.Sources{AMQP: b.conn.Management()}
+	if b.api != nil {
+		src.HTTP = b.api
+	}
+	return src
+}
+
+// timedOut adds why ctx ended, where the error doesn't say. A socket's deadline,
+// which is ctx's, can be noticed a moment before ctx has ended.
+func timedOut(ctx context.Context, err error) error {
+	var late *timeoutError
+	if err == nil || errors.As(err, &late) {
+		return err
+	}
+	var n net.Error
+	if deadline, ok := ctx.Deadline(); ok && errors.As(err, &n) && n.Timeout() && time.Until(deadline) < time.Second {
+		<-ctx.Done()
+	}
+	if !errors.As(context.Cause(ctx), &late) {
+		return err
+	}
+	return errors.Join(late, err)
+}
+
+type timeoutError struct{ after time.Duration }
+
+func (e *timeoutError) Error() string {
+	return fmt.Sprintf("not done within %v; --timeout sets how long it may take", e.after)
+}
+
+// counting counts replies, for progress.
+type counting struct {
+	declare.Requester
+	replies atomic.Int64
+}
+
+func (r *counting) Request(ctx context.Context, method, path string, body any) (int, any, error) {
+	status, reply, err := r.Requester.Request(ctx, method, path, body)
+	r.replies.Add(1)
+	return status, reply, err
+}

@@ -1,0 +1,312 @@
+// Package cli is the command hopback. It runs in-process: [Run] takes everything
+// from its [IO], so that tests need no process of their own.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/httpapi"
+	"github.com/hopback/hopback/internal/suggest"
+	"github.com/hopback/hopback/topologyfile"
+)
+
+// The exit codes.
+const (
+	// Done: it is done, or all is as it should be.
+	Done = 0
+	// No: the answer is no. Verify has findings, a plan has differences that Apply
+	// is refused for, something in use isn't deleted.
+	No = 1
+	// Unknown: it couldn't be done or told. The broker can't be reached, or refuses
+	// the login or a permission; the time is over; rules couldn't be checked.
+	Unknown = 2
+	// Usage: the command line or the file is wrong, and nothing was sent.
+	Usage = 64
+	// Interrupted: by a signal.
+	Interrupted = 130
+)
+
+// IO is what a run has of the world.
+type IO struct {
+	// Args without the program's name.
+	Args []string
+	// Env is os.Getenv.
+	Env    func(string) string
+	Stdin  io.Reader
+	Stdout io.Writer
+	Stderr io.Writer
+	// StdoutIsTerminal and StderrIsTerminal allow colours there, and a line of
+	// progress that is written over.
+	StdoutIsTerminal, StderrIsTerminal bool
+}
+
+// Process is the IO of this process.
+func Process() IO {
+	return IO{
+		Args: os.Args[1:], Env: os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		StdoutIsTerminal: isTerminal(os.Stdout), StderrIsTerminal: isTerminal(os.Stderr),
+	}
+}
+
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&fs.ModeCharDevice != 0
+}
+
+// command is one run.
+type command struct {
+	ctx    context.Context // ends by a signal
+	io     IO
+	stdout printer
+	stderr printer
+
+	url, managementURL, vhost string
+	timeout                   time.Duration
+	json                      bool
+	wrote                     bool // JSON, to stdout
+}
+
+// Run runs the command, and returns the exit code. When ctx ends it stops, and says
+// what was done.
+func Run(ctx context.Context, io IO) int {
+	c := &command{ctx: ctx, io: io}
+	plain := io.Env("NO_COLOR") != "" || io.Env("TERM") == "dumb"
+	c.stdout = printer{w: &lockedWriter{w: io.Stdout}, colours: io.StdoutIsTerminal && !plain}
+	c.stderr = printer{w: &lockedWriter{w: io.Stderr}, colours: io.StderrIsTerminal && !plain}
+	root := c.root()
+	root.SetArgs(append([]string{}, io.Args...)) // nil would be this process's
+	root.SetIn(io.Stdin)
+	root.SetOut(c.stdout.w)
+	root.SetErr(c.stderr.w)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return Done
+	}
+	code := c.codeOf(err)
+	if !errors.Is(err, errSaid) {
+		c.say(err)
+		if c.json && !c.wrote {
+			_ = c.printJSON(map[string]any{"error": plainText(err)})
+		}
+	}
+	return code
+}
+
+// errSaid marks an error of which stdout says everything.
+var errSaid = errors.New("said before")
+
+// codedError has an exit code of its own.
+type codedError struct {
+	code int
+	err  error
+}
+
+func (e *codedError) Error() string { return e.err.Error() }
+
+func (e *codedError) Unwrap() error { return e.err }
+
+func coded(code int, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &codedError{code, err}
+}
+
+// said is an exit code without another word.
+func said(code int) error {
+	if code == Done {
+		return nil
+	}
+	return coded(code, errSaid)
+}
+
+func usage(format string, args ...any) error { return coded(Usage, fmt.Errorf(format, args...)) }
+
+func (c *command) interrupted() bool { return c.ctx.Err() != nil }
+
+func (c *command) codeOf(err error) int {
+	var own *codedError
+	var bad *argument.Error
+	var file *topologyfile.Error
+	var api *httpapi.Error
+	switch {
+	case errors.As(err, &own):
+		return own.code
+	case c.interrupted():
+		return Interrupted
+	case errors.As(err, &file), errors.As(err, &bad):
+		return Usage
+	case errors.As(err, &api):
+		return Unknown // whatever it says, a 404 above all
+	case errors.Is(err, declare.ErrConflict), errors.Is(err, declare.ErrInUse), errors.Is(err, declare.ErrMissing), errors.Is(err, declare.ErrInvalid):
+		return No
+	}
+	return Unknown
+}
+
+// say prints an error, a line for each of those that are joined.
+func (c *command) say(err error) {
+	for line := range strings.Lines(plainText(err)) {
+		line = strings.TrimSuffix(line, "\n")
+		_, _ = fmt.Fprintf(c.stderr.w, "%s %s\n", c.stderr.paint(red, "hopback:"), line)
+	}
+}
+
+// plainText is an error without the packages' prefix, which the program writes once.
+func plainText(err error) string { return prefix.ReplaceAllString(err.Error(), "$1") }
+
+var prefix = regexp.MustCompile(`(?m)(^|[\s(])hopback: `)
+
+// printJSON writes v to stdout.
+func (c *command) printJSON(v any) error {
+	c.wrote = true
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(c.stdout.w, "%s\n", text)
+	return err
+}
+
+func (c *command) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "hopback",
+		Short:         "Retry topologies for RabbitMQ, as code",
+		Long:          "hopback plans, applies, checks and draws RabbitMQ topologies in which no message is lost.\nStart with: hopback topology --help",
+		Version:       version(),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	group(root)
+	root.SetVersionTemplate("hopback {{.Version}}\n")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usage("%s%s; see %s --help", err, flagHint(cmd, err), cmd.CommandPath())
+	})
+	root.AddCommand(c.topology())
+	return root
+}
+
+// group makes a command of commands show its help, and refuse what it doesn't have:
+// cobra would show the help and succeed.
+func group(cmd *cobra.Command) {
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		var names []string
+		for _, sub := range cmd.Commands() {
+			if sub.IsAvailableCommand() || sub.Name() == "help" {
+				names = append(names, sub.Name())
+			}
+		}
+		best := suggest.Nearest(args[0], names)
+		for _, sub := range cmd.Commands() {
+			for _, below := range sub.Commands() {
+				if below.Name() == args[0] {
+					best = sub.Name() + " " + args[0] // whoever leaves out "topology"
+				}
+			}
+		}
+		if best != "" {
+			return usage("%s has no command %.80q; did you mean %q?", cmd.CommandPath(), args[0], best)
+		}
+		return usage("%s has no command %.80q; there are %s", cmd.CommandPath(), args[0], strings.Join(names, ", "))
+	}
+}
+
+// flagHint is the flag that was probably meant.
+func flagHint(cmd *cobra.Command, err error) string {
+	name, ok := strings.CutPrefix(err.Error(), "unknown flag: --")
+	if !ok {
+		return ""
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	if best := suggest.Nearest(name, names); best != "" {
+		return fmt.Sprintf("; did you mean --%s?", best)
+	}
+	return ""
+}
+
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" {
+		return "(devel)"
+	}
+	return info.Main.Version
+}
+
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+)
+
+// printer writes text, in colours where those are wanted.
+type printer struct {
+	w       io.Writer
+	colours bool
+}
+
+func (p printer) paint(colour, text string) string {
+	if !p.colours {
+		return text
+	}
+	return "\x1b[" + colour + "m" + text + "\x1b[0m"
+}
+
+// lines prints text, each line in the colour of the first mark that it begins with.
+func (p printer) lines(text string, colours ...mark) error {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		body, ended := strings.CutSuffix(line, "\n")
+		i := slices.IndexFunc(colours, func(m mark) bool { return strings.HasPrefix(body, m.begins) })
+		if i >= 0 {
+			body = p.paint(colours[i].colour, body)
+		}
+		b.WriteString(body)
+		if ended {
+			b.WriteByte('\n')
+		}
+	}
+	_, err := io.WriteString(p.w, b.String())
+	return err
+}
+
+type mark struct{ begins, colour string }
+
+var (
+	diffMarks    = []mark{{"+", green}, {"!", red}, {"-", red}, {"?", yellow}}
+	findingMarks = []mark{{"error", red}, {"warning", yellow}, {"not checked", yellow}}
+	reportMarks  = []mark{{"created", green}, {"refused", red}, {"unknown", red}, {"not tried", yellow}}
+)
+
+// lockedWriter is written to by progress and by the client's log as well.
+type lockedWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}

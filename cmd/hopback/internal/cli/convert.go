@@ -1,0 +1,229 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/topologyfile"
+)
+
+// from is the snapshot of a file, or of the live virtual host where none is named.
+func (c *command) from(cmd *cobra.Command, args []string) (audit.Snapshot, error) {
+	if len(args) > 0 {
+		in, err := c.load(args[0], "")
+		switch {
+		case err != nil && in.defs == nil:
+			return audit.Snapshot{}, err
+		case in.defs != nil && in.name != "":
+			// The document as it is, also where a topology can't say so.
+			return in.defs.Snapshot(in.vhost), nil
+		}
+		return audit.FromTopology(in.topology), err
+	}
+	b, err := c.broker()
+	if err != nil {
+		return audit.Snapshot{}, err
+	}
+	if b.api == nil {
+		return audit.Snapshot{}, usage("without a file the HTTP API is needed to tell what there is; %s", b.noAPI)
+	}
+	ctx, cancel, err := c.within(cmd)
+	if err != nil {
+		return audit.Snapshot{}, err
+	}
+	defer cancel()
+	p := c.progress("reading " + b.shown)
+	defer p.end()
+	s, err := audit.Read(ctx, audit.Sources{HTTP: b.api}, declare.Topology{})
+	return s, timedOut(ctx, err)
+}
+
+func (c *command) export() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "export [FILE]",
+		Short: "Print RabbitMQ definitions, for operators to import",
+		Long: `Print the topology as RabbitMQ definitions, which POST /api/definitions, rabbitmqctl
+import_definitions and load_definitions read. --vhost names the virtual host, "/" by
+default, which must exist. Without FILE, the HTTP API is read and the live topology
+is printed with its policies. Users are never printed.`,
+		Example: `  hopback topology export --vhost shop topology.yaml > definitions.json
+  curl -u admin -H 'Content-Type: application/json' -d @definitions.json http://localhost:15672/api/definitions`,
+		Args:              files(0, 1),
+		ValidArgsFunction: completeFiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d, err := c.exported(cmd, args)
+			if err != nil {
+				return err
+			}
+			_, err = c.stdout.w.Write(d.Encode())
+			return err
+		},
+	}
+	return cmd
+}
+
+func (c *command) exported(cmd *cobra.Command, args []string) (audit.Definitions, error) {
+	if len(args) == 0 {
+		s, err := c.from(cmd, nil)
+		if err == nil && c.vhost != "" {
+			s.VHost = c.vhost
+		}
+		return s.Definitions(), err
+	}
+	in, err := c.load(args[0], "")
+	if err != nil {
+		return audit.Definitions{}, err
+	}
+	if in.defs != nil {
+		return *in.defs, nil // in the one form, with whatever else is in it
+	}
+	vhost := c.vhost
+	if vhost == "" {
+		vhost = "/"
+	}
+	return audit.Export(vhost, in.topology)
+}
+
+func (c *command) importCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "import [DEFINITIONS]",
+		Short: "Turn RabbitMQ definitions into a topology file",
+		Long: `Print RabbitMQ definitions as a topology file, to keep a topology as code. Without
+DEFINITIONS, the HTTP API is read and the live topology is printed. The file lists
+every queue, exchange and binding by itself. It has no policies and no users; stderr
+says what was left out.
+
+To declare definitions on a broker, apply them: hopback topology apply definitions.json`,
+		Example: `  hopback topology import definitions.json > topology.yaml
+  hopback topology import --url amqp://ops:password@rabbit.example.com/shop > topology.yaml`,
+		Args:              files(0, 1),
+		ValidArgsFunction: completeFiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d, vhost, err := c.toImport(cmd, args)
+			if err != nil {
+				return err
+			}
+			t, err := d.Topology(vhost)
+			if err != nil {
+				return coded(Usage, err)
+			}
+			text, err := topologyfile.Encode(t)
+			if err != nil {
+				return coded(Usage, err)
+			}
+			if left := leftOut(d, vhost); left != "" {
+				c.say(errors.New("left out: " + left))
+			}
+			_, err = c.stdout.w.Write(text)
+			return err
+		},
+	}
+	return cmd
+}
+
+func (c *command) toImport(cmd *cobra.Command, args []string) (audit.Definitions, string, error) {
+	if len(args) == 0 {
+		s, err := c.from(cmd, nil)
+		return s.Definitions(), s.VHost, err
+	}
+	text, name, err := c.read(args[0])
+	if err != nil {
+		return audit.Definitions{}, "", err
+	}
+	if !isDefinitions(text) {
+		return audit.Definitions{}, "", usage("%s: isn't definitions in JSON; a topology file needs no import: plan, apply and verify take it as it is", name)
+	}
+	in, err := definitions(name, text, c.vhost, "")
+	if err != nil {
+		return audit.Definitions{}, "", err
+	}
+	return *in.defs, in.vhost, nil
+}
+
+// leftOut says what of definitions a topology file has no place for.
+func leftOut(d audit.Definitions, vhost string) string {
+	var parts []string
+	for _, p := range d.Snapshot(vhost).Policies {
+		parts = append(parts, fmt.Sprintf("policy %.80q", p.Name))
+	}
+	for _, b := range d.Bindings {
+		if b.Source == "" && (b.VHost == vhost || b.VHost == "") {
+			parts = append(parts, fmt.Sprintf("binding of the default exchange to %.80q, which every queue has", b.Destination))
+		}
+	}
+	for _, other := range []string{"users", "permissions", "topic_permissions", "parameters", "global_parameters"} {
+		if raw := strings.TrimSpace(string(d.Other[other])); raw != "" && raw != "[]" {
+			parts = append(parts, other)
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (c *command) graph() *cobra.Command {
+	var format string
+	cmd := &cobra.Command{
+		Use:   "graph [FILE]",
+		Short: "Draw a topology, as Mermaid or for Graphviz",
+		Long: `Draw a topology. GitHub shows Mermaid as a picture; dot is for Graphviz. Without
+FILE, the HTTP API is read and the live virtual host is drawn.`,
+		Example: `  hopback topology graph topology.yaml
+  hopback topology graph --format dot | dot -Tsvg > topology.svg`,
+		Args:              files(0, 1),
+		ValidArgsFunction: completeFiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			draw, ok := map[string]func(audit.Snapshot) string{"mermaid": audit.Mermaid, "dot": audit.DOT}[format]
+			if !ok {
+				return usage("--format is %.80q; it can be mermaid or dot", format)
+			}
+			s, err := c.from(cmd, args)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprint(c.stdout.w, draw(s))
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&format, "format", "mermaid", "mermaid or dot")
+	_ = cmd.RegisterFlagCompletionFunc("format", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return []string{"mermaid", "dot"}, cobra.ShellCompDirectiveNoFileComp
+	})
+	return cmd
+}
+
+func (c *command) schema() *cobra.Command {
+	return &cobra.Command{
+		Use:     "schema",
+		Short:   "Print the JSON schema of topology files",
+		Example: "  hopback topology schema > topology.schema.json",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usage("schema takes no file")
+			}
+			return nil
+		},
+		RunE: func(*cobra.Command, []string) error {
+			_, err := c.stdout.w.Write(topologyfile.Schema())
+			return err
+		},
+	}
+}
+
+// follow calls do twice a second, until stop.
+func (p *progress) follow(do func()) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		every(ctx, progressStep, do)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}

@@ -1,0 +1,178 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/migrate"
+	"github.com/hopback/hopback/internal/suggest"
+)
+
+// progressStep is how often what is shown is brought up to date.
+const progressStep = 500 * time.Millisecond
+
+func (c *command) migrate() *cobra.Command {
+	var from, to string
+	var keep bool
+	var prefetch int
+	var quiet time.Duration
+	cmd := &cobra.Command{
+		Use:   "migrate FILE --from OLD --to NEW",
+		Short: "Move a live queue's messages and bindings to a new queue",
+		Long: `Move a live queue to a new one, to change what can't be changed in place: the queue's
+type, or an argument that no policy can set. FILE has the new queue and not the old
+one. It is applied first. Then the old queue's bindings are moved to the new queue,
+and its messages are moved one by one. Each is accepted only after its copy is
+confirmed.
+
+Publishers and consumers can go on meanwhile. Move the consumers to the new queue,
+and those who publish to the old queue by its name. The old queue is deleted after
+it has been empty and without consumers for --quiet. The move can be interrupted
+and run again. It may duplicate a message and never loses one. It has no time limit
+unless --timeout is set.`,
+		Example: `  hopback topology migrate topology.yaml --from orders --to orders.v2`,
+		Args:    files(1, 1), ValidArgsFunction: completeFiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !cmd.Flags().Changed("timeout") {
+				c.timeout = 0
+			}
+			switch {
+			case from == "" || to == "":
+				return usage("migrate needs both queues: %s topology.yaml --from OLD --to NEW", cmd.CommandPath())
+			case from == to:
+				return usage("--from and --to are the same queue; two queues can't have one name: give the new one another")
+			case prefetch < 0 || quiet < 0:
+				return usage("--prefetch and --quiet can't be negative")
+			}
+			return c.work(cmd, args, func(ctx context.Context, b *broker, in input) error {
+				queue, err := newQueue(in, from, to, keep)
+				if err != nil {
+					return err
+				}
+				if b.api == nil {
+					return usage("migrate needs the HTTP API to tell the old queue's bindings; %s", b.noAPI)
+				}
+				if err := b.connect(ctx); err != nil {
+					return err
+				}
+				return c.move(ctx, b, in, migrate.Config{Old: from, New: queue, Keep: keep, Prefetch: prefetch, Quiet: quiet})
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&from, "from", "", "the `queue` to move from")
+	f.StringVar(&to, "to", "", "the `queue` to move to, which is in FILE")
+	f.BoolVar(&keep, "keep", false, "keep the old queue, empty")
+	f.IntVar(&prefetch, "prefetch", 0, "how many messages are moved at once (default 1000)")
+	f.DurationVar(&quiet, "quiet", 0, "how long the old queue must be empty and unused before it is deleted (default 6s)")
+	c.jsonFlag(cmd, "how far it came")
+	return cmd
+}
+
+// newQueue finds the queue to move to in the file.
+func newQueue(in input, from, to string, keep bool) (declare.Queue, error) {
+	var names []string
+	var found declare.Queue
+	for _, q := range in.topology.Queues {
+		name := q.Address().QueueName()
+		names = append(names, name)
+		if name == to {
+			found = q
+		}
+		if name == from && !keep {
+			return nil, usage("%s still has the queue %q, which is deleted in the end; take it out of the file, or give --keep", in.name, from)
+		}
+	}
+	if found == nil {
+		if best := suggest.Nearest(to, names); best != "" {
+			return nil, usage("%s has no queue %q; did you mean %q?", in.name, to, best)
+		}
+		return nil, usage("%s has no queue %q; add the new queue to it", in.name, to)
+	}
+	return found, nil
+}
+
+// move applies the file and moves the queue, once all that can be told before is
+// right.
+func (c *command) move(ctx context.Context, b *broker, in input, cfg migrate.Config) error {
+	s, err := audit.Read(ctx, audit.Sources{HTTP: b.api}, declare.Topology{})
+	if err != nil {
+		return timedOut(ctx, err)
+	}
+	var names []string
+	there := map[string]bool{}
+	for _, q := range s.Queues {
+		names = append(names, q.Name)
+		there[q.Name] = true
+	}
+	if !there[cfg.Old] {
+		to := cfg.New.Address().QueueName()
+		err := fmt.Errorf("%s has no queue %q", b.shown, cfg.Old)
+		names = slices.DeleteFunc(names, func(n string) bool { return n == to })
+		if best := suggest.Nearest(cfg.Old, names); best != "" {
+			err = fmt.Errorf("%w; did you mean %q?", err, best)
+		}
+		if there[to] {
+			err = fmt.Errorf("%w; if it was moved to %q before, there is nothing left to do", err, to)
+		}
+		return coded(No, errors.Join(err, errors.New("nothing was done")))
+	}
+	if _, err := c.unrefused(ctx, b, in); err != nil {
+		return err
+	}
+	if _, err := c.applyNow(ctx, b, in); err != nil {
+		return err
+	}
+	p := c.progress("moving " + cfg.Old)
+	cfg.Progress = func(r migrate.Report, left uint64) {
+		p.set("moving %s to %s: %d messages moved, %d left", cfg.Old, cfg.New.Address().QueueName(), r.Moved, left)
+	}
+	report, err := migrate.Run(ctx, b.conn, b.api, cfg)
+	p.end()
+	if err != nil {
+		code := Unknown
+		var unsendable *argument.Error
+		switch {
+		case c.interrupted():
+			code = Interrupted
+		case errors.As(err, &unsendable):
+			code = No
+		}
+		err = coded(code, errors.Join(timedOut(ctx, err), errors.New("run it again to go on: every message is in one of the two queues")))
+	}
+	return errors.Join(c.printMove(report, cfg), err)
+}
+
+func (c *command) printMove(r migrate.Report, cfg migrate.Config) error {
+	if c.json {
+		return c.printJSON(r)
+	}
+	fate := "is still there"
+	if r.Deleted {
+		fate = "is deleted"
+	}
+	_, err := fmt.Fprintf(c.stdout.w, "%d messages and %d bindings moved from %q to %q; %q %s.\n", r.Moved, r.Bindings, cfg.Old, cfg.New.Address().QueueName(), cfg.Old, fate)
+	return err
+}
+
+// every calls do once in a while, until ctx ends.
+func every(ctx context.Context, d time.Duration, do func()) {
+	ticker := time.NewTicker(d)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			do()
+		}
+	}
+}

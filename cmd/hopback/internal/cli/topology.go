@@ -1,0 +1,492 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/internal/suggest"
+	"github.com/hopback/hopback/topologyfile"
+)
+
+const topologyHelp = `Plan, apply, check, hand over and draw topologies: work queues with the retry
+topology around them, and other queues, exchanges and bindings.
+
+FILE is a small YAML file, or RabbitMQ's definitions in JSON; - is stdin.
+The smallest YAML file:
+
+  work-queues:
+    orders:
+
+A larger one:
+
+  retry:
+    strategy: auto               # republish, dead-letter, native or auto
+    delays: [10s, 1m, 10m]
+    max-retries: 5
+    names: {prefix: team-a.}
+  work-queues:
+    orders: {delivery-limit: 5}
+  queues:
+    audit: {type: stream, max-age: 168h}
+  exchanges:
+    shop: {type: topic, alternate-exchange: team-a.parking_exchange}
+  bindings:
+    - {source: shop, queue: orders, key: order.*}
+
+"hopback topology schema" prints its JSON schema, with every key. In an editor with
+a YAML language server, the first line of a file can name it:
+  # yaml-language-server: $schema=./topology.schema.json
+
+--url or HOPBACK_URL names the broker. Only the HTTP API of the management plugin
+shows exchanges, policies and other teams' queues. Its default is port 15672 on the
+same host with the same user, if the broker is on its usual port. Put passwords in
+the environment rather than on the command line. They are never printed.
+
+Exit codes:
+  0    done; all is as it should be
+  1    no: verify has findings, a plan has differences that can't be changed in
+       place, or something in use isn't deleted
+  2    unknown: the broker can't be reached or refuses the user, the timeout is
+       over, or the HTTP API is missing
+  64   the command line or the file is wrong; nothing was sent
+  130  interrupted`
+
+func (c *command) topology() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "topology",
+		Short: "Plan, apply, check, hand over and draw topologies",
+		Long:  topologyHelp,
+		Example: `  export HOPBACK_URL=amqp://guest:guest@localhost:5672/
+  hopback topology plan topology.yaml
+  hopback topology apply topology.yaml
+  hopback topology verify topology.yaml`,
+	}
+	group(cmd)
+	f := cmd.PersistentFlags()
+	f.StringVar(&c.url, "url", "", "AMQP `URL` of the broker (default $HOPBACK_URL, or amqp://guest:guest@localhost:5672/)")
+	f.StringVar(&c.managementURL, "management-url", "", "`URL` of its HTTP API, or none (default $HOPBACK_MANAGEMENT_URL, or port 15672 of the same host)")
+	f.StringVar(&c.vhost, "vhost", "", "virtual host in definitions (default that of --url, or the only one)")
+	f.DurationVar(&c.timeout, "timeout", time.Minute, "how long the command may take; 0 means no limit")
+	cmd.AddCommand(c.plan(), c.apply(), c.verify(), c.export(), c.importCommand(), c.graph(), c.migrate(), c.delete(), c.schema())
+	return cmd
+}
+
+// files wants the arguments to be that many files.
+func files(least, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < least:
+			return usage("%s needs a file: %s topology.yaml", cmd.CommandPath(), cmd.CommandPath())
+		case len(args) > most:
+			return usage("%s takes %d file, not %d: one topology at a time", cmd.CommandPath(), most, len(args))
+		}
+		return nil
+	}
+}
+
+// completeFiles completes names of files that can be topologies.
+func completeFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return []string{"yaml", "yml", "json"}, cobra.ShellCompDirectiveFilterFileExt
+}
+
+func (c *command) jsonFlag(cmd *cobra.Command, what string) {
+	cmd.Flags().BoolVar(&c.json, "json", false, "print "+what+" as JSON")
+}
+
+// within is cmd's context with the time that it may take.
+func (c *command) within(cmd *cobra.Command) (context.Context, context.CancelFunc, error) {
+	if c.timeout < 0 {
+		return nil, nil, usage("--timeout is negative; give a time, or 0 for no limit")
+	}
+	if c.timeout == 0 {
+		ctx, cancel := context.WithCancel(cmd.Context())
+		return ctx, cancel, nil
+	}
+	ctx, cancel := context.WithTimeoutCause(cmd.Context(), c.timeout, &timeoutError{c.timeout})
+	return ctx, cancel, nil
+}
+
+// work runs do with a broker and, where a file is named, what is in it.
+func (c *command) work(cmd *cobra.Command, args []string, do func(ctx context.Context, b *broker, in input) error) error {
+	b, err := c.broker()
+	if err != nil {
+		return err
+	}
+	defer b.close()
+	var in input
+	if len(args) > 0 {
+		if in, err = c.load(args[0], b.vhost); err != nil {
+			return err
+		}
+		if err := in.topology.Validate(); err != nil {
+			return coded(Usage, fmt.Errorf("%s: %w", in.name, err))
+		}
+	}
+	ctx, cancel, err := c.within(cmd)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	return do(ctx, b, in)
+}
+
+func (c *command) plan() *cobra.Command {
+	var exitCode bool
+	cmd := &cobra.Command{
+		Use:   "plan FILE",
+		Short: "Show what apply would do, without doing it",
+		Long: `Show what apply would do, without doing it. "+" would be created. "!" exists in
+another form, so apply refuses it. "?" isn't known.
+
+The exit code is 0 if apply would succeed and 1 if it would be refused. With
+--exit-code it is 0 if there is nothing to do, 1 if something is missing or
+different, and 2 if that isn't known.`,
+		Example: `  hopback topology plan topology.yaml
+  hopback topology plan --exit-code --json definitions.json`,
+		Args:              files(1, 1),
+		ValidArgsFunction: completeFiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.work(cmd, args, func(ctx context.Context, b *broker, in input) error {
+				d, err := c.compare(ctx, b, in)
+				if err != nil {
+					return err
+				}
+				if err := c.printDiff(d); err != nil {
+					return err
+				}
+				switch {
+				case d.Conflicts(), exitCode && d.Count(audit.Create) > 0:
+					return said(No)
+				case exitCode && !d.Nothing():
+					return said(Unknown)
+				}
+				return nil
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 if there is anything to do, and with 2 if that isn't known")
+	c.jsonFlag(cmd, "the plan")
+	return cmd
+}
+
+// compare reads what is live and compares.
+func (c *command) compare(ctx context.Context, b *broker, in input) (audit.Diff, error) {
+	p := c.progress("reading " + b.shown)
+	defer p.end()
+	s, err := b.snapshot(ctx, in.topology)
+	if err != nil {
+		return audit.Diff{}, err
+	}
+	return audit.Compare(s, in.topology), nil
+}
+
+// inCommand says what somebody at a command line can do.
+var inCommand = strings.NewReplacer("as package declare/migrate does", "as hopback topology migrate does")
+
+func (c *command) printDiff(d audit.Diff) error {
+	if c.json {
+		return c.printJSON(d)
+	}
+	return c.stdout.lines(inCommand.Replace(d.String()), diffMarks...)
+}
+
+func (c *command) apply() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "apply FILE",
+		Short: "Declare the topology",
+		Long: `Declare the topology: exchanges, then queues, then bindings. Whatever exists as
+declared stays as it is. If anything exists in another form, nothing is done and
+the plan is printed. Nothing is ever deleted or changed. It can be run again, and
+by several processes at once.`,
+		Example: `  hopback topology apply topology.yaml
+  HOPBACK_URL=amqps://ci:password@rabbit.example.com/shop hopback topology apply --json topology.yaml`,
+		Args:              files(1, 1),
+		ValidArgsFunction: completeFiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.work(cmd, args, func(ctx context.Context, b *broker, in input) error {
+				if err := b.connect(ctx); err != nil {
+					return err
+				}
+				d, err := c.unrefused(ctx, b, in)
+				if err != nil {
+					return err
+				}
+				report, err := c.applyNow(ctx, b, in)
+				if err != nil && len(report.Steps) == 0 {
+					return err
+				}
+				return errors.Join(c.printReport(tell(report, d)), err)
+			})
+		},
+	}
+	c.jsonFlag(cmd, "what was done")
+	return cmd
+}
+
+// unrefused looks first, so that nothing is half done: where Apply would be refused
+// it prints the plan, and the error says so.
+func (c *command) unrefused(ctx context.Context, b *broker, in input) (audit.Diff, error) {
+	p := c.progress("reading " + b.shown)
+	s, err := b.readBoth(ctx, in.topology)
+	p.end()
+	if err != nil {
+		return audit.Diff{}, err
+	}
+	d := audit.Compare(s, in.topology)
+	if d.Conflicts() {
+		if err := c.printDiff(d); err != nil {
+			return d, err
+		}
+		c.say(errors.New("nothing was done: what is marked with ! exists in another form, or can't exist"))
+		return d, said(No)
+	}
+	return d, nil
+}
+
+// tell says of exchanges and bindings whether they were there before, which the
+// broker doesn't.
+func tell(r declare.Report, before audit.Diff) declare.Report {
+	was := map[declare.Resource]audit.ChangeKind{}
+	for _, change := range before.Changes {
+		was[change.Thing] = change.Action
+	}
+	for i, step := range r.Steps {
+		switch {
+		case step.Outcome != declare.Declared:
+		case was[step.Thing] == audit.Keep:
+			r.Steps[i].Outcome = declare.Existed
+		case was[step.Thing] == audit.Create:
+			r.Steps[i].Outcome = declare.Created
+		}
+	}
+	return r
+}
+
+func (c *command) applyNow(ctx context.Context, b *broker, in input) (declare.Report, error) {
+	all := len(in.topology.Exchanges) + len(in.topology.Queues) + len(in.topology.Bindings)
+	p := c.progress("applying")
+	defer p.end()
+	r := &counting{Requester: b.conn.Management()}
+	stop := p.follow(func() { p.set("applying to %s: %d requests answered, %d things", b.shown, r.replies.Load(), all) })
+	defer stop()
+	report, err := declare.Apply(ctx, r, in.topology)
+	return report, timedOut(ctx, err)
+}
+
+func (c *command) printReport(r declare.Report) error {
+	if c.json {
+		return c.printJSON(r)
+	}
+	if err := c.stdout.lines(r.String(), reportMarks...); err != nil {
+		return err
+	}
+	var parts []string
+	for o := declare.NotTried; o <= declare.Unknown; o++ {
+		if n := r.Count(o); n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, o))
+		}
+	}
+	_, err := fmt.Fprintf(c.stdout.w, "%s.\n", strings.Join(parts, ", "))
+	return err
+}
+
+func (c *command) verify() *cobra.Command {
+	var waive []string
+	var offline, rules bool
+	cmd := &cobra.Command{
+		Use:   "verify [FILE]",
+		Short: "Check the live topology for what loses messages",
+		Long: `Check the live topology against every rule about what loses messages or holds them
+for ever, and check that everything in FILE exists as declared. Without FILE, the
+HTTP API is read and the whole virtual host is checked.
+
+The exit code is 0 if every rule was checked and nothing was found, 1 if there are
+findings, and 2 if there are none but some rules couldn't be checked. --waive
+leaves out a rule, or a rule at one thing, written as verify prints it.
+
+--offline checks FILE itself, without a broker. Rules that need a broker are left
+out and don't count.`,
+		Example: `  hopback topology verify topology.yaml
+  hopback topology verify --waive not-replicated --waive 'dead-letter queue "audit"'
+  hopback topology verify --offline definitions.json
+  hopback topology verify --rules`,
+		Args:              files(0, 1),
+		ValidArgsFunction: completeFiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch err := checkWaived(waive); {
+			case err != nil:
+				return err
+			case rules:
+				return c.printRules()
+			case offline:
+				return c.verifyOffline(args, waive)
+			}
+			return c.work(cmd, args, func(ctx context.Context, b *broker, in input) error {
+				p := c.progress("reading " + b.shown)
+				s, err := b.snapshot(ctx, in.topology)
+				p.end()
+				if err != nil {
+					return err
+				}
+				v := audit.Check(s, in.topology, waive...)
+				return c.printVerification(v, len(v.Skipped) > 0)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringArrayVar(&waive, "waive", nil, "leave out a `rule`, or a rule at one thing; may be repeated")
+	f.BoolVar(&offline, "offline", false, "check FILE itself, without a broker")
+	f.BoolVar(&rules, "rules", false, "print the rules, and nothing else")
+	_ = cmd.RegisterFlagCompletionFunc("waive", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return ruleIDs(), cobra.ShellCompDirectiveNoFileComp
+	})
+	c.jsonFlag(cmd, "findings or rules")
+	return cmd
+}
+
+func ruleIDs() []string {
+	var ids []string
+	for _, r := range audit.Rules() {
+		ids = append(ids, r.ID)
+	}
+	return ids
+}
+
+// checkWaived refuses what waives nothing.
+func checkWaived(waive []string) error {
+	ids := ruleIDs()
+	for _, w := range waive {
+		id, _, _ := strings.Cut(w, " ")
+		if slices.Contains(ids, id) {
+			continue
+		}
+		if best := suggest.Nearest(id, ids); best != "" {
+			return usage("--waive: there is no rule %.80q; did you mean %q?", id, best)
+		}
+		return usage("--waive: there is no rule %.80q; hopback topology verify --rules lists them", id)
+	}
+	return nil
+}
+
+func (c *command) printRules() error {
+	if c.json {
+		return c.printJSON(audit.Rules())
+	}
+	for _, r := range audit.Rules() {
+		if _, err := fmt.Fprintf(c.stdout.w, "%-26s %-7s  %s\n", r.ID, r.Severity, r.Summary); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *command) verifyOffline(args, waive []string) error {
+	if len(args) == 0 {
+		return usage("verify --offline needs a file: there is nothing else to check")
+	}
+	text, name, err := c.read(args[0])
+	if err != nil {
+		return err
+	}
+	var s audit.Snapshot
+	if isDefinitions(text) {
+		// The document itself, whatever is wrong with it, and with its policies.
+		in, err := definitions(name, text, c.vhost, "")
+		if err != nil {
+			return err
+		}
+		s = in.defs.Snapshot(in.vhost)
+	} else {
+		f, err := topologyfile.Parse(name, text)
+		if err != nil {
+			return err
+		}
+		s = audit.FromTopology(f.Topology)
+	}
+	return c.printVerification(audit.Check(s, declare.Topology{}, waive...), false)
+}
+
+func (c *command) printVerification(v audit.Verification, unsure bool) error {
+	var err error
+	if c.json {
+		err = c.printJSON(v)
+	} else {
+		err = c.stdout.lines(inCommand.Replace(v.String()), findingMarks...)
+	}
+	switch {
+	case err != nil:
+		return err
+	case len(v.Findings) > 0:
+		return said(No)
+	case unsure:
+		return said(Unknown)
+	}
+	return nil
+}
+
+func (c *command) delete() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "delete FILE",
+		Short: "Delete the topology if it is empty and nobody needs it",
+		Long: `Delete the topology: bindings, then queues, then exchanges. Nothing is deleted, and
+every reason is printed, if a queue has messages or consumers, or if something
+outside FILE needs the topology, such as another team's work queue that shares the
+delay queues. This check needs the HTTP API.
+
+--force deletes without the check, with all messages.`,
+		Example: `  hopback topology delete topology.yaml
+  hopback topology delete --force topology.yaml`,
+		Args:              files(1, 1),
+		ValidArgsFunction: completeFiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.work(cmd, args, func(ctx context.Context, b *broker, in input) error {
+				if b.api == nil && !force {
+					return usage("delete needs the HTTP API to tell who else needs what is to be deleted, or --force; %s", b.noAPI)
+				}
+				if err := b.connect(ctx); err != nil {
+					return err
+				}
+				p := c.progress("deleting from " + b.shown)
+				var report declare.Report
+				var err error
+				if force {
+					report, err = declare.Delete(ctx, b.conn.Management(), in.topology)
+				} else {
+					report, err = b.deleteIf(ctx, in.topology)
+				}
+				p.end()
+				err = timedOut(ctx, err)
+				if len(report.Steps) == 0 && err != nil {
+					if errors.Is(err, declare.ErrInUse) {
+						err = errors.Join(err, coded(No, errors.New("nothing was deleted; --force deletes without the check")))
+					}
+					return err
+				}
+				return errors.Join(c.printReport(report), err)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "delete what is in use, with all messages")
+	c.jsonFlag(cmd, "what was done")
+	return cmd
+}
+
+func (b *broker) deleteIf(ctx context.Context, t declare.Topology) (declare.Report, error) {
+	s, err := audit.Read(ctx, audit.Sources{HTTP: b.api}, declare.Topology{})
+	if err == nil {
+		err = b.same(s)
+	}
+	if err != nil {
+		return declare.Report{}, err
+	}
+	return audit.DeleteUnused(ctx, b.sources(), t)
+}

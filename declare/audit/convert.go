@@ -1,0 +1,381 @@
+package audit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/declare/internal/queuearg"
+	"github.com/hopback/hopback/declare/internal/values"
+)
+
+// Export returns t as the definitions of a virtual host, for operators to import.
+// The virtual host and its users aren't in them and must exist. An error is that
+// of [declare.Topology.Validate].
+func Export(vhost string, t declare.Topology, policies ...declare.Policy) (Definitions, error) {
+	if err := t.Validate(); err != nil {
+		return Definitions{}, err
+	}
+	if vhost == "" {
+		return Definitions{}, argument.New("vhost", nil, "is empty", `give the virtual host's name; the default one is "/"`)
+	}
+	s := FromTopology(t)
+	s.VHost = vhost
+	s.Policies = policies
+	return s.Definitions(), nil
+}
+
+// Definitions returns s as a document, without the exchanges of every virtual host
+// and without exclusive queues.
+func (s Snapshot) Definitions() Definitions {
+	var d Definitions
+	for _, q := range s.Queues {
+		if !q.Exclusive {
+			d.Queues = append(d.Queues, QueueDefinition{VHost: s.VHost, Name: q.Name, Durable: q.Durable, AutoDelete: q.AutoDelete, Arguments: q.Arguments})
+		}
+	}
+	for _, x := range s.Exchanges {
+		if !names.Reserved(x.Name) {
+			d.Exchanges = append(d.Exchanges, ExchangeDefinition{
+				VHost: s.VHost, Name: x.Name, Type: string(x.Type), Durable: x.Durable, AutoDelete: x.AutoDelete, Internal: x.Internal, Arguments: x.Arguments,
+			})
+		}
+	}
+	for _, b := range s.Bindings {
+		args := bindingArguments(b)
+		def := BindingDefinition{VHost: s.VHost, Source: b.Source, Destination: b.Queue, DestinationType: "queue", RoutingKey: b.Key, Arguments: args}
+		if b.Queue == "" {
+			def.Destination, def.DestinationType = b.Exchange, "exchange"
+		}
+		d.Bindings = append(d.Bindings, def)
+	}
+	var operators []any
+	for _, p := range s.Policies {
+		p.VHost = s.VHost
+		if !p.Operator {
+			d.Policies = append(d.Policies, PolicyDefinition{Policy: p})
+			continue
+		}
+		operators = append(operators, map[string]any{
+			"vhost": s.VHost, "component": operatorPolicy, "name": p.Name,
+			"value": map[string]any{"pattern": p.Pattern, "apply-to": p.ApplyTo, "priority": p.Priority, "definition": p.Definition},
+		})
+	}
+	if len(operators) > 0 {
+		d.Other = map[string]json.RawMessage{"parameters": values.JSON(operators)}
+	}
+	d.sort()
+	return d
+}
+
+const operatorPolicy = "operator_policy"
+
+// VHosts returns the virtual hosts that d names, sorted. "" stands for a document
+// of a single one.
+func (d Definitions) VHosts() []string {
+	var list []string
+	for _, q := range d.Queues {
+		list = append(list, q.VHost)
+	}
+	for _, x := range d.Exchanges {
+		list = append(list, x.VHost)
+	}
+	for _, b := range d.Bindings {
+		list = append(list, b.VHost)
+	}
+	for _, p := range d.Policies {
+		list = append(list, p.VHost)
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// Topology returns what d has in a virtual host. Entries without a virtual host
+// count for each. A queue is the typed one that says exactly the same, or else a
+// [declare.RawQueue].
+//
+// An error is an *[argument.Error] for each exchange that isn't durable, joined.
+// The Topology is complete all the same.
+func (d Definitions) Topology(vhost string) (declare.Topology, error) {
+	var t declare.Topology
+	var errs []error
+	in := func(v string) bool { return v == vhost || v == "" }
+	for _, x := range d.Exchanges {
+		if !in(x.VHost) || names.Reserved(x.Name) {
+			continue
+		}
+		args := map[string]any{}
+		exchange := declare.Exchange{Name: x.Name, Type: declare.ExchangeType(x.Type), AutoDelete: x.AutoDelete, Internal: x.Internal}
+		for k, v := range x.Arguments {
+			if alternate, ok := v.(string); ok && k == "alternate-exchange" {
+				exchange.AlternateExchange = alternate
+			} else {
+				args[k] = v
+			}
+		}
+		if len(args) > 0 {
+			exchange.Arguments = args
+		}
+		if !x.Durable {
+			errs = append(errs, argument.New(names.Label("Exchange", x.Name)+".durable", nil, "is false, so that it and its bindings are gone when the broker restarts", "make it durable in the definitions"))
+		}
+		t.Exchanges = append(t.Exchanges, exchange)
+	}
+	for _, q := range d.Queues {
+		if in(q.VHost) {
+			t.Queues = append(t.Queues, q.queue())
+		}
+	}
+	for _, b := range d.Bindings {
+		if in(b.VHost) {
+			t.Bindings = append(t.Bindings, b.binding())
+		}
+	}
+	return t, errors.Join(errs...)
+}
+
+// Snapshot returns what d has in a virtual host, for [Check] and the graphs. It
+// doesn't validate d.
+func (d Definitions) Snapshot(vhost string) Snapshot {
+	s := Snapshot{VHost: vhost}
+	in := func(v string) bool { return v == vhost || v == "" }
+	for _, x := range d.Exchanges {
+		if in(x.VHost) {
+			s.Exchanges = append(s.Exchanges, ExchangeInfo{x.Name, declare.ExchangeType(x.Type), x.Durable, x.AutoDelete, x.Internal, notNil(x.Arguments)})
+		}
+	}
+	for _, q := range d.Queues {
+		if !in(q.VHost) {
+			continue
+		}
+		queueType, ok := q.Arguments["x-queue-type"].(string)
+		if raw := q.Other["type"]; !ok && (raw == nil || json.Unmarshal(raw, &queueType) != nil) {
+			queueType = queuearg.Classic
+		}
+		s.Queues = append(s.Queues, declare.QueueInfo{Name: q.Name, VHost: vhost, Type: queueType, Durable: q.Durable, AutoDelete: q.AutoDelete, Arguments: notNil(q.Arguments)})
+	}
+	for _, b := range d.Bindings {
+		if in(b.VHost) && b.Source != "" {
+			s.Bindings = append(s.Bindings, b.binding())
+		}
+	}
+	for _, p := range d.Policies {
+		if in(p.VHost) {
+			s.Policies = append(s.Policies, p.Policy)
+		}
+	}
+	operators, unread := d.operatorPolicies()
+	for _, p := range operators {
+		if in(p.VHost) {
+			s.Policies = append(s.Policies, p)
+		}
+	}
+	if unread != "" {
+		s.hide(fmt.Sprintf("the operator policy %.80q can't be read", unread), PartPolicies)
+	}
+	s.checkPatterns()
+	s.addPredeclared()
+	s.hide(notLive, PartNodes, PartCounts)
+	var version string
+	if raw := d.Other["rabbitmq_version"]; raw == nil || json.Unmarshal(raw, &version) != nil {
+		s.hide(notLive, PartVersion)
+	}
+	s.Version = version
+	s.sort()
+	return s
+}
+
+// operatorPolicies are among the parameters. unread is the name of one that can't be
+// understood, or "".
+func (d Definitions) operatorPolicies() (list []declare.Policy, unread string) {
+	var parameters []struct {
+		VHost     string `json:"vhost"`
+		Component string `json:"component"`
+		Name      string `json:"name"`
+		Value     json.RawMessage
+	}
+	if raw := d.Other["parameters"]; raw == nil || json.Unmarshal(raw, &parameters) != nil {
+		return nil, ""
+	}
+	for _, p := range parameters {
+		if p.Component != operatorPolicy {
+			continue
+		}
+		var value struct {
+			declare.Policy
+			Definition json.RawMessage `json:"definition"`
+		}
+		if decodeJSON(p.Value, &value) != nil {
+			unread = p.Name
+			continue
+		}
+		policy := value.Policy
+		policy.VHost, policy.Name, policy.Operator = p.VHost, p.Name, true
+		var ok bool
+		if policy.Definition, ok = policyDefinition(value.Definition); !ok {
+			unread = p.Name
+			continue
+		}
+		list = append(list, policy)
+	}
+	return list, unread
+}
+
+// policyDefinition reads a policy's definition: an object, or a list of pairs, which
+// is what rabbitmqctl of RabbitMQ 4.0 makes of it for an operator's.
+func policyDefinition(text json.RawMessage) (map[string]any, bool) {
+	var m map[string]any
+	if decodeJSON(text, &m) == nil {
+		return jsonArguments(m), true
+	}
+	var pairs [][]any
+	if decodeJSON(text, &pairs) != nil {
+		return nil, false
+	}
+	m = map[string]any{}
+	for _, pair := range pairs {
+		if len(pair) != 2 {
+			return nil, false
+		}
+		key, ok := pair[0].(string)
+		if !ok {
+			return nil, false
+		}
+		m[key] = pair[1]
+	}
+	return jsonArguments(m), true
+}
+
+func (b BindingDefinition) binding() declare.Binding {
+	of := declare.Binding{Source: b.Source, Queue: b.Destination, Key: b.RoutingKey}
+	if b.DestinationType == "exchange" {
+		of.Queue, of.Exchange = "", b.Destination
+	}
+	return withArguments(of, b.Arguments)
+}
+
+// queue is the typed queue that sends exactly what q has, or a RawQueue.
+func (q QueueDefinition) queue() declare.Queue {
+	args := notNil(q.Arguments)
+	raw := declare.RawQueue{Name: q.Name, Durable: q.Durable, AutoDelete: q.AutoDelete, Arguments: args}
+	want := map[string]any{"durable": q.Durable, "exclusive": false, "auto_delete": q.AutoDelete, "arguments": args}
+	for _, typed := range []declare.Queue{quorumFrom(q.Name, args), classicFrom(q, args), streamFrom(q.Name, args)} {
+		// Whatever the typed queue can't say makes it another one, or invalid.
+		one := declare.Topology{Queues: []declare.Queue{typed}}
+		if one.Validate() == nil && reflect.DeepEqual(one.Declarations()[0].Body, want) {
+			return typed
+		}
+	}
+	return raw
+}
+
+// taker takes arguments out of a copy, so that what is left has no field.
+type taker map[string]any
+
+func takerOf(args map[string]any) taker {
+	t := taker{}
+	for k, v := range args {
+		if k != "x-queue-type" {
+			t[k] = v
+		}
+	}
+	return t
+}
+
+func take[T any](t taker, key string) (v T) {
+	v, ok := t[key].(T)
+	if ok {
+		delete(t, key)
+	}
+	return v
+}
+
+func (t taker) millis(key string) time.Duration {
+	return time.Duration(take[int64](t, key)) * time.Millisecond
+}
+
+func (t taker) deadLetter() declare.DeadLetterTarget {
+	exchange, set := t["x-dead-letter-exchange"].(string)
+	if !set {
+		return declare.Drop()
+	}
+	delete(t, "x-dead-letter-exchange")
+	d := declare.DeadLetterTarget{Exchange: exchange, RoutingKey: take[string](t, "x-dead-letter-routing-key"), Strategy: declare.AtMostOnce}
+	if t["x-dead-letter-strategy"] == declare.AtLeastOnce.String() {
+		delete(t, "x-dead-letter-strategy")
+		d.Strategy = declare.AtLeastOnce
+	}
+	return d
+}
+
+// left is what has no field; nil for nothing.
+func (t taker) left() map[string]any {
+	if len(t) == 0 {
+		return nil
+	}
+	return t
+}
+
+func quorumFrom(name string, args map[string]any) declare.QuorumQueue {
+	t := takerOf(args)
+	q := declare.QuorumQueue{
+		Name: name, DeadLetter: t.deadLetter(), MessageTTL: t.millis("x-message-ttl"), Expires: t.millis("x-expires"),
+		MaxLength: take[int64](t, "x-max-length"), MaxLengthBytes: take[int64](t, "x-max-length-bytes"),
+		Overflow:             declare.Overflow(take[string](t, "x-overflow")),
+		SingleActiveConsumer: take[bool](t, "x-single-active-consumer"),
+		InitialGroupSize:     int(take[int64](t, "x-quorum-initial-group-size")),
+		TargetGroupSize:      int(take[int64](t, "x-quorum-target-group-size")),
+		LeaderLocator:        declare.LeaderLocator(take[string](t, "x-queue-leader-locator")),
+		ConsumerTimeout:      t.millis("x-consumer-timeout"), ConsumerDisconnectedTimeout: t.millis("x-consumer-disconnected-timeout"),
+		DelayedRetry: declare.DelayedRetry{
+			Kind: declare.RetryKind(take[string](t, "x-delayed-retry-type")), Min: t.millis("x-delayed-retry-min"), Max: t.millis("x-delayed-retry-max"),
+		},
+	}
+	if q.DeadLetter.Strategy == declare.AtLeastOnce && q.Overflow == declare.RejectPublish && !q.DeadLetter.IsDrop() {
+		q.Overflow = "" // which means the same
+	}
+	if limit, ok := t["x-delivery-limit"].(int64); ok {
+		delete(t, "x-delivery-limit")
+		q.DeliveryLimit = declare.Limit(limit)
+		if limit == 0 {
+			q.DeliveryLimit = declare.NoRedelivery
+		}
+	}
+	q.Arguments = t.left()
+	return q
+}
+
+func classicFrom(d QueueDefinition, args map[string]any) declare.ClassicQueue {
+	t := takerOf(args)
+	q := declare.ClassicQueue{
+		Name: d.Name, DeadLetter: t.deadLetter(), MessageTTL: t.millis("x-message-ttl"), Expires: t.millis("x-expires"),
+		MaxLength: take[int64](t, "x-max-length"), MaxLengthBytes: take[int64](t, "x-max-length-bytes"),
+		Overflow: declare.Overflow(take[string](t, "x-overflow")), MaxPriority: int(take[int64](t, "x-max-priority")),
+		SingleActiveConsumer: take[bool](t, "x-single-active-consumer"), LeaderLocator: declare.LeaderLocator(take[string](t, "x-queue-leader-locator")),
+		Version: int(take[int64](t, "x-queue-version")), AutoDelete: d.AutoDelete, Transient: !d.Durable,
+	}
+	q.Arguments = t.left()
+	return q
+}
+
+func streamFrom(name string, args map[string]any) declare.Stream {
+	t := takerOf(args)
+	s := declare.Stream{
+		Name: name, MaxLengthBytes: take[int64](t, "x-max-length-bytes"), MaxSegmentSize: take[int64](t, "x-stream-max-segment-size-bytes"),
+		FilterSize: int(take[int64](t, "x-stream-filter-size-bytes")), InitialClusterSize: int(take[int64](t, "x-initial-cluster-size")),
+		LeaderLocator: declare.LeaderLocator(take[string](t, "x-queue-leader-locator")),
+	}
+	// Other units than seconds would be sent as seconds: those stay raw.
+	var seconds int64
+	if n, _ := fmt.Sscanf(take[string](t, "x-max-age"), "%ds", &seconds); n == 1 {
+		s.MaxAge = time.Duration(seconds) * time.Second
+	}
+	s.Arguments = t.left()
+	return s
+}

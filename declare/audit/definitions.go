@@ -1,0 +1,352 @@
+package audit
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/internal/values"
+)
+
+// Definitions is RabbitMQ's definitions document: what `rabbitmqctl
+// export_definitions` and GET /api/definitions write, and POST /api/definitions
+// and load_definitions read. It is the way to hand a topology to those who alone
+// may declare.
+//
+// Queues, exchanges, bindings and policies are values here. Everything else,
+// users and parameters for instance, is kept as it is: reading and writing a
+// document loses nothing. Mind that users have password hashes.
+//
+// It is written in one form: sorted, every field spelled out, so that writing
+// what was read from such a form gives the same bytes.
+type Definitions struct {
+	Queues    []QueueDefinition
+	Exchanges []ExchangeDefinition
+	Bindings  []BindingDefinition
+	Policies  []PolicyDefinition
+	// Other has the members of the document that aren't modelled, such as "users",
+	// "vhosts" or "parameters", as JSON.
+	Other map[string]json.RawMessage
+}
+
+// QueueDefinition is a queue in a document. VHost is empty in a document of a
+// single virtual host. Other has the members that aren't modelled, such as the
+// "type" that RabbitMQ 4.3 writes.
+type QueueDefinition struct {
+	VHost, Name         string
+	Durable, AutoDelete bool
+	Arguments           map[string]any
+	Other               map[string]json.RawMessage
+}
+
+// ExchangeDefinition is an exchange in a document.
+type ExchangeDefinition struct {
+	VHost, Name, Type             string
+	Durable, AutoDelete, Internal bool
+	Arguments                     map[string]any
+	Other                         map[string]json.RawMessage
+}
+
+// BindingDefinition is a binding in a document; DestinationType is "queue" or
+// "exchange".
+type BindingDefinition struct {
+	VHost, Source, Destination, DestinationType, RoutingKey string
+	Arguments                                               map[string]any
+	Other                                                   map[string]json.RawMessage
+}
+
+// PolicyDefinition is a user's policy in a document. Those of operators are among
+// the parameters.
+type PolicyDefinition struct {
+	declare.Policy
+	Other map[string]json.RawMessage
+}
+
+// ParseDefinitions reads a document. What isn't one is an *[argument.Error] that
+// names the place. Arguments may have any value: what is wrong with them is for
+// [Check] to find.
+func ParseDefinitions(text []byte) (Definitions, error) {
+	var d Definitions
+	doc, err := object("definitions", text)
+	if err != nil {
+		return d, err
+	}
+	errs := []error{
+		eachObject(doc, "queues", func(m *members) {
+			d.Queues = append(d.Queues, QueueDefinition{
+				VHost: m.text("vhost", false), Name: m.text("name", true), Durable: m.flag("durable"), AutoDelete: m.flag("auto_delete"),
+				Arguments: m.arguments("arguments"), Other: m.rest(),
+			})
+		}),
+		eachObject(doc, "exchanges", func(m *members) {
+			d.Exchanges = append(d.Exchanges, ExchangeDefinition{
+				VHost: m.text("vhost", false), Name: m.text("name", true), Type: m.text("type", true),
+				Durable: m.flag("durable"), AutoDelete: m.flag("auto_delete"), Internal: m.flag("internal"),
+				Arguments: m.arguments("arguments"), Other: m.rest(),
+			})
+		}),
+		eachObject(doc, "bindings", func(m *members) {
+			b := BindingDefinition{
+				VHost: m.text("vhost", false), Source: m.text("source", true), Destination: m.text("destination", true),
+				DestinationType: m.text("destination_type", true), RoutingKey: m.text("routing_key", false),
+				Arguments: m.arguments("arguments"), Other: m.rest(),
+			}
+			if b.DestinationType != "queue" && b.DestinationType != "exchange" {
+				m.bad("destination_type", b.DestinationType, "is neither", `write "queue" or "exchange"`)
+			}
+			d.Bindings = append(d.Bindings, b)
+		}),
+		eachObject(doc, "policies", func(m *members) {
+			d.Policies = append(d.Policies, PolicyDefinition{declare.Policy{
+				VHost: m.text("vhost", false), Name: m.text("name", true), Pattern: m.text("pattern", true),
+				ApplyTo: m.text("apply-to", false), Priority: m.number("priority"), Definition: m.arguments("definition"),
+			}, m.rest()})
+		}),
+	}
+	for _, err := range errs {
+		if err != nil {
+			return Definitions{}, err
+		}
+	}
+	for _, modelled := range []string{"queues", "exchanges", "bindings", "policies"} {
+		delete(doc, modelled)
+	}
+	if len(doc) > 0 {
+		d.Other = doc
+	}
+	d.sort()
+	return d, nil
+}
+
+// MarshalJSON writes the document, with sorted members and lists.
+func (d Definitions) MarshalJSON() ([]byte, error) {
+	d.Queues, d.Exchanges = slices.Clone(d.Queues), slices.Clone(d.Exchanges)
+	d.Bindings, d.Policies = slices.Clone(d.Bindings), slices.Clone(d.Policies)
+	d.sort()
+	doc := map[string]any{}
+	for k, v := range d.Other {
+		doc[k] = canonical(v)
+	}
+	queues, exchanges, bindings, policies := []any{}, []any{}, []any{}, []any{}
+	for _, q := range d.Queues {
+		queues = append(queues, withOther(q.Other, q.VHost, map[string]any{
+			"name": q.Name, "durable": q.Durable, "auto_delete": q.AutoDelete, "arguments": written(q.Arguments),
+		}))
+	}
+	for _, x := range d.Exchanges {
+		exchanges = append(exchanges, withOther(x.Other, x.VHost, map[string]any{
+			"name": x.Name, "type": x.Type, "durable": x.Durable, "auto_delete": x.AutoDelete, "internal": x.Internal, "arguments": written(x.Arguments),
+		}))
+	}
+	for _, b := range d.Bindings {
+		bindings = append(bindings, withOther(b.Other, b.VHost, map[string]any{
+			"source": b.Source, "destination": b.Destination, "destination_type": b.DestinationType,
+			"routing_key": b.RoutingKey, "arguments": written(b.Arguments),
+		}))
+	}
+	for _, p := range d.Policies {
+		applyTo := p.ApplyTo
+		if applyTo == "" {
+			applyTo = "all"
+		}
+		policies = append(policies, withOther(p.Other, p.VHost, map[string]any{
+			"name": p.Name, "pattern": p.Pattern, "apply-to": applyTo, "priority": p.Priority, "definition": written(p.Definition),
+		}))
+	}
+	doc["queues"], doc["exchanges"], doc["bindings"], doc["policies"] = queues, exchanges, bindings, policies
+	return values.JSON(doc), nil
+}
+
+// UnmarshalJSON is [ParseDefinitions].
+func (d *Definitions) UnmarshalJSON(text []byte) error {
+	parsed, err := ParseDefinitions(text)
+	if err == nil {
+		*d = parsed
+	}
+	return err
+}
+
+// Encode is the document as a file: indented, and with a line feed at its end.
+func (d Definitions) Encode() []byte {
+	text, _ := d.MarshalJSON()
+	var b bytes.Buffer
+	if json.Indent(&b, text, "", "  ") != nil {
+		return append(text, '\n') // can't be: it was just written
+	}
+	b.WriteByte('\n')
+	return b.Bytes()
+}
+
+func (d *Definitions) sort() {
+	slices.SortStableFunc(d.Queues, func(a, b QueueDefinition) int {
+		return cmp.Or(cmp.Compare(a.VHost, b.VHost), cmp.Compare(a.Name, b.Name))
+	})
+	slices.SortStableFunc(d.Exchanges, func(a, b ExchangeDefinition) int {
+		return cmp.Or(cmp.Compare(a.VHost, b.VHost), cmp.Compare(a.Name, b.Name))
+	})
+	slices.SortStableFunc(d.Bindings, func(a, b BindingDefinition) int {
+		return cmp.Or(cmp.Compare(a.VHost, b.VHost), cmp.Compare(a.Source, b.Source), cmp.Compare(a.DestinationType, b.DestinationType),
+			cmp.Compare(a.Destination, b.Destination), cmp.Compare(a.RoutingKey, b.RoutingKey),
+			bytes.Compare(values.JSON(notNil(a.Arguments)), values.JSON(notNil(b.Arguments))))
+	})
+	slices.SortStableFunc(d.Policies, func(a, b PolicyDefinition) int { return comparePolicies(a.Policy, b.Policy) })
+}
+
+// written is arguments as they are written: a whole float keeps its point, or else
+// it would be an integer when it is read again.
+func written(m map[string]any) map[string]any {
+	out := make(map[string]any, len(m))
+	for k, v := range m {
+		out[k] = writtenValue(v)
+	}
+	return out
+}
+
+func writtenValue(v any) any {
+	switch v := v.(type) {
+	case float64:
+		if v == math.Trunc(v) && math.Abs(v) < 1<<53 {
+			return json.Number(strconv.FormatFloat(v, 'f', 1, 64))
+		}
+	case []any:
+		list := make([]any, len(v))
+		for i := range v {
+			list[i] = writtenValue(v[i])
+		}
+		return list
+	case map[string]any:
+		return written(v)
+	}
+	return v
+}
+
+func notNil(m map[string]any) map[string]any {
+	if m == nil {
+		return map[string]any{}
+	}
+	return m
+}
+
+func withOther(other map[string]json.RawMessage, vhost string, m map[string]any) map[string]any {
+	for k, v := range other {
+		m[k] = canonical(v)
+	}
+	if vhost != "" {
+		m["vhost"] = vhost
+	}
+	return m
+}
+
+// canonical brings JSON into the order in which Go writes it, numbers as they are
+// written.
+func canonical(text json.RawMessage) any {
+	var v any
+	if decodeJSON(text, &v) != nil {
+		return text
+	}
+	return v
+}
+
+func object(what string, text []byte) (map[string]json.RawMessage, error) {
+	var m map[string]json.RawMessage
+	d := json.NewDecoder(bytes.NewReader(text))
+	if err := d.Decode(&m); err != nil {
+		return nil, argument.Wrap(err, what, nil, "isn't a JSON object", "give what rabbitmqctl export_definitions or GET /api/definitions writes")
+	}
+	if m == nil {
+		return nil, argument.New(what, nil, "is null", "give a JSON object")
+	}
+	if len(bytes.TrimSpace(text[d.InputOffset():])) > 0 {
+		return nil, argument.New(what, nil, "has something behind the JSON object", "give one document")
+	}
+	return m, nil
+}
+
+// members reads an object's members and remembers the first that is wrong.
+type members struct {
+	where string
+	m     map[string]json.RawMessage
+	err   error
+}
+
+func eachObject(doc map[string]json.RawMessage, key string, read func(*members)) error {
+	raw, ok := doc[key]
+	if !ok || string(raw) == "null" {
+		return nil
+	}
+	var list []json.RawMessage
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return argument.Wrap(err, "definitions."+key, nil, "isn't a list", "give a list of objects")
+	}
+	for i, text := range list {
+		where := fmt.Sprintf("definitions.%s[%d]", key, i)
+		m, err := object(where, text)
+		if err != nil {
+			return err
+		}
+		o := &members{where: where, m: m}
+		read(o)
+		if o.err != nil {
+			return o.err
+		}
+	}
+	return nil
+}
+
+func (m *members) bad(key string, value any, problem, remedy string) {
+	if m.err == nil {
+		m.err = argument.New(m.where+"."+key, value, problem, remedy)
+	}
+}
+
+// take reads a member and takes it out of those that aren't modelled.
+func (m *members) take(key string, into any, kind string) (there bool) {
+	raw, there := m.m[key]
+	delete(m.m, key)
+	if there && decodeJSON(raw, into) != nil {
+		m.bad(key, string(raw), "isn't "+kind, "write "+kind)
+	}
+	return there
+}
+
+func (m *members) text(key string, required bool) (s string) {
+	if !m.take(key, &s, "a string") && required {
+		m.bad(key, nil, "is missing", "write it")
+	}
+	return s
+}
+
+func (m *members) flag(key string) (b bool) {
+	m.take(key, &b, "true or false")
+	return b
+}
+
+func (m *members) number(key string) (n int64) {
+	m.take(key, &n, "an integer")
+	return n
+}
+
+// arguments may also be an empty list, which is what Erlang makes of no arguments.
+func (m *members) arguments(key string) map[string]any {
+	if raw := strings.TrimSpace(string(m.m[key])); raw == "[]" || raw == "null" {
+		delete(m.m, key)
+		return map[string]any{}
+	}
+	var args map[string]any
+	m.take(key, &args, "an object")
+	return jsonArguments(args)
+}
+
+func (m *members) rest() map[string]json.RawMessage {
+	if len(m.m) == 0 {
+		return nil
+	}
+	return m.m
+}

@@ -1,0 +1,205 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/internal/names"
+)
+
+// DeleteCondition is the condition for a deletion. The zero value is no condition.
+type DeleteCondition struct {
+	// Empty: the queue has no message that is ready, and as far as the HTTP API
+	// can tell, none that is held by a consumer, delayed, or on its way to
+	// dead-lettering either.
+	Empty bool
+	// Unused: the queue has no consumer, and no binding that the HTTP API shows;
+	// the exchange has no binding, to it or from it.
+	Unused bool
+}
+
+// DeleteQueueIf deletes a queue if cond holds, and otherwise returns
+// [declare.ErrInUse]. A queue that doesn't exist is no error.
+//
+// RabbitMQ has no conditional delete over AMQP 1.0, and none for quorum queues
+// over any protocol. So DeleteQueueIf asks first and deletes then. A message that
+// is published in between is lost: remove the queue's bindings before. Without
+// src.HTTP only ready messages and consumers are checked.
+func DeleteQueueIf(ctx context.Context, src Sources, name string, cond DeleteCondition) (messages uint64, err error) {
+	info, err := declare.Inspect(ctx, src.AMQP, name)
+	switch {
+	case errors.Is(err, declare.ErrMissing):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	}
+	refuse := func(text string, args ...any) (uint64, error) {
+		return 0, &declare.Error{Op: "delete", Thing: queueThing(name), Reason: declare.ErrInUse, Err: fmt.Errorf(text, args...)}
+	}
+	if cond.Empty && info.Messages > 0 {
+		return refuse("%d messages are ready", info.Messages)
+	}
+	if cond.Unused && info.Consumers > 0 {
+		return refuse("%d consumers", info.Consumers)
+	}
+	if src.HTTP != nil && (cond.Empty || cond.Unused) {
+		s, err := readHTTP(ctx, src.HTTP)
+		if err != nil {
+			return 0, err
+		}
+		for _, q := range s.Queues {
+			if held := q.MessagesUnacknowledged + q.MessagesDelayed + q.MessagesDeadLettering; q.Name == name && cond.Empty && held > 0 {
+				return refuse("%d messages are held by consumers, %d delayed, %d wait for dead-lettering", q.MessagesUnacknowledged, q.MessagesDelayed, q.MessagesDeadLettering)
+			}
+		}
+		for _, b := range s.Bindings {
+			if cond.Unused && b.Queue == name {
+				return refuse("the exchange %.80q is bound to it", b.Source)
+			}
+		}
+	}
+	return declare.DeleteQueue(ctx, src.AMQP, name)
+}
+
+// DeleteExchangeIf deletes an exchange if cond holds, and otherwise returns
+// [declare.ErrInUse]. It ignores cond.Empty. cond.Unused needs src.HTTP: AMQP
+// can't list the bindings of an exchange.
+func DeleteExchangeIf(ctx context.Context, src Sources, name string, cond DeleteCondition) error {
+	if err := errors.Join(checkRequester(src.AMQP), names.CheckOwn("exchange name", name, "the broker's own exchanges can't be deleted: leave it out")); err != nil {
+		return err
+	}
+	if cond.Unused {
+		if src.HTTP == nil {
+			return argument.New("Sources.HTTP", nil, "is nil, and only the HTTP API tells whether an exchange has bindings", "give httpapi.New, or leave DeleteCondition.Unused out")
+		}
+		s, err := readHTTP(ctx, src.HTTP)
+		if err != nil {
+			return err
+		}
+		for _, b := range s.Bindings {
+			if b.Source == name || b.Exchange == name {
+				return &declare.Error{Op: "delete", Thing: exchangeThing(name), Reason: declare.ErrInUse, Err: errors.New("there is a binding " + bindingName(b))}
+			}
+		}
+	}
+	return declare.DeleteExchange(ctx, src.AMQP, name)
+}
+
+// DeleteUnused is [declare.Delete], unless that would lose messages or take away
+// what others need. It then deletes nothing and returns [declare.ErrInUse], one
+// joined *[declare.Error] for each reason.
+//
+// Others need an exchange if it has a binding from or to something outside t, or
+// if a queue outside t dead-letters to it. Others need a queue if it has
+// consumers, or if something outside t leads to it. Messages are lost with every
+// queue that has any, held and delayed ones included. What several topologies
+// share, such as the delay queues of package retry, is kept while another one
+// needs it.
+//
+// src.AMQP and src.HTTP are both required. DeleteUnused reads everything first,
+// and inspects each queue again over AMQP before it deletes it. A message that
+// arrives in between is lost. Counts of messages that consumers hold, that are
+// delayed or that wait for dead-lettering are some seconds old.
+func DeleteUnused(ctx context.Context, src Sources, t declare.Topology) (declare.Report, error) {
+	if src.HTTP == nil {
+		return declare.Report{}, argument.New("Sources.HTTP", nil, "is nil, and only the HTTP API tells who else needs what is to be deleted", "give httpapi.New, or use Delete, which doesn't ask")
+	}
+	if err := checkRequester(src.AMQP); err != nil {
+		return declare.Report{}, err
+	}
+	s, err := readHTTP(ctx, src.HTTP)
+	if err != nil {
+		return declare.Report{}, err
+	}
+	// The HTTP API's counts are some seconds old, those over AMQP aren't.
+	now, err := readAMQP(ctx, src.AMQP, declare.Topology{Queues: t.Queues})
+	if err != nil {
+		return declare.Report{}, err
+	}
+	for _, q := range now.Queues {
+		i := slices.IndexFunc(s.Queues, func(old declare.QueueInfo) bool { return old.Name == q.Name })
+		if i >= 0 {
+			s.Queues[i].Messages, s.Queues[i].Consumers = q.Messages, q.Consumers
+		}
+	}
+	if err := CheckUnused(s, t); err != nil {
+		return declare.Report{}, err
+	}
+	return declare.DeleteIdle(ctx, src.AMQP, t)
+}
+
+// CheckUnused is the check of [DeleteUnused], on a snapshot. It returns an
+// *[declare.Error] for each reason, joined, that matches [declare.ErrInUse]; or
+// nil.
+func CheckUnused(s Snapshot, t declare.Topology) error {
+	queues, exchanges := map[string]bool{}, map[string]bool{}
+	for _, name := range queueNames(t) {
+		queues[name] = true
+	}
+	for _, x := range t.Exchanges {
+		exchanges[x.Name] = true
+	}
+	var errs []error
+	use := func(t declare.Resource, text string, args ...any) {
+		errs = append(errs, &declare.Error{Op: "delete", Thing: t, Reason: declare.ErrInUse, Err: fmt.Errorf(text, args...)})
+	}
+	for _, q := range s.Queues {
+		if !queues[q.Name] {
+			continue
+		}
+		thing := queueThing(q.Name)
+		if q.Consumers > 0 {
+			use(thing, "it has %d consumers", q.Consumers)
+		}
+		if q.Messages > 0 {
+			use(thing, "%d messages are ready in it", q.Messages)
+		}
+		if held := q.MessagesUnacknowledged + q.MessagesDelayed + q.MessagesDeadLettering; held > 0 {
+			use(thing, "%d messages are held by consumers, %d delayed, %d wait for dead-lettering", q.MessagesUnacknowledged, q.MessagesDelayed, q.MessagesDeadLettering)
+		}
+	}
+	ours := func(exchange string) bool { return exchanges[exchange] }
+	for _, b := range s.Bindings {
+		in := queues[b.Queue] && b.Queue != "" || ours(b.Exchange)
+		mentioned := slices.ContainsFunc(t.Bindings, func(known declare.Binding) bool { return sameBinding(known, b) })
+		switch {
+		case mentioned:
+		case ours(b.Source) && !in:
+			use(exchangeThing(b.Source), "it leads to what isn't to be deleted: %s", bindingName(b))
+		case !ours(b.Source) && in:
+			to := queueThing(b.Queue)
+			if b.Queue == "" {
+				to = exchangeThing(b.Exchange)
+			}
+			use(to, "what isn't to be deleted leads to it: %s", bindingName(b))
+		}
+	}
+	r := newRoutes(s)
+	for _, q := range r.sorted() {
+		exchange, key, ok := q.deadLetters()
+		switch {
+		case !ok || queues[q.Name]:
+		case ours(exchange):
+			use(exchangeThing(exchange), "queue %.80q, which isn't to be deleted, dead-letters to it", q.Name)
+		case exchange == "" && key != nil && queues[*key]:
+			use(queueThing(*key), "queue %.80q, which isn't to be deleted, dead-letters to it", q.Name)
+		}
+	}
+	for _, x := range r.sortedExchanges() {
+		if ours(x.alternate) && !ours(x.Name) {
+			use(exchangeThing(x.alternate), "it is the alternate exchange of %.80q, which isn't to be deleted", x.Name)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func checkRequester(r declare.Requester) error {
+	if r == nil {
+		return argument.New("Sources.AMQP", nil, "is nil", "give the management of a connection")
+	}
+	return nil
+}

@@ -1,0 +1,73 @@
+package audit_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
+)
+
+// Whatever is in use is in the way of a deletion, and what only the topology itself
+// uses isn't.
+func TestUses(t *testing.T) {
+	t.Parallel()
+	topology := cycle()
+	require.NoError(t, audit.CheckUnused(audit.FromTopology(topology), topology))
+	for what, change := range map[string]func(*audit.Snapshot){
+		`queue "orders": in use: 3 messages are ready in it`: func(s *audit.Snapshot) { queueIn(s, "orders").Messages = 3 },
+		`queue "orders": in use: it has 1 consumers`:         func(s *audit.Snapshot) { queueIn(s, "orders").Consumers = 1 },
+		`1 messages are held by consumers, 2 delayed, 3 wait for dead-lettering`: func(s *audit.Snapshot) {
+			q := queueIn(s, "delay_10s")
+			q.MessagesUnacknowledged, q.MessagesDelayed, q.MessagesDeadLettering = 1, 2, 3
+		},
+		`exchange "requeue": in use: it leads to what isn't to be deleted: "requeue" to queue "other"`: func(s *audit.Snapshot) {
+			s.Bindings = append(s.Bindings, declare.Binding{Source: "requeue", Queue: "other", Key: "*.*.other"})
+		},
+		`queue "orders": in use: what isn't to be deleted leads to it: "amq.topic" to queue "orders"`: func(s *audit.Snapshot) {
+			s.Bindings = append(s.Bindings, declare.Binding{Source: "amq.topic", Queue: "orders"})
+		},
+		`exchange "retry": in use: what isn't to be deleted leads to it: "amq.topic" to exchange "retry"`: func(s *audit.Snapshot) {
+			s.Bindings = append(s.Bindings, declare.Binding{Source: "amq.topic", Exchange: "retry"})
+		},
+		`exchange "dlx": in use: queue "other", which isn't to be deleted, dead-letters to it`: func(s *audit.Snapshot) {
+			s.Queues = append(s.Queues, declare.QueueInfo{Name: "other", Type: "quorum", Arguments: map[string]any{"x-dead-letter-exchange": "dlx"}})
+		},
+		`queue "orders.dead": in use: queue "other", which isn't to be deleted, dead-letters to it`: func(s *audit.Snapshot) {
+			s.Queues = append(s.Queues, declare.QueueInfo{Name: "other", Type: "quorum", Arguments: map[string]any{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.dead"}})
+		},
+		`exchange "dlx": in use: queue "by policy", which`: func(s *audit.Snapshot) {
+			s.Queues = append(s.Queues, declare.QueueInfo{Name: "by policy", Type: "quorum"})
+			s.Policies = []declare.Policy{{Name: "p", Pattern: "^by policy$", ApplyTo: "queues", Definition: map[string]any{"dead-letter-exchange": "dlx"}}}
+		},
+		`exchange "parking": in use: it is the alternate exchange of "other"`: func(s *audit.Snapshot) {
+			s.Exchanges = append(s.Exchanges, audit.ExchangeInfo{Name: "other", Type: declare.Topic, Arguments: map[string]any{"alternate-exchange": "parking"}})
+		},
+	} {
+		s := audit.FromTopology(topology)
+		change(&s)
+		err := audit.CheckUnused(s, topology)
+		require.ErrorIs(t, err, declare.ErrInUse, what)
+		assert.ErrorContains(t, err, what)
+		assert.NotContains(t, err.Error(), "\n", "one reason: %s", what)
+	}
+
+	f := &fakeBroker{}
+	_, err := audit.DeleteUnused(context.Background(), audit.Sources{AMQP: f}, topology)
+	var e *argument.Error
+	require.ErrorAs(t, err, &e)
+	assert.Empty(t, f.requests)
+}
+
+func queueIn(s *audit.Snapshot, name string) *declare.QueueInfo {
+	for i := range s.Queues {
+		if s.Queues[i].Name == name {
+			return &s.Queues[i]
+		}
+	}
+	panic(name)
+}

@@ -1,0 +1,289 @@
+package audit
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/internal/values"
+)
+
+// ChangeKind is what [declare.Apply] would do.
+type ChangeKind string
+
+// The actions.
+const (
+	// Create: it doesn't exist.
+	Create ChangeKind = "create"
+	// Keep: it exists as declared.
+	Keep ChangeKind = "keep"
+	// Refuse: it exists in another form, which can't be changed in place; or it is
+	// a binding with a missing end.
+	Refuse ChangeKind = "refuse"
+	// Unsure: it isn't known whether it exists. Apply declares it, which changes
+	// nothing if it exists as declared and is refused if it differs.
+	Unsure ChangeKind = "unsure"
+)
+
+// Change is what Apply would do about one exchange, queue or binding.
+type Change struct {
+	Action ChangeKind       `json:"action"`
+	Thing  declare.Resource `json:"thing"`
+	// Settings are what would be created, for Create only, sorted by name.
+	Settings []NamedSetting `json:"settings,omitempty"`
+	// Differences has every argument that differs, for Refuse only.
+	Differences []declare.Conflict `json:"differences,omitempty"`
+	// WaysOut says what can be done, for Refuse only.
+	WaysOut []string `json:"ways_out,omitempty"`
+	// Why is the reason for Unsure, and for the Refuse of a binding.
+	Why string `json:"why,omitempty"`
+}
+
+// NamedSetting is a setting and its name, such as "durable" or "x-message-ttl".
+type NamedSetting struct {
+	Name    string          `json:"name"`
+	Setting declare.Setting `json:"setting"`
+}
+
+// Diff is the result of [Plan]: a change for each exchange, queue and binding of a
+// topology, in that order. It prints like a diff and marshals to JSON.
+type Diff struct {
+	Changes []Change `json:"changes"`
+}
+
+// Plan returns what [declare.Apply] would do, and changes nothing.
+//
+// Over AMQP alone it can't tell whether exchanges exist; with the HTTP API it can.
+//
+// An error means that t is invalid, as from [declare.Topology.Validate], or that
+// the broker couldn't be asked. Conflicts with what the broker has are in the
+// Diff.
+func Plan(ctx context.Context, src Sources, t declare.Topology) (Diff, error) {
+	if err := t.Validate(); err != nil {
+		return Diff{}, err
+	}
+	s, err := Read(ctx, src, t)
+	if err != nil {
+		return Diff{}, err
+	}
+	return Compare(s, t), nil
+}
+
+// Compare is [Plan] on a snapshot.
+func Compare(s Snapshot, t declare.Topology) Diff {
+	var d Diff
+	exchanges := map[string]ExchangeInfo{}
+	for _, x := range s.Exchanges {
+		exchanges[x.Name] = x
+	}
+	queues := map[string]declare.QueueInfo{}
+	for _, q := range s.Queues {
+		queues[q.Name] = q
+	}
+	for _, want := range (declare.Topology{Exchanges: t.Exchanges, Queues: t.Queues}).Declarations() {
+		d.Changes = append(d.Changes, s.change(want, exchanges, queues))
+	}
+	byEnds := map[string][]declare.Binding{}
+	for _, b := range s.Bindings {
+		question := bindingQuestion(b)
+		byEnds[question] = append(byEnds[question], b)
+	}
+	ends := endsOf(s, t, exchanges, queues)
+	seen := map[string][]declare.Binding{}
+	for _, b := range t.Bindings {
+		question := bindingQuestion(b)
+		same := func(other declare.Binding) bool { return sameBinding(b, other) }
+		if slices.ContainsFunc(seen[question], same) {
+			continue
+		}
+		seen[question] = append(seen[question], b)
+		want := bindingDeclaration(b)
+		change := creation(want)
+		if slices.ContainsFunc(byEnds[question], same) {
+			change = Change{Action: Keep, Thing: want.Thing}
+		}
+		if why := s.refused(declare.Resource{Kind: declare.KindBinding, Name: question}); why != "" {
+			change = Change{Action: Unsure, Thing: want.Thing, Why: why}
+		}
+		if end := ends.missing(b); change.Action == Create && end != "" {
+			change = Change{
+				Action: Refuse, Thing: want.Thing, Why: end + " isn't there, and isn't in the topology either",
+				WaysOut: []string{"correct the name, or declare it as well"},
+			}
+		}
+		d.Changes = append(d.Changes, change)
+	}
+	return d
+}
+
+// change is what Apply would do about an exchange or a queue.
+func (s Snapshot) change(want declare.Declaration, exchanges map[string]ExchangeInfo, queues map[string]declare.QueueInfo) Change {
+	var found map[string]any
+	var why string
+	switch want.Thing.Kind {
+	case declare.KindExchange:
+		if x, ok := exchanges[want.Thing.Name]; ok {
+			found = exchangeBody(x)
+		} else if blind := s.blind(PartExchanges); blind != "" {
+			why = "can't be told " + blind
+		}
+	default:
+		if q, ok := queues[want.Thing.Name]; ok {
+			found = queueBody(q)
+		} else {
+			why = s.refused(want.Thing)
+		}
+	}
+	switch {
+	case why != "":
+		return Change{Action: Unsure, Thing: want.Thing, Why: why}
+	case found == nil:
+		return creation(want)
+	}
+	if e := want.Differs(found); e != nil {
+		return Change{Action: Refuse, Thing: want.Thing, Differences: e.Differences, WaysOut: e.WaysOut}
+	}
+	return Change{Action: Keep, Thing: want.Thing}
+}
+
+// ends are the exchanges and queues that are there or will be. A nil map stands for
+// all: the snapshot doesn't show them.
+type ends struct{ exchanges, queues map[string]bool }
+
+func endsOf(s Snapshot, t declare.Topology, exchanges map[string]ExchangeInfo, queues map[string]declare.QueueInfo) ends {
+	var e ends
+	if s.blind(PartExchanges) == "" {
+		e.exchanges = map[string]bool{"": true}
+		for name := range exchanges {
+			e.exchanges[name] = true
+		}
+		for _, x := range t.Exchanges {
+			e.exchanges[x.Name] = true
+		}
+	}
+	if s.blind(PartQueues) == "" {
+		e.queues = map[string]bool{"": true}
+		for name := range queues {
+			e.queues[name] = true
+		}
+		for _, name := range queueNames(t) {
+			e.queues[name] = true
+		}
+	}
+	return e
+}
+
+// missing is the end of a binding that neither is there nor will be, as far as can be
+// told; or "".
+func (e ends) missing(b declare.Binding) string {
+	switch {
+	case e.exchanges != nil && !e.exchanges[b.Source]:
+		return exchangeThing(b.Source).String()
+	case e.queues != nil && !e.queues[b.Queue]:
+		return queueThing(b.Queue).String()
+	case e.exchanges != nil && !e.exchanges[b.Exchange]:
+		return exchangeThing(b.Exchange).String()
+	}
+	return ""
+}
+
+func creation(want declare.Declaration) Change {
+	c := Change{Action: Create, Thing: want.Thing}
+	for _, key := range values.SortedKeys(want.Body) {
+		switch v := want.Body[key].(type) {
+		case map[string]any:
+			for _, k := range values.SortedKeys(v) {
+				c.Settings = append(c.Settings, NamedSetting{k, settingOf(v[k])})
+			}
+		case bool:
+			if v && key != "durable" || !v && key == "durable" {
+				c.Settings = append(c.Settings, NamedSetting{key, settingOf(v)})
+			}
+		default:
+			if key == "type" {
+				c.Settings = append(c.Settings, NamedSetting{key, settingOf(v)})
+			}
+		}
+	}
+	return c
+}
+
+func queueBody(q declare.QueueInfo) map[string]any {
+	return map[string]any{"durable": q.Durable, "exclusive": q.Exclusive, "auto_delete": q.AutoDelete, "arguments": q.Arguments}
+}
+
+func exchangeBody(x ExchangeInfo) map[string]any {
+	return map[string]any{
+		"type": string(x.Type), "durable": x.Durable, "auto_delete": x.AutoDelete, "internal": x.Internal, "arguments": x.Arguments,
+	}
+}
+
+// Count is how many changes have the action a.
+func (d Diff) Count(a ChangeKind) int {
+	n := 0
+	for _, c := range d.Changes {
+		if c.Action == a {
+			n++
+		}
+	}
+	return n
+}
+
+// Nothing reports whether everything is there as wanted, for certain.
+func (d Diff) Nothing() bool { return d.Count(Keep) == len(d.Changes) }
+
+// Conflicts reports whether Apply would be refused.
+func (d Diff) Conflicts() bool { return d.Count(Refuse) > 0 }
+
+// String is the diff for people: "+" is created, "!" differs, "?" can't be told,
+// and what is there as wanted has no mark.
+func (d Diff) String() string {
+	var b strings.Builder
+	for _, c := range d.Changes {
+		switch c.Action {
+		case Keep:
+			fmt.Fprintf(&b, "  %s\n", c.Thing)
+		case Create:
+			fmt.Fprintf(&b, "+ %s\n", c.Thing)
+			for _, s := range c.Settings {
+				fmt.Fprintf(&b, "+     %s: %s\n", s.Name, s.Setting)
+			}
+		case Refuse:
+			fmt.Fprintf(&b, "! %s\n", c.Thing)
+			if c.Why != "" {
+				fmt.Fprintf(&b, "      %s\n", c.Why)
+			}
+			for _, x := range c.Differences {
+				fmt.Fprintf(&b, "-     %s: %s\n", x.Argument, typed(x.Found))
+				fmt.Fprintf(&b, "+     %s: %s\n", x.Argument, typed(x.Wanted))
+			}
+			for _, w := range c.WaysOut {
+				fmt.Fprintf(&b, "      way out: %s\n", w)
+			}
+		case Unsure:
+			fmt.Fprintf(&b, "? %s\n", c.Thing)
+			fmt.Fprintf(&b, "      %s\n", c.Why)
+		}
+	}
+	if d.Nothing() {
+		fmt.Fprintf(&b, "Nothing to do: all %d are there.\n", len(d.Changes))
+		return b.String()
+	}
+	fmt.Fprintf(&b, "%d to create, %d there, %d refused, %d can't be told.\n", d.Count(Create), d.Count(Keep), d.Count(Refuse), d.Count(Unsure))
+	return b.String()
+}
+
+// typed is the setting with its type, where that is known.
+func typed(s declare.Setting) string {
+	if s.Type == "" || !s.Set {
+		return s.String()
+	}
+	return s.String() + " (" + s.Type + ")"
+}
+
+func settingOf(v any) declare.Setting {
+	text, typ := values.Describe(v)
+	return declare.Setting{Value: text, Type: typ, Set: true}
+}

@@ -1,0 +1,105 @@
+package audit_test
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
+)
+
+func TestDiffPrintsLikeADiff(t *testing.T) {
+	t.Parallel()
+	s := audit.FromTopology(cycle())
+	s.Queues = s.Queues[:3] // without parking
+	args := queueNamed(&s, "orders").Arguments
+	args["x-delivery-limit"] = "5"
+	args["x-max-length"] = int64(7)
+	delete(args, "x-overflow")
+	wanted := declare.Topology{Exchanges: cycle().Exchanges[1:3], Queues: cycle().Queues[:4], Bindings: cycle().Bindings[3:]}
+	wanted.Exchanges[1].AlternateExchange = ""
+	d := audit.Compare(s, wanted)
+	assert.Equal(t, `  exchange "requeue"
+! exchange "dlx"
+-     alternate-exchange: "parking" (string)
++     alternate-exchange: none
+      way out: declare an exchange under a new name, bind it as well, and let publishers move over
+      way out: delete it while nobody publishes to it, and run this again: its bindings go with it
+! queue "orders"
+-     x-delivery-limit: "5" (string)
++     x-delivery-limit: "5" (integer)
+-     x-max-length: "7" (integer)
++     x-max-length: none
+-     x-overflow: none
++     x-overflow: "reject-publish" (string)
+      way out: let a policy set overflow, which changes a live queue, and leave it out here
+      way out: declare it as it is there
+      way out: declare it under a new name and move the messages, as package declare/migrate does
+      way out: delete it once it is empty and unused, and run this again
+  queue "orders.dead"
+  queue "delay_10s"
++ queue "parking"
++     x-delivery-limit: "-1"
++     x-queue-type: "quorum"
+  binding "parking" to queue "parking", key ""
+1 to create, 4 there, 2 refused, 0 can't be told.
+`, d.String())
+	assert.False(t, d.Nothing())
+	assert.True(t, d.Conflicts())
+
+	text, err := json.Marshal(d.Changes[4:6])
+	require.NoError(t, err)
+	assert.JSONEq(t, `[{"action":"keep","thing":{"kind":"queue","name":"delay_10s"}},
+		{"action":"create","thing":{"kind":"queue","name":"parking"},"settings":[
+			{"name":"x-delivery-limit","setting":{"value":"-1","type":"integer","set":true}},
+			{"name":"x-queue-type","setting":{"value":"quorum","type":"string","set":true}}]}]`, string(text))
+
+	d = audit.Compare(audit.FromTopology(cycle()), cycle())
+	assert.True(t, d.Nothing())
+	assert.Contains(t, d.String(), "Nothing to do: all 12 are there.")
+}
+
+func TestPlanRefusesBeforeItAsks(t *testing.T) {
+	t.Parallel()
+	f := &fakeBroker{}
+	_, err := audit.Plan(context.Background(), audit.Sources{AMQP: f}, declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{}}})
+	var e *argument.Error
+	require.ErrorAs(t, err, &e)
+	_, err = audit.Verify(context.Background(), audit.Sources{AMQP: f}, declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{}}})
+	require.ErrorAs(t, err, &e)
+	assert.Empty(t, f.requests)
+	_, err = audit.Plan(context.Background(), audit.Sources{}, declare.Topology{})
+	require.ErrorContains(t, err, "neither AMQP nor HTTP")
+}
+
+// A binding whose end neither is there nor will be would be refused half way: so it is
+// refused before.
+func TestPlanRefusesBindingsWithAMissingEnd(t *testing.T) {
+	t.Parallel()
+	topology := declare.Topology{
+		Exchanges: []declare.Exchange{{Name: "x"}},
+		Queues:    []declare.Queue{declare.QuorumQueue{Name: "q", DeadLetter: declare.Drop()}},
+		Bindings: []declare.Binding{
+			{Source: "x", Queue: "q"}, {Source: "amq.topic", Queue: "there"}, {Source: "x", Exchange: "amq.fanout"},
+			{Source: "x", Queue: "gone"}, {Source: "gone", Queue: "q"}, {Source: "x", Exchange: "gone"},
+		},
+	}
+	s := audit.FromTopology(declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "there"}}})
+	d := audit.Compare(s, topology)
+	assert.Equal(t, 5, d.Count(audit.Create), "%s", d)
+	assert.Equal(t, 3, d.Count(audit.Refuse), "%s", d)
+	assert.True(t, d.Conflicts())
+	assert.Contains(t, d.String(), "! binding \"x\" to queue \"gone\", key \"\"\n      queue \"gone\" isn't there, and isn't in the topology either\n      way out: correct the name, or declare it as well\n")
+	assert.Contains(t, d.String(), `exchange "gone" isn't there`)
+	assert.Equal(t, 3, strings.Count(audit.Check(s, topology).String(), "it isn't there: "))
+
+	// Over AMQP alone that can't be told.
+	s.Blind = []audit.UnreadPart{{Part: audit.PartExchanges, Why: "w"}, {Part: audit.PartQueues, Why: "w"}}
+	assert.Zero(t, audit.Compare(s, topology).Count(audit.Refuse))
+}

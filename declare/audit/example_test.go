@@ -1,0 +1,33 @@
+package audit_test
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
+)
+
+// A recipe from the web, read as it is: it works, and it can lose messages.
+func ExampleCheck() {
+	text, err := os.ReadFile("testdata/cookbook.json")
+	if err != nil {
+		panic(err)
+	}
+	definitions, err := audit.ParseDefinitions(text)
+	if err != nil {
+		panic(err)
+	}
+	for _, f := range audit.Check(definitions.Snapshot("/"), declare.Topology{}).Findings {
+		fmt.Println(f)
+	}
+	// Output:
+	// error   queue "my_work_queue": it drops a message that comes back more than 5 times, or is rejected, since it has no dead-letter exchange (dead-letter)
+	//         give it a dead-letter exchange, by its declaration or by a policy
+	// error   queue "delay_10s": it dead-letters at most once, so a dead letter is lost when what comes next is missing or full (at-most-once)
+	//         make it a quorum queue with x-dead-letter-strategy at-least-once and x-overflow reject-publish; a policy can set both
+	// error   queue "delay_60s": it dead-letters at most once, so a dead letter is lost when what comes next is missing or full (at-most-once)
+	//         make it a quorum queue with x-dead-letter-strategy at-least-once and x-overflow reject-publish; a policy can set both
+	// warning exchange "requeue_exchange": it has no alternate exchange that takes what matches no binding: such dead letters of queue "delay_10s" are lost, or after 32 of them hold up all others (alternate-exchange)
+	//         give it an alternate exchange with a parking queue, by a policy if it is live
+}

@@ -1,0 +1,494 @@
+package audit
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/declare/internal/values"
+)
+
+// Mermaid returns s as a Mermaid flowchart, which GitHub shows as a picture.
+//
+// Work queues, the retry cycle and dead-letter queues have a box each. Solid
+// arrows are bindings, with their keys. Dotted arrows are what the broker does
+// with a message that dies or matches no binding. A worker is drawn where it
+// closes the cycle: it consumes from a work queue, and only workers publish to an
+// exchange that feeds delay queues.
+func Mermaid(s Snapshot) string {
+	g := newGraph(s)
+	var b strings.Builder
+	b.WriteString("flowchart LR\n")
+	for _, group := range groups {
+		nodes := g.in(group.id)
+		if len(nodes) == 0 {
+			continue
+		}
+		indent := "    "
+		if group.title != "" {
+			fmt.Fprintf(&b, "    subgraph %s[\"%s\"]\n", group.id, group.title)
+			indent += "    "
+		}
+		for _, n := range nodes {
+			fmt.Fprintf(&b, "%s%s%s%s%s\n", indent, n.id, n.shape.left, strings.Join(mermaidLines(n.lines), "<br/>"), n.shape.right)
+		}
+		if group.title != "" {
+			b.WriteString("    end\n")
+		}
+	}
+	for _, e := range g.edges {
+		arrow := "-->"
+		if e.dotted {
+			arrow = "-.->"
+		}
+		if e.label != "" {
+			arrow += `|"` + strings.Join(mermaidLines(strings.Split(e.label, "\n")), "<br/>") + `"|`
+		}
+		fmt.Fprintf(&b, "    %s %s %s\n", e.from, arrow, e.to)
+	}
+	return b.String()
+}
+
+// DOT returns the picture of [Mermaid] for Graphviz: dot -Tsvg.
+func DOT(s Snapshot) string {
+	g := newGraph(s)
+	var b strings.Builder
+	b.WriteString("digraph topology {\n    rankdir=LR;\n    node [fontname=\"sans-serif\"];\n    edge [fontname=\"sans-serif\", fontsize=10];\n")
+	for _, group := range groups {
+		nodes := g.in(group.id)
+		if len(nodes) == 0 {
+			continue
+		}
+		indent := "    "
+		if group.title != "" {
+			fmt.Fprintf(&b, "    subgraph cluster_%s {\n        label=%s;\n", group.id, dotText(group.title))
+			indent += "    "
+		}
+		for _, n := range nodes {
+			fmt.Fprintf(&b, "%s%s [shape=%s, label=%s];\n", indent, n.id, n.shape.dot, dotText(strings.Join(n.lines, "\n")))
+		}
+		if group.title != "" {
+			b.WriteString("    }\n")
+		}
+	}
+	for _, e := range g.edges {
+		style := "solid"
+		if e.dotted {
+			style = "dashed"
+		}
+		fmt.Fprintf(&b, "    %s -> %s [style=%s, label=%s];\n", e.from, e.to, style, dotText(e.label))
+	}
+	b.WriteString("}\n")
+	return b.String()
+}
+
+// group is a box in the picture.
+type group struct{ id, title string }
+
+// groups are in the order in which they are drawn, from left to right.
+var groups = []group{
+	{"publish", ""},
+	{"work", "work"},
+	{"retry", "retry"},
+	{"given_up", "given up"}, // "end" would end Mermaid's subgraph
+}
+
+// shape is how a kind of node is drawn, by Mermaid and by Graphviz.
+type shape struct{ prefix, left, right, dot string }
+
+var (
+	queueShape    = shape{"q_", `[("`, `")]`, "cylinder"}
+	exchangeShape = shape{"x_", `{{"`, `"}}`, "hexagon"}
+	workerShape   = shape{"w_", `(["`, `"])`, "box"}
+)
+
+type node struct {
+	id, group string
+	lines     []string
+	shape     shape
+	// Within a group, what comes first in the way of a message; delay queues by
+	// their delay.
+	stage stage
+	delay int64
+}
+
+// stage is where on the way of a message something is. Pictures are laid out from
+// the first one on, and edges against the order are drawn as coming back.
+type stage int
+
+const (
+	published stage = iota
+	waiting
+	worked
+	entering
+	delayed
+	returning
+	dying
+	dead
+)
+
+// kindWorker is a Thing that no broker has.
+const kindWorker declare.Kind = "worker"
+
+type edge struct {
+	from, to, label string
+	dotted          bool
+}
+
+type graph struct {
+	*routes
+	nodes []node
+	ids   map[declare.Resource]string
+	taken map[string]bool
+	edges []edge
+	drawn map[edge]bool
+}
+
+func newGraph(s Snapshot) *graph {
+	s.sort()
+	g := &graph{routes: newRoutes(s), ids: map[declare.Resource]string{}, taken: map[string]bool{}, drawn: map[edge]bool{}}
+	end := g.endOfLine()
+	used := map[string]bool{}
+	for _, b := range s.Bindings {
+		used[b.Source], used[b.Exchange] = true, true
+	}
+	for _, q := range g.sorted() {
+		exchange, _, _ := q.deadLetters()
+		used[exchange] = true
+	}
+	for _, x := range g.sortedExchanges() {
+		used[x.alternate] = true
+	}
+	cycle := g.cycleExchanges()
+	entries := g.entries(cycle)
+	for _, x := range g.sortedExchanges() {
+		if names.Reserved(x.Name) && !used[x.Name] {
+			continue
+		}
+		n := node{group: "publish", shape: exchangeShape, lines: []string{x.Name, string(x.Type)}}
+		switch {
+		case slices.Contains(entries, x.Name):
+			n.group, n.stage = "retry", entering
+		case cycle[x.Name]:
+			n.group, n.stage = "retry", returning
+		case g.onlyTo(x.Name, end):
+			n.group, n.stage = "given_up", dying
+		}
+		g.add(exchangeThing(x.Name), n)
+	}
+	for _, q := range g.sorted() {
+		n := node{group: "work", shape: queueShape, stage: waiting, lines: []string{q.Name}}
+		switch {
+		case q.hasTTL() && q.delays():
+			ms, _ := q.number("x-message-ttl")
+			n.group, n.lines = "retry", append(n.lines, "holds for "+span(time.Duration(ms)*time.Millisecond))
+			n.stage, n.delay = delayed, ms
+		case end[q.Name]:
+			n.group, n.stage = "given_up", dead
+		}
+		if limit, ok := q.number("x-delivery-limit"); ok && limit >= 0 {
+			n.lines = append(n.lines, fmt.Sprintf("delivery limit %d", limit))
+		}
+		g.add(queueThing(q.Name), n)
+	}
+	g.draw(entries)
+	g.arrange()
+	return g
+}
+
+// arrange brings nodes and edges into the order of a message's way.
+func (g *graph) arrange() {
+	compare := func(a, b node) int { return cmp.Or(cmp.Compare(a.stage, b.stage), cmp.Compare(a.delay, b.delay)) }
+	slices.SortStableFunc(g.nodes, compare)
+	nodes := map[string]node{}
+	for _, n := range g.nodes {
+		nodes[n.id] = n
+	}
+	slices.SortStableFunc(g.edges, func(a, b edge) int {
+		// What dies leaves its queue after everything else has been drawn.
+		leaves := func(e edge) int {
+			if e.dotted && nodes[e.from].stage != delayed {
+				return 1
+			}
+			return 0
+		}
+		return cmp.Or(cmp.Compare(leaves(a), leaves(b)), compare(nodes[a.from], nodes[b.from]), compare(nodes[a.to], nodes[b.to]))
+	})
+}
+
+func (g *graph) add(t declare.Resource, n node) {
+	// Names can have anything in them. What is left of this one makes an id that
+	// doesn't change when something else is added.
+	id := n.shape.prefix + notInID.ReplaceAllString(values.Cut(t.Name, 64), "_")
+	n.id = id
+	for i := 2; g.taken[n.id]; i++ {
+		n.id = fmt.Sprintf("%s_%d", id, i)
+	}
+	g.taken[n.id] = true
+	g.ids[t] = n.id
+	g.nodes = append(g.nodes, n)
+}
+
+var notInID = regexp.MustCompile(`[^A-Za-z0-9]+`)
+
+func (g *graph) in(group string) []node {
+	return slices.DeleteFunc(slices.Clone(g.nodes), func(n node) bool { return n.group != group })
+}
+
+// link draws an edge; a thing that doesn't exist is drawn as missing.
+func (g *graph) link(from, to declare.Resource, label string, dotted bool) {
+	for _, t := range []declare.Resource{from, to} {
+		if _, ok := g.ids[t]; !ok {
+			missing := node{group: "given_up", shape: queueShape, stage: dead, lines: []string{t.Name, "missing!"}}
+			if t.Kind == declare.KindExchange {
+				missing.shape = exchangeShape
+			}
+			g.add(t, missing)
+		}
+	}
+	e := edge{g.ids[from], g.ids[to], label, dotted}
+	if !g.drawn[e] {
+		g.drawn[e] = true
+		g.edges = append(g.edges, e)
+	}
+}
+
+func (g *graph) draw(entries []string) {
+	for _, b := range g.s.Bindings {
+		to := queueThing(b.Queue)
+		if b.Queue == "" {
+			to = exchangeThing(b.Exchange)
+		}
+		label := b.Key
+		for _, k := range values.SortedKeys(b.Headers) {
+			if label != "" {
+				label += "\n"
+			}
+			label += fmt.Sprintf("%s=%v", k, b.Headers[k])
+		}
+		g.link(exchangeThing(b.Source), to, label, false)
+	}
+	for _, q := range g.sorted() {
+		exchange, key, ok := q.deadLetters()
+		if !ok {
+			continue
+		}
+		label := "dead letters"
+		if q.delays() {
+			label = "time is up"
+		}
+		switch {
+		case exchange != "":
+			g.link(queueThing(q.Name), exchangeThing(exchange), label, true)
+		case key != nil:
+			g.link(queueThing(q.Name), queueThing(*key), label, true)
+		}
+	}
+	for _, x := range g.sortedExchanges() {
+		if x.alternate != "" {
+			g.link(exchangeThing(x.Name), exchangeThing(x.alternate), "no binding", true)
+		}
+	}
+	for _, entry := range entries {
+		for _, work := range g.workOf(entry) {
+			worker := declare.Resource{Kind: kindWorker, Name: work}
+			if _, there := g.ids[worker]; !there {
+				g.add(worker, node{group: "work", shape: workerShape, stage: worked, lines: []string{"worker of " + work}})
+			}
+			g.link(queueThing(work), worker, "delivery", false)
+			g.link(worker, exchangeThing(entry), g.retryLabel(entry, work), false)
+		}
+	}
+}
+
+// retryLabel says what a worker publishes to an entry, with its key where there is
+// one delay only.
+func (g *graph) retryLabel(entry, work string) string {
+	const fails = "fails"
+	list := g.bySource[entry]
+	if before, ok := strings.CutSuffix(list[0].Key, ".#"); ok && len(list) == 1 {
+		return fails + ": " + before + "." + work
+	}
+	return fails
+}
+
+// endOfLine are the queues without a way on into the cycle: those that only take
+// dead letters, and whose own come to nothing but such queues.
+func (g *graph) endOfLine() map[string]bool {
+	// A queue to which a delay queue sends by a binding is a work queue; by an
+	// alternate exchange only, the end of the line.
+	back, aside := map[string]bool{}, map[string]bool{}
+	followed := map[string]bool{}
+	for _, q := range g.sorted() {
+		exchange, key, ok := q.deadLetters()
+		switch {
+		case !ok || !q.delays():
+		case exchange == "" && key != nil:
+			back[*key] = true
+		default:
+			g.behind(exchange, back, followed)
+		}
+	}
+	followed = map[string]bool{}
+	for _, x := range g.sortedExchanges() {
+		if x.alternate != "" {
+			g.behind(x.alternate, aside, followed)
+		}
+	}
+	end := map[string]bool{}
+	for _, q := range g.sorted() {
+		if q.delays() || len(g.feeders(q.Name)) == 0 && !aside[q.Name] {
+			continue
+		}
+		end[q.Name] = !back[q.Name]
+	}
+	return end
+}
+
+// behind adds the queues that are bound to an exchange, at some remove.
+func (g *graph) behind(exchange string, into, followed map[string]bool) {
+	if followed[exchange] {
+		return
+	}
+	followed[exchange] = true
+	for _, b := range g.bySource[exchange] {
+		if b.Queue != "" {
+			into[b.Queue] = true
+		} else {
+			g.behind(b.Exchange, into, followed)
+		}
+	}
+}
+
+// onlyTo reports whether an exchange leads to the end of the line and nowhere
+// else.
+func (g *graph) onlyTo(exchange string, end map[string]bool) bool {
+	reached := g.reach(exchange, letter{})
+	for q := range reached {
+		if !end[q] {
+			return false
+		}
+	}
+	return len(reached) > 0
+}
+
+// cycleExchanges are those in front of and behind delay queues.
+func (g *graph) cycleExchanges() map[string]bool {
+	cycle := map[string]bool{}
+	for _, b := range g.s.Bindings {
+		if q, ok := g.queues[b.Queue]; ok && q.delays() {
+			cycle[b.Source] = true
+		}
+	}
+	for _, q := range g.sorted() {
+		if exchange, _, ok := q.deadLetters(); ok && q.delays() && exchange != "" {
+			cycle[exchange] = true
+		}
+	}
+	return cycle
+}
+
+// entries are the exchanges of the cycle that the broker itself sends nothing to.
+func (g *graph) entries(cycle map[string]bool) []string {
+	fed := map[string]bool{}
+	for _, q := range g.sorted() {
+		exchange, _, _ := q.deadLetters()
+		fed[exchange] = true
+	}
+	for _, x := range g.exchanges {
+		fed[x.alternate] = true
+	}
+	for _, b := range g.s.Bindings {
+		fed[b.Exchange] = true
+	}
+	var list []string
+	for x := range cycle {
+		if !fed[x] {
+			list = append(list, x)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// workOf are the queues that messages come back to which were sent to an entry.
+func (g *graph) workOf(entry string) []string {
+	found := map[string]bool{}
+	seen := map[string]bool{}
+	var follow func(exchange string)
+	follow = func(exchange string) {
+		if seen[exchange] {
+			return
+		}
+		seen[exchange] = true
+		for _, b := range g.bySource[exchange] {
+			q, ok := g.queues[b.Queue]
+			switch {
+			case b.Exchange != "":
+				follow(b.Exchange)
+			case ok && q.delays():
+				if next, _, has := q.deadLetters(); has {
+					follow(next)
+				}
+			case ok:
+				found[q.Name] = true
+			}
+		}
+	}
+	follow(entry)
+	var list []string
+	for q := range found {
+		list = append(list, q)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// mermaidText escapes what ends a quoted text or begins markup.
+func mermaidText(s string) string {
+	var b strings.Builder
+	for i, r := range s {
+		switch {
+		case r == '#' && !strings.Contains(s[i:], ";"):
+			b.WriteRune(r) // only with a semicolon it is the beginning of a code
+		case strings.ContainsRune("\"#<>&`\\", r) || r < ' ':
+			if r < ' ' {
+				r = '\uFFFD'
+			}
+			fmt.Fprintf(&b, "#%d;", r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+func mermaidLines(lines []string) []string {
+	out := make([]string, len(lines))
+	for i, l := range lines {
+		out[i] = mermaidText(l)
+	}
+	return out
+}
+
+func dotText(s string) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`, "\x00", "\uFFFD").Replace(s) + `"`
+}
+
+// span is a duration without the zeros that Go writes behind it: 10m, not 10m0s.
+func span(d time.Duration) string {
+	s := d.String()
+	if d%time.Minute == 0 {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if d%time.Hour == 0 {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}

@@ -1,0 +1,137 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/internal/attempt"
+)
+
+// Sources is where a snapshot is read from: AMQP, HTTP or both.
+type Sources struct {
+	// AMQP answers for single queues and bindings. It needs no more permissions
+	// than a worker has.
+	AMQP declare.Requester
+	// HTTP answers for the whole virtual host. See package httpapi.
+	HTTP Reader
+}
+
+// Reader reads the management HTTP API of one virtual host. Package httpapi has
+// one; it must be safe for concurrent use.
+type Reader interface {
+	// Get requests a path below /api, percent-encoded, and returns the body of a
+	// reply with a status of 2xx. Any other is an error, which says what to do
+	// and matches [declare.ErrMissing], [declare.ErrForbidden] or [declare.ErrUnavailable] where it is
+	// one of those.
+	Get(ctx context.Context, path string) ([]byte, error)
+	// VHost is the virtual host.
+	VHost() string
+}
+
+// Read takes a snapshot. The HTTP API is read first, for the whole virtual host.
+// Without it, or if it fails, the queues and bindings of of are read over AMQP.
+// Snapshot.Blind says what is missing, and why.
+//
+// An error means that nothing could be read, or that a source failed half way.
+func Read(ctx context.Context, src Sources, of declare.Topology) (Snapshot, error) {
+	if src.AMQP == nil && src.HTTP == nil {
+		return Snapshot{}, argument.New("Sources", nil, "has neither AMQP nor HTTP", "give the management of a connection, or httpapi.New")
+	}
+	whyNot := "over AMQP: RabbitMQ's management node doesn't list, and has no way to ask for an exchange; give the HTTP API for it"
+	if src.HTTP != nil {
+		s, err := readHTTP(ctx, src.HTTP)
+		if err == nil {
+			return s, nil
+		}
+		if src.AMQP == nil || ctx.Err() != nil {
+			return Snapshot{}, err
+		}
+		whyNot = fmt.Sprintf("over AMQP, and the HTTP API couldn't be read: %v", err)
+	}
+	s, err := readAMQP(ctx, src.AMQP, of)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	s.hide(whyNot, PartExchanges, PartQueues, PartBindings, PartPolicies, PartNodes, PartCounts, PartVersion)
+	s.sort()
+	return s, nil
+}
+
+// readAMQP asks for what can be named.
+func readAMQP(ctx context.Context, r declare.Requester, of declare.Topology) (Snapshot, error) {
+	var s Snapshot
+	var mu sync.Mutex
+	var asks []func() error
+	for _, name := range queueNames(of) {
+		asks = append(asks, func() error {
+			info, err := retried(ctx, func() (declare.QueueInfo, error) { return declare.Inspect(ctx, r, name) })
+			if errors.Is(err, declare.ErrMissing) {
+				return nil
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if attempt.NotPermitted(err) {
+				s.Refused = append(s.Refused, UnreadResource{queueThing(name), err.Error()})
+				return nil
+			}
+			if err == nil {
+				s.Queues = append(s.Queues, info)
+				s.VHost = info.VHost
+			}
+			return err
+		})
+	}
+	listed := map[string]bool{}
+	for _, b := range of.Bindings {
+		question := bindingQuestion(b)
+		if listed[question] {
+			continue
+		}
+		listed[question] = true
+		asks = append(asks, func() error {
+			found, err := retried(ctx, func() ([]declare.Binding, error) { return declare.Bindings(ctx, r, b) })
+			mu.Lock()
+			defer mu.Unlock()
+			if attempt.NotPermitted(err) {
+				s.Refused = append(s.Refused, UnreadResource{declare.Resource{Kind: declare.KindBinding, Name: question}, err.Error()})
+				return nil
+			}
+			s.Bindings = append(s.Bindings, found...)
+			return err
+		})
+	}
+	errs := make([]error, len(asks))
+	turns := make(chan struct{}, attempt.InFlight)
+	var wg sync.WaitGroup
+	for i, ask := range asks {
+		turns <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-turns }()
+			errs[i] = ask()
+		})
+	}
+	wg.Wait()
+	err := errors.Join(errs...)
+	if err == nil && len(asks) > 0 && len(s.Refused) == len(asks) {
+		return s, errors.New("hopback: nothing may be read: " + s.Refused[0].Why)
+	}
+	return s, err
+}
+
+// retried repeats a question of which no reply came: another one under way may
+// have ended the session.
+func retried[T any](ctx context.Context, ask func() (T, error)) (v T, err error) {
+	for n := range attempt.Max {
+		if n > 0 {
+			attempt.Pause(ctx, n)
+		}
+		if v, err = ask(); err == nil || !errors.Is(err, declare.ErrNoReply) || ctx.Err() != nil || attempt.NotPermitted(err) {
+			return v, err
+		}
+	}
+	return v, err
+}

@@ -1,0 +1,533 @@
+package audit
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/internal/queuearg"
+	"github.com/hopback/hopback/declare/internal/values"
+)
+
+// Rule is one check of [Verify]. Rules find what loses messages or holds them for
+// ever, not matters of style.
+type Rule struct {
+	// ID names the rule, for findings and for waiving it.
+	ID       string   `json:"id"`
+	Severity Severity `json:"severity"`
+	// Summary says what should hold, and Remedy what to do where it doesn't. Each
+	// is a sentence without a full stop.
+	Summary string `json:"summary"`
+	Remedy  string `json:"remedy"`
+
+	needs []SnapshotPart
+	check func(*check)
+}
+
+// Rules returns every rule, in the order in which they are checked.
+func Rules() []Rule { return slices.Clone(rules) }
+
+// stallAt is how many dead letters a queue's dead-letter worker takes at once:
+// when so many can't be delivered, all behind them wait.
+const stallAt = 32
+
+var everything = []SnapshotPart{PartExchanges, PartQueues, PartBindings, PartPolicies}
+
+var rules = []Rule{
+	{
+		ID: "missing", Severity: SeverityError,
+		Summary: "everything in the topology is there",
+		Remedy:  "apply the topology, or import its definitions",
+		check: func(c *check) {
+			for _, change := range c.diff.Changes {
+				switch {
+				case change.Action == Create:
+					c.report(change.Thing, "it isn't there")
+				case change.Action == Refuse && len(change.Differences) == 0:
+					c.report(change.Thing, "it isn't there: %s", change.Why)
+				}
+			}
+		},
+	},
+	{
+		ID: "different", Severity: SeverityError,
+		Summary: "everything in the topology is as declared, argument by argument",
+		Remedy:  "see the ways out in the plan",
+		check: func(c *check) {
+			for _, change := range c.diff.Changes {
+				for _, d := range change.Differences {
+					c.report(change.Thing, "%s is %s, and should be %s", d.Argument, typed(d.Found), typed(d.Wanted))
+					c.found[len(c.found)-1].Argument = d.Argument
+				}
+			}
+		},
+	},
+	{
+		ID: "unseen", Severity: SeverityWarning,
+		Summary: "nothing of the topology is hidden from the user",
+		Remedy:  "give the user the permission that is named, or the HTTP API",
+		check: func(c *check) {
+			for _, change := range c.diff.Changes {
+				if change.Action == Unsure && change.Thing.Kind != declare.KindExchange {
+					c.report(change.Thing, "it can't be told whether it is there: %s", change.Why)
+				}
+			}
+		},
+	},
+	{
+		ID: "ill-typed-argument", Severity: SeverityError,
+		Summary: "arguments have the types and values that the broker reads",
+		Remedy:  "declare the queue with typed arguments, under a new name if it holds messages",
+		check: func(c *check) {
+			c.eachArgument(func(q liveQueue, key string, v any) {
+				if problem, _, unknown := queuearg.Wrong(q.Type, key, v); problem != "" && !unknown {
+					c.queue(q, "%s %s", key, problem)
+				}
+			})
+		},
+	},
+	{
+		ID: "unknown-argument", Severity: SeverityWarning,
+		Summary: "arguments are such as the broker knows for the queue's type",
+		Remedy:  "check the spelling; what the argument was meant to do doesn't happen",
+		check: func(c *check) {
+			c.eachArgument(func(q liveQueue, key string, v any) {
+				if problem, _, unknown := queuearg.Wrong(q.Type, key, v); unknown {
+					c.queue(q, "%.80s %s", key, problem)
+				}
+			})
+		},
+	},
+	{
+		ID: "dead-letter", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
+		Summary: "a queue that can give a message up has a dead-letter exchange",
+		Remedy:  "give it a dead-letter exchange, by its declaration or by a policy",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				if _, _, ok := q.deadLetters(); ok || q.Type == queuearg.Stream || q.passing() {
+					continue
+				}
+				limit, set := q.number("x-delivery-limit")
+				switch {
+				case q.hasTTL():
+					c.queue(q, "it drops messages when their time to live ends, since it has no dead-letter exchange")
+				case q.Type == queuearg.Quorum && !(set && limit < 0):
+					if !set {
+						limit = 20
+					}
+					c.queue(q, "it drops a message that comes back more than %d times, or is rejected, since it has no dead-letter exchange", limit)
+				case q.Type == queuearg.Classic:
+					c.queue(q, "it drops a message that is rejected, since it has no dead-letter exchange")
+				}
+			}
+		},
+	},
+	{
+		ID: "at-most-once", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
+		Summary: "dead letters are handed on at least once",
+		Remedy:  "make it a quorum queue with x-dead-letter-strategy at-least-once and x-overflow reject-publish; a policy can set both",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				if _, _, ok := q.deadLetters(); ok && !q.atLeastOnce() && !q.passing() {
+					c.queue(q, "it dead-letters at most once, so a dead letter is lost when what comes next is missing or full")
+				}
+			}
+		},
+	},
+	{
+		ID: "dead-letter-exchange", Severity: SeverityError, needs: everything,
+		Summary: "a dead-letter exchange exists",
+		Remedy:  "declare the exchange, or correct the queue's dead-letter exchange",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				exchange, _, ok := q.deadLetters()
+				if ok && exchange != "" && c.absent(exchange) {
+					c.queue(q, "its dead-letter exchange %.80q doesn't exist", exchange)
+				}
+			}
+		},
+	},
+	{
+		ID: "dead-letter-route", Severity: SeverityError, needs: everything,
+		Summary: "dead letters can come to a queue",
+		Remedy:  "bind a queue to the dead-letter exchange with that key, and give it an alternate exchange",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				exchange, key, ok := q.deadLetters()
+				if _, exists := c.exchanges[exchange]; !ok || exchange != "" && !exists || exchange == "" && key == nil {
+					continue // of an exchange that isn't there, the rule before tells
+				}
+				if len(c.deadFrom(q, "")) > 0 {
+					continue
+				}
+				with := "whatever their key"
+				if key != nil {
+					with = fmt.Sprintf("with the key %.80q", *key)
+				}
+				c.queue(q, "its dead letters come to no queue: nothing is bound to %s for them %s", nameOf(exchange), with)
+			}
+		},
+	},
+	{
+		ID: "alternate-exchange", Severity: SeverityWarning, needs: everything,
+		Summary: "an exchange that takes dead letters has an alternate exchange, or bindings that leave nothing out",
+		Remedy:  "give it an alternate exchange with a parking queue, by a policy if it is live",
+		check: func(c *check) {
+			for _, x := range c.sortedExchanges() {
+				for _, q := range c.sorted() {
+					exchange, key, ok := q.deadLetters()
+					if !ok || exchange != x.Name || c.sure(x.Name, letter{key: key}, map[string]bool{}) {
+						continue
+					}
+					c.report(exchangeThing(x.Name), "it has no alternate exchange that takes what matches no binding: such dead letters of queue %.80q are lost, or after %d of them hold up all others", q.Name, stallAt)
+					break
+				}
+			}
+		},
+	},
+	{
+		ID: "alternate-exchange-missing", Severity: SeverityError, needs: everything,
+		Summary: "an alternate exchange exists",
+		Remedy:  "declare it and bind a queue to it",
+		check: func(c *check) {
+			for _, x := range c.sortedExchanges() {
+				if x.alternate != "" && c.absent(x.alternate) {
+					c.report(exchangeThing(x.Name), "its alternate exchange %.80q doesn't exist, so what matches no binding is lost", x.alternate)
+				}
+			}
+		},
+	},
+	{
+		ID: "alternate-exchange-route", Severity: SeverityError, needs: everything,
+		Summary: "an alternate exchange leads to a queue",
+		Remedy:  "bind a queue to the alternate exchange; a fanout exchange leaves nothing out",
+		check: func(c *check) {
+			for _, x := range c.sortedExchanges() {
+				if _, exists := c.exchanges[x.alternate]; exists && len(c.reach(x.alternate, letter{})) == 0 {
+					c.report(exchangeThing(x.Name), "its alternate exchange %.80q leads to no queue", x.alternate)
+				}
+			}
+		},
+	},
+	{
+		ID: "delivery-limit", Severity: SeverityError, needs: everything,
+		Summary: "a queue at the end of the line has no delivery limit",
+		Remedy:  "give it x-delivery-limit -1",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				if limit, ok := q.number("x-delivery-limit"); q.Type != queuearg.Quorum || q.hasTTL() || ok && limit < 0 {
+					continue
+				}
+				for _, from := range c.feeders(q.Name) {
+					// What comes out of a delay queue wasn't delivered there.
+					if from.Type == queuearg.Quorum && !from.hasTTL() && from.Name != q.Name && !c.leadsTo(q.Name, from.Name) {
+						c.queue(q, "it has a delivery limit, and a dead letter from queue %.80q brings the deliveries along that it has had", from.Name)
+						break
+					}
+				}
+			}
+		},
+	},
+	{
+		ID: "max-length", Severity: SeverityWarning, needs: everything,
+		Summary: "a queue to which dead letters come has no max-length",
+		Remedy:  "leave the limit out, and bound what is published instead",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				if key := q.limited(); key != "" && len(c.feeders(q.Name)) > 0 {
+					c.queue(q, "it has %s: while it is full, dead letters for it are lost, or after %d of them hold up all others in queue %.80q, those that wait for a retry among them", c.source(q, key), stallAt, c.feeders(q.Name)[0].Name)
+				}
+			}
+		},
+	},
+	{
+		ID: "overflow", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
+		Summary: "a full queue refuses messages, or dead-letters them",
+		Remedy:  "set x-overflow to reject-publish, so that publishers learn of it",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				overflow, set := q.text("x-overflow")
+				_, _, deadLetters := q.deadLetters()
+				if key := q.limited(); key != "" && q.Type != queuearg.Stream && !deadLetters && (!set || overflow == string(declare.DropHead)) {
+					c.queue(q, "it has %s and drops the oldest message when it is full", key)
+				}
+			}
+		},
+	},
+	{
+		ID: "expires", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
+		Summary: "no durable queue is deleted for want of use",
+		Remedy:  "leave x-expires out",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				ms, ok := q.number("x-expires")
+				if !ok || q.passing() {
+					continue
+				}
+				if q.delays() {
+					c.queue(q, "it is deleted %d ms after its declaration with all messages that it holds back: a delay queue has no consumers", ms)
+				} else {
+					c.queue(q, "it is deleted with all its messages after %d ms without a consumer", ms)
+				}
+			}
+		},
+	},
+	{
+		ID: "expiry-cycle", Severity: SeverityError, needs: everything,
+		Summary: "no message runs in a circle of expiries",
+		Remedy:  "let the way back lead to a queue without a time to live, or of consumers",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				if q.hasTTL() && c.expiresInto(q.Name) {
+					c.queue(q, "a message that nobody consumes comes back to it by expiry alone, which the broker takes for a cycle, and drops it or holds it for ever")
+				}
+			}
+		},
+	},
+	{
+		ID: "orphan-delay-queue", Severity: SeverityWarning, needs: everything,
+		Summary: "a delay queue is bound",
+		Remedy:  "bind it to the retry exchange, or delete it once it is empty",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				if q.delays() && !c.bound[q.Name] && len(c.feeders(q.Name)) == 0 && !q.passing() {
+					c.queue(q, "it delays messages, but no exchange leads to it")
+				}
+			}
+		},
+	},
+	{
+		ID: "delay-mismatch", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
+		Summary: "a delay queue holds messages for as long as its binding says",
+		Remedy:  "bind the queue whose x-message-ttl is that delay",
+		check: func(c *check) {
+			for _, b := range c.s.Bindings {
+				q, ok := c.queues[b.Queue]
+				text, isDelay := strings.CutPrefix(b.Key, "delay.")
+				text, isDelay2 := strings.CutSuffix(text, ".#")
+				ms, err := strconv.ParseInt(text, 10, 64)
+				if !ok || !isDelay || !isDelay2 || err != nil {
+					continue
+				}
+				if ttl, set := q.number("x-message-ttl"); !set {
+					c.queue(q, "it is bound for a delay of %d ms, and holds messages for ever", ms)
+				} else if ttl != ms {
+					c.queue(q, "it is bound for a delay of %d ms, and holds messages for %d ms", ms, ttl)
+				}
+			}
+		},
+	},
+	{
+		ID: "several-ways-back", Severity: SeverityWarning, needs: everything,
+		Summary: "a delayed message comes back to one queue",
+		Remedy:  "bind each queue by its own name, and no queue for everything",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				exchange, key, ok := q.deadLetters()
+				if !ok || !q.delays() || exchange == "" {
+					continue
+				}
+				x := c.exchanges[exchange]
+				targets := map[string]bool{}
+				total := 0
+				for _, b := range c.bySource[exchange] {
+					may, must := x.matches(b, letter{key, "expired"})
+					if must {
+						targets[b.Queue+"\x00"+b.Exchange] = true
+					}
+					if may {
+						total++
+					}
+				}
+				if len(targets) > 0 && total > 1 && x.Type != declare.Headers {
+					c.queue(q, "what it has held comes back to several queues, as duplicates: the exchange %.80q has a binding for everything beside others", exchange)
+				}
+			}
+		},
+	},
+	{
+		ID: "wildcard-name", Severity: SeverityError,
+		Summary: "no queue's name is a wildcard in the binding that brings messages back to it",
+		Remedy:  "rename the queue; a star or hash within a longer word is fine",
+		check: func(c *check) {
+			for _, b := range c.s.Bindings {
+				for word := range strings.SplitSeq(b.Queue, ".") {
+					if (word == "*" || word == "#") && strings.HasSuffix(b.Key, b.Queue) && b.Key != "#" {
+						c.report(queueThing(b.Queue), "the binding %.80q means other queues as well, and takes their messages", b.Key)
+						break
+					}
+				}
+			}
+		},
+	},
+	{
+		ID: "transient-exchange", Severity: SeverityError, needs: []SnapshotPart{PartExchanges, PartBindings},
+		Summary: "exchanges in front of durable queues are durable, and stay",
+		Remedy:  "delete the exchange and declare it durable, not auto-delete, with its bindings",
+		check: func(c *check) {
+			for _, x := range c.sortedExchanges() {
+				leads := slices.ContainsFunc(c.bySource[x.Name], func(b declare.Binding) bool {
+					return b.Exchange != "" || !c.queues[b.Queue].passing() && c.queues[b.Queue].Name != ""
+				})
+				switch {
+				case leads && !x.Durable:
+					c.report(exchangeThing(x.Name), "it isn't durable: after a restart of the broker, it and its bindings to durable queues are gone")
+				case leads && x.AutoDelete:
+					c.report(exchangeThing(x.Name), "it is auto-delete: with its last binding it is gone, and so is what is published to it")
+				}
+			}
+		},
+	},
+	{
+		ID: "not-replicated", Severity: SeverityWarning,
+		Summary: "durable queues are quorum queues or streams",
+		Remedy:  "declare a quorum queue under a new name and move the messages, as package declare/migrate does",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				if q.Type == queuearg.Classic && !q.passing() {
+					c.queue(q, "it is a classic queue, of which there is one copy: it goes with its node")
+				}
+			}
+		},
+	},
+	{
+		ID: "replicas", Severity: SeverityError, needs: []SnapshotPart{PartNodes},
+		Summary: "on a cluster, a queue has at least three replicas",
+		Remedy:  "add replicas with rabbitmq-queues grow, or move the queue",
+		check: func(c *check) {
+			want := min(3, len(c.s.Nodes))
+			for _, q := range c.sorted() {
+				if n := len(q.Replicas); q.Type != queuearg.Classic && n > 0 && n < want {
+					c.queue(q, "it has %d replicas on a cluster of %d nodes", n, len(c.s.Nodes))
+				}
+			}
+		},
+	},
+	{
+		ID: "replicas-down", Severity: SeverityError, needs: []SnapshotPart{PartNodes},
+		Summary: "every replica is up",
+		Remedy:  "start the nodes that are down, or replace those replicas",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				if q.Type == queuearg.Classic || len(q.Replicas) == 0 {
+					continue
+				}
+				down := slices.DeleteFunc(slices.Clone(q.Replicas), func(n string) bool { return slices.Contains(q.Online, n) })
+				switch {
+				case len(down) > 0:
+					c.queue(q, "%d of its %d replicas are down: %s", len(down), len(q.Replicas), strings.Join(down, ", "))
+				case q.Leader == "":
+					c.queue(q, "it has no leader, so it takes and gives nothing")
+				}
+			}
+		},
+	},
+	{
+		ID: "stuck-dead-letters", Severity: SeverityError, needs: []SnapshotPart{PartCounts},
+		Summary: "no dead letters are stuck",
+		Remedy:  "see to it that the exchange, the binding and the queue behind it are there and not full; the broker tries again every three minutes",
+		check: func(c *check) {
+			for _, q := range c.sorted() {
+				switch n := q.MessagesDeadLettering; {
+				case n >= stallAt:
+					c.queue(q, "%d dead letters wait to be handed on: %d that can't be delivered stop all others", n, stallAt)
+				case n > 0:
+					c.queue(q, "%d dead letters wait to be handed on", n)
+				}
+			}
+		},
+	},
+	{
+		ID: "broker-version", Severity: SeverityWarning, needs: []SnapshotPart{PartVersion, PartNodes},
+		Summary: "a cluster has RabbitMQ 4.0.6 or later, which sends again what a leader that was deposed didn't take",
+		Remedy:  "upgrade to RabbitMQ 4.0.6 or later; until then move the queue's leader, or reconnect, where messages stay unanswered after a node was frozen or cut off",
+		check: func(c *check) {
+			var major, minor, patch int
+			n, _ := fmt.Sscanf(c.s.Version, "%d.%d.%d", &major, &minor, &patch)
+			if n == 3 && major == 4 && minor == 0 && patch < 6 && len(c.s.Nodes) > 1 {
+				c.report(declare.Resource{Kind: declare.KindBroker, Name: c.s.Version}, "after a node was frozen, its sessions can go on sending to the deposed leader of a queue: publishes, settlements and consumers stay without an answer until the leader moves or the client reconnects")
+			}
+		},
+	},
+	{
+		ID: "delayed-retry", Severity: SeverityError, needs: []SnapshotPart{PartVersion, PartPolicies},
+		Summary: "the broker knows the arguments that the queue relies on",
+		Remedy:  "upgrade to RabbitMQ 4.3, or delay with retry.Topology's queues",
+		check: func(c *check) {
+			if yes, known := c.s.atLeast(4, 3); yes || !known {
+				return
+			}
+			for _, q := range c.sorted() {
+				for _, key := range values.SortedKeys(q.args) {
+					if a := queuearg.Known[key]; a.Since > 0 && slices.Contains(a.Types, q.Type) {
+						c.queue(q, "%s does nothing before RabbitMQ 4.%d, and this is %s", key, a.Since, c.s.Version)
+					}
+				}
+			}
+		},
+	},
+}
+
+func nameOf(exchange string) string {
+	if exchange == "" {
+		return "the default exchange"
+	}
+	return fmt.Sprintf("the exchange %.80q", exchange)
+}
+
+// limited is the argument that bounds a queue's length, or "".
+func (q liveQueue) limited() string {
+	for _, key := range []string{"x-max-length", "x-max-length-bytes"} {
+		if _, ok := q.number(key); ok {
+			return key
+		}
+	}
+	return ""
+}
+
+// source is an argument, and the policy that sets it where the queue itself doesn't.
+func (c *check) source(q liveQueue, key string) string {
+	if _, own := q.Arguments[key]; own {
+		return key
+	}
+	for _, operator := range []bool{true, false} {
+		if p := c.s.policyOf(operator, declare.KindQueue, q.Type, q.Name); p != nil && p.Definition[strings.TrimPrefix(key, "x-")] != nil {
+			return fmt.Sprintf("%s by the policy %.80q", key, p.Name)
+		}
+	}
+	return key
+}
+
+func (c *check) eachArgument(do func(q liveQueue, key string, v any)) {
+	for _, q := range c.sorted() {
+		for _, key := range values.SortedKeys(q.Arguments) {
+			do(q, key, q.Arguments[key])
+		}
+	}
+}
+
+// expiresInto reports whether a message that expires in a queue may come back to
+// it through queues in which it expires as well.
+func (c *check) expiresInto(name string) bool {
+	seen := map[string]bool{}
+	var visit func(string) bool
+	visit = func(at string) bool {
+		if seen[at] {
+			return false
+		}
+		seen[at] = true
+		next := c.deadFrom(c.queues[at], "expired")
+		if next[name] {
+			return true
+		}
+		for n := range next {
+			if c.queues[n].hasTTL() && visit(n) {
+				return true
+			}
+		}
+		return false
+	}
+	return visit(name)
+}

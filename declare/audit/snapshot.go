@@ -1,0 +1,219 @@
+package audit
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/internal/queuearg"
+	"github.com/hopback/hopback/declare/internal/values"
+)
+
+// Snapshot is the content of a virtual host at one time. [Read] takes one of a
+// live broker; [FromTopology] and [Definitions.Snapshot] make one without a
+// broker. [Compare], [Check] and the graphs are pure functions of it.
+//
+// A snapshot may be partial: see Blind and Refused.
+type Snapshot struct {
+	VHost string `json:"vhost,omitempty"`
+	// Version of the broker, such as "4.3.6"; empty when unknown.
+	Version string `json:"version,omitempty"`
+	// Nodes of the cluster, whether they run or not, sorted; empty when unknown.
+	Nodes     []string            `json:"nodes,omitempty"`
+	Queues    []declare.QueueInfo `json:"queues"`
+	Exchanges []ExchangeInfo      `json:"exchanges"`
+	// Bindings leave out those of the default exchange.
+	Bindings []declare.Binding `json:"bindings"`
+	// Policies of users and operators.
+	Policies []declare.Policy `json:"policies,omitempty"`
+	// Blind lists the parts that couldn't be read.
+	Blind []UnreadPart `json:"blind,omitempty"`
+	// Refused lists what the user has no permission to read. For a binding, the
+	// Thing's name is the request's path.
+	Refused []UnreadResource `json:"refused,omitempty"`
+
+	// assumed says that there may be exchanges beside Exchanges: see Assume.
+	assumed bool
+}
+
+// UnreadResource is a queue or a binding that couldn't be read, and why.
+type UnreadResource struct {
+	Thing declare.Resource `json:"thing"`
+	Why   string           `json:"why"`
+}
+
+func (s Snapshot) refused(t declare.Resource) string {
+	for _, u := range s.Refused {
+		if u.Thing == t {
+			return u.Why
+		}
+	}
+	return ""
+}
+
+// ExchangeInfo is the state of an exchange.
+type ExchangeInfo struct {
+	Name       string               `json:"name"`
+	Type       declare.ExchangeType `json:"type"`
+	Durable    bool                 `json:"durable"`
+	AutoDelete bool                 `json:"auto_delete"`
+	Internal   bool                 `json:"internal"`
+	Arguments  map[string]any       `json:"arguments"`
+}
+
+func queueThing(name string) declare.Resource {
+	return declare.Resource{Kind: declare.KindQueue, Name: name}
+}
+
+func exchangeThing(name string) declare.Resource {
+	return declare.Resource{Kind: declare.KindExchange, Name: name}
+}
+
+// SnapshotPart is a part of a [Snapshot].
+type SnapshotPart string
+
+// The parts.
+const (
+	// PartExchanges: which exchanges there are. RabbitMQ ends the session that
+	// asks for one over AMQP.
+	PartExchanges SnapshotPart = "exchanges"
+	// PartQueues and PartBindings: those beyond the topology that was asked
+	// about. Over AMQP one can only ask for what one can name.
+	PartQueues   SnapshotPart = "other queues"
+	PartBindings SnapshotPart = "other bindings"
+	// PartPolicies: the policies, which change what a queue's arguments say.
+	PartPolicies SnapshotPart = "policies"
+	// PartNodes: the cluster's nodes.
+	PartNodes SnapshotPart = "nodes"
+	// PartCounts: the messages that are held for dead-lettering or delayed.
+	PartCounts SnapshotPart = "message counts"
+	// PartVersion: which RabbitMQ it is.
+	PartVersion SnapshotPart = "version"
+)
+
+// UnreadPart is a part that couldn't be read, and why.
+type UnreadPart struct {
+	Part SnapshotPart `json:"part"`
+	Why  string       `json:"why"`
+}
+
+// blind returns why a part is out of sight, or "" when it isn't.
+func (s Snapshot) blind(p SnapshotPart) string {
+	for _, b := range s.Blind {
+		if b.Part == p {
+			return b.Why
+		}
+	}
+	return ""
+}
+
+func (s *Snapshot) hide(why string, parts ...SnapshotPart) {
+	for _, p := range parts {
+		if s.blind(p) == "" {
+			s.Blind = append(s.Blind, UnreadPart{p, why})
+		}
+	}
+}
+
+// Assume completes a snapshot that was read over AMQP alone, which shows no
+// exchanges and no policies. It assumes that t's exchanges are as t declares them,
+// that no policy applies, and that queues and bindings outside s don't exist. It
+// assumes nothing about other exchanges.
+//
+// A worker can check its own topology this way without more permissions.
+func (s Snapshot) Assume(t declare.Topology) Snapshot {
+	s.Exchanges, s.Policies = FromTopology(t).Exchanges, nil
+	s.Blind = slices.DeleteFunc(slices.Clone(s.Blind), func(b UnreadPart) bool {
+		return b.Part == PartExchanges || b.Part == PartQueues || b.Part == PartBindings || b.Part == PartPolicies
+	})
+	s.assumed = true
+	return s
+}
+
+// sort brings everything into an order that doesn't depend on the broker.
+func (s *Snapshot) sort() {
+	slices.Sort(s.Nodes)
+	slices.SortFunc(s.Queues, func(a, b declare.QueueInfo) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.Exchanges, func(a, b ExchangeInfo) int { return cmp.Compare(a.Name, b.Name) })
+	sortBindings(s.Bindings)
+	slices.SortFunc(s.Policies, comparePolicies)
+	slices.SortFunc(s.Blind, func(a, b UnreadPart) int { return cmp.Compare(a.Part, b.Part) })
+}
+
+// sortBindings sorts by what makes a binding one.
+func sortBindings(list []declare.Binding) {
+	type keyed struct {
+		key [5]string
+		b   declare.Binding
+	}
+	all := make([]keyed, len(list))
+	for i, b := range list {
+		all[i] = keyed{[5]string{b.Source, b.Exchange, b.Queue, b.Key, string(values.JSON(bindingArguments(b)))}, b}
+	}
+	slices.SortFunc(all, func(a, b keyed) int { return slices.Compare(a.key[:], b.key[:]) })
+	for i := range all {
+		list[i] = all[i].b
+	}
+}
+
+// notLive is why a topology or a definitions file is blind.
+const notLive = "this isn't read from a broker"
+
+// FromTopology returns a snapshot of a broker that has t and the exchanges of
+// every virtual host, and nothing else. It doesn't validate t, see
+// [declare.Topology.Validate].
+func FromTopology(t declare.Topology) Snapshot {
+	var s Snapshot
+	for _, d := range (declare.Topology{Exchanges: t.Exchanges, Queues: t.Queues}).Declarations() {
+		flag := func(key string) bool { on, _ := d.Body[key].(bool); return on }
+		args, _ := d.Body["arguments"].(map[string]any)
+		if d.Thing.Kind == declare.KindExchange {
+			typ, _ := d.Body["type"].(string)
+			s.Exchanges = append(s.Exchanges, ExchangeInfo{
+				Name: d.Thing.Name, Type: declare.ExchangeType(typ), Durable: flag("durable"),
+				AutoDelete: flag("auto_delete"), Internal: flag("internal"), Arguments: args,
+			})
+			continue
+		}
+		typ, ok := args["x-queue-type"].(string)
+		if !ok {
+			typ = queuearg.Classic
+		}
+		s.Queues = append(s.Queues, declare.QueueInfo{
+			Name: d.Thing.Name, Type: typ, Durable: flag("durable"),
+			AutoDelete: flag("auto_delete"), Exclusive: flag("exclusive"), Arguments: args,
+		})
+	}
+	s.Bindings = slices.Clone(t.Bindings)
+	s.addPredeclared()
+	s.hide(notLive, PartNodes, PartCounts, PartVersion)
+	s.sort()
+	return s
+}
+
+// addPredeclared adds the exchanges that every virtual host has from its birth.
+func (s *Snapshot) addPredeclared() {
+	have := map[string]bool{}
+	for _, x := range s.Exchanges {
+		have[x.Name] = true
+	}
+	for _, x := range []ExchangeInfo{
+		{Name: "amq.direct", Type: declare.Direct}, {Name: "amq.fanout", Type: declare.Fanout}, {Name: "amq.topic", Type: declare.Topic},
+		{Name: "amq.headers", Type: declare.Headers}, {Name: "amq.match", Type: declare.Headers},
+	} {
+		if !have[x.Name] {
+			x.Durable, x.Arguments = true, map[string]any{}
+			s.Exchanges = append(s.Exchanges, x)
+		}
+	}
+}
+
+// atLeast says whether the broker's version is known and at least major.minor.
+func (s Snapshot) atLeast(major, minor int) (yes, known bool) {
+	var a, b int
+	if n, _ := fmt.Sscanf(s.Version, "%d.%d", &a, &b); n != 2 {
+		return false, false
+	}
+	return a > major || a == major && b >= minor, true
+}

@@ -1,0 +1,183 @@
+package audit
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hopback/hopback/declare"
+)
+
+// Severity is how serious a finding is.
+type Severity string
+
+const (
+	// SeverityError: messages are or will be lost or stuck.
+	SeverityError Severity = "error"
+	// SeverityWarning: messages will be lost or stuck if something else fails,
+	// too.
+	SeverityWarning Severity = "warning"
+)
+
+// Finding is a broken [Rule].
+type Finding struct {
+	// Rule is the ID of the [Rule].
+	Rule     string           `json:"rule"`
+	Severity Severity         `json:"severity"`
+	Thing    declare.Resource `json:"thing"`
+	// Argument is the setting at fault, such as "x-message-ttl", for the rule
+	// "different"; else it is empty.
+	Argument string `json:"argument,omitempty"`
+	// Problem and Remedy are a sentence each, without a full stop.
+	Problem string `json:"problem"`
+	Remedy  string `json:"remedy"`
+}
+
+// String is the finding on two lines.
+func (f Finding) String() string {
+	return fmt.Sprintf("%-7s %s: %s (%s)\n        %s", f.Severity, f.Thing, f.Problem, f.Rule, f.Remedy)
+}
+
+// Skipped is a rule that wasn't checked, or only in part.
+type Skipped struct {
+	Rule string `json:"rule"`
+	// Needs is the part that the rule needs. Why says why it couldn't be read.
+	Needs SnapshotPart `json:"needs"`
+	Why   string       `json:"why"`
+}
+
+// Verification is the result of [Verify]. It prints for people and marshals to
+// JSON.
+type Verification struct {
+	// Findings, the worst first.
+	Findings []Finding `json:"findings"`
+	// Skipped rules, which might have found more.
+	Skipped []Skipped `json:"skipped"`
+	// Checked is how many rules were checked.
+	Checked int `json:"checked"`
+}
+
+// Clean reports whether every rule was checked, and none found anything.
+func (v Verification) Clean() bool { return len(v.Findings) == 0 && len(v.Skipped) == 0 }
+
+// Count is how many findings have the severity.
+func (v Verification) Count(s Severity) int {
+	n := 0
+	for _, f := range v.Findings {
+		if f.Severity == s {
+			n++
+		}
+	}
+	return n
+}
+
+// String is the verification for people.
+func (v Verification) String() string {
+	var b strings.Builder
+	for _, f := range v.Findings {
+		fmt.Fprintln(&b, f)
+	}
+	for i, skipped := range v.Skipped {
+		if slices.ContainsFunc(v.Skipped[:i], func(s Skipped) bool { return s.Why == skipped.Why }) {
+			continue // each reason once
+		}
+		fmt.Fprintf(&b, "not checked: %s\n        %s\n", skippedFor(skipped.Why, v.Skipped), skipped.Why)
+	}
+	fmt.Fprintf(&b, "%d errors, %d warnings; %d rules checked, %d not.\n", v.Count(SeverityError), v.Count(SeverityWarning), v.Checked, len(v.Skipped))
+	return b.String()
+}
+
+// skippedFor lists the rules that are skipped for one reason, by what they need.
+func skippedFor(why string, all []Skipped) string {
+	var needs []SnapshotPart
+	byNeed := map[SnapshotPart][]string{}
+	for _, s := range all {
+		if s.Why != why {
+			continue
+		}
+		if byNeed[s.Needs] == nil {
+			needs = append(needs, s.Needs)
+		}
+		byNeed[s.Needs] = append(byNeed[s.Needs], s.Rule)
+	}
+	var parts []string
+	for _, need := range needs {
+		parts = append(parts, fmt.Sprintf("%s (for want of the %s)", strings.Join(byNeed[need], ", "), need))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// Verify reads what is live and checks it against all [Rules]. With the HTTP API
+// it checks the whole virtual host, and t may be empty. Over AMQP alone it checks
+// t's queues and bindings; Verification.Skipped lists the rules that need more.
+//
+// waive names rules to leave out, such as "dead-letter", or a rule for a single
+// thing, such as "dead-letter queue \"audit\"", as a finding prints it.
+func Verify(ctx context.Context, src Sources, t declare.Topology, waive ...string) (Verification, error) {
+	if err := t.Validate(); err != nil {
+		return Verification{}, err
+	}
+	s, err := Read(ctx, src, t)
+	if err != nil {
+		return Verification{}, err
+	}
+	return Check(s, t, waive...), nil
+}
+
+// Check is [Verify] on a snapshot.
+func Check(s Snapshot, t declare.Topology, waive ...string) Verification {
+	c := &check{routes: newRoutes(s), diff: Compare(s, t)}
+	v := Verification{Findings: []Finding{}, Skipped: []Skipped{}}
+	for _, rule := range rules {
+		if slices.Contains(waive, rule.ID) {
+			continue
+		}
+		if part, why := s.lacks(rule.needs); why != "" {
+			v.Skipped = append(v.Skipped, Skipped{rule.ID, part, why})
+			continue
+		}
+		v.Checked++
+		c.rule, c.found = rule, nil
+		rule.check(c)
+		for _, f := range c.found {
+			if !slices.Contains(waive, f.Rule+" "+f.Thing.String()) {
+				v.Findings = append(v.Findings, f)
+			}
+		}
+	}
+	if why := s.blind(PartExchanges); why != "" && len(t.Exchanges) > 0 && !slices.Contains(waive, "missing") {
+		v.Skipped = append(v.Skipped, Skipped{"missing", PartExchanges, why}, Skipped{"different", PartExchanges, why})
+	}
+	slices.SortStableFunc(v.Findings, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) })
+	return v
+}
+
+// lacks is the first part that a rule needs and the snapshot doesn't have, and why;
+// "" for none.
+func (s Snapshot) lacks(needs []SnapshotPart) (SnapshotPart, string) {
+	for _, p := range needs {
+		if why := s.blind(p); why != "" {
+			return p, why
+		}
+	}
+	return "", ""
+}
+
+// check is one rule being checked.
+type check struct {
+	*routes
+	diff  Diff
+	rule  Rule
+	found []Finding
+}
+
+// report takes the rule's severity and remedy.
+func (c *check) report(t declare.Resource, problem string, args ...any) {
+	c.found = append(c.found, Finding{Rule: c.rule.ID, Severity: c.rule.Severity, Thing: t, Problem: fmt.Sprintf(problem, args...), Remedy: c.rule.Remedy})
+}
+
+func (c *check) queue(q liveQueue, problem string, args ...any) {
+	c.report(queueThing(q.Name), problem, args...)
+}

@@ -1,0 +1,196 @@
+package audit_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
+)
+
+// cycle is a work queue with a retry cycle that loses nothing.
+func cycle() declare.Topology {
+	return declare.Topology{
+		Exchanges: []declare.Exchange{
+			{Name: "retry", Type: declare.Topic},
+			{Name: "requeue", Type: declare.Topic, AlternateExchange: "parking"},
+			{Name: "dlx", Type: declare.Direct, AlternateExchange: "parking"},
+			{Name: "parking", Type: declare.Fanout},
+		},
+		Queues: []declare.Queue{
+			declare.QuorumQueue{Name: "orders", DeliveryLimit: 5, DeadLetter: declare.DeadLetterTarget{Exchange: "dlx", RoutingKey: "orders"}},
+			declare.QuorumQueue{Name: "orders.dead", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
+			declare.QuorumQueue{Name: "delay_10s", MessageTTL: 10 * time.Second, DeadLetter: declare.DeadLetterTarget{Exchange: "requeue"}},
+			declare.QuorumQueue{Name: "parking", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
+		},
+		Bindings: []declare.Binding{
+			{Source: "retry", Queue: "delay_10s", Key: "delay.10000.#"},
+			{Source: "requeue", Queue: "orders", Key: "*.*.orders"},
+			{Source: "dlx", Queue: "orders.dead", Key: "orders"},
+			{Source: "parking", Queue: "parking"},
+		},
+	}
+}
+
+func live(t declare.Topology) audit.Snapshot {
+	s := audit.FromTopology(t)
+	s.Blind = nil
+	s.Version, s.Nodes = "4.3.6", []string{"a", "b", "c"}
+	for i := range s.Queues {
+		q := &s.Queues[i]
+		q.Replicas, q.Online, q.Leader, q.Counted = s.Nodes, s.Nodes, "a", true
+	}
+	return s
+}
+
+func queueNamed(s *audit.Snapshot, name string) *declare.QueueInfo {
+	for i := range s.Queues {
+		if s.Queues[i].Name == name {
+			return &s.Queues[i]
+		}
+	}
+	panic(name)
+}
+
+func TestCheckFindsNothingInAGoodTopology(t *testing.T) {
+	t.Parallel()
+	v := audit.Check(live(cycle()), cycle())
+	assert.True(t, v.Clean(), "%s", v)
+	assert.Len(t, audit.Rules(), v.Checked)
+
+	// What isn't live can't tell of nodes and counts, and says so.
+	v = audit.Check(audit.FromTopology(cycle()), cycle())
+	assert.Empty(t, v.Findings)
+	assert.Len(t, v.Skipped, 5)
+	assert.Equal(t, 1, strings.Count(v.String(), "this isn't read from a broker"), "each reason once: %s", v)
+	assert.Contains(t, v.String(), "(for want of the nodes)")
+	assert.False(t, v.Clean())
+}
+
+// The faults that a single broker can't have; the rest is in the integration tests.
+func TestCheckFindsClusterFaults(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		plant func(*audit.Snapshot)
+		rule  string
+		says  string
+	}{
+		"too few replicas": {func(s *audit.Snapshot) {
+			q := queueNamed(s, "orders")
+			q.Replicas, q.Online = []string{"a"}, []string{"a"}
+		}, "replicas", "1 replicas on a cluster of 3"},
+		"replica down": {func(s *audit.Snapshot) { queueNamed(s, "orders").Online = []string{"a", "c"} }, "replicas-down", "1 of its 3 replicas are down: b"},
+		"no leader":    {func(s *audit.Snapshot) { queueNamed(s, "orders").Leader = "" }, "replicas-down", "no leader"},
+		"stalled":      {func(s *audit.Snapshot) { queueNamed(s, "orders").MessagesDeadLettering = 32 }, "stuck-dead-letters", "stop all others"},
+		"operator policy": {func(s *audit.Snapshot) {
+			s.Policies = []declare.Policy{{Name: "p", Pattern: "^orders$", ApplyTo: "quorum_queues", Operator: true, Definition: map[string]any{"max-length": int64(9)}}}
+		}, "max-length", "has x-max-length"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := live(cycle())
+			tt.plant(&s)
+			v := audit.Check(s, cycle())
+			require.Len(t, v.Findings, 1, "%s", v)
+			assert.Equal(t, tt.rule, v.Findings[0].Rule)
+			assert.Equal(t, `queue "orders"`, v.Findings[0].Thing.String())
+			assert.Contains(t, v.Findings[0].Problem, tt.says)
+			assert.NotEmpty(t, v.Findings[0].Remedy)
+			assert.Empty(t, audit.Check(s, cycle(), tt.rule).Findings)
+			assert.Empty(t, audit.Check(s, cycle(), tt.rule+` queue "orders"`).Findings)
+			assert.Len(t, audit.Check(s, cycle(), tt.rule+` queue "other"`).Findings, 1)
+		})
+	}
+}
+
+// RabbitMQ before 4.0.6 doesn't send again what a deposed leader didn't take. It
+// takes a cluster to depose one.
+func TestCheckWarnsOfVersionsThatStallAfterAFreeze(t *testing.T) {
+	t.Parallel()
+	for version, warns := range map[string]bool{
+		"4.0.0": true, "4.0.5": true, "4.0.6": false, "4.0.10": false, "4.1.0": false, "4.3.6": false, "": false, "4.0.5+beta.1": true, "4": false,
+	} {
+		s := live(cycle())
+		s.Version = version
+		v := audit.Check(s, cycle())
+		if !warns {
+			assert.Empty(t, v.Findings, version)
+			continue
+		}
+		require.Len(t, v.Findings, 1, version)
+		assert.Equal(t, "broker-version", v.Findings[0].Rule)
+		assert.Equal(t, declare.Resource{Kind: declare.KindBroker, Name: version}, v.Findings[0].Thing)
+		s.Nodes = s.Nodes[:1]
+		for i := range s.Queues {
+			s.Queues[i].Replicas, s.Queues[i].Online = s.Nodes, s.Nodes
+		}
+		assert.Empty(t, audit.Check(s, cycle()).Findings, version)
+	}
+}
+
+func TestPoliciesCount(t *testing.T) {
+	t.Parallel()
+	topology := cycle()
+	topology.Queues[0] = declare.QuorumQueue{Name: "orders", DeliveryLimit: 5, DeadLetter: declare.Drop()}
+	s := live(topology)
+	v := audit.Check(s, topology)
+	require.Len(t, v.Findings, 1, "%s", v)
+	assert.Equal(t, "dead-letter", v.Findings[0].Rule)
+	definition := map[string]any{
+		"dead-letter-exchange": "dlx", "dead-letter-routing-key": "orders", "dead-letter-strategy": "at-least-once", "overflow": "reject-publish",
+	}
+	s.Policies = []declare.Policy{
+		{Name: "low", Pattern: "orders", Priority: 1, Definition: map[string]any{}},
+		{Name: "high", Pattern: "^orders$", ApplyTo: "queues", Priority: 2, Definition: definition},
+		{Name: "other", Pattern: "^orders$", ApplyTo: "streams", Priority: 3, Definition: map[string]any{}},
+	}
+	v = audit.Check(s, topology)
+	assert.Empty(t, v.Findings, "%s", v)
+}
+
+func TestVerificationAsTextAndJSON(t *testing.T) {
+	t.Parallel()
+	s := live(cycle())
+	queueNamed(&s, "orders").MessagesDeadLettering = 3
+	v := audit.Check(s, declare.Topology{})
+	assert.Equal(t, `error   queue "orders": 3 dead letters wait to be handed on (stuck-dead-letters)
+        see to it that the exchange, the binding and the queue behind it are there and not full; the broker tries again every three minutes
+1 errors, 0 warnings; 28 rules checked, 0 not.
+`, v.String())
+	text, err := json.Marshal(v)
+	require.NoError(t, err)
+	assert.Contains(t, string(text), `{"findings":[{"rule":"stuck-dead-letters","severity":"error","thing":{"kind":"queue","name":"orders"}`)
+}
+
+func TestRulesAreDocumented(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, r := range audit.Rules() {
+		assert.False(t, seen[r.ID], r.ID)
+		seen[r.ID] = true
+		assert.NotEmpty(t, r.Summary, r.ID)
+		assert.NotEmpty(t, r.Remedy, r.ID)
+		assert.Contains(t, []audit.Severity{audit.SeverityError, audit.SeverityWarning}, r.Severity, r.ID)
+	}
+	assert.GreaterOrEqual(t, len(seen), 25)
+}
+
+// The rules work in a time that a person waits for, on thousands of queues.
+func TestCheckOfManyQueues(t *testing.T) {
+	t.Parallel()
+	topology := cycle()
+	for i := range 3000 {
+		name := fmt.Sprintf("work-%d", i)
+		topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: name, DeadLetter: declare.DeadLetterTarget{Exchange: "dlx", RoutingKey: name}})
+		topology.Bindings = append(topology.Bindings, declare.Binding{Source: "requeue", Queue: name, Key: "*.*." + name})
+	}
+	began := time.Now()
+	assert.Empty(t, audit.Check(audit.FromTopology(topology), declare.Topology{}).Findings)
+	t.Log(time.Since(began))
+}

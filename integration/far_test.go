@@ -1,0 +1,69 @@
+package integration
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/Azure/go-amqp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+)
+
+// 200 ms from the broker, the default Prefetch keeps 16 handlers busier than what it
+// was before it followed the round trip: twice Concurrency or 64.
+func TestHandlersFarFromTheBrokerAreBusy(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		const handlers, takes, messages = 16, 10 * time.Millisecond, 20_000
+		conn, _ := s.connect(t)
+		wire, url := s.through(t)
+		wire.Slow(100*time.Millisecond, 0)
+		far, _ := connectTo(t, url)
+
+		// Both at the same time, so that a loaded machine slows both down.
+		consumer := func(queue string, prefetch int) *atomic.Int64 {
+			apply(t, conn, queueOf(declare.QuorumQueue{Name: queue}))
+			fill(t, s, queue, messages)
+			busy := new(atomic.Int64) // nanoseconds
+			began := make(chan struct{}, messages)
+			consume(t, far, queue, client.HandlerFunc(func(context.Context, *client.Delivery) error {
+				began <- struct{}{}
+				start := time.Now()
+				time.Sleep(takes)
+				busy.Add(int64(time.Since(start)))
+				return nil
+			}), client.ConsumerConfig{Concurrency: handlers, Prefetch: prefetch})
+			await(t, began, "the first delivery")
+			return busy
+		}
+		follows, fixed := consumer("default", 0), consumer("fixed", 64)
+		// The window grows with what it measures, a second at a time on a loaded machine.
+		poll(t, "the one that follows is busier", func() bool {
+			start, before, beforeFixed := time.Now(), follows.Load(), fixed.Load()
+			time.Sleep(2 * time.Second)
+			over := float64(time.Since(start))
+			running, runningFixed := float64(follows.Load()-before)/over, float64(fixed.Load()-beforeFixed)/over
+			report(t, s, "of %d handlers 200 ms away %.1f were busy; with Prefetch 64 %.1f", handlers, running, runningFixed)
+			return running > 1.5*runningFixed && runningFixed > 0
+		})
+	})
+}
+
+// fill puts n messages into a queue, pipelined.
+func fill(t *testing.T, s *site, queue string, n int) {
+	t.Helper()
+	sender, err := s.peer(t).s.NewSender(t.Context(), "/queues/"+queue, nil)
+	require.NoError(t, err)
+	receipts := make([]amqp.SendReceipt, n)
+	for i := range receipts {
+		receipts[i], err = sender.SendWithReceipt(t.Context(), amqp.NewMessage([]byte("m")), nil)
+		require.NoError(t, err)
+	}
+	for _, r := range receipts {
+		_, err := r.Wait(t.Context())
+		require.NoError(t, err)
+	}
+}

@@ -1,0 +1,455 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/retry"
+)
+
+// guarded is what the guards say of a queue and a policy, as errors.
+func guarded(t *testing.T, conn *client.Conn, queue string, p retry.Policy) []*retry.GuardError {
+	t.Helper()
+	err := client.Prepare(t.Context(), retry.With(p)(nop), client.Start{Queue: queue, Broker: conn.Broker(), Management: conn.Management()})
+	if err == nil {
+		return nil
+	}
+	if one, ok := err.(*retry.GuardError); ok {
+		return []*retry.GuardError{one}
+	}
+	joined, ok := err.(interface{ Unwrap() []error })
+	require.True(t, ok, "%v", err)
+	var all []*retry.GuardError
+	for _, e := range joined.Unwrap() {
+		var g *retry.GuardError
+		require.ErrorAs(t, e, &g)
+		all = append(all, g)
+	}
+	return all
+}
+
+// redeclare makes a delay queue anew, with changes to its arguments and with its
+// binding; nil removes an argument.
+func (s *site) redeclare(t *testing.T, conn *client.Conn, topology declare.Topology, queue string, changes map[string]any) {
+	t.Helper()
+	info, err := declare.Inspect(t.Context(), conn.Management(), queue)
+	require.NoError(t, err)
+	args := info.Arguments
+	for k, v := range changes {
+		if v == nil {
+			delete(args, k)
+		} else {
+			args[k] = v
+		}
+	}
+	s.unmake(t, "/queues/"+s.vhost+"/"+url.PathEscape(queue))
+	s.queue(t, queue, args)
+	var bindings []declare.Binding
+	for _, b := range topology.Bindings {
+		if b.Queue == queue {
+			bindings = append(bindings, b)
+		}
+	}
+	apply(t, conn, declare.Topology{Bindings: bindings})
+}
+
+// delayFaults are delay queues that drop, keep or hasten what is sent to them.
+var delayFaults = map[string]struct {
+	changes map[string]any
+	says    string
+}{
+	"without a dead-letter exchange": {map[string]any{"x-dead-letter-exchange": nil, "x-dead-letter-strategy": nil}, "it drops messages when their time to live ends"},
+	"without a ttl":                  {map[string]any{"x-message-ttl": nil}, `x-message-ttl is none, and should be "2000"`},
+	"with another exchange":          {map[string]any{"x-dead-letter-exchange": "amq.fanout"}, `x-dead-letter-exchange is "amq.fanout", and should be `},
+	"with another ttl":               {map[string]any{"x-message-ttl": 100}, `x-message-ttl is "100", and should be "2000"`},
+	"with another routing key":       {map[string]any{"x-dead-letter-routing-key": "elsewhere"}, `x-dead-letter-routing-key is "elsewhere" (string), and should be none`},
+	"with an expiry":                 {map[string]any{"x-expires": 60_000}, "it is deleted 60000 ms after its declaration"},
+}
+
+// A delay queue that would lose messages, keep them for ever or hand them back at
+// another time is refused when the consumer starts.
+func TestGuardsRefuseADelayQueueThatLosesOrKeepsMessages(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		for _, strategy := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter} {
+			policy := retry.Policy{Strategy: strategy, MaxRetries: 1, Backoff: retry.Delays(2 * time.Second)}
+			queue := map[retry.Strategy]string{retry.StrategyRepublish: "delay_2s", retry.StrategyDeadLetter: "hold_2s"}[strategy]
+			for name, fault := range delayFaults {
+				t.Run(string(strategy)+" "+name, func(t *testing.T) {
+					t.Parallel()
+					s := newSite(t, s.Broker)
+					conn, _ := s.connect(t)
+					topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "orders"})
+					require.NoError(t, err)
+					apply(t, conn, topology)
+					require.Empty(t, guarded(t, conn, "orders", policy))
+					s.redeclare(t, conn, topology, queue, fault.changes)
+					found := map[retry.Guard]*retry.GuardError{}
+					for _, g := range guarded(t, conn, "orders", policy) {
+						assert.Equal(t, queue, g.Queue)
+						found[g.Guard] = g
+					}
+					require.Contains(t, found, retry.GuardDelayQueue, "%v", found)
+					assert.Contains(t, found[retry.GuardDelayQueue].Problem, fault.says)
+					assert.Contains(t, found[retry.GuardDelayQueue].Remedy, "apply retry.Topology")
+				})
+			}
+		}
+	})
+}
+
+// With the DeadLetter strategy a bounded dead-letter queue stops retries, too.
+func TestGuardsRefuseABoundedDeadLetterQueue(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		for _, strategy := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter} {
+			policy := retry.Policy{Strategy: strategy, MaxRetries: 1, Backoff: retry.Delays(2 * time.Second)}
+			queue := string(strategy)
+			topology, err := retry.Topology(policy, declare.QuorumQueue{Name: queue})
+			require.NoError(t, err)
+			apply(t, conn, topology)
+			s.redeclare(t, conn, topology, queue+".dead", map[string]any{"x-max-length": 50})
+			found := guarded(t, conn, queue, policy)
+			if strategy == retry.StrategyRepublish {
+				assert.Empty(t, found)
+				continue
+			}
+			require.Len(t, found, 1)
+			assert.Equal(t, retry.GuardMaxLength, found[0].Guard)
+			assert.Equal(t, queue+".dead", found[0].Queue)
+		}
+	})
+}
+
+// A classic queue can't carry what DeadLetter needs: no waiver helps.
+func TestDeadLetterIsRefusedOnAClassicQueue(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		policy := retry.Policy{Strategy: retry.StrategyDeadLetter, MaxRetries: 1, Backoff: retry.Delays(time.Second), Waive: retry.AllGuards()}
+		applyRetry(t, conn, policy)
+		s.queue(t, "orders", map[string]any{
+			"x-queue-type": "classic", "x-dead-letter-exchange": "dead_letter_exchange", "x-dead-letter-routing-key": "orders",
+		})
+		found := guarded(t, conn, "orders", policy)
+		require.Len(t, found, 1)
+		assert.Equal(t, retry.GuardStrategy, found[0].Guard)
+		assert.Equal(t, "orders", found[0].Queue)
+		assert.Contains(t, found[0].Problem, "needs a quorum queue")
+	})
+}
+
+// A worker with no more than it needs starts, and says what it couldn't check.
+func TestWorkerWithTheLeastPermissionsStarts(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		admin, _ := s.connect(t)
+		policy := retry.Policy{MaxRetries: 1, Backoff: retry.Delays(200 * time.Millisecond)}
+		applyRetry(t, admin, policy, declare.QuorumQueue{Name: "orders"})
+		conn, log := connectTo(t, s.user(t, "^$", "^retry_exchange$", "^orders$"))
+		attempts := make(chan int, 10)
+		consume(t, conn, "orders", retry.With(policy)(client.JSON(func(ctx context.Context, _ order) error {
+			attempts <- retry.Attempt(ctx)
+			if retry.Attempt(ctx) == 1 {
+				return errors.New("not yet")
+			}
+			return nil
+		})), client.ConsumerConfig{})
+		publish(t, publisher[order](t, admin, address.Queue("orders")), order{ID: 1})
+		assert.Equal(t, 1, await(t, attempts, "the first attempt"))
+		assert.Equal(t, 2, await(t, attempts, "the second attempt"))
+
+		said := log.with("WARN hopback: the guards skip checks for which the user has no permission")
+		if !s.newer() {
+			assert.Empty(t, said, "4.0 answers everybody")
+			return
+		}
+		require.Len(t, said, 1)
+		for _, text := range []string{
+			"queue=orders", `["delay-queue" "at-most-once"] at queue "delay_200ms"`, `["delivery-limit"] at queue "orders.dead"`,
+			`["delay-queue"] at binding "retry_exchange" to queue "delay_200ms"`,
+			`configure, write or read on queue "delay_200ms"`, `write on the destination and read on the source of binding "requeue_exchange" to queue "orders"`,
+		} {
+			assert.Contains(t, said[0], text)
+		}
+		assert.NotContains(t, said[0], `at queue "orders";`, "its own queue it may look at")
+	})
+}
+
+// The permissions that the log names are enough, and each of them is needed: the
+// facts behind it.
+func TestWhoMayLookAtQueuesAndBindings(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		admin, _ := s.connect(t)
+		applyRetry(t, admin, retry.Policy{}, declare.QuorumQueue{Name: "orders"})
+		for _, c := range []struct {
+			configure, write, read string
+			queue, binding         bool
+		}{
+			{"^$", "^$", "^$", false, false},
+			{"^orders$", "^$", "^$", true, false},
+			{"^$", "^orders$", "^$", true, false},
+			{"^$", "^$", "^orders$", true, false},
+			{"^$", "^$", "^requeue_exchange$", false, false},
+			{"^$", "^orders$", "^requeue_exchange$", true, true},
+		} {
+			conn, _ := connectTo(t, s.user(t, c.configure, c.write, c.read))
+			_, err := declare.Inspect(t.Context(), conn.Management(), "orders")
+			assert.Equal(t, c.queue || !s.newer(), err == nil, "%+v: %v", c, err)
+			_, err = declare.Bindings(t.Context(), conn.Management(), declare.Binding{Source: "requeue_exchange", Queue: "orders", Key: "*.*.orders"})
+			assert.Equal(t, c.binding || !s.newer(), err == nil, "%+v: %v", c, err)
+		}
+	})
+}
+
+// A name that leaves no room for a routing key is fine where none is used.
+func TestLongQueueNameIsFineWithoutRoutingKeys(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		queue := strings.Repeat("q", 250)
+		for _, strategy := range []retry.Strategy{retry.StrategyDeadLetter, retry.StrategyNative} {
+			if strategy == retry.StrategyNative && !s.newer() {
+				continue
+			}
+			s := newSite(t, s.Broker)
+			conn, _ := s.connect(t)
+			policy := retry.Policy{Strategy: strategy, MaxRetries: 1, Backoff: retry.Delays(200 * time.Millisecond)}
+			applyRetry(t, conn, policy, declare.QuorumQueue{Name: queue})
+			attempts := make(chan int, 10)
+			consume(t, conn, queue, retry.With(policy)(client.JSON(func(ctx context.Context, _ order) error {
+				attempts <- retry.Attempt(ctx)
+				return errors.New("not yet")
+			})), client.ConsumerConfig{})
+			publish(t, publisher[order](t, conn, address.Queue(queue)), order{ID: 1})
+			assert.Equal(t, 1, await(t, attempts, "the first attempt"))
+			assert.Equal(t, 2, await(t, attempts, "the second attempt"))
+			m := s.peer(t).take(queue+".dead", 1)[0]
+			assert.Equal(t, retry.ReasonExhausted, retry.DeathOf(m).Reason)
+		}
+		// With Republish it is refused at once, by the topology and by the consumer.
+		_, err := retry.Topology(retry.Policy{}, declare.QuorumQueue{Name: queue})
+		require.ErrorContains(t, err, "makes a routing key of")
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: queue}))
+		err = conn.Consume(t.Context(), queue, retry.With(retry.Policy{Waive: retry.AllGuards()})(nop), client.ConsumerConfig{})
+		require.ErrorContains(t, err, "makes a routing key of")
+	})
+}
+
+// A delay queue that is declared otherwise under a running worker is noticed, what
+// would be lost there is not sent there any more, and its repair is noticed, too.
+func TestDelayQueueRedeclaredUnderARunningWorkerIsNoticed(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		for _, strategy := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter} {
+			for name, loses := range map[string]bool{"without a dead-letter exchange": true, "with another ttl": false} {
+				t.Run(string(strategy)+" "+name, func(t *testing.T) {
+					t.Parallel()
+					s := newSite(t, s.Broker)
+					policy := retry.Policy{Strategy: strategy, MaxRetries: 1, Backoff: retry.Delays(2 * time.Second)}
+					queue := map[retry.Strategy]string{retry.StrategyRepublish: "delay_2s", retry.StrategyDeadLetter: "hold_2s"}[strategy]
+					conn, log := s.connect(t)
+					topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "orders"})
+					require.NoError(t, err)
+					apply(t, conn, topology)
+					var again atomic.Int64
+					consume(t, conn, "orders", retry.With(policy)(client.JSON(func(ctx context.Context, _ order) error {
+						if retry.Attempt(ctx) > 1 {
+							again.Add(1)
+						}
+						return errors.New("not yet")
+					})), client.ConsumerConfig{})
+					awaitConsumers(t, conn, "orders", 1)
+					s.redeclare(t, conn, topology, queue, delayFaults[name].changes)
+					p := publisher[order](t, conn, address.Queue("orders"))
+					fails := func(what string, until func() bool) {
+						t.Helper()
+						poll(t, what, func() bool {
+							publish(t, p, order{})
+							time.Sleep(50 * time.Millisecond) // a steady load
+							return until()
+						})
+					}
+					fails("the change is noticed", func() bool {
+						return len(log.with("ERROR hopback: the guards found a fault in the topology while the consumer runs", queue, delayFaults[name].says)) > 0
+					})
+					if loses {
+						peer := s.peer(t)
+						n := ready(t, conn, "orders.dead")
+						fails("what can't wait is dead-lettered", func() bool { return ready(t, conn, "orders.dead") > n })
+						m := peer.take("orders.dead", 1)[0]
+						assert.Equal(t, client.ReasonUnforwardable, retry.DeathOf(m).Reason)
+						assert.Contains(t, retry.DeathOf(m).Error, `guard "delay-queue" at queue "`+queue+`"`)
+						assert.Contains(t, retry.DeathOf(m).Error, "not yet")
+					}
+					s.redeclare(t, conn, topology, queue, map[string]any{"x-message-ttl": 2000, "x-dead-letter-strategy": "at-least-once",
+						"x-dead-letter-exchange": map[retry.Strategy]string{retry.StrategyRepublish: "requeue_exchange", retry.StrategyDeadLetter: "return_exchange"}[strategy]})
+					fails("the repair is noticed", func() bool { return len(log.with("the guards find no fault in the topology any more")) > 0 })
+					before := again.Load()
+					fails("retries go on", func() bool { return again.Load() > before })
+				})
+			}
+		}
+	})
+}
+
+// A retry by the DeadLetter strategy that no delay queue takes ends in the
+// dead-letter queue. It can be told there from what was given up, the log says why,
+// and retries go on when the topology is whole again.
+func TestDeadLetterWithoutItsDelayQueueIsToldApart(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		for name, remove := range map[string]string{
+			"queue":   "/queues/%s/hold_2s",
+			"binding": "/bindings/%s/e/dead_letter_exchange/q/hold_2s/",
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t, s.Broker)
+				policy := retry.Policy{Strategy: retry.StrategyDeadLetter, MaxRetries: 2, Backoff: retry.Delays(2 * time.Second)}
+				conn, log := s.connect(t)
+				topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "orders"})
+				require.NoError(t, err)
+				apply(t, conn, topology)
+				var again atomic.Int64
+				consume(t, conn, "orders", retry.With(policy)(client.JSON(func(ctx context.Context, o order) error {
+					if retry.Attempt(ctx) > 1 {
+						again.Add(1)
+						return nil
+					}
+					return errors.New("not yet")
+				})), client.ConsumerConfig{})
+				awaitConsumers(t, conn, "orders", 1)
+				path := strings.ReplaceAll(remove, "%s", s.vhost)
+				if name == "binding" {
+					var bindings []struct {
+						Key string `json:"properties_key"`
+					}
+					s.http(t, http.MethodGet, strings.TrimSuffix(path, "/"), nil, &bindings)
+					require.Len(t, bindings, 1)
+					path += url.PathEscape(bindings[0].Key)
+				}
+				s.unmake(t, path)
+				p := publisher[order](t, conn, address.Queue("orders"))
+				publish(t, p, order{ID: 1})
+				m := s.peer(t).take("orders.dead", 1)[0]
+				death := retry.DeathOf(m)
+				assert.Equal(t, retry.ReasonNoDelayQueue, death.Reason)
+				assert.Equal(t, "not yet", death.Error)
+				assert.Equal(t, "orders", death.Queue)
+				fails := func(what string, until func() bool) {
+					t.Helper()
+					poll(t, what, func() bool {
+						publish(t, p, order{})
+						time.Sleep(50 * time.Millisecond) // a steady load
+						return until()
+					})
+				}
+				fails("the log tells", func() bool {
+					return len(log.with("ERROR hopback: the guards found a fault in the topology while the consumer runs", `guard "delay-queue"`, "hold_2s")) > 0
+				})
+				apply(t, conn, topology)
+				fails("retries go on", func() bool { return again.Load() > 0 })
+				// What is dead says whether a replay helps.
+				for _, m := range s.peer(t).take("orders.dead", ready(t, conn, "orders.dead")) {
+					assert.Contains(t, []client.Reason{retry.ReasonNoDelayQueue, client.ReasonUnforwardable}, retry.DeathOf(m).Reason)
+				}
+			})
+		}
+	})
+}
+
+// A dead-letter queue that a policy has bounded, which AMQP doesn't show, takes no
+// more when it is full. Then the work queue's dead-letter worker stands still, and
+// with it the retries of the DeadLetter strategy. The consumer says so, Verify finds
+// the policy, and nothing is lost. Republish, which doesn't need that worker for
+// retries, goes on.
+func TestFullDeadLetterQueueIsTold(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		for _, strategy := range []retry.Strategy{retry.StrategyDeadLetter, retry.StrategyRepublish} {
+			t.Run(string(strategy), func(t *testing.T) {
+				t.Parallel()
+				const bad = 400
+				s := newSite(t, s.Broker)
+				policy := retry.Policy{Strategy: strategy, MaxRetries: 2, Backoff: retry.Delays(time.Second)}
+				conn, log := s.connect(t)
+				topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "orders"})
+				require.NoError(t, err)
+				apply(t, conn, topology)
+				s.http(t, http.MethodPut, "/policies/"+s.vhost+"/small", map[string]any{
+					"pattern": `^orders\.dead$`, "apply-to": "queues", "definition": map[string]any{"max-length": 50, "overflow": "reject-publish"},
+				}, nil)
+				v, err := audit.Verify(t.Context(), audit.Sources{HTTP: s.api(t)}, topology)
+				require.NoError(t, err)
+				require.Len(t, v.Findings, 1, "%s", v)
+				assert.Equal(t, "max-length", v.Findings[0].Rule)
+				assert.Equal(t, "orders.dead", v.Findings[0].Thing.Name)
+				assert.Contains(t, v.Findings[0].Problem, `x-max-length by the policy "small"`)
+				assert.Contains(t, v.Findings[0].Problem, `hold up all others in queue "orders", those that wait for a retry among them`)
+
+				var handled, again, fresh atomic.Int64
+				consume(t, conn, "orders", retry.With(policy)(client.JSON(func(ctx context.Context, o order) error {
+					handled.Add(1)
+					switch {
+					case o.ID < bad:
+						return retry.Permanent(errors.New("bad"))
+					case retry.Attempt(ctx) > 1:
+						again.Add(1)
+						return nil
+					case o.ID%2 == 0:
+						fresh.Add(1)
+						return nil
+					}
+					return errors.New("not yet")
+				})), client.ConsumerConfig{Concurrency: 16})
+				p := publisher[order](t, conn, address.Queue("orders"))
+				var all []order
+				for i := range bad {
+					all = append(all, order{ID: i})
+				}
+				err = p.PublishAll(t.Context(), all)
+				require.NoError(t, err)
+				poll(t, "all are given up", func() bool { return handled.Load() >= bad })
+				stuck := func() bool {
+					return len(log.with("ERROR hopback: dead letters don't arrive", "dead_letter_queue=orders.dead")) > 0
+				}
+				n := bad
+				for deadline := time.Now().Add(3 * patience); !stuck() && time.Now().Before(deadline); {
+					publish(t, p, order{ID: n})
+					n++
+					time.Sleep(50 * time.Millisecond) // a steady load
+					if strategy == retry.StrategyRepublish && again.Load() > 20 {
+						break
+					}
+				}
+				if strategy == retry.StrategyDeadLetter {
+					assert.True(t, stuck(), "it was told")
+				} else {
+					assert.Greater(t, again.Load(), int64(20), "retries go on")
+				}
+				poll(t, "healthy messages go on", func() bool { return fresh.Load() == int64((n-bad+1)/2) })
+				report(t, s, "%v, dead-letter queue full: %d of %d retried messages handled again, %d of %d healthy ones", strategy, again.Load(), (n-bad)/2, fresh.Load(), (n-bad+1)/2)
+				// Nothing is lost: what isn't handled is in a queue.
+				poll(t, "every message is accounted for", func() bool {
+					var queues []struct {
+						Messages int `json:"messages"`
+						DLX      int `json:"messages_dlx"`
+					}
+					s.http(t, http.MethodGet, "/queues/"+s.vhost, nil, &queues)
+					total := 0
+					for _, q := range queues {
+						total += q.Messages
+					}
+					return total+int(fresh.Load()+again.Load()) == n
+				})
+			})
+		}
+	})
+}

@@ -1,0 +1,159 @@
+package integration
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"log/slog"
+	"net"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/Azure/go-amqp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/renewal"
+)
+
+// A consumer that gets nothing tells an empty queue from a link that the broker has
+// forgotten by the queue's message_count: what is ready, without what is unacknowledged.
+// On 4.0 everybody may look, on 4.3 whoever may read from the queue.
+func TestMessageCountOfAQueueIsWhatIsReady(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
+		p := s.peer(t)
+		for range 5 {
+			p.put("orders", amqp.NewMessage([]byte("m")))
+		}
+		count := func(conn *client.Conn) (any, error) {
+			status, body, err := conn.Management().Request(t.Context(), "GET", "/queues/orders", nil)
+			if err != nil {
+				return nil, err
+			}
+			require.Equal(t, 200, status)
+			return body.(map[string]any)["message_count"], nil
+		}
+		reads := func(n int) func() bool {
+			return func() bool {
+				v, err := count(conn)
+				require.NoError(t, err)
+				return assert.ObjectsAreEqualValues(n, v)
+			}
+		}
+		poll(t, "all are ready", reads(5))
+		r := p.receiver("orders", 2)
+		first := p.next(r)
+		p.next(r)
+		poll(t, "two are unacknowledged", reads(3))
+		require.NoError(t, r.ReleaseMessage(t.Context(), first))
+		poll(t, "one is ready again", reads(4))
+
+		reader, _ := connectTo(t, s.user(t, "^$", "^$", "^orders$"))
+		v, err := count(reader)
+		require.NoError(t, err)
+		assert.EqualValues(t, 4, v)
+		stranger, _ := connectTo(t, s.user(t, "^$", "^$", "^$"))
+		_, err = count(stranger)
+		if s.newer() {
+			require.ErrorIs(t, err, client.ErrUnauthorized)
+		} else {
+			require.NoError(t, err)
+		}
+	})
+}
+
+// dropping passes connections on to a broker, but for the performatives of the client
+// for which drop says true.
+func dropping(t *testing.T, target string, drop func(code byte) bool) string {
+	t.Helper()
+	return listen(t, func(c net.Conn) {
+		up, err := net.Dial("tcp", target)
+		if err != nil {
+			return
+		}
+		defer func() { _ = up.Close() }()
+		go func() { _, _ = io.Copy(c, up); _ = c.Close() }()
+		for {
+			head := make([]byte, 8)
+			if _, err := io.ReadFull(c, head); err != nil {
+				return
+			}
+			frame := head
+			if size := binary.BigEndian.Uint32(head); string(head[:4]) != "AMQP" && size > 8 && size < 64<<20 {
+				frame = append(frame, make([]byte, size-8)...)
+				if _, err := io.ReadFull(c, frame[8:]); err != nil {
+					return
+				}
+				if code, _, ok := performative(frame); ok && drop(code) {
+					continue
+				}
+			}
+			if _, err := up.Write(frame); err != nil {
+				return
+			}
+		}
+	})
+}
+
+// The broker never hears of a consumer's credit, as after the fall of a queue's leader on
+// RabbitMQ 4.0.5. Its session is replaced, and it gets what waits.
+func TestConsumerThatTheBrokerForgotHasItsSessionReplaced(t *testing.T) {
+	const flow = 0x13
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders", DeliveryLimit: declare.Unlimited}))
+		var armed atomic.Bool
+		var dropped atomic.Int64
+		addr := dropping(t, s.host(), func(code byte) bool {
+			if code == flow && armed.Load() {
+				dropped.Add(1)
+				return true
+			}
+			return false
+		})
+		var mu sync.Mutex
+		var starved []client.Event
+		ctx, cancel := context.WithTimeout(renewal.WithStarving(t.Context(), time.Second), patience)
+		defer cancel()
+		c, err := client.Connect(ctx, s.urlOf(func(u *url.URL) { u.Host = addr }), client.Config{Logger: slog.New(newLogbook(t)), Observe: func(e client.Event) {
+			if e.Kind == client.EventStarved {
+				armed.Store(false)
+				mu.Lock()
+				defer mu.Unlock()
+				starved = append(starved, e)
+			}
+		}})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = c.Close(context.Background()) })
+		got := make(chan uint32, 10)
+		_, _, err = c.Management().Request(ctx, "GET", "/queues/orders", nil) // its links have their credit
+		require.NoError(t, err)
+		consume(t, c, "orders", client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+			if string(d.Message().GetData()) == "first" {
+				armed.Store(true)
+			}
+			got <- d.DeliveryCount()
+			return nil
+		}), client.ConsumerConfig{Prefetch: 1})
+		p := s.peer(t)
+		p.put("orders", amqp.NewMessage([]byte("first")))
+		await(t, got, "the first message")
+		poll(t, "a grant of credit is lost", func() bool { return dropped.Load() > 0 })
+		began := time.Now()
+		p.put("orders", amqp.NewMessage([]byte("second")))
+		assert.Zero(t, await(t, got, "the second message"))
+		t.Logf("it came after %v; %d grants were lost", time.Since(began).Round(time.Millisecond), dropped.Load())
+		mu.Lock()
+		assert.NotEmpty(t, starved)
+		mu.Unlock()
+		p.put("orders", amqp.NewMessage([]byte("third")))
+		assert.Zero(t, await(t, got, "the third message"))
+	})
+}

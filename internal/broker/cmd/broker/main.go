@@ -1,0 +1,274 @@
+// Command broker starts and ends the RabbitMQ brokers that hopback's
+// integration tests and examples need. Run it with --help.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/broker"
+)
+
+const usage = `broker starts real RabbitMQ brokers, 4.3 and 4.0 side by side, and ends them.
+
+Usage:
+  broker up [--env] [--write FILE] [VERSION...]  start what doesn't run yet
+  broker down [VERSION...]                       end what was started
+  broker status [--quiet] [VERSION...]           tell what runs; exit code 1
+                                                 if one of VERSION doesn't serve
+  broker env                                     print export lines of what runs
+  broker run [VERSION...] -- COMMAND [ARG...]    run a command with brokers there
+  broker clean                                   end all, remove cache and images
+
+VERSION is 4.3, 4.0 or any: the newest that can be had. Without it, up means
+4.3 and 4.0, run means any, and down and status mean all.
+
+  --env         up prints the export lines, as "broker env" does
+  --write FILE  up writes them to FILE
+  --quiet       status prints nothing
+
+Examples:
+  broker up                         both versions, until "broker down"
+  eval "$(broker up --env 4.3)"     and HOPBACK_URL_4_3 is set in this shell
+  broker run 4.0 -- go test ./...   4.0 for one command; its exit code is kept
+
+"run" sets HOPBACK_URL_4_3 and so on for its command, and HOPBACK_URL to the
+first of its brokers.
+
+A broker is come by in the first of these ways that works, or in the one that
+HOPBACK_BROKER_WITH names:
+  env           HOPBACK_URL_4_3, HOPBACK_URL_4_0: amqp:// URLs of brokers that
+                run; HOPBACK_MANAGEMENT_URL_4_3, _4_0: their HTTP APIs, if not
+                on port 15672
+  docker        Docker and docker-compose.yml, with the official image
+  docker-built  the same with an image built from Debian's packages
+  chroot        Debian's packages in a chroot, as root on Linux
+
+Exit codes: 0 done; 1 it failed; 2 bad arguments; of run: its command's.
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := execute(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// errUsage is for bad arguments that no *argument.Error tells of.
+var errUsage = errors.New("run broker --help for what can be said")
+
+func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if len(args) == 0 {
+		fmt.Fprint(stderr, usage)
+		return 2
+	}
+	code, err := dispatch(ctx, args[0], args[1:], stdout, stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Fprint(stdout, usage)
+		return 0
+	}
+	if err == nil {
+		return code
+	}
+	fmt.Fprintln(stderr, err)
+	var bad *argument.Error
+	if errors.Is(err, errUsage) || errors.As(err, &bad) {
+		return 2
+	}
+	return 1
+}
+
+func dispatch(ctx context.Context, verb string, args []string, stdout, stderr io.Writer) (int, error) {
+	flags := flag.NewFlagSet("broker "+verb, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	parse := func() error {
+		if err := flags.Parse(args); err != nil {
+			if errors.Is(err, flag.ErrHelp) {
+				return err
+			}
+			return fmt.Errorf("broker %s: %w; %w", verb, err, errUsage)
+		}
+		return nil
+	}
+	switch verb {
+	case "up":
+		env := flags.Bool("env", false, "")
+		file := flags.String("write", "", "")
+		if err := parse(); err != nil {
+			return 0, err
+		}
+		return 0, up(ctx, flags.Args(), *env, *file, stdout, stderr)
+	case "down":
+		if err := parse(); err != nil {
+			return 0, err
+		}
+		return 0, broker.Down(ctx, stderr, flags.Args()...)
+	case "status":
+		quiet := flags.Bool("quiet", false, "")
+		if err := parse(); err != nil {
+			return 0, err
+		}
+		if *quiet {
+			stdout = io.Discard
+		}
+		return status(ctx, flags.Args(), stdout)
+	case "run":
+		// By hand, lest flags of the command be taken for ours.
+		if len(args) > 0 && (args[0] == "-h" || args[0] == "-help" || args[0] == "--help") {
+			return 0, flag.ErrHelp
+		}
+		at := slices.Index(args, "--")
+		if at < 0 || at == len(args)-1 {
+			return 0, fmt.Errorf("broker run: no command; write it after --; %w", errUsage)
+		}
+		return runWith(ctx, args[:at], args[at+1:], stdout, stderr)
+	case "env", "clean":
+		if err := parse(); err != nil {
+			return 0, err
+		}
+		if flags.NArg() > 0 {
+			return 0, fmt.Errorf("broker %s: takes no argument, but got %q; %w", verb, flags.Arg(0), errUsage)
+		}
+		if verb == "clean" {
+			return 0, broker.Clean(ctx, stderr)
+		}
+		return 0, env(ctx, stdout)
+	case "help", "-h", "-help", "--help":
+		return 0, flag.ErrHelp
+	}
+	return 0, fmt.Errorf("broker: there is no command %q; %w", verb, errUsage)
+}
+
+func up(ctx context.Context, versions []string, env bool, file string, stdout, stderr io.Writer) error {
+	if len(versions) == 0 {
+		versions = []string{"4.3", "4.0"}
+	}
+	brokers, err := broker.Up(ctx, stderr, true, versions...)
+	if err != nil {
+		return err
+	}
+	var lines strings.Builder
+	for _, b := range brokers {
+		lines.WriteString(exports(b.Version, b.URL, b.ManagementURL))
+	}
+	if env {
+		if _, err := io.WriteString(stdout, lines.String()); err != nil {
+			return err
+		}
+	}
+	if file != "" {
+		return os.WriteFile(file, []byte(lines.String()), 0o600)
+	}
+	return nil
+}
+
+// exports returns lines for a shell.
+func exports(version, url, managementURL string) string {
+	v := strings.ReplaceAll(version, ".", "_")
+	return fmt.Sprintf("export HOPBACK_URL_%s=%s\nexport HOPBACK_MANAGEMENT_URL_%s=%s\n", v, quote(url), v, quote(managementURL))
+}
+
+// quote for a POSIX shell.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+func status(ctx context.Context, versions []string, stdout io.Writer) (int, error) {
+	list, err := broker.List(ctx)
+	if err != nil {
+		return 0, err
+	}
+	serving := map[string]bool{}
+	for _, s := range list {
+		if len(versions) > 0 && !slices.Contains(versions, s.Version) {
+			continue
+		}
+		if s.Err != nil {
+			fmt.Fprintf(stdout, "%s (%s): doesn't serve: %v\n", s.Name, s.How, s.Err)
+			continue
+		}
+		until := "until nobody uses it"
+		switch {
+		case s.How == broker.Environment:
+			until = "not ours"
+		case s.Keep:
+			until = "until broker down"
+		}
+		serving[s.Version] = true
+		fmt.Fprintf(stdout, "%s (%s): %s at %s, management at %s, %s", s.Name, s.How, s.FullVersion, s.URL, s.ManagementURL, until)
+		if !s.Started.IsZero() {
+			fmt.Fprintf(stdout, ", for %s", time.Since(s.Started).Round(time.Second))
+		}
+		fmt.Fprintln(stdout)
+	}
+	if len(list) == 0 {
+		fmt.Fprintln(stdout, "no broker runs")
+	}
+	for _, v := range versions {
+		if !serving[v] {
+			return 1, nil
+		}
+	}
+	return 0, nil
+}
+
+func env(ctx context.Context, stdout io.Writer) error {
+	list, err := broker.List(ctx)
+	if err != nil {
+		return err
+	}
+	found := false
+	for _, s := range list {
+		if s.Err == nil && s.Name == s.Version {
+			found = true
+			if _, err := io.WriteString(stdout, exports(s.Version, s.URL, s.ManagementURL)); err != nil {
+				return err
+			}
+		}
+	}
+	if !found {
+		return errors.New("no broker runs; start some by: broker up")
+	}
+	return nil
+}
+
+// runWith runs a command while it holds brokers, and returns its exit code.
+func runWith(ctx context.Context, versions, command []string, stdout, stderr io.Writer) (code int, err error) {
+	if len(versions) == 0 {
+		versions = []string{"any"}
+	}
+	brokers, err := broker.Need(ctx, stderr, versions...)
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		for _, b := range brokers {
+			err = errors.Join(err, b.Release(ctx))
+		}
+	}()
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, stdout, stderr
+	// Ctrl-C reaches the command too; it has a while to end by itself.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	cmd.Env = append(os.Environ(), "HOPBACK_URL="+brokers[0].URL, "HOPBACK_MANAGEMENT_URL="+brokers[0].ManagementURL)
+	for _, b := range brokers {
+		v := strings.ReplaceAll(b.Version, ".", "_")
+		cmd.Env = append(cmd.Env, "HOPBACK_URL_"+v+"="+b.URL, "HOPBACK_MANAGEMENT_URL_"+v+"="+b.ManagementURL)
+	}
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Exited() {
+		return exit.ExitCode(), nil
+	}
+	return 0, err
+}

@@ -1,0 +1,27 @@
+package chaos
+
+import (
+	"context"
+	"io"
+	"net/http"
+
+	"github.com/hopback/hopback/internal/broker"
+)
+
+// openCluster starts a cluster of three nodes.
+func (s *site) openCluster(ctx context.Context, out io.Writer, version string) error {
+	c, err := broker.OwnCluster(ctx, out, version)
+	if err != nil {
+		return err
+	}
+	s.release, s.whole = c.Release, c.AwaitAll
+	for _, n := range c.Nodes {
+		s.nodes = append(s.nodes, &node{machine: n, url: n.URL, management: n.ManagementURL})
+	}
+	var overview struct {
+		Version string `json:"rabbitmq_version"`
+	}
+	err = s.api(ctx, http.MethodGet, "/overview", &overview)
+	s.version = overview.Version
+	return err
+}

@@ -1,0 +1,351 @@
+package frames
+
+import "reflect"
+
+// Optional is a field that may be absent.
+type Optional[T any] struct {
+	Value T
+	Set   bool
+}
+
+// Some is a field that is there.
+func Some[T any](v T) Optional[T] { return Optional[T]{v, true} }
+
+// Or is the value, or def where the field is absent.
+func (o Optional[T]) Or(def T) T {
+	if o.Set {
+		return o.Value
+	}
+	return def
+}
+
+// composite is a described list whose fields have names and types, such as a
+// performative.
+type composite interface {
+	// kind is the code of its descriptor, and its name.
+	kind() (code uint64, name string)
+	// walk goes through its fields in their order. The same walk reads and writes, so
+	// reader and writer agree.
+	walk(f *fields)
+}
+
+// composites has an empty one of each kind, by the code and the name of its descriptor.
+var composites = func() map[any]func() composite {
+	all := map[any]func() composite{}
+	for _, make := range []func() composite{
+		func() composite { return &Open{} }, func() composite { return &Begin{} }, func() composite { return &Attach{} },
+		func() composite { return &Flow{} }, func() composite { return &Transfer{} }, func() composite { return &Disposition{} },
+		func() composite { return &Detach{} }, func() composite { return &End{} }, func() composite { return &Close{} },
+		func() composite { return &Error{} }, func() composite { return &Source{} }, func() composite { return &Target{} },
+		func() composite { return &Received{} }, func() composite { return &Accepted{} }, func() composite { return &Rejected{} },
+		func() composite { return &Released{} }, func() composite { return &Modified{} },
+		func() composite { return &Mechanisms{} }, func() composite { return &Init{} }, func() composite { return &Challenge{} },
+		func() composite { return &Response{} }, func() composite { return &Outcome{} },
+		func() composite { return &MessageHeader{} }, func() composite { return &Properties{} },
+	} {
+		code, name := make().kind()
+		all[code] = make
+		all[Symbol("amqp:"+name+":list")] = make
+	}
+	return all
+}()
+
+// described reads a described value: a pointer to a composite if it is one that is
+// known, and a Described if not.
+func (d *decoder) described() any {
+	if len(d.b) == 0 || d.b[0] != codeDescribed {
+		d.fail("a value without a descriptor")
+		return nil
+	}
+	d.take(1)
+	if !d.deeper() {
+		return nil
+	}
+	defer func() { d.depth-- }()
+	descriptor := d.value()
+	switch descriptor.(type) {
+	case uint64, Symbol:
+	default:
+		return Described{descriptor, d.value()}
+	}
+	make, ok := composites[descriptor]
+	if !ok {
+		return Described{descriptor, d.value()}
+	}
+	c := make()
+	d.fields(c)
+	if d.err != nil {
+		return nil
+	}
+	return c
+}
+
+// fields reads the list of c's fields.
+func (d *decoder) fields(c composite) {
+	_, name := c.kind()
+	f := fields{d: d, name: name}
+	switch code := byte(d.number(1)); {
+	case d.err != nil:
+		return
+	case code == codeList0:
+		c.walk(&f)
+	case code == codeList8 || code == codeList32:
+		var behind []byte
+		f.left, behind = d.enter(code)
+		if !d.room(f.left) {
+			return
+		}
+		c.walk(&f)
+		for ; f.left > 0 && d.err == nil; f.left-- {
+			d.value() // of a later version
+		}
+		d.leave(behind)
+	default:
+		d.fail("%s isn't a list but 0x%02x", name, code)
+	}
+}
+
+// composite writes c.
+func (e *encoder) composite(c composite) {
+	if e.depth++; e.depth > MaxDepth {
+		e.fail("values are nested more than %d deep", MaxDepth)
+		return
+	}
+	code, name := c.kind()
+	e.b = append(e.b, codeDescribed)
+	e.value(code)
+	at := len(e.b)
+	e.b = append(e.b, codeList32)
+	sizes := e.begin()
+	f := fields{e: e, name: name, end: len(e.b)}
+	c.walk(&f)
+	e.depth--
+	if e.err != nil {
+		return
+	}
+	e.b = e.b[:f.end] // absent fields at the end are left out
+	if f.count == 0 {
+		e.b = append(e.b[:at], codeList0)
+		return
+	}
+	e.end(sizes, f.count)
+	e.shorten(at)
+}
+
+// fields is a walk through a composite's fields. It either reads or writes.
+type fields struct {
+	name string
+
+	d    *decoder
+	left int // fields that are still to come
+
+	e          *encoder
+	n          int // fields written
+	count, end int // as of the last that isn't absent
+}
+
+// read returns the next field, nil if it is absent.
+func (f *fields) read() any {
+	if f.left == 0 || f.d.err != nil {
+		return nil
+	}
+	f.left--
+	return f.d.value()
+}
+
+// write writes the next field; absent is nil.
+func (f *fields) write(v any) {
+	f.e.value(v)
+	f.n++
+	if v != nil {
+		f.count, f.end = f.n, len(f.e.b)
+	}
+}
+
+func (f *fields) wrong(v any, want any) {
+	f.d.fail("%s has a %T in place of a %T", f.name, v, want)
+}
+
+// required is a field that mustn't be absent.
+func required[T any](f *fields, field *T) {
+	if f.e != nil {
+		f.write(*field)
+		return
+	}
+	v := f.read()
+	t, ok := v.(T)
+	if !ok && f.d.err == nil {
+		if v == nil {
+			f.d.fail("%s lacks a required %T", f.name, *field)
+		} else {
+			f.wrong(v, *field)
+		}
+	}
+	*field = t
+}
+
+// optional is a field that may be absent.
+func optional[T any](f *fields, field *Optional[T]) {
+	if f.e != nil {
+		if field.Set {
+			f.write(field.Value)
+		} else {
+			f.write(nil)
+		}
+		return
+	}
+	v := f.read()
+	t, ok := v.(T)
+	if !ok && v != nil {
+		f.wrong(v, t)
+	}
+	*field = Optional[T]{t, ok}
+}
+
+// orZero is a field that is absent where it has its zero value.
+func orZero[T comparable](f *fields, field *T) {
+	var zero T
+	if f.e != nil {
+		if *field == zero {
+			f.write(nil)
+		} else {
+			f.write(*field)
+		}
+		return
+	}
+	v := f.read()
+	t, ok := v.(T)
+	if !ok && v != nil {
+		f.wrong(v, zero)
+	}
+	*field = t
+}
+
+// orNil is a binary or a map that is absent where it is nil.
+func orNil[T []byte | Map](f *fields, field *T) {
+	if f.e != nil {
+		if *field == nil {
+			f.write(nil)
+		} else {
+			f.write(*field)
+		}
+		return
+	}
+	v := f.read()
+	t, ok := v.(T)
+	if !ok && v != nil {
+		f.wrong(v, t)
+	}
+	*field = t
+}
+
+// anything is a field of any type.
+func anything(f *fields, field *any) {
+	if f.e != nil {
+		f.write(*field)
+		return
+	}
+	*field = f.read()
+}
+
+// symbols is a field that holds one symbol or an array of them. It is absent where it
+// is nil.
+func symbols(f *fields, field *[]Symbol) {
+	if f.e != nil {
+		switch s := *field; {
+		case s == nil:
+			f.write(nil)
+		case len(s) == 1:
+			f.write(s[0])
+		default:
+			a := Array{Type: codeSymbol32, Elements: make([]any, len(s))}
+			for i := range s {
+				a.Elements[i] = s[i]
+			}
+			f.write(a)
+		}
+		return
+	}
+	*field = nil
+	switch v := f.read().(type) {
+	case nil:
+	case Symbol:
+		*field = []Symbol{v}
+	case Array:
+		all := make([]Symbol, len(v.Elements))
+		for i, e := range v.Elements {
+			s, ok := e.(Symbol)
+			if !ok {
+				f.wrong(e, s)
+				return
+			}
+			all[i] = s
+		}
+		*field = all
+	default:
+		f.wrong(v, Symbol(""))
+	}
+}
+
+// child is a composite of one kind in a field.
+func child[T any, P interface {
+	*T
+	composite
+}](f *fields, field *P) {
+	if f.e != nil {
+		if *field == nil {
+			f.write(nil)
+		} else {
+			f.composite(*field)
+		}
+		return
+	}
+	*field = nil
+	v := f.described()
+	c, ok := v.(P)
+	if !ok && v != nil {
+		f.wrong(v, c)
+		return
+	}
+	*field = c
+}
+
+// children is a described value of any kind in a field: a pointer to a composite, or a
+// Described.
+func children(f *fields, field *any) {
+	if f.e == nil {
+		*field = f.described()
+		return
+	}
+	switch c := (*field).(type) {
+	case nil:
+		f.write(nil)
+	case composite:
+		if v := reflect.ValueOf(c); v.Kind() == reflect.Pointer && v.IsNil() {
+			f.write(nil)
+			return
+		}
+		f.composite(c)
+	case Described:
+		f.write(c)
+	default:
+		f.e.fail("%s: no descriptor for a %T", f.name, c)
+	}
+}
+
+func (f *fields) composite(c composite) {
+	f.e.composite(c)
+	f.n++
+	f.count, f.end = f.n, len(f.e.b)
+}
+
+func (f *fields) described() any {
+	if f.left > 0 && len(f.d.b) > 0 && f.d.b[0] == codeDescribed {
+		f.left--
+		return f.d.described()
+	}
+	if v := f.read(); v != nil {
+		f.d.fail("%s has a %T in place of a described value", f.name, v)
+	}
+	return nil
+}

@@ -1,0 +1,181 @@
+package frames
+
+// MessageHeader is the first section of a message.
+type MessageHeader struct {
+	Durable       bool
+	Priority      Optional[uint8]  // absent: 4
+	TTL           Optional[uint32] // in milliseconds
+	FirstAcquirer bool
+	DeliveryCount uint32
+}
+
+func (*MessageHeader) kind() (uint64, string) { return sectionHeader, "header" }
+func (p *MessageHeader) walk(f *fields) {
+	orZero(f, &p.Durable)
+	optional(f, &p.Priority)
+	optional(f, &p.TTL)
+	orZero(f, &p.FirstAcquirer)
+	orZero(f, &p.DeliveryCount)
+}
+
+// Properties are a message's standard properties.
+type Properties struct {
+	MessageID          any // a uint64, UUID, []byte or string
+	UserID             []byte
+	To                 any // a string in RabbitMQ
+	Subject            Optional[string]
+	ReplyTo            any
+	CorrelationID      any
+	ContentType        Optional[Symbol]
+	ContentEncoding    Optional[Symbol]
+	AbsoluteExpiryTime Optional[Timestamp]
+	CreationTime       Optional[Timestamp]
+	GroupID            Optional[string]
+	GroupSequence      Optional[uint32]
+	ReplyToGroupID     Optional[string]
+}
+
+func (*Properties) kind() (uint64, string) { return sectionProperties, "properties" }
+func (p *Properties) walk(f *fields) {
+	anything(f, &p.MessageID)
+	orNil(f, &p.UserID)
+	anything(f, &p.To)
+	optional(f, &p.Subject)
+	anything(f, &p.ReplyTo)
+	anything(f, &p.CorrelationID)
+	optional(f, &p.ContentType)
+	optional(f, &p.ContentEncoding)
+	optional(f, &p.AbsoluteExpiryTime)
+	optional(f, &p.CreationTime)
+	optional(f, &p.GroupID)
+	optional(f, &p.GroupSequence)
+	optional(f, &p.ReplyToGroupID)
+}
+
+// The codes of a message's sections (AMQP 1.0, part 3.2).
+const (
+	sectionHeader = 0x70 + iota
+	sectionDeliveryAnnotations
+	sectionAnnotations
+	sectionProperties
+	sectionApplicationProperties
+	sectionData
+	sectionSequence
+	sectionValue
+	sectionFooter
+)
+
+// Message is a message whose body is left as it is. A broker changes what is before
+// the body only.
+type Message struct {
+	Header                *MessageHeader
+	DeliveryAnnotations   Map
+	Annotations           Map
+	Properties            *Properties
+	ApplicationProperties Map
+	// Body is the encoded sections of data, sequences or a value, and the footer.
+	Body []byte
+}
+
+// DecodeMessage decodes a message. Its body and binary values are parts of b. It doesn't
+// look into the values of the body.
+func DecodeMessage(b []byte) (*Message, error) {
+	m := &Message{}
+	for last := 0; len(b) > 0; {
+		code := sectionOf(b)
+		if code == 0 {
+			return nil, malformed("no section begins with %x", b[:min(len(b), 16)])
+		}
+		// Sections have an order. Of the body's there is one, or several of one kind.
+		repeats := code == last && (code == sectionData || code == sectionSequence)
+		otherBody := last >= sectionData && code < sectionFooter
+		if !repeats && (code <= last || otherBody) {
+			return nil, malformed("section 0x%02x behind 0x%02x", code, last)
+		}
+		if code >= sectionData {
+			if last < sectionData {
+				m.Body = b
+			}
+			size := valueSize(b)
+			if size == 0 {
+				return nil, malformed("section 0x%02x is cut off", code)
+			}
+			last, b = code, b[size:]
+			continue
+		}
+		last = code
+		d := decoder{b: b, roomless: maxRoomless}
+		v := d.described()
+		if d.err != nil {
+			return nil, d.err
+		}
+		b = d.b
+		ok := true
+		switch v := v.(type) {
+		case *MessageHeader:
+			m.Header = v
+		case *Properties:
+			m.Properties = v
+		case Described:
+			var to *Map
+			switch code {
+			case sectionDeliveryAnnotations:
+				to = &m.DeliveryAnnotations
+			case sectionAnnotations:
+				to = &m.Annotations
+			default:
+				to = &m.ApplicationProperties
+			}
+			*to, ok = v.Value.(Map)
+		}
+		if !ok {
+			return nil, malformed("section 0x%02x isn't a map", code)
+		}
+	}
+	return m, nil
+}
+
+var sectionNames = map[Symbol]int{
+	"amqp:header:list": sectionHeader, "amqp:delivery-annotations:map": sectionDeliveryAnnotations,
+	"amqp:message-annotations:map": sectionAnnotations, "amqp:properties:list": sectionProperties,
+	"amqp:application-properties:map": sectionApplicationProperties, "amqp:data:binary": sectionData,
+	"amqp:amqp-sequence:list": sectionSequence, "amqp:amqp-value:*": sectionValue, "amqp:footer:map": sectionFooter,
+}
+
+// sectionOf is the code of the section at the beginning of b, 0 if there is none.
+func sectionOf(b []byte) int {
+	if b[0] != codeDescribed {
+		return 0
+	}
+	d := decoder{b: b[1:], roomless: maxRoomless}
+	switch v := d.value().(type) {
+	case uint64:
+		if v >= sectionHeader && v <= sectionFooter {
+			return int(v)
+		}
+	case Symbol:
+		return sectionNames[v]
+	}
+	return 0
+}
+
+// Append writes m behind b. Sections that are nil are left out.
+func (m *Message) Append(b []byte) ([]byte, error) {
+	e := encoder{b: b}
+	mapping := func(code uint64, section Map) {
+		if section != nil {
+			e.value(Described{code, section})
+		}
+	}
+	if m.Header != nil {
+		e.composite(m.Header)
+	}
+	mapping(sectionDeliveryAnnotations, m.DeliveryAnnotations)
+	mapping(sectionAnnotations, m.Annotations)
+	if m.Properties != nil {
+		e.composite(m.Properties)
+	}
+	mapping(sectionApplicationProperties, m.ApplicationProperties)
+	e.b = append(e.b, m.Body...)
+	return e.b, e.err
+}

@@ -1,0 +1,858 @@
+package frames
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// The values of AMQP 1.0 (part 1.6) and their Go types:
+//
+//	null                      nil
+//	boolean                   bool
+//	ubyte to ulong            uint8, uint16, uint32, uint64
+//	byte to long              int8, int16, int32, int64
+//	float, double             float32, float64
+//	decimal32 to decimal128   Decimal32, Decimal64, Decimal128
+//	char                      Char
+//	timestamp                 Timestamp
+//	uuid                      UUID
+//	binary                    []byte
+//	string, symbol            string, Symbol
+//	list, map, array          List, Map, Array
+//	a described value         Described
+//
+// Each type is kept apart from the others, so a value is written as the type that it
+// was read as. Its width may change: a ulong of 5 is written in two bytes.
+type (
+	// Symbol is a string of ASCII from a defined domain.
+	Symbol string
+	// Char is a Unicode code point.
+	Char uint32
+	// Timestamp is in milliseconds since 1970, UTC.
+	Timestamp int64
+	// UUID is in network byte order.
+	UUID [16]byte
+	// Decimal32 is an IEEE 754 decimal, as it is on the wire.
+	Decimal32 [4]byte
+	// Decimal64 is an IEEE 754 decimal, as it is on the wire.
+	Decimal64 [8]byte
+	// Decimal128 is an IEEE 754 decimal, as it is on the wire.
+	Decimal128 [16]byte
+	// List is a sequence of values of any types.
+	List []any
+	// Map keeps the order of its entries, and keys that Go's maps can't have.
+	Map []Entry
+	// Entry is a key of a Map, and its value.
+	Entry struct{ Key, Value any }
+	// Described is a value with a descriptor that says what it stands for.
+	Described struct{ Descriptor, Value any }
+	// Array is a sequence of values of one type.
+	Array struct {
+		// Type is the wide constructor of the elements. An array without elements has
+		// one, too. Zero is the type of the first element.
+		Type byte
+		// Descriptor, if not nil, describes each element.
+		Descriptor any
+		Elements   []any
+	}
+)
+
+// Time is t as a time.Time, in UTC.
+func (t Timestamp) Time() time.Time { return time.UnixMilli(int64(t)).UTC() }
+
+// Get returns the value of the first key that is this string or symbol.
+func (m Map) Get(key string) (any, bool) {
+	for _, e := range m {
+		switch k := e.Key.(type) {
+		case string:
+			if k == key {
+				return e.Value, true
+			}
+		case Symbol:
+			if string(k) == key {
+				return e.Value, true
+			}
+		}
+	}
+	return nil, false
+}
+
+// Set replaces the value of the first key that is this string or symbol, or appends a
+// symbol. It returns the map, as append does.
+func (m Map) Set(key Symbol, value any) Map {
+	for i, e := range m {
+		if e.Key == key || e.Key == string(key) {
+			m[i].Value = value
+			return m
+		}
+	}
+	return append(m, Entry{key, value})
+}
+
+// MaxDepth is how deeply values may be nested. What is deeper is neither read nor
+// written, nor passed on to go-amqp, which takes about 700 bytes of stack a level.
+const MaxDepth = 512
+
+// maxRoomless bounds the elements of all arrays in a value whose elements take no room.
+// Their number isn't bounded by the size of what holds them.
+const maxRoomless = 1 << 16
+
+// ErrMalformed is in the error for bytes that aren't AMQP.
+var ErrMalformed = errors.New("malformed AMQP")
+
+func malformed(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrMalformed, fmt.Sprintf(format, args...))
+}
+
+// The constructors of values (AMQP 1.0, part 1.6).
+const (
+	codeDescribed  = 0x00
+	codeNull       = 0x40
+	codeTrue       = 0x41
+	codeFalse      = 0x42
+	codeUint0      = 0x43
+	codeUlong0     = 0x44
+	codeList0      = 0x45
+	codeUbyte      = 0x50
+	codeByte       = 0x51
+	codeSmallUint  = 0x52
+	codeSmallUlong = 0x53
+	codeSmallInt   = 0x54
+	codeSmallLong  = 0x55
+	codeBool       = 0x56
+	codeUshort     = 0x60
+	codeShort      = 0x61
+	codeUint       = 0x70
+	codeInt        = 0x71
+	codeFloat      = 0x72
+	codeChar       = 0x73
+	codeDecimal32  = 0x74
+	codeUlong      = 0x80
+	codeLong       = 0x81
+	codeDouble     = 0x82
+	codeTimestamp  = 0x83
+	codeDecimal64  = 0x84
+	codeDecimal128 = 0x94
+	codeUUID       = 0x98
+	codeBinary8    = 0xa0
+	codeString8    = 0xa1
+	codeSymbol8    = 0xa3
+	codeBinary32   = 0xb0
+	codeString32   = 0xb1
+	codeSymbol32   = 0xb3
+	codeList8      = 0xc0
+	codeMap8       = 0xc1
+	codeList32     = 0xd0
+	codeMap32      = 0xd1
+	codeArray8     = 0xe0
+	codeArray32    = 0xf0
+)
+
+// wide is the constructor that holds any value of the type of code.
+func wide(code byte) byte {
+	switch code {
+	case codeTrue, codeFalse:
+		return codeBool
+	case codeUint0, codeSmallUint:
+		return codeUint
+	case codeUlong0, codeSmallUlong:
+		return codeUlong
+	case codeSmallInt:
+		return codeInt
+	case codeSmallLong:
+		return codeLong
+	case codeBinary8, codeString8, codeSymbol8, codeList8, codeMap8, codeArray8:
+		return code + 0x10
+	case codeList0:
+		return codeList32
+	}
+	return code
+}
+
+// ReadValue reads the value at the beginning of b, and returns what is behind it. Binary
+// values are parts of b.
+func ReadValue(b []byte) (v any, rest []byte, err error) {
+	d := decoder{b: b, roomless: maxRoomless}
+	v = d.value()
+	return v, d.b, d.err
+}
+
+// decoder reads values. After an error all that it reads is nil.
+type decoder struct {
+	b        []byte
+	err      error
+	depth    int
+	roomless int // elements without room that may still come
+}
+
+func (d *decoder) fail(format string, args ...any) {
+	if d.err == nil {
+		d.err = malformed(format, args...)
+		d.b = nil
+	}
+}
+
+// take returns the next n bytes, or nil.
+func (d *decoder) take(n int) []byte {
+	if n < 0 || n > len(d.b) {
+		d.fail("%d bytes are left of a value of %d", len(d.b), n)
+		return nil
+	}
+	b := d.b[:n:n]
+	d.b = d.b[n:]
+	return b
+}
+
+// number reads n bytes.
+func (d *decoder) number(n int) (v uint64) {
+	for _, c := range d.take(n) {
+		v = v<<8 | uint64(c)
+	}
+	return v
+}
+
+func (d *decoder) deeper() bool {
+	if d.depth++; d.depth > MaxDepth {
+		d.fail("values are nested more than %d deep", MaxDepth)
+	}
+	return d.err == nil
+}
+
+func (d *decoder) value() any {
+	code := byte(d.number(1))
+	if d.err != nil {
+		return nil
+	}
+	if code != codeDescribed {
+		return d.body(code)
+	}
+	if !d.deeper() {
+		return nil
+	}
+	descriptor := d.value()
+	v := d.value()
+	d.depth--
+	if d.err != nil {
+		return nil
+	}
+	return Described{descriptor, v}
+}
+
+// body reads a value whose constructor has been read.
+func (d *decoder) body(code byte) any {
+	switch code {
+	case codeNull:
+		return nil
+	case codeTrue:
+		return true
+	case codeFalse:
+		return false
+	case codeBool:
+		n := d.number(1)
+		if n > 1 {
+			d.fail("a boolean of %d", n)
+		}
+		return n == 1
+	case codeUint0:
+		return uint32(0)
+	case codeUlong0:
+		return uint64(0)
+	case codeList0:
+		return List{}
+	case codeUbyte:
+		return uint8(d.number(1))
+	case codeByte:
+		return int8(d.number(1))
+	case codeSmallUint:
+		return uint32(d.number(1))
+	case codeSmallUlong:
+		return d.number(1)
+	case codeSmallInt:
+		return int32(int8(d.number(1)))
+	case codeSmallLong:
+		return int64(int8(d.number(1)))
+	case codeUshort:
+		return uint16(d.number(2))
+	case codeShort:
+		return int16(d.number(2))
+	case codeUint:
+		return uint32(d.number(4))
+	case codeInt:
+		return int32(d.number(4))
+	case codeFloat:
+		return math.Float32frombits(uint32(d.number(4)))
+	case codeChar:
+		return Char(d.number(4))
+	case codeDecimal32:
+		return Decimal32(fixed[[4]byte](d))
+	case codeUlong:
+		return d.number(8)
+	case codeLong:
+		return int64(d.number(8))
+	case codeDouble:
+		return math.Float64frombits(d.number(8))
+	case codeTimestamp:
+		return Timestamp(d.number(8))
+	case codeDecimal64:
+		return Decimal64(fixed[[8]byte](d))
+	case codeDecimal128:
+		return Decimal128(fixed[[16]byte](d))
+	case codeUUID:
+		return UUID(fixed[[16]byte](d))
+	case codeBinary8:
+		return d.take(int(d.number(1)))
+	case codeBinary32:
+		return d.take(int(d.number(4)))
+	case codeString8:
+		return string(d.take(int(d.number(1))))
+	case codeString32:
+		return string(d.take(int(d.number(4))))
+	case codeSymbol8:
+		return Symbol(d.take(int(d.number(1))))
+	case codeSymbol32:
+		return Symbol(d.take(int(d.number(4))))
+	case codeList8, codeList32:
+		return d.list(code)
+	case codeMap8, codeMap32:
+		return d.mapping(code)
+	case codeArray8, codeArray32:
+		return d.array(code)
+	}
+	d.fail("no value begins with 0x%02x", code)
+	return nil
+}
+
+func fixed[T [4]byte | [8]byte | [16]byte](d *decoder) (v T) {
+	var size = len(v)
+	b := d.take(size)
+	for i := range b {
+		v[i] = b[i]
+	}
+	return v
+}
+
+// enter reads size and count of a compound value. What d reads then ends with it; leave
+// goes on with what is behind.
+func (d *decoder) enter(code byte) (count int, behind []byte) {
+	width := 1
+	if code&0x10 != 0 {
+		width = 4
+	}
+	all := d.take(int(d.number(width)))
+	behind = d.b
+	d.b = all
+	count = int(d.number(width))
+	if count < 0 { // where an int has 32 bits
+		d.fail("%d elements", uint32(count))
+	}
+	if !d.deeper() {
+		return 0, nil
+	}
+	return count, behind
+}
+
+func (d *decoder) leave(behind []byte) {
+	if d.err != nil {
+		return
+	}
+	if len(d.b) > 0 {
+		d.fail("%d bytes too many in a compound value", len(d.b))
+		return
+	}
+	d.b = behind
+	d.depth--
+}
+
+// room checks that count elements may be in what is left.
+func (d *decoder) room(count int) bool {
+	if d.err == nil && count > len(d.b) {
+		d.fail("%d elements in %d bytes", count, len(d.b))
+	}
+	return d.err == nil
+}
+
+func (d *decoder) list(code byte) any {
+	count, behind := d.enter(code)
+	if !d.room(count) {
+		return nil
+	}
+	l := make(List, 0, count)
+	for range count {
+		l = append(l, d.value())
+		if d.err != nil {
+			return nil
+		}
+	}
+	d.leave(behind)
+	return l
+}
+
+func (d *decoder) mapping(code byte) any {
+	count, behind := d.enter(code)
+	if !d.room(count) {
+		return nil
+	}
+	if count%2 == 1 {
+		d.fail("a map with %d keys and values", count)
+		return nil
+	}
+	m := make(Map, 0, count/2)
+	for range count / 2 {
+		k := d.value()
+		m = append(m, Entry{k, d.value()})
+		if d.err != nil {
+			return nil
+		}
+	}
+	d.leave(behind)
+	return m
+}
+
+func (d *decoder) array(code byte) any {
+	count, behind := d.enter(code)
+	var a Array
+	element := byte(d.number(1))
+	if d.err == nil && element == codeDescribed {
+		a.Descriptor = d.value()
+		if d.err == nil && a.Descriptor == nil {
+			d.fail("an array whose descriptor is null")
+		}
+		element = byte(d.number(1))
+	}
+	if d.err != nil {
+		return nil
+	}
+	if element == codeDescribed {
+		d.fail("an array whose elements have two descriptors")
+		return nil
+	}
+	if element>>4 == 4 { // they take no room
+		if d.roomless -= count; d.roomless < 0 {
+			d.fail("%d elements that take no room", count)
+			return nil
+		}
+	} else if !d.room(count) {
+		return nil
+	}
+	if valueWidth(element) < 0 {
+		d.fail("no value begins with 0x%02x", element)
+		return nil
+	}
+	a.Type = wide(element)
+	a.Elements = make([]any, 0, count)
+	for range count {
+		a.Elements = append(a.Elements, d.body(element))
+		if d.err != nil {
+			return nil
+		}
+	}
+	d.leave(behind)
+	return a
+}
+
+// valueWidth is how many bytes are behind the constructor, or hold the size of what is;
+// negative if there is no such constructor.
+func valueWidth(code byte) int {
+	switch code {
+	case codeNull, codeTrue, codeFalse, codeUint0, codeUlong0, codeList0:
+		return 0
+	case codeUbyte, codeByte, codeSmallUint, codeSmallUlong, codeSmallInt, codeSmallLong, codeBool,
+		codeBinary8, codeString8, codeSymbol8, codeList8, codeMap8, codeArray8:
+		return 1
+	case codeUshort, codeShort:
+		return 2
+	case codeUint, codeInt, codeFloat, codeChar, codeDecimal32,
+		codeBinary32, codeString32, codeSymbol32, codeList32, codeMap32, codeArray32:
+		return 4
+	case codeUlong, codeLong, codeDouble, codeTimestamp, codeDecimal64:
+		return 8
+	case codeDecimal128, codeUUID:
+		return 16
+	}
+	return -1
+}
+
+// AppendValue writes v behind b. The types that it takes are those that ReadValue
+// returns.
+func AppendValue(b []byte, v any) ([]byte, error) {
+	e := encoder{b: b}
+	e.value(v)
+	return e.b, e.err
+}
+
+// encoder writes values, and keeps the first error.
+type encoder struct {
+	b     []byte
+	err   error
+	depth int
+}
+
+func (e *encoder) fail(format string, args ...any) {
+	if e.err == nil {
+		e.err = fmt.Errorf("frames: "+format, args...)
+	}
+}
+
+func (e *encoder) value(v any) {
+	switch v := v.(type) {
+	case nil:
+		e.b = append(e.b, codeNull)
+	case bool:
+		if v {
+			e.b = append(e.b, codeTrue)
+		} else {
+			e.b = append(e.b, codeFalse)
+		}
+	case uint32:
+		switch {
+		case v == 0:
+			e.b = append(e.b, codeUint0)
+		case v < 256:
+			e.b = append(e.b, codeSmallUint, byte(v))
+		default:
+			e.wide(codeUint, v)
+		}
+	case uint64:
+		switch {
+		case v == 0:
+			e.b = append(e.b, codeUlong0)
+		case v < 256:
+			e.b = append(e.b, codeSmallUlong, byte(v))
+		default:
+			e.wide(codeUlong, v)
+		}
+	case int32:
+		if v == int32(int8(v)) {
+			e.b = append(e.b, codeSmallInt, byte(v))
+		} else {
+			e.wide(codeInt, v)
+		}
+	case int64:
+		if v == int64(int8(v)) {
+			e.b = append(e.b, codeSmallLong, byte(v))
+		} else {
+			e.wide(codeLong, v)
+		}
+	case []byte:
+		e.sized(codeBinary8, len(v))
+		e.b = append(e.b, v...)
+	case string:
+		e.sized(codeString8, len(v))
+		e.b = append(e.b, v...)
+	case Symbol:
+		e.sized(codeSymbol8, len(v))
+		e.b = append(e.b, v...)
+	case List:
+		if len(v) == 0 {
+			e.b = append(e.b, codeList0)
+		} else {
+			e.compound(codeList32, v)
+		}
+	case Map:
+		e.compound(codeMap32, v)
+	case Array:
+		e.compound(codeArray32, v)
+	case Described:
+		e.b = append(e.b, codeDescribed)
+		if e.depth++; e.depth > MaxDepth {
+			e.fail("values are nested more than %d deep", MaxDepth)
+			return
+		}
+		e.value(v.Descriptor)
+		e.value(v.Value)
+		e.depth--
+	default:
+		code := typeOf(v)
+		if code == 0 {
+			e.fail("no AMQP type for %T", v)
+			return
+		}
+		e.wide(code, v)
+	}
+}
+
+// sized writes the constructor and size of a binary or text.
+func (e *encoder) sized(code byte, n int) {
+	if n < 256 {
+		e.b = append(e.b, code, byte(n))
+	} else {
+		e.b = binary.BigEndian.AppendUint32(append(e.b, code+0x10), e.size(n))
+	}
+}
+
+func (e *encoder) size(n int) uint32 {
+	if uint64(n) > math.MaxUint32 {
+		e.fail("a value of %d bytes", n)
+	}
+	return uint32(n)
+}
+
+// typeOf is the wide constructor for v, 0 if there is none.
+func typeOf(v any) byte {
+	switch v.(type) {
+	case nil:
+		return codeNull
+	case bool:
+		return codeBool
+	case uint8:
+		return codeUbyte
+	case int8:
+		return codeByte
+	case uint16:
+		return codeUshort
+	case int16:
+		return codeShort
+	case uint32:
+		return codeUint
+	case int32:
+		return codeInt
+	case float32:
+		return codeFloat
+	case Char:
+		return codeChar
+	case Decimal32:
+		return codeDecimal32
+	case uint64:
+		return codeUlong
+	case int64:
+		return codeLong
+	case float64:
+		return codeDouble
+	case Timestamp:
+		return codeTimestamp
+	case Decimal64:
+		return codeDecimal64
+	case Decimal128:
+		return codeDecimal128
+	case UUID:
+		return codeUUID
+	case []byte:
+		return codeBinary32
+	case string:
+		return codeString32
+	case Symbol:
+		return codeSymbol32
+	case List:
+		return codeList32
+	case Map:
+		return codeMap32
+	case Array:
+		return codeArray32
+	}
+	return 0
+}
+
+// wide writes the constructor code, a wide one, and v.
+func (e *encoder) wide(code byte, v any) {
+	e.b = append(e.b, code)
+	e.body(v)
+}
+
+// body writes v behind its wide constructor.
+func (e *encoder) body(v any) {
+	switch v := v.(type) {
+	case nil:
+	case bool:
+		if v {
+			e.b = append(e.b, 1)
+		} else {
+			e.b = append(e.b, 0)
+		}
+	case uint8:
+		e.b = append(e.b, v)
+	case int8:
+		e.b = append(e.b, byte(v))
+	case uint16:
+		e.b = binary.BigEndian.AppendUint16(e.b, v)
+	case int16:
+		e.b = binary.BigEndian.AppendUint16(e.b, uint16(v))
+	case uint32:
+		e.b = binary.BigEndian.AppendUint32(e.b, v)
+	case int32:
+		e.b = binary.BigEndian.AppendUint32(e.b, uint32(v))
+	case float32:
+		e.b = binary.BigEndian.AppendUint32(e.b, math.Float32bits(v))
+	case Char:
+		e.b = binary.BigEndian.AppendUint32(e.b, uint32(v))
+	case Decimal32:
+		e.b = append(e.b, v[:]...)
+	case uint64:
+		e.b = binary.BigEndian.AppendUint64(e.b, v)
+	case int64:
+		e.b = binary.BigEndian.AppendUint64(e.b, uint64(v))
+	case float64:
+		e.b = binary.BigEndian.AppendUint64(e.b, math.Float64bits(v))
+	case Timestamp:
+		e.b = binary.BigEndian.AppendUint64(e.b, uint64(v))
+	case Decimal64:
+		e.b = append(e.b, v[:]...)
+	case Decimal128:
+		e.b = append(e.b, v[:]...)
+	case UUID:
+		e.b = append(e.b, v[:]...)
+	case []byte:
+		e.b = append(binary.BigEndian.AppendUint32(e.b, e.size(len(v))), v...)
+	case string:
+		e.b = append(binary.BigEndian.AppendUint32(e.b, e.size(len(v))), v...)
+	case Symbol:
+		e.b = append(binary.BigEndian.AppendUint32(e.b, e.size(len(v))), v...)
+	case List, Map, Array:
+		at := e.begin()
+		n := e.elements(v)
+		e.end(at, n)
+	}
+}
+
+// begin leaves room for a size and a count, which end fills in.
+func (e *encoder) begin() (at int) {
+	at = len(e.b)
+	e.b = append(e.b, 0, 0, 0, 0, 0, 0, 0, 0)
+	return at
+}
+
+func (e *encoder) end(at, count int) {
+	binary.BigEndian.PutUint32(e.b[at:], e.size(len(e.b)-at-4))
+	binary.BigEndian.PutUint32(e.b[at+4:], e.size(count))
+}
+
+// compound writes a list, map or array in the shorter form if it fits.
+func (e *encoder) compound(code byte, v any) {
+	at := len(e.b)
+	e.wide(code, v)
+	e.shorten(at)
+}
+
+// shorten writes the compound value at the end of what is written, which begins at at,
+// in its short form if it fits.
+func (e *encoder) shorten(at int) {
+	if e.err != nil {
+		return
+	}
+	size, count := binary.BigEndian.Uint32(e.b[at+1:])-3, binary.BigEndian.Uint32(e.b[at+5:])
+	if size > 255 || count > 255 {
+		return
+	}
+	e.b[at] -= 0x10
+	e.b[at+1], e.b[at+2] = byte(size), byte(count)
+	e.b = append(e.b[:at+3], e.b[at+9:]...)
+}
+
+// elements writes what is in v, and returns how many values that is.
+func (e *encoder) elements(v any) (count int) {
+	if e.depth++; e.depth > MaxDepth {
+		e.fail("values are nested more than %d deep", MaxDepth)
+		return 0
+	}
+	defer func() { e.depth-- }()
+	switch v := v.(type) {
+	case List:
+		for _, element := range v {
+			e.value(element)
+			if e.err != nil {
+				return 0
+			}
+		}
+		return len(v)
+	case Map:
+		for _, entry := range v {
+			e.value(entry.Key)
+			e.value(entry.Value)
+			if e.err != nil {
+				return 0
+			}
+		}
+		return 2 * len(v)
+	case Array:
+		code := v.Type
+		if code == 0 {
+			code = codeNull
+			if len(v.Elements) > 0 {
+				code = typeOf(v.Elements[0])
+			}
+		}
+		if code != wide(code) || code == 0 || valueWidth(code) < 0 {
+			e.fail("no array of type 0x%02x", code)
+			return 0
+		}
+		if v.Descriptor != nil {
+			e.b = append(e.b, codeDescribed)
+			e.value(v.Descriptor)
+		}
+		e.b = append(e.b, code)
+		for _, element := range v.Elements {
+			if typeOf(element) != code {
+				e.fail("a %T in an array of type 0x%02x", element, code)
+			}
+			if e.err != nil {
+				return 0
+			}
+			e.body(element)
+		}
+		return len(v.Elements)
+	}
+	return 0
+}
+
+// valueSize is how many bytes the value at the beginning of b takes, 0 if that can't be
+// told. It doesn't look into compound values.
+func valueSize(b []byte) int {
+	n, depth := 0, 0
+	for {
+		if len(b) <= n {
+			return 0
+		}
+		code := b[n]
+		if code != codeDescribed {
+			break
+		}
+		// A descriptor, and then the value. RabbitMQ's and go-amqp's descriptors are
+		// numbers and symbols.
+		if depth++; depth > MaxDepth || len(b) <= n+1 || b[n+1] == codeDescribed {
+			return 0
+		}
+		size := plainSize(b[n+1:])
+		if size == 0 {
+			return 0
+		}
+		n += 1 + size
+	}
+	size := plainSize(b[n:])
+	if size == 0 {
+		return 0
+	}
+	return n + size
+}
+
+// plainSize is valueSize for a value that isn't described.
+func plainSize(b []byte) int {
+	n := 0
+	switch code := b[0]; code >> 4 {
+	case 0x4:
+		n = 1
+	case 0x5:
+		n = 2
+	case 0x6:
+		n = 3
+	case 0x7:
+		n = 5
+	case 0x8:
+		n = 9
+	case 0x9:
+		n = 17
+	case 0xa, 0xc, 0xe:
+		if len(b) > 1 {
+			n = 2 + int(b[1])
+		}
+	case 0xb, 0xd, 0xf:
+		if len(b) > 4 {
+			n = 5 + int(binary.BigEndian.Uint32(b[1:]))
+		}
+	}
+	if n < 0 || n > len(b) {
+		return 0
+	}
+	return n
+}

@@ -1,0 +1,275 @@
+package retry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/client"
+)
+
+// skewed is a quorum queue of RabbitMQ 4.3 whose clock is ahead of the worker's, and
+// a worker that always fails. It must run in a bubble of testing/synctest.
+type skewed struct {
+	ahead   time.Duration
+	mayAsk  bool
+	ignores bool          // the delivery time, as RabbitMQ 4.0 does
+	busy    time.Duration // how late everything is that comes back
+	told    []time.Duration
+
+	delivered int
+
+	h     client.Handler
+	calls []time.Time
+}
+
+func newSkewed(t *testing.T, s *skewed, p Policy, fails func() error) {
+	d := With(p)(client.HandlerFunc(func(context.Context, *client.Delivery) error {
+		s.calls = append(s.calls, time.Now())
+		return fails()
+	})).(*decorator)
+	start := client.Start{
+		Queue:        "orders",
+		BrokerTime:   func(context.Context) (time.Time, error) { return s.now(), nil },
+		ClockDiffers: func(ahead time.Duration) { s.told = append(s.told, ahead) },
+	}
+	if !s.mayAsk {
+		start.BrokerTime = func(context.Context) (time.Time, error) { return time.Time{}, client.ErrUnauthorized }
+	}
+	require.NoError(t, d.Prepare(t.Context(), start))
+	q, _ := d.queues.Load("orders")
+	q.(*queueState).strategy = StrategyNative
+	if p.GiveUpAfter == 0 { // else it has
+		q.(*queueState).clock.ask, q.(*queueState).clock.tell = start.BrokerTime, start.ClockDiffers
+		q.(*queueState).clock.learn(t.Context())
+	}
+	s.h = d
+}
+
+func (s *skewed) now() time.Time { return time.Now().Add(s.ahead).Round(0) }
+
+// run hands a message to the worker until it is dead, and returns how it died, when
+// it was handled, and how often it was delivered.
+func (s *skewed) run(t *testing.T) (dead client.DeadLetter, calls []time.Time, deliveries int) {
+	s.calls = nil
+	m := client.NewMessage([]byte("body"))
+	m.Annotations = map[any]any{}
+	for deliveries = 1; deliveries < 1000; deliveries++ {
+		switch o := s.h.Handle(context.Background(), client.NewDelivery("orders", m)).(type) {
+		case client.DeadLetter:
+			return o, s.calls, deliveries
+		case client.Modify:
+			for k, v := range o.Annotations {
+				m.Annotations[k] = v
+			}
+			if !s.ignores {
+				time.Sleep(millis(m.Annotations[AnnotationDeliveryTime]).Sub(s.now()))
+			}
+			// The way there and back, shorter and longer.
+			time.Sleep(time.Duration(1+s.delivered%3*40)*time.Millisecond + s.busy)
+			s.delivered++
+		case client.Forward:
+			return client.DeadLetter{Err: o}, s.calls, deliveries
+		default:
+			t.Fatalf("%T", o)
+		}
+	}
+	t.Fatal("a hot loop")
+	return
+}
+
+var skews = []time.Duration{-time.Hour, -5 * time.Minute, -2 * time.Second, 0, time.Second, 2 * time.Second, 5 * time.Minute, time.Hour}
+
+// However the clocks differ, a worker that may ask for the broker's time keeps each
+// delay to a second, and each retry costs one delivery.
+func TestNativeKeepsEachDelayWhateverTheClocksSay(t *testing.T) {
+	t.Parallel()
+	for _, ahead := range skews {
+		for _, jitter := range []Jitter{NoJitter, EqualJitter} {
+			t.Run(fmt.Sprint(ahead, jitter), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					s := &skewed{ahead: ahead, mayAsk: true}
+					p := Policy{Strategy: StrategyNative, MaxRetries: 5, Backoff: Delays(100*time.Millisecond, 2*time.Second, 2*time.Second, time.Minute), Jitter: jitter, GiveUpAfter: 24 * time.Hour}
+					after := 0
+					newSkewed(t, s, p, func() error {
+						if after++; after == 3 {
+							return After(7*time.Second, errA)
+						}
+						return errA
+					})
+					dead, calls, deliveries := s.run(t)
+					assert.Equal(t, ReasonExhausted, dead.Reason)
+					require.Len(t, calls, 6)
+					assert.Equal(t, 6, deliveries)
+					for i, d := range []time.Duration{100 * time.Millisecond, 2 * time.Second, 7 * time.Second, time.Minute, time.Minute} {
+						had, low := calls[i+1].Sub(calls[i]), d
+						if jitter == EqualJitter && i != 2 {
+							low = d / 2
+						}
+						assert.GreaterOrEqual(t, had, low, "delay %d", i)
+						assert.Less(t, had, d+time.Second, "delay %d", i)
+					}
+					// Times in the message are the broker's.
+					assert.WithinDuration(t, s.now(), millis(dead.Annotations[AnnotationLastFailure]), time.Second)
+					synctest.Wait()
+					if ahead.Abs() > clockTold {
+						require.Len(t, s.told, 1)
+						assert.InDelta(t, ahead, s.told[0], float64(time.Second))
+					} else {
+						assert.Empty(t, s.told)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Who may not ask learns from what comes back. The first message may come late, by no
+// more than the clocks differ, never early, and has all of its retries; then it is
+// known.
+func TestNativeLearnsTheBrokersClockFromWhatComesBack(t *testing.T) {
+	t.Parallel()
+	for _, ahead := range skews {
+		for _, delay := range []time.Duration{time.Second, 2 * time.Second, time.Minute} {
+			t.Run(fmt.Sprint(ahead, delay), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					s := &skewed{ahead: ahead}
+					newSkewed(t, s, Policy{Strategy: StrategyNative, MaxRetries: 5, Backoff: Delays(delay)}, func() error { return errA })
+					dead, calls, deliveries := s.run(t)
+					assert.Equal(t, ReasonExhausted, dead.Reason)
+					assert.Len(t, calls, 6, "all retries")
+					assert.LessOrEqual(t, deliveries, 6+maxEarly)
+					for i := range 5 {
+						had := calls[i+1].Sub(calls[i])
+						assert.GreaterOrEqual(t, had, delay-earlyTolerance)
+						assert.LessOrEqual(t, had, delay+ahead.Abs()+time.Second)
+						if i > 0 {
+							assert.Less(t, had, delay+lateTolerance+time.Second)
+						}
+					}
+					dead, calls, deliveries = s.run(t)
+					assert.Equal(t, ReasonExhausted, dead.Reason)
+					require.Len(t, calls, 6)
+					assert.Equal(t, 6, deliveries)
+					for i := range 5 {
+						had := calls[i+1].Sub(calls[i])
+						assert.GreaterOrEqual(t, had, delay-earlyTolerance)
+						assert.Less(t, had, delay+lateTolerance+time.Second)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A queue that is behind with its work looks like a broker whose clock is behind. The
+// guess costs a few deliveries, and no retry.
+func TestBusyQueueIsNotTakenForADifferentClockForLong(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &skewed{busy: 30 * time.Second}
+		newSkewed(t, s, Policy{Strategy: StrategyNative, MaxRetries: 5, Backoff: Delays(10 * time.Second)}, func() error { return errA })
+		_, calls, _ := s.run(t)
+		require.Len(t, calls, 6)
+		for i := range 5 {
+			assert.GreaterOrEqual(t, calls[i+1].Sub(calls[i]), 10*time.Second)
+		}
+		s.busy = 0
+		_, calls, deliveries := s.run(t)
+		require.Len(t, calls, 6)
+		assert.LessOrEqual(t, deliveries, 6+4)
+		for i := range 5 {
+			assert.GreaterOrEqual(t, calls[i+1].Sub(calls[i]), 10*time.Second-earlyTolerance)
+		}
+	})
+}
+
+// A broker that ignores the time, as one of 4.0 does that a connection was moved to,
+// isn't asked for ever: the message is republished.
+func TestBrokerThatIgnoresTheTimeIsNoticed(t *testing.T) {
+	t.Parallel()
+	for _, mayAsk := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &skewed{ignores: true, mayAsk: mayAsk}
+			newSkewed(t, s, Policy{Strategy: StrategyNative, MaxRetries: 5, Backoff: Delays(2 * time.Second)}, func() error { return errA })
+			ended, calls, deliveries := s.run(t)
+			require.IsType(t, client.Forward{}, ended.Err)
+			assert.Len(t, calls, 1, "no retry is used up")
+			assert.Less(t, deliveries, 20, "fewer than the default delivery limit")
+			_, _, deliveries = s.run(t)
+			assert.Equal(t, 1, deliveries, "for a while it isn't tried again")
+			// Once it heeds the time again, all is well.
+			time.Sleep(ignoredFor)
+			s.ignores = false
+			dead, calls, deliveries := s.run(t)
+			assert.Equal(t, ReasonExhausted, dead.Reason)
+			require.Len(t, calls, 6)
+			assert.LessOrEqual(t, deliveries, 7)
+			if mayAsk {
+				for i := range 5 {
+					assert.Less(t, calls[i+1].Sub(calls[i]), 3*time.Second)
+				}
+			}
+		})
+	}
+}
+
+// What can't be remembered is a stranger, and no fault.
+func TestClockRemembersABoundedNumberOfWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := &clock{own: time.Now}
+		for range 3 * maxWaits {
+			c.hold(time.Hour, 0, 0)
+			time.Sleep(time.Millisecond)
+		}
+		assert.LessOrEqual(t, len(c.waits), maxWaits)
+		time.Sleep(sweepEvery)
+		c.hold(time.Hour, 0, 0)
+		swept := c.full
+		for range 100 {
+			c.hold(time.Hour, 0, 0)
+			time.Sleep(time.Millisecond)
+		}
+		assert.Equal(t, swept, c.full, "all waits are looked at once a second at most")
+		time.Sleep(2 * time.Hour)
+		c.hold(time.Hour, 0, 0)
+		assert.LessOrEqual(t, len(c.waits), 1)
+		left, _ := c.came(time.Now().Add(time.Minute), time.Minute, 5)
+		assert.Equal(t, time.Minute, left)
+	})
+}
+
+func TestBrokerIsAskedAgainWhenItsAnswerIsOld(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		asked, fails := 0, false
+		c := &clock{own: time.Now}
+		c.ask = func(context.Context) (time.Time, error) {
+			if asked++; fails {
+				return time.Time{}, errors.New("no")
+			}
+			return time.Now().Add(time.Hour), nil
+		}
+		c.learn(t.Context())
+		assert.WithinDuration(t, time.Now().Add(time.Hour), c.now(), 0)
+		synctest.Wait()
+		assert.Equal(t, 1, asked)
+		time.Sleep(clockAge)
+		fails = true
+		c.now()
+		synctest.Wait()
+		assert.Equal(t, 2, asked)
+		assert.WithinDuration(t, time.Now().Add(time.Hour), c.now(), time.Second, "which still holds if there is no other")
+		synctest.Wait()
+		assert.Equal(t, 2, asked, "not at once again")
+	})
+}

@@ -1,0 +1,105 @@
+package retry
+
+import (
+	"time"
+
+	"github.com/hopback/hopback/client"
+)
+
+// Reasons for which this package dead-letters a message. client has others:
+// client.ReasonUndecodable, ReasonPanicked and ReasonUnforwardable.
+const (
+	// ReasonExhausted: the policy's retries or its time are used up.
+	ReasonExhausted client.Reason = "exhausted"
+	// ReasonPermanent: the error is marked Permanent, or the policy doesn't retry it.
+	ReasonPermanent client.Reason = "permanent"
+	// ReasonRejected: a handler or another client rejected the message and gave no
+	// reason.
+	ReasonRejected client.Reason = "rejected"
+)
+
+// Reasons that DeathOf concludes from what the broker wrote. No worker gave these
+// messages up.
+const (
+	// ReasonDeliveryLimit: the message reached its queue's delivery limit. Most
+	// often its handler ended the process each time.
+	ReasonDeliveryLimit client.Reason = "delivery-limit"
+	// ReasonExpired: the message's time to live ended in the work queue.
+	ReasonExpired client.Reason = "expired"
+	// ReasonMaxLength: the work queue was full.
+	ReasonMaxLength client.Reason = "max-length"
+	// ReasonNoDelayQueue: the message was to be retried by StrategyDeadLetter, and no
+	// delay queue took it, because the queue or its binding was gone. Replay it once
+	// the topology is repaired.
+	ReasonNoDelayQueue client.Reason = "no-delay-queue"
+	// ReasonUnroutable: the message couldn't return after its delay, because its work
+	// queue or a binding was gone. The parking queue holds such messages.
+	ReasonUnroutable client.Reason = "unroutable"
+)
+
+// Death is the history that a dead letter carries. A field is zero where the message
+// doesn't have it: a message that the broker dead-lettered has an error only if it had
+// failed before.
+type Death struct {
+	// Reason is one of this package's or client's reasons, or the handler's own. It is
+	// empty if the message isn't dead.
+	Reason    client.Reason
+	Error     string // text of the last error, at most client.ErrorTextLimit bytes
+	ErrorType string // Go type of the last error
+	Retries   int
+	// FirstFailure and LastFailure are times of this message's failures.
+	FirstFailure, LastFailure time.Time
+	// Queue is the queue that the message died in. Exchange and RoutingKey are those
+	// that it was first published with.
+	Queue, Exchange, RoutingKey string
+	Worker                      string // Policy.Worker of the worker that failed last
+}
+
+// DeathOf reads why m is dead. It never fails: a field is zero where an annotation is
+// missing or has another type.
+func DeathOf(m *client.Message) Death {
+	if m == nil {
+		return Death{}
+	}
+	text := func(key string) string {
+		s, _ := m.Annotations[key].(string)
+		return s
+	}
+	t := toldOf(m)
+	d := Death{
+		Error: t.Error, ErrorType: t.Type,
+		Retries:      Count(m),
+		FirstFailure: millis(t.First), LastFailure: millis(t.Last),
+		Queue: t.Queue, Worker: t.Worker,
+	}
+	if t.Exchange != nil {
+		d.Exchange = *t.Exchange
+	}
+	if t.Key != nil {
+		d.RoutingKey = *t.Key
+	}
+	// The broker knows better in which queue it died, unless it was brought on from
+	// there; and it alone knows of deaths that no worker has seen.
+	switch text("x-last-death-reason") {
+	case "rejected":
+		switch d.Reason = client.Reason(text(client.AnnotationReason)); d.Reason {
+		case reasonRetry:
+			d.Reason = ReasonNoDelayQueue
+		case "", reasonWaits:
+			d.Reason = ReasonRejected
+		}
+	case "delivery_limit":
+		d.Reason = ReasonDeliveryLimit
+	case "expired":
+		d.Reason = ReasonExpired
+		if died := text("x-last-death-queue"); died != d.Queue && Count(m) > 0 {
+			d.Reason = ReasonUnroutable // in a delay queue
+		}
+	case "maxlen":
+		d.Reason = ReasonMaxLength
+	}
+	if q := text("x-last-death-queue"); q != "" && d.Reason != ReasonUnroutable {
+		d.Queue = q
+	}
+	return d
+}

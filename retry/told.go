@@ -1,0 +1,154 @@
+package retry
+
+import (
+	"encoding/json"
+	"strconv"
+	"time"
+
+	"github.com/hopback/hopback/client"
+)
+
+// told is what AnnotationHistory holds.
+type told struct {
+	Queue    string  `json:"queue"`
+	Error    string  `json:"error"`
+	Type     string  `json:"type"`
+	First    int64   `json:"first"` // times are milliseconds since 1970
+	Last     int64   `json:"last"`
+	Delay    int64   `json:"delay"` // milliseconds
+	Worker   string  `json:"worker"`
+	Exchange *string `json:"exchange"` // nil: not told; "" is the default exchange
+	Key      *string `json:"key"`
+}
+
+// maxTold is longer than any that is written. A longer one is ignored.
+const maxTold = 32 << 10
+
+// readTold reads what anybody may have written. What is missing, or of a wrong type, is
+// left zero.
+func readTold(s string) (t told) {
+	if len(s) > maxTold || json.Unmarshal([]byte(s), &t) == nil {
+		return t
+	}
+	// A value of a wrong type has left an empty string behind.
+	for _, origin := range []**string{&t.Exchange, &t.Key} {
+		if *origin != nil && **origin == "" {
+			*origin = nil
+		}
+	}
+	return t
+}
+
+// toldOf is what m tells, with the annotations that go before the compact form.
+func toldOf(m *client.Message) (t told) {
+	if s, ok := m.Annotations[AnnotationHistory].(string); ok {
+		t = readTold(s)
+	}
+	text := func(to *string, key string) {
+		if s, ok := m.Annotations[key].(string); ok {
+			*to = s
+		}
+	}
+	number := func(to *int64, key string) {
+		if at := millis(m.Annotations[key]); !at.IsZero() {
+			*to = at.UnixMilli()
+		}
+	}
+	origin := func(to **string, key string) {
+		if s, ok := m.Annotations[key].(string); ok {
+			*to = &s
+		}
+	}
+	text(&t.Queue, AnnotationQueue)
+	text(&t.Error, client.AnnotationError)
+	text(&t.Type, AnnotationErrorType)
+	text(&t.Worker, AnnotationWorker)
+	number(&t.First, AnnotationFirstFailure)
+	number(&t.Last, AnnotationLastFailure)
+	origin(&t.Exchange, AnnotationExchange)
+	origin(&t.Key, AnnotationRoutingKey)
+	if ms, ok := m.Annotations[AnnotationDelay].(int64); ok {
+		t.Delay = ms
+	}
+	return t
+}
+
+// origin is what it tells of originOf[i].
+func (t *told) origin(i int) *string {
+	if i == 0 {
+		return t.Exchange
+	}
+	return t.Key
+}
+
+// compact is a as AnnotationHistory holds it. Of a message that hasn't failed, m's last
+// failure stays told.
+func (a *account) compact(m *client.Message, delay time.Duration) string {
+	text, last := a.text, a.last
+	kind, _ := a.kind.(string)
+	if a.kind == nil {
+		before := toldOf(m)
+		text, kind, last = before.Error, before.Type, before.Last
+	}
+	worker, _ := a.worker.(string)
+	var stack [512]byte
+	b := append(stack[:0], '{')
+	b = appendText(b, "queue", a.queue)
+	if text != "" || kind != "" {
+		b = appendText(b, "error", text)
+		b = appendText(b, "type", kind)
+	}
+	b = appendNumber(b, "first", a.first)
+	b = appendNumber(b, "last", last)
+	b = appendNumber(b, "delay", delay.Milliseconds())
+	if worker != "" {
+		b = appendText(b, "worker", worker)
+	}
+	for i, name := range [...]string{"exchange", "key"} {
+		if s, ok := a.origin[i].(string); ok {
+			b = appendText(b, name, s)
+		}
+	}
+	return string(append(b, '}'))
+}
+
+func appendName(b []byte, name string) []byte {
+	if len(b) > 1 {
+		b = append(b, ',')
+	}
+	b = append(b, '"')
+	b = append(b, name...)
+	return append(b, '"', ':')
+}
+
+func appendNumber(b []byte, name string, n int64) []byte {
+	if n == 0 {
+		return b
+	}
+	return strconv.AppendInt(appendName(b, name), n, 10)
+}
+
+// appendText appends a string of valid UTF-8.
+func appendText(b []byte, name, s string) []byte {
+	b = append(appendName(b, name), '"')
+	from := 0
+	for i := range len(s) {
+		c := s[i]
+		if c >= ' ' && c != '"' && c != '\\' {
+			continue
+		}
+		b = append(b, s[from:i]...)
+		from = i + 1
+		switch c {
+		case '"', '\\':
+			b = append(b, '\\', c)
+		case '\n':
+			b = append(b, '\\', 'n')
+		default:
+			const hex = "0123456789abcdef"
+			b = append(b, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
+		}
+	}
+	b = append(b, s[from:]...)
+	return append(b, '"')
+}

@@ -1,0 +1,155 @@
+package retry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/client"
+)
+
+// A copy tells in one annotation what the other strategies tell in a dozen, and the next
+// failure, by any strategy, goes on from there.
+func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
+	t.Parallel()
+	republish := Policy{Strategy: StrategyRepublish, Backoff: Delays(time.Minute), MaxRetries: 5, Worker: "w 1"}
+	m := client.NewMessage([]byte("body"))
+	m.Annotations = map[any]any{"x-exchange": "", "x-routing-key": "orders \"1\"", "x-opt-tenant": "acme"}
+	before := time.Now().UnixMilli()
+	first := handle(t, republish, m, returns(errors.New("a \"b\"\\\n\x01\xff\u00fc"))).(client.Forward)
+	require.NoError(t, client.Validate(first.Message))
+	require.Len(t, first.Message.Annotations, 2)
+	assert.Equal(t, "acme", first.Message.Annotations["x-opt-tenant"])
+	text := first.Message.Annotations[AnnotationHistory].(string)
+	require.True(t, json.Valid([]byte(text)), text)
+	assert.Equal(t, map[string]any{AnnotationHistory: text}, first.Annotations, "the original that goes back tells it, too")
+	d := DeathOf(first.Message)
+	assert.Equal(t, Death{
+		Error: "a \"b\"\\\n\x01?\u00fc", ErrorType: "*errors.errorString", Retries: 1, FirstFailure: d.FirstFailure, LastFailure: d.FirstFailure,
+		Queue: "orders", Exchange: "", RoutingKey: "orders \"1\"", Worker: "w 1",
+	}, d)
+	assert.GreaterOrEqual(t, d.FirstFailure.UnixMilli(), before)
+	assert.Equal(t, int64(60_000), toldOf(first.Message).Delay)
+
+	// The broker overwrites where the message came from.
+	m = first.Message
+	m.Annotations["x-exchange"], m.Annotations["x-routing-key"] = "requeue_exchange", "delay.60000.orders"
+	time.Sleep(2 * time.Millisecond)
+	second := handle(t, republish, m, returns(errA)).(client.Forward)
+	require.Len(t, second.Message.Annotations, 2)
+	again := DeathOf(second.Message)
+	assert.Equal(t, 2, again.Retries)
+	assert.Equal(t, d.FirstFailure, again.FirstFailure)
+	assert.True(t, again.LastFailure.After(d.LastFailure))
+	assert.Equal(t, errA.Error(), again.Error)
+	assert.Equal(t, d.RoutingKey, again.RoutingKey)
+
+	// A snooze is no failure: what is told of the last one stays.
+	snoozed := handle(t, republish, second.Message, returns(Snooze(time.Minute))).(client.Forward)
+	assert.Equal(t, again, DeathOf(snoozed.Message))
+
+	// Another strategy, or the end, tells it in annotations of their own, which go before.
+	for name, h := range map[string]client.HandlerFunc{"retried": returns(errDown), "dead": returns(Permanent(errDown))} {
+		p := republish
+		p.Strategy = StrategyDeadLetter
+		var a map[string]any
+		switch o := handle(t, p, second.Message, h).(type) {
+		case client.Modify:
+			a = o.Annotations
+		case client.DeadLetter:
+			a = o.Annotations
+		}
+		assert.Equal(t, "", a[AnnotationExchange], name)
+		assert.Equal(t, d.RoutingKey, a[AnnotationRoutingKey], name)
+		assert.Equal(t, d.FirstFailure.UnixMilli(), a[AnnotationFirstFailure], name)
+		m = client.Copy(second.Message)
+		for k, v := range a {
+			m.Annotations[k] = v
+		}
+		assert.Equal(t, errDown.Error(), DeathOf(m).Error, name)
+		back := handle(t, republish, m, returns(errA)).(client.Forward)
+		assert.Len(t, back.Message.Annotations, 2, name)
+		assert.Equal(t, errA.Error(), DeathOf(back.Message).Error, name)
+		assert.Equal(t, d.FirstFailure, DeathOf(back.Message).FirstFailure, name)
+		assert.NotContains(t, back.Annotations, AnnotationHistory, "older single annotations would go before it")
+		assert.Equal(t, errA.Error(), back.Annotations[client.AnnotationError])
+		assert.NotContains(t, back.Annotations, AnnotationRetries)
+		replayed := Replay(m)
+		assert.Equal(t, Death{RoutingKey: d.RoutingKey}, DeathOf(replayed), name)
+	}
+	replayed := Replay(second.Message)
+	assert.Equal(t, Death{RoutingKey: d.RoutingKey}, DeathOf(replayed), "from the compact form alone")
+	assert.NotContains(t, replayed.Annotations, AnnotationHistory)
+}
+
+// A panic and the policy's time count from the failure that the compact form tells.
+func TestCompactHistoryOutlivesTheHandlersChanges(t *testing.T) {
+	t.Parallel()
+	first := time.Now().Add(-time.Hour).UnixMilli()
+	b, err := json.Marshal(map[string]any{"first": first})
+	require.NoError(t, err)
+	m := func() *client.Message {
+		m := client.NewMessage(nil)
+		m.Annotations = map[any]any{AnnotationHistory: string(b)}
+		return m
+	}
+	p := Policy{Strategy: StrategyRepublish, MaxRetries: 3, Backoff: Delays(time.Minute), GiveUpAfter: time.Hour}
+	for what, result := range map[string]error{"failed": errA, "panicked": nil, "permanent": Permanent(errA), "its own": client.DeadLetter{}} {
+		h := client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+			clear(d.Message().Annotations)
+			if result == nil {
+				panic("changed")
+			}
+			return result
+		})
+		var died client.DeadLetter
+		require.ErrorAs(t, handle(t, p, m(), h), &died, what)
+		assert.Equal(t, first, died.Annotations[AnnotationFirstFailure], what)
+	}
+}
+
+func TestCompactHistoryThatIsNone(t *testing.T) {
+	t.Parallel()
+	p := Policy{Strategy: StrategyRepublish, MaxRetries: 3, Backoff: Delays(time.Minute)}
+	for _, hostile := range []any{
+		"", "{", "null", "[]", "7", `"x"`, "\xff", strings.Repeat("[", 20_000), strings.Repeat(" ", 1<<20) + "{}", int64(1), nil, []any{"{}"},
+		`{"first":"x","last":{},"queue":7,"error":[],"exchange":1,"key":{}}`, `{"first":-1,"last":99999999999999999}`, `{"first":1e400}`,
+	} {
+		m := client.NewMessage(nil)
+		m.Annotations = map[any]any{AnnotationHistory: hostile, "x-exchange": "shop"}
+		assert.Equal(t, Death{}, DeathOf(m), "%.20v", hostile)
+		f := handle(t, p, m, returns(errA)).(client.Forward)
+		assert.Equal(t, "shop", DeathOf(f.Message).Exchange)
+		assert.NotPanics(t, func() { Replay(m) })
+	}
+	long := strings.Repeat("k", maxOrigin+1)
+	m := client.NewMessage(nil)
+	m.Annotations = map[any]any{AnnotationHistory: `{"key":"` + long + `"}`}
+	f := handle(t, p, m, returns(errA)).(client.Forward)
+	assert.Empty(t, DeathOf(f.Message).RoutingKey, "it doesn't travel on")
+	assert.NotContains(t, Replay(m).Annotations, AnnotationRoutingKey)
+}
+
+func FuzzCompactHistory(f *testing.F) {
+	f.Add("orders", "failed", `a "b" \`, "k\x00\n")
+	f.Fuzz(func(t *testing.T, queue, text, exchange, key string) {
+		for _, s := range []*string{&queue, &text, &exchange, &key} {
+			*s = strings.ToValidUTF8(*s, "?")
+		}
+		a := account{queue: queue, text: text, kind: "*e", worker: "w", first: 1, last: 2, origin: [2]any{exchange, key}}
+		compact := a.compact(&client.Message{}, time.Second)
+		if len(compact) > maxTold {
+			return
+		}
+		require.Equal(t, told{
+			Queue: queue, Error: text, Type: "*e", Worker: "w", First: 1, Last: 2, Delay: 1000, Exchange: &exchange, Key: &key,
+		}, readTold(compact))
+		_ = DeathOf(&client.Message{Annotations: map[any]any{AnnotationHistory: text}})
+	})
+}

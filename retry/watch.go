@@ -1,0 +1,244 @@
+package retry
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+)
+
+const (
+	// lookEvery is how long after a look the next failure brings about another.
+	lookEvery = time.Minute
+	// lookSoon is the same when retries come back early, or not at all.
+	lookSoon = 10 * time.Second
+	// lookTimeout bounds a look: a broker with an alarm doesn't answer.
+	lookTimeout = 30 * time.Second
+	// overdue is how much later than asked a retry must be to be missed.
+	overdue = 5 * time.Second
+)
+
+// watch runs the guards again while a consumer runs: a delay queue can be deleted
+// and declared otherwise under it. Nobody tells a client of that, and asking for
+// each message would cost more than the retry. So a failure brings about a look when
+// the last one was a while ago, and sooner when this consumer's retries come back
+// early or not at all. A nil *watch does nothing: the broker can't be asked.
+type watch struct {
+	queue string
+	log   *slog.Logger
+	look  func(context.Context) (inspection, error)
+
+	// due is when the first retry that was sent should be back, in milliseconds
+	// since 1970; 0 when one has come back since, or none was sent.
+	due atomic.Int64
+	// next is the time of the next look, in the same way; soon is the earliest.
+	next, soon atomic.Int64
+	busy       atomic.Bool
+	// deaths counts the messages that this consumer has given up.
+	deaths atomic.Int64
+	// losing is inspection.losing of the last look.
+	losing atomic.Pointer[[]error]
+
+	mu        sync.Mutex // what follows is of the last looks
+	said      string
+	counts    [2]deadCount // the older one first
+	saidStuck bool
+}
+
+// deadCount is how many messages the dead-letter queue had at a look, and how many
+// this consumer had given up by then.
+type deadCount struct {
+	known    bool
+	messages uint64
+	deaths   int64
+}
+
+func newWatch(log *slog.Logger, queue string, look func(context.Context) (inspection, error)) *watch {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &watch{queue: queue, log: log.With("queue", queue), look: look}
+}
+
+// start is the look before the first delivery. What it finds is returned, but for
+// what the guards that are waived found, and for what can't be looked at.
+func (w *watch) start(ctx context.Context) error {
+	in, err := w.look(ctx)
+	if err != nil {
+		return err
+	}
+	if err := in.err(); err != nil {
+		return err
+	}
+	if len(in.unseen) > 0 {
+		w.log.Warn("hopback: the guards skip checks for which the user has no permission",
+			"not_checked", strings.Join(in.unseen, "; "), "permission", strings.Join(in.needs, "; "))
+	}
+	for _, e := range in.waived {
+		w.log.Warn("hopback: a waived guard found a fault in the topology", "guard", string(e.Guard), "at", e.Queue, "problem", e.Problem, "remedy", e.Remedy)
+	}
+	w.looked(&in, time.Now(), 0)
+	return nil
+}
+
+// returned is told of a delivery. Only the first one that comes back after one was
+// sent matters.
+func (w *watch) returned(m *client.Message, now time.Time) {
+	t := toldOf(m)
+	asked := t.Delay
+	if asked <= 0 {
+		return
+	}
+	w.due.Store(0)
+	last := millis(t.Last)
+	if early := time.Duration(min(asked, maxDelay.Milliseconds())) * time.Millisecond / 2; !last.IsZero() && early > earlyTolerance && now.Sub(last) < early {
+		w.hurry()
+	}
+}
+
+// awaits says whether a retry that was sent hasn't come back.
+func (w *watch) awaits() bool { return w != nil && w.due.Load() != 0 }
+
+// sent is told of a retry that is to come back after delay.
+func (w *watch) sent(now time.Time, delay time.Duration) {
+	if w == nil {
+		return
+	}
+	ms := now.UnixMilli()
+	if due := w.due.Load(); due == 0 {
+		w.due.CompareAndSwap(0, ms+delay.Milliseconds())
+	} else if ms > due+overdue.Milliseconds() {
+		w.due.Store(0) // one look for each that is missed
+		w.hurry()
+	}
+	w.tick(ms)
+}
+
+// gaveUp is told of a death.
+func (w *watch) gaveUp(now time.Time) {
+	if w == nil {
+		return
+	}
+	w.deaths.Add(1)
+	w.tick(now.UnixMilli())
+}
+
+func (w *watch) hurry() { w.next.Store(min(w.next.Load(), w.soon.Load())) }
+
+func (w *watch) tick(ms int64) {
+	if ms >= w.next.Load() && w.busy.CompareAndSwap(false, true) {
+		go w.again()
+	}
+}
+
+// again is a look while the consumer runs. It ends with its connection, which
+// answers no more then.
+func (w *watch) again() {
+	defer w.busy.Store(false)
+	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
+	defer cancel()
+	deaths := w.deaths.Load()
+	in, err := w.look(ctx)
+	now := time.Now()
+	if err != nil {
+		w.log.Debug("hopback: the guards can't read the topology", "error", err)
+		w.schedule(now, now.Add(lookSoon))
+		return
+	}
+	w.looked(&in, now, deaths)
+	text := ""
+	if err := in.err(); err != nil {
+		text = err.Error()
+	}
+	w.mu.Lock()
+	said := w.said
+	w.said = text
+	w.mu.Unlock()
+	switch {
+	case text == said:
+	case text == "":
+		w.log.Info("hopback: the guards find no fault in the topology any more")
+	default:
+		w.log.Error("hopback: the guards found a fault in the topology while the consumer runs", "error", text)
+	}
+}
+
+// looked keeps what a look has found. deaths is how many there were before it.
+func (w *watch) looked(in *inspection, now time.Time, deaths int64) {
+	w.losing.Store(&in.losing)
+	hurried := w.soon.Load() != 0 && w.next.Load() <= w.soon.Load()
+	wrong := w.arriving(in.dead, deaths) || len(in.found) > 0
+	soon := now.Add(lookSoon)
+	if hurried && !wrong {
+		soon = now.Add(lookEvery) // it hurried for nothing
+	}
+	w.schedule(now, soon)
+	if wrong {
+		w.hurry() // so that its repair is seen, too
+	}
+}
+
+func (w *watch) schedule(now, soon time.Time) {
+	w.soon.Store(soon.UnixMilli())
+	w.next.Store(now.Add(lookEvery).UnixMilli())
+}
+
+// arriving compares what this consumer gives up with what comes to the dead-letter
+// queue. A queue that nobody takes from, and that grows by less than that and then
+// no more, is full: a policy has given it a max-length, which AMQP doesn't show. An
+// empty one isn't. It says whether that may be so.
+func (w *watch) arriving(q *declare.QueueInfo, deaths int64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if q == nil || q.Consumers > 0 {
+		w.counts = [2]deadCount{}
+		return false
+	}
+	now := deadCount{true, q.Messages, deaths}
+	first, last := w.counts[0], w.counts[1]
+	w.counts = [2]deadCount{last, now}
+	missing := func(from deadCount, deaths int64) bool {
+		return from.known && now.messages >= from.messages && now.messages-from.messages < uint64(deaths-from.deaths)
+	}
+	// What was given up before the look before this one has had the time to come.
+	stuck := last.known && now.messages > 0 && now.messages == last.messages && missing(first, last.deaths)
+	if stuck {
+		w.counts[0] = first // until some come
+	}
+	if stuck && !w.saidStuck {
+		w.log.Error("hopback: dead letters don't arrive in the dead-letter queue, which may be full. "+
+			"They wait in the work queue, and so do its retries by StrategyDeadLetter. Make room in the dead-letter queue or remove its limit, which a policy may have set. The broker tries again after its dead_letter_worker_publisher_confirm_timeout, by default three minutes",
+			"dead_letter_queue", q.Name, "messages", q.Messages, "given_up", last.deaths-first.deaths, "arrived", now.messages-first.messages)
+	}
+	w.saidStuck = stuck
+	return stuck || now.messages > 0 && missing(last, deaths)
+}
+
+// usable is the rung to wait at in place of i, which may be losing messages: the
+// next longer one that isn't, else the next shorter one. The error says that none
+// is left.
+func (w *watch) usable(i int) (int, error) {
+	if w == nil {
+		return i, nil
+	}
+	losing := w.losing.Load()
+	if losing == nil || i < 0 || i >= len(*losing) || (*losing)[i] == nil {
+		return i, nil
+	}
+	for j := i + 1; j < len(*losing); j++ {
+		if (*losing)[j] == nil {
+			return j, nil
+		}
+	}
+	for j := i - 1; j >= 0; j-- {
+		if (*losing)[j] == nil {
+			return j, nil
+		}
+	}
+	return i, (*losing)[i]
+}

@@ -1,0 +1,160 @@
+package retry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+)
+
+// watched is a watch over a topology that the test makes up.
+type watched struct {
+	*watch
+	see   inspection
+	looks []time.Duration // since the first
+	log   bytes.Buffer
+	began time.Time
+}
+
+func newWatched(t *testing.T) *watched {
+	t.Helper()
+	w := &watched{began: time.Now()}
+	w.watch = newWatch(slog.New(slog.NewTextHandler(&w.log, nil)), "orders", func(context.Context) (inspection, error) {
+		w.looks = append(w.looks, time.Since(w.began))
+		return w.see, nil
+	})
+	require.NoError(t, w.start(t.Context()))
+	return w
+}
+
+// every calls fail each second for a while.
+func (w *watched) every(total time.Duration, fail func()) {
+	for end := time.Now().Add(total); time.Now().Before(end); time.Sleep(time.Second) {
+		fail()
+		synctest.Wait()
+	}
+}
+
+func TestGuardsLookAgainOnlyWhileMessagesFail(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWatched(t)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		assert.Len(t, w.looks, 1, "nothing has failed")
+		// Its own retries come back, or nobody knows that they don't.
+		w.every(5*time.Minute, func() { w.sent(time.Now(), time.Millisecond); w.due.Store(0) })
+		assert.Len(t, w.looks, 1+5)
+		w.every(5*time.Minute, func() { w.gaveUp(time.Now()) })
+		assert.Len(t, w.looks, 1+5+5)
+	})
+}
+
+func TestGuardsLookSoonWhenRetriesAreEarlyOrMissing(t *testing.T) {
+	t.Parallel()
+	message := func(last time.Time) *client.Message {
+		m := client.NewMessage(nil)
+		m.Annotations = map[any]any{AnnotationDelay: int64(2000), AnnotationLastFailure: last.UnixMilli()}
+		return m
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWatched(t)
+		w.every(20*time.Second, func() { w.sent(time.Now(), 2*time.Second) })
+		assert.Equal(t, []time.Duration{0, 10 * time.Second}, w.looks, "none came back")
+
+		w = newWatched(t)
+		time.Sleep(lookSoon)
+		w.sent(time.Now(), 2*time.Second)
+		w.returned(message(time.Now().Add(-2*time.Second)), time.Now())
+		w.sent(time.Now(), 2*time.Second)
+		synctest.Wait()
+		assert.Len(t, w.looks, 1, "on time")
+		w.returned(message(time.Now().Add(-100*time.Millisecond)), time.Now())
+		w.sent(time.Now(), 2*time.Second)
+		synctest.Wait()
+		assert.Len(t, w.looks, 2, "early")
+		w.every(50*time.Second, func() {
+			w.returned(message(time.Now().Add(-100*time.Millisecond)), time.Now())
+			w.sent(time.Now(), 2*time.Second)
+		})
+		assert.Len(t, w.looks, 2, "it hurries once for nothing: the clocks may differ")
+	})
+}
+
+func TestChangedTopologyIsToldOnceAndItsRepairToo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWatched(t)
+		bad := &GuardError{Guard: GuardDelayQueue, Queue: "delay_1s", Problem: "it drops messages", Remedy: remedyApply}
+		w.see = inspection{found: []*GuardError{bad}, losing: []error{bad, nil, bad}}
+		w.every(3*time.Minute, func() { w.gaveUp(time.Now()) })
+		assert.Equal(t, 1, strings.Count(w.log.String(), "found a fault in the topology"))
+		assert.Greater(t, len(w.looks), 10, "it looks for the repair")
+		for i, want := range []int{1, 1, 1} {
+			got, err := w.usable(i)
+			require.NoError(t, err)
+			assert.Equal(t, want, got)
+		}
+		w.see = inspection{found: []*GuardError{bad}, losing: []error{bad, bad, bad}}
+		w.every(time.Minute, func() { w.gaveUp(time.Now()) })
+		_, err := w.usable(1)
+		require.ErrorIs(t, err, bad)
+		w.see = inspection{losing: []error{nil, nil, nil}}
+		w.every(time.Minute, func() { w.gaveUp(time.Now()) })
+		assert.Equal(t, 1, strings.Count(w.log.String(), "the guards find no fault in the topology any more"))
+		got, err := w.usable(2)
+		require.NoError(t, err)
+		assert.Equal(t, 2, got)
+	})
+}
+
+func TestDeadLettersThatDontArriveAreTold(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		arrives func(given int) int // in the dead-letter queue, of what was given up
+		readers uint64
+		told    bool
+	}{
+		"all":                {func(n int) int { return n }, 0, false},
+		"others', too":       {func(n int) int { return 3 * n }, 0, false},
+		"none":               {func(int) int { return 7 }, 0, true},
+		"until it is full":   {func(n int) int { return min(n, 50) }, 0, true},
+		"somebody reads":     {func(int) int { return 7 }, 1, false},
+		"somebody takes all": {func(n int) int { return max(0, 100-n) }, 0, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWatched(t)
+			given := 0
+			w.look = func(context.Context) (inspection, error) {
+				return inspection{dead: &declare.QueueInfo{Name: "orders.dead", Messages: uint64(c.arrives(given)), Consumers: c.readers}}, nil
+			}
+			w.every(4*time.Minute, func() { given++; w.gaveUp(time.Now()) })
+			assert.Equal(t, c.told, strings.Contains(w.log.String(), "don't arrive"), "%s: %s", name, w.log.String())
+		})
+	}
+}
+
+func TestLookThatFailsIsRepeated(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWatched(t)
+		failed := 0
+		w.look = func(context.Context) (inspection, error) {
+			failed++
+			return inspection{}, errors.New("alarm")
+		}
+		w.every(5*time.Minute, func() { w.gaveUp(time.Now()) })
+		assert.Equal(t, 4, failed)
+		assert.NotContains(t, w.log.String(), "ERROR")
+	})
+}
