@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 )
 
 // event is one line of go test -json; see "go doc test2json" and, for builds,
@@ -19,6 +20,7 @@ type event struct {
 	Package     string
 	ImportPath  string // of builds
 	Test        string
+	Time        time.Time
 	Elapsed     float64 // seconds
 	Output      string
 	FailedBuild string
@@ -43,6 +45,8 @@ type test struct {
 	output strings.Builder
 	line   string // output after the last line break
 	ended  string // pass, fail or skip; empty while it runs
+	begun  time.Time
+	paused bool // until it may run beside others
 }
 
 // pkg is a package whose tests have begun.
@@ -50,6 +54,7 @@ type pkg struct {
 	tests  map[string]*test // by name; "" is the package itself
 	failed bool
 	ended  bool
+	last   time.Time // of an event
 }
 
 // The groups in which tests are counted.
@@ -144,7 +149,16 @@ func (t *tally) event(e event) {
 		c = &test{}
 		p.tests[e.Test] = c
 	}
+	if e.Time.After(p.last) {
+		p.last = e.Time
+	}
 	switch e.Action {
+	case "run":
+		c.begun = e.Time
+	case "pause":
+		c.paused = true
+	case "cont":
+		c.paused, c.begun = false, e.Time
 	case "output":
 		t.output(c, e.Output)
 	case "pass", "fail", "skip":
@@ -179,20 +193,31 @@ func (t *tally) output(c *test, text string) {
 func (t *tally) endPackage(e event, p *pkg) {
 	p.ended = true
 	names := slices.Sorted(maps.Keys(p.tests))
-	ran, told := 0, false
+	ran, told, waiting := 0, false, 0
 	for _, name := range names {
 		c := p.tests[name]
 		if name == "" {
 			continue
 		}
+		unended := ""
 		if c.ended == "" { // the process died meanwhile
 			c.ended = "fail"
+			unended = fmt.Sprintf(": not ended after %.0f s", p.last.Sub(c.begun).Seconds())
 		}
 		below := func(ended string) bool {
 			return slices.ContainsFunc(names, func(n string) bool {
 				other := p.tests[n]
-				return strings.HasPrefix(n, name+"/") && (ended == "" || other.ended == ended || ended == "fail" && other.ended == "")
+				return strings.HasPrefix(n, name+"/") && (ended == "" || other.ended == ended || ended == "fail" && other.ended == "" && !other.paused)
 			})
+		}
+		if unended != "" && c.paused {
+			told = true
+			if !below("") {
+				ran++
+				waiting++
+				t.group(e.Package, name).add("fail")
+			}
+			continue
 		}
 		if c.ended == "fail" {
 			told = true
@@ -205,12 +230,15 @@ func (t *tally) endPackage(e event, p *pkg) {
 		t.group(e.Package, name).add(c.ended)
 		switch c.ended {
 		case "fail":
-			t.failures = append(t.failures, e.Package+" "+name)
+			t.failures = append(t.failures, e.Package+" "+name+unended)
 			top, _, _ := strings.Cut(name, "/")
 			t.failed[e.Package+" "+top+"\n"] = true
 		case "skip":
 			t.skips = append(t.skips, fmt.Sprintf("%s %s: %s", e.Package, name, skipReason(c.output.String())))
 		}
+	}
+	if waiting > 0 {
+		t.fail(fmt.Sprintf("%s: %d tests had not had their turn", e.Package, waiting))
 	}
 	switch {
 	case e.Action == "fail":

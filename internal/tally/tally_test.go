@@ -187,3 +187,25 @@ func TestWhatFailedIsRunAgain(t *testing.T) {
 	}
 	assert.Empty(t, again(many), "too many")
 }
+
+// What hung is told apart from what waited behind it, which may be hundreds of tests.
+func TestWhatHungIsTold(t *testing.T) {
+	text, last, ok := tallied(strings.NewReader(good + `
+{"Time":"2020-01-01T00:00:00Z","Action":"start","Package":"m/b"}
+{"Time":"2020-01-01T00:00:00Z","Action":"run","Package":"m/b","Test":"TestHangs"}
+{"Time":"2020-01-01T00:00:00Z","Action":"pause","Package":"m/b","Test":"TestHangs"}
+{"Time":"2020-01-01T00:00:00Z","Action":"run","Package":"m/b","Test":"TestWaits"}
+{"Time":"2020-01-01T00:00:00Z","Action":"output","Package":"m/b","Test":"TestWaits","Output":"=== PAUSE TestWaits\n"}
+{"Time":"2020-01-01T00:00:00Z","Action":"pause","Package":"m/b","Test":"TestWaits"}
+{"Time":"2020-01-01T00:10:00Z","Action":"cont","Package":"m/b","Test":"TestHangs"}
+{"Time":"2020-01-01T00:10:00Z","Action":"run","Package":"m/b","Test":"TestHangs/4.3"}
+{"Time":"2020-01-01T00:10:00Z","Action":"run","Package":"m/b","Test":"TestHangs/4.0"}
+{"Time":"2020-01-01T00:10:00Z","Action":"pause","Package":"m/b","Test":"TestHangs/4.0"}
+{"Time":"2020-01-01T00:25:00Z","Action":"output","Package":"m/b","Output":"panic: test timed out after 25m0s\n"}
+{"Time":"2020-01-01T00:25:00Z","Action":"fail","Package":"m/b","Elapsed":1500}
+`))
+	assert.False(t, ok)
+	assert.Equal(t, "1 passed, 2 failed, 0 skipped", last)
+	assert.Contains(t, text, "failed: m/b TestHangs/4.3: not ended after 900 s\nfailed: m/b: 2 tests had not had their turn\n")
+	assert.NotContains(t, text, "TestWaits")
+}
