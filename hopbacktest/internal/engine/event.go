@@ -1,0 +1,64 @@
+package engine
+
+import "github.com/hopback/hopback/internal/frames"
+
+// Scope is what a Fault ends.
+type Scope uint8
+
+// What ends by a fault.
+const (
+	EndsLink Scope = iota
+	EndsSession
+	EndsConnection
+)
+
+// Fault is an error that ends something. It has ended already in the engine.
+type Fault struct {
+	Ends Scope
+	Err  *frames.Error
+}
+
+// Error is condition and description.
+func (f *Fault) Error() string { return f.Err.Error() }
+
+// EventKind is what has happened.
+type EventKind uint8
+
+// The kinds of events, and which fields they have.
+const (
+	// Delivered: Consumer is to get Delivery.
+	Delivered EventKind = iota
+	// Confirmed: the message ID of Publisher has the outcome State. It is settled.
+	Confirmed
+	// Flowed: Consumer's flow state is DeliveryCount, Credit and Available. It answers
+	// a flow with drain or echo set, or Active has changed. Flow has the frame to send,
+	// without handle and session fields.
+	Flowed
+	// TakenBack: RabbitMQ sends released, not settled, for Delivery, whose consumer has
+	// held it too long. It goes on counting as unsettled until the client settles it.
+	TakenBack
+	// Detached: the link of Consumer or Publisher has ended with Err.
+	Detached
+	// Ended: Session has ended with Err.
+	Ended
+	// Closed: the connection has ended with Err. Nothing comes after it.
+	Closed
+	// Blocked and Unblocked: an alarm has begun, or the last one has ended. RabbitMQ
+	// closes the incoming window of each session, and opens it again.
+	Blocked
+	Unblocked
+)
+
+// Event is something that a client is to be told.
+type Event struct {
+	Kind      EventKind
+	Session   *Session
+	Consumer  *Consumer
+	Publisher *Publisher
+	Delivery  *Delivery
+	ID        uint32
+	// State is a *frames.Accepted, *frames.Released or *frames.Rejected.
+	State any
+	Flow  *frames.Flow
+	Err   *frames.Error
+}
