@@ -15,7 +15,7 @@ import (
 // Brokers of our own, one of each version, started when the first test wants one and
 // shared by those that reconfigure a broker without hurting each other: plugins,
 // listeners, authentication. What is felt in every virtual host, as an alarm is, is done
-// when no other test uses the broker: forEachOfOursAlone. A test that stops one takes a
+// while no other test runs: forEachOfOursAlone. A test that stops one takes a
 // broker for itself with broker.Own.
 var ours = map[string]func() (*broker.Broker, error){
 	"4.3": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.3") }),
@@ -46,8 +46,6 @@ func forEachOfOurs(t *testing.T, test func(t *testing.T, s *site)) {
 	for _, version := range []string{"4.3", "4.0"} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
-			alone[version].RLock()
-			t.Cleanup(alone[version].RUnlock) // after the site is gone
 			b, err := ours[version]()
 			require.NoError(t, err)
 			test(t, newSite(t, b))
@@ -55,18 +53,15 @@ func forEachOfOurs(t *testing.T, test func(t *testing.T, s *site)) {
 	}
 }
 
-// alone is held for writing by a test that wants a broker of ours to itself.
-var alone = map[string]*sync.RWMutex{"4.3": {}, "4.0": {}}
-
-// forEachOfOursAlone is forEachOfOurs for a test that the others would notice.
+// forEachOfOursAlone is forEachOfOurs for a test that the others would notice. It isn't
+// parallel, so that it runs before all those that are. A lock would not do: who waits for
+// one keeps a place among the tests that may run at once, and the subtests of who holds it
+// may be waiting for such a place.
 func forEachOfOursAlone(t *testing.T, test func(t *testing.T, s *site)) {
 	t.Helper()
-	t.Parallel()
 	for _, version := range []string{"4.3", "4.0"} {
 		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			alone[version].Lock()
-			t.Cleanup(alone[version].Unlock)
+			t.Parallel() // beside the other version
 			b, err := ours[version]()
 			require.NoError(t, err)
 			test(t, newSite(t, b))
