@@ -1,11 +1,8 @@
 package address
 
 import (
-	"fmt"
-	"strings"
-	"unicode/utf8"
-
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/brokername"
 )
 
 const (
@@ -13,13 +10,20 @@ const (
 	// decoding. AMQP 0-9-1, definitions files and the HTTP API can't carry a
 	// longer one. The broker doesn't check it over AMQP 1.0, so a longer queue
 	// would be out of reach of every other tool.
-	MaxName = 255
+	MaxName = brokername.Max
 
 	// MaxRoutingKey is the longest routing key, in bytes after decoding. It is a
 	// limit of this package, so that an address fits into one frame; the broker
 	// routes keys of 50,000 bytes. AMQP 0-9-1 carries at most 255 bytes: use no
 	// more where one of its clients consumes the message or declares the binding.
-	MaxRoutingKey = 4096
+	MaxRoutingKey = brokername.MaxKey
+)
+
+// What the errors of this package are about.
+var (
+	queueName    = argument.Root("queue name")
+	exchangeName = argument.Root("exchange name")
+	routingKey   = argument.Root("routing key")
 )
 
 type kind uint8
@@ -124,45 +128,21 @@ func (a Address) encode() string {
 func (a Address) Validate() error {
 	switch a.kind {
 	case queue:
-		return checkName("queue name", a.name)
+		return brokername.Check(queueName, a.name)
 	case exchange:
 		if a.name == "" || a.name == "amq.default" {
 			// Both spellings are refused: 4.0 and 4.3 answer
 			// bad_address_string to /exchanges//key and to
 			// /exchanges/amq.default/key.
-			return argument.New("exchange name", a.name, "is the default exchange, which the broker doesn't allow in an address",
+			return argument.At(exchangeName, argument.Unsupported, a.name, "is the default exchange, which the broker doesn't allow in an address",
 				"name the queue that the routing key stands for: address.Queue(routingKey)")
 		}
-		if err := checkName("exchange name", a.name); err != nil {
+		if err := brokername.Check(exchangeName, a.name); err != nil {
 			return err
 		}
-		return checkKey("routing key", a.key)
+		return brokername.CheckKey(routingKey, a.key)
 	default:
-		return argument.New("address", nil, "is the zero Address, which names nothing",
+		return argument.At(argument.Root("address"), argument.Missing, nil, "is the zero Address, which names nothing",
 			"make one with address.Queue, address.Exchange or address.Parse")
 	}
-}
-
-func checkName(what, name string) error {
-	switch {
-	case name == "":
-		return argument.New(what, nil, "is empty", "give it at least one character")
-	case len(name) > MaxName:
-		return argument.New(what, name, fmt.Sprintf("has %d bytes", len(name)), fmt.Sprintf("use at most %d bytes", MaxName))
-	case !utf8.ValidString(name):
-		return argument.New(what, name, "isn't valid UTF-8", "encode names as UTF-8")
-	case strings.ContainsAny(name, "\r\n"):
-		return argument.New(what, name, "has a line break", "remove the carriage return or line feed")
-	}
-	return nil
-}
-
-func checkKey(what, key string) error {
-	switch {
-	case len(key) > MaxRoutingKey:
-		return argument.New(what, key, fmt.Sprintf("has %d bytes", len(key)), fmt.Sprintf("use at most %d bytes", MaxRoutingKey))
-	case !utf8.ValidString(key):
-		return argument.New(what, key, "isn't valid UTF-8", "encode routing keys as UTF-8")
-	}
-	return nil
 }

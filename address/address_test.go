@@ -102,7 +102,7 @@ func refused(t *testing.T, err error, arg, says string) {
 	t.Helper()
 	var e *argument.Error
 	require.ErrorAs(t, err, &e)
-	assert.Equal(t, arg, e.Name)
+	assert.Equal(t, arg, e.Path.String())
 	assert.Contains(t, e.Error(), says)
 	assert.NotEmpty(t, e.Remedy)
 	assert.Less(t, len(e.Error()), 700, "a huge value doesn't flood a log")

@@ -42,12 +42,12 @@ func unreserved(c byte) bool {
 
 // unescape decodes one part; "+" stays a plus sign, as on the broker. It takes
 // the raw characters that the broker takes (RFC 3986, pchar) and no others.
-func unescape(what, part string) (string, error) {
+func unescape(what argument.Path, part string) (string, error) {
 	b := make([]byte, 0, len(part))
 	for i := 0; i < len(part); i++ {
 		if c := part[i]; c != '%' {
 			if !unreserved(c) && strings.IndexByte(subDelims, c) < 0 {
-				return "", argument.New(what, part, "has a character that must be percent-encoded",
+				return "", argument.At(what, argument.Malformed, part, "has a character that must be percent-encoded",
 					fmt.Sprintf("write it as \"%%%02X\", or build the address with address.Queue or address.Exchange", c))
 			}
 			b = append(b, c)
@@ -67,8 +67,8 @@ func unescape(what, part string) (string, error) {
 	return string(b), nil
 }
 
-func malformed(what, part string) error {
-	return argument.New(what, part, "has a malformed percent sequence",
+func malformed(what argument.Path, part string) error {
+	return argument.At(what, argument.Malformed, part, "has a malformed percent sequence",
 		`write a percent sign as "%25", or build the address with address.Queue or address.Exchange`)
 }
 

@@ -22,22 +22,22 @@ func Parse(s string) (Address, error) {
 		return parseExchange(s, rest)
 	}
 	if s == "" {
-		return Address{}, argument.New("address", nil, "is empty", spell)
+		return Address{}, argument.At(argument.Root("address"), argument.Missing, nil, "is empty", spell)
 	}
 	if hint := v1Hint(s); hint != "" {
-		return Address{}, argument.New("address", s, "is an address of the format v1, which RabbitMQ 4 has deprecated", hint)
+		return Address{}, argument.At(argument.Root("address"), argument.Malformed, s, "is an address of the format v1, which RabbitMQ 4 has deprecated", hint)
 	}
-	return Address{}, argument.New("address", s, "names neither a queue nor an exchange", spell)
+	return Address{}, argument.At(argument.Root("address"), argument.Malformed, s, "names neither a queue nor an exchange", spell)
 }
 
 const spell = `write "/queues/<queue>", "/exchanges/<exchange>/<routing key>" or "/exchanges/<exchange>", each part percent-encoded`
 
 func parseQueue(s, rest string) (Address, error) {
 	if strings.Contains(rest, "/") {
-		return Address{}, argument.New("address", s, "has a slash too many",
+		return Address{}, argument.At(argument.Root("address"), argument.Malformed, s, "has a slash too many",
 			`write a slash within the queue's name as "%2F"`)
 	}
-	name, err := unescape("queue name", rest)
+	name, err := unescape(queueName, rest)
 	if err != nil {
 		return Address{}, err
 	}
@@ -47,14 +47,14 @@ func parseQueue(s, rest string) (Address, error) {
 func parseExchange(s, rest string) (Address, error) {
 	xpart, kpart, _ := strings.Cut(rest, "/")
 	if strings.Contains(kpart, "/") {
-		return Address{}, argument.New("address", s, "has a slash too many",
+		return Address{}, argument.At(argument.Root("address"), argument.Malformed, s, "has a slash too many",
 			`write a slash within the exchange's name or the routing key as "%2F"`)
 	}
-	name, err := unescape("exchange name", xpart)
+	name, err := unescape(exchangeName, xpart)
 	if err != nil {
 		return Address{}, err
 	}
-	key, err := unescape("routing key", kpart)
+	key, err := unescape(routingKey, kpart)
 	if err != nil {
 		return Address{}, err
 	}

@@ -13,46 +13,109 @@ import (
 
 // Error says which argument can't be used, what is wrong with it and what to do
 // instead. Nothing was sent when it is returned.
+//
+// Go programs print it as it is. Another front end, such as one that reads files,
+// writes Path and Other in its own form, and chooses its own Remedy by Code where
+// the remedy is one for Go code. Problem is for all of them.
 type Error struct {
-	// Name of the argument as the caller wrote it, such as "QuorumQueue.Name".
-	Name string
+	// Path leads to the argument, as the caller wrote it: QuorumQueue("orders").Name.
+	Path Path
+	// Code is the kind of fault. It is empty for arguments that only Go code passes.
+	Code Code
 	// Value is the value that was passed, made printable and cut short. It may be
 	// empty.
 	Value string
 	// Problem is what is wrong with it, such as "is empty".
 	Problem string
+	// Other is an argument that ends the sentence of Problem, such as "is empty, and
+	// so is". It may be empty.
+	Other Path
 	// Remedy is what to do, as an imperative, such as "give the queue a name".
 	Remedy string
 	// Err is the cause, or nil.
 	Err error
 }
 
+// Code is a kind of fault.
+type Code string
+
+// The codes.
+const (
+	// Missing: the argument is required. It is empty, nil, or not set.
+	Missing Code = "missing"
+	// TooLong: it has more bytes, or is nested deeper, than the broker or AMQP allows.
+	TooLong Code = "too-long"
+	// TooMany: there are more of them than are allowed.
+	TooMany Code = "too-many"
+	// OutOfRange: the number or the time is too small or too large.
+	OutOfRange Code = "out-of-range"
+	// NotWhole: the time isn't a whole number of the unit that is counted.
+	NotWhole Code = "not-whole"
+	// NotText: it isn't valid UTF-8.
+	NotText Code = "not-text"
+	// Malformed: it is text of the wrong form.
+	Malformed Code = "malformed"
+	// Reserved: the broker keeps the name for itself.
+	Reserved Code = "reserved"
+	// Unknown: it is none of the known values.
+	Unknown Code = "unknown"
+	// WrongType: the value is of a type that can't be used there.
+	WrongType Code = "wrong-type"
+	// Elsewhere: the value belongs in Other.
+	Elsewhere Code = "elsewhere"
+	// Conflict: it contradicts another argument, which is Other if that is set.
+	Conflict Code = "conflict"
+	// Unsupported: the broker can't do it there.
+	Unsupported Code = "unsupported"
+)
+
 // valueLimit keeps a huge or hostile value from flooding a log line.
 const valueLimit = 120
 
-// New returns an *Error. value is formatted with %v for numbers and %q for
-// everything else, and cut to 120 bytes. A nil value is left out.
+// New returns an *Error for an argument that has a name alone, as Go code writes it:
+// "Config.Timeout". value is formatted with %v for numbers and %q for everything
+// else, and cut to 120 bytes. A nil value is left out.
 func New(name string, value any, problem, remedy string) *Error {
-	return &Error{Name: name, Value: printable(value), Problem: problem, Remedy: remedy}
+	return At(Root(name), "", value, problem, remedy)
+}
+
+// At returns an *Error for the argument that path leads to. value is as in [New].
+func At(path Path, code Code, value any, problem, remedy string) *Error {
+	return &Error{Path: path, Code: code, Value: printable(value), Problem: problem, Remedy: remedy}
 }
 
 // Wrap is New with a cause, which errors.Is and errors.As find.
 func Wrap(err error, name string, value any, problem, remedy string) *Error {
-	e := New(name, value, problem, remedy)
+	return New(name, value, problem, remedy).Because(err)
+}
+
+// And sets Other and returns e.
+func (e *Error) And(other Path) *Error {
+	e.Other = other
+	return e
+}
+
+// Because sets Err and returns e.
+func (e *Error) Because(err error) *Error {
 	e.Err = err
 	return e
 }
 
+// Error leaves out of Other what it shares with Path.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("hopback: ")
-	b.WriteString(e.Name)
+	b.WriteString(e.Path.String())
 	if e.Value != "" {
 		b.WriteString(" = ")
 		b.WriteString(e.Value)
 	}
 	b.WriteString(" ")
 	b.WriteString(e.Problem)
+	if len(e.Other) > 0 {
+		b.WriteString(" ")
+		b.WriteString(e.Other.from(e.Path).String())
+	}
 	if e.Err != nil {
 		b.WriteString(" (")
 		b.WriteString(e.Err.Error())
@@ -83,11 +146,11 @@ func printable(value any) string {
 	case string:
 		s = v
 	case []byte:
-		s = string(cut(string(v)))
+		s = string(v)
 	default:
 		s = fmt.Sprintf("%T", v)
 	}
-	return fmt.Sprintf("%q", cut(s))
+	return fmt.Sprintf("%q", cut(s, valueLimit))
 }
 
 // safeString calls String on a value that may be a typed nil pointer.
@@ -100,12 +163,13 @@ func safeString(v fmt.Stringer) (s string) {
 	return v.String()
 }
 
-func cut(s string) string {
-	if len(s) <= valueLimit {
+// cut shortens s to at most limit bytes, at the end of a character.
+func cut(s string, limit int) string {
+	if len(s) <= limit {
 		return s
 	}
-	n := valueLimit
-	for n > valueLimit-utf8.UTFMax && !utf8.RuneStart(s[n]) {
+	n := limit
+	for n > limit-utf8.UTFMax && !utf8.RuneStart(s[n]) {
 		n--
 	}
 	return s[:n] + "…"

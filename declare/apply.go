@@ -36,9 +36,9 @@ func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 		var steps []step
 		for _, d := range declarations {
 			steps = append(steps, step{
-				thing: d.Thing,
-				do:    func(ctx context.Context) (StepResult, error) { return d.send(ctx, r) },
-				again: func(ctx context.Context) (StepResult, error) { return d.sendAgain(ctx, r) },
+				resource: d.Resource,
+				do:       func(ctx context.Context) (StepResult, error) { return d.send(ctx, r) },
+				again:    func(ctx context.Context) (StepResult, error) { return d.sendAgain(ctx, r) },
 			})
 		}
 		phases = append(phases, steps)
@@ -47,12 +47,12 @@ func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 }
 
 func (d Declaration) send(ctx context.Context, r Requester) (StepResult, error) {
-	status, reply, err := request(ctx, r, opDeclare, d.Thing, d.Method, d.Path, d.Body)
+	status, reply, err := request(ctx, r, opDeclare, d.Resource, d.Method, d.Path, d.Body)
 	switch {
 	case err != nil:
 		conflictDetails(ctx, r, d, asError(err))
-		return outcomeOf(err), err
-	case d.Thing.Kind != KindQueue:
+		return resultOf(err), err
+	case d.Resource.Kind != KindQueue:
 		return Declared, nil
 	case status == 201:
 		return Created, nil
@@ -67,8 +67,8 @@ func (d Declaration) send(ctx context.Context, r Requester) (StepResult, error) 
 // else may just be creating the queue, which on 4.0 ends the session of whoever
 // declares it at the same time.
 func (d Declaration) sendAgain(ctx context.Context, r Requester) (StepResult, error) {
-	if d.Thing.Kind == KindQueue {
-		if info, err := Inspect(ctx, r, d.Thing.Name); err == nil && len(conflicts(d.Body, queueBody(info))) == 0 {
+	if d.Resource.Kind == KindQueue {
+		if info, err := Inspect(ctx, r, d.Resource.Name); err == nil && len(conflicts(d.Body, queueBody(info))) == 0 {
 			return Existed, nil
 		}
 	}
@@ -76,7 +76,7 @@ func (d Declaration) sendAgain(ctx context.Context, r Requester) (StepResult, er
 }
 
 // request sends one request and turns everything but a success into an *Error.
-func request(ctx context.Context, r Requester, op string, thing Resource, method, path string, body map[string]any) (int, any, error) {
+func request(ctx context.Context, r Requester, op string, resource Resource, method, path string, body map[string]any) (int, any, error) {
 	var payload any // a nil map in an interface wouldn't be nil
 	if body != nil {
 		payload = body
@@ -84,14 +84,14 @@ func request(ctx context.Context, r Requester, op string, thing Resource, method
 	status, reply, err := r.Request(ctx, method, path, payload)
 	switch {
 	case err != nil:
-		return 0, nil, &Error{Op: op, Thing: thing, Method: method, Path: path, Reason: ErrNoReply, Err: err}
+		return 0, nil, &Error{Op: op, Resource: resource, Method: method, Path: path, Reason: ErrNoReply, Err: err}
 	case status >= 200 && status < 300:
 		return status, reply, nil
 	}
-	return status, nil, refused(op, thing, method, path, status, reply)
+	return status, nil, refused(op, resource, method, path, status, reply)
 }
 
-func outcomeOf(err error) StepResult {
+func resultOf(err error) StepResult {
 	if errors.Is(err, ErrNoReply) || errors.Is(err, ErrBadReply) {
 		return Unknown
 	}
@@ -100,8 +100,8 @@ func outcomeOf(err error) StepResult {
 
 // step is one thing to do. It is safe to repeat.
 type step struct {
-	thing Resource
-	do    func(context.Context) (StepResult, error)
+	resource Resource
+	do       func(context.Context) (StepResult, error)
 	// again is for when do got no reply; nil is do.
 	again func(context.Context) (StepResult, error)
 }
@@ -113,7 +113,7 @@ func run(ctx context.Context, phases [][]step) (Report, error) {
 	var report Report
 	for _, steps := range phases {
 		for _, s := range steps {
-			report.Steps = append(report.Steps, Step{Thing: s.thing})
+			report.Steps = append(report.Steps, Step{Resource: s.resource, Result: NotTried})
 		}
 	}
 	at := 0
@@ -144,7 +144,7 @@ func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 		return -1
 	}
 	for i := range steps {
-		if o := results[i].Outcome; o != Unknown && o != NotTried {
+		if o := results[i].Result; o != Unknown && o != NotTried {
 			continue
 		}
 		for n := range attempt.Max {
@@ -155,15 +155,15 @@ func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 				return -1
 			}
 			do := steps[i].do
-			if results[i].Outcome == Unknown && steps[i].again != nil {
+			if results[i].Result == Unknown && steps[i].again != nil {
 				do = steps[i].again
 			}
-			results[i].Outcome, results[i].Err = do(ctx)
-			if results[i].Outcome != Unknown || attempt.NotPermitted(results[i].Err) {
+			results[i].Result, results[i].Err = do(ctx)
+			if results[i].Result != Unknown || attempt.NotPermitted(results[i].Err) {
 				break
 			}
 		}
-		if results[i].Outcome == Unknown {
+		if results[i].Result == Unknown {
 			return i
 		}
 	}
@@ -184,8 +184,8 @@ func runParallel(ctx context.Context, steps []step, results []Step) bool {
 				if i >= len(steps) {
 					return
 				}
-				results[i].Outcome, results[i].Err = steps[i].do(ctx)
-				if results[i].Outcome == Unknown {
+				results[i].Result, results[i].Err = steps[i].do(ctx)
+				if results[i].Result == Unknown {
 					lost.Store(true)
 				}
 			}
@@ -200,7 +200,7 @@ func runParallel(ctx context.Context, steps []step, results []Step) bool {
 func failures(steps []Step, blamed int) []error {
 	var errs []error
 	for i, s := range steps {
-		if s.Err != nil && (blamed < 0 || i == blamed || s.Outcome != Unknown) {
+		if s.Err != nil && (blamed < 0 || i == blamed || s.Result != Unknown) {
 			errs = append(errs, s.Err)
 		}
 	}

@@ -27,46 +27,48 @@ const valueRemedy = "use a string, a bool, an integer, a float or a list of thes
 // normal returns v in the one form in which it is sent and compared: string,
 // bool, int64, float64, nil or []any of these. It copies lists, so that what is
 // sent shares nothing with the caller's value.
-func normal(what string, v any, depth int) (any, error) {
-	bad := func(problem, remedy string) error { return argument.New(what, v, problem, remedy) }
+func normal(at argument.Path, v any, depth int) (any, error) {
+	bad := func(code argument.Code, problem, remedy string) error {
+		return argument.At(at, code, v, problem, remedy)
+	}
 	switch v := v.(type) {
 	case nil, bool:
 		return v, nil
 	case string:
 		if !utf8.ValidString(v) {
-			return nil, bad("isn't valid UTF-8", "encode it as UTF-8")
+			return nil, bad(argument.NotText, "isn't valid UTF-8", "encode it as UTF-8")
 		}
 		return v, nil
 	case []byte:
-		return nil, bad("is binary", "give a string")
+		return nil, bad(argument.WrongType, "is binary", "give a string")
 	}
 	rv := reflect.ValueOf(v)
 	switch rv.Kind() {
 	case reflect.String, reflect.Bool:
-		return nil, bad(fmt.Sprintf("is a %T", v), "convert it: string(v) or bool(v)")
+		return nil, bad(argument.WrongType, fmt.Sprintf("is a %T", v), "convert it: string(v) or bool(v)")
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
 		if rv.Type().PkgPath() != "" {
 			// A time.Duration would arrive as nanoseconds.
-			return nil, bad(fmt.Sprintf("is a %T", v), "convert it to an integer of the unit that the broker expects, such as d.Milliseconds()")
+			return nil, bad(argument.WrongType, fmt.Sprintf("is a %T", v), "convert it to an integer of the unit that the broker expects, such as d.Milliseconds()")
 		}
 		return rv.Int(), nil
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		if rv.Uint() > math.MaxInt64 {
-			return nil, bad("is too large", "use an integer up to 9223372036854775807")
+			return nil, bad(argument.OutOfRange, "is too large", "use an integer up to 9223372036854775807")
 		}
 		return int64(rv.Uint()), nil
 	case reflect.Float32, reflect.Float64:
 		if f := rv.Float(); !math.IsNaN(f) && !math.IsInf(f, 0) {
 			return f, nil
 		}
-		return nil, bad("isn't a finite number", "use a finite number")
+		return nil, bad(argument.OutOfRange, "isn't a finite number", "use a finite number")
 	case reflect.Slice:
 		if depth >= maxArgumentDepth {
-			return nil, bad("is nested too deeply", fmt.Sprintf("nest lists at most %d deep", maxArgumentDepth))
+			return nil, bad(argument.TooLong, "is nested too deeply", fmt.Sprintf("nest lists at most %d deep", maxArgumentDepth))
 		}
 		list := make([]any, rv.Len())
 		for i := range list {
-			n, err := normal(fmt.Sprintf("%s[%d]", what, i), rv.Index(i).Interface(), depth+1)
+			n, err := normal(at.Index(i), rv.Index(i).Interface(), depth+1)
 			if err != nil {
 				return nil, err
 			}
@@ -74,21 +76,21 @@ func normal(what string, v any, depth int) (any, error) {
 		}
 		return list, nil
 	}
-	return nil, bad(fmt.Sprintf("is a %T", v), valueRemedy)
+	return nil, bad(argument.WrongType, fmt.Sprintf("is a %T", v), valueRemedy)
 }
 
 // addNormal puts args, normalised, into into, and reports every key or value
 // that can't be sent. refuse may add a rule of its own for a key.
-func addNormal(into map[string]any, what string, args map[string]any, refuse func(what, key string, v any) error) []error {
+func addNormal(into map[string]any, at argument.Path, args map[string]any, refuse func(at argument.Path, key string, v any) error) []error {
 	var errs []error
 	for _, key := range values.SortedKeys(args) {
-		what := fmt.Sprintf("%s[%.80q]", what, key)
-		v, err := normal(what, args[key], 0)
+		at := at.Key(key)
+		v, err := normal(at, args[key], 0)
 		if err == nil {
-			err = checkArgumentKey(what, key)
+			err = checkArgumentKey(at, key)
 		}
 		if err == nil {
-			err = refuse(what, key, v)
+			err = refuse(at, key, v)
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -99,14 +101,14 @@ func addNormal(into map[string]any, what string, args map[string]any, refuse fun
 	return errs
 }
 
-func checkArgumentKey(what, key string) error {
+func checkArgumentKey(at argument.Path, key string) error {
 	switch {
 	case key == "":
-		return argument.New(what, nil, "has an empty key", "name the argument")
+		return argument.At(at, argument.Missing, nil, "has an empty key", "name the argument")
 	case len(key) > maxArgumentKey:
-		return argument.New(what, nil, fmt.Sprintf("has a key of %d bytes", len(key)), fmt.Sprintf("use at most %d bytes", maxArgumentKey))
+		return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has a key of %d bytes", len(key)), fmt.Sprintf("use at most %d bytes", maxArgumentKey))
 	case !utf8.ValidString(key):
-		return argument.New(what, nil, "has a key that isn't valid UTF-8", "encode it as UTF-8")
+		return argument.At(at, argument.NotText, nil, "has a key that isn't valid UTF-8", "encode it as UTF-8")
 	}
 	return nil
 }
@@ -160,21 +162,26 @@ var typedQueueArguments = map[string]map[string]string{
 
 // refuseQueueArgument refuses what has a field, what can do nothing, and what the
 // broker would misread.
-func refuseQueueArgument(queueType, what, key string, v any) error {
+func refuseQueueArgument(queueType string, queue, at argument.Path, key string, v any) error {
 	if key == "x-queue-type" {
-		return argument.New(what, v, "has a field of its own", "set the Go type, such as QuorumQueue instead")
+		return argument.At(at, argument.Reserved, v, "can't be an argument: the type of the queue sets it", "use QuorumQueue, ClassicQueue, Stream or RawQueue")
 	}
 	if field, ok := typedQueueArguments[queueType][key]; ok {
-		return argument.New(what, v, "has a field of its own", "set "+field+" instead")
+		return belongsIn(queue.Field(field), at, v)
 	}
 	if !strings.HasPrefix(key, "x-") {
-		return argument.New(what, v, `doesn't begin with "x-", so the broker would ignore it`, "spell the argument as the broker's documentation does")
+		return argument.At(at, argument.Malformed, v, `doesn't begin with "x-", so the broker would ignore it`, "spell the argument as the broker's documentation does")
 	}
 	if _, known := queuearg.Known[key]; !known {
 		return nil // it may be a plugin's, or a later broker's
 	}
 	if problem, remedy, _ := queuearg.Wrong(queueType, key, v); problem != "" {
-		return argument.New(what, v, problem, remedy)
+		return argument.At(at, argument.Unsupported, v, problem, remedy)
 	}
 	return nil
+}
+
+// belongsIn refuses an argument that has a field of its own.
+func belongsIn(field, at argument.Path, v any) error {
+	return argument.At(at, argument.Elsewhere, v, "can't be set here: it belongs in", "set that instead").And(field)
 }

@@ -60,7 +60,7 @@ func (b Binding) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (b Binding) label() string { return "Binding(" + b.describe() + ")" }
+func (b Binding) path() argument.Path { return argument.Root("Binding(" + b.describe() + ")") }
 
 // describe says which binding it is, on one line.
 func (b Binding) describe() string {
@@ -77,9 +77,9 @@ func (b Binding) describe() string {
 }
 
 func (b Binding) declaration() (map[string]any, []error) {
-	c := &collector{label: b.label()}
+	c := &collector{at: b.path()}
 	b.ends(c)
-	args, errs := b.arguments(c.label)
+	args, errs := b.arguments(c.at)
 	c.errs = append(c.errs, errs...)
 	body := map[string]any{
 		"source":      b.Source,
@@ -97,26 +97,26 @@ func (b Binding) declaration() (map[string]any, []error) {
 // ends checks what names a binding: source, destination and key.
 func (b Binding) ends(c *collector) {
 	if b.Source == "" {
-		c.bad("Source", nil, "is the default exchange, which takes no bindings", "name an exchange; every queue gets what is sent to its own name without a binding")
+		c.bad("Source", argument.Missing, nil, "is the default exchange, which takes no bindings", "name an exchange; every queue gets what is sent to its own name without a binding")
 	} else {
-		c.fail(names.Check(c.label+".Source", b.Source))
+		c.fail(names.Check(c.at.Field("Source"), b.Source))
 	}
 	switch {
 	case b.Queue == "" && b.Exchange == "":
-		c.bad("Queue", nil, "is empty, and so is Exchange", "name the queue or the exchange that the messages go to")
+		c.bad("Queue", argument.Missing, nil, "is empty, and so is", "name the queue or the exchange that the messages go to").And(c.path("Exchange"))
 	case b.Queue != "" && b.Exchange != "":
-		c.bad("Queue", b.Queue, "is set, and so is Exchange", "name one of them; two destinations are two bindings")
+		c.bad("Queue", argument.Conflict, b.Queue, "is set, and so is", "name one of them; two destinations are two bindings").And(c.path("Exchange"))
 	case b.Queue != "":
-		c.fail(names.Check(c.label+".Queue", b.Queue))
+		c.fail(names.Check(c.at.Field("Queue"), b.Queue))
 	default:
-		c.fail(names.Check(c.label+".Exchange", b.Exchange))
+		c.fail(names.Check(c.at.Field("Exchange"), b.Exchange))
 	}
-	c.fail(names.CheckKey(c.label+".Key", b.Key))
+	c.fail(names.CheckKey(c.at.Field("Key"), b.Key))
 }
 
 // arguments merges Match, Headers and Arguments as the broker wants them.
-func (b Binding) arguments(label string) (map[string]any, []error) {
-	c := &collector{label: label, args: map[string]any{}}
+func (b Binding) arguments(at argument.Path) (map[string]any, []error) {
+	c := &collector{at: at, args: map[string]any{}}
 	match := b.Match
 	if match == "" && len(b.Headers) > 0 {
 		match = All
@@ -125,30 +125,30 @@ func (b Binding) arguments(label string) (map[string]any, []error) {
 	case "":
 	case Any, AnyWithX:
 		if len(b.Headers) == 0 {
-			c.bad("Headers", nil, "is empty, so that "+string(match)+" matches no message", "give a header, or use declare.All to match every message")
+			c.bad("Headers", argument.Missing, nil, "is empty, and "+string(match)+" of nothing matches no message", "give a header, or use declare.All to match every message")
 		}
 		fallthrough
 	case All, AllWithX:
 		c.args["x-match"] = string(match)
 	default:
-		c.bad("Match", string(match), "is unknown", "use declare.All, declare.Any, declare.AllWithX or declare.AnyWithX")
+		c.bad("Match", argument.Unknown, string(match), "is unknown", "use declare.All, declare.Any, declare.AllWithX or declare.AnyWithX")
 	}
 	withX := match == AllWithX || match == AnyWithX
-	c.errs = append(c.errs, addNormal(c.args, label+".Headers", b.Headers, func(what, key string, v any) error {
+	c.errs = append(c.errs, addNormal(c.args, at.Field("Headers"), b.Headers, func(at argument.Path, key string, v any) error {
 		switch {
 		case key == "x-match":
-			return argument.New(what, v, "has a field of its own", "set Match instead")
+			return belongsIn(c.path("Match"), at, v)
 		case !withX && strings.HasPrefix(key, "x-"):
-			return argument.New(what, v, fmt.Sprintf("begins with \"x-\", which %s leaves out", match), "use declare.AllWithX or declare.AnyWithX")
+			return argument.At(at, argument.Conflict, v, fmt.Sprintf("begins with \"x-\", and the broker ignores such headers with %s", match), "use declare.AllWithX or declare.AnyWithX")
 		}
 		return nil
 	})...)
-	c.errs = append(c.errs, addNormal(c.args, label+".Arguments", b.Arguments, func(what, key string, v any) error {
+	c.errs = append(c.errs, addNormal(c.args, at.Field("Arguments"), b.Arguments, func(at argument.Path, key string, v any) error {
 		if key == "x-match" {
-			return argument.New(what, v, "has a field of its own", "set Match instead")
+			return belongsIn(c.path("Match"), at, v)
 		}
 		if _, twice := b.Headers[key]; twice {
-			return argument.New(what, v, "is in Headers, too", "keep one of them")
+			return argument.At(at, argument.Conflict, v, "is in both maps: it is also", "keep one of them").And(c.path("Headers").Key(key))
 		}
 		return nil
 	})...)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare/internal/names"
 	"github.com/hopback/hopback/declare/internal/queuearg"
 )
@@ -74,19 +75,19 @@ func (q ClassicQueue) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (q ClassicQueue) label() string { return names.Label("ClassicQueue", q.Name) }
+func (q ClassicQueue) path() argument.Path { return names.Label("ClassicQueue", q.Name) }
 
 func (q ClassicQueue) declaration() (map[string]any, []error) {
-	c := &collector{label: q.label(), args: map[string]any{"x-queue-type": queuearg.Classic}}
-	c.fail(names.CheckOwn(c.label+".Name", q.Name, "choose another name"))
-	c.errs = append(c.errs, q.DeadLetter.problems(c.label+".DeadLetter")...)
+	c := &collector{at: q.path(), args: map[string]any{"x-queue-type": queuearg.Classic}}
+	c.fail(names.CheckOwn(c.at.Field("Name"), q.Name, "choose another name"))
+	c.errs = append(c.errs, q.DeadLetter.problems(c.at.Field("DeadLetter"))...)
 	if d := q.DeadLetter; !d.IsZero() && !d.drop {
 		c.args["x-dead-letter-exchange"] = d.Exchange
 		if d.RoutingKey != "" {
 			c.args["x-dead-letter-routing-key"] = d.RoutingKey
 		}
-		if d.Strategy == AtLeastOnce {
-			c.bad("DeadLetter.Strategy", d.Strategy, "is more than a classic queue can do", "use a QuorumQueue, or set it to declare.AtMostOnce")
+		if d.strategy() == AtLeastOnce {
+			c.bad("DeadLetter.Strategy", argument.Unsupported, string(AtLeastOnce), "is more than a classic queue can do", "use a QuorumQueue, or set it to declare.AtMostOnce")
 		}
 	}
 	c.millis("MessageTTL", "x-message-ttl", q.MessageTTL)
@@ -100,7 +101,7 @@ func (q ClassicQueue) declaration() (map[string]any, []error) {
 	case DropHead, RejectPublish, RejectPublishDLX:
 		c.args["x-overflow"] = string(q.Overflow)
 	default:
-		c.bad("Overflow", string(q.Overflow), "is none that a classic queue knows", "use declare.DropHead, declare.RejectPublish or declare.RejectPublishDLX")
+		c.bad("Overflow", argument.Unknown, string(q.Overflow), "isn't an overflow of a classic queue", "use declare.DropHead, declare.RejectPublish or declare.RejectPublishDLX")
 	}
 	if q.SingleActiveConsumer {
 		c.args["x-single-active-consumer"] = true

@@ -1,6 +1,8 @@
 package declare
 
 import (
+	"cmp"
+
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare/internal/names"
@@ -21,8 +23,7 @@ type DeadLetterTarget struct {
 	// key.
 	RoutingKey string
 
-	// Strategy is whether the broker waits for confirms. The zero value is
-	// [AtLeastOnce].
+	// Strategy is whether the broker waits for confirms. "" means [AtLeastOnce].
 	Strategy DeadLetterStrategy
 
 	drop bool
@@ -42,8 +43,8 @@ func (d DeadLetterTarget) IsZero() bool { return d == DeadLetterTarget{} }
 func (d DeadLetterTarget) IsDrop() bool { return d.drop }
 
 // DeadLetterStrategy is whether a queue keeps a dead message until its copy is
-// confirmed.
-type DeadLetterStrategy uint8
+// confirmed. "" means [AtLeastOnce].
+type DeadLetterStrategy string
 
 const (
 	// AtLeastOnce, the default, keeps a dead message until every target queue has
@@ -56,53 +57,47 @@ const (
 	// delivered, all others wait behind them: give the dead-letter exchange an
 	// alternate exchange, and the target queue no MaxLength. On an idle broker it
 	// costs no measurable time.
-	AtLeastOnce DeadLetterStrategy = iota
+	AtLeastOnce DeadLetterStrategy = "at-least-once"
 
 	// AtMostOnce is RabbitMQ's default: a dead message is published once. It is
 	// lost if the exchange, the binding or the target queue is missing or full. It
 	// sends no argument, so it fits queues that were declared without a strategy.
-	AtMostOnce
+	AtMostOnce DeadLetterStrategy = "at-most-once"
 )
 
-// String is the broker's word for s.
-func (s DeadLetterStrategy) String() string {
-	switch s {
-	case AtLeastOnce:
-		return "at-least-once"
-	case AtMostOnce:
-		return "at-most-once"
-	}
-	return "unknown strategy"
-}
+// strategy is d.Strategy with its default.
+func (d DeadLetterTarget) strategy() DeadLetterStrategy { return cmp.Or(d.Strategy, AtLeastOnce) }
 
-func (d DeadLetterTarget) problems(label string) []error {
+func (d DeadLetterTarget) problems(at argument.Path) []error {
 	switch {
 	case d.IsZero():
-		return []error{argument.New(label, nil, "isn't set, so rejected, expired and exceeding messages would be lost without a trace",
-			"name an exchange or a queue for them, or say declare.Drop()")}
+		return []error{argument.At(at, argument.Missing, nil, "isn't set, so the broker would silently drop messages that are rejected, expire or exceed a limit",
+			"name an exchange or a queue for them, or use declare.Drop()")}
 	case d.drop && d != Drop():
-		return []error{argument.New(label, nil, "is Drop with an exchange, a routing key or a strategy",
-			"take either declare.Drop() alone or a DeadLetter without it")}
+		return []error{argument.At(at, argument.Conflict, nil, "is Drop with an exchange, a routing key or a strategy",
+			"use declare.Drop() alone, or a DeadLetterTarget without it")}
 	case d.drop:
 		return nil
 	case d.Exchange == "" && d.RoutingKey == "":
-		return []error{argument.New(label+".RoutingKey", nil, "is empty, and so is Exchange",
-			"name an exchange, or use declare.ToQueue with a queue's name")}
+		return []error{argument.At(at.Field("RoutingKey"), argument.Missing, nil, "is empty, and so is",
+			"name an exchange, or use declare.ToQueue with a queue's name").And(at.Field("Exchange"))}
 	}
 	var errs []error
 	if d.Exchange != "" {
-		if err := names.Check(label+".Exchange", d.Exchange); err != nil {
+		if err := names.Check(at.Field("Exchange"), d.Exchange); err != nil {
 			errs = append(errs, err)
 		}
 	}
-	if err := names.CheckKey(label+".RoutingKey", d.RoutingKey); err != nil {
+	if err := names.CheckKey(at.Field("RoutingKey"), d.RoutingKey); err != nil {
 		errs = append(errs, err)
 	}
 	if d.Exchange == "" && len(d.RoutingKey) > address.MaxName {
-		errs = append(errs, argument.New(label+".RoutingKey", d.RoutingKey, "is longer than a queue's name can be", "name the queue"))
+		errs = append(errs, argument.At(at.Field("RoutingKey"), argument.TooLong, d.RoutingKey, "is longer than the name of a queue can be", "name the queue"))
 	}
-	if d.Strategy > AtMostOnce {
-		errs = append(errs, argument.New(label+".Strategy", int(d.Strategy), "is no strategy", "use declare.AtLeastOnce or declare.AtMostOnce"))
+	switch d.strategy() {
+	case AtLeastOnce, AtMostOnce:
+	default:
+		errs = append(errs, argument.At(at.Field("Strategy"), argument.Unknown, string(d.Strategy), "is unknown", "use declare.AtLeastOnce or declare.AtMostOnce"))
 	}
 	return errs
 }

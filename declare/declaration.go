@@ -2,7 +2,7 @@ package declare
 
 // Declaration is the request that declares one exchange, queue or binding.
 type Declaration struct {
-	Thing Resource
+	Resource Resource
 	// Method and Path are what [Requester] takes, such as "PUT" and "/queues/orders".
 	Method, Path string
 	// Body is what the broker stores. That of an exchange has "type", "durable",
@@ -31,7 +31,7 @@ func (d Declaration) Differs(found map[string]any) *Error {
 		return nil
 	}
 	return &Error{
-		Op: opDeclare, Thing: d.Thing, Method: d.Method, Path: d.Path, Reason: ErrConflict,
-		Conflict: &differences[0], Differences: differences, WaysOut: waysOut(d.Thing.Kind, differences),
+		Op: opDeclare, Resource: d.Resource, Method: d.Method, Path: d.Path, Reason: ErrConflict,
+		Conflict: &differences[0], Differences: differences, WaysOut: waysOut(d.Resource.Kind, differences),
 	}
 }

@@ -16,8 +16,8 @@ func conflictDetails(ctx context.Context, r Requester, d Declaration, e *Error) 
 	if e.Reason != ErrConflict {
 		return
 	}
-	if d.Thing.Kind == KindQueue {
-		info, err := Inspect(ctx, r, d.Thing.Name)
+	if d.Resource.Kind == KindQueue {
+		info, err := Inspect(ctx, r, d.Resource.Name)
 		if err == nil {
 			e.Differences = conflicts(d.Body, queueBody(info))
 		}
@@ -25,7 +25,7 @@ func conflictDetails(ctx context.Context, r Requester, d Declaration, e *Error) 
 	if len(e.Differences) == 0 && e.Conflict != nil {
 		e.Differences = []Conflict{*e.Conflict}
 	}
-	e.WaysOut = waysOut(d.Thing.Kind, e.Differences)
+	e.WaysOut = waysOut(d.Resource.Kind, e.Differences)
 }
 
 // unlike finds what differs in a queue of which the broker says that it exists:

@@ -40,8 +40,8 @@ var (
 type Error struct {
 	// Op is the operation: "declare", "delete", "purge", "inspect" or "list".
 	Op string
-	// Thing is what the operation was about.
-	Thing Resource
+	// Resource is what the operation was about.
+	Resource Resource
 	// Method and Path of the request.
 	Method, Path string
 	// Status is that of the reply; 0 if none came.
@@ -63,7 +63,7 @@ type Error struct {
 
 func (e *Error) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "hopback: %s %s: ", e.Op, e.Thing)
+	fmt.Fprintf(&b, "hopback: %s %s: ", e.Op, e.Resource)
 	if e.Reason == ErrNoReply && attempt.NotPermitted(e.Err) {
 		b.WriteString("a permission is missing") // and the session ended in place of a reply
 	} else {
@@ -124,8 +124,8 @@ const (
 )
 
 // refused turns a reply that isn't a success into an *Error.
-func refused(op string, thing Resource, method, path string, status int, reply any) *Error {
-	e := &Error{Op: op, Thing: thing, Method: method, Path: path, Status: status}
+func refused(op string, resource Resource, method, path string, status int, reply any) *Error {
+	e := &Error{Op: op, Resource: resource, Method: method, Path: path, Status: status}
 	text, _ := reply.(string)
 	text = strings.ToValidUTF8(values.Cut(text, conflictLimit), "�")
 	e.Text = values.Cut(text, textLimit)

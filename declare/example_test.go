@@ -46,6 +46,6 @@ func ExampleQuorumQueue_Validate() {
 	fmt.Println(declare.QuorumQueue{Name: "orders"}.Validate())
 	fmt.Println(declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop(), MessageTTL: 1500 * time.Microsecond}.Validate())
 	// Output:
-	// hopback: QuorumQueue("orders").DeadLetter isn't set, so rejected, expired and exceeding messages would be lost without a trace; name an exchange or a queue for them, or say declare.Drop()
-	// hopback: QuorumQueue("orders").MessageTTL = "1.5ms" isn't whole milliseconds, which is all that the broker can count; round it with Round(time.Millisecond)
+	// hopback: QuorumQueue("orders").DeadLetter isn't set, so the broker would silently drop messages that are rejected, expire or exceed a limit; name an exchange or a queue for them, or use declare.Drop()
+	// hopback: QuorumQueue("orders").MessageTTL = "1.5ms" isn't a whole number of milliseconds, the broker's unit; round it with Round(time.Millisecond)
 }

@@ -58,23 +58,23 @@ func (x Exchange) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (x Exchange) label() string { return names.Label("Exchange", x.Name) }
+func (x Exchange) path() argument.Path { return names.Label("Exchange", x.Name) }
 
 func (x Exchange) declaration() (map[string]any, []error) {
-	c := &collector{label: x.label(), args: map[string]any{}}
-	c.fail(names.CheckOwn(c.label+".Name", x.Name, "choose another name; the broker's own exchanges exist already, and bindings may name them"))
+	c := &collector{at: x.path(), args: map[string]any{}}
+	c.fail(names.CheckOwn(c.at.Field("Name"), x.Name, "choose another name; the broker's own exchanges exist already, and bindings may name them"))
 	typ := x.Type
 	if typ == "" {
 		typ = Direct
 	}
-	c.fail(names.Check(c.label+".Type", string(typ)))
+	c.fail(names.Check(c.at.Field("Type"), string(typ)))
 	if x.AlternateExchange != "" {
-		c.fail(names.Check(c.label+".AlternateExchange", x.AlternateExchange))
+		c.fail(names.Check(c.at.Field("AlternateExchange"), x.AlternateExchange))
 		c.args["alternate-exchange"] = x.AlternateExchange
 	}
-	c.errs = append(c.errs, addNormal(c.args, c.label+".Arguments", x.Arguments, func(what, key string, v any) error {
+	c.errs = append(c.errs, addNormal(c.args, c.at.Field("Arguments"), x.Arguments, func(at argument.Path, key string, v any) error {
 		if key == "alternate-exchange" {
-			return argument.New(what, v, "has a field of its own", "set AlternateExchange instead")
+			return belongsIn(c.at.Field("AlternateExchange"), at, v)
 		}
 		return nil
 	})...)

@@ -47,17 +47,17 @@ type QueueInfo struct {
 // Inspect returns the state of a queue. A queue that doesn't exist is
 // [ErrMissing].
 func Inspect(ctx context.Context, r Requester, queue string) (QueueInfo, error) {
-	if err := errors.Join(checkRequester(r), names.Check("queue name", queue)); err != nil {
+	if err := errors.Join(checkRequester(r), names.Check(queueName, queue)); err != nil {
 		return QueueInfo{}, err
 	}
-	thing, path := Resource{KindQueue, queue}, names.QueuePath(queue)
-	status, reply, err := request(ctx, r, opInspect, thing, "GET", path, nil)
+	resource, path := Resource{KindQueue, queue}, names.QueuePath(queue)
+	status, reply, err := request(ctx, r, opInspect, resource, "GET", path, nil)
 	if err != nil {
 		return QueueInfo{}, err
 	}
 	info, missing := parseQueueInfo(reply)
 	if missing != "" {
-		return QueueInfo{}, badReply(opInspect, thing, "GET", path, status, "no "+missing)
+		return QueueInfo{}, badReply(opInspect, resource, "GET", path, status, "no "+missing)
 	}
 	return info, nil
 }
@@ -95,7 +95,7 @@ func parseQueueInfo(reply any) (info QueueInfo, missing string) {
 // of's Match, Headers and Arguments; the results differ only in those. AMQP has no
 // wider listing. The result is empty, without an error, if an end doesn't exist.
 func Bindings(ctx context.Context, r Requester, of Binding) ([]Binding, error) {
-	c := &collector{label: of.label()}
+	c := &collector{at: of.path()}
 	of.ends(c)
 	if err := errors.Join(append(c.errs, checkRequester(r))...); err != nil {
 		return nil, err
@@ -127,20 +127,20 @@ func (f foundBinding) binding(of Binding) Binding {
 }
 
 func listBindings(ctx context.Context, r Requester, op string, of Binding) ([]foundBinding, error) {
-	thing, path := Resource{KindBinding, of.describe()}, of.listPath()
-	status, reply, err := request(ctx, r, op, thing, "GET", path, nil)
+	resource, path := Resource{KindBinding, of.describe()}, of.listPath()
+	status, reply, err := request(ctx, r, op, resource, "GET", path, nil)
 	if err != nil {
 		return nil, err
 	}
 	list, ok := reply.([]any)
 	if !ok && reply != nil {
-		return nil, badReply(op, thing, "GET", path, status, "no list of bindings")
+		return nil, badReply(op, resource, "GET", path, status, "no list of bindings")
 	}
 	found := make([]foundBinding, 0, len(list))
 	for _, entry := range list {
 		m := replyMap(entry)
 		if m == nil {
-			return nil, badReply(op, thing, "GET", path, status, "an entry that is no binding")
+			return nil, badReply(op, resource, "GET", path, status, "an entry that is no binding")
 		}
 		location, _ := replyString(m["location"])
 		found = append(found, foundBinding{replyArguments(m["arguments"]), location})

@@ -3,6 +3,7 @@ package declare
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -20,7 +21,6 @@ type Queue interface {
 	// each part is an *[argument.Error].
 	Validate() error
 
-	label() string
 	// declaration is what is sent; errs is what is wrong with it.
 	declaration() (body map[string]any, errs []error)
 }
@@ -172,11 +172,11 @@ func (q QuorumQueue) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (q QuorumQueue) label() string { return names.Label("QuorumQueue", q.Name) }
+func (q QuorumQueue) path() argument.Path { return names.Label("QuorumQueue", q.Name) }
 
 func (q QuorumQueue) declaration() (map[string]any, []error) {
-	c := &collector{label: q.label(), args: map[string]any{"x-queue-type": queuearg.Quorum}}
-	c.fail(names.CheckOwn(c.label+".Name", q.Name, "choose another name"))
+	c := &collector{at: q.path(), args: map[string]any{"x-queue-type": queuearg.Quorum}}
+	c.fail(names.CheckOwn(c.at.Field("Name"), q.Name, "choose another name"))
 	q.limits(c)
 	q.deadLetter(c)
 	q.placement(c)
@@ -195,7 +195,7 @@ func (q QuorumQueue) limits(c *collector) {
 	case q.DeliveryLimit == NoRedelivery:
 		c.args["x-delivery-limit"] = int64(0)
 	case q.DeliveryLimit < NoRedelivery:
-		c.bad("DeliveryLimit", int64(q.DeliveryLimit), "is negative", "use a number above zero, declare.Unlimited or declare.NoRedelivery")
+		c.bad("DeliveryLimit", argument.OutOfRange, int64(q.DeliveryLimit), "is negative", "use a number above zero, declare.Unlimited or declare.NoRedelivery")
 	case q.DeliveryLimit != 0:
 		c.args["x-delivery-limit"] = int64(q.DeliveryLimit)
 	}
@@ -209,21 +209,21 @@ func (q QuorumQueue) limits(c *collector) {
 
 func (q QuorumQueue) deadLetter(c *collector) {
 	d := q.DeadLetter
-	c.errs = append(c.errs, d.problems(c.label+".DeadLetter")...)
+	c.errs = append(c.errs, d.problems(c.at.Field("DeadLetter"))...)
 	overflow := q.Overflow
 	if !d.IsZero() && !d.drop {
 		c.args["x-dead-letter-exchange"] = d.Exchange
 		if d.RoutingKey != "" {
 			c.args["x-dead-letter-routing-key"] = d.RoutingKey
 		}
-		if d.Strategy == AtLeastOnce {
-			c.args["x-dead-letter-strategy"] = d.Strategy.String()
+		if d.strategy() == AtLeastOnce {
+			c.args["x-dead-letter-strategy"] = string(AtLeastOnce)
 			if overflow == "" {
 				overflow = RejectPublish
 			}
 			if overflow != RejectPublish {
-				c.bad("Overflow", string(overflow), "makes the broker dead-letter at most once, in silence",
-					"leave Overflow empty, or set DeadLetter.Strategy to declare.AtMostOnce")
+				c.bad("Overflow", argument.Conflict, string(overflow), "silently makes the broker dead-letter at most once",
+					"leave it empty, or set DeadLetter.Strategy to declare.AtMostOnce")
 			}
 		}
 	}
@@ -232,7 +232,7 @@ func (q QuorumQueue) deadLetter(c *collector) {
 	case DropHead, RejectPublish:
 		c.args["x-overflow"] = string(overflow)
 	default:
-		c.bad("Overflow", string(overflow), "is none that a quorum queue knows", "use declare.DropHead or declare.RejectPublish")
+		c.bad("Overflow", argument.Unknown, string(overflow), "isn't an overflow of a quorum queue", "use declare.DropHead or declare.RejectPublish")
 	}
 }
 
@@ -254,13 +254,13 @@ func (q QuorumQueue) delayedRetry(c *collector) {
 	case RetryAll, RetryFailed, RetryReturned:
 		c.args["x-delayed-retry-type"] = string(d.Kind)
 	default:
-		c.bad("DelayedRetry.Kind", string(d.Kind), "is unknown", "use declare.RetryAll, declare.RetryFailed or declare.RetryReturned")
+		c.bad("DelayedRetry.Kind", argument.Unknown, string(d.Kind), "is unknown", "use declare.RetryAll, declare.RetryFailed or declare.RetryReturned")
 	}
 	if d.Min == 0 {
-		c.bad("DelayedRetry.Min", nil, "isn't set, so the broker wouldn't delay at all", "give the first delay")
+		c.bad("DelayedRetry.Min", argument.Missing, nil, "isn't set, so the broker wouldn't delay any message", "give the first delay")
 	}
 	if d.Max != 0 && d.Max < d.Min {
-		c.bad("DelayedRetry.Max", d.Max, "is shorter than Min", "leave it out, or give at least Min")
+		c.bad("DelayedRetry.Max", argument.Conflict, d.Max, "is shorter than", "leave it out, or give at least as long").And(c.path("DelayedRetry.Min"))
 	}
 	c.millis("DelayedRetry.Min", "x-delayed-retry-min", d.Min)
 	c.millis("DelayedRetry.Max", "x-delayed-retry-max", d.Max)
@@ -268,9 +268,9 @@ func (q QuorumQueue) delayedRetry(c *collector) {
 
 // collector gathers a queue's arguments and everything that is wrong with them.
 type collector struct {
-	label string
-	args  map[string]any
-	errs  []error
+	at   argument.Path
+	args map[string]any
+	errs []error
 }
 
 func (c *collector) fail(err error) {
@@ -279,19 +279,30 @@ func (c *collector) fail(err error) {
 	}
 }
 
-func (c *collector) bad(field string, value any, problem, remedy string) {
-	c.errs = append(c.errs, argument.New(c.label+"."+field, value, problem, remedy))
+// bad adds an error for a field, such as DelayedRetry.Min.
+func (c *collector) bad(field string, code argument.Code, value any, problem, remedy string) *argument.Error {
+	e := argument.At(c.path(field), code, value, problem, remedy)
+	c.errs = append(c.errs, e)
+	return e
+}
+
+func (c *collector) path(field string) argument.Path {
+	at := c.at
+	for name := range strings.SplitSeq(field, ".") {
+		at = at.Field(name)
+	}
+	return at
 }
 
 func (c *collector) millis(field, key string, d time.Duration) {
 	switch {
 	case d == 0:
 	case d < 0:
-		c.bad(field, d, "is negative", "give a time above zero, or leave it out")
+		c.bad(field, argument.OutOfRange, d, "is negative", "give a time above zero, or leave it out")
 	case d%time.Millisecond != 0:
-		c.bad(field, d, "isn't whole milliseconds, which is all that the broker can count", "round it with Round(time.Millisecond)")
+		c.bad(field, argument.NotWhole, d, "isn't a whole number of milliseconds, the broker's unit", "round it with Round(time.Millisecond)")
 	case d.Milliseconds() > queuearg.MaxMillis:
-		c.bad(field, d, "is longer than ten years, the broker's limit", fmt.Sprintf("use at most %d hours", queuearg.MaxMillis*time.Millisecond/time.Hour))
+		c.bad(field, argument.OutOfRange, d, "is longer than ten years, the broker's limit", fmt.Sprintf("use at most %d hours", queuearg.MaxMillis*time.Millisecond/time.Hour))
 	default:
 		c.args[key] = d.Milliseconds()
 	}
@@ -300,7 +311,7 @@ func (c *collector) millis(field, key string, d time.Duration) {
 func (c *collector) positive(field, key string, n int64) {
 	switch {
 	case n < 0:
-		c.bad(field, n, "is negative", "give a number above zero, or leave it out")
+		c.bad(field, argument.OutOfRange, n, "is negative", "give a number above zero, or leave it out")
 	case n > 0:
 		c.args[key] = n
 	}
@@ -310,7 +321,7 @@ func (c *collector) within(field, key string, n, least, most int64) {
 	switch {
 	case n == 0:
 	case n < least || n > most:
-		c.bad(field, n, "is out of range", fmt.Sprintf("use %d to %d, or leave it out", least, most))
+		c.bad(field, argument.OutOfRange, n, "is out of range", fmt.Sprintf("use %d to %d, or leave it out", least, most))
 	default:
 		c.args[key] = n
 	}
@@ -322,13 +333,13 @@ func (c *collector) leader(l LeaderLocator) {
 	case ClientLocal, Balanced:
 		c.args["x-queue-leader-locator"] = string(l)
 	default:
-		c.bad("LeaderLocator", string(l), "is unknown", "use declare.ClientLocal or declare.Balanced")
+		c.bad("LeaderLocator", argument.Unknown, string(l), "is unknown", "use declare.ClientLocal or declare.Balanced")
 	}
 }
 
 // further adds what has no field at a queue of the type.
 func (c *collector) further(queueType string, args map[string]any) {
-	c.errs = append(c.errs, addNormal(c.args, c.label+".Arguments", args, func(what, key string, v any) error {
-		return refuseQueueArgument(queueType, what, key, v)
+	c.errs = append(c.errs, addNormal(c.args, c.at.Field("Arguments"), args, func(at argument.Path, key string, v any) error {
+		return refuseQueueArgument(queueType, c.at, at, key, v)
 	})...)
 }

@@ -112,7 +112,7 @@ func TestQuorumQueueRefuses(t *testing.T) {
 		"drop and exchange":       {func(q *queue) { q.DeadLetter = declare.Drop(); q.DeadLetter.Exchange = "x" }, "DeadLetter"},
 		"drop and strategy":       {func(q *queue) { q.DeadLetter = declare.Drop(); q.DeadLetter.Strategy = declare.AtMostOnce }, "DeadLetter"},
 		"strategy alone":          {func(q *queue) { q.DeadLetter = declare.DeadLetterTarget{Strategy: declare.AtMostOnce} }, "DeadLetter.RoutingKey"},
-		"unknown strategy":        {func(q *queue) { q.DeadLetter.Strategy = 9 }, "DeadLetter.Strategy"},
+		"unknown strategy":        {func(q *queue) { q.DeadLetter.Strategy = "AtLeastOnce" }, "DeadLetter.Strategy"},
 		"dead-letter exchange":    {func(q *queue) { q.DeadLetter.Exchange = "a\n" }, "DeadLetter.Exchange"},
 		"dead-letter key":         {func(q *queue) { q.DeadLetter.RoutingKey = "\xff" }, "DeadLetter.RoutingKey"},
 		"dead-letter queue":       {func(q *queue) { q.DeadLetter = declare.ToQueue(strings.Repeat("q", 256)) }, "DeadLetter.RoutingKey"},
@@ -163,7 +163,7 @@ func TestQuorumQueueRefuses(t *testing.T) {
 			err := q.Validate()
 			var e *argument.Error
 			require.ErrorAs(t, err, &e)
-			assert.True(t, strings.HasPrefix(e.Name, `QuorumQueue("orders").`+tt.field), e.Name)
+			assert.True(t, strings.HasPrefix(e.Path.String(), `QuorumQueue("orders").`+tt.field), e.Path.String())
 			assert.NotEmpty(t, e.Problem)
 			assert.NotEmpty(t, e.Remedy)
 
@@ -249,7 +249,20 @@ func TestDeadLetterQuestions(t *testing.T) {
 	assert.False(t, declare.Drop().IsZero())
 	assert.True(t, declare.Drop().IsDrop())
 	assert.False(t, declare.ToQueue("q").IsDrop())
-	assert.Equal(t, "at-least-once", declare.AtLeastOnce.String())
-	assert.Equal(t, "at-most-once", declare.AtMostOnce.String())
-	assert.Equal(t, "unknown strategy", declare.DeadLetterStrategy(7).String())
+}
+
+// "" is the default, and so is its name.
+func TestDeadLetterStrategyDefaultsToAtLeastOnce(t *testing.T) {
+	t.Parallel()
+	target := func(s declare.DeadLetterStrategy) declare.Topology {
+		return declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "q", DeadLetter: declare.DeadLetterTarget{Exchange: "dlx", Strategy: s}}}}
+	}
+	assert.Equal(t, target("").Declarations(), target(declare.AtLeastOnce).Declarations())
+	assert.NotEqual(t, target("").Declarations(), target(declare.AtMostOnce).Declarations())
+	_, err := declare.Merge(target(""), target(declare.AtLeastOnce))
+	assert.NoError(t, err)
+	classic := declare.ClassicQueue{Name: "q", DeadLetter: declare.DeadLetterTarget{Exchange: "dlx"}}
+	assert.ErrorContains(t, classic.Validate(), "more than a classic queue can do")
+	classic.DeadLetter.Strategy = declare.AtMostOnce
+	assert.NoError(t, classic.Validate())
 }

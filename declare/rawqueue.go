@@ -39,18 +39,18 @@ func (q RawQueue) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (q RawQueue) label() string { return names.Label("RawQueue", q.Name) }
+func (q RawQueue) path() argument.Path { return names.Label("RawQueue", q.Name) }
 
 func (q RawQueue) declaration() (map[string]any, []error) {
-	c := &collector{label: q.label(), args: map[string]any{}}
-	c.fail(names.CheckOwn(c.label+".Name", q.Name, "choose another name"))
+	c := &collector{at: q.path(), args: map[string]any{}}
+	c.fail(names.CheckOwn(c.at.Field("Name"), q.Name, "choose another name"))
 	queueType, _ := q.Arguments["x-queue-type"].(string)
-	c.errs = append(c.errs, addNormal(c.args, c.label+".Arguments", q.Arguments, func(what, key string, v any) error {
+	c.errs = append(c.errs, addNormal(c.args, c.at.Field("Arguments"), q.Arguments, func(at argument.Path, key string, v any) error {
 		if _, known := queuearg.Known[key]; !known || queueType == "" {
 			return nil
 		}
 		if problem, remedy, unknown := queuearg.Wrong(queueType, key, v); problem != "" && !unknown {
-			return argument.New(what, v, problem, remedy)
+			return argument.At(at, argument.Unsupported, v, problem, remedy)
 		}
 		return nil
 	})...)

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 
+	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare/internal/names"
 )
 
@@ -42,8 +43,8 @@ func remove(ctx context.Context, r Requester, t Topology, idle bool) (Report, er
 		}
 		name := q.Address().QueueName()
 		queues[name] = true
-		errs = append(errs, names.Check(names.Label("Queue", name)+".Name", name))
-		queueSteps = append(queueSteps, step{thing: Resource{KindQueue, name}, do: func(ctx context.Context) (StepResult, error) {
+		errs = append(errs, names.Check(names.Label("Queue", name).Field("Name"), name))
+		queueSteps = append(queueSteps, step{resource: Resource{KindQueue, name}, do: func(ctx context.Context) (StepResult, error) {
 			if idle {
 				return deleted(deleteIdleQueue(ctx, r, name))
 			}
@@ -56,8 +57,8 @@ func remove(ctx context.Context, r Requester, t Topology, idle bool) (Report, er
 			continue
 		}
 		exchanges[x.Name] = true
-		errs = append(errs, names.CheckOwn(names.Label("Exchange", x.Name)+".Name", x.Name, keepOwn))
-		exchangeSteps = append(exchangeSteps, step{thing: Resource{KindExchange, x.Name}, do: func(ctx context.Context) (StepResult, error) {
+		errs = append(errs, names.CheckOwn(names.Label("Exchange", x.Name).Field("Name"), x.Name, keepOwn))
+		exchangeSteps = append(exchangeSteps, step{resource: Resource{KindExchange, x.Name}, do: func(ctx context.Context) (StepResult, error) {
 			return deleted(deleteExchange(ctx, r, x.Name))
 		}})
 	}
@@ -66,7 +67,7 @@ func remove(ctx context.Context, r Requester, t Topology, idle bool) (Report, er
 			continue
 		}
 		errs = append(errs, b.Validate())
-		bindingSteps = append(bindingSteps, step{thing: Resource{KindBinding, b.describe()}, do: func(ctx context.Context) (StepResult, error) {
+		bindingSteps = append(bindingSteps, step{resource: Resource{KindBinding, b.describe()}, do: func(ctx context.Context) (StepResult, error) {
 			return deleted(deleteBinding(ctx, r, b))
 		}})
 	}
@@ -76,11 +77,17 @@ func remove(ctx context.Context, r Requester, t Topology, idle bool) (Report, er
 	return run(ctx, [][]step{bindingSteps, queueSteps, exchangeSteps})
 }
 
+// What the errors of functions that take a bare name are about.
+var (
+	queueName    = argument.Root("queue name")
+	exchangeName = argument.Root("exchange name")
+)
+
 const keepOwn = "the broker's own exchanges can't be deleted: leave it out"
 
 func deleted(err error) (StepResult, error) {
 	if err != nil {
-		return outcomeOf(err), err
+		return resultOf(err), err
 	}
 	return Deleted, nil
 }
@@ -88,7 +95,7 @@ func deleted(err error) (StepResult, error) {
 // DeleteQueue deletes a queue with all its messages and returns how many were
 // ready. A queue that doesn't exist is no error.
 func DeleteQueue(ctx context.Context, r Requester, name string) (messages uint64, err error) {
-	if err := errors.Join(checkRequester(r), names.Check("queue name", name)); err != nil {
+	if err := errors.Join(checkRequester(r), names.Check(queueName, name)); err != nil {
 		return 0, err
 	}
 	return deleteQueue(ctx, r, name)
@@ -113,13 +120,13 @@ func deleteIdleQueue(ctx context.Context, r Requester, name string) error {
 		_, err := deleteQueue(ctx, r, name)
 		return err
 	}
-	return &Error{Op: opDelete, Thing: Resource{KindQueue, name}, Reason: ErrInUse, Err: err}
+	return &Error{Op: opDelete, Resource: Resource{KindQueue, name}, Reason: ErrInUse, Err: err}
 }
 
 // DeleteExchange deletes an exchange and its bindings. An exchange that doesn't
 // exist is no error.
 func DeleteExchange(ctx context.Context, r Requester, name string) error {
-	if err := errors.Join(checkRequester(r), names.CheckOwn("exchange name", name, keepOwn)); err != nil {
+	if err := errors.Join(checkRequester(r), names.CheckOwn(exchangeName, name, keepOwn)); err != nil {
 		return err
 	}
 	return deleteExchange(ctx, r, name)
@@ -140,10 +147,10 @@ func DeleteBinding(ctx context.Context, r Requester, b Binding) error {
 }
 
 func deleteBinding(ctx context.Context, r Requester, b Binding) error {
-	thing := Resource{KindBinding, b.describe()}
-	args, _ := b.arguments("")
+	resource := Resource{KindBinding, b.describe()}
+	args, _ := b.arguments(nil)
 	if len(args) == 0 {
-		_, _, err := request(ctx, r, opDelete, thing, "DELETE", b.deletePath(), nil)
+		_, _, err := request(ctx, r, opDelete, resource, "DELETE", b.deletePath(), nil)
 		return err
 	}
 	// A binding with arguments is known to the broker by a hash of them, which
@@ -157,9 +164,9 @@ func deleteBinding(ctx context.Context, r Requester, b Binding) error {
 			continue
 		}
 		if !strings.HasPrefix(f.location, "/bindings/") {
-			return badReply(opDelete, thing, "GET", b.listPath(), 200, "a binding without a location")
+			return badReply(opDelete, resource, "GET", b.listPath(), 200, "a binding without a location")
 		}
-		if _, _, err := request(ctx, r, opDelete, thing, "DELETE", f.location, nil); err != nil {
+		if _, _, err := request(ctx, r, opDelete, resource, "DELETE", f.location, nil); err != nil {
 			return err
 		}
 	}
@@ -169,7 +176,7 @@ func deleteBinding(ctx context.Context, r Requester, b Binding) error {
 // Purge removes the ready messages of a queue and returns their number. Messages
 // that a consumer holds stay. A queue that doesn't exist is [ErrMissing].
 func Purge(ctx context.Context, r Requester, queue string) (messages uint64, err error) {
-	if err := errors.Join(checkRequester(r), names.Check("queue name", queue)); err != nil {
+	if err := errors.Join(checkRequester(r), names.Check(queueName, queue)); err != nil {
 		return 0, err
 	}
 	return countRequest(ctx, r, opPurge, queue, names.QueuePath(queue)+"/messages")
@@ -177,14 +184,14 @@ func Purge(ctx context.Context, r Requester, queue string) (messages uint64, err
 
 // countRequest sends a DELETE that is answered with a count of messages.
 func countRequest(ctx context.Context, r Requester, op, queue, path string) (uint64, error) {
-	thing := Resource{KindQueue, queue}
-	status, reply, err := request(ctx, r, op, thing, "DELETE", path, nil)
+	resource := Resource{KindQueue, queue}
+	status, reply, err := request(ctx, r, op, resource, "DELETE", path, nil)
 	if err != nil {
 		return 0, err
 	}
 	n, ok := replyUint(replyMap(reply)["message_count"])
 	if !ok {
-		return 0, badReply(op, thing, "DELETE", path, status, "no message_count")
+		return 0, badReply(op, resource, "DELETE", path, status, "no message_count")
 	}
 	return n, nil
 }

@@ -11,8 +11,8 @@ import (
 // type. These readers take all of them and never panic; what isn't there or
 // doesn't fit is a zero value and false.
 
-func badReply(op string, thing Resource, method, path string, status int, text string) *Error {
-	return &Error{Op: op, Thing: thing, Method: method, Path: path, Status: status, Reason: ErrBadReply, Err: errors.New(text)}
+func badReply(op string, resource Resource, method, path string, status int, text string) *Error {
+	return &Error{Op: op, Resource: resource, Method: method, Path: path, Status: status, Reason: ErrBadReply, Err: errors.New(text)}
 }
 
 func replyString(v any) (string, bool) {

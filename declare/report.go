@@ -29,90 +29,70 @@ type Resource struct {
 }
 
 // String returns the kind and the name on one line.
-func (t Resource) String() string {
-	if t.Kind == KindBinding {
-		return string(t.Kind) + " " + t.Name
+func (r Resource) String() string {
+	if r.Kind == KindBinding {
+		return string(r.Kind) + " " + r.Name
 	}
-	return fmt.Sprintf("%s %q", t.Kind, t.Name)
+	return fmt.Sprintf("%s %q", r.Kind, r.Name)
 }
 
-// StepResult is the result of one step.
-type StepResult uint8
+// StepResult is the result of one [Step]. It is never "".
+type StepResult string
 
 const (
 	// NotTried means that nothing was sent.
-	NotTried StepResult = iota
-	// Created means that it is new. Only queues have this result.
-	Created
-	// Existed means that it was there already, declared in the same way. Only
-	// queues have this result. A repeated request may find the work of the first.
-	Existed
-	// Declared means that it exists now. The broker doesn't say whether it existed
-	// before.
-	Declared
-	// Deleted means that it doesn't exist now. The broker doesn't say whether it
+	NotTried StepResult = "not tried"
+	// Created means that the resource is new. Only queues have this result.
+	Created StepResult = "created"
+	// Existed means that the resource was there already, declared in the same way.
+	// Only queues have this result. A repeated request may find the work of the
+	// first.
+	Existed StepResult = "existed"
+	// Declared means that the resource exists now. The broker doesn't say whether it
 	// existed before.
-	Deleted
+	Declared StepResult = "declared"
+	// Deleted means that the resource doesn't exist now. The broker doesn't say
+	// whether it existed before.
+	Deleted StepResult = "deleted"
 	// Refused means that the broker refused and changed nothing. Err says why.
-	Refused
-	// Unknown means that the request was sent and no reply came: it may have been
-	// done. Repeating it is safe.
-	Unknown
+	Refused StepResult = "refused"
+	// Unknown means that the request was sent and no reply came. The broker may have
+	// carried it out. Repeating it is safe.
+	Unknown StepResult = "unknown"
 )
-
-// String returns the result in words.
-func (o StepResult) String() string {
-	switch o {
-	case NotTried:
-		return "not tried"
-	case Created:
-		return "created"
-	case Existed:
-		return "existed"
-	case Declared:
-		return "declared"
-	case Deleted:
-		return "deleted"
-	case Refused:
-		return "refused"
-	case Unknown:
-		return "unknown"
-	}
-	return fmt.Sprintf("outcome %d", uint8(o))
-}
 
 // Step is one declaration or deletion and its result.
 type Step struct {
-	Thing   Resource
-	Outcome StepResult
+	Resource Resource
+	Result   StepResult
 	// Err is why, for Refused and Unknown; an *[Error].
 	Err error
 }
 
-// MarshalJSON writes {"thing": ..., "outcome": "created", "error": "..."}.
+// MarshalJSON writes {"resource": ..., "result": "created", "error": "..."}.
 func (s Step) MarshalJSON() ([]byte, error) {
 	text := ""
 	if s.Err != nil {
 		text = s.Err.Error()
 	}
 	return values.JSON(struct {
-		Thing   Resource `json:"thing"`
-		Outcome string   `json:"outcome"`
-		Error   string   `json:"error,omitempty"`
-	}{s.Thing, s.Outcome.String(), text}), nil
+		Resource Resource   `json:"resource"`
+		Result   StepResult `json:"result"`
+		Error    string     `json:"error,omitempty"`
+	}{s.Resource, s.Result, text}), nil
 }
 
-// Report is what Apply or Delete did, a step for each thing. Apply lists
+// Report is what Apply or Delete did, with a step for each resource. Apply lists
 // exchanges, queues, bindings; Delete bindings, queues, exchanges.
 type Report struct {
 	Steps []Step `json:"steps"`
 }
 
-// Count returns how many steps have the result o.
-func (r Report) Count(o StepResult) int {
+// Count returns how many steps have this result.
+func (r Report) Count(result StepResult) int {
 	n := 0
 	for _, s := range r.Steps {
-		if s.Outcome == o {
+		if s.Result == result {
 			n++
 		}
 	}
@@ -123,7 +103,7 @@ func (r Report) Count(o StepResult) int {
 func (r Report) String() string {
 	var b strings.Builder
 	for _, s := range r.Steps {
-		fmt.Fprintf(&b, "%-9s %s", s.Outcome, s.Thing)
+		fmt.Fprintf(&b, "%-9s %s", s.Result, s.Resource)
 		if s.Err != nil {
 			fmt.Fprintf(&b, ": %v", s.Err)
 		}

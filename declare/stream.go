@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare/internal/names"
 	"github.com/hopback/hopback/declare/internal/queuearg"
 )
@@ -54,16 +55,16 @@ func (s Stream) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (s Stream) label() string { return names.Label("Stream", s.Name) }
+func (s Stream) path() argument.Path { return names.Label("Stream", s.Name) }
 
 func (s Stream) declaration() (map[string]any, []error) {
-	c := &collector{label: s.label(), args: map[string]any{"x-queue-type": queuearg.Stream}}
-	c.fail(names.CheckOwn(c.label+".Name", s.Name, "choose another name"))
+	c := &collector{at: s.path(), args: map[string]any{"x-queue-type": queuearg.Stream}}
+	c.fail(names.CheckOwn(c.at.Field("Name"), s.Name, "choose another name"))
 	switch {
 	case s.MaxAge < 0:
-		c.bad("MaxAge", s.MaxAge, "is negative", "give a time above zero, or leave it out")
+		c.bad("MaxAge", argument.OutOfRange, s.MaxAge, "is negative", "give a time above zero, or leave it out")
 	case s.MaxAge%time.Second != 0:
-		c.bad("MaxAge", s.MaxAge, "isn't whole seconds, the smallest unit that the broker reads", "round it with Round(time.Second)")
+		c.bad("MaxAge", argument.NotWhole, s.MaxAge, "isn't a whole number of seconds, the broker's smallest unit", "round it with Round(time.Second)")
 	case s.MaxAge > 0:
 		c.args["x-max-age"] = fmt.Sprintf("%ds", s.MaxAge/time.Second)
 	}

@@ -54,20 +54,20 @@ func (t Topology) plan() plan {
 	for i, x := range t.Exchanges {
 		body, errs := x.declaration()
 		d := Declaration{Resource{KindExchange, x.Name}, "PUT", names.ExchangePath(x.Name), body}
-		if p.add(&p.exchanges, seenX, x.Name, d, fmt.Sprintf("Topology.Exchanges[%d]", i), errs) {
+		if p.add(&p.exchanges, seenX, x.Name, d, argument.Root("Topology").Field("Exchanges").Index(i), errs) {
 			p.topology.Exchanges = append(p.topology.Exchanges, x)
 		}
 	}
 	seenQ := map[string]int{}
 	for i, q := range t.Queues {
 		if isNil(q) {
-			p.problems = append(p.problems, argument.New(fmt.Sprintf("Topology.Queues[%d]", i), nil, "is nil", "leave it out"))
+			p.problems = append(p.problems, argument.At(argument.Root("Topology").Field("Queues").Index(i), argument.Missing, nil, "is nil", "leave it out"))
 			continue
 		}
 		body, errs := q.declaration()
 		name := q.Address().QueueName()
 		d := Declaration{Resource{KindQueue, name}, "PUT", names.QueuePath(name), body}
-		if p.add(&p.queues, seenQ, name, d, fmt.Sprintf("Topology.Queues[%d]", i), errs) {
+		if p.add(&p.queues, seenQ, name, d, argument.Root("Topology").Field("Queues").Index(i), errs) {
 			p.topology.Queues = append(p.topology.Queues, q)
 		}
 	}
@@ -89,7 +89,7 @@ func (t Topology) plan() plan {
 }
 
 // add appends d unless its name was seen before; then it compares the two.
-func (p *plan) add(to *[]Declaration, seen map[string]int, name string, d Declaration, where string, errs []error) bool {
+func (p *plan) add(to *[]Declaration, seen map[string]int, name string, d Declaration, where argument.Path, errs []error) bool {
 	i, twice := seen[name]
 	if !twice {
 		seen[name] = len(*to)
@@ -98,8 +98,8 @@ func (p *plan) add(to *[]Declaration, seen map[string]int, name string, d Declar
 		return true
 	}
 	if !reflect.DeepEqual((*to)[i].Body, d.Body) {
-		p.contradictions = append(p.contradictions, argument.New(where, name,
-			fmt.Sprintf("is declared twice, and differently: %s", difference((*to)[i].Body, d.Body)), "declare it once"))
+		p.contradictions = append(p.contradictions, argument.At(where, argument.Conflict, name,
+			fmt.Sprintf("is declared twice with different values: %s", difference((*to)[i].Body, d.Body)), "declare it once"))
 	}
 	return false
 }

@@ -390,7 +390,7 @@ func TestFullDeadLetterQueueIsTold(t *testing.T) {
 				require.NoError(t, err)
 				require.Len(t, v.Findings, 1, "%s", v)
 				assert.Equal(t, "max-length", v.Findings[0].Rule)
-				assert.Equal(t, "orders.dead", v.Findings[0].Thing.Name)
+				assert.Equal(t, "orders.dead", v.Findings[0].Resource.Name)
 				assert.Contains(t, v.Findings[0].Problem, `x-max-length by the policy "small"`)
 				assert.Contains(t, v.Findings[0].Problem, `hold up all others in queue "orders", those that wait for a retry among them`)
 

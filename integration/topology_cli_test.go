@@ -189,7 +189,7 @@ func TestCommandPlansAppliesAndVerifies(t *testing.T) {
 		var v audit.Verification
 		require.NoError(t, json.Unmarshal([]byte(hopback.run(exitNo, "verify", "--json", file).stdout), &v))
 		assert.Contains(t, v.Findings, audit.Finding{
-			Rule: "different", Severity: audit.SeverityError, Thing: declare.Resource{Kind: declare.KindQueue, Name: "orders"}, Argument: "x-delivery-limit",
+			Rule: "different", Severity: audit.SeverityError, Resource: declare.Resource{Kind: declare.KindQueue, Name: "orders"}, Argument: "x-delivery-limit",
 			Problem: `x-delivery-limit is "7", and should be "5"`, Remedy: "see the ways out in the plan",
 		})
 

@@ -126,7 +126,7 @@ func TestTheCookbooksDefinitionsVerifyWithFindings(t *testing.T) {
 			require.NoError(t, err)
 			list := map[string]string{}
 			for _, f := range v.Findings {
-				list[f.Thing.Name] += f.Rule
+				list[f.Resource.Name] += f.Rule
 			}
 			return list
 		}

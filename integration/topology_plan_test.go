@@ -39,7 +39,7 @@ func TestPlanThenApplyThenNothingToDo(t *testing.T) {
 
 		text, err := json.Marshal(before)
 		require.NoError(t, err)
-		assert.Contains(t, string(text), `{"action":"create","thing":{"kind":"exchange","name":"shop"}`)
+		assert.Contains(t, string(text), `{"kind":"create","resource":{"kind":"exchange","name":"shop"}`)
 	})
 }
 
@@ -274,7 +274,7 @@ func TestPlanAndApplyWithoutPermission(t *testing.T) {
 func countKept(d audit.Diff, kind declare.Kind) int {
 	n := 0
 	for _, c := range d.Changes {
-		if c.Action == audit.Keep && c.Thing.Kind == kind {
+		if c.Kind == audit.Keep && c.Resource.Kind == kind {
 			n++
 		}
 	}

@@ -322,10 +322,10 @@ func TestVerifyFindsPlantedFaults(t *testing.T) {
 				for _, f := range v.Findings {
 					assert.NotEmpty(t, f.Problem)
 					assert.NotEmpty(t, f.Remedy)
-					if found[f.Thing.String()] != "" {
-						found[f.Thing.String()] += " "
+					if found[f.Resource.String()] != "" {
+						found[f.Resource.String()] += " "
 					}
-					found[f.Thing.String()] += f.Rule
+					found[f.Resource.String()] += f.Rule
 				}
 				for thing, rules := range found {
 					found[thing] = strings.Join(slices.Sorted(strings.SplitSeq(rules, " ")), " ")

@@ -76,7 +76,11 @@ func refusesArgument(t *testing.T, p Policy, name, what string) {
 	err := p.Validate()
 	var bad *argument.Error
 	if assert.ErrorAs(t, err, &bad, what) {
-		assert.Equal(t, name, bad.Name, what)
+		path := bad.Path
+		if path[len(path)-1].Kind == argument.SegmentCall {
+			path = path[:len(path)-1] // which retry the delay is for
+		}
+		assert.Equal(t, name, path.String(), what)
 	}
 	_, err = Topology(p)
 	assert.ErrorAs(t, err, &bad, "%s: Topology", what)
@@ -133,13 +137,12 @@ func TestPolicyRefusesEachBadFieldByItsName(t *testing.T) {
 		"Policy.Strategy":                 {Strategy: "copy"},
 		"Policy.Worker":                   {Worker: long},
 		"Policy.AnyDelay":                 {Strategy: StrategyNative, AnyDelay: &Ladder{}},
-		"Policy.Waive":                    {Waive: []Guard{GuardStrategy}},
+		"Policy.Waive[0]":                 {Waive: []Guard{GuardStrategy}},
 		"Policy.Rules[1].If":              {Rules: []ErrorRule{{If: On(errA)}, {}}},
 		"Policy.Rules[0].Do":              {Rules: []ErrorRule{{If: On(errA), Do: "ignore"}}},
 		"Policy.Rules[0].MaxRetries":      {Rules: []ErrorRule{{If: On(errA), MaxRetries: -2}}},
-		"Ladder.Unit":                     {AnyDelay: &Ladder{Unit: time.Microsecond}},
-		"Ladder.Levels":                   {AnyDelay: &Ladder{Levels: 33}},
-		"Ladder":                          {AnyDelay: &Ladder{Unit: time.Hour, Levels: 32}},
+		"Policy.AnyDelay.Unit":            {AnyDelay: &Ladder{Unit: time.Microsecond}},
+		"Policy.AnyDelay.Levels":          {AnyDelay: &Ladder{Levels: 33}},
 		"Policy.Names.RetryExchange":      {Names: Names{RetryExchange: long}},
 		"Policy.Names.RequeueExchange":    {Names: Names{RequeueExchange: long}},
 		"Policy.Names.DeadLetterExchange": {Names: Names{DeadLetterExchange: "a\nb"}},
@@ -153,12 +156,13 @@ func TestPolicyRefusesEachBadFieldByItsName(t *testing.T) {
 	} {
 		refusesArgument(t, p, name, name)
 	}
+	refusesArgument(t, Policy{AnyDelay: &Ladder{Unit: time.Hour, Levels: 32}}, "Policy.AnyDelay", "")
 	for _, p := range []Policy{{MaxRetries: -2}, {MaxRetries: math.MinInt}, {MaxRetries: math.MaxInt}} {
 		refusesArgument(t, p, "Policy.MaxRetries", "")
 	}
 	refusesArgument(t, Policy{Immediate: -1}, "Policy.Immediate", "")
 	refusesArgument(t, Policy{Worker: "\xff"}, "Policy.Worker", "")
-	refusesArgument(t, Policy{Waive: []Guard{"typo"}}, "Policy.Waive", "")
+	refusesArgument(t, Policy{Waive: []Guard{"typo"}}, "Policy.Waive[0]", "")
 	refusesArgument(t, Policy{MaxRetries: NoRetries, Rules: []ErrorRule{{If: On(errA), Do: ActionRetryUncounted}}}, "Policy.Rules[0].MaxRetries", "no delay to wait for")
 	refusesArgument(t, Policy{MaxRetries: 65, Backoff: func(retry int) time.Duration { return time.Duration(retry) * time.Second }}, "Policy.Backoff", "65 queues")
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/audit"
@@ -173,7 +174,7 @@ func (pl *plan) way(queue string, strategy Strategy) declare.Topology {
 		work.DeadLetter = declare.Drop() // it can't have that dead-letter queue
 	}
 	// The queue's name has been checked before; what is still wrong can't be there.
-	w, _ := pl.workQueue(strategy, work)
+	w, _ := pl.workQueue(argument.Root("queue"), strategy, work)
 	return join(t, w)
 }
 
@@ -205,15 +206,15 @@ const (
 // finding is told of what a rule found. Rules say more than guards ask for.
 func (c *guardCheck) finding(f audit.Finding) {
 	dead := c.plan.names.DeadLetterQueue(c.queue)
-	switch name := f.Thing.Name; {
-	case f.Thing.Kind == declare.KindBinding:
+	switch name := f.Resource.Name; {
+	case f.Resource.Kind == declare.KindBinding:
 		if f.Rule == "missing" && !strings.Contains(name, fmt.Sprintf("to queue %.64q", dead)) {
-			c.add(GuardDelayQueue, c.queue, f.Thing.String()+" is missing", remedyApply)
+			c.add(GuardDelayQueue, c.queue, f.Resource.String()+" is missing", remedyApply)
 			if i := c.rung(func(q string) bool { return strings.Contains(name, fmt.Sprintf("to queue %.64q", q)) }); i >= 0 && c.strategy == StrategyDeadLetter {
 				c.loses(i, f)
 			}
 		}
-	case f.Thing.Kind != declare.KindQueue:
+	case f.Resource.Kind != declare.KindQueue:
 	case name == c.queue:
 		switch {
 		case f.Rule == "at-most-once":
@@ -237,7 +238,7 @@ func (c *guardCheck) finding(f audit.Finding) {
 
 // delayQueue is told of what a rule found at a delay queue.
 func (c *guardCheck) delayQueue(f audit.Finding) {
-	name := f.Thing.Name
+	name := f.Resource.Name
 	i := c.rung(func(q string) bool { return q == name })
 	switch f.Rule {
 	case "missing":
@@ -280,7 +281,7 @@ func (c *guardCheck) rung(is func(queue string) bool) int {
 
 func (c *guardCheck) loses(rung int, f audit.Finding) {
 	if rung >= 0 && !c.plan.waived[GuardDelayQueue] {
-		c.in.losing[rung] = &GuardError{Guard: GuardDelayQueue, Queue: f.Thing.Name, Problem: f.Problem, Remedy: remedyApply}
+		c.in.losing[rung] = &GuardError{Guard: GuardDelayQueue, Queue: f.Resource.Name, Problem: f.Problem, Remedy: remedyApply}
 	}
 }
 
@@ -303,14 +304,14 @@ func (c *guardCheck) add(g Guard, queue, problem, remedy string) {
 // unseen is told of something that the user may not look at.
 func (c *guardCheck) unseen(f audit.Finding) {
 	guards := []Guard{GuardDelayQueue, GuardAtMostOnce}
-	needs := fmt.Sprintf("configure, write or read on %s", f.Thing)
+	needs := fmt.Sprintf("configure, write or read on %s", f.Resource)
 	switch {
-	case f.Thing.Kind == declare.KindBinding:
+	case f.Resource.Kind == declare.KindBinding:
 		guards = guards[:1]
-		needs = fmt.Sprintf("write on the destination and read on the source of %s", f.Thing)
-	case f.Thing.Name == c.plan.names.DeadLetterQueue(c.queue):
+		needs = fmt.Sprintf("write on the destination and read on the source of %s", f.Resource)
+	case f.Resource.Name == c.plan.names.DeadLetterQueue(c.queue):
 		guards = []Guard{GuardDeliveryLimit}
 	}
-	c.in.unseen = append(c.in.unseen, fmt.Sprintf("%q at %s", guards, f.Thing))
+	c.in.unseen = append(c.in.unseen, fmt.Sprintf("%q at %s", guards, f.Resource))
 	c.in.needs = append(c.in.needs, needs)
 }

@@ -30,7 +30,8 @@ const (
 	ladderSuffix = "back"
 )
 
-func (l Ladder) withDefaults() (Ladder, error) {
+// withDefaults checks l, which at leads to.
+func (l Ladder) withDefaults(at argument.Path) (Ladder, error) {
 	if l.Unit == 0 {
 		l.Unit = 100 * time.Millisecond
 	}
@@ -38,13 +39,13 @@ func (l Ladder) withDefaults() (Ladder, error) {
 		l.Levels = 20
 	}
 	if l.Unit < time.Millisecond || l.Unit%time.Millisecond != 0 {
-		return l, argument.New("Ladder.Unit", l.Unit, "is not a whole number of milliseconds above zero", "use 100 ms or another whole number of milliseconds")
+		return l, argument.At(at.Field("Unit"), argument.NotWhole, l.Unit, "is not a whole number of milliseconds above zero", "use 100 ms or another whole number of milliseconds")
 	}
 	if l.Levels < 1 || l.Levels > maxLadder {
-		return l, argument.New("Ladder.Levels", l.Levels, "is out of range", fmt.Sprintf("use 1 to %d", maxLadder))
+		return l, argument.At(at.Field("Levels"), argument.OutOfRange, l.Levels, "is out of range", fmt.Sprintf("use 1 to %d", maxLadder))
 	}
 	if l.Unit > maxDelay>>l.Levels {
-		return l, argument.New("Ladder", l.Unit, "holds messages for more than ten years", "use a smaller unit or fewer levels")
+		return l, argument.At(at, argument.OutOfRange, l.Unit, "holds messages for more than ten years", "use a smaller unit or fewer levels")
 	}
 	return l, nil
 }
@@ -72,7 +73,7 @@ func (l Ladder) steps(d time.Duration) uint64 {
 // Delay returns how long the ladder holds a message whose delay is d: at least d, unless
 // d is longer than all levels together. A fault of l is an *argument.Error.
 func (l Ladder) Delay(d time.Duration) (time.Duration, error) {
-	l, err := l.withDefaults()
+	l, err := l.withDefaults(argument.Root("Ladder"))
 	if err != nil {
 		return 0, err
 	}
@@ -81,9 +82,9 @@ func (l Ladder) Delay(d time.Duration) (time.Duration, error) {
 
 // address is where a message from queue enters the ladder: at the exchange of its
 // highest bit, with a key that has a word for each level, highest first, and the
-// queue's name behind them.
-func (l Ladder) address(n Names, d time.Duration, queue string) (address.Address, error) {
-	if err := checkQueue(queue); err != nil {
+// queue's name behind them. at leads to the queue's name.
+func (l Ladder) address(at argument.Path, n Names, d time.Duration, queue string) (address.Address, error) {
+	if err := checkQueue(at, queue); err != nil {
 		return address.Address{}, err
 	}
 	steps := l.steps(d)
@@ -94,7 +95,7 @@ func (l Ladder) address(n Names, d time.Duration, queue string) (address.Address
 	}
 	key.WriteString(queue)
 	if key.Len() > maxKey {
-		return address.Address{}, argument.New("queue", queue, fmt.Sprintf("makes a routing key of %d bytes", key.Len()), "use a shorter name, or a ladder of fewer levels")
+		return address.Address{}, argument.At(at, argument.TooLong, queue, fmt.Sprintf("makes a routing key of %d bytes", key.Len()), "use a shorter name, or a ladder of fewer levels")
 	}
 	return address.Exchange(l.exchange(n, bits.Len64(steps)-1), key.String()), nil
 }

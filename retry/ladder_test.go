@@ -15,7 +15,7 @@ import (
 
 func ladderOf(t testing.TB, l Ladder) Ladder {
 	t.Helper()
-	l, err := l.withDefaults()
+	l, err := l.withDefaults(nil)
 	require.NoError(t, err)
 	return l
 }
@@ -75,7 +75,7 @@ func TestLongerDelaysAreNeverHeldShorter(t *testing.T) {
 func TestMessageWalksTheLevelsOfItsDelay(t *testing.T) {
 	t.Parallel()
 	r := random(t)
-	names, err := Names{}.withDefaults()
+	names, err := Names{}.withDefaults(nil)
 	require.NoError(t, err)
 	for _, l := range []Ladder{{Unit: time.Millisecond, Levels: 6}, {}, {Unit: time.Second, Levels: 1}} {
 		l = ladderOf(t, l)
@@ -93,7 +93,7 @@ func TestMessageWalksTheLevelsOfItsDelay(t *testing.T) {
 		for _, ask := range steps {
 			for _, q := range queues {
 				asked := time.Duration(ask) * l.Unit
-				to, err := l.address(names, asked, q)
+				to, err := l.address(nil, names, asked, q)
 				require.NoError(t, err)
 				m := &held{home: q}
 				require.True(t, w.publish(to.ExchangeName(), to.RoutingKey(), m))
@@ -121,10 +121,10 @@ func TestLadderIsBounded(t *testing.T) {
 	assert.Len(t, topology.Queues, 20+3, "20 levels, the work queue, its dead-letter queue, and parking")
 	// Each address is a link of the forwarder's.
 	l := ladderOf(t, *p.AnyDelay)
-	names, _ := Names{}.withDefaults()
+	names, _ := Names{}.withDefaults(nil)
 	addresses := map[string]bool{}
 	for n := uint64(1); n < 1<<20; n += 1 + n/1000 {
-		to, err := l.address(names, time.Duration(n)*l.Unit, "orders")
+		to, err := l.address(nil, names, time.Duration(n)*l.Unit, "orders")
 		require.NoError(t, err)
 		addresses[to.String()] = true
 	}
@@ -142,7 +142,7 @@ func TestPolicyRefusesDelaysBeyondItsLadder(t *testing.T) {
 	p.Backoff = Delays(time.Second, 241*time.Second)
 	var bad *argument.Error
 	require.ErrorAs(t, p.Validate(), &bad)
-	assert.Equal(t, "Policy.Backoff", bad.Name)
+	assert.Equal(t, "Policy.Backoff", bad.Path.String())
 	p.Backoff = nil
 	p.Rules = []ErrorRule{{If: On(errA), Backoff: Delays(time.Hour)}}
 	require.Error(t, p.Validate())
@@ -151,10 +151,10 @@ func TestPolicyRefusesDelaysBeyondItsLadder(t *testing.T) {
 func TestLadderKeyFitsIntoAnAMQP091ShortString(t *testing.T) {
 	t.Parallel()
 	l := ladderOf(t, Ladder{})
-	names, _ := Names{}.withDefaults()
+	names, _ := Names{}.withDefaults(nil)
 	fits, over := string(make([]byte, 255-40)), string(make([]byte, 255-39))
 	for q, ok := range map[string]bool{fits: true, over: false} {
-		_, err := l.address(names, time.Second, q)
+		_, err := l.address(nil, names, time.Second, q)
 		assert.Equal(t, ok, err == nil, "%v", err)
 	}
 }

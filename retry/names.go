@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/brokername"
 )
 
 // Names are the names of the exchanges and queues that retries go through. An empty
@@ -48,7 +48,8 @@ type Names struct {
 	DeadSuffix string
 }
 
-func (n Names) withDefaults() (Names, error) {
+// withDefaults checks n, which at leads to.
+func (n Names) withDefaults(at argument.Path) (Names, error) {
 	for _, f := range []struct {
 		field    string
 		value    *string
@@ -71,17 +72,21 @@ func (n Names) withDefaults() (Names, error) {
 				*f.value = n.Prefix + f.fallback
 			}
 		}
-		if err := address.Exchange(*f.value, "").Validate(); err != nil {
-			return n, argument.Wrap(err, "Policy.Names."+f.field, *f.value, "can't be a name", "use another name")
+		field := at.Field(f.field)
+		if err := brokername.Check(field, *f.value); err != nil {
+			return n, err
+		}
+		if *f.value == "amq.default" {
+			return n, argument.At(field, argument.Reserved, *f.value, "is the default exchange", "use another name")
 		}
 	}
-	return n, n.distinct()
+	return n, n.distinct(at)
 }
 
 // distinct refuses one name for two things: an exchange that both brings back and
 // gives up would do both with each message.
-func (n Names) distinct() error {
-	fields := map[string]string{}
+func (n Names) distinct(at argument.Path) error {
+	fields := map[string]argument.Path{}
 	for _, x := range []struct{ field, name string }{
 		{"RetryExchange", n.RetryExchange}, {"RequeueExchange", n.RequeueExchange}, {"DeadLetterExchange", n.DeadLetterExchange},
 		{"GivenUpExchange", n.GivenUpExchange}, {"ReturnExchange", n.ReturnExchange}, {"Parking", n.parkingExchange()},
@@ -89,30 +94,30 @@ func (n Names) distinct() error {
 		{"DelayPrefix", n.DelayPrefix + " "}, {"HoldPrefix", n.HoldPrefix + " "},
 	} {
 		if other, taken := fields[x.name]; taken {
-			return argument.New("Policy.Names."+x.field, x.name, "is the name of "+other+", too", "use different names")
+			return argument.At(at.Field(x.field), argument.Conflict, x.name, "is the same as", "use different names").And(other)
 		}
-		fields[x.name] = x.field
+		fields[x.name] = at.Field(x.field)
 	}
 	return nil
 }
 
 // DeadLetterQueue returns the name of a work queue's dead-letter queue.
 func (n Names) DeadLetterQueue(work string) string {
-	n, _ = n.withDefaults()
+	n, _ = n.withDefaults(nil)
 	return work + n.DeadSuffix
 }
 
 // DelayQueue returns the name of StrategyRepublish's delay queue for d: "delay_10s" for
 // whole seconds, "delay_250ms" for other delays.
 func (n Names) DelayQueue(d time.Duration) string {
-	n, _ = n.withDefaults()
+	n, _ = n.withDefaults(nil)
 	return n.DelayPrefix + span(d)
 }
 
 // HoldQueue returns the name of StrategyDeadLetter's delay queue for d, such as
 // "hold_10s".
 func (n Names) HoldQueue(d time.Duration) string {
-	n, _ = n.withDefaults()
+	n, _ = n.withDefaults(nil)
 	return n.HoldPrefix + span(d)
 }
 
@@ -126,7 +131,7 @@ func span(d time.Duration) string {
 // ParkingQueue returns the name of the queue for messages that can't return to their
 // work queue.
 func (n Names) ParkingQueue() string {
-	n, _ = n.withDefaults()
+	n, _ = n.withDefaults(nil)
 	return n.Parking + "_queue"
 }
 
@@ -140,12 +145,17 @@ func (n Names) parkingExchange() string { return n.Parking + "_exchange" }
 // match other queues' messages. The other makes a key of more than 255 bytes, the limit
 // of AMQP 0-9-1.
 func RoutingKey(d time.Duration, queue string) (string, error) {
-	if err := checkQueue(queue); err != nil {
+	return routingKey(argument.Root("queue"), d, queue)
+}
+
+// routingKey is RoutingKey for the queue whose name at leads to.
+func routingKey(at argument.Path, d time.Duration, queue string) (string, error) {
+	if err := checkQueue(at, queue); err != nil {
 		return "", err
 	}
 	key := "delay." + strconv.FormatInt(d.Milliseconds(), 10) + "." + queue
 	if len(key) > maxKey {
-		return "", argument.New("queue", queue, fmt.Sprintf("makes a routing key of %d bytes", len(key)), fmt.Sprintf("use a name of at most %d bytes", maxKey-len(key)+len(queue)))
+		return "", argument.At(at, argument.TooLong, queue, fmt.Sprintf("makes a routing key of %d bytes", len(key)), fmt.Sprintf("use a name of at most %d bytes", maxKey-len(key)+len(queue)))
 	}
 	return key, nil
 }
@@ -153,13 +163,13 @@ func RoutingKey(d time.Duration, queue string) (string, error) {
 // maxKey is AMQP 0-9-1's limit for a short string.
 const maxKey = 255
 
-func checkQueue(queue string) error {
-	if err := address.Queue(queue).Validate(); err != nil {
+func checkQueue(at argument.Path, queue string) error {
+	if err := brokername.Check(at, queue); err != nil {
 		return err
 	}
 	for word := range strings.SplitSeq(queue, ".") {
 		if word == "*" || word == "#" {
-			return argument.New("queue", queue, fmt.Sprintf("has the word %q, which is a wildcard in the binding that returns its messages: it would match other queues' messages", word),
+			return argument.At(at, argument.Reserved, queue, fmt.Sprintf("has the word %q, a wildcard in the binding that returns its messages: it would match other queues' messages", word),
 				"rename the queue; a star or hash within a longer word is fine")
 		}
 	}

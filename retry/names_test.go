@@ -41,7 +41,7 @@ func TestRoutingKeyRefusesWhatTheWayBackCannotName(t *testing.T) {
 
 func TestNamesHaveTheDocumentedDefaults(t *testing.T) {
 	t.Parallel()
-	n, err := Names{}.withDefaults()
+	n, err := Names{}.withDefaults(nil)
 	require.NoError(t, err)
 	assert.Equal(t, Names{
 		RetryExchange: "retry_exchange", RequeueExchange: "requeue_exchange", DeadLetterExchange: "dead_letter_exchange",
@@ -58,7 +58,7 @@ func TestNamesHaveTheDocumentedDefaults(t *testing.T) {
 
 func TestPrefixBeginsAllDefaultNamesAndNoGivenOne(t *testing.T) {
 	t.Parallel()
-	n, err := Names{Prefix: "team-", RetryExchange: "ours"}.withDefaults()
+	n, err := Names{Prefix: "team-", RetryExchange: "ours"}.withDefaults(nil)
 	require.NoError(t, err)
 	assert.Equal(t, "ours", n.RetryExchange)
 	assert.Equal(t, "team-requeue_exchange", n.RequeueExchange)
@@ -94,7 +94,7 @@ func TestNamesThatCollideAreRefused(t *testing.T) {
 			err := Policy{Strategy: strategy, Names: n}.Validate()
 			var bad *argument.Error
 			if assert.ErrorAs(t, err, &bad, "%s, %v", what, strategy) {
-				assert.True(t, strings.HasPrefix(bad.Name, "Policy.Names."), bad.Name)
+				assert.True(t, strings.HasPrefix(bad.Path.String(), "Policy.Names."), bad.Path.String())
 			}
 		}
 	}

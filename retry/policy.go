@@ -191,54 +191,55 @@ func (p Policy) plan() (plan, error) {
 		pl.now = time.Now
 	}
 	var err error
-	if pl.max, pl.delays, err = delaysOf("Policy", p.MaxRetries, DefaultMaxRetries, p.Backoff, Delays(defaultDelays...)); err != nil {
+	if pl.max, pl.delays, err = delaysOf(policyPath, p.MaxRetries, DefaultMaxRetries, p.Backoff, Delays(defaultDelays...)); err != nil {
 		return plan{}, err
 	}
 	switch {
 	case !slices.Contains(jitters, pl.jitter):
-		return plan{}, argument.New("Policy.Jitter", p.Jitter, "is unknown", "use NoJitter, EqualJitter or FullJitter")
+		return plan{}, argument.At(policyPath.Field("Jitter"), argument.Unknown, string(p.Jitter), "is unknown", "use NoJitter, EqualJitter or FullJitter")
 	case p.GiveUpAfter < 0:
-		return plan{}, argument.New("Policy.GiveUpAfter", p.GiveUpAfter, "is negative", "use 0 for no limit")
+		return plan{}, argument.At(policyPath.Field("GiveUpAfter"), argument.OutOfRange, p.GiveUpAfter, "is negative", "use 0 for no limit")
 	case p.Immediate < 0 || p.Immediate > maxImmediate:
-		return plan{}, argument.New("Policy.Immediate", p.Immediate, "is out of range", fmt.Sprintf("use 0 to %d", maxImmediate))
+		return plan{}, argument.At(policyPath.Field("Immediate"), argument.OutOfRange, p.Immediate, "is out of range", fmt.Sprintf("use 0 to %d", maxImmediate))
 	case !slices.Contains(strategies, pl.strategy):
-		return plan{}, argument.New("Policy.Strategy", p.Strategy, "is unknown", "use StrategyRepublish, StrategyDeadLetter, StrategyNative or StrategyAuto")
+		return plan{}, argument.At(policyPath.Field("Strategy"), argument.Unknown, string(p.Strategy), "is unknown", "use StrategyRepublish, StrategyDeadLetter, StrategyNative or StrategyAuto")
 	case !utf8.ValidString(p.Worker) || len(p.Worker) > 255:
-		return plan{}, argument.New("Policy.Worker", p.Worker, "is over 255 bytes or not valid UTF-8", "use a short name")
+		return plan{}, argument.At(policyPath.Field("Worker"), argument.Malformed, p.Worker, "is over 255 bytes or not valid UTF-8", "use a short name")
 	}
 	if pl.worker == "" {
 		pl.worker, _ = os.Hostname()
 	}
 	pl.workerValue = pl.worker
-	if pl.names, err = p.Names.withDefaults(); err != nil {
+	if pl.names, err = p.Names.withDefaults(policyPath.Field("Names")); err != nil {
 		return plan{}, err
 	}
 	if p.AnyDelay != nil {
 		if pl.strategy != StrategyRepublish {
-			return plan{}, argument.New("Policy.AnyDelay", p.Strategy, "goes with Republish only", "leave it nil: Native holds a message for any delay by itself")
+			return plan{}, argument.At(policyPath.Field("AnyDelay"), argument.Conflict, nil, fmt.Sprintf("works only with the strategy %s, and the policy has %s", StrategyRepublish, pl.strategy),
+				fmt.Sprintf("leave it out; with %s the work queue itself holds a message for any delay", StrategyNative))
 		}
-		l, err := p.AnyDelay.withDefaults()
+		l, err := p.AnyDelay.withDefaults(policyPath.Field("AnyDelay"))
 		if err != nil {
 			return plan{}, err
 		}
 		pl.ladder = &l
 	}
 	pl.waived = make(map[Guard]bool, len(p.Waive))
-	for _, g := range p.Waive {
+	for i, g := range p.Waive {
 		if !slices.Contains(allGuards, g) {
-			return plan{}, argument.New("Policy.Waive", string(g), "is not a guard that can be waived", "use guards of retry.AllGuards")
+			return plan{}, argument.At(policyPath.Field("Waive").Index(i), argument.Unknown, string(g), "is not a guard that can be waived", "use guards of retry.AllGuards")
 		}
 		pl.waived[g] = true
 	}
 	rungs := slices.Clone(pl.delays)
 	for i, r := range p.Rules {
-		name := fmt.Sprintf("Policy.Rules[%d]", i)
+		at := policyPath.Field("Rules").Index(i)
 		if r.If == nil {
-			return plan{}, argument.New(name+".If", nil, "is nil", "say which errors the rule is for, with retry.On(err) for example")
+			return plan{}, argument.At(at.Field("If"), argument.Missing, nil, "is nil", "say which errors the rule is for, with retry.On(err) for example")
 		}
 		do := cmp.Or(r.Do, ActionRetry)
 		if !slices.Contains(errorActions, do) {
-			return plan{}, argument.New(name+".Do", r.Do, "is unknown", "use ActionRetry, ActionRetryUncounted, ActionDeadLetter or ActionDiscard")
+			return plan{}, argument.At(at.Field("Do"), argument.Unknown, string(r.Do), "is unknown", "use ActionRetry, ActionRetryUncounted, ActionDeadLetter or ActionDiscard")
 		}
 		fallback := p.Backoff
 		if fallback == nil {
@@ -249,11 +250,11 @@ func (p Policy) plan() (plan, error) {
 			limit = r.MaxRetries
 		}
 		own := rule{applies: r.If, do: do}
-		if own.max, own.delays, err = delaysOf(name, limit, DefaultMaxRetries, r.Backoff, fallback); err != nil {
+		if own.max, own.delays, err = delaysOf(at, limit, DefaultMaxRetries, r.Backoff, fallback); err != nil {
 			return plan{}, err
 		}
 		if do == ActionRetryUncounted && len(own.delays) == 0 {
-			return plan{}, argument.New(name+".MaxRetries", r.MaxRetries, "leaves no delay to wait for", "use at least 1")
+			return plan{}, argument.At(at.Field("MaxRetries"), argument.OutOfRange, r.MaxRetries, "leaves no delay to wait for", "use at least 1")
 		}
 		pl.rules = append(pl.rules, own)
 		if do == ActionRetry || do == ActionRetryUncounted {
@@ -264,25 +265,29 @@ func (p Policy) plan() (plan, error) {
 	pl.rungs = slices.Compact(rungs)
 	if pl.ladder != nil && len(pl.rungs) > 0 {
 		if d := pl.rungs[len(pl.rungs)-1]; pl.held(StrategyRepublish, d) < d {
-			return plan{}, argument.New("Policy.Backoff", d, "is longer than AnyDelay can hold a message", "give the ladder more levels or a larger unit, or cap the delays")
+			return plan{}, argument.At(policyPath.Field("Backoff"), argument.OutOfRange, d, "returns a longer delay than the ladder can hold a message", "give the ladder more levels or a larger unit, or cap the delays")
 		}
 	}
 	if pl.needsRungs() && len(pl.rungs) > maxRungs {
-		return plan{}, argument.New("Policy.Backoff", len(pl.rungs), fmt.Sprintf("gives more than %d different delays, and each needs a queue", maxRungs),
+		return plan{}, argument.At(policyPath.Field("Backoff"), argument.TooMany, nil, fmt.Sprintf("returns %d different delays, more than %d, and each needs a queue", len(pl.rungs), maxRungs),
 			"use fewer retries, cap the delays, or use AnyDelay")
 	}
 	return pl, nil
 }
 
-func delaysOf(name string, limit, fallbackLimit int, backoff, fallback Backoff) (int, []time.Duration, error) {
+// policyPath is where the errors of a Policy begin.
+var policyPath = argument.Root("Policy")
+
+// delaysOf returns the delay before each retry of the policy or rule that at leads to.
+func delaysOf(at argument.Path, limit, fallbackLimit int, backoff, fallback Backoff) (int, []time.Duration, error) {
 	switch {
 	case limit == 0:
 		limit = fallbackLimit
 	case limit == NoRetries:
 		limit = 0
 	case limit < 0 || limit > maxRetries:
-		return 0, nil, argument.New(name+".MaxRetries", limit, "is out of range",
-			fmt.Sprintf("use 1 to %d, 0 for the default, or retry.NoRetries", maxRetries))
+		return 0, nil, argument.At(at.Field("MaxRetries"), argument.OutOfRange, limit, fmt.Sprintf("is not from 1 to %d", maxRetries),
+			"use one of these, 0 for the default, or retry.NoRetries")
 	}
 	if backoff == nil {
 		backoff = fallback
@@ -291,7 +296,7 @@ func delaysOf(name string, limit, fallbackLimit int, backoff, fallback Backoff) 
 	for retry := 1; retry <= limit; retry++ {
 		d := wholeMillis(backoff(retry))
 		if d < time.Millisecond || d > maxDelay {
-			return 0, nil, argument.New(name+".Backoff", d, fmt.Sprintf("is the delay before retry %d, and out of range", retry), "use 1 ms to ten years")
+			return 0, nil, argument.At(at.Field("Backoff").Call(retry), argument.OutOfRange, d, "is a delay out of range", "use 1 ms to ten years")
 		}
 		delays = append(delays, d)
 	}

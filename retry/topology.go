@@ -51,9 +51,9 @@ func Topology(p Policy, work ...declare.QuorumQueue) (declare.Topology, error) {
 	}
 	t := join(pl.ends(), pl.waiting(pl.strategy))
 	for i, q := range work {
-		w, err := pl.workQueue(pl.strategy, q)
+		w, err := pl.workQueue(argument.Root("work").Index(i), pl.strategy, q)
 		if err != nil {
-			return declare.Topology{}, argument.Wrap(err, fmt.Sprintf("work[%d]", i), q.Name, "can't be retried", "")
+			return declare.Topology{}, err
 		}
 		t = join(t, w)
 	}
@@ -149,20 +149,21 @@ func holding(name string, d time.Duration, to string) declare.QuorumQueue {
 	return declare.QuorumQueue{Name: name, MessageTTL: d, DeadLetter: declare.DeadLetterTarget{Exchange: to, Strategy: declare.AtLeastOnce}}
 }
 
-func (pl *plan) workQueue(s Strategy, q declare.QuorumQueue) (declare.Topology, error) {
+// workQueue is what the work queue q, which at leads to, needs.
+func (pl *plan) workQueue(at argument.Path, s Strategy, q declare.QuorumQueue) (declare.Topology, error) {
 	n := pl.names
-	if err := checkQueue(q.Name); err != nil {
+	if err := checkQueue(at.Field("Name"), q.Name); err != nil {
 		return declare.Topology{}, err
 	}
 	var t declare.Topology
 	if pl.ladder != nil {
-		if _, err := pl.ladder.address(n, maxDelay, q.Name); err != nil {
+		if _, err := pl.ladder.address(at.Field("Name"), n, maxDelay, q.Name); err != nil {
 			return t, err
 		}
 		t.Bindings = append(t.Bindings, pl.ladder.home(n, q.Name))
 	} else if s == StrategyRepublish || s == StrategyAuto {
 		for _, d := range pl.rungs {
-			if _, err := RoutingKey(d, q.Name); err != nil {
+			if _, err := routingKey(at.Field("Name"), d, q.Name); err != nil {
 				return t, err
 			}
 		}
@@ -184,7 +185,7 @@ func (pl *plan) workQueue(s Strategy, q declare.QuorumQueue) (declare.Topology, 
 		})
 		t.Bindings = append(t.Bindings, declare.Binding{Source: n.GivenUpExchange, Queue: dead, Key: q.Name})
 	case s == StrategyDeadLetter:
-		return t, argument.New("DeadLetter", nil, "is given, but StrategyDeadLetter retries by the work queue's dead-lettering", "leave it out, or use another strategy")
+		return t, argument.At(at.Field("DeadLetter"), argument.Conflict, nil, fmt.Sprintf("is set, but the strategy %s retries by the work queue's own dead-lettering", s), "leave it out, or use another strategy")
 	}
 	t.Queues = append(t.Queues, q)
 	return t, nil

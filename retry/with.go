@@ -109,11 +109,11 @@ func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 // stateFor works out what is known of a queue without the broker.
 func (pl *plan) stateFor(queue string, strategy Strategy) *queueState {
 	q := &queueState{queue: queue, strategy: strategy, clock: &clock{own: pl.now}}
-	if q.unusable = checkQueue(queue); q.unusable != nil {
+	if q.unusable = checkQueue(argument.Root("queue"), queue); q.unusable != nil {
 		return q
 	}
 	if pl.ladder != nil {
-		_, q.noKey = pl.ladder.address(pl.names, maxDelay, queue)
+		_, q.noKey = pl.ladder.address(argument.Root("queue"), pl.names, maxDelay, queue)
 		return q
 	}
 	for _, delay := range pl.rungs {
@@ -406,7 +406,7 @@ func (q *queueState) uncopied(f client.Forward, m *client.Message, a *account, w
 // target is where a message waits, and for how long it will.
 func (pl *plan) target(q *queueState, delay time.Duration, queue string) (address.Address, time.Duration, error) {
 	if pl.ladder != nil {
-		to, err := pl.ladder.address(pl.names, delay, queue)
+		to, err := pl.ladder.address(argument.Root("queue"), pl.names, delay, queue)
 		return to, time.Duration(pl.ladder.steps(delay)) * pl.ladder.Unit, err
 	}
 	switch {

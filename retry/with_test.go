@@ -374,7 +374,7 @@ func TestInvalidPolicyOrQueueStopsTheConsumerBeforeItBegins(t *testing.T) {
 	var bad *argument.Error
 	h := With(Policy{MaxRetries: -7})(inner)
 	require.ErrorAs(t, client.Prepare(t.Context(), h, client.Start{Queue: "orders"}), &bad)
-	assert.Equal(t, "Policy.MaxRetries", bad.Name)
+	assert.Equal(t, "Policy.MaxRetries", bad.Path.String())
 	// Should somebody call it all the same, nothing is lost.
 	requeue, ok := h.Handle(t.Context(), client.NewDelivery("orders", client.NewMessage(nil))).(client.Requeue)
 	require.True(t, ok)

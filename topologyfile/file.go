@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
@@ -116,7 +114,7 @@ func (r *reader) notYAML(err error, read int) *yaml.Node {
 			n.Line = line
 		}
 	}
-	r.wrap(at{node: n}, argument.New("the file", nil, "isn't YAML: "+text, "mend it in this line or above it; tabs can't indent, and names with special characters need quotes"))
+	r.bad(at{node: n}, nil, "isn't YAML: "+text, "mend it in this line or above it; tabs can't indent, and names with special characters need quotes")
 	return nil
 }
 
@@ -146,10 +144,10 @@ func (s retrySection) policy(r *reader, root *yaml.Node) retry.Policy {
 		MaxRetries: int(s.maxRetries), Jitter: s.jitter, GiveUpAfter: s.giveUpAfter, Immediate: s.immediate,
 		Strategy: s.strategy, Names: s.names,
 	}
-	here := at{node: root}.retry()
+	here := retryPlace(root)
 	switch {
 	case len(s.delays) > 0 && s.exponential.first > 0:
-		r.bad(here, nil, "has both delays and exponential", "keep one of them")
+		r.bad(here.at, nil, "has both delays and exponential", "keep one of them")
 	case len(s.delays) > 0:
 		p.Backoff = retry.Delays(s.delays...)
 	case s.exponential.first > 0:
@@ -166,71 +164,24 @@ func (s retrySection) policy(r *reader, root *yaml.Node) retry.Policy {
 		p.AnyDelay = &s.anyDelay
 	}
 	if len(r.errs) == 0 {
-		r.wrap(here, inFile(p.Validate()))
+		r.check(here, p.Validate())
 	}
 	return p
 }
 
-// retry is the place of the retry section.
-func (a at) retry() at {
-	for i := 0; i+1 < len(a.node.Content); i += 2 {
-		if a.node.Content[i].Value == "retry" {
-			return at{a.node.Content[i], "retry"}
+// retryPlace is the place of the retry section, of which a policy is made.
+func retryPlace(root *yaml.Node) place {
+	p := place{at: at{root, argument.Root("retry")}, fields: policyFields}
+	for i := 0; i+1 < len(root.Content); i += 2 {
+		if root.Content[i].Value == "retry" {
+			p.node, p.keys = root.Content[i], root.Content[i+1]
 		}
 	}
-	return at{a.node, "retry"}
+	return p
 }
 
-// inFile says things in the file's words rather than in Go's.
-func inFile(err error) error {
-	var e *argument.Error
-	if err == nil || !errors.As(err, &e) {
-		return err
-	}
-	said := *e
-	said.Name = goToFile.Replace(said.Name)
-	said.Remedy = inKeys(goToFile.Replace(said.Remedy))
-	if said.Err != nil {
-		said.Err = inFile(said.Err)
-	}
-	return &said
-}
-
-var goToFile = strings.NewReplacer(
-	"Policy.Backoff", "retry.delays", "Policy.MaxRetries", "retry.max-retries", "Policy.AnyDelay", "retry.any-delay", "Policy.Immediate", "retry.immediate",
-	"Policy.Names.Prefix", "retry.names.prefix", "Policy.Names.", "retry.names: ", "Ladder.Unit", "retry.any-delay.unit", "Ladder.Levels", "retry.any-delay.levels",
-	"0 for the default, or retry.NoRetries", "or none", "AnyDelay", "any-delay", "declare.", "", "leave it nil", "leave it out",
-	"round it with Round(time.Second)", "write whole seconds", "round it with Round(time.Millisecond)", "write whole milliseconds",
-	"set it to declare.AtMostOnce", "set its strategy to at-most-once", "set DeadLetter.Strategy to declare.AtMostOnce", "give dead-letter the strategy at-most-once",
-)
-
-var (
-	// goValue begins the names of declare's errors: QuorumQueue("orders").
-	goValue = regexp.MustCompile(`^(QuorumQueue|ClassicQueue|Stream|RawQueue|Exchange|Binding)\(.*\)`)
-	goField = regexp.MustCompile(`\b(leave|set) ([A-Z][A-Za-z]+)`)
-)
-
-// inKeys writes the fields that a remedy names as keys.
-func inKeys(remedy string) string {
-	return goField.ReplaceAllStringFunc(remedy, func(m string) string {
-		verb, field, _ := strings.Cut(m, " ")
-		return verb + " " + kebab(field)
-	})
-}
-
-// kebab is a Go field's name as a key: max-age for MaxAge.
-func kebab(field string) string {
-	var b strings.Builder
-	before := '.'
-	for _, r := range field {
-		if unicode.IsUpper(r) && unicode.IsLower(before) {
-			b.WriteByte('-')
-		}
-		b.WriteRune(unicode.ToLower(r))
-		before = r
-	}
-	return b.String()
-}
+// policyFields are the fields of a retry.Policy.
+var policyFields = append(goFields(retryKeys), goField{path: []string{"Backoff"}, keys: []string{"exponential", "delays"}})
 
 // build makes values of what was read, and checks each one at its place.
 func (d *document) build(r *reader, f *File) {
@@ -241,60 +192,17 @@ func (d *document) build(r *reader, f *File) {
 	for _, q := range d.queues {
 		queue := withName(q.value, q.name)
 		f.Other.Queues = append(f.Other.Queues, queue)
-		switch v := queue.(type) {
-		case declare.QuorumQueue:
-			if v.DeadLetter.IsZero() {
-				r.noDeadLetter(q.at)
-				continue
-			}
-		case declare.ClassicQueue:
-			if v.DeadLetter.IsZero() {
-				r.noDeadLetter(q.at)
-				continue
-			}
-			if !v.DeadLetter.IsDrop() && v.DeadLetter.Strategy != declare.AtMostOnce {
-				r.bad(q.at, nil, "is a classic queue, which can't dead-letter at least once", "add strategy: at-most-once to its dead-letter, or make it a quorum queue")
-				continue
-			}
-		}
-		r.check(q.at, queue.Validate())
+		r.check(q.place(fieldsOf(queue)), queue.Validate())
 	}
 	for _, x := range d.exchanges {
 		x.value.Name = x.name
 		f.Other.Exchanges = append(f.Other.Exchanges, x.value)
-		r.check(x.at, x.value.Validate())
+		r.check(x.place(goFields(exchangeKeys)), x.value.Validate())
 	}
 	for _, b := range d.bindings {
 		f.Other.Bindings = append(f.Other.Bindings, b.value)
-		r.check(b.at, b.value.Validate())
+		r.check(place{b.at, b.at.node, goFields(bindingKeys)}, b.value.Validate())
 	}
-}
-
-func (r *reader) noDeadLetter(a at) {
-	r.bad(a, nil, "has no dead-letter, so rejected, expired and exceeding messages would be lost without a trace",
-		"write dead-letter: {queue: NAME}, {exchange: NAME} or drop; or put it under work-queues, which get a dead-letter queue of their own")
-}
-
-// check adds what a value says is wrong with it, each part in the file's words.
-func (r *reader) check(a at, err error) {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		for _, err := range joined.Unwrap() {
-			r.check(a, err)
-		}
-		return
-	}
-	err = inFile(err)
-	var e *argument.Error
-	if errors.As(err, &e) {
-		if label := goValue.FindString(e.Name); label != "" {
-			field, rest, _ := strings.Cut(e.Name[len(label):], "[")
-			e.Name = fmt.Sprintf("%.200s%s", a.path, kebab(field))
-			if rest != "" {
-				e.Name += "[" + rest
-			}
-		}
-	}
-	r.wrap(a, err)
 }
 
 // join makes one topology of all.
@@ -304,24 +212,22 @@ func (d *document) join(r *reader, root *yaml.Node, f *File) {
 		// Each work queue alone, so that what is wrong with it has its place.
 		for i, w := range d.work {
 			one, err := retry.Topology(f.Policy, f.Work[i])
-			if cause := errors.Unwrap(err); cause != nil {
-				err = cause // without the queue's number
-			}
-			r.check(w.at, err)
+			r.check(w.place(goFields(workKeys)), err)
 			parts = append(parts, one)
 		}
 		if len(d.work) == 0 {
 			one, err := retry.Topology(f.Policy)
-			r.check(at{node: root}.retry(), err)
+			r.check(retryPlace(root), err)
 			parts = append(parts, one)
 		}
 	}
 	if len(r.errs) > 0 {
 		return
 	}
-	all, err := declare.Merge(append(parts, f.Other)...)
+	parts = append(parts, f.Other)
+	all, err := declare.Merge(parts...)
 	if err != nil {
-		d.contradictions(r, root, err)
+		d.contradictions(r, root, parts, err)
 		return
 	}
 	f.Topology = all
@@ -330,37 +236,42 @@ func (d *document) join(r *reader, root *yaml.Node, f *File) {
 	}
 }
 
-// contradictions finds the places of things that are declared twice in different
-// ways: in the file, or there and by the retry topology.
-func (d *document) contradictions(r *reader, root *yaml.Node, err error) {
-	places := map[string]at{}
+// contradictions finds the places of what is declared twice with different values: in
+// the file, or there and by the retry topology.
+func (d *document) contradictions(r *reader, root *yaml.Node, parts []declare.Topology, err error) {
+	type resource struct{ kind, name string }
+	places := map[resource]at{}
 	for _, x := range d.exchanges {
-		places[fmt.Sprintf("%q", x.name)] = x.at
+		places[resource{"Exchanges", x.name}] = x.at
 	}
 	for _, w := range d.work {
-		places[fmt.Sprintf("%q", w.name)] = w.at
+		places[resource{"Queues", w.name}] = w.at
 	}
 	for _, q := range d.queues {
-		places[fmt.Sprintf("%q", q.name)] = q.at
+		places[resource{"Queues", q.name}] = q.at
 	}
-	var joined interface{ Unwrap() []error }
+	var all declare.Topology // as Merge counts them
+	for _, t := range parts {
+		all.Queues, all.Exchanges = append(all.Queues, t.Queues...), append(all.Exchanges, t.Exchanges...)
+	}
 	list := []error{err}
-	if errors.As(err, &joined) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		list = joined.Unwrap()
 	}
 	for _, err := range list {
 		var e *argument.Error
 		if !errors.As(err, &e) {
-			r.wrap(at{node: root}, err)
+			r.add(root, err)
 			continue
 		}
-		place, ok := places[e.Value]
+		kind, name := contradiction(e.Path, all)
+		place, ok := places[resource{kind, name}]
 		if !ok {
-			place = at{node: root, path: "the file"}
+			place = at{root, theFile}
 		}
 		said := *e
-		said.Name, said.Remedy = place.path, "give it another name, or leave it out here: what the retry topology needs is declared by itself"
-		r.wrap(place, &said)
+		said.Path, said.Remedy = place.path, "give it another name, or leave it out here: what the retry topology needs is declared by itself"
+		r.add(place.node, &said)
 	}
 }
 

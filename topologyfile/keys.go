@@ -23,9 +23,12 @@ type document struct {
 // named is an entry of a mapping whose keys are names.
 type named[V any] struct {
 	name  string
-	at    at
+	at    at // of the name
+	keys  *yaml.Node
 	value V
 }
+
+func (n named[V]) place(fields []goField) place { return place{n.at, n.keys, fields} }
 
 type placed[V any] struct {
 	at    at
@@ -106,7 +109,7 @@ func collection[V any](name, about string, of shape[V], field func(*document) *[
 			for _, p := range r.mapping(a, "write name: lines, indented, with what is to be said of each below") {
 				at := a.key(p.key, p.name)
 				if v, ok := of.read(r, a.key(p.value, p.name)); ok {
-					*field(d) = append(*field(d), named[V]{p.name, at, v})
+					*field(d) = append(*field(d), named[V]{p.name, at, p.value, v})
 				}
 			}
 		},
@@ -133,20 +136,21 @@ func inOneLine(n *yaml.Node) *yaml.Node {
 
 var retryKeys = []key[retrySection]{
 	with("strategy", "How a message waits: republish (default) makes a copy in a delay queue; dead-letter has the broker carry it there; native has the queue hold it (RabbitMQ 4.3); auto chooses when the consumer starts, and declares what any of them needs.",
-		constant([]string{"republish", "dead-letter", "native", "auto"}, []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyNative, retry.StrategyAuto}),
+		like[retry.Strategy](word(string(retry.StrategyRepublish), string(retry.StrategyDeadLetter), string(retry.StrategyNative), string(retry.StrategyAuto))),
 		func(s *retrySection) *retry.Strategy { return &s.strategy }),
 	with("delays", "How long a message waits before each retry. Further retries wait as long as the last. Each different delay is a queue. Default: 10s, 1m, 5m, 10m, 30m.",
 		listOf(duration, "write a list of times, such as [10s, 1m, 10m]"), func(s *retrySection) *[]time.Duration { return &s.delays }),
 	with("exponential", "In place of delays: delays that grow.", object(exponentialKeys), func(s *retrySection) *exponential { return &s.exponential }),
 	with("max-retries", "How often a message is retried after its first attempt, or none. Default: 5.", maxRetries, func(s *retrySection) *retries { return &s.maxRetries }),
 	with("jitter", "How delays are spread: none (default), equal (half of the delay and a random part of the other half) or full (a random part of all of it).",
-		constant([]string{"none", "equal", "full"}, []retry.Jitter{retry.NoJitter, retry.EqualJitter, retry.FullJitter}), func(s *retrySection) *retry.Jitter { return &s.jitter }),
+		like[retry.Jitter](word(string(retry.NoJitter), string(retry.EqualJitter), string(retry.FullJitter))), func(s *retrySection) *retry.Jitter { return &s.jitter }),
 	with("give-up-after", "Dead-letter a message rather than retry it later than this after its first failure. Default: no such limit.", duration,
 		func(s *retrySection) *time.Duration { return &s.giveUpAfter }),
 	with("immediate", "How often a failed handler is called again at once, before each delay. Default: 0.", integer[int](0), func(s *retrySection) *int { return &s.immediate }),
 	{
 		name: "any-delay", about: "Wait on a ladder of queues that can hold a message for any delay, in place of one queue for each delay; for republish.",
 		schema: objectSchema(ladderKeys),
+		field:  goField{path: []string{"AnyDelay"}, keys: []string{"any-delay"}, within: goFields(ladderKeys)},
 		read: func(r *reader, a at, s *retrySection) {
 			s.anyDelay, s.hasLadder = object(ladderKeys).read(r, a)
 		},
@@ -296,13 +300,18 @@ var targetKeys = []key[target]{
 	with("exchange", "The exchange that the dead go to.", text, func(t *target) *string { return &t.exchange }),
 	with("routing-key", "With this key. Default: each message's own.", text, func(t *target) *string { return &t.key }),
 	with("strategy", "at-least-once (default) or at-most-once, which loses what can't be handed on.",
-		constant([]string{"at-least-once", "at-most-once"}, []declare.DeadLetterStrategy{declare.AtLeastOnce, declare.AtMostOnce}), func(t *target) *declare.DeadLetterStrategy { return &t.strategy }),
+		like[declare.DeadLetterStrategy](word(string(declare.AtLeastOnce), string(declare.AtMostOnce))), func(t *target) *declare.DeadLetterStrategy { return &t.strategy }),
 }
 
 const dropWord = "drop"
 
 // deadLetter is the word drop or a target.
 var deadLetter = shape[declare.DeadLetterTarget]{
+	within: []goField{
+		{path: []string{"Exchange"}, keys: []string{"exchange"}},
+		{path: []string{"RoutingKey"}, keys: []string{"queue", "routing-key"}},
+		{path: []string{"Strategy"}, keys: []string{"strategy"}},
+	},
 	schema: map[string]any{"anyOf": []any{map[string]any{"const": dropWord}, and(and(objectSchema(targetKeys), "type", "object"), "oneOf", oneOfKeys("queue", "exchange"))}},
 	read: func(r *reader, a at) (declare.DeadLetterTarget, bool) {
 		const remedy = "write drop, {queue: NAME}, or {exchange: NAME, routing-key: KEY}"
@@ -334,6 +343,9 @@ var deadLetter = shape[declare.DeadLetterTarget]{
 			return textNode(dropWord)
 		}
 		t := target{exchange: d.Exchange, key: d.RoutingKey, strategy: d.Strategy}
+		if t.strategy == declare.AtLeastOnce {
+			t.strategy = "" // the default
+		}
 		if d.Exchange == "" {
 			t.queue, t.key = d.RoutingKey, ""
 		}

@@ -106,6 +106,19 @@ func schemasOf(kinds []kind) []any {
 	return list
 }
 
+// fieldsOf are the fields of a queue.
+func fieldsOf(q declare.Queue) []goField {
+	switch q.(type) {
+	case declare.QuorumQueue:
+		return goFields(workKeys)
+	case declare.ClassicQueue:
+		return goFields(classicKeys)
+	case declare.Stream:
+		return goFields(streamKeys)
+	}
+	return goFields(rawKeys)
+}
+
 // withName gives a queue its name.
 func withName(q declare.Queue, name string) declare.Queue {
 	switch q := q.(type) {

@@ -17,8 +17,9 @@ type Error struct {
 	// Line and Column begin with 1. Both are 0 if the mistake concerns the whole
 	// file. Column is 0 for a syntax error.
 	Line, Column int
-	// Err is an *[argument.Error]. Its name is the path of the value, such as
-	// work-queues.orders.delivery-limit.
+	// Err is an *[argument.Error]. Its Path leads to the value in the file, such as
+	// work-queues.orders.delivery-limit, also where the value was refused as a field
+	// of a Go value.
 	Err error
 }
 
@@ -56,38 +57,33 @@ func (r *reader) err() error {
 // at is a value's place: its node, and the keys on the way to it.
 type at struct {
 	node *yaml.Node
-	path string
+	path argument.Path
 }
 
 func (a at) key(n *yaml.Node, name string) at {
-	if a.path != "" {
-		name = a.path + "." + name
+	name = short(name)
+	if len(a.path) == 0 {
+		return at{n, argument.Root(name)}
 	}
-	return at{n, name}
+	return at{n, a.path.Field(name)}
 }
 
-func (a at) item(n *yaml.Node, i int) at { return at{n, fmt.Sprintf("%s[%d]", a.path, i)} }
+func (a at) item(n *yaml.Node, i int) at { return at{n, a.path.Index(i)} }
 
+// theFile is the path of what is wrong with the whole file.
+var theFile = argument.Root("the file")
+
+// bad adds what is wrong with the YAML of a value.
 func (r *reader) bad(a at, value any, problem, remedy string) {
-	name := a.path
-	if name == "" {
-		name = "the file"
+	path := a.path
+	if len(path) == 0 {
+		path = theFile
 	}
-	r.wrap(a, argument.New(fmt.Sprintf("%.200s", name), value, problem, remedy))
+	r.add(a.node, argument.At(path, argument.Malformed, value, problem, remedy))
 }
 
-// wrap adds the place to errors that may be joined.
-func (r *reader) wrap(a at, err error) {
-	if err == nil {
-		return
-	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		for _, err := range joined.Unwrap() {
-			r.wrap(a, err)
-		}
-		return
-	}
-	r.errs = append(r.errs, &Error{File: r.file, Line: a.node.Line, Column: a.node.Column, Err: err})
+func (r *reader) add(n *yaml.Node, err error) {
+	r.errs = append(r.errs, &Error{File: r.file, Line: n.Line, Column: n.Column, Err: err})
 }
 
 // is is what a node is, in words.

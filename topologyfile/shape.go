@@ -21,6 +21,8 @@ type shape[V any] struct {
 	// read reports what is wrong to r, and whether nothing is.
 	read  func(r *reader, a at) (V, bool)
 	write func(V) *yaml.Node
+	// within are the fields of a struct's value.
+	within []goField
 }
 
 // key is a key of a mapping that becomes a T. Parser, writer and schema all go by
@@ -32,12 +34,14 @@ type key[T any] struct {
 	schema   map[string]any
 	read     func(r *reader, a at, into *T)
 	write    func(from *T) *yaml.Node // nil for what isn't set
+	field    goField
 }
 
 // with is a key whose value goes into a field.
 func with[T, V any](name, about string, s shape[V], field func(*T) *V) key[T] {
 	return key[T]{
 		name: name, about: about, schema: s.schema,
+		field: goField{path: fieldPath(field), keys: []string{name}, within: s.within},
 		read: func(r *reader, a at, into *T) {
 			if v, ok := s.read(r, a); ok {
 				*field(into) = v
@@ -68,7 +72,8 @@ func object[T any](keys []key[T]) shape[T] {
 			readKeys(r, a, keys, &v)
 			return v, len(r.errs) == before
 		},
-		write: func(v T) *yaml.Node { return writeKeys(keys, &v) },
+		write:  func(v T) *yaml.Node { return writeKeys(keys, &v) },
+		within: goFields(keys),
 	}
 }
 
@@ -177,22 +182,6 @@ func word(words ...string) shape[string] {
 			return a.node.Value, true
 		},
 		write: textNode,
-	}
-}
-
-// constant is a word for each of a few values.
-func constant[V comparable](words []string, values []V) shape[V] {
-	w := word(words...)
-	return shape[V]{
-		schema: w.schema,
-		read: func(r *reader, a at) (v V, ok bool) {
-			text, ok := w.read(r, a)
-			if ok {
-				v = values[slices.Index(words, text)]
-			}
-			return v, ok
-		},
-		write: func(v V) *yaml.Node { return textNode(words[slices.Index(values, v)]) },
 	}
 }
 

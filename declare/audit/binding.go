@@ -37,7 +37,7 @@ func withArguments(of declare.Binding, args map[string]any) declare.Binding {
 }
 
 // bindingName names b for people.
-func bindingName(b declare.Binding) string { return bindingDeclaration(b).Thing.Name }
+func bindingName(b declare.Binding) string { return bindingDeclaration(b).Resource.Name }
 
 // sameBinding compares what makes two bindings one.
 func sameBinding(a, b declare.Binding) bool {
@@ -49,7 +49,7 @@ func sameBinding(a, b declare.Binding) bool {
 func queueNames(t declare.Topology) []string {
 	var list []string
 	for _, d := range (declare.Topology{Queues: t.Queues}).Declarations() {
-		list = append(list, d.Thing.Name)
+		list = append(list, d.Resource.Name)
 	}
 	return list
 }

@@ -123,7 +123,7 @@ func (d Definitions) Topology(vhost string) (declare.Topology, error) {
 			exchange.Arguments = args
 		}
 		if !x.Durable {
-			errs = append(errs, argument.New(names.Label("Exchange", x.Name)+".durable", nil, "is false, so that it and its bindings are gone when the broker restarts", "make it durable in the definitions"))
+			errs = append(errs, argument.At(names.Label("Exchange", x.Name).Field("durable"), argument.Unsupported, nil, "is false: the exchange and its bindings are lost when the broker restarts", "make it durable in the definitions"))
 		}
 		t.Exchanges = append(t.Exchanges, exchange)
 	}
@@ -307,9 +307,9 @@ func (t taker) deadLetter() declare.DeadLetterTarget {
 	}
 	delete(t, "x-dead-letter-exchange")
 	d := declare.DeadLetterTarget{Exchange: exchange, RoutingKey: take[string](t, "x-dead-letter-routing-key"), Strategy: declare.AtMostOnce}
-	if t["x-dead-letter-strategy"] == declare.AtLeastOnce.String() {
+	if t["x-dead-letter-strategy"] == string(declare.AtLeastOnce) {
 		delete(t, "x-dead-letter-strategy")
-		d.Strategy = declare.AtLeastOnce
+		d.Strategy = "" // the default
 	}
 	return d
 }
@@ -337,7 +337,7 @@ func quorumFrom(name string, args map[string]any) declare.QuorumQueue {
 			Kind: declare.RetryKind(take[string](t, "x-delayed-retry-type")), Min: t.millis("x-delayed-retry-min"), Max: t.millis("x-delayed-retry-max"),
 		},
 	}
-	if q.DeadLetter.Strategy == declare.AtLeastOnce && q.Overflow == declare.RejectPublish && !q.DeadLetter.IsDrop() {
+	if q.DeadLetter.Strategy == "" && q.Overflow == declare.RejectPublish && !q.DeadLetter.IsDrop() {
 		q.Overflow = "" // which means the same
 	}
 	if limit, ok := t["x-delivery-limit"].(int64); ok {

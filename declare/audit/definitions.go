@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -74,7 +73,7 @@ type PolicyDefinition struct {
 // [Check] to find.
 func ParseDefinitions(text []byte) (Definitions, error) {
 	var d Definitions
-	doc, err := object("definitions", text)
+	doc, err := object(argument.Root("definitions"), text)
 	if err != nil {
 		return d, err
 	}
@@ -99,7 +98,7 @@ func ParseDefinitions(text []byte) (Definitions, error) {
 				Arguments: m.arguments("arguments"), Other: m.rest(),
 			}
 			if b.DestinationType != "queue" && b.DestinationType != "exchange" {
-				m.bad("destination_type", b.DestinationType, "is neither", `write "queue" or "exchange"`)
+				m.bad("destination_type", argument.Unknown, b.DestinationType, "is neither", `write "queue" or "exchange"`)
 			}
 			d.Bindings = append(d.Bindings, b)
 		}),
@@ -254,24 +253,24 @@ func canonical(text json.RawMessage) any {
 	return v
 }
 
-func object(what string, text []byte) (map[string]json.RawMessage, error) {
+func object(what argument.Path, text []byte) (map[string]json.RawMessage, error) {
 	var m map[string]json.RawMessage
 	d := json.NewDecoder(bytes.NewReader(text))
 	if err := d.Decode(&m); err != nil {
-		return nil, argument.Wrap(err, what, nil, "isn't a JSON object", "give what rabbitmqctl export_definitions or GET /api/definitions writes")
+		return nil, argument.At(what, argument.Malformed, nil, "isn't a JSON object", "give the output of rabbitmqctl export_definitions or GET /api/definitions").Because(err)
 	}
 	if m == nil {
-		return nil, argument.New(what, nil, "is null", "give a JSON object")
+		return nil, argument.At(what, argument.Missing, nil, "is null", "give a JSON object")
 	}
 	if len(bytes.TrimSpace(text[d.InputOffset():])) > 0 {
-		return nil, argument.New(what, nil, "has something behind the JSON object", "give one document")
+		return nil, argument.At(what, argument.Malformed, nil, "has text after the JSON object", "give one document")
 	}
 	return m, nil
 }
 
 // members reads an object's members and remembers the first that is wrong.
 type members struct {
-	where string
+	where argument.Path
 	m     map[string]json.RawMessage
 	err   error
 }
@@ -283,10 +282,10 @@ func eachObject(doc map[string]json.RawMessage, key string, read func(*members))
 	}
 	var list []json.RawMessage
 	if err := json.Unmarshal(raw, &list); err != nil {
-		return argument.Wrap(err, "definitions."+key, nil, "isn't a list", "give a list of objects")
+		return argument.At(argument.Root("definitions").Field(key), argument.WrongType, nil, "isn't a list", "give a list of objects").Because(err)
 	}
 	for i, text := range list {
-		where := fmt.Sprintf("definitions.%s[%d]", key, i)
+		where := argument.Root("definitions").Field(key).Index(i)
 		m, err := object(where, text)
 		if err != nil {
 			return err
@@ -300,9 +299,9 @@ func eachObject(doc map[string]json.RawMessage, key string, read func(*members))
 	return nil
 }
 
-func (m *members) bad(key string, value any, problem, remedy string) {
+func (m *members) bad(key string, code argument.Code, value any, problem, remedy string) {
 	if m.err == nil {
-		m.err = argument.New(m.where+"."+key, value, problem, remedy)
+		m.err = argument.At(m.where.Field(key), code, value, problem, remedy)
 	}
 }
 
@@ -311,14 +310,14 @@ func (m *members) take(key string, into any, kind string) (there bool) {
 	raw, there := m.m[key]
 	delete(m.m, key)
 	if there && decodeJSON(raw, into) != nil {
-		m.bad(key, string(raw), "isn't "+kind, "write "+kind)
+		m.bad(key, argument.WrongType, string(raw), "isn't "+kind, "write "+kind)
 	}
 	return there
 }
 
 func (m *members) text(key string, required bool) (s string) {
 	if !m.take(key, &s, "a string") && required {
-		m.bad(key, nil, "is missing", "write it")
+		m.bad(key, argument.Missing, nil, "is missing", "write it")
 	}
 	return s
 }

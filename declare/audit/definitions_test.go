@@ -48,7 +48,7 @@ func TestTheCookbooksDefinitionsCanLoseMessages(t *testing.T) {
 
 	found := map[string]string{}
 	for _, f := range audit.Check(d.Snapshot("/"), topology).Findings {
-		found[f.Thing.Name] = f.Rule
+		found[f.Resource.Name] = f.Rule
 	}
 	assert.Equal(t, map[string]string{
 		"delay_10s": "at-most-once", "delay_60s": "at-most-once", "my_work_queue": "dead-letter", "requeue_exchange": "alternate-exchange",
@@ -134,7 +134,7 @@ func TestParseDefinitionsRefuses(t *testing.T) {
 		``:                        "isn't a JSON object",
 		`[]`:                      "isn't a JSON object",
 		`null`:                    "is null",
-		`{} {}`:                   "has something behind",
+		`{} {}`:                   "has text after the JSON object",
 		`{"queues":7}`:            "definitions.queues isn't a list",
 		`{"queues":[7]}`:          "definitions.queues[0] isn't a JSON object",
 		`{"queues":[{}]}`:         "definitions.queues[0].name is missing",

@@ -38,7 +38,7 @@ func DeleteQueueIf(ctx context.Context, src Sources, name string, cond DeleteCon
 		return 0, err
 	}
 	refuse := func(text string, args ...any) (uint64, error) {
-		return 0, &declare.Error{Op: "delete", Thing: queueThing(name), Reason: declare.ErrInUse, Err: fmt.Errorf(text, args...)}
+		return 0, &declare.Error{Op: "delete", Resource: queueResource(name), Reason: declare.ErrInUse, Err: fmt.Errorf(text, args...)}
 	}
 	if cond.Empty && info.Messages > 0 {
 		return refuse("%d messages are ready", info.Messages)
@@ -69,7 +69,7 @@ func DeleteQueueIf(ctx context.Context, src Sources, name string, cond DeleteCon
 // [declare.ErrInUse]. It ignores cond.Empty. cond.Unused needs src.HTTP: AMQP
 // can't list the bindings of an exchange.
 func DeleteExchangeIf(ctx context.Context, src Sources, name string, cond DeleteCondition) error {
-	if err := errors.Join(checkRequester(src.AMQP), names.CheckOwn("exchange name", name, "the broker's own exchanges can't be deleted: leave it out")); err != nil {
+	if err := errors.Join(checkRequester(src.AMQP), names.CheckOwn(argument.Root("exchange name"), name, "the broker's own exchanges can't be deleted: leave it out")); err != nil {
 		return err
 	}
 	if cond.Unused {
@@ -82,7 +82,7 @@ func DeleteExchangeIf(ctx context.Context, src Sources, name string, cond Delete
 		}
 		for _, b := range s.Bindings {
 			if b.Source == name || b.Exchange == name {
-				return &declare.Error{Op: "delete", Thing: exchangeThing(name), Reason: declare.ErrInUse, Err: errors.New("there is a binding " + bindingName(b))}
+				return &declare.Error{Op: "delete", Resource: exchangeResource(name), Reason: declare.ErrInUse, Err: errors.New("there is a binding " + bindingName(b))}
 			}
 		}
 	}
@@ -145,21 +145,21 @@ func CheckUnused(s Snapshot, t declare.Topology) error {
 	}
 	var errs []error
 	use := func(t declare.Resource, text string, args ...any) {
-		errs = append(errs, &declare.Error{Op: "delete", Thing: t, Reason: declare.ErrInUse, Err: fmt.Errorf(text, args...)})
+		errs = append(errs, &declare.Error{Op: "delete", Resource: t, Reason: declare.ErrInUse, Err: fmt.Errorf(text, args...)})
 	}
 	for _, q := range s.Queues {
 		if !queues[q.Name] {
 			continue
 		}
-		thing := queueThing(q.Name)
+		resource := queueResource(q.Name)
 		if q.Consumers > 0 {
-			use(thing, "it has %d consumers", q.Consumers)
+			use(resource, "it has %d consumers", q.Consumers)
 		}
 		if q.Messages > 0 {
-			use(thing, "%d messages are ready in it", q.Messages)
+			use(resource, "%d messages are ready in it", q.Messages)
 		}
 		if held := q.MessagesUnacknowledged + q.MessagesDelayed + q.MessagesDeadLettering; held > 0 {
-			use(thing, "%d messages are held by consumers, %d delayed, %d wait for dead-lettering", q.MessagesUnacknowledged, q.MessagesDelayed, q.MessagesDeadLettering)
+			use(resource, "%d messages are held by consumers, %d delayed, %d wait for dead-lettering", q.MessagesUnacknowledged, q.MessagesDelayed, q.MessagesDeadLettering)
 		}
 	}
 	ours := func(exchange string) bool { return exchanges[exchange] }
@@ -169,11 +169,11 @@ func CheckUnused(s Snapshot, t declare.Topology) error {
 		switch {
 		case mentioned:
 		case ours(b.Source) && !in:
-			use(exchangeThing(b.Source), "it leads to what isn't to be deleted: %s", bindingName(b))
+			use(exchangeResource(b.Source), "it leads to what isn't to be deleted: %s", bindingName(b))
 		case !ours(b.Source) && in:
-			to := queueThing(b.Queue)
+			to := queueResource(b.Queue)
 			if b.Queue == "" {
-				to = exchangeThing(b.Exchange)
+				to = exchangeResource(b.Exchange)
 			}
 			use(to, "what isn't to be deleted leads to it: %s", bindingName(b))
 		}
@@ -184,14 +184,14 @@ func CheckUnused(s Snapshot, t declare.Topology) error {
 		switch {
 		case !ok || queues[q.Name]:
 		case ours(exchange):
-			use(exchangeThing(exchange), "queue %.80q, which isn't to be deleted, dead-letters to it", q.Name)
+			use(exchangeResource(exchange), "queue %.80q, which isn't to be deleted, dead-letters to it", q.Name)
 		case exchange == "" && key != nil && queues[*key]:
-			use(queueThing(*key), "queue %.80q, which isn't to be deleted, dead-letters to it", q.Name)
+			use(queueResource(*key), "queue %.80q, which isn't to be deleted, dead-letters to it", q.Name)
 		}
 	}
 	for _, x := range r.sortedExchanges() {
 		if ours(x.alternate) && !ours(x.Name) {
-			use(exchangeThing(x.alternate), "it is the alternate exchange of %.80q, which isn't to be deleted", x.Name)
+			use(exchangeResource(x.alternate), "it is the alternate exchange of %.80q, which isn't to be deleted", x.Name)
 		}
 	}
 	return errors.Join(errs...)

@@ -29,8 +29,8 @@ const (
 
 // Change is what Apply would do about one exchange, queue or binding.
 type Change struct {
-	Action ChangeKind       `json:"action"`
-	Thing  declare.Resource `json:"thing"`
+	Kind     ChangeKind       `json:"kind"`
+	Resource declare.Resource `json:"resource"`
 	// Settings are what would be created, for Create only, sorted by name.
 	Settings []NamedSetting `json:"settings,omitempty"`
 	// Differences has every argument that differs, for Refuse only.
@@ -102,14 +102,14 @@ func Compare(s Snapshot, t declare.Topology) Diff {
 		want := bindingDeclaration(b)
 		change := creation(want)
 		if slices.ContainsFunc(byEnds[question], same) {
-			change = Change{Action: Keep, Thing: want.Thing}
+			change = Change{Kind: Keep, Resource: want.Resource}
 		}
 		if why := s.refused(declare.Resource{Kind: declare.KindBinding, Name: question}); why != "" {
-			change = Change{Action: Unsure, Thing: want.Thing, Why: why}
+			change = Change{Kind: Unsure, Resource: want.Resource, Why: why}
 		}
-		if end := ends.missing(b); change.Action == Create && end != "" {
+		if end := ends.missing(b); change.Kind == Create && end != "" {
 			change = Change{
-				Action: Refuse, Thing: want.Thing, Why: end + " isn't there, and isn't in the topology either",
+				Kind: Refuse, Resource: want.Resource, Why: end + " isn't there, and isn't in the topology either",
 				WaysOut: []string{"correct the name, or declare it as well"},
 			}
 		}
@@ -122,30 +122,30 @@ func Compare(s Snapshot, t declare.Topology) Diff {
 func (s Snapshot) change(want declare.Declaration, exchanges map[string]ExchangeInfo, queues map[string]declare.QueueInfo) Change {
 	var found map[string]any
 	var why string
-	switch want.Thing.Kind {
+	switch want.Resource.Kind {
 	case declare.KindExchange:
-		if x, ok := exchanges[want.Thing.Name]; ok {
+		if x, ok := exchanges[want.Resource.Name]; ok {
 			found = exchangeBody(x)
-		} else if blind := s.blind(PartExchanges); blind != "" {
-			why = "can't be told " + blind
+		} else if unread := s.unread(PartExchanges); unread != "" {
+			why = "can't be told " + unread
 		}
 	default:
-		if q, ok := queues[want.Thing.Name]; ok {
+		if q, ok := queues[want.Resource.Name]; ok {
 			found = queueBody(q)
 		} else {
-			why = s.refused(want.Thing)
+			why = s.refused(want.Resource)
 		}
 	}
 	switch {
 	case why != "":
-		return Change{Action: Unsure, Thing: want.Thing, Why: why}
+		return Change{Kind: Unsure, Resource: want.Resource, Why: why}
 	case found == nil:
 		return creation(want)
 	}
 	if e := want.Differs(found); e != nil {
-		return Change{Action: Refuse, Thing: want.Thing, Differences: e.Differences, WaysOut: e.WaysOut}
+		return Change{Kind: Refuse, Resource: want.Resource, Differences: e.Differences, WaysOut: e.WaysOut}
 	}
-	return Change{Action: Keep, Thing: want.Thing}
+	return Change{Kind: Keep, Resource: want.Resource}
 }
 
 // ends are the exchanges and queues that are there or will be. A nil map stands for
@@ -154,7 +154,7 @@ type ends struct{ exchanges, queues map[string]bool }
 
 func endsOf(s Snapshot, t declare.Topology, exchanges map[string]ExchangeInfo, queues map[string]declare.QueueInfo) ends {
 	var e ends
-	if s.blind(PartExchanges) == "" {
+	if s.unread(PartExchanges) == "" {
 		e.exchanges = map[string]bool{"": true}
 		for name := range exchanges {
 			e.exchanges[name] = true
@@ -163,7 +163,7 @@ func endsOf(s Snapshot, t declare.Topology, exchanges map[string]ExchangeInfo, q
 			e.exchanges[x.Name] = true
 		}
 	}
-	if s.blind(PartQueues) == "" {
+	if s.unread(PartQueues) == "" {
 		e.queues = map[string]bool{"": true}
 		for name := range queues {
 			e.queues[name] = true
@@ -180,17 +180,17 @@ func endsOf(s Snapshot, t declare.Topology, exchanges map[string]ExchangeInfo, q
 func (e ends) missing(b declare.Binding) string {
 	switch {
 	case e.exchanges != nil && !e.exchanges[b.Source]:
-		return exchangeThing(b.Source).String()
+		return exchangeResource(b.Source).String()
 	case e.queues != nil && !e.queues[b.Queue]:
-		return queueThing(b.Queue).String()
+		return queueResource(b.Queue).String()
 	case e.exchanges != nil && !e.exchanges[b.Exchange]:
-		return exchangeThing(b.Exchange).String()
+		return exchangeResource(b.Exchange).String()
 	}
 	return ""
 }
 
 func creation(want declare.Declaration) Change {
-	c := Change{Action: Create, Thing: want.Thing}
+	c := Change{Kind: Create, Resource: want.Resource}
 	for _, key := range values.SortedKeys(want.Body) {
 		switch v := want.Body[key].(type) {
 		case map[string]any:
@@ -224,7 +224,7 @@ func exchangeBody(x ExchangeInfo) map[string]any {
 func (d Diff) Count(a ChangeKind) int {
 	n := 0
 	for _, c := range d.Changes {
-		if c.Action == a {
+		if c.Kind == a {
 			n++
 		}
 	}
@@ -242,16 +242,16 @@ func (d Diff) Conflicts() bool { return d.Count(Refuse) > 0 }
 func (d Diff) String() string {
 	var b strings.Builder
 	for _, c := range d.Changes {
-		switch c.Action {
+		switch c.Kind {
 		case Keep:
-			fmt.Fprintf(&b, "  %s\n", c.Thing)
+			fmt.Fprintf(&b, "  %s\n", c.Resource)
 		case Create:
-			fmt.Fprintf(&b, "+ %s\n", c.Thing)
+			fmt.Fprintf(&b, "+ %s\n", c.Resource)
 			for _, s := range c.Settings {
 				fmt.Fprintf(&b, "+     %s: %s\n", s.Name, s.Setting)
 			}
 		case Refuse:
-			fmt.Fprintf(&b, "! %s\n", c.Thing)
+			fmt.Fprintf(&b, "! %s\n", c.Resource)
 			if c.Why != "" {
 				fmt.Fprintf(&b, "      %s\n", c.Why)
 			}
@@ -263,7 +263,7 @@ func (d Diff) String() string {
 				fmt.Fprintf(&b, "      way out: %s\n", w)
 			}
 		case Unsure:
-			fmt.Fprintf(&b, "? %s\n", c.Thing)
+			fmt.Fprintf(&b, "? %s\n", c.Resource)
 			fmt.Fprintf(&b, "      %s\n", c.Why)
 		}
 	}

@@ -55,8 +55,8 @@ func TestDiffPrintsLikeADiff(t *testing.T) {
 
 	text, err := json.Marshal(d.Changes[4:6])
 	require.NoError(t, err)
-	assert.JSONEq(t, `[{"action":"keep","thing":{"kind":"queue","name":"delay_10s"}},
-		{"action":"create","thing":{"kind":"queue","name":"parking"},"settings":[
+	assert.JSONEq(t, `[{"kind":"keep","resource":{"kind":"queue","name":"delay_10s"}},
+		{"kind":"create","resource":{"kind":"queue","name":"parking"},"settings":[
 			{"name":"x-delivery-limit","setting":{"value":"-1","type":"integer","set":true}},
 			{"name":"x-queue-type","setting":{"value":"quorum","type":"string","set":true}}]}]`, string(text))
 
@@ -100,6 +100,6 @@ func TestPlanRefusesBindingsWithAMissingEnd(t *testing.T) {
 	assert.Equal(t, 3, strings.Count(audit.Check(s, topology).String(), "it isn't there: "))
 
 	// Over AMQP alone that can't be told.
-	s.Blind = []audit.UnreadPart{{Part: audit.PartExchanges, Why: "w"}, {Part: audit.PartQueues, Why: "w"}}
+	s.Unread = []audit.UnreadPart{{Part: audit.PartExchanges, Why: "w"}, {Part: audit.PartQueues, Why: "w"}}
 	assert.Zero(t, audit.Compare(s, topology).Count(audit.Refuse))
 }

@@ -132,7 +132,7 @@ const (
 	dead
 )
 
-// kindWorker is a Thing that no broker has.
+// kindWorker is a Resource that no broker has.
 const kindWorker declare.Kind = "worker"
 
 type edge struct {
@@ -179,7 +179,7 @@ func newGraph(s Snapshot) *graph {
 		case g.onlyTo(x.Name, end):
 			n.group, n.stage = "given_up", dying
 		}
-		g.add(exchangeThing(x.Name), n)
+		g.add(exchangeResource(x.Name), n)
 	}
 	for _, q := range g.sorted() {
 		n := node{group: "work", shape: queueShape, stage: waiting, lines: []string{q.Name}}
@@ -194,7 +194,7 @@ func newGraph(s Snapshot) *graph {
 		if limit, ok := q.number("x-delivery-limit"); ok && limit >= 0 {
 			n.lines = append(n.lines, fmt.Sprintf("delivery limit %d", limit))
 		}
-		g.add(queueThing(q.Name), n)
+		g.add(queueResource(q.Name), n)
 	}
 	g.draw(entries)
 	g.arrange()
@@ -260,9 +260,9 @@ func (g *graph) link(from, to declare.Resource, label string, dotted bool) {
 
 func (g *graph) draw(entries []string) {
 	for _, b := range g.s.Bindings {
-		to := queueThing(b.Queue)
+		to := queueResource(b.Queue)
 		if b.Queue == "" {
-			to = exchangeThing(b.Exchange)
+			to = exchangeResource(b.Exchange)
 		}
 		label := b.Key
 		for _, k := range values.SortedKeys(b.Headers) {
@@ -271,7 +271,7 @@ func (g *graph) draw(entries []string) {
 			}
 			label += fmt.Sprintf("%s=%v", k, b.Headers[k])
 		}
-		g.link(exchangeThing(b.Source), to, label, false)
+		g.link(exchangeResource(b.Source), to, label, false)
 	}
 	for _, q := range g.sorted() {
 		exchange, key, ok := q.deadLetters()
@@ -284,14 +284,14 @@ func (g *graph) draw(entries []string) {
 		}
 		switch {
 		case exchange != "":
-			g.link(queueThing(q.Name), exchangeThing(exchange), label, true)
+			g.link(queueResource(q.Name), exchangeResource(exchange), label, true)
 		case key != nil:
-			g.link(queueThing(q.Name), queueThing(*key), label, true)
+			g.link(queueResource(q.Name), queueResource(*key), label, true)
 		}
 	}
 	for _, x := range g.sortedExchanges() {
 		if x.alternate != "" {
-			g.link(exchangeThing(x.Name), exchangeThing(x.alternate), "no binding", true)
+			g.link(exchangeResource(x.Name), exchangeResource(x.alternate), "no binding", true)
 		}
 	}
 	for _, entry := range entries {
@@ -300,8 +300,8 @@ func (g *graph) draw(entries []string) {
 			if _, there := g.ids[worker]; !there {
 				g.add(worker, node{group: "work", shape: workerShape, stage: worked, lines: []string{"worker of " + work}})
 			}
-			g.link(queueThing(work), worker, "delivery", false)
-			g.link(worker, exchangeThing(entry), g.retryLabel(entry, work), false)
+			g.link(queueResource(work), worker, "delivery", false)
+			g.link(worker, exchangeResource(entry), g.retryLabel(entry, work), false)
 		}
 	}
 }

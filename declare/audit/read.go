@@ -34,7 +34,7 @@ type Reader interface {
 
 // Read takes a snapshot. The HTTP API is read first, for the whole virtual host.
 // Without it, or if it fails, the queues and bindings of of are read over AMQP.
-// Snapshot.Blind says what is missing, and why.
+// Snapshot.Unread says what is missing, and why.
 //
 // An error means that nothing could be read, or that a source failed half way.
 func Read(ctx context.Context, src Sources, of declare.Topology) (Snapshot, error) {
@@ -75,7 +75,7 @@ func readAMQP(ctx context.Context, r declare.Requester, of declare.Topology) (Sn
 			mu.Lock()
 			defer mu.Unlock()
 			if attempt.NotPermitted(err) {
-				s.Refused = append(s.Refused, UnreadResource{queueThing(name), err.Error()})
+				s.Refused = append(s.Refused, UnreadResource{queueResource(name), err.Error()})
 				return nil
 			}
 			if err == nil {

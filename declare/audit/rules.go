@@ -43,10 +43,10 @@ var rules = []Rule{
 		check: func(c *check) {
 			for _, change := range c.diff.Changes {
 				switch {
-				case change.Action == Create:
-					c.report(change.Thing, "it isn't there")
-				case change.Action == Refuse && len(change.Differences) == 0:
-					c.report(change.Thing, "it isn't there: %s", change.Why)
+				case change.Kind == Create:
+					c.report(change.Resource, "it isn't there")
+				case change.Kind == Refuse && len(change.Differences) == 0:
+					c.report(change.Resource, "it isn't there: %s", change.Why)
 				}
 			}
 		},
@@ -58,7 +58,7 @@ var rules = []Rule{
 		check: func(c *check) {
 			for _, change := range c.diff.Changes {
 				for _, d := range change.Differences {
-					c.report(change.Thing, "%s is %s, and should be %s", d.Argument, typed(d.Found), typed(d.Wanted))
+					c.report(change.Resource, "%s is %s, and should be %s", d.Argument, typed(d.Found), typed(d.Wanted))
 					c.found[len(c.found)-1].Argument = d.Argument
 				}
 			}
@@ -70,8 +70,8 @@ var rules = []Rule{
 		Remedy:  "give the user the permission that is named, or the HTTP API",
 		check: func(c *check) {
 			for _, change := range c.diff.Changes {
-				if change.Action == Unsure && change.Thing.Kind != declare.KindExchange {
-					c.report(change.Thing, "it can't be told whether it is there: %s", change.Why)
+				if change.Kind == Unsure && change.Resource.Kind != declare.KindExchange {
+					c.report(change.Resource, "it can't be told whether it is there: %s", change.Why)
 				}
 			}
 		},
@@ -181,7 +181,7 @@ var rules = []Rule{
 					if !ok || exchange != x.Name || c.sure(x.Name, letter{key: key}, map[string]bool{}) {
 						continue
 					}
-					c.report(exchangeThing(x.Name), "it has no alternate exchange that takes what matches no binding: such dead letters of queue %.80q are lost, or after %d of them hold up all others", q.Name, stallAt)
+					c.report(exchangeResource(x.Name), "it has no alternate exchange that takes what matches no binding: such dead letters of queue %.80q are lost, or after %d of them hold up all others", q.Name, stallAt)
 					break
 				}
 			}
@@ -194,7 +194,7 @@ var rules = []Rule{
 		check: func(c *check) {
 			for _, x := range c.sortedExchanges() {
 				if x.alternate != "" && c.absent(x.alternate) {
-					c.report(exchangeThing(x.Name), "its alternate exchange %.80q doesn't exist, so what matches no binding is lost", x.alternate)
+					c.report(exchangeResource(x.Name), "its alternate exchange %.80q doesn't exist, so what matches no binding is lost", x.alternate)
 				}
 			}
 		},
@@ -206,7 +206,7 @@ var rules = []Rule{
 		check: func(c *check) {
 			for _, x := range c.sortedExchanges() {
 				if _, exists := c.exchanges[x.alternate]; exists && len(c.reach(x.alternate, letter{})) == 0 {
-					c.report(exchangeThing(x.Name), "its alternate exchange %.80q leads to no queue", x.alternate)
+					c.report(exchangeResource(x.Name), "its alternate exchange %.80q leads to no queue", x.alternate)
 				}
 			}
 		},
@@ -355,7 +355,7 @@ var rules = []Rule{
 			for _, b := range c.s.Bindings {
 				for word := range strings.SplitSeq(b.Queue, ".") {
 					if (word == "*" || word == "#") && strings.HasSuffix(b.Key, b.Queue) && b.Key != "#" {
-						c.report(queueThing(b.Queue), "the binding %.80q means other queues as well, and takes their messages", b.Key)
+						c.report(queueResource(b.Queue), "the binding %.80q means other queues as well, and takes their messages", b.Key)
 						break
 					}
 				}
@@ -373,9 +373,9 @@ var rules = []Rule{
 				})
 				switch {
 				case leads && !x.Durable:
-					c.report(exchangeThing(x.Name), "it isn't durable: after a restart of the broker, it and its bindings to durable queues are gone")
+					c.report(exchangeResource(x.Name), "it isn't durable: after a restart of the broker, it and its bindings to durable queues are gone")
 				case leads && x.AutoDelete:
-					c.report(exchangeThing(x.Name), "it is auto-delete: with its last binding it is gone, and so is what is published to it")
+					c.report(exchangeResource(x.Name), "it is auto-delete: with its last binding it is gone, and so is what is published to it")
 				}
 			}
 		},

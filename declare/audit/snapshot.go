@@ -14,7 +14,7 @@ import (
 // live broker; [FromTopology] and [Definitions.Snapshot] make one without a
 // broker. [Compare], [Check] and the graphs are pure functions of it.
 //
-// A snapshot may be partial: see Blind and Refused.
+// A snapshot may be partial: see Unread and Refused.
 type Snapshot struct {
 	VHost string `json:"vhost,omitempty"`
 	// Version of the broker, such as "4.3.6"; empty when unknown.
@@ -27,10 +27,10 @@ type Snapshot struct {
 	Bindings []declare.Binding `json:"bindings"`
 	// Policies of users and operators.
 	Policies []declare.Policy `json:"policies,omitempty"`
-	// Blind lists the parts that couldn't be read.
-	Blind []UnreadPart `json:"blind,omitempty"`
+	// Unread lists the parts that couldn't be read.
+	Unread []UnreadPart `json:"unread,omitempty"`
 	// Refused lists what the user has no permission to read. For a binding, the
-	// Thing's name is the request's path.
+	// Resource's name is the request's path.
 	Refused []UnreadResource `json:"refused,omitempty"`
 
 	// assumed says that there may be exchanges beside Exchanges: see Assume.
@@ -39,13 +39,13 @@ type Snapshot struct {
 
 // UnreadResource is a queue or a binding that couldn't be read, and why.
 type UnreadResource struct {
-	Thing declare.Resource `json:"thing"`
-	Why   string           `json:"why"`
+	Resource declare.Resource `json:"resource"`
+	Why      string           `json:"why"`
 }
 
 func (s Snapshot) refused(t declare.Resource) string {
 	for _, u := range s.Refused {
-		if u.Thing == t {
+		if u.Resource == t {
 			return u.Why
 		}
 	}
@@ -62,11 +62,11 @@ type ExchangeInfo struct {
 	Arguments  map[string]any       `json:"arguments"`
 }
 
-func queueThing(name string) declare.Resource {
+func queueResource(name string) declare.Resource {
 	return declare.Resource{Kind: declare.KindQueue, Name: name}
 }
 
-func exchangeThing(name string) declare.Resource {
+func exchangeResource(name string) declare.Resource {
 	return declare.Resource{Kind: declare.KindExchange, Name: name}
 }
 
@@ -98,9 +98,9 @@ type UnreadPart struct {
 	Why  string       `json:"why"`
 }
 
-// blind returns why a part is out of sight, or "" when it isn't.
-func (s Snapshot) blind(p SnapshotPart) string {
-	for _, b := range s.Blind {
+// unread returns why a part could not be read, or "" if it was read.
+func (s Snapshot) unread(p SnapshotPart) string {
+	for _, b := range s.Unread {
 		if b.Part == p {
 			return b.Why
 		}
@@ -110,8 +110,8 @@ func (s Snapshot) blind(p SnapshotPart) string {
 
 func (s *Snapshot) hide(why string, parts ...SnapshotPart) {
 	for _, p := range parts {
-		if s.blind(p) == "" {
-			s.Blind = append(s.Blind, UnreadPart{p, why})
+		if s.unread(p) == "" {
+			s.Unread = append(s.Unread, UnreadPart{p, why})
 		}
 	}
 }
@@ -124,7 +124,7 @@ func (s *Snapshot) hide(why string, parts ...SnapshotPart) {
 // A worker can check its own topology this way without more permissions.
 func (s Snapshot) Assume(t declare.Topology) Snapshot {
 	s.Exchanges, s.Policies = FromTopology(t).Exchanges, nil
-	s.Blind = slices.DeleteFunc(slices.Clone(s.Blind), func(b UnreadPart) bool {
+	s.Unread = slices.DeleteFunc(slices.Clone(s.Unread), func(b UnreadPart) bool {
 		return b.Part == PartExchanges || b.Part == PartQueues || b.Part == PartBindings || b.Part == PartPolicies
 	})
 	s.assumed = true
@@ -138,7 +138,7 @@ func (s *Snapshot) sort() {
 	slices.SortFunc(s.Exchanges, func(a, b ExchangeInfo) int { return cmp.Compare(a.Name, b.Name) })
 	sortBindings(s.Bindings)
 	slices.SortFunc(s.Policies, comparePolicies)
-	slices.SortFunc(s.Blind, func(a, b UnreadPart) int { return cmp.Compare(a.Part, b.Part) })
+	slices.SortFunc(s.Unread, func(a, b UnreadPart) int { return cmp.Compare(a.Part, b.Part) })
 }
 
 // sortBindings sorts by what makes a binding one.
@@ -168,10 +168,10 @@ func FromTopology(t declare.Topology) Snapshot {
 	for _, d := range (declare.Topology{Exchanges: t.Exchanges, Queues: t.Queues}).Declarations() {
 		flag := func(key string) bool { on, _ := d.Body[key].(bool); return on }
 		args, _ := d.Body["arguments"].(map[string]any)
-		if d.Thing.Kind == declare.KindExchange {
+		if d.Resource.Kind == declare.KindExchange {
 			typ, _ := d.Body["type"].(string)
 			s.Exchanges = append(s.Exchanges, ExchangeInfo{
-				Name: d.Thing.Name, Type: declare.ExchangeType(typ), Durable: flag("durable"),
+				Name: d.Resource.Name, Type: declare.ExchangeType(typ), Durable: flag("durable"),
 				AutoDelete: flag("auto_delete"), Internal: flag("internal"), Arguments: args,
 			})
 			continue
@@ -181,7 +181,7 @@ func FromTopology(t declare.Topology) Snapshot {
 			typ = queuearg.Classic
 		}
 		s.Queues = append(s.Queues, declare.QueueInfo{
-			Name: d.Thing.Name, Type: typ, Durable: flag("durable"),
+			Name: d.Resource.Name, Type: typ, Durable: flag("durable"),
 			AutoDelete: flag("auto_delete"), Exclusive: flag("exclusive"), Arguments: args,
 		})
 	}

@@ -26,7 +26,7 @@ type Finding struct {
 	// Rule is the ID of the [Rule].
 	Rule     string           `json:"rule"`
 	Severity Severity         `json:"severity"`
-	Thing    declare.Resource `json:"thing"`
+	Resource declare.Resource `json:"resource"`
 	// Argument is the setting at fault, such as "x-message-ttl", for the rule
 	// "different"; else it is empty.
 	Argument string `json:"argument,omitempty"`
@@ -37,7 +37,7 @@ type Finding struct {
 
 // String is the finding on two lines.
 func (f Finding) String() string {
-	return fmt.Sprintf("%-7s %s: %s (%s)\n        %s", f.Severity, f.Thing, f.Problem, f.Rule, f.Remedy)
+	return fmt.Sprintf("%-7s %s: %s (%s)\n        %s", f.Severity, f.Resource, f.Problem, f.Rule, f.Remedy)
 }
 
 // Skipped is a rule that wasn't checked, or only in part.
@@ -142,12 +142,12 @@ func Check(s Snapshot, t declare.Topology, waive ...string) Verification {
 		c.rule, c.found = rule, nil
 		rule.check(c)
 		for _, f := range c.found {
-			if !slices.Contains(waive, f.Rule+" "+f.Thing.String()) {
+			if !slices.Contains(waive, f.Rule+" "+f.Resource.String()) {
 				v.Findings = append(v.Findings, f)
 			}
 		}
 	}
-	if why := s.blind(PartExchanges); why != "" && len(t.Exchanges) > 0 && !slices.Contains(waive, "missing") {
+	if why := s.unread(PartExchanges); why != "" && len(t.Exchanges) > 0 && !slices.Contains(waive, "missing") {
 		v.Skipped = append(v.Skipped, Skipped{"missing", PartExchanges, why}, Skipped{"different", PartExchanges, why})
 	}
 	slices.SortStableFunc(v.Findings, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) })
@@ -158,7 +158,7 @@ func Check(s Snapshot, t declare.Topology, waive ...string) Verification {
 // "" for none.
 func (s Snapshot) lacks(needs []SnapshotPart) (SnapshotPart, string) {
 	for _, p := range needs {
-		if why := s.blind(p); why != "" {
+		if why := s.unread(p); why != "" {
 			return p, why
 		}
 	}
@@ -175,9 +175,9 @@ type check struct {
 
 // report takes the rule's severity and remedy.
 func (c *check) report(t declare.Resource, problem string, args ...any) {
-	c.found = append(c.found, Finding{Rule: c.rule.ID, Severity: c.rule.Severity, Thing: t, Problem: fmt.Sprintf(problem, args...), Remedy: c.rule.Remedy})
+	c.found = append(c.found, Finding{Rule: c.rule.ID, Severity: c.rule.Severity, Resource: t, Problem: fmt.Sprintf(problem, args...), Remedy: c.rule.Remedy})
 }
 
 func (c *check) queue(q liveQueue, problem string, args ...any) {
-	c.report(queueThing(q.Name), problem, args...)
+	c.report(queueResource(q.Name), problem, args...)
 }

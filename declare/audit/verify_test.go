@@ -40,7 +40,7 @@ func cycle() declare.Topology {
 
 func live(t declare.Topology) audit.Snapshot {
 	s := audit.FromTopology(t)
-	s.Blind = nil
+	s.Unread = nil
 	s.Version, s.Nodes = "4.3.6", []string{"a", "b", "c"}
 	for i := range s.Queues {
 		q := &s.Queues[i]
@@ -99,7 +99,7 @@ func TestCheckFindsClusterFaults(t *testing.T) {
 			v := audit.Check(s, cycle())
 			require.Len(t, v.Findings, 1, "%s", v)
 			assert.Equal(t, tt.rule, v.Findings[0].Rule)
-			assert.Equal(t, `queue "orders"`, v.Findings[0].Thing.String())
+			assert.Equal(t, `queue "orders"`, v.Findings[0].Resource.String())
 			assert.Contains(t, v.Findings[0].Problem, tt.says)
 			assert.NotEmpty(t, v.Findings[0].Remedy)
 			assert.Empty(t, audit.Check(s, cycle(), tt.rule).Findings)
@@ -125,7 +125,7 @@ func TestCheckWarnsOfVersionsThatStallAfterAFreeze(t *testing.T) {
 		}
 		require.Len(t, v.Findings, 1, version)
 		assert.Equal(t, "broker-version", v.Findings[0].Rule)
-		assert.Equal(t, declare.Resource{Kind: declare.KindBroker, Name: version}, v.Findings[0].Thing)
+		assert.Equal(t, declare.Resource{Kind: declare.KindBroker, Name: version}, v.Findings[0].Resource)
 		s.Nodes = s.Nodes[:1]
 		for i := range s.Queues {
 			s.Queues[i].Replicas, s.Queues[i].Online = s.Nodes, s.Nodes
@@ -165,7 +165,7 @@ func TestVerificationAsTextAndJSON(t *testing.T) {
 `, v.String())
 	text, err := json.Marshal(v)
 	require.NoError(t, err)
-	assert.Contains(t, string(text), `{"findings":[{"rule":"stuck-dead-letters","severity":"error","thing":{"kind":"queue","name":"orders"}`)
+	assert.Contains(t, string(text), `{"findings":[{"rule":"stuck-dead-letters","severity":"error","resource":{"kind":"queue","name":"orders"}`)
 }
 
 func TestRulesAreDocumented(t *testing.T) {

@@ -371,7 +371,7 @@ func TestVerifyOnACluster(t *testing.T) {
 				if f.Rule == "broker-version" && c.Version == "4.0" {
 					continue // 4.0.5 has it
 				}
-				found = append(found, f.Rule+" "+f.Thing.String())
+				found = append(found, f.Rule+" "+f.Resource.String())
 			}
 			return found
 		}

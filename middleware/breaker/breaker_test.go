@@ -463,7 +463,7 @@ func TestAConfigThatCanNotBeUsedStopsTheConsumer(t *testing.T) {
 		h := breaker.With(c.cfg)(b)
 		var bad *argument.Error
 		require.ErrorAs(t, client.Prepare(t.Context(), h, client.Start{}), &bad)
-		assert.Equal(t, c.name, bad.Name)
+		assert.Equal(t, c.name, bad.Path.String())
 		assert.Equal(t, client.Requeue{Failed: true, Err: bad}, h.Handle(t.Context(), message()), "where Prepare isn't called")
 		assert.Zero(t, b.count())
 	}

@@ -467,7 +467,7 @@ func TestAConfigThatCanNotBeUsedStopsTheConsumer(t *testing.T) {
 		h := dedupe.With(c.cfg)(w)
 		var bad *argument.Error
 		require.ErrorAs(t, client.Prepare(t.Context(), h, client.Start{}), &bad)
-		assert.Equal(t, c.name, bad.Name)
+		assert.Equal(t, c.name, bad.Path.String())
 		assert.Equal(t, client.Requeue{Failed: true, Err: bad}, h.Handle(t.Context(), delivery("q", "1")), "where Prepare isn't called")
 		assert.Zero(t, w.calls.Load())
 	}

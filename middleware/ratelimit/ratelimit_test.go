@@ -185,7 +185,7 @@ func TestAConfigThatCanNotBeUsedStopsTheConsumer(t *testing.T) {
 		h := ratelimit.With(cfg)(k)
 		var bad *argument.Error
 		require.ErrorAs(t, client.Prepare(t.Context(), h, client.Start{}), &bad)
-		assert.Equal(t, name, bad.Name)
+		assert.Equal(t, name, bad.Path.String())
 		assert.Equal(t, client.Requeue{Failed: true, Err: bad}, h.Handle(t.Context(), delivery("q", "1")), "where Prepare isn't called")
 	}
 	for _, rate := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {

@@ -4,64 +4,47 @@ package names
 import (
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/brokername"
 )
 
 const reserved = "amq."
 
 // Check refuses the names that the broker refuses, and those that end the
 // management session or reach nothing: invalid UTF-8 and "..", and ".".
-func Check(what, name string) error {
-	switch {
-	case name == "":
-		return argument.New(what, nil, "is empty", "give a name")
-	case name == "." || name == "..":
+func Check(at argument.Path, name string) error {
+	if name == "." || name == ".." {
 		// The broker normalises a request's path after decoding it, so "." and
 		// ".." vanish from it however they are encoded.
-		return argument.New(what, name, "is a step in a path to the broker's management node", "choose another name")
-	case len(name) > address.MaxName:
-		return argument.New(what, name, fmt.Sprintf("has %d bytes", len(name)), fmt.Sprintf("use at most %d bytes", address.MaxName))
-	case !utf8.ValidString(name):
-		return argument.New(what, name, "isn't valid UTF-8", "encode names as UTF-8")
-	case strings.ContainsAny(name, "\r\n"):
-		return argument.New(what, name, "has a line break", "remove the carriage return or line feed")
+		return argument.At(at, argument.Reserved, name, "is a step in a path to the broker's management node", "choose another name")
 	}
-	return nil
+	return brokername.Check(at, name)
 }
 
 // CheckOwn is Check for something that is to be declared or deleted:
 // the broker keeps the prefix "amq." for itself.
-func CheckOwn(what, name, remedy string) error {
-	if err := Check(what, name); err != nil {
+func CheckOwn(at argument.Path, name, remedy string) error {
+	if err := Check(at, name); err != nil {
 		return err
 	}
 	if strings.HasPrefix(name, reserved) {
-		return argument.New(what, name, `begins with "amq.", which the broker keeps for itself`, remedy)
+		return argument.At(at, argument.Reserved, name, `begins with "amq.", which the broker keeps for itself`, remedy)
 	}
 	return nil
 }
 
 // CheckKey refuses the routing keys that the broker refuses.
-func CheckKey(what, key string) error {
-	switch {
-	case len(key) > address.MaxRoutingKey:
-		return argument.New(what, key, fmt.Sprintf("has %d bytes", len(key)), fmt.Sprintf("use at most %d bytes", address.MaxRoutingKey))
-	case !utf8.ValidString(key):
-		return argument.New(what, key, "isn't valid UTF-8", "encode keys as UTF-8")
-	}
-	return nil
-}
+func CheckKey(at argument.Path, key string) error { return brokername.CheckKey(at, key) }
 
-// Label names a value in an error, such as QuorumQueue("orders").
-func Label(kind, name string) string {
+// Label is the path of a value in an error, such as QuorumQueue("orders").
+func Label(kind, name string) argument.Path {
 	const limit = 64
 	if len(name) > limit {
-		return fmt.Sprintf("%s(%.*q…)", kind, limit, name)
+		return argument.Root(fmt.Sprintf("%s(%.*q…)", kind, limit, name))
 	}
-	return fmt.Sprintf("%s(%q)", kind, name)
+	return argument.Root(fmt.Sprintf("%s(%q)", kind, name))
 }
 
 // QueuePath is the path of a queue at the management node.

@@ -25,9 +25,9 @@ const (
 	Stream  = "stream"
 )
 
-// Argument is an argument that RabbitMQ 4.0 to 4.3 knows. The broker takes
-// any name and any value without a word, and means its default by what it can't
-// read; so they are checked here.
+// Argument is an argument that RabbitMQ 4.0 to 4.3 reads. The broker accepts any
+// name and any value. It silently uses its default where it can't read the value, so
+// arguments are checked here.
 type Argument struct {
 	// Types of queues that read it.
 	Types []string
@@ -77,18 +77,18 @@ var Known = map[string]Argument{
 	"x-initial-cluster-size":          {Types: []string{Stream}, wrong: atLeast(1), Policy: true},
 }
 
-// Wrong says what is wrong with an argument of a queue of a type, and
-// what to do: "" when nothing is. unknown is whether only its name is.
+// Wrong says what is wrong with an argument of a queue of a type, and what to do. The
+// problem is "" if nothing is wrong. unknown says that only the name is.
 func Wrong(queueType, key string, v any) (problem, remedy string, unknown bool) {
 	a, known := Known[key]
 	if !known {
-		return "is none that RabbitMQ 4 knows, so it does nothing", "check its spelling, or leave it out", true
+		return "isn't an argument of RabbitMQ 4, so it has no effect", "check its spelling, or leave it out", true
 	}
 	if !slices.Contains(a.Types, queueType) {
-		return fmt.Sprintf("does nothing at a %s queue, but at one of the type %s", queueType, strings.Join(a.Types, " or ")), "leave it out, or take that type", true
+		return fmt.Sprintf("has no effect on a %s queue; it is for the type %s", queueType, strings.Join(a.Types, " or ")), "leave it out, or use that type", true
 	}
 	if problem := a.wrong(v); problem != "" {
-		return problem + ", which the broker takes without a word and doesn't act on", "write it with the type and value that the broker reads", false
+		return problem + ": the broker silently ignores it", "write it with the type and value that the broker reads", false
 	}
 	return "", "", false
 }

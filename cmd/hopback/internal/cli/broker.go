@@ -150,9 +150,9 @@ func (b *broker) readBoth(ctx context.Context, of declare.Topology) (audit.Snaps
 	if err == nil {
 		err = b.same(s)
 	}
-	for i := range s.Blind {
+	for i := range s.Unread {
 		if b.noAPI != "" {
-			s.Blind[i].Why += "; " + b.noAPI
+			s.Unread[i].Why += "; " + b.noAPI
 		}
 	}
 	return s, timedOut(ctx, err)

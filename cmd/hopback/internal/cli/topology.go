@@ -256,15 +256,15 @@ func (c *command) unrefused(ctx context.Context, b *broker, in input) (audit.Dif
 func tell(r declare.Report, before audit.Diff) declare.Report {
 	was := map[declare.Resource]audit.ChangeKind{}
 	for _, change := range before.Changes {
-		was[change.Thing] = change.Action
+		was[change.Resource] = change.Kind
 	}
 	for i, step := range r.Steps {
 		switch {
-		case step.Outcome != declare.Declared:
-		case was[step.Thing] == audit.Keep:
-			r.Steps[i].Outcome = declare.Existed
-		case was[step.Thing] == audit.Create:
-			r.Steps[i].Outcome = declare.Created
+		case step.Result != declare.Declared:
+		case was[step.Resource] == audit.Keep:
+			r.Steps[i].Result = declare.Existed
+		case was[step.Resource] == audit.Create:
+			r.Steps[i].Result = declare.Created
 		}
 	}
 	return r
@@ -289,9 +289,9 @@ func (c *command) printReport(r declare.Report) error {
 		return err
 	}
 	var parts []string
-	for o := declare.NotTried; o <= declare.Unknown; o++ {
-		if n := r.Count(o); n > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", n, o))
+	for _, result := range []declare.StepResult{declare.NotTried, declare.Created, declare.Existed, declare.Declared, declare.Deleted, declare.Refused, declare.Unknown} {
+		if n := r.Count(result); n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, result))
 		}
 	}
 	_, err := fmt.Fprintf(c.stdout.w, "%s.\n", strings.Join(parts, ", "))

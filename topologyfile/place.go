@@ -1,0 +1,250 @@
+package topologyfile
+
+import (
+	"errors"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+)
+
+// Values that are read from a file check themselves, and their errors lead to the
+// fields of Go values: Policy.MaxRetries. The code here leads on to the keys of the
+// file, retry.max-retries, and to the line.
+
+// goField is the key, or the keys, that a field of a Go value is read from.
+type goField struct {
+	// path has the names of the fields: DelayedRetry, Kind.
+	path []string
+	// keys has the alternatives, the usual one last.
+	keys []string
+	// within are the fields of the field's own value.
+	within []goField
+}
+
+// goFields are the fields that a list of keys sets.
+func goFields[T any](keys []key[T]) []goField {
+	var list []goField
+	for _, k := range keys {
+		if len(k.field.path) > 0 {
+			list = append(list, k.field)
+		}
+	}
+	return list
+}
+
+// fieldPath finds the field of T that a function returns. The fields of this
+// package's own structs stand for exported ones of the same name.
+func fieldPath[T, V any](field func(*T) *V) []string {
+	var zero T
+	want := reflect.ValueOf(field(&zero)).Pointer()
+	return fieldAt(reflect.ValueOf(&zero).Elem(), want, reflect.TypeFor[V]())
+}
+
+func fieldAt(v reflect.Value, want uintptr, typ reflect.Type) []string {
+	if v.Kind() != reflect.Struct {
+		return nil
+	}
+	for i := range v.NumField() {
+		f, name := v.Field(i), v.Type().Field(i).Name
+		name = strings.ToUpper(name[:1]) + name[1:]
+		if f.Type() == typ && f.Addr().Pointer() == want {
+			return []string{name}
+		}
+		if within := fieldAt(f, want, typ); within != nil {
+			return append([]string{name}, within...)
+		}
+	}
+	return nil
+}
+
+// place is where a Go value comes from.
+type place struct {
+	at
+	// keys is the mapping that was read, or nil.
+	keys   *yaml.Node
+	fields []goField
+}
+
+// find leads from a path in Go values to the one in the file, and to the nearest
+// node that the file has. The steps before the first field are p itself.
+func (p place) find(path argument.Path) (argument.Path, *yaml.Node) {
+	out, here, node, fields := p.path, p.keys, p.node, p.fields
+	step := func(next *yaml.Node) {
+		if here = next; next != nil {
+			node = next
+		}
+	}
+	first := slices.IndexFunc(path, func(s argument.Segment) bool { return s.Kind == argument.SegmentField })
+	if first < 0 {
+		return out, node
+	}
+	for i := first; i < len(path); i++ {
+		switch s := path[i]; s.Kind {
+		case argument.SegmentField:
+			f, ok := match(fields, path[i:])
+			if !ok {
+				return out, node // the name of a queue, which the place has already
+			}
+			key := f.keyIn(here)
+			out = out.Field(key)
+			step(valueOf(here, key))
+			fields = f.within
+			i += len(f.path) - 1
+		case argument.SegmentKey:
+			out = out.Field(short(s.Name))
+			step(valueOf(here, s.Name))
+		case argument.SegmentIndex:
+			out = out.Index(s.Index)
+			step(itemOf(here, s.Index))
+		case argument.SegmentCall:
+			// A list of delays ends with the one that repeats.
+			if here != nil && here.Kind == yaml.SequenceNode && len(here.Content) > 0 {
+				n := min(s.Index, len(here.Content)) - 1
+				out = out.Index(n)
+				step(itemOf(here, n))
+			}
+		}
+	}
+	return out, node
+}
+
+// match returns the field that a path leads to first.
+func match(fields []goField, path argument.Path) (best goField, ok bool) {
+	for _, f := range fields {
+		if len(f.path) > len(path) || len(f.path) <= len(best.path) {
+			continue
+		}
+		same := true
+		for i, name := range f.path {
+			same = same && path[i] == argument.Segment{Kind: argument.SegmentField, Name: name}
+		}
+		if same {
+			best, ok = f, true
+		}
+	}
+	return best, ok
+}
+
+// keyIn is the alternative that was written, or else the last.
+func (f goField) keyIn(mapping *yaml.Node) string {
+	for _, key := range f.keys {
+		if valueOf(mapping, key) != nil {
+			return key
+		}
+	}
+	return f.keys[len(f.keys)-1]
+}
+
+func valueOf(mapping *yaml.Node, key string) *yaml.Node {
+	if mapping == nil || mapping.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		if mapping.Content[i].Value == key {
+			return mapping.Content[i+1]
+		}
+	}
+	return nil
+}
+
+func itemOf(list *yaml.Node, i int) *yaml.Node {
+	if list == nil || list.Kind != yaml.SequenceNode || i < 0 || i >= len(list.Content) {
+		return nil
+	}
+	return list.Content[i]
+}
+
+// check adds the errors of a Go value, each at its place in the file.
+func (r *reader) check(p place, err error) {
+	if err == nil {
+		return
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, err := range joined.Unwrap() {
+			r.check(p, err)
+		}
+		return
+	}
+	var e *argument.Error
+	if !errors.As(err, &e) {
+		r.add(p.node, err)
+		return
+	}
+	said := *e
+	var node *yaml.Node
+	said.Path, node = p.find(e.Path)
+	if len(e.Other) > 0 {
+		said.Other, _ = p.find(e.Other)
+	}
+	if remedy := remedies[faultOf(e)]; remedy != "" {
+		said.Remedy = remedy
+	}
+	r.add(node, &said)
+}
+
+// fault is what is wrong with which field.
+type fault struct {
+	field string
+	code  argument.Code
+}
+
+func faultOf(e *argument.Error) fault {
+	for i := len(e.Path) - 1; i >= 0; i-- {
+		if e.Path[i].Kind == argument.SegmentField {
+			return fault{e.Path[i].Name, e.Code}
+		}
+	}
+	return fault{"", e.Code}
+}
+
+// remedies are for a file where those of the errors are for Go code.
+var remedies = map[fault]string{
+	{"MaxRetries", argument.OutOfRange}:                "write one of these, or none",
+	{"Backoff", argument.TooMany}:                      "use fewer retries, give exponential a max, or use any-delay",
+	{"Overflow", argument.Conflict}:                    "leave it out, or give dead-letter the strategy at-most-once",
+	{"DeadLetter", argument.Missing}:                   "write dead-letter: {queue: NAME}, {exchange: NAME} or drop; or put it under work-queues, which get a dead-letter queue of their own",
+	{"Strategy", argument.Unsupported}:                 "add strategy: at-most-once to its dead-letter, or make it a quorum queue",
+	{"Kind", argument.Unknown}:                         "write delayed-retry-type: all, failed or returned",
+	{"Headers", argument.Missing}:                      "write a header, or match: all, which matches every message",
+	{"Headers", argument.Conflict}:                     "use match: all-with-x or any-with-x",
+	{"Arguments", argument.Reserved}:                   "use the key type, under queues; all work-queues are quorum queues",
+	{"MessageTTL", argument.NotWhole}:                  wholeMillis,
+	{"Expires", argument.NotWhole}:                     wholeMillis,
+	{"ConsumerTimeout", argument.NotWhole}:             wholeMillis,
+	{"Min", argument.NotWhole}:                         wholeMillis,
+	{"Max", argument.NotWhole}:                         wholeMillis,
+	{"MaxAge", argument.NotWhole}:                      "write whole seconds",
+	{"ConsumerDisconnectedTimeout", argument.NotWhole}: wholeMillis,
+}
+
+const wholeMillis = "write whole milliseconds"
+
+// contradiction is what the Path of an error of declare.Merge is about: a queue or an
+// exchange of t.
+func contradiction(path argument.Path, t declare.Topology) (kind, name string) {
+	if len(path) < 3 || path[2].Kind != argument.SegmentIndex {
+		return "", ""
+	}
+	switch i := path[2].Index; {
+	case path[1].Name == "Queues" && i < len(t.Queues):
+		return path[1].Name, t.Queues[i].Address().QueueName()
+	case path[1].Name == "Exchanges" && i < len(t.Exchanges):
+		return path[1].Name, t.Exchanges[i].Name
+	}
+	return "", ""
+}
+
+// short keeps a huge key from flooding a log line.
+func short(key string) string {
+	const limit = 100
+	if len(key) <= limit {
+		return key
+	}
+	return strings.ToValidUTF8(key[:limit], "") + "…" + strconv.Itoa(len(key)) + " bytes"
+}
