@@ -21,7 +21,7 @@ var brokers []*broker.Broker
 
 // parallel is how many tests run at once: they mostly wait for the broker, so
 // there may be more of them than there are cores.
-const parallel = "12"
+const parallel = "16"
 
 func TestMain(m *testing.M) {
 	flag.Parse()

@@ -102,6 +102,7 @@ func (l *life) now() int {
 // Whatever is taken from a running consumer and publisher and given back: both come
 // back by themselves, and tell what kept them.
 func TestWhatIsTakenAndGivenBackIsComeBackFrom(t *testing.T) {
+	t.Parallel()
 	for _, loss := range []struct {
 		name string
 		// take takes it; meanwhile is what publishing says then.

@@ -21,6 +21,7 @@ import (
 // holds them, and tries again after its dead_letter_worker_publisher_confirm_timeout:
 // 180 s by default, and 10 s on the brokers that docker-compose.yml starts.
 func TestRetriesComeSoonAfterARepair(t *testing.T) {
+	t.Parallel()
 	for name, strategy := range map[string]retry.Strategy{"requeue exchange": retry.StrategyRepublish, "return exchange": retry.StrategyDeadLetter} {
 		t.Run(name, func(t *testing.T) {
 			forEachOfOurs(t, func(t *testing.T, s *site) {

@@ -123,6 +123,14 @@ func moveLeaders(t *testing.T, c *broker.Cluster, to string) {
 	require.NoError(t, err)
 }
 
+// spreadLeaders has queues whose names match led by any node, from their declaration on.
+func spreadLeaders(t *testing.T, c *broker.Cluster, names string) {
+	t.Helper()
+	_, err := c.Nodes[0].Exec(t.Context(), "rabbitmqctl", "set_policy", "spread", names, `{"queue-leader-locator":"balanced"}`, "--apply-to", "quorum_queues")
+	require.NoError(t, err)
+	t.Cleanup(func() { _, _ = c.Nodes[0].Exec(context.Background(), "rabbitmqctl", "clear_policy", "spread") })
+}
+
 func poll(t *testing.T, what string, yes func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(2 * patience)
@@ -431,6 +439,16 @@ func TestNothingIsLostWhileNodesComeAndGo(t *testing.T) {
 			time.Sleep(10 * time.Second) // is how long it is frozen
 			require.NoError(t, n.Unpause(t.Context()))
 		},
+		// The same, with leaders on all nodes, so that delay queues hand over from node
+		// to node.
+		"frozen elsewhere, spread": func(t *testing.T, c *broker.Cluster, n *broker.Node, conn *client.Conn) {
+			if conn.State().Broker.Node == n.Name {
+				return
+			}
+			require.NoError(t, n.Pause(t.Context()))
+			time.Sleep(10 * time.Second) // is how long it is frozen
+			require.NoError(t, n.Unpause(t.Context()))
+		},
 		"cut off": func(t *testing.T, c *broker.Cluster, n *broker.Node, _ *client.Conn) {
 			require.NoError(t, n.Isolate(t.Context()))
 			time.Sleep(20 * time.Second) // is how long it is cut off
@@ -449,12 +467,15 @@ func TestNothingIsLostWhileNodesComeAndGo(t *testing.T) {
 	forEachCluster(t, func(t *testing.T, c *broker.Cluster) {
 		for what, fault := range faults {
 			t.Run(what, func(t *testing.T) {
+				if strings.Contains(what, "spread") {
+					spreadLeaders(t, c, "^")
+				}
 				flows := map[*flow]func(){}
 				conn := connect(t, c, c.Nodes[0], func(cfg *client.Config) {
 					cfg.IdleTimeout, cfg.ConnectTimeout = 5*time.Second, 5*time.Second
 				})
 				for name, strategy := range strategies(c) {
-					f, finish := run(t, c, conn, strings.ReplaceAll(what, " ", "-")+"-"+name, strategy)
+					f, finish := run(t, c, conn, strings.NewReplacer(" ", "-", ",", "").Replace(what)+"-"+name, strategy)
 					flows[f] = finish
 				}
 				for _, n := range c.Nodes {
@@ -524,9 +545,7 @@ func TestAPolicySpreadsTheLeadersOfDelayQueues(t *testing.T) {
 			return led
 		}
 		assert.Equal(t, map[string]int{conn.Broker().Node: 9}, leaders("together_"), "where they were declared")
-		_, err := c.Nodes[0].Exec(t.Context(), "rabbitmqctl", "set_policy", "spread", "^spread_", `{"queue-leader-locator":"balanced"}`, "--apply-to", "quorum_queues")
-		require.NoError(t, err)
-		t.Cleanup(func() { _, _ = c.Nodes[0].Exec(context.Background(), "rabbitmqctl", "clear_policy", "spread") })
+		spreadLeaders(t, c, "^spread_")
 		spread := leaders("spread_")
 		assert.Greater(t, len(spread), 1, "%v", spread)
 	})
