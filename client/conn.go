@@ -125,6 +125,7 @@ func newConn(cfg Config, eps []endpoint) *Conn {
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.hurry, c.cutOff = context.WithCancel(context.Background())
+	c.clock.ask = c.askTime
 	c.lines = []*line{c.newLine(1)}
 	c.mgmt = newManagement(c.openSession, c.ctx, c.closing)
 	return c

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -27,6 +28,8 @@ const (
 // brokerClock has the broker's time as it was last asked for.
 type brokerClock struct {
 	turn chan struct{} // to ask; nil until the first wants it
+	// ask is Conn.askTime, but in tests.
+	ask func(context.Context, *wire) (asked, broker time.Time, err error)
 
 	mu     sync.Mutex
 	on     *wire // the connection that it was asked on
@@ -34,6 +37,8 @@ type brokerClock struct {
 	broker time.Time // at asked
 	err    error
 	told   bool // that the clocks differ
+
+	learning atomic.Bool // brokerNow has somebody ask
 }
 
 // brokerTime is the time by the clock of the node that the connection is to, late by
@@ -65,7 +70,7 @@ func (c *Conn) brokerTime(ctx context.Context) (time.Time, error) {
 	if known, now, err := b.now(w); known {
 		return now, err
 	}
-	asked, broker, err := c.askTime(ctx, w)
+	asked, broker, err := b.ask(ctx, w)
 	if err != nil {
 		if ctx.Err() != nil && c.isClosing() {
 			return time.Time{}, err
@@ -78,6 +83,38 @@ func (c *Conn) brokerTime(ctx context.Context) (time.Time, error) {
 	b.mu.Unlock()
 	_, now, err := b.now(w)
 	return now, err
+}
+
+// brokerNow is brokerTime for those that can't wait. It is false while the time isn't
+// known, and then has it asked for. If the broker can't be asked, this host's time stands
+// in.
+func (c *Conn) brokerNow() (now time.Time, known bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.up()
+	if w == nil {
+		return time.Time{}, false
+	}
+	known, now, err := c.clock.now(w)
+	switch {
+	case !known:
+		c.learnTime()
+	case err != nil:
+		return time.Now(), true
+	}
+	return now, known
+}
+
+// learnTime has the broker asked for its time, unless somebody does already. It is called
+// with mu held.
+func (c *Conn) learnTime() {
+	if c.isClosing() || !c.clock.learning.CompareAndSwap(false, true) {
+		return
+	}
+	c.background.Go(func() {
+		defer c.clock.learning.Store(false)
+		_, _ = c.brokerTime(c.ctx) // which keeps the answer, and logs the error
+	})
 }
 
 // now is the broker's time, if that is known of the connection w.

@@ -163,7 +163,7 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	defer booking.release()
 	k := newConsumer(queue, source, h, cfg, consumerDeps{
 		open: booking.open, give: closeSession, backoff: c.cfg.Reconnect, log: c.log, tell: booking.tell,
-		deadLetters: c.deadLetters, look: c.look, starving: c.starving,
+		deadLetters: c.deadLetters, look: c.look, starving: c.starving, now: c.brokerNow,
 	})
 	k.order = order
 	if err := c.join(k); err != nil {
@@ -265,11 +265,16 @@ type consumerDeps struct {
 	look func(ctx context.Context, queue string) (queueLook, error)
 	// starving is after how long without a delivery that is asked. 0: the default.
 	starving time.Duration
+	// now is the broker's time; false while it isn't known. nil: this host's.
+	now func() (time.Time, bool)
 }
 
 func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consumerDeps) *consumer {
 	if cfg.Control == nil {
 		cfg.Control = &Control{}
+	}
+	if deps.now == nil {
+		deps.now = func() (time.Time, bool) { return time.Now(), true }
 	}
 	var wanted *appetite
 	if cfg.near > 0 {

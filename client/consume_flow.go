@@ -52,7 +52,7 @@ func (s *stint) take(m *Message) {
 		default:
 		}
 	}
-	if s.returns.notice(m) {
+	if s.returns.notice(m, s.deps.now) {
 		s.log.Warn("hopback: the queue delivers at once what went back to be delivered later: deliveries whose forwards wait are kept instead")
 	}
 	d := &Delivery{message: m, queue: s.queue, received: now, link: s}
@@ -464,14 +464,18 @@ func (s *stint) setAside(d *Delivery, size int64, mayReturn bool) (aside, return
 const annotationDeliveryTime = "x-opt-delivery-time"
 
 // returnLater has a delivery go back to its queue, which isn't to deliver it soon. It
-// counts as no failure. Where the broker would count it, or deliver it at once, the
-// delivery isn't given back.
+// counts as no failure. Where the broker would count it, or deliver it at once, or as long
+// as the broker's time isn't known, the delivery isn't given back.
 func (s *stint) returnLater(d *Delivery) bool {
 	if s.counts || s.returns.ignored.Load() {
 		return false
 	}
+	now, known := s.deps.now()
+	if !known {
+		return false
+	}
 	s.returns.any.Store(true)
-	s.push(d, disposition{kind: modified, annotations: amqp.Annotations{annotationDeliveryTime: time.Now().Add(returnFor).UnixMilli()}})
+	s.push(d, disposition{kind: modified, annotations: amqp.Annotations{annotationDeliveryTime: now.Add(returnFor).UnixMilli()}})
 	return true
 }
 
@@ -481,13 +485,17 @@ type lateReturns struct {
 	ignored atomic.Bool // the queue delivers them at once
 }
 
-// notice is told of each delivery.
-func (r *lateReturns) notice(m *Message) (ignored bool) {
+// notice is told of each delivery. brokerNow is the broker's time, if that is known.
+func (r *lateReturns) notice(m *Message, brokerNow func() (time.Time, bool)) (ignored bool) {
 	if !r.any.Load() || r.ignored.Load() {
 		return false
 	}
 	at, ok := m.Annotations[annotationDeliveryTime].(int64)
-	if !ok || time.Until(time.UnixMilli(at)) < returnFor/2 {
+	if !ok {
+		return false
+	}
+	now, known := brokerNow()
+	if !known || time.UnixMilli(at).Sub(now) < returnFor/2 {
 		return false
 	}
 	return r.ignored.CompareAndSwap(false, true)

@@ -38,7 +38,7 @@ func startConsumerOf(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc, deadLette
 	require.NoError(b.t, err)
 	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{
 		open: b.open, give: closeSession, backoff: testBackoff, log: quiet, tell: b.tell, overdue: cmp.Or(b.overdue, forEver),
-		deadLetters: func(context.Context, string) bool { return deadLetters },
+		deadLetters: func(context.Context, string) bool { return deadLetters }, now: b.now,
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	b.t.Cleanup(stop)
@@ -66,6 +66,17 @@ type nilCause struct{ cause error }
 func (e *nilCause) Error() string { return e.cause.Error() }
 func (e *nilCause) Unwrap() error { return e.cause }
 
+// ownCause is an error that unwraps to itself, and ownCauses one that joins itself.
+type (
+	ownCause  struct{}
+	ownCauses struct{}
+)
+
+func (*ownCause) Error() string      { return "own cause" }
+func (e *ownCause) Unwrap() error    { return e }
+func (*ownCauses) Error() string     { return "own causes" }
+func (e *ownCauses) Unwrap() []error { return []error{e, e} }
+
 type (
 	embedding struct {
 		DeadLetter
@@ -73,6 +84,12 @@ type (
 	embeddingPointer struct{ *Requeue }
 	embeddingAny     struct{ Outcome }
 )
+
+func embedsItself() error {
+	e := &embeddingAny{}
+	e.Outcome = e
+	return e
+}
 
 func TestConsumerCarriesOutOutcomes(t *testing.T) {
 	boom := errors.New("boom")
@@ -104,10 +121,14 @@ func TestConsumerCarriesOutOutcomes(t *testing.T) {
 		{"a type that embeds a nil pointer to an outcome", embeddingPointer{}, "requeue as failed m"},
 		{"a type that embeds an Outcome", embeddingAny{Requeue{}}, "release m"},
 		{"a type that embeds no Outcome", embeddingAny{}, "requeue as failed m"},
+		{"a type that embeds itself", embedsItself(), "requeue as failed m"},
 		{"a nil pointer to an outcome", (*DeadLetter)(nil), "requeue as failed m"},
 		{"a nil pointer to Forward", (*Forward)(nil), "requeue as failed m"},
 		{"a wrapped nil pointer to an outcome", fmt.Errorf("wrapped: %w", (*Requeue)(nil)), "requeue as failed m"},
 		{"a nil pointer that can't be unwrapped", (*nilCause)(nil), "requeue as failed m"},
+		{"an error that unwraps to itself", &ownCause{}, "requeue as failed m"},
+		{"an error that joins itself", &ownCauses{}, "requeue as failed m"},
+		{"DeadLetter of an error that unwraps to itself", DeadLetter{Reason: "bad", Err: &ownCause{}}, "dead-letter (bad) m"},
 		{"an error whose text panics", hostileError{func() string { panic("no text") }}, "requeue as failed m"},
 		{"DeadLetter of an error whose text panics", DeadLetter{Err: hostileError{func() string { panic("no text") }}}, "dead-letter (<nil>) m"},
 		{"DeadLetter with a reason of invalid UTF-8", DeadLetter{Reason: "a\xff"}, "dead-letter (a?) m"},

@@ -42,6 +42,8 @@ type fakeBroker struct {
 	silent bool
 	// alarm is set by setAlarm.
 	alarm bool
+	// now, if set, is a consumer's idea of the broker's time.
+	now func() (time.Time, bool)
 	// requeues puts what is given back into the queue again.
 	requeues bool
 

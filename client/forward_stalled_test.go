@@ -168,19 +168,58 @@ func TestForwardsThatFindNoRoomToWaitGoBackForLater(t *testing.T) {
 	}
 }
 
+// The time in a message that goes back is the broker's, however far off this host's clock
+// is. While it isn't known, nothing goes back.
+func TestForwardsGoBackForLaterByTheBrokersClock(t *testing.T) {
+	for _, ahead := range []time.Duration{-time.Hour, -40 * time.Second, 0, 40 * time.Second, time.Hour} {
+		t.Run(ahead.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newFakeBroker(t)
+				b.verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
+				known := false
+				b.now = func() (time.Time, bool) {
+					b.mu.Lock()
+					defer b.mu.Unlock()
+					return time.Now().Add(ahead), known
+				}
+				const prefetch = 20
+				b.publish(numbered("m", maxAside+prefetch)...)
+				k := startConsumer(b, ConsumerConfig{Concurrency: 8, Prefetch: prefetch, ForwardPatience: time.Hour}, forwards("later"))
+				time.Sleep(time.Minute)
+				assert.Empty(t, b.history("modify"), "the broker's time isn't known")
+				began := time.Now()
+				b.update(func() { known = true })
+				require.NoError(t, b.await(within(t, time.Minute), func() bool { return b.last.annotations != nil }))
+				b.mu.Lock()
+				at := time.UnixMilli(b.last.annotations[annotationDeliveryTime].(int64))
+				b.mu.Unlock()
+				assert.WithinDuration(t, began.Add(ahead+returnFor), at, 2*time.Second)
+				require.NoError(t, k.end())
+			})
+		})
+	}
+}
+
 // A queue that delivers at once what was to come later isn't given anything back again.
+// What is soon is a matter of the broker's clock.
 func TestAQueueThatReturnsAtOnceGetsNothingBack(t *testing.T) {
-	r := &lateReturns{}
-	early := withID("m")
-	early.Annotations = amqp.Annotations{annotationDeliveryTime: time.Now().Add(returnFor).UnixMilli()}
-	assert.False(t, r.notice(early), "not ours")
-	r.any.Store(true)
-	due := withID("m")
-	due.Annotations = amqp.Annotations{annotationDeliveryTime: time.Now().UnixMilli()}
-	assert.False(t, r.notice(due))
-	assert.True(t, r.notice(early))
-	assert.False(t, r.notice(early), "it is told once")
-	assert.True(t, r.ignored.Load())
+	for _, ahead := range []time.Duration{-time.Hour, 0, time.Hour} {
+		brokersTime := time.Now().Add(ahead)
+		now := func() (time.Time, bool) { return brokersTime, true }
+		unknown := func() (time.Time, bool) { return time.Time{}, false }
+		r := &lateReturns{}
+		early := withID("m")
+		early.Annotations = amqp.Annotations{annotationDeliveryTime: brokersTime.Add(returnFor).UnixMilli()}
+		assert.False(t, r.notice(early, now), "not ours")
+		r.any.Store(true)
+		due := withID("m")
+		due.Annotations = amqp.Annotations{annotationDeliveryTime: brokersTime.UnixMilli()}
+		assert.False(t, r.notice(due, now))
+		assert.False(t, r.notice(early, unknown))
+		assert.True(t, r.notice(early, now))
+		assert.False(t, r.notice(early, now), "it is told once")
+		assert.True(t, r.ignored.Load())
+	}
 }
 
 func TestPatienceGrowsWithFailedDeliveries(t *testing.T) {

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -33,10 +32,14 @@ func OutcomeOf(err error) Outcome {
 	if err == nil {
 		return nil // without what the rest allocates
 	}
-	return outcomeOf(err)
+	return outcomeOf(err, maxEmbedded)
 }
 
-func outcomeOf(err error) (o Outcome) {
+// maxEmbedded bounds how many outcomes are looked for one within the other: one may
+// embed itself.
+const maxEmbedded = 100
+
+func outcomeOf(err error, left int) (o Outcome) {
 	defer func() {
 		if recover() != nil {
 			o = Requeue{Failed: true, Err: fmt.Errorf("an error of type %T that can't be read", err)}
@@ -44,7 +47,7 @@ func outcomeOf(err error) (o Outcome) {
 	}()
 	o, ok := err.(Outcome)
 	if !ok {
-		if o, ok = errors.AsType[Outcome](err); !ok {
+		if o, ok = find[Outcome](err); !ok {
 			return Requeue{Failed: true, Err: err}
 		}
 	}
@@ -60,20 +63,20 @@ func outcomeOf(err error) (o Outcome) {
 	case Requeue, DeadLetter, Modify, Forward:
 		return o
 	}
-	return embedded(reflect.ValueOf(o), err)
+	return embedded(reflect.ValueOf(o), err, left)
 }
 
 // embedded finds the outcome within a type of the user's own that embeds one. It
 // panics as outcomeOf may.
-func embedded(v reflect.Value, err error) Outcome {
+func embedded(v reflect.Value, err error, left int) Outcome {
 	v = reflect.Indirect(v)
-	if v.Kind() == reflect.Struct {
+	if v.Kind() == reflect.Struct && left > 0 {
 		for i := range v.NumField() {
 			field := v.Type().Field(i)
 			if !field.Anonymous || !field.Type.Implements(reflect.TypeFor[Outcome]()) || !v.Field(i).CanInterface() {
 				continue
 			}
-			return outcomeOf(v.Field(i).Interface().(Outcome))
+			return outcomeOf(v.Field(i).Interface().(Outcome), left-1)
 		}
 	}
 	return Requeue{Failed: true, Err: err}
@@ -86,7 +89,46 @@ func panicIn(err error) (p *PanicError, ok bool) {
 			p, ok = nil, false
 		}
 	}()
-	return errors.AsType[*PanicError](err)
+	return find[*PanicError](err)
+}
+
+// maxErrors bounds how many errors find looks at: one may unwrap to itself.
+const maxErrors = 10_000
+
+// find is errors.AsType for errors of users, which may have no end.
+func find[T error](err error) (T, bool) {
+	left := maxErrors
+	return findWithin[T](err, &left)
+}
+
+func findWithin[T error](err error, left *int) (none T, ok bool) {
+	for err != nil {
+		if *left--; *left < 0 {
+			return none, false
+		}
+		if e, ok := err.(T); ok {
+			return e, true
+		}
+		if a, ok := err.(interface{ As(any) bool }); ok {
+			if e := none; a.As(&e) {
+				return e, true
+			}
+		}
+		switch e := err.(type) {
+		case interface{ Unwrap() error }:
+			err = e.Unwrap()
+		case interface{ Unwrap() []error }:
+			for _, part := range e.Unwrap() {
+				if found, ok := findWithin[T](part, left); ok {
+					return found, true
+				}
+			}
+			return none, false
+		default:
+			return none, false
+		}
+	}
+	return none, false
 }
 
 // Requeue gives the message back to its queue, which delivers it again at once.

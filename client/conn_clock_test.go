@@ -1,0 +1,82 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// clockConn is a Conn that is up, and whose broker is asked for its time by ask.
+func clockConn(t *testing.T, ask func(context.Context, *wire) (asked, broker time.Time, err error)) *Conn {
+	cfg, err := Config{Logger: quiet}.withDefaults()
+	require.NoError(t, err)
+	c := newConn(cfg, []endpoint{{}})
+	c.clock.ask = ask
+	c.lines[0].live = &wire{}
+	t.Cleanup(func() {
+		c.cancel()
+		c.background.Wait()
+	})
+	return c
+}
+
+// Whoever can't wait for the broker's time has it asked for, once however many they are.
+func TestBrokerNowAsksOnceAndDoesNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int64
+		c := clockConn(t, func(context.Context, *wire) (time.Time, time.Time, error) {
+			asked.Add(1)
+			time.Sleep(time.Second)
+			return time.Now(), time.Now().Add(time.Hour), nil
+		})
+		for range 100 {
+			_, known := c.brokerNow()
+			require.False(t, known)
+		}
+		synctest.Wait()
+		require.EqualValues(t, 1, asked.Load())
+		time.Sleep(time.Second)
+		synctest.Wait()
+		for range 100 {
+			now, known := c.brokerNow()
+			require.True(t, known)
+			require.WithinDuration(t, time.Now().Add(time.Hour), now, time.Millisecond)
+		}
+		require.EqualValues(t, 1, asked.Load())
+		c.lines[0].live = &wire{} // another connection, perhaps to another node
+		_, known := c.brokerNow()
+		require.False(t, known)
+		time.Sleep(2 * time.Second)
+		_, known = c.brokerNow()
+		require.True(t, known)
+		require.EqualValues(t, 2, asked.Load())
+	})
+}
+
+// Where the broker can't be asked, this host's time stands in.
+func TestBrokerNowIsThisHostsWhereTheBrokerCanNotBeAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := clockConn(t, func(context.Context, *wire) (time.Time, time.Time, error) {
+			return time.Time{}, time.Time{}, errors.New("refused")
+		})
+		_, known := c.brokerNow()
+		require.False(t, known)
+		synctest.Wait()
+		now, known := c.brokerNow()
+		require.True(t, known)
+		assert.WithinDuration(t, time.Now(), now, time.Millisecond)
+		c.lines[0].live = nil
+		_, known = c.brokerNow()
+		assert.False(t, known, "there is no connection")
+		close(c.closing)
+		c.lines[0].live = &wire{}
+		_, known = c.brokerNow()
+		assert.False(t, known, "nothing is asked any more")
+	})
+}
