@@ -463,10 +463,11 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	}
 	s := &stint{
 		consumer: k, sess: sess, counts: !sess.broker().AtLeast(4, 3),
-		inbox: newBacklog[*Delivery](room), settles: newBacklog[settlement](room),
-		dead: make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
+		settles: newBacklog[settlement](room),
+		dead:    make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
 		worn: make(chan struct{}, 1),
 	}
+	s.crew.s = s
 	s.settler = newSettler(s.settle)
 	var takenBack func([]byte)
 	if !s.counts { // 4.3 brought the consumer timeout to AMQP 1.0

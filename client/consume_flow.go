@@ -75,47 +75,20 @@ func (s *stint) takenBack(d *Delivery) {
 }
 
 func (s *stint) enqueue(d *Delivery) {
-	s.inbox.put(d)
-	if n := int64(s.cfg.Concurrency); s.started.Load() < n && s.started.Add(1) <= n {
-		s.workers.Go(func() { s.work(s.handlerCtx) })
-	}
+	s.crew.put(d)
 	if isClosed(s.closing) {
 		s.giveBack() // a suspect whose turn came after the drain had looked
 	}
 }
 
-// work runs handlers, one at a time, until the stint ends.
-func (s *stint) work(ctx context.Context) {
-	select {
-	case s.slots <- struct{}{}:
-		defer func() { <-s.slots }()
-	case <-s.dead:
-		return
-	case <-s.closing:
-		return
-	}
-	for !isClosed(s.closing) {
-		var d *Delivery
-		select {
-		case d = <-s.inbox.c: // what is mostly so, and cheaper to ask for by itself
-		default:
-			select {
-			case d = <-s.inbox.c:
-			case <-s.dead:
-				return
-			case <-s.closing:
-				return
-			}
-		}
-		s.inbox.refill()
-		if s.over() {
-			return // it will be delivered again: handling it now makes a duplicate
-		}
-		if !d.settling.Load() && s.mayBegin(d) {
-			s.handle(ctx, d)
-		} else {
-			s.lanes.next(d)
-		}
+// work is what a worker does with a delivery.
+func (s *stint) work(d *Delivery) {
+	// What came in on a link that is over will be delivered again: handling it now makes
+	// a duplicate.
+	if !s.over() && !d.settling.Load() && s.mayBegin(d) {
+		s.handle(s.handlerCtx, d)
+	} else {
+		s.lanes.next(d)
 	}
 }
 
@@ -171,7 +144,7 @@ func (s *stint) call(ctx context.Context, d *Delivery) (err error) {
 				err = d.lastWord
 			}
 			s.carryOut(d, err)
-			s.workers.Go(func() { s.work(s.handlerCtx) })
+			s.crew.replace()
 		}
 	}()
 	err = s.handler.Handle(ctx, d)
@@ -291,7 +264,7 @@ func (f *forwarding) done(err error) {
 	case errors.Is(err, ErrTooLarge) || errors.As(err, new(*argument.Error)):
 		s.unforwardable(f.d, f.o, err)
 	default:
-		s.holding.Go(func() { s.notForwarded(f.d, f.o, err) })
+		s.deciding.start(func() { s.notForwarded(f.d, f.o, err) })
 	}
 }
 
@@ -311,6 +284,8 @@ func patienceFor(patience time.Duration, failed uint32) time.Duration {
 func (s *stint) notForwarded(d *Delivery, o Forward, err error) {
 	switch {
 	case s.keepsDead():
+	case s.over():
+		return
 	case isClosed(s.closing):
 		s.push(d, disposition{kind: released})
 		return

@@ -13,13 +13,13 @@ import (
 // stint is the life of one receiver link. Four kinds of goroutines share the
 // work, so that none waits for another's broker:
 //
-//	receive ──inbox──▶ workers ──settles──▶ settle
-//	                      └──▶ forwarder ──────┘
+//	receive ──crew──▶ workers ──settles──▶ settle
+//	                     └──▶ forwarder ──────┘
 type stint struct {
 	*consumer
 	sess    session
 	link    receiverLink
-	inbox   backlog[*Delivery]
+	crew    crew
 	settles backlog[settlement]
 	// dead is closed when the link is gone: nothing can be settled any more.
 	dead     chan struct{}
@@ -44,19 +44,18 @@ type stint struct {
 	// counts says that the broker counts what is given back as a delivery.
 	counts bool
 	leases *leases // nil where the broker takes no delivery back
-	// held are deliveries that nobody can read; guarded by consumer.mu.
+	// held are deliveries that nobody can read; guarded by consumer.mu. holding are those
+	// that are about to be, which only the goroutine that receives adds to.
 	held    []*Delivery
 	holding sync.WaitGroup
+	// deciding are the goroutines that deal with forwards that were given up.
+	deciding group
 	// keeps says that the queue is known to have a dead-letter exchange.
 	keeps atomic.Bool
 	// lastTarget is where the last forward went to: mostly the next goes there, too.
 	lastTarget atomic.Pointer[builtAddress]
 	// closing is closed when workers are to take no more deliveries.
-	closing chan struct{}
-	// workers are started one by one, with the deliveries that come first: a consumer
-	// of a quiet queue needs none.
-	workers    sync.WaitGroup
-	started    atomic.Int64
+	closing    chan struct{}
 	settler    settler
 	handlerCtx context.Context
 }
@@ -89,6 +88,30 @@ func (x *settler) finish() {
 	<-x.exited
 }
 
+// group is goroutines that may be started until finish is called.
+type group struct {
+	mu       sync.Mutex
+	finished bool
+	running  sync.WaitGroup
+}
+
+// start runs f on a goroutine, unless finish was called.
+func (g *group) start(f func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.finished {
+		g.running.Go(f)
+	}
+}
+
+// finish returns when all have ended. No more are started.
+func (g *group) finish() {
+	g.mu.Lock()
+	g.finished = true
+	g.mu.Unlock()
+	g.running.Wait()
+}
+
 func (s *stint) over() bool {
 	select {
 	case <-s.dead:
@@ -102,6 +125,7 @@ func (s *stint) die(err error) {
 	s.deadOnce.Do(func() {
 		s.why = err
 		close(s.dead)
+		s.crew.stop()
 	})
 }
 
@@ -127,18 +151,12 @@ func (s *stint) resize() {
 
 // giveBack returns what no handler has begun.
 func (s *stint) giveBack() {
-	for {
-		select {
-		case d := <-s.inbox.c:
-			s.inbox.refill()
-			s.push(d, disposition{kind: released})
-			s.lanes.next(d) // into the inbox, so that they go back in their order
-		default:
-			for _, d := range s.lanes.empty() {
-				s.push(d, disposition{kind: released})
-			}
-			return
-		}
+	for d := s.crew.pop(); d != nil; d = s.crew.pop() {
+		s.push(d, disposition{kind: released})
+		s.lanes.next(d) // to the crew, so that they go back in their order
+	}
+	for _, d := range s.lanes.empty() {
+		s.push(d, disposition{kind: released})
 	}
 }
 
@@ -189,6 +207,7 @@ func (s *stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFun
 		s.log.Warn("hopback: consumer's link lost, opening it again", "error", newError("consume", s.queue, ErrConnectionLost, s.why), "unsettled", s.unsettled)
 	}
 	receive.stop()
+	s.deciding.finish()
 	switch end {
 	case stintDrained:
 		// Handlers that ignored the end of their ctx can't be waited for: their
@@ -201,7 +220,7 @@ func (s *stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFun
 		s.settler.finish()
 		s.closeLink()
 		if s.open() == 0 {
-			s.workers.Wait() // none is in a handler
+			s.crew.wait() // none is in a handler
 		}
 		s.die(ErrClosed)
 	case stintRenewed:
@@ -377,14 +396,14 @@ func (s *stint) drain(receive *receiving, hard context.CancelCauseFunc) {
 		s.giveBack()
 	}
 	if !s.counts {
-		close(s.closing)
+		s.stopWorkers()
 		giveBack()
 	}
 	grace := time.NewTimer(time.Until(graceEnd))
 	defer grace.Stop()
 	s.awaitIdle(grace.C, enough)
 	if s.counts {
-		close(s.closing)
+		s.stopWorkers()
 		giveBack()
 	}
 	switch {
@@ -404,6 +423,12 @@ func (s *stint) drain(receive *receiving, hard context.CancelCauseFunc) {
 	if n := s.open(); n > 0 && !s.over() {
 		s.log.Warn("hopback: drained with deliveries unsettled; the broker delivers them again", "count", n)
 	}
+}
+
+// stopWorkers has workers take no more deliveries.
+func (s *stint) stopWorkers() {
+	close(s.closing)
+	s.crew.stop()
 }
 
 const (

@@ -1,0 +1,204 @@
+package client
+
+import "sync"
+
+// crew is a stint's workers: goroutines that run its handlers, at most Concurrency of
+// them, one delivery at a time each.
+//
+// Each goroutine that takes part in a burst costs a switch, and a stack that the CPU's
+// caches don't hold. So no more take part than have to: a delivery wakes the worker that
+// has become idle last, or starts one if none is idle, and wakes nobody while another is
+// on its way. Handlers that are done at once are so run by a few workers, those that
+// block by as many as there are deliveries, and surplus workers sleep undisturbed.
+//
+// The invariant, whenever mu is free: if deliveries wait, then
+//
+//   - a worker is on its way (coming), or
+//   - Concurrency workers live, and none of them is idle, or
+//   - the crew is stopped.
+//
+// A worker that is on its way takes a delivery before it does anything else, and calls
+// the next one if there are more (next). A worker whose handler has returned looks for
+// a delivery before it is idle, and calls one, too, if it leaves any. What can hold up
+// one on its way is only the slot that a new worker needs, which a handler of an earlier
+// link may have; then it isn't on its way any more, and calls another (takeSlot).
+type crew struct {
+	s *stint
+
+	mu      sync.Mutex
+	waiting fifo[*Delivery]
+	idle    []*worker // the one that became so last is the last
+	alive   int
+	coming  bool // a worker is on its way that was called and has taken no delivery yet
+	stopped bool
+
+	running sync.WaitGroup
+}
+
+// worker is one goroutine of a crew.
+type worker struct {
+	// called has one value when the worker is to look for a delivery.
+	called chan struct{}
+}
+
+// put hands d to the workers. It doesn't block.
+func (c *crew) put(d *Delivery) {
+	c.mu.Lock()
+	c.waiting.push(d)
+	w := c.call()
+	c.mu.Unlock()
+	w.wake()
+}
+
+// pop takes back the delivery that has waited longest; nil if none waits.
+func (c *crew) pop() *Delivery {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.waiting.pop()
+}
+
+// call has a worker come, if one is wanted and none is on its way. It is called with mu
+// held, and returns the idle worker to wake once it isn't; nil if there is none.
+func (c *crew) call() *worker {
+	if c.coming || c.stopped || c.waiting.empty() {
+		return nil
+	}
+	if last := len(c.idle) - 1; last >= 0 {
+		w := c.idle[last]
+		c.idle[last] = nil
+		c.idle = c.idle[:last]
+		c.coming = true
+		return w
+	}
+	if c.alive < c.s.cfg.Concurrency {
+		c.alive++
+		c.coming = true
+		c.running.Go(func() { c.work(true) })
+	}
+	return nil
+}
+
+// wake is called for a worker that isn't idle any more. It doesn't block.
+func (w *worker) wake() {
+	if w != nil {
+		w.called <- struct{}{}
+	}
+}
+
+// work runs handlers until the crew is stopped. coming says that the crew counts on this
+// worker to take a delivery.
+func (c *crew) work(coming bool) {
+	took, coming := c.takeSlot(coming)
+	if !took {
+		return
+	}
+	defer func() { <-c.s.slots }()
+	w := &worker{called: make(chan struct{}, 1)}
+	for d := c.next(w, coming); d != nil; d = c.next(w, false) {
+		c.s.work(d)
+	}
+}
+
+// takeSlot takes the right to run handlers. It says whether it did, or the stint has
+// ended; and whether the worker is on its way still.
+func (c *crew) takeSlot(coming bool) (took, still bool) {
+	select {
+	case c.s.slots <- struct{}{}:
+		return true, coming
+	default:
+	}
+	if coming { // not any more
+		c.mu.Lock()
+		c.coming = false
+		w := c.call()
+		c.mu.Unlock()
+		w.wake()
+	}
+	select {
+	case c.s.slots <- struct{}{}:
+		return true, false
+	case <-c.s.dead:
+	case <-c.s.closing:
+	}
+	return false, false
+}
+
+// next returns the next delivery for w, and waits for one; nil: the crew is stopped.
+func (c *crew) next(w *worker, coming bool) *Delivery {
+	c.mu.Lock()
+	for {
+		if coming {
+			c.coming = false
+		}
+		if c.stopped {
+			c.mu.Unlock()
+			return nil
+		}
+		if d := c.waiting.pop(); d != nil {
+			other := c.call()
+			c.mu.Unlock()
+			other.wake()
+			return d
+		}
+		c.idle = append(c.idle, w)
+		c.mu.Unlock()
+		<-w.called
+		c.mu.Lock()
+		coming = true
+	}
+}
+
+// replace starts a worker in place of one that is about to end, since its handler has
+// ended the goroutine. The old one has its slot until then.
+func (c *crew) replace() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.stopped {
+		c.running.Go(func() { c.work(false) })
+	}
+}
+
+// stop has all workers end that run no handler, and the others when it returns. No worker
+// begins from now on.
+func (c *crew) stop() {
+	c.mu.Lock()
+	idle := c.idle
+	c.idle, c.stopped = nil, true
+	c.mu.Unlock()
+	for _, w := range idle {
+		w.wake()
+	}
+}
+
+// wait returns when all workers have ended, once the crew is stopped.
+func (c *crew) wait() { c.running.Wait() }
+
+// fifo is a queue. Its zero value is empty.
+type fifo[T any] struct {
+	all  []T
+	head int // the index of the first
+}
+
+func (q *fifo[T]) empty() bool { return q.head == len(q.all) }
+
+func (q *fifo[T]) push(v T) {
+	if len(q.all) == cap(q.all) && q.head > len(q.all)/2 {
+		n := copy(q.all, q.all[q.head:])
+		clear(q.all[n:])
+		q.all, q.head = q.all[:n], 0
+	}
+	q.all = append(q.all, v)
+}
+
+// pop returns the first; the zero value if there is none.
+func (q *fifo[T]) pop() (v T) {
+	if q.empty() {
+		return v
+	}
+	var none T
+	v, q.all[q.head] = q.all[q.head], none
+	if q.head++; q.head == len(q.all) {
+		q.all, q.head = q.all[:0], 0
+	}
+	return v
+}
