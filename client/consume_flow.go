@@ -387,9 +387,10 @@ func annotations(given map[string]any, more int) amqp.Annotations {
 	return a
 }
 
-// uncount is told of a delivery that isn't the window's any more.
-func (s *stint) uncount() {
-	if s.window.settled() == 0 {
+// uncount is told of a delivery that isn't the window's any more, and whether the next
+// follows at once.
+func (s *stint) uncount(more bool) {
+	if s.window.settled(more) == 0 {
 		s.signalIdle()
 	}
 }
@@ -424,7 +425,7 @@ func (s *stint) setAside(d *Delivery, size int64, mayReturn bool) (aside, return
 		s.aside.Add(1) // before the window forgets it: a drain waits for both
 		s.asideBytes.Add(size)
 		if d.uncounted.CompareAndSwap(false, true) {
-			s.uncount()
+			s.uncount(false)
 			return true, false
 		}
 		s.aside.Add(-1) // it is settled: the broker has taken it back
@@ -493,13 +494,18 @@ func (s *stint) settle(finish <-chan struct{}) {
 		}
 		s.leases.end(x.delivery)
 		s.quarantine.settled(x.delivery)
+		more := len(s.settles.c) > 0
 		switch d := x.delivery; {
 		case d.uncounted.CompareAndSwap(false, true):
-			s.uncount()
+			s.uncount(more)
+			return
 		case d.aside > 0:
 			s.asideBytes.Add(-d.aside)
 			s.aside.Add(-1)
 			s.signalIdle()
+		}
+		if !more {
+			s.window.grant() // what those before have left
 		}
 	}
 	for {

@@ -347,7 +347,7 @@ func (s *stint) hold(d *Delivery) {
 		if len(s.held) <= s.cfg.Prefetch { // it mustn't take the place of what can be handled
 			d.message.Data = nil
 			d.uncounted.Store(true)
-			s.uncount()
+			s.uncount(false)
 		}
 	})
 }

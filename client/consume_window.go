@@ -104,13 +104,26 @@ func (w *window) received(now time.Time) time.Duration {
 }
 
 // settled counts a settlement, and grants credit in batches: one flow frame for
-// half a window, or as much as leaves no worker without work. It returns how many are left.
-func (w *window) settled() int {
+// half a window, or as much as leaves no worker without work. more says that the next
+// settlement follows at once, which then grants what leaves no worker without work: where
+// there are as many workers as the window is large, each settlement would else be followed
+// by a flow frame of its own. It returns how many are left.
+func (w *window) settled(more bool) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.unsettled--
+	if more && w.limit-w.granted-w.unsettled < w.limit/2 {
+		return w.unsettled
+	}
 	w.adjust()
 	return w.unsettled
+}
+
+// grant grants what settled has left.
+func (w *window) grant() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.adjust()
 }
 
 func (w *window) open() int {
