@@ -27,7 +27,4 @@ type Config struct {
 	// MaxLog is how many entries the event log keeps. The oldest are dropped. Default:
 	// 10,000. Negative: none.
 	MaxLog int
-	// Observe, if not nil, is called with each entry of the log, in order, on a
-	// goroutine of the broker's own. It may call the Broker.
-	Observe func(Entry)
 }

@@ -1,40 +1,279 @@
 package engine
 
-import "github.com/hopback/hopback/internal/frames"
+import (
+	"slices"
+
+	"github.com/hopback/hopback/internal/frames"
+)
 
 // Consumer is a link on which a client receives.
 type Consumer struct {
 	// Tag is the wire's.
 	Tag any
+
+	session *Session
+	queue   *queue
+	name    string
+	attach  *frames.Attach
+	settled bool // what it gets is settled
+	// dropsQueue is set for a link with a queue of its own.
+	dropsQueue bool
+	serial     uint64 // in the order of attaching
+	priority   int64
+	timeout    int64 // in ms
+
+	attached  bool
+	waiting   bool   // it is in the queue's service
+	credit    uint32 // that is left
+	count     uint32 // the link's delivery-count
+	drain     bool
+	timedOut  bool // it holds messages that were taken back
+	quiescing bool // another one is to be the single active one
+	nextID    uint64
+	oldest    *Delivery // the unsettled deliveries, in their order
+	newest    *Delivery
+	held      int
+	late      int // of those that were taken back
+	active    bool
+	told      bool // the client knows active
 }
 
 // Attach is the broker's answer to the attach frame, without name and handle.
-func (c *Consumer) Attach() *frames.Attach { return nil }
-
-// Flow takes the link's fields of a client's flow frame: delivery-count, link-credit,
-// drain, echo. The engine counts the credit.
-func (c *Consumer) Flow(flow *frames.Flow) {}
-
-// Close closes the link at the client's wish. Its unsettled deliveries go back to the
-// queue. It has no events afterwards.
-func (c *Consumer) Close() {}
+func (c *Consumer) Attach() *frames.Attach { return c.attach }
 
 // Delivery is a message that was given to a consumer.
 type Delivery struct {
 	Consumer *Consumer
 	// Tag is the wire's.
 	Tag any
+
+	entry      *entry // nil once it is settled
+	id         uint64
+	prev, next *Delivery
+	deadline   int64
+	takenBack  bool
+
+	// What is written of it doesn't change.
+	msg              *message
+	added            frames.Map
+	acquired, failed uint32
+	redelivered      bool
+	newer, quorum    bool
 }
 
 // Settled says whether the delivery is sent settled: then nobody settles it.
-func (d *Delivery) Settled() bool { return false }
+func (d *Delivery) Settled() bool { return d.Consumer.settled }
 
 // DeliveryTag is what RabbitMQ puts into the transfer frame.
-func (d *Delivery) DeliveryTag() []byte { return nil }
+func (d *Delivery) DeliveryTag() []byte {
+	if d.id > 1<<32-1 {
+		return []byte{byte(d.id >> 56), byte(d.id >> 48), byte(d.id >> 40), byte(d.id >> 32), byte(d.id >> 24), byte(d.id >> 16), byte(d.id >> 8), byte(d.id)}
+	}
+	return []byte{byte(d.id >> 24), byte(d.id >> 16), byte(d.id >> 8), byte(d.id)}
+}
 
-// Append writes the message behind b. It may be called by the goroutine that took the
-// event, until the delivery is settled.
-func (d *Delivery) Append(b []byte) []byte { return b }
+// deliver gives a message to a consumer.
+func (q *queue) deliver(c *Consumer, e *entry) {
+	if e.msg.poisoned || e.poisoned {
+		// The session crashes over it; then the message is given back as failed.
+		c.credit--
+		c.count++
+		q.hold(c, e)
+		c.session.conn.crash(c.session)
+		return
+	}
+	c.credit--
+	c.count++
+	q.delivered++
+	d := q.hold(c, e)
+	q.service.add(c)
+	q.b.log(q, logDelivered, e.msg)
+	c.session.conn.emit(Event{Kind: Delivered, Session: c.session, Consumer: c, Delivery: d})
+	if c.settled {
+		q.release(d)
+		q.forget(e)
+	}
+}
 
-// Size is how many bytes Append writes.
-func (d *Delivery) Size() int { return 0 }
+// delivery is a message as it is delivered now.
+func (q *queue) delivery(e *entry) *Delivery {
+	acquired := e.acquired
+	if acquired == 0 { // what it brought along by dead-lettering is shown in its place
+		acquired = e.failed
+	}
+	return &Delivery{
+		msg: e.msg, added: e.added, acquired: acquired, failed: e.failed, redelivered: acquired > 0,
+		newer: q.b.version.newer, quorum: q.quorum(),
+	}
+}
+
+// hold makes a delivery that its consumer has to settle.
+func (q *queue) hold(c *Consumer, e *entry) *Delivery {
+	d := q.delivery(e)
+	d.Consumer, d.entry, d.id = c, e, c.nextID
+	c.nextID++
+	if d.prev = c.newest; d.prev != nil {
+		d.prev.next = d
+	} else {
+		c.oldest = d
+	}
+	c.newest = d
+	c.held++
+	q.held++
+	q.heldBytes += int64(e.msg.size())
+	if q.b.version.newer && q.quorum() && !c.settled && q.consumerTimeout > 0 {
+		d.deadline = q.b.now() + c.timeout
+		q.wake(d.deadline)
+	}
+	return d
+}
+
+// release takes a delivery off its consumer.
+func (q *queue) release(d *Delivery) {
+	c := d.Consumer
+	if d.prev != nil {
+		d.prev.next = d.next
+	} else {
+		c.oldest = d.next
+	}
+	if d.next != nil {
+		d.next.prev = d.prev
+	} else {
+		c.newest = d.prev
+	}
+	c.held--
+	if !d.takenBack {
+		q.held--
+		q.heldBytes -= int64(d.msg.size())
+	} else if c.late--; c.late == 0 {
+		c.timedOut = false
+		q.service.add(c)
+	}
+	d.entry, d.prev, d.next = nil, nil, nil
+	if c.quiescing && c.held == 0 {
+		c.quiescing = false
+		q.activate()
+	}
+}
+
+// Flow takes the link's fields of a client's flow frame: delivery-count, link-credit,
+// drain, echo. The engine counts the credit.
+func (c *Consumer) Flow(flow *frames.Flow) {
+	b := c.session.conn.b
+	b.lock()
+	defer b.unlock()
+	if !c.attached {
+		return
+	}
+	q := c.queue
+	c.credit = uint32(max(0, int32(flow.DeliveryCount.Or(0)+flow.LinkCredit.Or(0)-c.count)))
+	c.drain = flow.Drain
+	q.service.add(c)
+	q.run() // deliveries go before the answer
+	if c.drain && q.frozen == 0 && c.attached {
+		c.count += c.credit
+		c.credit = 0
+	}
+	// RabbitMQ 4.3 tells each consumer of a quorum queue once that it is active.
+	told := q.b.version.newer && q.quorum() && !c.told
+	if (flow.Drain || flow.Echo || told) && c.attached {
+		c.tell(flow.Drain)
+	}
+	if q.single {
+		q.activate()
+	}
+}
+
+// tell emits the link's flow state.
+func (c *Consumer) tell(drain bool) {
+	q := c.queue
+	available := uint32(q.waiting())
+	if q.single && q.active != c {
+		available = 0
+	}
+	flow := &frames.Flow{
+		DeliveryCount: frames.Some(c.count), LinkCredit: frames.Some(c.credit), Available: frames.Some(available), Drain: drain,
+	}
+	if active := !q.single || q.active == c; q.b.version.newer && q.quorum() && (!c.told || c.active != active) {
+		c.told, c.active = true, active
+		flow.Properties = frames.Map{{Key: frames.Symbol("rabbitmq:active"), Value: active}}
+	}
+	c.session.conn.emit(Event{Kind: Flowed, Session: c.session, Consumer: c, Flow: flow})
+}
+
+// Close closes the link at the client's wish. Its unsettled deliveries go back to the
+// queue. It has no events afterwards.
+func (c *Consumer) Close() {
+	b := c.session.conn.b
+	b.lock()
+	defer b.unlock()
+	c.cancel(false)
+	delete(c.session.consumers, c)
+}
+
+// cancel takes the consumer off its queue. What it holds goes back, as failed if down.
+func (c *Consumer) cancel(down bool) {
+	if !c.attached {
+		return
+	}
+	c.attached = false
+	q := c.queue
+	q.consumers = slices.DeleteFunc(q.consumers, func(other *Consumer) bool { return other == c })
+	if q.gone {
+		return
+	}
+	for d := c.oldest; d != nil; d = c.oldest {
+		e, back := d.entry, !d.takenBack
+		q.release(d)
+		if back {
+			q.giveBack(e, down, nil)
+		}
+	}
+	c.session.conn.purge(func(e *Event) bool { return e.Consumer == c })
+	q.idleSince = q.b.now()
+	if q.active == c {
+		q.active = nil
+		q.activate()
+	}
+	q.touch()
+	if len(q.consumers) == 0 && (q.autoDelete || c.dropsQueue) {
+		q.b.deleteQueue(q)
+		return
+	}
+	q.wakeForExpiry()
+}
+
+// activate chooses the single active consumer, if the queue has one.
+func (q *queue) activate() {
+	if !q.single || q.gone {
+		return
+	}
+	var best *Consumer
+	for _, c := range q.consumers {
+		if !c.timedOut && (best == nil || c.priority > best.priority || c.priority == best.priority && best != q.active && c.credit > best.credit) {
+			best = c
+		}
+	}
+	switch was := q.active; {
+	case best == was:
+		return
+	case was != nil && was.attached && !was.timedOut && (best == nil || best.priority <= was.priority):
+		return
+	case was != nil && was.attached && was.held > was.late:
+		was.quiescing = true
+		return
+	default:
+		q.active = best
+		if q.b.version.newer {
+			for _, c := range []*Consumer{was, best} {
+				if c != nil && c.attached {
+					c.tell(false)
+				}
+			}
+		}
+	}
+	if q.active != nil {
+		q.service.add(q.active)
+	}
+	q.touch()
+}

@@ -1,0 +1,72 @@
+package engine
+
+import "time"
+
+// Entry is a line of the event log.
+type Entry struct {
+	Time  time.Time
+	Kind  string // such as "published", "delivered", "accepted", "expired"
+	VHost string
+	Queue string
+	// MessageID is the message's message-id, nil if it has none.
+	MessageID any
+}
+
+// The kinds of entries.
+const (
+	logPublished    = "published"
+	logDelivered    = "delivered"
+	logAccepted     = "accepted"
+	logReturned     = "returned"
+	logDelayed      = "delayed"
+	logExpired      = "expired"
+	logDead         = "dead-lettered"
+	logDropped      = "dropped"
+	logTakenBack    = "taken back"
+	logDeclared     = "queue declared"
+	logDeleted      = "queue deleted"
+	logQueueExpired = "queue expired"
+	logConnected    = "connected"
+	logDisconnected = "disconnected"
+)
+
+// line is an Entry as it is kept.
+type line struct {
+	at    int64
+	kind  string
+	queue *queue
+	id    string // the encoded message-id
+}
+
+func (b *Broker) log(q *queue, kind string, m *message) {
+	if b.cfg.MaxLog < 0 {
+		return
+	}
+	if b.lines.len() >= b.cfg.MaxLog {
+		b.lines.pop()
+	}
+	l := line{at: b.now(), kind: kind, queue: q}
+	if m != nil {
+		l.id = m.id
+	}
+	b.lines.push(l)
+}
+
+// Log returns the log's entries, oldest first.
+func (b *Broker) Log() []Entry {
+	b.peek()
+	defer b.mu.Unlock()
+	entries := make([]Entry, 0, b.lines.len())
+	for i := range b.lines.len() {
+		l := b.lines.at(i)
+		e := Entry{Time: time.UnixMilli(l.at), Kind: l.kind}
+		if l.queue != nil {
+			e.VHost, e.Queue = l.queue.vhost.name, l.queue.name
+		}
+		if l.id != "" {
+			e.MessageID = read([]byte(l.id))
+		}
+		entries = append(entries, e)
+	}
+	return entries
+}

@@ -1,0 +1,216 @@
+package engine
+
+import (
+	"errors"
+	"math"
+
+	"github.com/hopback/hopback/internal/frames"
+)
+
+// message is a message as it was published, or dead-lettered. It is never changed once it
+// is in a queue: several queues and deliveries have it.
+type message struct {
+	frames.Sections
+	// sent are the sender's annotations, added those of the broker that begin with x-.
+	// added overrides sent.
+	sent, added frames.Map
+	exchange    string
+	keys        []string // the first is the routing key, the others are from x-cc
+	deaths      []death  // the latest key first
+	durable     bool
+	priority    int16  // -1: none
+	ttl         int64  // in milliseconds; -1: none
+	count       uint32 // the delivery count that it brings along
+	// poisoned messages make the session crash that is to deliver them.
+	poisoned bool
+	id       string // the encoded message-id, if it isn't long
+	first    entry  // its place in the first queue
+	used     bool   // first is taken
+}
+
+func (m *message) size() int { return len(m.Bare) }
+
+var errNoBody = errors.New("missing_amqp_message_body")
+
+// parse reads what the broker needs of a published message.
+func parse(payload []byte, version *version) (*message, error) {
+	s, err := frames.SplitMessage(payload)
+	if err != nil {
+		return nil, err
+	}
+	if s.Body == nil {
+		return nil, errNoBody
+	}
+	m := &message{Sections: s, priority: -1, ttl: -1, durable: version.durableByDefault}
+	if s.Header != nil {
+		if v, ok := read(frames.Field(s.Header, 0)).(bool); ok {
+			m.durable = v
+		}
+		if v, ok := read(frames.Field(s.Header, 1)).(uint8); ok {
+			m.priority = int16(v)
+		}
+		if v, ok := read(frames.Field(s.Header, 2)).(uint32); ok {
+			m.ttl = int64(v)
+		}
+	}
+	if id := frames.Field(s.Properties, fieldMessageID); len(id) <= 300 {
+		m.id = string(id)
+	}
+	if s.Annotations != nil {
+		if m.sent, err = frames.SectionMap(s.Annotations); err != nil {
+			return nil, err
+		}
+		for _, e := range m.sent {
+			if e.Value == nil {
+				m.poisoned = true
+			}
+		}
+	}
+	return m, nil
+}
+
+// read decodes one value, nil if there is none.
+func read(b []byte) any {
+	if b == nil {
+		return nil
+	}
+	v, _, err := frames.ReadValue(b)
+	if err != nil {
+		return nil
+	}
+	return v
+}
+
+// The fields of the properties section.
+const (
+	fieldMessageID = 0
+	fieldUserID    = 1
+	fieldTo        = 2
+	fieldSubject   = 3
+)
+
+func (m *message) property(n int) any {
+	if m.Properties == nil {
+		return nil
+	}
+	return read(frames.Field(m.Properties, n))
+}
+
+// with is the map with the entries of more, which win. The map isn't changed.
+func with(m, more frames.Map) frames.Map {
+	if len(more) == 0 {
+		return m
+	}
+	merged := make(frames.Map, len(m), len(m)+len(more))
+	copy(merged, m)
+	for _, e := range more {
+		merged = merged.Set(e.Key.(frames.Symbol), e.Value)
+	}
+	return merged
+}
+
+// copyFor is the message as it goes on from a queue by dead-lettering.
+func (e *entry) copyFor() *message {
+	m := *e.msg
+	m.first, m.used = entry{}, false
+	m.added = with(m.added, e.added)
+	m.poisoned = m.poisoned || e.poisoned
+	m.count = e.failed
+	return &m
+}
+
+// death is an element of x-opt-deaths.
+type death struct {
+	queue, reason, exchange string
+	keys                    []string
+	count                   uint64
+	first, last             int64
+	ttl                     int64 // -1: none
+}
+
+// die records a death in a message that is this queue's no more.
+func (m *message) die(queue, reason string, now int64) {
+	deaths := make([]death, 0, len(m.deaths)+1)
+	d := death{queue: queue, reason: reason, exchange: m.exchange, keys: m.keys, first: now, ttl: m.ttl}
+	for _, old := range m.deaths {
+		if old.queue == queue && old.reason == reason {
+			d = old
+			continue
+		}
+		deaths = append(deaths, old)
+	}
+	d.count++
+	d.last = now
+	added := frames.Map{
+		{Key: frames.Symbol("x-last-death-reason"), Value: reason},
+		{Key: frames.Symbol("x-last-death-queue"), Value: queue},
+		{Key: frames.Symbol("x-last-death-exchange"), Value: m.exchange},
+	}
+	if len(m.deaths) == 0 {
+		added = append(added, frames.Map{
+			{Key: frames.Symbol("x-first-death-reason"), Value: reason},
+			{Key: frames.Symbol("x-first-death-queue"), Value: queue},
+			{Key: frames.Symbol("x-first-death-exchange"), Value: m.exchange},
+		}...)
+	}
+	m.deaths = append([]death{d}, deaths...)
+	m.added = with(m.added, added)
+	m.ttl = -1
+}
+
+// cycles says whether a message that died for another reason than rejection would come
+// to queue again without anybody having rejected it since.
+func (m *message) cycles(queue string) bool {
+	for _, d := range m.deaths {
+		if d.reason == reasonRejected {
+			return false
+		}
+		if d.queue == queue {
+			return true
+		}
+	}
+	return false
+}
+
+// The reasons of deaths.
+const (
+	reasonRejected = "rejected"
+	reasonExpired  = "expired"
+	reasonLength   = "maxlen"
+	reasonLimit    = "delivery_limit"
+)
+
+// inferred is what becomes of an annotation of a modified outcome: RabbitMQ keeps the
+// bare value and guesses its type when it delivers it. ok is false for those that it
+// can't guess: they make the session crash.
+func inferred(v any) (_ any, ok bool) {
+	switch v := v.(type) {
+	case string, bool, int64, frames.List, frames.Map, frames.Array, frames.Described:
+		return v, true
+	case frames.Symbol:
+		return string(v), true
+	case []byte:
+		return string(v), true
+	case frames.UUID:
+		return string(v[:]), true
+	case int8:
+		return int64(v), true
+	case int16:
+		return int64(v), true
+	case int32:
+		return int64(v), true
+	case uint8:
+		return int64(v), true
+	case uint16:
+		return int64(v), true
+	case uint32:
+		return int64(v), true
+	case uint64:
+		return int64(min(v, math.MaxInt64)), true
+	case frames.Timestamp:
+		return int64(v), true
+	case frames.Char:
+		return int64(v), true
+	}
+	return v, false
+}

@@ -1,0 +1,200 @@
+package engine
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/hopback/hopback/internal/frames"
+)
+
+// Settle settles deliveries with the outcome of a disposition. Those that are settled
+// already are ignored. A fault has ended the session.
+func (s *Session) Settle(deliveries []*Delivery, state any) *Fault {
+	b := s.conn.b
+	b.lock()
+	defer b.unlock()
+	if s.over {
+		return nil
+	}
+	do, fault := b.outcome(state)
+	if fault != nil {
+		held := false
+		for _, d := range deliveries {
+			held = held || d.entry != nil
+		}
+		if !held { // RabbitMQ doesn't look at the outcome then
+			return nil
+		}
+		return s.fail(fault)
+	}
+	for _, d := range deliveries {
+		if d.entry == nil || d.Consumer.session != s {
+			continue
+		}
+		q, e, late := d.Consumer.queue, d.entry, d.takenBack
+		q.release(d)
+		if q.gone {
+			continue
+		}
+		switch {
+		case late:
+			q.activate()
+		case q.frozen > 0:
+			q.owed = append(q.owed, func() { do(q, e) })
+		default:
+			do(q, e)
+		}
+		q.touch()
+	}
+	return nil
+}
+
+// outcome is what an outcome does to a message of a queue.
+func (b *Broker) outcome(state any) (func(*queue, *entry), *Fault) {
+	switch state := state.(type) {
+	case *frames.Accepted:
+		return func(q *queue, e *entry) {
+			q.b.log(q, logAccepted, e.msg)
+			q.forget(e)
+		}, nil
+	case *frames.Rejected:
+		return func(q *queue, e *entry) { q.discard(e, true, nil) }, nil
+	case *frames.Released:
+		return func(q *queue, e *entry) {
+			if !b.version.newer && q.quorum() && q.limit < 0 {
+				q.requeue(e)
+				return
+			}
+			q.giveBack(e, false, nil)
+		}, nil
+	case *frames.Modified:
+		added := make(frames.Map, 0, len(state.Annotations))
+		poisoned := false
+		for _, a := range state.Annotations {
+			key, ok := a.Key.(frames.Symbol)
+			if !ok || !strings.HasPrefix(string(key), "x-") {
+				return nil, internalError("{function_clause,[{rabbit_amqp_session,'-settle_op_from_outcome/1-fun-0-',[%v]}]}", a.Key)
+			}
+			v, ok := inferred(a.Value)
+			poisoned = poisoned || !ok
+			added = added.Set(key, v)
+		}
+		return func(q *queue, e *entry) {
+			anns := added
+			if !q.quorum() {
+				anns = nil
+			} else {
+				e.poisoned = e.poisoned || poisoned
+			}
+			if state.UndeliverableHere {
+				q.discard(e, state.DeliveryFailed, anns)
+			} else {
+				q.giveBack(e, state.DeliveryFailed, anns)
+			}
+		}, nil
+	}
+	text := fmt.Sprintf("%T", state)
+	if state == nil {
+		text = "undefined"
+	}
+	return nil, &Fault{EndsSession, &frames.Error{Condition: "amqp:invalid-field", Description: "Unrecognised state: " + text + " in DISPOSITION"}}
+}
+
+func internalError(format string, args ...any) *Fault {
+	return &Fault{EndsSession, &frames.Error{Condition: "amqp:internal-error", Description: fmt.Sprintf(format, args...)}}
+}
+
+// mark notes that a message has been acquired, and what its consumer said of it.
+func (e *entry) mark(failed bool, added frames.Map) {
+	e.acquired++
+	if failed {
+		e.failed++
+	}
+	e.added = with(e.added, added)
+}
+
+// counts says whether the queue counts failed deliveries.
+func (q *queue) counts() bool { return q.quorum() || q.b.version.newer }
+
+// giveBack returns a message to its queue, or to where messages go that were delivered too
+// often.
+func (q *queue) giveBack(e *entry, failed bool, added frames.Map) {
+	e.mark(failed && q.counts(), added)
+	if !q.quorum() {
+		q.bytes += int64(e.msg.size())
+		q.ready.giveBack(e)
+		q.touch()
+		return
+	}
+	counted := e.acquired
+	if q.b.version.newer {
+		counted = e.failed
+	}
+	if q.limit >= 0 && int64(counted) > q.limit {
+		q.forget(e)
+		q.deadLetter(e, reasonLimit)
+		q.touch()
+		return
+	}
+	q.bytes += int64(e.msg.size())
+	if at, ok := q.delay(e, failed, added); ok {
+		q.b.log(q, logDelayed, e.msg)
+		q.delayed.push(at, e)
+		q.wake(at)
+	} else {
+		q.b.log(q, logReturned, e.msg)
+		q.ready.giveBack(e)
+		if e.expiry != 0 {
+			q.wake(e.expiry)
+		}
+	}
+	q.touch()
+}
+
+// requeue puts a released message behind all others. RabbitMQ 4.0 does where there is no
+// delivery limit.
+func (q *queue) requeue(e *entry) {
+	e.mark(false, nil)
+	q.index++
+	e.index = q.index
+	q.bytes += int64(e.msg.size())
+	q.b.log(q, logReturned, e.msg)
+	q.ready.buckets[0].push(e)
+	q.ready.n++
+	q.touch()
+}
+
+// delay says whether a message that comes back has to wait, and until when. RabbitMQ 4.0
+// knows no delays.
+func (q *queue) delay(e *entry, failed bool, added frames.Map) (int64, bool) {
+	if !q.b.version.newer {
+		return 0, false
+	}
+	if v, _ := added.Get("x-opt-delivery-time"); v != nil {
+		if at, ok := v.(int64); ok && at > q.b.now() {
+			return at, true
+		}
+	}
+	switch q.retry {
+	case retryAll:
+	case retryFailed:
+		if !failed {
+			return 0, false
+		}
+	case retryReturned:
+		if failed {
+			return 0, false
+		}
+	default:
+		return 0, false
+	}
+	return q.b.now() + min(q.retryMin*int64(max(1, e.failed)), q.retryMax), true
+}
+
+// discard takes a message that its consumer doesn't want out of the queue.
+func (q *queue) discard(e *entry, failed bool, added frames.Map) {
+	e.mark(failed && q.counts(), added)
+	q.forget(e)
+	q.deadLetter(e, reasonRejected)
+	q.touch()
+}
