@@ -10,6 +10,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -59,7 +60,7 @@ const (
 	// farPrefetch is what the default Prefetch grows to where the broker is far away.
 	farPrefetch = 1024
 	// lastGrace is what a handler gets after its ctx was ended by the drain.
-	lastGrace = 5 * time.Second
+	lastGrace = grace.Last
 	// prepareSlow is how long a Prepare may take before it is logged, and prepareQuiet
 	// how long the connection then logs no other.
 	prepareSlow  = 5 * time.Second
@@ -424,28 +425,12 @@ func (k *consumer) event(e Event) {
 }
 
 // errGraceOver is the cause of a handler's ctx that the drain has ended.
-var errGraceOver = fmt.Errorf("hopback: the consumer's grace time is over: %w", context.Canceled)
+var errGraceOver = grace.ErrOver
 
 // awaitHandlers waits, within the grace time that began at ended, for handlers
 // that still run: those whose link was lost hold no delivery that a drain waits for.
 func (k *consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) {
-	last := ended.Add(k.cfg.Grace + lastGrace)
-	timer := time.NewTimer(time.Until(ended.Add(k.cfg.Grace)))
-	defer timer.Stop()
-	for n := 0; n < cap(k.slots); {
-		select {
-		case k.slots <- struct{}{}:
-			n++
-		case <-k.hurry:
-			return
-		case <-timer.C:
-			if !time.Now().Before(last) {
-				return
-			}
-			hard(errGraceOver)
-			timer.Reset(time.Until(last))
-		}
-	}
+	grace.Await(k.slots, k.hurry, ended, k.cfg.Grace, hard)
 }
 
 func (k *consumer) open(ctx context.Context) (*stint, error) {

@@ -154,68 +154,55 @@ func (s *stint) call(ctx context.Context, d *Delivery) (err error) {
 
 // carryOut does what the outcome says, without waiting for the broker.
 func (s *stint) carryOut(d *Delivery, err error) {
-	switch o := OutcomeOf(err).(type) {
-	case nil:
+	if err == nil {
 		s.push(d, disposition{kind: accepted})
-	case Requeue:
-		if o.Failed {
-			s.push(d, disposition{kind: modified, failed: true})
-		} else {
-			s.push(d, disposition{kind: released})
-		}
-	case DeadLetter:
-		if _, panicked := panicIn(o.Err); !panicked { // which tells more
-			text := ""
-			if o.Err != nil {
-				text = ErrorText(o.Err)
-			}
-			s.log.Warn("hopback: a message is dead-lettered", "message_id", messageID(d.message), "reason", clip(string(o.Reason), 255), "error", text)
-		}
-		s.deadLetter(d, o)
-	case Modify:
-		if err := checkModified(o.Annotations); err != nil {
-			s.log.Error("hopback: annotations refused, the message is requeued", "error", err)
-			s.push(d, disposition{kind: modified, failed: true})
-			return
-		}
-		s.push(d, disposition{kind: modified, failed: o.Failed, dead: o.DeadLetter, annotations: annotations(o.Annotations, 1)})
-	case Forward:
-		s.forward(d, o)
-	default: // OutcomeOf knows no other
-		s.push(d, disposition{kind: modified, failed: true})
-	}
-}
-
-// deadLetter uses modified with undeliverable-here, which RabbitMQ dead-letters
-// like a rejected message, and which can carry annotations. delivery-failed stays
-// false, or on 4.3 the delivery-count would add up over the dead-letter queue.
-func (s *stint) deadLetter(d *Delivery, o DeadLetter) {
-	if p, ok := panicIn(o.Err); ok {
-		s.log.Error("hopback: handler panicked, the message is dead-lettered", "message_id", messageID(d.message), "panic", ErrorText(p), "stack", string(p.Stack))
-	}
-	a := annotations(o.Annotations, 3)
-	err := checkModified(o.Annotations)
-	if err != nil {
-		s.log.Error("hopback: annotations refused, the message is dead-lettered without them", "error", err)
-		a = annotations(nil, 3)
-	}
-	// What is added fits: it is bounded, and checkModified leaves room for it.
-	if o.Reason != "" || err != nil {
-		a[AnnotationReason] = clip(string(o.Reason), 255)
-	}
-	if o.Err != nil {
-		a[AnnotationError] = ErrorText(o.Err)
-	}
-	s.push(d, disposition{kind: modified, dead: true, annotations: a})
-}
-
-// forward hands the copy to the forwarder and accepts the original when the copy
-// is confirmed.
-func (s *stint) forward(d *Delivery, o Forward) {
-	if err := Validate(o.Message); err != nil {
-		s.unforwardable(d, o, err)
 		return
 	}
+	o := OutcomeOf(err)
+	if dead, ok := o.(DeadLetter); ok {
+		s.logDeadLetter(d, dead)
+	}
+	r := resolve(o)
+	if r.Refused != nil {
+		s.log.Error("hopback: an outcome can't be carried out as it is", "message_id", messageID(d.message), "outcome", ErrorText(o), "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
+	}
+	s.carryOutAs(d, r)
+}
+
+func (s *stint) logDeadLetter(d *Delivery, o DeadLetter) {
+	if p, ok := panicIn(o.Err); ok {
+		s.log.Error("hopback: handler panicked, the message is dead-lettered", "message_id", messageID(d.message), "panic", ErrorText(p), "stack", string(p.Stack))
+		return
+	}
+	s.log.Warn("hopback: a message is dead-lettered", "message_id", messageID(d.message), "reason", clip(string(o.Reason), 255), "error", ErrorText(o.Err))
+}
+
+func (s *stint) carryOutAs(d *Delivery, r Resolution) {
+	switch r.Kind {
+	case ResolutionAccept:
+		s.push(d, disposition{kind: accepted})
+	case ResolutionRelease:
+		s.push(d, disposition{kind: released})
+	case ResolutionForward:
+		s.forward(d, r.Forward)
+	default:
+		disp := disposition{kind: modified, failed: r.Failed, dead: r.DeadLetter}
+		if len(r.Annotations) > 0 || r.Reason != "" || r.Error != "" {
+			disp.annotations = annotations(r.Annotations, 3)
+			if r.Reason != "" {
+				disp.annotations[AnnotationReason] = string(r.Reason)
+			}
+			if r.Error != "" {
+				disp.annotations[AnnotationError] = r.Error
+			}
+		}
+		s.push(d, disp)
+	}
+}
+
+// forward hands the copy, which is valid, to the forwarder and accepts the original when
+// the copy is confirmed.
+func (s *stint) forward(d *Delivery, o Forward) {
 	to := s.lastTarget.Load()
 	if to == nil || to.of != o.To {
 		encoded, err := o.To.Build()
@@ -295,13 +282,11 @@ func (s *stint) notForwarded(d *Delivery, o Forward, err error) {
 		return
 	}
 	s.log.Error("hopback: a forward failed, the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which the queue's delivery limit sends to its dead-letter exchange")
-	a := annotations(o.Annotations, 3)
-	if bad := checkModified(o.Annotations); bad != nil {
-		s.log.Error("hopback: annotations refused, the message goes back without them", "error", bad)
-		a = annotations(nil, 3)
+	r := o.Unaccepted(err)
+	if r.Refused != nil {
+		s.log.Error("hopback: annotations refused, the message goes back without them", "message_id", messageID(d.message), "error", r.Refused)
 	}
-	a[AnnotationReason], a[AnnotationError] = string(ReasonUnforwardable), ErrorText(errors.Join(err, o.Err))
-	s.push(d, disposition{kind: modified, failed: true, annotations: a})
+	s.carryOutAs(d, r)
 }
 
 // keepsDead says whether the queue certainly has a dead-letter exchange. A queue's
@@ -327,14 +312,11 @@ func (s *stint) keepsDead() bool {
 	return true
 }
 
+// unforwardable deals with an original whose copy can never be sent.
 func (s *stint) unforwardable(d *Delivery, o Forward, err error) {
-	if o.Else != nil {
-		s.log.Warn("hopback: a copy can't be sent, the original is dealt with in another way", "message_id", messageID(d.message), "to", o.To.String(), "error", err)
-		s.carryOut(d, o.Else)
-		return
-	}
-	s.log.Error("hopback: a message can't be forwarded, it is dead-lettered", "to", o.To.String(), "error", err)
-	s.deadLetter(d, DeadLetter{Reason: ReasonUnforwardable, Err: errors.Join(err, o.Err), Annotations: o.Annotations})
+	r := o.Unsendable(err)
+	s.log.Error("hopback: a copy can't be sent, another outcome takes the place of the forward", "message_id", messageID(d.message), "to", o.To.String(), "error", err, "instead", r.Kind, "dead_lettered", r.DeadLetter)
+	s.carryOutAs(d, r)
 }
 
 // push hands a settlement to the settling goroutine.

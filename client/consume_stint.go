@@ -337,7 +337,7 @@ func (s *stint) hold(d *Delivery) {
 		defer cancel()
 		if s.deps.deadLetters != nil && s.deps.deadLetters(ctx, s.queue) {
 			s.log.Error("hopback: a message can't be read, it is dead-lettered", "error", err)
-			s.deadLetter(d, DeadLetter{Reason: ReasonUndecodable, Err: err})
+			s.carryOutAs(d, DeadLetter{Reason: ReasonUndecodable, Err: err}.resolve())
 			return
 		}
 		s.log.Error("hopback: a message can't be read, and its queue isn't known to have a dead-letter exchange: it is held until the consumer ends", "error", err)

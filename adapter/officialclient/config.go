@@ -36,8 +36,10 @@ type Config struct {
 	// A handler that ignores that is abandoned 5 s later. Default: 30 s.
 	Grace time.Duration
 	// ForwardPatience is how long a client.Forward is tried again while the broker doesn't
-	// accept the copy. Then the original goes back to its queue as a failed delivery.
-	// Default: 30 s.
+	// accept the copy. Then the original goes back to its queue as a failed delivery. If
+	// the queue isn't known to have a dead-letter exchange, which FailureLimit would send
+	// it to, the original is kept and the copy tried again until it is accepted. A
+	// dead-letter exchange that a RabbitMQ policy sets isn't known. Default: 30 s.
 	ForwardPatience time.Duration
 	// FailureLimit is how often a message may fail and stay in its queue. The next
 	// failure dead-letters it. Failures are client.Requeue and client.Modify with Failed
@@ -68,8 +70,6 @@ const (
 	maxConcurrency      = 100_000
 	maxPrefetch         = 100_000
 	defaultFailureLimit = 20
-	// lastGrace is what a handler gets after its ctx was ended by the drain.
-	lastGrace = 5 * time.Second
 	// dialTimeout bounds one attempt to connect, and one to attach a consumer.
 	dialTimeout = 15 * time.Second
 	// closeTimeout bounds how long closing is waited for.

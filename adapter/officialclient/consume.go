@@ -3,7 +3,6 @@ package officialclient
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"sync"
@@ -16,6 +15,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -221,6 +221,36 @@ func serve(ctx context.Context, dial dialer, c Receiver, queue string, h client.
 	}
 }
 
+// deadLetters knows whether the queue certainly has a dead-letter exchange.
+type deadLetters struct {
+	dial dialer
+	// turn guards what follows.
+	turn  chan struct{}
+	has   bool
+	last  time.Time
+	again time.Duration // after which it asks again if it wasn't so
+}
+
+// keepsDead says whether the queue certainly has a dead-letter exchange. It asks on a
+// connection of its own: RabbitMQ ends the session of a user who may not know.
+func (s *stint) keepsDead() bool {
+	a := &s.asked
+	if !s.forwards.take(a.turn, s.dead) {
+		return false
+	}
+	defer func() { <-a.turn }()
+	if a.has || !a.last.IsZero() && time.Since(a.last) < a.again {
+		return a.has
+	}
+	conn, err := a.dial(s.forwards.ctx)
+	if err == nil {
+		a.has = conn.deadLetters(s.forwards.ctx, s.queue)
+		conn.close()
+	}
+	a.last = time.Now()
+	return a.has
+}
+
 // runner is one call of Consume or Serve.
 type runner struct {
 	queue    string
@@ -232,6 +262,7 @@ type runner struct {
 	// one that outlives its stint, in a long handler, keeps the next stint's from
 	// beginning, so that Concurrency holds across a reconnect.
 	slots chan struct{}
+	asked deadLetters
 }
 
 func newRunner(dial dialer, queue string, h client.Handler, cfg Config) (*runner, error) {
@@ -249,6 +280,7 @@ func newRunner(dial dialer, queue string, h client.Handler, cfg Config) (*runner
 		queue: queue, handler: h, cfg: cfg, log: cfg.Logger.With("queue", queue),
 		forwards: newForwarder(dial, cfg.Prefetch, cfg.Reconnect),
 		slots:    make(chan struct{}, cfg.Concurrency),
+		asked:    deadLetters{dial: dial, turn: make(chan struct{}, 1), again: cfg.ForwardPatience},
 	}, nil
 }
 
@@ -286,25 +318,8 @@ func (r *runner) awaitHandlers(handlers handlerContext) {
 	if !handlers.forget() {
 		ended = <-handlers.ended
 	}
-	last := ended.Add(r.cfg.Grace + lastGrace)
-	timer := time.NewTimer(time.Until(ended.Add(r.cfg.Grace)))
-	defer timer.Stop()
-	for n := 0; n < cap(r.slots); {
-		select {
-		case r.slots <- struct{}{}:
-			n++
-		case <-timer.C:
-			if !time.Now().Before(last) {
-				return
-			}
-			handlers.end(errGraceOver)
-			timer.Reset(time.Until(last))
-		}
-	}
+	grace.Await(r.slots, nil, ended, r.cfg.Grace, handlers.end)
 }
-
-// errGraceOver is the cause of a handler's ctx that ended with the grace time.
-var errGraceOver = fmt.Errorf("hopback: the consumer's grace time is over: %w", context.Canceled)
 
 // stint is the life of one link, as far as Receive shows it:
 //
@@ -425,7 +440,7 @@ func (s *stint) receive(ctx context.Context) {
 			return
 		case <-ctx.Done():
 			// Only with Serve, where the credit isn't ours to know.
-			s.finish(d, resolution{do: release})
+			s.finish(d, client.Resolution{Kind: client.ResolutionRelease})
 			return
 		}
 		if n == s.leave {
@@ -463,7 +478,7 @@ func (s *stint) handleAll(ctx context.Context) {
 // handle runs the handler and turns whatever it does into an outcome.
 func (s *stint) handle(ctx context.Context, d *delivery) {
 	var err error
-	var what resolution
+	var what client.Resolution
 	returned := false
 	defer func() {
 		if returned {
@@ -474,50 +489,78 @@ func (s *stint) handle(ctx context.Context, d *delivery) {
 		p := &client.PanicError{Value: recover(), Stack: debug.Stack()}
 		s.log.Error("hopback: handler panicked", "panic", client.ErrorText(p), "stack", string(p.Stack))
 		err = client.DeadLetter{Reason: client.ReasonPanicked, Err: p}
-		s.carryOut(d, resolve(err), err)
+		s.carryOut(d, client.Resolve(err), err)
 		if p.Value == nil {
 			s.workers.Go(func() { s.handleAll(ctx) })
 		}
 	}()
 	err = s.handler.Handle(client.WithDelivery(ctx, d.Delivery), d.Delivery)
-	what = resolve(err) // within, since methods of a handler's error may panic too
+	what = client.Resolve(err) // within, since methods of a handler's error may panic too
 	returned = true
 	s.carryOut(d, what, err)
 }
 
-func (s *stint) carryOut(d *delivery, what resolution, cause error) {
-	if what.do == forward {
+func (s *stint) carryOut(d *delivery, what client.Resolution, cause error) {
+	if what.Kind == client.ResolutionForward {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if !s.ended {
-			s.copying.Go(func() { s.forward(d, what.copy) })
+			s.copying.Go(func() { s.forward(d, what.Forward) })
 		}
 		return
 	}
 	what = counted(what, d.Message(), s.cfg.FailureLimit, cause)
-	if what.refused != nil {
-		s.log.Error("hopback: an outcome can't be carried out as it is", "error", what.refused, "dead_lettered", what.dead)
+	if what.Refused != nil {
+		s.log.Error("hopback: an outcome can't be carried out as it is", "error", what.Refused, "instead", what.Kind, "dead_lettered", what.DeadLetter)
 	}
 	s.finish(d.official, what)
 }
 
 // forward publishes the copy, and accepts the original when it is confirmed.
 func (s *stint) forward(d *delivery, o client.Forward) {
-	err := s.forwards.send(s.dead, o.To, outgoing(o.Message), s.cfg.ForwardPatience, func(err error, again time.Duration) {
-		s.log.Warn("hopback: a forward was not taken, the original is kept", "to", o.To.String(), "error", err, "again_in", again)
-	})
-	switch {
-	case err == nil:
-		s.carryOut(d, resolution{do: accept}, nil)
-	case errors.Is(err, errStopped):
-		// Never settled: the broker delivers the original again.
-	case hopeless(err):
-		s.carryOut(d, unforwardable(o, err), nil)
+	for {
+		err := s.forwards.send(s.dead, o.To, outgoing(o.Message), s.cfg.ForwardPatience, func(err error, again time.Duration) {
+			s.log.Warn("hopback: a copy was not accepted; the original is kept, and its copy is tried again", "to", o.To.String(), "error", err, "again_in", again)
+		})
+		switch {
+		case err == nil:
+			s.carryOut(d, client.Resolution{Kind: client.ResolutionAccept}, nil)
+			return
+		case errors.Is(err, errStopped):
+			return // never settled: the broker delivers the original again
+		case hopeless(err):
+			s.carryOut(d, o.Unsendable(err), nil)
+			return
+		case s.keepsDead():
+			// Never both gone: the original goes back, as a failed delivery, so that a
+			// limit ends what can't be forwarded, in the dead-letter queue.
+			s.log.Error("hopback: a forward failed, the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which Config.FailureLimit sends to the queue's dead-letter exchange")
+			s.carryOut(d, o.Unaccepted(err), err)
+			return
+		case s.isClosing():
+			s.leaveUnsettled(d)
+			return
+		}
+		s.log.Error("hopback: a forward failed; the original is kept, as its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err)
+	}
+}
+
+// leaveUnsettled ends the wait for a delivery that a drain needn't wait for. The broker
+// delivers it again.
+func (s *stint) leaveUnsettled(d *delivery) {
+	if s.giveBack {
+		s.finish(d.official, client.Resolution{Kind: client.ResolutionRelease})
+		return
+	}
+	s.count(-1)
+}
+
+func (s *stint) isClosing() bool {
+	select {
+	case <-s.closing:
+		return true
 	default:
-		// Never both gone: the original goes back, as a failed delivery, so that a
-		// limit ends what can't be forwarded.
-		s.log.Error("hopback: a forward failed, the original goes back to its queue", "to", o.To.String(), "error", err)
-		s.carryOut(d, goesBack(o, err), err)
+		return false
 	}
 }
 
@@ -545,7 +588,7 @@ func outgoing(m *client.Message) *client.Message {
 }
 
 // finish settles a delivery, once.
-func (s *stint) finish(d rabbitmqamqp.IDeliveryContext, what resolution) {
+func (s *stint) finish(d rabbitmqamqp.IDeliveryContext, what client.Resolution) {
 	if !s.over() {
 		if err := settle(d, what); err != nil {
 			s.die(err)
@@ -555,7 +598,12 @@ func (s *stint) finish(d rabbitmqamqp.IDeliveryContext, what resolution) {
 		s.log.Warn("hopback: a delivery was handled, but its link is gone: the broker delivers it again", "error", client.ErrorText(s.why))
 		return
 	}
-	if s.unsettled.Add(-1) == 0 {
+	s.count(-1)
+}
+
+// count counts deliveries that are unsettled.
+func (s *stint) count(n int64) {
+	if s.unsettled.Add(n) == 0 {
 		select {
 		case s.idle <- struct{}{}:
 		default:
@@ -570,11 +618,7 @@ func (s *stint) drain(handlers handlerContext) {
 	for more := true; more; {
 		select {
 		case d := <-s.inbox:
-			if s.giveBack {
-				s.finish(d.official, resolution{do: release})
-			} else {
-				s.unsettled.Add(-1)
-			}
+			s.leaveUnsettled(d)
 		default:
 			more = false
 		}
@@ -586,8 +630,8 @@ func (s *stint) drain(handlers handlerContext) {
 	}
 	wait(s.cfg.Grace)
 	if s.unsettled.Load() > 0 && !s.over() {
-		handlers.end(errGraceOver)
-		wait(lastGrace)
+		handlers.end(grace.ErrOver)
+		wait(grace.Last)
 	}
 	if n := s.unsettled.Load(); n > 0 && !s.over() {
 		s.log.Warn("hopback: drained with deliveries unsettled; the broker delivers them again", "count", n)

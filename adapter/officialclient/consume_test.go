@@ -20,6 +20,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -29,6 +30,8 @@ type fakeBroker struct {
 	dialErr   func() error
 	attachErr func(to address.Address) error
 	answer    func(to address.Address, m *client.Message) (rabbitmqamqp.DeliveryState, error)
+	// drops says that the queue isn't known to have a dead-letter exchange.
+	drops atomic.Bool
 	// received is what consumers get, in order.
 	received chan any // a delivery, an error, or a func() that panics
 
@@ -69,6 +72,8 @@ type fakeConnection struct {
 }
 
 func (c *fakeConnection) broker() client.Broker { return client.Broker{Version: "4.3.6"} }
+
+func (c *fakeConnection) deadLetters(context.Context, string) bool { return !c.b.drops.Load() }
 
 func (c *fakeConnection) close() {
 	c.once.Do(func() {
@@ -224,6 +229,61 @@ func TestForwardThatIsNotAcceptedGoesBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A queue that isn't known to have a dead-letter exchange would drop what fails too
+// often: the original is kept until its copy is accepted.
+func TestForwardThatIsNeverAcceptedIsKeptWhereTheQueueWouldDropIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker()
+		b.drops.Store(true)
+		var accepts atomic.Bool
+		b.answer = func(address.Address, *client.Message) (rabbitmqamqp.DeliveryState, error) {
+			if accepts.Load() {
+				return &rabbitmqamqp.StateAccepted{}, nil
+			}
+			return &rabbitmqamqp.StateReleased{}, nil
+		}
+		stop := start(t, b, Config{ForwardPatience: 20 * time.Second, FailureLimit: 1}, func(_ context.Context, d *client.Delivery) error {
+			return client.Forward{To: address.Queue("next"), Message: client.Copy(d.Message())}
+		})
+		d := b.deliver("1")
+		time.Sleep(24 * time.Hour)
+		assert.Empty(t, d.did)
+		dials, _ := b.counts()
+		assert.Less(t, dials, 2*24*3600/20, "the broker is asked once for each time that the patience ends, at most")
+		accepts.Store(true)
+		assert.Equal(t, "accept", <-d.did)
+
+		// Once the queue is known to have one, the original goes back.
+		accepts.Store(false)
+		d = b.deliver("2")
+		time.Sleep(time.Hour)
+		assert.Empty(t, d.did)
+		b.drops.Store(false)
+		assert.Equal(t, "requeue with 1", <-d.did)
+		stop()
+	})
+}
+
+// A drain doesn't wait for a copy that isn't accepted, and settles nothing.
+func TestDrainLeavesWhatIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker()
+		b.drops.Store(true)
+		b.answer = func(address.Address, *client.Message) (rabbitmqamqp.DeliveryState, error) {
+			return &rabbitmqamqp.StateReleased{}, nil
+		}
+		stop := start(t, b, Config{ForwardPatience: time.Second, Grace: time.Hour}, func(_ context.Context, d *client.Delivery) error {
+			return client.Forward{To: address.Queue("next"), Message: client.Copy(d.Message())}
+		})
+		d := b.deliver("1")
+		time.Sleep(time.Minute)
+		t0 := time.Now()
+		stop()
+		assert.LessOrEqual(t, time.Since(t0), 10*time.Second)
+		assert.Empty(t, d.did, "the broker delivers it again")
+	})
 }
 
 func TestForwardRecovers(t *testing.T) {
@@ -443,15 +503,15 @@ func TestDrainWaitsForHandlersWithinGrace(t *testing.T) {
 // The link of a running handler is lost, and then ctx ends: the handler still has
 // its grace, and Consume waits for it, for 5 s longer at most.
 func TestGraceHoldsForAHandlerWhoseLinkIsLost(t *testing.T) {
-	const grace = 20 * time.Second
+	const span = 20 * time.Second
 	for name, c := range map[string]struct {
 		handle func(ctx context.Context) error
 		ends   time.Duration // Consume, after ctx
 		cause  error
 	}{
 		"in time":             {func(context.Context) error { time.Sleep(10 * time.Second); return nil }, 9 * time.Second, nil},
-		"heeds its ctx":       {func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, grace, errGraceOver},
-		"blocks for too long": {func(context.Context) error { time.Sleep(time.Hour); return nil }, grace + lastGrace, errGraceOver},
+		"heeds its ctx":       {func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, span, grace.ErrOver},
+		"blocks for too long": {func(context.Context) error { time.Sleep(time.Hour); return nil }, span + grace.Last, grace.ErrOver},
 	} {
 		for what, consume := range map[string]func(context.Context, *fakeBroker, client.Handler, Config) error{
 			"Consume": func(ctx context.Context, b *fakeBroker, h client.Handler, cfg Config) error {
@@ -478,7 +538,7 @@ func TestGraceHoldsForAHandlerWhoseLinkIsLost(t *testing.T) {
 					})
 					done := make(chan error, 1)
 					go func() {
-						done <- consume(ctx, b, h, Config{Grace: grace, Concurrency: 2, Logger: quiet})
+						done <- consume(ctx, b, h, Config{Grace: span, Concurrency: 2, Logger: quiet})
 					}()
 					b.deliver("1")
 					synctest.Wait()
@@ -488,7 +548,7 @@ func TestGraceHoldsForAHandlerWhoseLinkIsLost(t *testing.T) {
 					began := time.Now()
 					require.NoError(t, <-done)
 					assert.Equal(t, c.ends, time.Since(began))
-					if c.ends <= grace {
+					if c.ends <= span {
 						assert.Equal(t, c.cause, cause)
 					}
 					time.Sleep(time.Hour)
@@ -537,7 +597,7 @@ func TestDrainGivesUpOnAPublishThatHangs(t *testing.T) {
 		synctest.Wait()
 		t0 := time.Now()
 		stop()
-		assert.LessOrEqual(t, time.Since(t0), time.Second+lastGrace+closeTimeout)
+		assert.LessOrEqual(t, time.Since(t0), time.Second+grace.Last+closeTimeout)
 		assert.Empty(t, d.did, "the broker delivers it again")
 		close(hang)
 		synctest.Wait()

@@ -23,6 +23,8 @@ type connection interface {
 	consumer(ctx context.Context, queue string, credits int32) (consumer, error)
 	publisher(ctx context.Context, to address.Address) (publisher, error)
 	broker() client.Broker
+	// deadLetters says whether a queue's arguments have a dead-letter exchange.
+	deadLetters(ctx context.Context, queue string) bool
 	// close returns in bounded time. May be called twice.
 	close()
 }
@@ -88,6 +90,13 @@ func (o *official) broker() client.Broker {
 	props := o.conn.Properties()
 	text := func(key string) string { s, _ := props[key].(string); return s }
 	return client.Broker{Product: text("product"), Version: text("version"), Node: text("node"), Cluster: text("cluster_name")}
+}
+
+func (o *official) deadLetters(ctx context.Context, queue string) bool {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	q, err := guarded("manage", func() (*rabbitmqamqp.AmqpQueueInfo, error) { return o.conn.Management().QueueInfo(ctx, queue) })
+	return err == nil && q != nil && q.Arguments()["x-dead-letter-exchange"] != nil
 }
 
 func (o *official) consumer(ctx context.Context, queue string, credits int32) (consumer, error) {

@@ -2,6 +2,7 @@ package officialclient
 
 import (
 	"context"
+	"errors"
 	"maps"
 
 	"github.com/Azure/go-amqp"
@@ -28,25 +29,23 @@ func failures(m *client.Message) int64 {
 // counted completes the resolution of a delivery of m. A failed delivery that
 // would stay in its queue, which the official client can't say, becomes one that
 // carries its count in an annotation, or a dead letter at the limit.
-func counted(r resolution, m *client.Message, limit int, cause error) resolution {
-	if r.do != modify {
+func counted(r client.Resolution, m *client.Message, limit int, cause error) client.Resolution {
+	if r.Kind != client.ResolutionModify {
 		return r
 	}
 	n := failures(m)
 	switch {
-	case r.dead && n > 0:
-		r.annotations = with(r.annotations, AnnotationFailures, int64(0))
-	case r.failed && !r.dead && limit != UnlimitedFailures && n >= int64(limit):
-		dead := deadLetter(client.DeadLetter{Reason: ReasonFailureLimit, Err: cause, Annotations: r.annotations})
-		dead.annotations = with(dead.annotations, AnnotationFailures, int64(0))
-		if dead.refused == nil {
-			dead.refused = r.refused
-		}
+	case r.DeadLetter && n > 0:
+		r.Annotations = with(r.Annotations, AnnotationFailures, int64(0))
+	case r.Failed && !r.DeadLetter && limit != UnlimitedFailures && n >= int64(limit):
+		dead := client.Resolve(client.DeadLetter{Reason: ReasonFailureLimit, Err: cause, Annotations: r.Annotations})
+		dead.Annotations = with(dead.Annotations, AnnotationFailures, int64(0))
+		dead.Refused = errors.Join(r.Refused, dead.Refused)
 		r = dead
-	case r.failed && !r.dead:
-		r.annotations = with(r.annotations, AnnotationFailures, n+1)
+	case r.Failed && !r.DeadLetter:
+		r.Annotations = with(r.Annotations, AnnotationFailures, n+1)
 	}
-	if r.bare() {
+	if bare(r) {
 		return r
 	}
 	// The broker may count this delivery. Package client's consumer takes a
@@ -55,12 +54,14 @@ func counted(r resolution, m *client.Message, limit int, cause error) resolution
 	if m.Header != nil {
 		count += int64(m.Header.DeliveryCount)
 	}
-	r.annotations = with(r.annotations, client.AnnotationKnownCount, count)
+	r.Annotations = with(r.Annotations, client.AnnotationKnownCount, count)
 	return r
 }
 
 // bare says whether a dead letter can be sent without "modified".
-func (r resolution) bare() bool { return r.dead && !r.failed && len(r.annotations) == 0 }
+func bare(r client.Resolution) bool {
+	return r.DeadLetter && !r.Failed && len(r.Annotations) == 0 && r.Reason == "" && r.Error == ""
+}
 
 func with(annotations map[string]any, key string, value any) map[string]any {
 	all := make(map[string]any, len(annotations)+1)
@@ -74,20 +75,20 @@ func with(annotations map[string]any, key string, value any) map[string]any {
 //
 // Its context has no deadline: go-amqp would make one into a write deadline,
 // whose end closes the connection.
-func settle(d rabbitmqamqp.IDeliveryContext, r resolution) error {
+func settle(d rabbitmqamqp.IDeliveryContext, r client.Resolution) error {
 	ctx := context.Background()
 	_, err := guarded("settle", func() (struct{}, error) {
 		switch {
-		case r.do == accept:
+		case r.Kind == client.ResolutionAccept:
 			return struct{}{}, d.Accept(ctx)
-		case r.do == release:
+		case r.Kind == client.ResolutionRelease:
 			return struct{}{}, d.Requeue(ctx)
-		case r.bare():
+		case bare(r):
 			return struct{}{}, d.Discard(ctx, nil)
-		case r.dead:
-			return struct{}{}, d.DiscardWithAnnotations(ctx, toAnnotations(r.annotations))
+		case r.DeadLetter:
+			return struct{}{}, d.DiscardWithAnnotations(ctx, toAnnotations(r.AllAnnotations()))
 		default:
-			return struct{}{}, d.RequeueWithAnnotations(ctx, toAnnotations(r.annotations))
+			return struct{}{}, d.RequeueWithAnnotations(ctx, toAnnotations(r.AllAnnotations()))
 		}
 	})
 	return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -249,7 +250,7 @@ func TestUnroutableForwardKeepsTheOriginal(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		s.apply(t, declare.Topology{
 			Exchanges: []declare.Exchange{{Name: "empty", Type: declare.Topic}},
-			Queues:    []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()}},
+			Queues:    []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.ToQueue("dead")}, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop()}},
 		})
 		var tries atomic.Int64
 		stop := s.official(t, "orders", handler(func(d *client.Delivery) error {
@@ -263,6 +264,59 @@ func TestUnroutableForwardKeepsTheOriginal(t *testing.T) {
 		stop()
 		assert.Zero(t, s.length(t, "orders"))
 	})
+}
+
+// A queue without a dead-letter exchange would drop what goes back too often.
+func TestUnroutableForwardIsKeptWhereTheQueueWouldDropTheOriginal(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		s.apply(t, declare.Topology{
+			Exchanges: []declare.Exchange{{Name: "empty", Type: declare.Topic}},
+			Queues:    []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop(), DeliveryLimit: 1}},
+		})
+		log := &logged{}
+		var tries atomic.Int64
+		stop := s.official(t, "orders", handler(func(d *client.Delivery) error {
+			tries.Add(1)
+			return client.Forward{To: address.Exchange("empty", "k"), Message: client.Copy(d.Message())}
+		}), officialclient.Config{ForwardPatience: 300 * time.Millisecond, FailureLimit: 1, Logger: slog.New(log)})
+		s.publish(t, "orders", message("o-1"))
+		eventually(t, "more rounds of patience than the limits have room for", func() bool { return log.count("the original is kept, as its queue") > 3 })
+		assert.EqualValues(t, 1, tries.Load(), "it isn't handled again meanwhile")
+		s.apply(t, declare.Topology{
+			Queues:   []declare.Queue{declare.QuorumQueue{Name: "later", DeadLetter: declare.Drop()}},
+			Bindings: []declare.Binding{{Source: "empty", Queue: "later", Key: "k"}},
+		})
+		assert.Equal(t, "o-1", s.take(t, "later", 1)[0].Properties.MessageID)
+		stop()
+		assert.Zero(t, s.length(t, "orders"))
+	})
+}
+
+// logged counts what was logged.
+type logged struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *logged) Enabled(context.Context, slog.Level) bool { return true }
+func (l *logged) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l *logged) WithGroup(string) slog.Handler            { return l }
+func (l *logged) Handle(_ context.Context, r slog.Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, r.Message)
+	return nil
+}
+
+func (l *logged) count(text string) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, line := range l.lines {
+		if strings.Contains(line, text) {
+			n++
+		}
+	}
+	return n
 }
 
 func TestNothingIsLostWhenConnectionsAreKilled(t *testing.T) {
