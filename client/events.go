@@ -1,7 +1,6 @@
 package client
 
 import (
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -42,67 +41,53 @@ type Event struct {
 }
 
 // EventKind is the kind of an Event.
-type EventKind uint8
+type EventKind string
 
 // The kinds of events. Each is about the connection, a publisher, a consumer or
 // a consumer's forwards, as the event's Op says.
 const (
 	// EventUp: it works, for the first time or again.
-	EventUp EventKind = iota + 1
+	EventUp EventKind = "up"
 	// EventLost: it ended, and is being rebuilt.
-	EventLost
+	EventLost EventKind = "lost"
 	// EventRefused: an attempt to build or rebuild it failed; another follows.
-	EventRefused
+	EventRefused EventKind = "refused"
 	// EventBlocked: the broker accepts no messages, because of a memory or disk alarm.
 	// Publish waits within its ctx.
-	EventBlocked
+	EventBlocked EventKind = "blocked"
 	// EventUnblocked: the broker accepts messages again. A blockage also ends with the
 	// connection, which only EventLost or EventEnded reports.
-	EventUnblocked
+	EventUnblocked EventKind = "unblocked"
 	// EventLate: a handler's result came when its link was gone or the broker had taken
 	// the delivery back. The broker delivers the message again.
-	EventLate
+	EventLate EventKind = "late"
 	// EventTokenRenewed: the broker has accepted a new token for the connection.
-	EventTokenRenewed
+	EventTokenRenewed EventKind = "token-renewed"
 	// EventTokenRefused: there was no new token, or the broker refused it; another
 	// attempt follows. When the old one expires the broker ends the connection.
-	EventTokenRefused
+	EventTokenRefused EventKind = "token-refused"
 	// EventForwardStalled: an address accepts no forwards of a consumer. Their deliveries
 	// wait, and others go on. Err is why, and Unsettled is how many wait so far.
-	EventForwardStalled
+	EventForwardStalled EventKind = "forward-stalled"
 	// EventForwardResumed: the address accepts forwards again. Down is how long it didn't.
-	EventForwardResumed
+	EventForwardResumed EventKind = "forward-resumed"
 	// EventEnded: Close is done, or Consume has returned. Or a further connection was
 	// closed after a minute without use.
-	EventEnded
+	EventEnded EventKind = "ended"
 	// EventStarved: a consumer has credit and has received nothing for a while (30 s at
 	// first), though its queue has messages ready; or RabbitMQ below 4.3 may have lost
 	// its settlements. Its session is replaced. A consumer of lower priority and one
 	// that stands by for a single active consumer starve by design: for them this is
 	// repeated less and less often, in the end every 16 minutes or so.
-	EventStarved
+	EventStarved EventKind = "starved"
 	// EventClockDiffers: the broker's clock was found to differ from this host's. Told once
 	// for each Conn, if a handler has asked or found out: see Start.ClockDiffers.
-	EventClockDiffers
+	EventClockDiffers EventKind = "clock-differs"
 )
-
-var eventNames = [...]string{
-	EventUp: "up", EventLost: "lost", EventRefused: "refused", EventBlocked: "blocked", EventUnblocked: "unblocked", EventLate: "late",
-	EventForwardStalled: "stalled", EventForwardResumed: "resumed",
-	EventTokenRenewed: "token renewed", EventTokenRefused: "token refused", EventEnded: "ended", EventStarved: "starved",
-	EventClockDiffers: "clock differs",
-}
-
-func (k EventKind) String() string {
-	if int(k) < len(eventNames) && eventNames[k] != "" {
-		return eventNames[k]
-	}
-	return fmt.Sprintf("EventKind(%d)", uint8(k))
-}
 
 // String returns the event as one line of text.
 func (e Event) String() string {
-	s := e.Op + " " + e.Target + ": " + e.Kind.String()
+	s := e.Op + " " + e.Target + ": " + string(e.Kind)
 	switch {
 	case e.Err != nil:
 		s += ": " + e.Err.Error()

@@ -1,10 +1,12 @@
 package client
 
 import (
+	"errors"
 	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -76,13 +78,9 @@ func TestObserverSurvivesItsCallback(t *testing.T) {
 	})
 }
 
-func TestEventKindsHaveNames(t *testing.T) {
-	seen := map[string]bool{}
-	for k := EventUp; k <= EventEnded; k++ {
-		assert.NotContains(t, k.String(), "EventKind", "%d", k)
-		assert.False(t, seen[k.String()])
-		seen[k.String()] = true
-	}
-	assert.Equal(t, "EventKind(0)", EventKind(0).String())
-	assert.Equal(t, "EventKind(200)", EventKind(200).String())
+func TestEventIsOneLineOfText(t *testing.T) {
+	e := Event{Kind: EventTokenRefused, Op: "connection", Target: "a:5672", Err: errors.New("expired")}
+	assert.Equal(t, "connection a:5672: token-refused: expired", e.String())
+	e = Event{Kind: EventUp, Op: "consume", Target: "orders", Down: 1234567 * time.Microsecond}
+	assert.Equal(t, "consume orders: up after 1.235s", e.String())
 }

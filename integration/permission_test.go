@@ -81,7 +81,7 @@ func (l *life) password(t *testing.T, password string) {
 // told waits for an event of one kind, since the given one, whose error is err.
 func (l *life) told(t *testing.T, since int, op string, kind client.EventKind, err error) {
 	t.Helper()
-	poll(t, op+": "+kind.String(), func() bool {
+	poll(t, op+": "+string(kind), func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for _, e := range l.events[since:] {
