@@ -55,7 +55,7 @@ func TestScheduleHasEveryKindAndStaysInBounds(t *testing.T) {
 }
 
 func TestTheSeedReproducesTheFates(t *testing.T) {
-	a, b := Script{1}, Script{2}
+	a, b := Script{Seed: 1}, Script{Seed: 2}
 	same, ends := 0, map[End]int{}
 	for id := range uint32(10_000) {
 		f := a.Fate(0, id)
@@ -86,7 +86,7 @@ func TestParseKinds(t *testing.T) {
 }
 
 func TestBodiesTellWhoseTheyAre(t *testing.T) {
-	s := Script{3}
+	s := Script{Seed: 3}
 	m := s.makeMessage(99, 1, 7)
 	id, err := readMessage(m, 99, 1)
 	require.NoError(t, err)

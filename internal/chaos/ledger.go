@@ -40,8 +40,10 @@ type Ledger struct {
 	open    int
 	// deletions are when the work queue was gone, each time.
 	deletions []uint32
-	found     violations
-	times     timeline
+	// gone are messages that were in a queue when it was deleted.
+	gone  map[uint32]bool
+	found violations
+	times timeline
 }
 
 // NewLedger returns one for n messages.
@@ -158,6 +160,21 @@ func (l *Ledger) Deleted(at uint32) {
 	l.times.add(at, counts{ended: uint32(before - l.countOpen())})
 }
 
+// Gone notes that the message was in a queue that was deleted.
+func (l *Ledger) Gone(id uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if int(id) >= len(l.answers) {
+		return
+	}
+	l.change(id, func() {
+		if l.gone == nil {
+			l.gone = map[uint32]bool{}
+		}
+		l.gone[id] = true
+	})
+}
+
 // change keeps count of the open messages around f.
 func (l *Ledger) change(id uint32, f func()) {
 	if l.isOpen(id) {
@@ -176,6 +193,9 @@ func (l *Ledger) isOpen(id uint32) bool {
 
 // taken says that the message may have gone with a deleted queue.
 func (l *Ledger) taken(id uint32) bool {
+	if l.gone[id] {
+		return true
+	}
 	if len(l.deletions) == 0 || l.at[id] == 0 {
 		return false
 	}
@@ -420,9 +440,9 @@ func (l *Ledger) checkOne(id uint32, t *Tally, found *violations, late []uint32)
 		if a == 0 || b == 0 {
 			continue
 		}
-		switch due := a + uint32(delays[k].Milliseconds()); {
+		switch due := a + uint32(l.script.delay(k).Milliseconds()); {
 		case b+earlyTolerance < due:
-			bad(Early, "attempt %d came %v after attempt %d, and was to wait for %v", k+2, time.Duration(int64(b)-int64(a))*time.Millisecond, k+1, delays[k])
+			bad(Early, "attempt %d came %v after attempt %d, and was to wait for %v", k+2, time.Duration(int64(b)-int64(a))*time.Millisecond, k+1, l.script.delay(k))
 		case b > due:
 			late = append(late, b-due)
 		default:

@@ -169,7 +169,7 @@ func Run(ctx context.Context, cfg Config) (_ *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &run{cfg: cfg, script: Script{cfg.Seed}, number: uint64(time.Now().UnixNano()), began: time.Now()}
+	r := &run{cfg: cfg, script: Script{Seed: cfg.Seed}, number: uint64(time.Now().UnixNano()), began: time.Now()}
 	r.out = cfg.Out
 	if r.dir = cfg.Dir; r.dir == "" {
 		if r.dir, err = os.MkdirTemp("", "hopback-chaos-"); err != nil {

@@ -46,7 +46,19 @@ func (f Fate) Attempts() int { return f.Failures + 1 }
 
 // Script is what handlers and publishers do with each message: a pure function of
 // the seed.
-type Script struct{ Seed uint64 }
+type Script struct {
+	Seed uint64
+	// Delays before each retry. Zero: delays.
+	Delays [maxRetries]time.Duration
+}
+
+// delay is that before retry k+1.
+func (s Script) delay(k int) time.Duration {
+	if s.Delays[k] > 0 {
+		return s.Delays[k]
+	}
+	return delays[k]
+}
 
 // dice are random bits for one message, the same each time.
 func (s Script) dice(lane int, id uint32, salt uint64) uint64 {

@@ -129,23 +129,29 @@ func (j job) consume(ctx context.Context, h client.Handler) error {
 
 // handle plays the message's fate. The record is written before it returns.
 func (j job) handle(ctx context.Context, d *client.Delivery, file *os.File) error {
-	note := func(r record) {
+	return (Script{Seed: j.Seed}).play(ctx, d, j.Run, j.Lane, func(r record) {
 		r.at, r.lane, r.count = uint32(max(0, time.Now().UnixMilli()-j.Began)), uint8(j.Lane), uint8(min(d.DeliveryCount(), 255))
 		b := r.encode()
 		if _, err := file.Write(b[:]); err != nil {
 			fmt.Fprintln(os.Stderr, "chaos worker: a record can't be written:", err)
 			os.Exit(4) // before anything is settled
 		}
-	}
-	id, err := readMessage(d.Message(), j.Run, j.Lane)
+		if r.what == foreign {
+			fmt.Fprintf(os.Stderr, "chaos worker: a foreign message: %v\n", d.Message().Properties)
+		}
+	})
+}
+
+// play plays the fate of a message that a handler has got. What it does is noted before
+// it returns.
+func (s Script) play(ctx context.Context, d *client.Delivery, run uint64, lane int, note func(record)) error {
+	id, err := readMessage(d.Message(), run, lane)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "chaos worker: a foreign message: %v: %v\n", err, d.Message().Properties)
 		note(record{what: foreign})
 		return nil
 	}
-	s := Script{j.Seed}
 	attempt := retry.Attempt(ctx)
-	if t := s.Takes(j.Lane, id, attempt); t > 0 {
+	if t := s.Takes(lane, id, attempt); t > 0 {
 		select {
 		case <-time.After(t):
 		case <-ctx.Done():
@@ -153,7 +159,7 @@ func (j job) handle(ctx context.Context, d *client.Delivery, file *os.File) erro
 		}
 	}
 	r := record{id: id, attempt: uint8(min(attempt, 255)), what: failed}
-	fate := s.Fate(j.Lane, id)
+	fate := s.Fate(lane, id)
 	if attempt < fate.Attempts() || fate.End == Exhausted {
 		note(r)
 		return errNotYet
