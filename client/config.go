@@ -2,16 +2,17 @@ package client
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 	"unicode/utf8"
-
-	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
@@ -76,36 +77,6 @@ const maxName = 255
 // minIdleTimeout: go-amqp tells the broker half of it, as the standard advises, and
 // RabbitMQ closes a connection that asks for half a second, without a word why.
 const minIdleTimeout = 2 * time.Second
-
-// ReconnectBackoff is a pause that doubles from Min to Max, with full jitter: each
-// pause is random between 0 and that value. Zero means the defaults: 100 ms and 10 s.
-type ReconnectBackoff struct {
-	Min, Max time.Duration
-}
-
-// SASL is a way to log in: Plain, External or OAuth2.
-type SASL struct {
-	mechanism      string
-	user, password string
-	oauth2         bool
-	source         TokenSource // OAuth2 only: the password comes from it
-}
-
-// Plain logs in with a user name and a password.
-func Plain(user, password string) SASL {
-	return SASL{mechanism: "PLAIN", user: user, password: password}
-}
-
-// External logs in with the client certificate of Config.TLS. The broker needs
-// the plugin rabbitmq_auth_mechanism_ssl.
-func External() SASL { return SASL{mechanism: "EXTERNAL"} }
-
-func (s SASL) option() amqp.SASLType {
-	if s.mechanism == "EXTERNAL" {
-		return amqp.SASLTypeExternal("")
-	}
-	return amqp.SASLTypePlain(s.user, s.password)
-}
 
 // endpoint is a parsed URL.
 type endpoint struct {
@@ -240,4 +211,12 @@ func parseEndpoint(name, raw string, sasl SASL) (endpoint, error) {
 		return endpoint{}, argument.New(name, ep.shown, "has a user or password with a NUL or invalid UTF-8", "SASL PLAIN can't carry them")
 	}
 	return ep, nil
+}
+
+func defaultName() string {
+	program := "hopback"
+	if len(os.Args) > 0 && os.Args[0] != "" {
+		program = filepath.Base(os.Args[0])
+	}
+	return clip(program, 100) + "-" + strings.ToLower(rand.Text()[:8])
 }

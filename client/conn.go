@@ -10,15 +10,10 @@ package client
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/hopback/hopback/internal/renewal"
 )
 
 // Conn is a connection to a broker that rebuilds itself whenever it is lost, with
@@ -74,61 +69,6 @@ type Conn struct {
 // closer is what lives on a Conn and must end before it: consumers, publishers.
 type closer interface {
 	shut(ctx context.Context) error
-}
-
-// Connect opens a connection. It tries each endpoint once: first the URL, then those
-// of Config.Endpoints in order. If all fail it returns their errors, joined:
-// ErrUnreachable, ErrTLS, ErrAuthentication or ErrVirtualHost. A bad URL or Config is
-// an *argument.Error, and nothing is tried. No error contains a password.
-//
-// The URL has the form amqp://user:password@host:5672/vhost, or amqps:// for TLS. The
-// default user and password are guest, the default virtual host is "/", and the
-// default port is 5672, or 5671 with TLS.
-func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
-	cfg, err := cfg.withDefaults()
-	if err != nil {
-		return nil, err
-	}
-	eps, err := cfg.endpoints(url)
-	if err != nil {
-		return nil, err
-	}
-	c := newConn(cfg, eps)
-	c.renewAfter, c.starving = renewal.From(ctx), renewal.StarvingFrom(ctx)
-
-	var errs []error
-	first := c.lines[0]
-	for i := range eps {
-		w, at, err := c.dial(ctx, i, first.cfg)
-		if err == nil {
-			first.run(w, at)
-			return c, nil
-		}
-		errs = append(errs, err)
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	c.cancel()
-	if len(errs) == 1 {
-		return nil, errs[0]
-	}
-	return nil, errors.Join(errs...)
-}
-
-// newConn makes a Conn whose first line has no connection yet.
-func newConn(cfg Config, eps []endpoint) *Conn {
-	c := &Conn{
-		cfg: cfg, endpoints: eps, nodes: make([]string, len(eps)), log: cfg.Logger, connect: dial, idle: lineIdle, renewAfter: renewal.After,
-		closing: make(chan struct{}), changed: make(chan struct{}), users: map[closer]struct{}{},
-		observer: &observer{call: cfg.Observe, log: cfg.Logger},
-	}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.hurry, c.cutOff = context.WithCancel(context.Background())
-	c.clock.ask = c.askTime
-	c.lines = []*line{c.newLine(1)}
-	c.mgmt = newManagement(c.openSession, c.ctx, c.closing)
-	return c
 }
 
 // Broker describes the broker, as it introduced itself when the connection was last
@@ -288,17 +228,6 @@ func (c *Conn) openSession(ctx context.Context) (session, error) {
 	return w.openSession(ctx, c.renewAfter)
 }
 
-// pause is how long to wait after the nth failure in a row: random between
-// nothing and Min·2ⁿ, at most Max. The jitter keeps many clients from coming
-// back in step.
-func (b ReconnectBackoff) pause(n int) time.Duration {
-	d := b.Max
-	if n < 32 && b.Min<<n < b.Max && b.Min<<n > 0 {
-		d = b.Min << n
-	}
-	return rand.N(d) + time.Millisecond
-}
-
 func (c *Conn) isClosing() bool {
 	select {
 	case <-c.closing:
@@ -323,54 +252,4 @@ func (c *Conn) leave(u closer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.users, u)
-}
-
-// Close drains the consumers as if their ctx had ended, waits until the publishers'
-// messages are answered, and closes the connection. When ctx ends, Close cuts off the
-// rest and returns an error that says what. Close also returns while the connection is
-// being rebuilt. Later calls return the result of the first.
-func (c *Conn) Close(ctx context.Context) error {
-	c.closeOnce.Do(func() {
-		// With the connections gone, nothing waits for their broker any longer.
-		stopWatching := context.AfterFunc(ctx, func() {
-			c.cutOff()
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			for _, l := range c.lines {
-				if l.live != nil {
-					l.live.fail()
-				}
-			}
-		})
-		defer c.cutOff()
-		defer stopWatching()
-		c.mu.Lock()
-		close(c.closing)
-		users := make([]closer, 0, len(c.users))
-		for u := range c.users {
-			users = append(users, u)
-		}
-		c.mu.Unlock()
-
-		errs := make([]error, len(users))
-		var wg sync.WaitGroup
-		for i, u := range users {
-			wg.Go(func() { errs[i] = u.shut(ctx) })
-		}
-		wg.Wait()
-		c.mgmt.close(ctx)
-		c.cancel()
-		c.background.Wait()
-		c.mu.Lock()
-		lines := c.lines
-		c.mu.Unlock()
-		for _, l := range lines {
-			wg.Go(func() { l.close(ctx) })
-		}
-		wg.Wait()
-		if err := errors.Join(errs...); err != nil {
-			c.closeErr = fmt.Errorf("hopback: close: %w", err)
-		}
-	})
-	return c.closeErr
 }

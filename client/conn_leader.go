@@ -82,10 +82,3 @@ func (c *Conn) leader(ctx context.Context, w *wire) string {
 	leader, _ := fields["leader"].(string)
 	return leader
 }
-
-// closeWire ends a connection that isn't wanted, without waiting long.
-func closeWire(w *wire) {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	w.close(ctx)
-}

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"sync"
@@ -312,4 +313,29 @@ func (c *Conn) freeNumber() int {
 		number++
 	}
 	return number
+}
+
+// full is the error when nothing more can be opened. It is called with mu held.
+func (c *Conn) full() error {
+	taken := 0
+	for _, l := range c.lines {
+		taken += l.taken
+	}
+	return &Error{Op: "open session", Kind: ErrSessionLimit, Text: fmt.Sprintf(
+		"%d sessions are taken on %d connections, which is what Config.MaxConnections allows: a consumer takes two, a publisher one; close those that aren't needed, or raise MaxConnections",
+		taken, len(c.lines))}
+}
+
+// refused is the error when a further connection can't be opened. The others are with
+// the same virtual host, so what is refused there is one connection more: RabbitMQ
+// closes the socket without telling its reason.
+func (c *Conn) refused(err error) error {
+	if !errors.Is(err, ErrVirtualHost) {
+		return err
+	}
+	e := &Error{Op: "connect", Kind: ErrSessionLimit, Err: err, Text: "all sessions of the open connections are taken, and the broker refuses a further connection: see its limits of connections for the virtual host and for the user, or open fewer consumers and publishers"}
+	if first, ok := errors.AsType[*Error](err); ok {
+		e.Target = first.Target
+	}
+	return e
 }

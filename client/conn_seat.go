@@ -2,8 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"slices"
 )
 
@@ -12,18 +10,11 @@ import (
 // keeps them until it ends. So a consumer's forwards get their session at the first
 // failure, however many others live on the Conn.
 
+// How many sessions they may need: a consumer one to receive on, and one for its forwards.
 const (
 	publisherSessions = 1
-	// consumerSessions: one to receive on, one for the forwards.
-	consumerSessions = 2
-	// maxSpare is how many sessions of a connection are kept for the machinery: the
-	// management, its request that goes alone, the renewal of a token, the questions for
-	// the broker's time and for a sign of life.
-	maxSpare = 4
+	consumerSessions  = 2
 )
-
-// spareSessions is how many sessions nobody can reserve where the broker allows limit.
-func spareSessions(limit int) int { return min(maxSpare, max(limit/2, 1)) }
 
 // booking is a consumer's or publisher's right to sessions.
 type booking struct {
@@ -278,29 +269,4 @@ func (c *Conn) place(n int) *line {
 		}
 	}
 	return down
-}
-
-// full is the error when nothing more can be opened. It is called with mu held.
-func (c *Conn) full() error {
-	taken := 0
-	for _, l := range c.lines {
-		taken += l.taken
-	}
-	return &Error{Op: "open session", Kind: ErrSessionLimit, Text: fmt.Sprintf(
-		"%d sessions are taken on %d connections, which is what Config.MaxConnections allows: a consumer takes two, a publisher one; close those that aren't needed, or raise MaxConnections",
-		taken, len(c.lines))}
-}
-
-// refused is the error when a further connection can't be opened. The others are with
-// the same virtual host, so what is refused there is one connection more: RabbitMQ
-// closes the socket without telling its reason.
-func (c *Conn) refused(err error) error {
-	if !errors.Is(err, ErrVirtualHost) {
-		return err
-	}
-	e := &Error{Op: "connect", Kind: ErrSessionLimit, Err: err, Text: "all sessions of the open connections are taken, and the broker refuses a further connection: see its limits of connections for the virtual host and for the user, or open fewer consumers and publishers"}
-	if first, ok := errors.AsType[*Error](err); ok {
-		e.Target = first.Target
-	}
-	return e
 }

@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -13,88 +12,6 @@ import (
 	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/internal/refusal"
 )
-
-// ConsumerConfig configures a consumer. The zero value handles one message at a time.
-type ConsumerConfig struct {
-	// Concurrency is how many handlers run at once, up to 100,000. Default: 1.
-	Concurrency int
-	// Prefetch is how many unsettled deliveries the consumer may hold, up to 100,000:
-	// those that wait for a handler, those in a handler, and those whose forwarded copy
-	// isn't confirmed yet. If the process crashes, each counts as a failed delivery.
-	//
-	// Deliveries whose forward waits because its address accepts nothing come on top,
-	// up to 4,096 with 64 MiB of copies. RabbitMQ 4.3 gets further ones back and delivers
-	// them again after 30 s. With earlier versions further ones count as all others do.
-	//
-	// Default: adapted to the handlers' times and the round trip to the broker. It is
-	// enough to keep the handlers busy for 200 ms, at most twice Concurrency or 64,
-	// whichever is more. If the round trip is long, it is enough for two and a half of
-	// them, at most twice Concurrency or 1,024. With Start.Order it is twice Concurrency
-	// or 64, whichever is more.
-	Prefetch int
-	// Grace is how long handlers may go on after Consume's ctx has ended. Then their own
-	// ctx ends. A handler that ignores this is abandoned 5 s later: Consume returns, and
-	// the broker delivers the message again. Default: 30 s.
-	Grace time.Duration
-	// ForwardPatience is how long a Forward is tried again while the broker doesn't
-	// accept it. Then its message goes back to the queue as a failed delivery. The time
-	// doubles with each failed delivery of the message, up to an hour. Default: 30 s.
-	ForwardPatience time.Duration
-	// Control, if not nil, pauses the consumer or slows it down while it runs.
-	Control *Control
-	// NoQuarantine turns the quarantine off. By default a message with two failed
-	// deliveries that no consumer has reported is handled alone, because it may have
-	// crashed a process. While it is handled the consumer holds no other message. So a
-	// further crash doesn't raise the delivery counts of others.
-	NoQuarantine bool
-
-	// near is 0 if Prefetch was given. Otherwise Prefetch is the most, and near the
-	// most where the broker is near.
-	near int
-}
-
-// Limits of ConsumerConfig.
-const (
-	maxConcurrency = 100_000
-	maxPrefetch    = 100_000
-	// farPrefetch is what the default Prefetch grows to where the broker is far away.
-	farPrefetch = 1024
-	// lastGrace is what a handler gets after its ctx was ended by the drain.
-	lastGrace = grace.Last
-	// prepareSlow is how long a Prepare may take before it is logged, and prepareQuiet
-	// how long the connection then logs no other.
-	prepareSlow  = 5 * time.Second
-	prepareQuiet = time.Minute
-)
-
-func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
-	for _, f := range []struct {
-		name string
-		n    int
-		max  int
-	}{{"Concurrency", c.Concurrency, maxConcurrency}, {"Prefetch", c.Prefetch, maxPrefetch}} {
-		if f.n < 0 || f.n > f.max {
-			return c, argument.New("ConsumerConfig."+f.name, f.n, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", f.max))
-		}
-	}
-	if c.Grace < 0 || c.ForwardPatience < 0 {
-		return c, argument.New("ConsumerConfig", nil, "has a negative duration", "use a positive one, or 0 for the default")
-	}
-	if c.Concurrency == 0 {
-		c.Concurrency = 1
-	}
-	if c.Prefetch == 0 {
-		c.near = max(2*c.Concurrency, 64)
-		c.Prefetch = max(c.near, farPrefetch)
-	}
-	if c.Grace == 0 {
-		c.Grace = 30 * time.Second
-	}
-	if c.ForwardPatience == 0 {
-		c.ForwardPatience = 30 * time.Second
-	}
-	return c, nil
-}
 
 // Consume delivers the messages of queue to h until ctx ends, and then drains. The
 // drain stops new deliveries, lets running handlers finish within ConsumerConfig.Grace,
@@ -152,11 +69,11 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 		return nil
 	}
 	var order func(*Delivery) (string, bool)
-	err = c.prepare(ctx, h, Start{
+	err = c.preparing.prepare(ctx, h, Start{
 		Queue: queue, Broker: broker, Management: c.mgmt, Log: c.log, Control: cfg.Control,
 		Order:      func(key func(*Delivery) (string, bool)) { order = key },
 		BrokerTime: c.brokerTime, ClockDiffers: c.clockDiffers,
-	})
+	}, c.outage)
 	if err != nil {
 		return err
 	}
@@ -164,7 +81,7 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	defer booking.release()
 	k := newConsumer(queue, source, h, cfg, consumerDeps{
 		open: booking.open, give: closeSession, backoff: c.cfg.Reconnect, log: c.log, tell: booking.tell,
-		deadLetters: c.deadLetters, look: c.look, starving: c.starving, now: c.brokerNow,
+		deadLetters: c.mgmt.deadLetters, look: c.mgmt.look, starving: c.starving, now: c.brokerNow,
 	})
 	k.order = order
 	if err := c.join(k); err != nil {
@@ -178,46 +95,6 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 		c.log.Error("hopback: a handler stopped its consumer", "queue", queue, "error", err)
 	}
 	return err
-}
-
-// preparations are the calls of Prepare under way.
-type preparations struct {
-	mu    sync.Mutex
-	count int
-	told  time.Time // when a slow one was last logged
-}
-
-// prepare calls h's Prepare. When many wait, one line is logged for all.
-func (c *Conn) prepare(ctx context.Context, h Handler, s Start) error {
-	p := &c.preparing
-	p.mu.Lock()
-	p.count++
-	p.mu.Unlock()
-	slow := time.AfterFunc(prepareSlow, func() {
-		p.mu.Lock()
-		waiting := p.count
-		quiet := time.Since(p.told) < prepareQuiet
-		if !quiet {
-			p.told = time.Now()
-		}
-		p.mu.Unlock()
-		if quiet {
-			return
-		}
-		// In an alarm the broker answers no management requests.
-		outage := c.outage()
-		if outage == nil {
-			outage = errors.New("the broker hasn't answered yet")
-		}
-		c.log.Warn("hopback: consumers can't begin yet: their handlers wait for what they ask the broker", "queue", s.Queue, "waiting", waiting, "error", outage)
-	})
-	defer func() {
-		slow.Stop()
-		p.mu.Lock()
-		p.count--
-		p.mu.Unlock()
-	}()
-	return Prepare(ctx, h, s)
 }
 
 // consumer is one call of Consume.
@@ -476,4 +353,18 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 		s.resize()
 	}}
 	return s, nil
+}
+
+// ControlFrom returns the Control of the consumer that a handler's ctx comes from. It
+// returns false outside of Conn.Consume.
+func ControlFrom(ctx context.Context) (*Control, bool) {
+	d, ok := DeliveryFrom(ctx)
+	if !ok {
+		return nil, false
+	}
+	s, ok := d.link.(*stint)
+	if !ok {
+		return nil, false
+	}
+	return s.control, true
 }

@@ -14,9 +14,6 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// deliveryLink is what a delivery came in on.
-type deliveryLink interface{ over() bool }
-
 type settlement struct {
 	delivery *Delivery
 	d        disposition

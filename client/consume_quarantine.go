@@ -34,18 +34,6 @@ type quarantine struct {
 	suspects []*Delivery
 }
 
-// standing is what a delivery is to the quarantine; guarded by its mu.
-type standing uint8
-
-const (
-	standsNowhere standing = iota // not admitted yet
-	standsOrdinary
-	standsWaiting // in suspects
-	standsAlone   // running
-	standsAside   // no worker gets it
-	standsSettled
-)
-
 // begin is called before the first delivery.
 func (q *quarantine) begin() {
 	if !q.off {

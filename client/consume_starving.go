@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/internal/renewal"
 )
 
@@ -36,47 +35,6 @@ const (
 	emptyPause = 2 * time.Minute
 	vainPause  = 16 * time.Minute
 )
-
-// queueLook is what the broker says of a queue.
-type queueLook struct {
-	ready  uint64
-	leader string // its node; "" if it has none
-}
-
-// look asks the broker. Whoever may read from a queue may look at it.
-func (c *Conn) look(ctx context.Context, queue string) (queueLook, error) {
-	path, err := address.Queue(queue).Build()
-	if err != nil {
-		return queueLook{}, err
-	}
-	status, reply, err := c.mgmt.Request(ctx, "GET", path, nil)
-	if err != nil {
-		return queueLook{}, err
-	}
-	if status != 200 {
-		return queueLook{}, fmt.Errorf("the broker answers %d", status)
-	}
-	var l queueLook
-	switch n := replyValue(reply, "message_count").(type) {
-	case uint64:
-		l.ready = n
-	case uint32:
-		l.ready = uint64(n)
-	}
-	l.leader, _ = replyValue(reply, "leader").(string)
-	return l, nil
-}
-
-// replyValue is the value of key in the map of a management reply, or nil.
-func replyValue(reply any, key string) any {
-	switch m := reply.(type) {
-	case map[string]any:
-		return m[key]
-	case map[any]any:
-		return m[key]
-	}
-	return nil
-}
 
 // hunger is what a consumer remembers from one link to the next.
 type hunger struct {

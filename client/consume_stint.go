@@ -6,8 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/hopback/hopback/address"
 )
 
 // stint is the life of one receiver link. Four kinds of goroutines share the
@@ -350,20 +348,6 @@ func (s *stint) hold(d *Delivery) {
 			s.uncount(false)
 		}
 	})
-}
-
-// deadLetters asks the broker for the queue's arguments. A policy's dead-letter exchange
-// isn't among them.
-func (c *Conn) deadLetters(ctx context.Context, queue string) bool {
-	path, err := address.Queue(queue).Build()
-	if err != nil {
-		return false
-	}
-	status, reply, err := c.mgmt.Request(ctx, "GET", path, nil)
-	if err != nil || status != 200 {
-		return false
-	}
-	return replyValue(replyValue(reply, "arguments"), "x-dead-letter-exchange") != nil
 }
 
 // giveBackHeld is called by the drain, and before the session is replaced.

@@ -2,8 +2,12 @@ package client
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/hopback/hopback/internal/lastword"
 )
 
 // Delivery is a message that a queue has delivered.
@@ -78,3 +82,118 @@ func DeliveryFrom(ctx context.Context) (*Delivery, bool) {
 	d, ok := ctx.Value(deliveryKey{}).(*Delivery)
 	return d, ok && d != nil
 }
+
+// ErrConsumerTimeout is the cause of a handler's ctx that ended because the broker has
+// taken the delivery back, to give it to somebody else: it was held for longer
+// than the queue's consumer timeout (RabbitMQ 4.3 and later, 30 minutes unless set
+// otherwise). The handler's result is ignored.
+var ErrConsumerTimeout = errors.New("the broker took the delivery back")
+
+// lease ends a handler's ctx when the delivery is no longer its own. A context of
+// its own is made only for a handler that asks, since most never do.
+type lease struct {
+	mu     sync.Mutex
+	over   bool
+	cause  error
+	cancel context.CancelCauseFunc
+}
+
+// end ends the delivery's ctx, with a cause or, when the handler is done with it,
+// without.
+func (d *Delivery) end(cause error) {
+	l := &d.lease
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return
+	}
+	l.over, l.cause = true, cause
+	if l.cancel != nil {
+		l.cancel(cause)
+	}
+}
+
+// deliveryContext is a handler's ctx: it carries the Delivery, and ends with its
+// lease.
+type deliveryContext struct {
+	context.Context
+	delivery *Delivery
+
+	mu    sync.Mutex
+	inner context.Context // made by the first that asks
+}
+
+func (c *deliveryContext) ask() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.inner == nil {
+		ctx, cancel := context.WithCancelCause(c.Context)
+		c.inner = ctx
+		l := &c.delivery.lease
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.over {
+			cancel(l.cause)
+		} else {
+			before := l.cancel
+			l.cancel = func(cause error) {
+				if before != nil {
+					before(cause)
+				}
+				cancel(cause)
+			}
+		}
+	}
+	return c.inner
+}
+
+func (c *deliveryContext) Done() <-chan struct{} { return c.ask().Done() }
+
+// Err makes no context while there is nothing to tell.
+func (c *deliveryContext) Err() error {
+	c.mu.Lock()
+	inner := c.inner
+	c.mu.Unlock()
+	if inner != nil {
+		return inner.Err()
+	}
+	l := &c.delivery.lease
+	l.mu.Lock()
+	over := l.over
+	l.mu.Unlock()
+	if over {
+		return c.ask().Err() // context.Cause finds the cause then
+	}
+	return c.Context.Err()
+}
+
+func (c *deliveryContext) Value(key any) any {
+	switch key {
+	case deliveryKey{}:
+		return c.delivery
+	case lastword.Key{}:
+		return &c.delivery.lastWord
+	}
+	c.mu.Lock()
+	ctx := c.inner
+	c.mu.Unlock()
+	if ctx == nil {
+		ctx = c.Context
+	}
+	return ctx.Value(key)
+}
+
+// standing is what a delivery is to the quarantine; guarded by its mu.
+type standing uint8
+
+const (
+	standsNowhere standing = iota // not admitted yet
+	standsOrdinary
+	standsWaiting // in suspects
+	standsAlone   // running
+	standsAside   // no worker gets it
+	standsSettled
+)
+
+// deliveryLink is what a delivery came in on.
+type deliveryLink interface{ over() bool }

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/Azure/go-amqp"
@@ -207,4 +208,26 @@ func (e *Error) during(outage error) *Error {
 // ended is the error for a wait that ctx ended.
 func ended(op, target string, kind error, ctx context.Context) *Error {
 	return &Error{Op: op, Target: target, Kind: kind, Err: context.Cause(ctx)}
+}
+
+// PanicError is a panic of a handler as an error.
+type PanicError struct {
+	// Value is the panic's value. It is nil if the handler ended its goroutine with
+	// runtime.Goexit.
+	Value any
+	// Stack is the goroutine's stack at the panic.
+	Stack []byte
+}
+
+func (e *PanicError) Error() string {
+	if e.Value == nil {
+		return "handler ended its goroutine"
+	}
+	return fmt.Sprintf("handler panicked: %v", e.Value)
+}
+
+// Unwrap returns the panic's value if it is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
 }

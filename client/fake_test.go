@@ -16,7 +16,7 @@ import (
 )
 
 // fakeBroker is one queue, and a sink for all that is sent, behind the
-// interfaces of conn_link.go. It keeps what RabbitMQ keeps: credit, unsettled
+// interfaces of wire_link.go. It keeps what RabbitMQ keeps: credit, unsettled
 // deliveries, answers in the order of sending; and it records all that happens,
 // in order. What breaks these rules fails the test.
 type fakeBroker struct {

@@ -470,12 +470,3 @@ func (w *forwarder) end() map[string]*forwardSender {
 	}
 	return senders
 }
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}

@@ -122,28 +122,6 @@ type wrapped struct {
 func (w wrapped) Handle(ctx context.Context, d *Delivery) error { return w.handle(ctx, d) }
 func (w wrapped) Prepare(ctx context.Context, s Start) error    { return Prepare(ctx, w.inner, s) }
 
-// PanicError is a panic of a handler as an error.
-type PanicError struct {
-	// Value is the panic's value. It is nil if the handler ended its goroutine with
-	// runtime.Goexit.
-	Value any
-	// Stack is the goroutine's stack at the panic.
-	Stack []byte
-}
-
-func (e *PanicError) Error() string {
-	if e.Value == nil {
-		return "handler ended its goroutine"
-	}
-	return fmt.Sprintf("handler panicked: %v", e.Value)
-}
-
-// Unwrap returns the panic's value if it is an error.
-func (e *PanicError) Unwrap() error {
-	err, _ := e.Value.(error)
-	return err
-}
-
 // Recover returns a Middleware that turns a panic of its handler into a *PanicError.
 // Inside retry.With it makes panics errors that are retried. Without Recover a consumer
 // survives a panic as well, and dead-letters the message with ReasonPanicked.

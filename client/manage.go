@@ -11,6 +11,7 @@ import (
 
 	"github.com/Azure/go-amqp"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 )
 
@@ -489,4 +490,66 @@ func openManagement(ctx context.Context, open func(context.Context) (session, er
 		return nil, nil, nil, err
 	}
 	return sess, managementSender{l.s}, &amqpReceiver{l.r, &as.used, new(atomic.Uint64)}, nil // replies tell nothing of queues
+}
+
+// management returns one on this connection alone. Its sessions live as long as the
+// connection does: no deadline of a caller reaches go-amqp.
+func (w *wire) management(after uint64) *Management {
+	open := func(ctx context.Context) (session, error) { return w.openSession(ctx, after) }
+	return newManagement(open, w.ctx, nil)
+}
+
+// queueLook is what the broker says of a queue.
+type queueLook struct {
+	ready  uint64
+	leader string // its node; "" if it has none
+}
+
+// replyValue is the value of key in the map of a management reply, or nil.
+func replyValue(reply any, key string) any {
+	switch m := reply.(type) {
+	case map[string]any:
+		return m[key]
+	case map[any]any:
+		return m[key]
+	}
+	return nil
+}
+
+// look asks the broker. Whoever may read from a queue may look at it.
+func (m *Management) look(ctx context.Context, queue string) (queueLook, error) {
+	path, err := address.Queue(queue).Build()
+	if err != nil {
+		return queueLook{}, err
+	}
+	status, reply, err := m.Request(ctx, "GET", path, nil)
+	if err != nil {
+		return queueLook{}, err
+	}
+	if status != 200 {
+		return queueLook{}, fmt.Errorf("the broker answers %d", status)
+	}
+	var l queueLook
+	switch n := replyValue(reply, "message_count").(type) {
+	case uint64:
+		l.ready = n
+	case uint32:
+		l.ready = uint64(n)
+	}
+	l.leader, _ = replyValue(reply, "leader").(string)
+	return l, nil
+}
+
+// deadLetters asks the broker for the queue's arguments. A policy's dead-letter exchange
+// isn't among them.
+func (m *Management) deadLetters(ctx context.Context, queue string) bool {
+	path, err := address.Queue(queue).Build()
+	if err != nil {
+		return false
+	}
+	status, reply, err := m.Request(ctx, "GET", path, nil)
+	if err != nil || status != 200 {
+		return false
+	}
+	return replyValue(replyValue(reply, "arguments"), "x-dead-letter-exchange") != nil
 }

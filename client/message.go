@@ -3,6 +3,7 @@ package client
 import (
 	"crypto/rand"
 	"maps"
+	"slices"
 
 	"github.com/Azure/go-amqp"
 )
@@ -188,4 +189,27 @@ func messageID(m *Message) any {
 	default:
 		return id
 	}
+}
+
+// hasIntegerArray looks into a value that checkValue has passed.
+func hasIntegerArray(v any) bool {
+	switch v := v.(type) {
+	case []int32, []int64, []uint32, []uint64:
+		return true
+	case []any:
+		return slices.ContainsFunc(v, hasIntegerArray)
+	case map[string]any:
+		for _, e := range v {
+			if hasIntegerArray(e) {
+				return true
+			}
+		}
+	case map[any]any:
+		for _, e := range v {
+			if hasIntegerArray(e) {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -191,29 +190,6 @@ func checkReadable(name string, key, v any) error {
 	return nil
 }
 
-// hasIntegerArray looks into a value that checkValue has passed.
-func hasIntegerArray(v any) bool {
-	switch v := v.(type) {
-	case []int32, []int64, []uint32, []uint64:
-		return true
-	case []any:
-		return slices.ContainsFunc(v, hasIntegerArray)
-	case map[string]any:
-		for _, e := range v {
-			if hasIntegerArray(e) {
-				return true
-			}
-		}
-	case map[any]any:
-		for _, e := range v {
-			if hasIntegerArray(e) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // simple is the fast path of checkValue.
 func simple(v any) bool {
 	switch v := v.(type) {
@@ -381,5 +357,3 @@ func modifiedValue(key string, v any, depth int) (size int, err error) {
 
 // annotation is what an error calls the annotation key.
 func annotation(key string) string { return "annotations[" + quote(key) + "]" }
-
-func quote(s string) string { return fmt.Sprintf("%q", clip(s, 64)) }

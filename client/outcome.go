@@ -3,8 +3,6 @@ package client
 import (
 	"fmt"
 	"reflect"
-	"strings"
-	"unicode/utf8"
 
 	"github.com/hopback/hopback/address"
 )
@@ -266,22 +264,4 @@ func ErrorText(err error) (text string) {
 		}
 	}()
 	return clip(err.Error(), ErrorTextLimit)
-}
-
-// clip cuts s to at most limit bytes without cutting a character, and makes it
-// valid UTF-8.
-func clip(s string, limit int) string {
-	if len(s) > limit {
-		n := limit
-		for n > 0 && n > limit-utf8.UTFMax && !utf8.RuneStart(s[n]) {
-			n--
-		}
-		s = s[:n]
-	}
-	if utf8.ValidString(s) {
-		return s
-	}
-	// A replacement character is three bytes where one was bad.
-	s = strings.ToValidUTF8(s, "?")
-	return s
 }

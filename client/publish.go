@@ -298,10 +298,3 @@ func (p *publisher) shut(ctx context.Context) error {
 	defer p.booking.release()
 	return p.s.close(ctx)
 }
-
-// closeSession ends a session, without waiting long for a broker that is gone.
-func closeSession(s session) {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	s.close(ctx)
-}

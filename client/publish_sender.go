@@ -88,46 +88,6 @@ type sender struct {
 	intake atomic.Pointer[frames.Intake]
 }
 
-// outgoing is a message on its way out.
-type outgoing struct {
-	msg   *Message
-	state atomic.Int32
-	// blamed counts the links that the broker ended while nothing else was under way.
-	blamed uint8
-	// overdue says that a link was given up since it wasn't answered.
-	overdue bool
-	// index is its place in its batch.
-	index int
-	// size is what it takes of the budget.
-	size int64
-	// abandoned, if not nil, is closed when nobody wants it sent any more.
-	abandoned <-chan struct{}
-	to        answerer
-}
-
-// answerer is whom a message's answer goes to.
-type answerer interface {
-	// answered is called at most once for each message, by the sender's goroutines:
-	// it must not block. The sender doesn't touch o any more.
-	answered(o *outgoing, err error)
-}
-
-// answerFunc is an answerer for a single message.
-type answerFunc func(error)
-
-func (f answerFunc) answered(_ *outgoing, err error) { f(err) }
-
-const (
-	outQueued  int32 = iota
-	outSending       // with go-amqp, or with the broker
-	outAgain         // was sent, and waits for the next link
-	outLeft          // was being sent when its caller left
-	outOver          // answered, or taken back
-)
-
-// withdraw takes back what hasn't been sent yet, and says whether it could.
-func (o *outgoing) withdraw() bool { return o.state.CompareAndSwap(outQueued, outOver) }
-
 // leave takes o back for its caller, and returns what is certain of it: ErrNotSent,
 // ErrOutcomeUnknown, or nil if its answer is there or just coming. The message may
 // only be read from then on.
@@ -379,10 +339,6 @@ func (s *sender) overdueLink(sess session, p pumped, last time.Time) time.Time {
 	return now
 }
 
-// closeTimeout bounds the orderly closing of a link or session, which the broker
-// answers at once if it answers at all.
-const closeTimeout = 5 * time.Second
-
 // rest waits before the next attempt, and says whether there should be one: not
 // when the sender was stopped and nobody waits for it to send.
 func (s *sender) rest(d time.Duration) bool {
@@ -445,20 +401,6 @@ func (s *sender) refused(ctx context.Context, err error) error {
 	e := newError(s.op, s.target, attachKind(err), err)
 	e.unsent = true
 	return e
-}
-
-// attachKind is what kind of failure to open a link err is: the broker's refusal,
-// or the loss of the link, session or connection.
-func attachKind(err error) error {
-	remote, ok := errors.AsType[*amqp.Error](err)
-	if !ok || remote == nil || errors.As(err, new(*amqp.ConnError)) {
-		return ErrConnectionLost
-	}
-	switch remote.Condition {
-	case amqp.ErrCondDetachForced, amqp.ErrCondConnectionForced, amqp.ErrCondInternalError:
-		return ErrConnectionLost // that passes
-	}
-	return ErrRefused
 }
 
 // pumped is how pump has ended.
@@ -762,31 +704,4 @@ func (s *sender) fail(err *Error) {
 			return
 		}
 	}
-}
-
-// linkRefused says whether err is the broker's refusal of one link, and of no
-// more. RabbitMQ 4.3 refuses a missing target so, 4.0 ends the session.
-func linkRefused(err error) bool {
-	var e *amqp.Error
-	return errors.As(err, &e) && !errors.As(err, new(*amqp.SessionError)) && !errors.As(err, new(*amqp.ConnError))
-}
-
-// localSendError says whether go-amqp refused a message before writing any of it:
-// too large, or not encodable. Errors of the link, session and connection have
-// types of their own, and may come amid a write.
-func localSendError(err error) bool {
-	var link *amqp.LinkError
-	var sess *amqp.SessionError
-	var conn *amqp.ConnError
-	if errors.As(err, &link) || errors.As(err, &sess) || errors.As(err, &conn) {
-		return false
-	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return false
-	}
-	var e *amqp.Error
-	if errors.As(err, &e) {
-		return e.Condition == amqp.ErrCondMessageSizeExceeded
-	}
-	return true
 }

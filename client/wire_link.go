@@ -124,13 +124,6 @@ func (w *wire) session(ctx context.Context, after uint64, ended func()) (session
 	return s, nil
 }
 
-// management returns one on this connection alone. Its sessions live as long as the
-// connection does: no deadline of a caller reaches go-amqp.
-func (w *wire) management(after uint64) *Management {
-	open := func(ctx context.Context) (session, error) { return w.openSession(ctx, after) }
-	return newManagement(open, w.ctx, nil)
-}
-
 type amqpSession struct {
 	w  *wire
 	s  *amqp.Session
@@ -300,14 +293,50 @@ func (r *amqpReceipt) wait(ctx context.Context) (state amqp.DeliveryState, err e
 	return state, err
 }
 
-// pause waits for d or the end of ctx, and says whether it waited to the end.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
+// attachKind is what kind of failure to open a link err is: the broker's refusal,
+// or the loss of the link, session or connection.
+func attachKind(err error) error {
+	remote, ok := errors.AsType[*amqp.Error](err)
+	if !ok || remote == nil || errors.As(err, new(*amqp.ConnError)) {
+		return ErrConnectionLost
+	}
+	switch remote.Condition {
+	case amqp.ErrCondDetachForced, amqp.ErrCondConnectionForced, amqp.ErrCondInternalError:
+		return ErrConnectionLost // that passes
+	}
+	return ErrRefused
+}
+
+// linkRefused says whether err is the broker's refusal of one link, and of no
+// more. RabbitMQ 4.3 refuses a missing target so, 4.0 ends the session.
+func linkRefused(err error) bool {
+	var e *amqp.Error
+	return errors.As(err, &e) && !errors.As(err, new(*amqp.SessionError)) && !errors.As(err, new(*amqp.ConnError))
+}
+
+// localSendError says whether go-amqp refused a message before writing any of it:
+// too large, or not encodable. Errors of the link, session and connection have
+// types of their own, and may come amid a write.
+func localSendError(err error) bool {
+	var link *amqp.LinkError
+	var sess *amqp.SessionError
+	var conn *amqp.ConnError
+	if errors.As(err, &link) || errors.As(err, &sess) || errors.As(err, &conn) {
 		return false
 	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return false
+	}
+	var e *amqp.Error
+	if errors.As(err, &e) {
+		return e.Condition == amqp.ErrCondMessageSizeExceeded
+	}
+	return true
+}
+
+// closeSession ends a session, without waiting long for a broker that is gone.
+func closeSession(s session) {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	s.close(ctx)
 }

@@ -7,16 +7,11 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"crypto/rand"
 
 	"github.com/Azure/go-amqp"
 
@@ -42,29 +37,6 @@ const (
 	// one more, and so does go-amqp.
 	maxSessions = 64
 )
-
-// Broker describes a broker, as it introduced itself when the connection opened.
-type Broker struct {
-	Product string // "RabbitMQ"
-	Version string // "4.3.6"
-	Node    string // "rabbit@host"
-	Cluster string // the cluster's name
-}
-
-// AtLeast reports whether the broker's version is major.minor or later. It is false
-// for a version that can't be read.
-func (b Broker) AtLeast(major, minor int) bool {
-	parts := strings.SplitN(b.Version, ".", 3)
-	if len(parts) < 2 {
-		return false
-	}
-	have, err1 := strconv.Atoi(parts[0])
-	haveMinor, err2 := strconv.Atoi(parts[1])
-	if err1 != nil || err2 != nil {
-		return false
-	}
-	return have > major || have == major && haveMinor >= minor
-}
 
 // wire is one live connection: one generation of a Conn.
 type wire struct {
@@ -318,10 +290,36 @@ func (w *wire) close(ctx context.Context) {
 	w.cancel()
 }
 
-func defaultName() string {
-	program := "hopback"
-	if len(os.Args) > 0 && os.Args[0] != "" {
-		program = filepath.Base(os.Args[0])
-	}
-	return clip(program, 100) + "-" + strings.ToLower(rand.Text()[:8])
+// maxSpare is how many sessions of a connection are kept for the machinery: the
+// management, its request that goes alone, the renewal of a token, the questions for
+// the broker's time and for a sign of life.
+const maxSpare = 4
+
+// spareSessions is how many sessions nobody can reserve where the broker allows limit.
+func spareSessions(limit int) int { return min(maxSpare, max(limit/2, 1)) }
+
+// closeTimeout bounds the orderly closing of a link or session, which the broker
+// answers at once if it answers at all.
+const closeTimeout = 5 * time.Second
+
+// closeWire ends a connection that isn't wanted, without waiting long.
+func closeWire(w *wire) {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	w.close(ctx)
+}
+
+// uplink is a net.Conn that shows whether a write is under way.
+type uplink struct {
+	net.Conn
+	writing atomic.Bool
+	written atomic.Uint64 // writes that have ended
+}
+
+func (u *uplink) Write(b []byte) (int, error) {
+	u.writing.Store(true)
+	n, err := u.Conn.Write(b)
+	u.writing.Store(false)
+	u.written.Add(1)
+	return n, err
 }

@@ -3,8 +3,6 @@ package client
 import (
 	"context"
 	"errors"
-	"net"
-	"sync/atomic"
 	"time"
 )
 
@@ -106,19 +104,4 @@ func (w *wire) answering(ctx context.Context, limit time.Duration) bool {
 		return w.frames.Answers() != before
 	}
 	return true
-}
-
-// uplink is a net.Conn that shows whether a write is under way.
-type uplink struct {
-	net.Conn
-	writing atomic.Bool
-	written atomic.Uint64 // writes that have ended
-}
-
-func (u *uplink) Write(b []byte) (int, error) {
-	u.writing.Store(true)
-	n, err := u.Conn.Write(b)
-	u.writing.Store(false)
-	u.written.Add(1)
-	return n, err
 }

@@ -1,7 +1,7 @@
 package client
 
 import (
-	"context"
+	"math"
 	"sync"
 )
 
@@ -12,7 +12,7 @@ import (
 type Control struct {
 	mu        sync.Mutex
 	limits    map[*int]struct{}
-	consumers map[*consumer]struct{}
+	consumers map[limitee]struct{}
 	resumed   chan struct{} // closed and renewed when the limit rises from 0
 }
 
@@ -49,7 +49,7 @@ func (c *Control) Paused() bool {
 }
 
 // noLimit is above every Prefetch.
-const noLimit = maxPrefetch + 1
+const noLimit = math.MaxInt
 
 // lowest is called with mu held.
 func (c *Control) lowest() int {
@@ -86,32 +86,21 @@ func (c *Control) gate() (resumed <-chan struct{}, paused bool) {
 	return c.resumed, true
 }
 
-func (c *Control) join(k *consumer) {
+// limitee is a consumer that is told of the limit.
+type limitee interface{ limited(n int) }
+
+func (c *Control) join(k limitee) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.consumers == nil {
-		c.consumers = map[*consumer]struct{}{}
+		c.consumers = map[limitee]struct{}{}
 	}
 	c.consumers[k] = struct{}{}
 	k.limited(c.lowest())
 }
 
-func (c *Control) leave(k *consumer) {
+func (c *Control) leave(k limitee) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.consumers, k)
-}
-
-// ControlFrom returns the Control of the consumer that a handler's ctx comes from. It
-// returns false outside of Conn.Consume.
-func ControlFrom(ctx context.Context) (*Control, bool) {
-	d, ok := DeliveryFrom(ctx)
-	if !ok {
-		return nil, false
-	}
-	s, ok := d.link.(*stint)
-	if !ok {
-		return nil, false
-	}
-	return s.control, true
 }

@@ -1,0 +1,50 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// clip cuts s to at most limit bytes without cutting a character, and makes it
+// valid UTF-8.
+func clip(s string, limit int) string {
+	if len(s) > limit {
+		n := limit
+		for n > 0 && n > limit-utf8.UTFMax && !utf8.RuneStart(s[n]) {
+			n--
+		}
+		s = s[:n]
+	}
+	if utf8.ValidString(s) {
+		return s
+	}
+	// A replacement character is three bytes where one was bad.
+	s = strings.ToValidUTF8(s, "?")
+	return s
+}
+
+func quote(s string) string { return fmt.Sprintf("%q", clip(s, 64)) }
+
+// pause waits for d or the end of ctx, and says whether it waited to the end.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

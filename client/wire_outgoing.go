@@ -1,0 +1,43 @@
+package client
+
+import "sync/atomic"
+
+// outgoing is a message on its way out.
+type outgoing struct {
+	msg   *Message
+	state atomic.Int32
+	// blamed counts the links that the broker ended while nothing else was under way.
+	blamed uint8
+	// overdue says that a link was given up since it wasn't answered.
+	overdue bool
+	// index is its place in its batch.
+	index int
+	// size is what it takes of the budget.
+	size int64
+	// abandoned, if not nil, is closed when nobody wants it sent any more.
+	abandoned <-chan struct{}
+	to        answerer
+}
+
+// answerer is whom a message's answer goes to.
+type answerer interface {
+	// answered is called at most once for each message, by the sender's goroutines:
+	// it must not block. The sender doesn't touch o any more.
+	answered(o *outgoing, err error)
+}
+
+// answerFunc is an answerer for a single message.
+type answerFunc func(error)
+
+func (f answerFunc) answered(_ *outgoing, err error) { f(err) }
+
+const (
+	outQueued  int32 = iota
+	outSending       // with go-amqp, or with the broker
+	outAgain         // was sent, and waits for the next link
+	outLeft          // was being sent when its caller left
+	outOver          // answered, or taken back
+)
+
+// withdraw takes back what hasn't been sent yet, and says whether it could.
+func (o *outgoing) withdraw() bool { return o.state.CompareAndSwap(outQueued, outOver) }
