@@ -81,21 +81,24 @@ func (d *decoder) described() any {
 }
 
 // fields reads the list of c's fields.
-func (d *decoder) fields(c composite) {
+func (d *decoder) fields(c composite) { d.walk(c, &fields{}) }
+
+// walk is fields with a walk that may be used again.
+func (d *decoder) walk(c composite, f *fields) {
 	_, name := c.kind()
-	f := fields{d: d, name: name}
+	*f = fields{d: d, name: name}
 	switch code := byte(d.number(1)); {
 	case d.err != nil:
 		return
 	case code == codeList0:
-		c.walk(&f)
+		c.walk(f)
 	case code == codeList8 || code == codeList32:
 		var behind []byte
 		f.left, behind = d.enter(code)
 		if !d.room(f.left) {
 			return
 		}
-		c.walk(&f)
+		c.walk(f)
 		for ; f.left > 0 && d.err == nil; f.left-- {
 			d.value() // of a later version
 		}
@@ -106,7 +109,10 @@ func (d *decoder) fields(c composite) {
 }
 
 // composite writes c.
-func (e *encoder) composite(c composite) {
+func (e *encoder) composite(c composite) { e.walk(c, &fields{}) }
+
+// walk is composite with a walk that may be used again.
+func (e *encoder) walk(c composite, f *fields) {
 	if e.depth++; e.depth > MaxDepth {
 		e.fail("values are nested more than %d deep", MaxDepth)
 		return
@@ -117,8 +123,8 @@ func (e *encoder) composite(c composite) {
 	at := len(e.b)
 	e.b = append(e.b, codeList32)
 	sizes := e.begin()
-	f := fields{e: e, name: name, end: len(e.b)}
-	c.walk(&f)
+	*f = fields{e: e, name: name, end: len(e.b)}
+	c.walk(f)
 	e.depth--
 	if e.err != nil {
 		return
@@ -169,7 +175,15 @@ func (f *fields) wrong(v any, want any) {
 // required is a field that mustn't be absent.
 func required[T any](f *fields, field *T) {
 	if f.e != nil {
-		f.write(*field)
+		if !f.writeDirect(field) {
+			f.write(*field)
+		}
+		return
+	}
+	if set, ok := f.readDirect(field); ok && set {
+		return
+	} else if ok {
+		f.d.fail("%s lacks a required %T", f.name, *field)
 		return
 	}
 	v := f.read()
@@ -187,11 +201,16 @@ func required[T any](f *fields, field *T) {
 // optional is a field that may be absent.
 func optional[T any](f *fields, field *Optional[T]) {
 	if f.e != nil {
-		if field.Set {
-			f.write(field.Value)
-		} else {
+		switch {
+		case !field.Set:
 			f.write(nil)
+		case !f.writeDirect(&field.Value):
+			f.write(field.Value)
 		}
+		return
+	}
+	if set, ok := f.readDirect(&field.Value); ok {
+		field.Set = set
 		return
 	}
 	v := f.read()
@@ -206,11 +225,15 @@ func optional[T any](f *fields, field *Optional[T]) {
 func orZero[T comparable](f *fields, field *T) {
 	var zero T
 	if f.e != nil {
-		if *field == zero {
+		switch {
+		case *field == zero:
 			f.write(nil)
-		} else {
+		case !f.writeDirect(field):
 			f.write(*field)
 		}
+		return
+	}
+	if _, ok := f.readDirect(field); ok {
 		return
 	}
 	v := f.read()
@@ -224,11 +247,15 @@ func orZero[T comparable](f *fields, field *T) {
 // orNil is a binary or a map that is absent where it is nil.
 func orNil[T []byte | Map](f *fields, field *T) {
 	if f.e != nil {
-		if *field == nil {
+		switch {
+		case *field == nil:
 			f.write(nil)
-		} else {
+		case !f.writeDirect(field):
 			f.write(*field)
 		}
+		return
+	}
+	if _, ok := f.readDirect(field); ok {
 		return
 	}
 	v := f.read()

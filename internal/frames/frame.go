@@ -158,6 +158,55 @@ func NewReader(r io.Reader, max uint32) *Reader {
 	return &Reader{r: bufio.NewReader(r), max: max}
 }
 
+// NewReaderSize returns a reader that reads up to size bytes at once, at least 16.
+func NewReaderSize(r io.Reader, size int) *Reader {
+	return &Reader{r: bufio.NewReaderSize(r, size), max: math.MaxUint32}
+}
+
+// Start returns the first eight bytes of what comes next, and leaves them to be read
+// again: a frame's or a protocol's header. They are valid until the next read.
+func (r *Reader) Start() ([]byte, error) {
+	b, err := r.r.Peek(HeaderSize)
+	if err != nil {
+		return nil, whole(err, len(b))
+	}
+	return b, nil
+}
+
+// Discard skips n bytes.
+func (r *Reader) Discard(n int) error {
+	_, err := r.r.Discard(n)
+	return err
+}
+
+// Next returns the next size bytes: a whole frame, whose header the caller has looked at.
+// They are valid until the next read.
+func (r *Reader) Next(size int) ([]byte, error) {
+	if size > r.r.Size() {
+		b := make([]byte, size)
+		if n, err := io.ReadFull(r.r, b); err != nil {
+			return nil, whole(err, n)
+		}
+		return b, nil
+	}
+	b, err := r.r.Peek(size)
+	if err != nil {
+		return nil, whole(err, len(b))
+	}
+	_, _ = r.r.Discard(size)
+	return b, nil
+}
+
+// Whole says whether the next frame has come as a whole, so that reading it doesn't wait.
+func (r *Reader) Whole() bool {
+	n := r.r.Buffered()
+	if n < HeaderSize {
+		return false
+	}
+	b, _ := r.r.Peek(HeaderSize)
+	return uint64(binary.BigEndian.Uint32(b)) <= uint64(n)
+}
+
 // Protocol reads a protocol header.
 func (r *Reader) Protocol() (Protocol, error) {
 	b, err := r.r.Peek(HeaderSize)
