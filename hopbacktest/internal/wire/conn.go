@@ -1,0 +1,495 @@
+package wire
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/hopbacktest/internal/engine"
+	"github.com/hopback/hopback/internal/frames"
+)
+
+const (
+	// readBuffer is how much is read at once.
+	readBuffer = 64 << 10
+	// maxOut is how much may wait to be written. Behind it no frame of the client is
+	// read, and no event of the engine is carried out.
+	maxOut = 256 << 10
+	// closingTimeout is how long a client may take to close a connection that the server has
+	// closed.
+	closingTimeout = 30 * time.Second
+	// minFrameSize is the least that AMQP lets a client ask for.
+	minFrameSize = 512
+	// firstFrameSize is the largest frame before the open frame.
+	firstFrameSize = 8192
+)
+
+// Conn is one connection of a client.
+type Conn struct {
+	server *Server
+	net    net.Conn
+	id     uint64
+	in     *frames.Reader
+	begun  time.Time
+
+	// wake tells the writer that there is something to do, room tells the reader that
+	// something has been written. done is closed when the connection has ended.
+	wake, room chan struct{}
+	done       chan struct{}
+	end        sync.Once
+	written    chan struct{} // closed when the writer has ended
+	faults     faults
+
+	// The reader's own.
+	decode frames.Codec
+	frame  performatives
+
+	mu sync.Mutex
+	// The rest is guarded by mu.
+	open       bool
+	info       Info
+	engine     *engine.Connection
+	maxFrame   int // the largest that the client takes; 0: any
+	channelMax uint16
+	beat       time.Duration // how often the client wants a sign of life; 0: never
+	received   uint64        // bytes
+	sent       uint64
+	out, spare []byte
+	encode     frames.Codec
+	write      performatives
+	sessions   map[uint16]*session
+	events     []engine.Event // of the engine
+	told       int            // of events
+	telling    bool           // tell is being called
+	dirty      []*session     // with confirmations to tell
+	stalled    []*session     // with deliveries that wait
+	partial    int            // bytes of messages that have begun
+	blocked    bool           // by an alarm
+	closeSent  bool           // nothing else may be sent
+	closer     *time.Timer
+	later      []answer
+}
+
+// performatives are used again for each frame.
+type performatives struct {
+	transfer    frames.Transfer
+	flow        frames.Flow
+	disposition frames.Disposition
+}
+
+// Info describes a connection.
+type Info struct {
+	ID        uint64
+	User      string // empty before the login
+	VHost     string // empty before the open frame
+	Container string // the client's container-id
+	Client    string // its network address
+	Since     time.Time
+	Sessions  int
+}
+
+func sortConns(all []*Conn) {
+	slices.SortFunc(all, func(a, b *Conn) int { return cmp.Compare(a.id, b.id) })
+}
+
+func newConn(s *Server, nc net.Conn, id uint64) *Conn {
+	c := &Conn{
+		server: s, net: nc, id: id, in: frames.NewReaderSize(nc, readBuffer), begun: time.Now(),
+		wake: make(chan struct{}, 1), room: make(chan struct{}, 1), done: make(chan struct{}), written: make(chan struct{}),
+		sessions: map[uint16]*session{},
+	}
+	c.info = Info{ID: id, Since: c.begun}
+	if a := nc.RemoteAddr(); a != nil {
+		c.info.Client = a.String()
+	}
+	return c
+}
+
+// ID is the connection's number, from 1.
+func (c *Conn) ID() uint64 { return c.id }
+
+// Info describes the connection as it is now.
+func (c *Conn) Info() Info {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	info := c.info
+	info.Sessions = len(c.sessions)
+	return info
+}
+
+func poke(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+func (c *Conn) poke() { poke(c.wake) }
+
+// Cut ends the connection at once. The client finds it reset.
+func (c *Conn) Cut() {
+	switch nc := c.net.(type) {
+	case interface{ Reset() }:
+		nc.Reset()
+	case *net.TCPConn:
+		_ = nc.SetLinger(0)
+	}
+	_ = c.net.Close()
+	c.stop()
+}
+
+// stop ends the connection. While nothing of ours reaches the client, it learns nothing
+// of that.
+func (c *Conn) stop() {
+	c.end.Do(func() {
+		close(c.done)
+		if !c.faults.silent(ToClient) {
+			_ = c.net.Close()
+		}
+	})
+}
+
+// Shut closes the connection with an error, in order.
+func (c *Conn) Shut(why *frames.Error) {
+	c.mu.Lock()
+	open := c.open
+	if open {
+		c.close(why)
+	}
+	c.mu.Unlock()
+	if !open {
+		c.Cut()
+	}
+	c.poke()
+}
+
+// errOver ends the reader: the connection is at its end.
+var errOver = errors.New("wire: the connection has ended")
+
+// run serves the connection until its end.
+func (c *Conn) run() {
+	err := c.handshake()
+	if err == nil {
+		go c.writer()
+		err = c.reader()
+		c.stop()
+		<-c.written
+	}
+	c.stop()
+	c.mu.Lock()
+	e, closer := c.engine, c.closer
+	c.mu.Unlock()
+	if e != nil {
+		e.Close()
+	}
+	if closer != nil {
+		closer.Stop()
+	}
+	if c.faults.silent(ToClient) {
+		c.discard() // the client goes on sending, and isn't to notice
+		_ = c.net.Close()
+	}
+	if err != nil && !errors.Is(err, errOver) {
+		c.server.log(c, err.Error())
+	}
+}
+
+// reader reads frames and carries them out.
+func (c *Conn) reader() error {
+	for {
+		start, err := c.in.Start()
+		if err != nil {
+			return c.lost(err)
+		}
+		c.mu.Lock()
+		for {
+			if err = c.next(start); err != nil {
+				break
+			}
+			if len(c.out) >= maxOut || !c.in.Whole() {
+				break
+			}
+			if start, err = c.in.Start(); err != nil {
+				break
+			}
+		}
+		full := len(c.out) >= maxOut
+		c.mu.Unlock()
+		c.poke()
+		if err != nil {
+			return err
+		}
+		for full {
+			select {
+			case <-c.room:
+			case <-c.done:
+				return errOver
+			}
+			c.mu.Lock()
+			full = len(c.out) >= maxOut
+			c.mu.Unlock()
+		}
+	}
+}
+
+// lost is called when the client's end is gone. While what the client sends vanishes,
+// the server learns of nothing.
+func (c *Conn) lost(err error) error {
+	if c.faults.silent(FromClient) {
+		<-c.done
+		return errOver
+	}
+	return err
+}
+
+// next reads the frame that starts so, and carries it out. c.mu is held, and released
+// while the rest of the frame is awaited.
+func (c *Conn) next(start []byte) error {
+	size := uint32(start[0])<<24 | uint32(start[1])<<16 | uint32(start[2])<<8 | uint32(start[3])
+	doff, kind := start[4], start[5]
+	channel := uint16(start[6])<<8 | uint16(start[7])
+	var wrong string
+	switch limit := uint32(c.server.cfg.MaxFrameSize); {
+	case size < frames.HeaderSize:
+		wrong = fmt.Sprintf("frame size (%d bytes) < minimum frame size (8 bytes)", size)
+	case size > limit:
+		wrong = fmt.Sprintf("frame size (%d bytes) > maximum frame size (%d bytes)", size, limit)
+	case doff < 2:
+		wrong = fmt.Sprintf("data offset (%d) < minimum data offset (2)", doff)
+	case uint32(doff)*4 > size:
+		wrong = fmt.Sprintf("data offset (%d bytes) > frame size (%d bytes)", uint32(doff)*4, size)
+	case kind != frames.TypeAMQP:
+		wrong = fmt.Sprintf("unexpected frame type %d in amqp mode (expected 0)", kind)
+	}
+	if wrong != "" {
+		return c.refuse(&frames.Error{Condition: "amqp:connection:framing-error", Description: wrong})
+	}
+	if !c.in.Whole() {
+		c.mu.Unlock()
+		c.poke()
+	}
+	whole := c.in.Whole()
+	b, err := c.in.Next(int(size))
+	if !whole {
+		c.mu.Lock()
+	}
+	if err != nil {
+		return c.lost(err)
+	}
+	if c.faults.silent(FromClient) {
+		return nil
+	}
+	c.received += uint64(size)
+	if size == uint32(doff)*4 {
+		return nil // a sign of life
+	}
+	if c.faults.before(FromClient) {
+		return c.severed()
+	}
+	if channel > c.channelMax {
+		err = c.refuse(&frames.Error{
+			Condition:   "amqp:connection:framing-error",
+			Description: fmt.Sprintf("channel number (%d) exceeds maximum channel number (%d)", channel, c.channelMax),
+		})
+	} else {
+		err = c.handle(b)
+	}
+	if c.faults.after(FromClient) {
+		return c.severed()
+	}
+	return err
+}
+
+// severed ends the connection at a point that a test has chosen. c.mu is held.
+func (c *Conn) severed() error {
+	c.out = c.out[:0]
+	c.closeSent = true
+	c.stop()
+	return errOver
+}
+
+// refuse closes the connection with an error. c.mu is held.
+func (c *Conn) refuse(why *frames.Error) error {
+	c.server.log(c, "closing the connection: "+why.Error())
+	c.close(why)
+	if why.Condition != "amqp:connection:framing-error" {
+		return nil
+	}
+	// What comes now can't be read: the frame may have no end.
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	c.poke()
+	c.discard()
+	return errOver
+}
+
+// discard reads what comes until the connection has ended.
+func (c *Conn) discard() {
+	b := make([]byte, 4096)
+	for {
+		if _, err := c.net.Read(b); err != nil {
+			return
+		}
+	}
+}
+
+// close sends a close frame, the last that is sent. c.mu is held.
+func (c *Conn) close(why *frames.Error) {
+	if c.closeSent {
+		return
+	}
+	for _, s := range c.sessions {
+		s.tellConfirmed()
+		s.e.End()
+	}
+	c.dirty, c.stalled, c.later = nil, nil, nil
+	clear(c.sessions)
+	c.send(0, &frames.Close{Error: why})
+	c.closeSent = true
+	c.closer = time.AfterFunc(closingTimeout, c.stop)
+}
+
+// send appends a frame to what is to be written. c.mu is held.
+func (c *Conn) send(channel uint16, p frames.Performative) {
+	if c.closeSent {
+		return
+	}
+	b, err := c.encode.Append(c.out, channel, p)
+	if err != nil {
+		// Nothing that the engine or the wire says can't be encoded, but for what a
+		// client has sent itself.
+		c.close(&frames.Error{Condition: "amqp:internal-error", Description: err.Error()})
+		return
+	}
+	c.out = b
+}
+
+// writer takes the engine's events and writes what there is to write.
+func (c *Conn) writer() {
+	defer close(c.written)
+	w := writer{c: c, ready: c.engine.Ready()}
+	w.startTimers()
+	defer w.stopTimers()
+	for w.wait() {
+		if !w.round() {
+			c.stop()
+			return
+		}
+	}
+}
+
+// writer is the state of the goroutine that writes.
+type writer struct {
+	c     *Conn
+	ready <-chan struct{}
+	busy  bool // several events came at once
+
+	beat, check, answer *time.Timer
+	received, sent      uint64
+	quiet               int // times that nothing was received
+}
+
+// wait waits for something to do.
+func (w *writer) wait() bool {
+	select {
+	case <-w.c.done:
+		return false
+	case _, ok := <-w.ready:
+		if !ok {
+			w.ready = nil
+		}
+	case <-w.c.wake:
+	case <-w.beat.C:
+		w.signOfLife()
+	case <-w.check.C:
+		w.checkLife()
+	case <-w.answer.C:
+	}
+	if w.busy {
+		// Those that are about to do something for this connection may do it first: what
+		// they have to say then goes out in the same write.
+		runtime.Gosched()
+	}
+	return true
+}
+
+// round carries out all events that have come, and writes all that there is to write.
+func (w *writer) round() bool {
+	c := w.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		w.busy = c.tell(maxOut) > 1
+		w.later()
+		for i := 0; i < len(c.stalled) && len(c.out) < maxOut; i++ {
+			c.stalled[i].pump()
+		}
+		c.stalled = slices.DeleteFunc(c.stalled, func(s *session) bool { s.stalled = s.pending.len() > 0; return !s.stalled })
+		for _, s := range c.dirty {
+			s.tellConfirmed()
+		}
+		clear(c.dirty)
+		c.dirty = c.dirty[:0]
+		if len(c.out) == 0 {
+			return true
+		}
+		b := c.out
+		c.out, c.spare = c.spare[:0], nil
+		c.sent += uint64(len(b))
+		c.mu.Unlock()
+		err := c.put(b)
+		poke(c.room)
+		c.mu.Lock()
+		if cap(b) <= 4*maxOut {
+			c.spare = b[:0]
+		}
+		if err != nil {
+			return false
+		}
+	}
+}
+
+// tell carries out the events that the engine has, until so much is to be written. It
+// returns how many there were. c.mu is held.
+func (c *Conn) tell(limit int) (n int) {
+	if c.telling {
+		return 0
+	}
+	c.telling = true
+	defer func() { c.telling = false }()
+	for {
+		if c.told == len(c.events) {
+			clear(c.events)
+			c.events, c.told = c.engine.Take(c.events[:0]), 0
+		}
+		if c.told == len(c.events) {
+			return n
+		}
+		for ; c.told < len(c.events); n++ {
+			if len(c.out) >= limit {
+				return n
+			}
+			c.told++
+			c.event(&c.events[c.told-1])
+		}
+	}
+}
+
+// put writes b to the network.
+func (c *Conn) put(b []byte) error {
+	b, cut := c.faults.outgoing(b)
+	if len(b) > 0 {
+		if _, err := c.net.Write(b); err != nil {
+			return err
+		}
+	}
+	if cut {
+		return errOver
+	}
+	return nil
+}

@@ -1,0 +1,196 @@
+package wire
+
+import (
+	"bytes"
+	"slices"
+
+	"github.com/hopback/hopback/hopbacktest/internal/engine"
+	"github.com/hopback/hopback/internal/frames"
+)
+
+// transfer takes a message of the client, or a part of one.
+func (s *session) transfer(t *frames.Transfer, payload []byte) *engine.Fault {
+	s.nextIncoming++
+	if s.window--; s.window < -s.margin {
+		return sessionFault("amqp:session:window-violation", "incoming window violation (tolerated excess tranfers: %d)", s.margin)
+	}
+	opened := false
+	if s.window <= maxWindow/2 && !s.c.blocked {
+		s.window, opened = maxWindow, true
+	}
+	l := s.links[t.Handle]
+	var fault *engine.Fault
+	switch {
+	case l == nil, l.kind == consuming, l.kind == replying:
+		return sessionFault("amqp:session:unattached-handle", "Unknown link handle: %d", t.Handle)
+	case l.kind == requesting:
+		fault = l.request(t, payload)
+	default:
+		fault = l.message(t, payload)
+	}
+	if fault != nil {
+		if fault.Ends != engine.EndsLink {
+			return fault
+		}
+		s.settleUp() // a released message of this link, say
+		if !l.gone {
+			l.pub.Close()
+			l.detached(fault.Err)
+		}
+	}
+	if opened {
+		s.sendFlow(frames.Flow{})
+	}
+	return nil
+}
+
+// message takes a message for the engine.
+func (l *link) message(t *frames.Transfer, payload []byte) *engine.Fault {
+	s := l.s
+	settled, id := t.Settled.Value, t.DeliveryID.Value
+	if p := l.partial; p != nil {
+		switch {
+		case t.DeliveryID.Set && t.DeliveryID.Value != p.id:
+			return linkFault("amqp:invalid-field", "delivery-id of continuation transfer (%d) differs from delivery-id on first transfer (%d)", t.DeliveryID.Value, p.id)
+		case t.Settled.Set && t.Settled.Value != p.settled:
+			return linkFault("amqp:invalid-field",
+				"field 'settled' of continuation transfer (%t) differs from (interpreted) field 'settled' on first transfer (%t)", t.Settled.Value, p.settled)
+		}
+		settled, id = p.settled, p.id
+	} else if !t.DeliveryID.Set {
+		return sessionFault("amqp:internal-error", "a transfer without a delivery-id")
+	}
+	if t.Aborted {
+		l.dropPartial()
+		return nil
+	}
+	if t.More {
+		return l.more(id, settled, payload)
+	}
+	if l.credit == 0 {
+		return &engine.Fault{Ends: engine.EndsLink, Err: &frames.Error{Condition: "amqp:link:transfer-limit-exceeded"}}
+	}
+	if l.partial != nil {
+		s.c.partial -= len(l.partial.payload)
+		payload = append(l.partial.payload, payload...)
+		l.partial = nil
+	} else {
+		payload = bytes.Clone(payload)
+	}
+	switch {
+	case l.senderMode == 0 && settled:
+		return linkFault("amqp:invalid-field", "sender settle mode is 'unsettled' but transfer settled flag is interpreted as being 'true'")
+	case l.senderMode == 1 && !settled:
+		return linkFault("amqp:invalid-field", "sender settle mode is 'settled' but transfer settled flag is interpreted as being 'false'")
+	case t.ReceiverSettleMode.Value == 1 && !settled:
+		return s.refusal("amqp:not-implemented", "rcv-settle-mode second not supported")
+	}
+	if fault := s.tooLarge(len(payload)); fault != nil {
+		return fault
+	}
+	if fault := l.pub.Publish(id, settled, payload); fault != nil {
+		return fault
+	}
+	l.count++
+	l.credit--
+	l.grant()
+	return nil
+}
+
+// more takes a part of a message that isn't its last.
+func (l *link) more(id uint32, settled bool, payload []byte) *engine.Fault {
+	c := l.s.c
+	if l.partial == nil {
+		l.partial = &partial{id: id, settled: settled}
+	}
+	l.partial.payload = append(l.partial.payload, payload...)
+	c.partial += len(payload)
+	if fault := l.s.tooLarge(len(l.partial.payload)); fault != nil {
+		return fault
+	}
+	if c.partial > c.server.cfg.MaxPartial {
+		return &engine.Fault{Ends: engine.EndsConnection, Err: &frames.Error{
+			Condition: "amqp:resource-limit-exceeded", Description: "too many bytes in messages that haven't come whole",
+		}}
+	}
+	return nil
+}
+
+func (s *session) tooLarge(size int) *engine.Fault {
+	if limit := s.c.server.cfg.MaxMessageSize; size > limit {
+		return sessionFault("amqp:link:message-size-exceeded", "message size (%d bytes) > maximum message size (%d bytes)", size, limit)
+	}
+	return nil
+}
+
+// grant gives the client more credit when half of it is used, unless too much is
+// unconfirmed.
+func (l *link) grant() {
+	if l.credit <= linkCredit/2 && l.pub.Unconfirmed() < linkCredit {
+		l.sendCredit(linkCredit)
+	}
+}
+
+// confirmed is the engine's answer to a message. The client is told of it with others.
+func (c *Conn) confirmed(e *engine.Event) {
+	l := linkOf(e.Publisher.Tag)
+	if l == nil {
+		return
+	}
+	s := l.s
+	switch e.State.(type) {
+	case nil: // the client has settled it itself
+	case *frames.Accepted:
+		s.accepted = append(s.accepted, e.ID)
+	default:
+		s.tellConfirmed()
+		s.tell(e.ID, e.ID, e.State)
+	}
+	if l.credit <= linkCredit/2 && !slices.Contains(s.granted, l) {
+		s.granted = append(s.granted, l)
+	}
+	if !s.dirty {
+		s.dirty = true
+		c.dirty = append(c.dirty, s)
+	}
+}
+
+// tell sends an outcome of the client's messages.
+func (s *session) tell(first, last uint32, state any) {
+	d := &s.c.write.disposition
+	*d = frames.Disposition{Role: frames.RoleReceiver, First: first, Settled: true, State: state}
+	if last != first {
+		d.Last = frames.Some(last)
+	}
+	s.c.send(s.channel, d)
+}
+
+var accepted = &frames.Accepted{}
+
+// tellConfirmed sends what has gathered, in as few ranges as possible.
+func (s *session) tellConfirmed() {
+	s.dirty = false
+	if ids := s.accepted; len(ids) > 0 {
+		before := func(a, b uint32) int { return int(int32(a - b)) }
+		if !slices.IsSortedFunc(ids, before) {
+			slices.SortFunc(ids, before)
+		}
+		first := ids[0]
+		for i, id := range ids {
+			if i+1 == len(ids) || ids[i+1] != id+1 {
+				s.tell(first, id, accepted)
+				if i+1 < len(ids) {
+					first = ids[i+1]
+				}
+			}
+		}
+		s.accepted = ids[:0]
+	}
+	for _, l := range s.granted {
+		if !l.gone {
+			l.grant()
+		}
+	}
+	clear(s.granted)
+	s.granted = s.granted[:0]
+}

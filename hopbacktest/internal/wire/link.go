@@ -1,0 +1,241 @@
+package wire
+
+import (
+	"fmt"
+
+	"github.com/hopback/hopback/hopbacktest/internal/engine"
+	"github.com/hopback/hopback/internal/frames"
+)
+
+// kind is what a link is for.
+type kind uint8
+
+const (
+	publishing kind = iota // the client sends messages
+	consuming              // the client receives messages
+	requesting             // the client sends requests to /management
+	replying               // the client receives the replies
+)
+
+// linkCredit is what a client that sends gets at a time; there is more at half of it.
+const linkCredit = 170
+
+// link is a link of a session. Its handle is the client's.
+type link struct {
+	s      *session
+	kind   kind
+	name   string
+	handle uint32
+	gone   bool
+
+	// What credit the sender has, and its delivery-count.
+	credit, count uint32
+
+	// publishing
+	pub        *engine.Publisher
+	senderMode uint8 // 0 unsettled, 1 settled, 2 mixed
+	partial    *partial
+
+	// consuming
+	con        *engine.Consumer
+	settled    bool   // deliveries are sent so
+	maxSize    uint64 // of a message that the client takes; 0: any
+	asked      uint32 // credit that the engine was given, and hasn't used
+	askedCount uint32 // the engine's delivery-count
+	waiting    int    // deliveries in s.pending
+	draining   bool
+	stashed    *frames.Flow // the latest that came while draining
+}
+
+// partial is a message whose last frame hasn't come.
+type partial struct {
+	payload []byte
+	id      uint32
+	settled bool
+}
+
+// forget releases what the link holds. The engine knows of its end.
+func (l *link) forget() {
+	l.gone = true
+	l.dropPartial()
+}
+
+func (l *link) dropPartial() {
+	if l.partial != nil {
+		l.s.c.partial -= len(l.partial.payload)
+		l.partial = nil
+	}
+}
+
+// linkFault is an error that ends the link.
+func linkFault(condition frames.Symbol, format string, args ...any) *engine.Fault {
+	return &engine.Fault{Ends: engine.EndsLink, Err: &frames.Error{Condition: condition, Description: fmt.Sprintf(format, args...)}}
+}
+
+// refusal is what refuses an attach: RabbitMQ 4.0 ends the session over it.
+func (s *session) refusal(condition frames.Symbol, format string, args ...any) *engine.Fault {
+	f := linkFault(condition, format, args...)
+	if s.c.server.old {
+		f.Ends = engine.EndsSession
+	}
+	return f
+}
+
+// attach attaches a link, or refuses it.
+func (s *session) attach(a *frames.Attach) *engine.Fault {
+	if a.Handle > s.maxHandle {
+		return sessionFault("amqp:connection:framing-error", "link handle value (%d) exceeds maximum link handle value (%d)", a.Handle, s.maxHandle)
+	}
+	if s.links[a.Handle] != nil {
+		return sessionFault("amqp:session:handle-in-use", "handle %d is already associated with a link", a.Handle)
+	}
+	fault := s.validate(a)
+	if fault == nil {
+		fault = s.open(a)
+	}
+	if fault == nil || fault.Ends != engine.EndsLink {
+		return fault
+	}
+	s.c.server.log(s.c, fmt.Sprintf("refusing link '%s': %v", a.Name, fault))
+	reply := frames.Attach{
+		Name: a.Name, Handle: a.Handle, Role: !a.Role,
+		SenderSettleMode: a.SenderSettleMode, ReceiverSettleMode: a.ReceiverSettleMode,
+	}
+	if a.Role == frames.RoleSender {
+		reply.Source = a.Source
+	} else {
+		reply.Target = a.Target
+		reply.InitialDeliveryCount = frames.Some(s.initialCount())
+	}
+	s.c.send(s.channel, &reply)
+	s.c.send(s.channel, &frames.Detach{Handle: a.Handle, Closed: true, Error: fault.Err})
+	return nil
+}
+
+// initialCount is the delivery-count of a link on which the server sends.
+func (s *session) initialCount() uint32 {
+	if s.c.server.old {
+		return unlimited - 4
+	}
+	return 0
+}
+
+// validate refuses what no link of RabbitMQ can do.
+func (s *session) validate(a *frames.Attach) *engine.Fault {
+	if d, ok := a.Target.(frames.Described); ok {
+		if d.Descriptor == uint64(0x30) || d.Descriptor == frames.Symbol("amqp:coordinator:list") {
+			return s.refusal("amqp:not-implemented", "Transactions not supported")
+		}
+		return sessionFault("amqp:internal-error", "a target of type %v", d.Descriptor)
+	}
+	switch {
+	case len(a.Unsettled) > 0 || a.IncompleteUnsettled:
+		return s.refusal("amqp:not-implemented", "Link recovery not supported")
+	case a.ReceiverSettleMode.Value == 1 && a.SenderSettleMode.Or(2) != 1:
+		return s.refusal("amqp:not-implemented", "rcv-settle-mode second not supported")
+	case a.SenderSettleMode.Value > 2 || a.ReceiverSettleMode.Value > 1:
+		return sessionFault("amqp:internal-error", "a settle mode out of its range")
+	case a.Role == frames.RoleSender && !a.InitialDeliveryCount.Set:
+		return sessionFault("amqp:internal-error", "a sender without an initial-delivery-count")
+	}
+	return nil
+}
+
+// open opens a valid link.
+func (s *session) open(a *frames.Attach) *engine.Fault {
+	l := &link{s: s, name: a.Name, handle: a.Handle, senderMode: a.SenderSettleMode.Or(2), maxSize: a.MaxMessageSize.Value}
+	if a.Role == frames.RoleSender {
+		if t, ok := a.Target.(*frames.Target); ok && t.Address == managementNode && l.senderMode == 1 {
+			return s.openRequests(l, a)
+		}
+		return s.openPublisher(l, a)
+	}
+	if a.Source != nil && a.Source.Address == managementNode {
+		return s.openReplies(l, a)
+	}
+	return s.openConsumer(l, a)
+}
+
+func (s *session) openPublisher(l *link, a *frames.Attach) *engine.Fault {
+	pub, fault := s.e.OpenPublisher(a)
+	if fault != nil {
+		return fault
+	}
+	l.kind, l.pub = publishing, pub
+	pub.Tag = l
+	l.credit, l.count = linkCredit, a.InitialDeliveryCount.Value
+	s.links[l.handle] = l
+	reply := *pub.Attach()
+	reply.Name, reply.Handle, reply.Role = a.Name, a.Handle, frames.RoleReceiver
+	s.c.send(s.channel, &reply)
+	l.sendCredit(linkCredit)
+	return nil
+}
+
+func (s *session) openConsumer(l *link, a *frames.Attach) *engine.Fault {
+	con, fault := s.e.OpenConsumer(a)
+	if fault != nil {
+		return fault
+	}
+	l.kind, l.con = consuming, con
+	con.Tag = l
+	l.settled = a.SenderSettleMode.Or(2) == 1
+	s.links[l.handle] = l
+	reply := *con.Attach()
+	reply.Name, reply.Handle, reply.Role = a.Name, a.Handle, frames.RoleSender
+	l.count = reply.InitialDeliveryCount.Value
+	l.askedCount = l.count
+	s.c.send(s.channel, &reply)
+	return nil
+}
+
+// sendCredit tells the client how much it may send.
+func (l *link) sendCredit(n uint32) {
+	l.credit = n
+	l.s.sendFlow(frames.Flow{Handle: frames.Some(l.handle), DeliveryCount: frames.Some(l.count), LinkCredit: frames.Some(n)})
+}
+
+// detach is the client's end of a link, or its answer to ours.
+func (s *session) detach(d *frames.Detach) {
+	l := s.links[d.Handle]
+	if l == nil {
+		return
+	}
+	s.settleUp()
+	if l.gone {
+		return
+	}
+	switch l.kind {
+	case publishing:
+		l.pub.Close()
+	case consuming:
+		l.con.Close()
+	default:
+		s.unpair(l)
+	}
+	s.drop(l)
+	s.c.send(s.channel, &frames.Detach{Handle: d.Handle, Closed: d.Closed})
+}
+
+// drop forgets a link and its deliveries.
+func (s *session) drop(l *link) {
+	l.forget()
+	delete(s.links, l.handle)
+	if l.kind == consuming {
+		s.pending.remove(l)
+		for id, d := range s.unsettled {
+			if d.Consumer == l.con {
+				delete(s.unsettled, id)
+			}
+		}
+	}
+}
+
+// detached is the broker's end of a link.
+func (l *link) detached(why *frames.Error) {
+	s := l.s
+	s.c.server.log(s.c, fmt.Sprintf("detaching link '%s': %v", l.name, why))
+	s.tellConfirmed()
+	s.drop(l)
+	s.c.send(s.channel, &frames.Detach{Handle: l.handle, Closed: true, Error: why})
+}
