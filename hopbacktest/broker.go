@@ -1,0 +1,276 @@
+package hopbacktest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/hopbacktest/internal/engine"
+	"github.com/hopback/hopback/hopbacktest/internal/vnet"
+	"github.com/hopback/hopback/hopbacktest/internal/wire"
+	"github.com/hopback/hopback/internal/frames"
+)
+
+// Config configures a Broker. The zero value is a RabbitMQ 4.3.6 with the virtual host
+// "/" and the user guest, whose password is guest.
+type Config struct {
+	// Version is "4.3.6" or "4.0.5". Default: "4.3.6".
+	Version string
+	// Nodes are the names of the cluster's nodes, the first of which clients connect to.
+	// They are names only, for MoveLeader. Default: "rabbit@memory".
+	Nodes []string
+	// ConsumerTimeout is how long a delivery may stay unsettled until version 4.3 gives
+	// the message to somebody else. Default: 30 min.
+	ConsumerTimeout time.Duration
+	// DeadLetterRetry is how long an at-least-once queue waits before it sends a dead
+	// letter again that it couldn't hand over. Default: 180 s.
+	DeadLetterRetry time.Duration
+	// MaxMessageSize is the size of the largest message, in bytes. Default: 16 MiB.
+	MaxMessageSize int
+	// MaxMessages and MaxBytes limit all queues together: what is published beyond them
+	// is rejected. Defaults: 10,000,000 messages and 1 GiB.
+	MaxMessages int
+	MaxBytes    int64
+	// MaxEvents is how many events Events returns: the latest. Negative: none. Default:
+	// 10,000.
+	MaxEvents int
+	// OnConnect, if not nil, is called with each new connection before anything is read
+	// from it, on a goroutine of that connection: to cut it at its 7th frame, say.
+	OnConnect func(*Connection)
+	// OnLog, if not nil, is called with each line that RabbitMQ would write to its log
+	// about a connection. It must not block, and must not call the Broker.
+	OnLog func(line string)
+}
+
+// host is the broker's name in the network in memory.
+const host = "rabbitmq.memory"
+
+// Broker is a RabbitMQ in memory. Its methods may be called concurrently.
+type Broker struct {
+	engine  *engine.Broker
+	server  *wire.Server
+	log     func(string)
+	latency atomic.Int64
+	ports   atomic.Uint32
+
+	mu        sync.Mutex
+	listeners map[net.Listener]struct{}
+	url       string
+	closed    bool
+	running   sync.WaitGroup
+}
+
+// New starts a Broker. Close ends it. The error is an *argument.Error.
+func New(cfg Config) (*Broker, error) {
+	if cfg.Version != "" && cfg.Version != "4.3.6" && cfg.Version != "4.0.5" {
+		return nil, argument.New("Config.Version", cfg.Version, "is not a version that is known here", `use "4.3.6" or "4.0.5"`)
+	}
+	if cfg.ConsumerTimeout < 0 || cfg.DeadLetterRetry < 0 || cfg.MaxMessageSize < 0 || cfg.MaxMessages < 0 || cfg.MaxBytes < 0 {
+		return nil, argument.New("Config", nil, "has a negative time or limit", "use positive ones, or 0 for the default")
+	}
+	ec := engine.Config{
+		Version: cfg.Version, Nodes: cfg.Nodes, DeadLetterRetry: cfg.DeadLetterRetry, ConsumerTimeout: cfg.ConsumerTimeout,
+		MaxMessageSize: cfg.MaxMessageSize, MaxMessages: cfg.MaxMessages, MaxBytes: cfg.MaxBytes, MaxLog: cfg.MaxEvents,
+	}
+	if len(cfg.Nodes) > 0 {
+		ec.Node = cfg.Nodes[0]
+	}
+	e, err := engine.New(ec)
+	if err != nil {
+		return nil, argument.Wrap(err, "Config", nil, "can't be used", "see the error's cause")
+	}
+	b := &Broker{engine: e, log: cfg.OnLog, listeners: map[net.Listener]struct{}{}, url: "amqp://guest:guest@" + host + ":5672/"}
+	if b.log == nil {
+		b.log = func(string) {}
+	}
+	wc := wire.Config{Engine: e, MaxMessageSize: cfg.MaxMessageSize, Log: func(c *wire.Conn, text string) {
+		b.log(fmt.Sprintf("connection %d: %s", c.ID(), text))
+	}}
+	if cfg.OnConnect != nil {
+		wc.Accept = func(c *wire.Conn) { cfg.OnConnect(&Connection{c}) }
+	}
+	b.server = wire.NewServer(wc)
+	return b, nil
+}
+
+// TB is what this package needs of a testing.TB.
+type TB interface {
+	Helper()
+	Cleanup(func())
+	Context() context.Context
+	Logf(format string, args ...any)
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}
+
+// Start starts a Broker that ends with the test. A bad Config fails the test.
+func Start(t TB, cfg Config) *Broker {
+	t.Helper()
+	b, err := New(cfg)
+	if err != nil {
+		t.Fatalf("hopbacktest: %v", err)
+	}
+	t.Cleanup(b.Close)
+	return b
+}
+
+// Close cuts all connections, ends all listeners, and forgets everything. It returns when
+// every goroutine and timer of the Broker has ended.
+func (b *Broker) Close() {
+	b.mu.Lock()
+	b.closed = true
+	for l := range b.listeners {
+		_ = l.Close()
+	}
+	b.mu.Unlock()
+	b.server.Close()
+	b.running.Wait()
+	b.engine.Close()
+}
+
+// Version is the version of RabbitMQ: "4.3.6" or "4.0.5".
+func (b *Broker) Version() string { return b.engine.Version() }
+
+// URL is the URL for client.Connect: with Dial, or of the latest Listen.
+func (b *Broker) URL() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.url
+}
+
+// errClosed is the cause of errors after Close.
+var errClosed = errors.New("hopbacktest: the broker is closed")
+
+// Dial connects over a network in memory, whatever the address. It is for
+// client.Config.Dial. While the broker is stopped the connection is refused.
+func (b *Broker) Dial(ctx context.Context, _, address string) (net.Conn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	if delay := 2 * time.Duration(b.latency.Load()); delay > 0 { // there and back
+		t := time.NewTimer(delay)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	server := vnet.Addr(address)
+	if address == "" {
+		server = host + ":5672"
+	}
+	fail := func(err error) (net.Conn, error) {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: server, Err: err}
+	}
+	if !b.engine.Running() {
+		return fail(syscall.ECONNREFUSED)
+	}
+	local := vnet.Addr(fmt.Sprintf("127.0.0.1:%d", 32768+b.ports.Add(1)%28_000))
+	ours, theirs := vnet.Pipe(vnet.Config{Client: local, Server: server, Latency: b.delay})
+	if !b.serve(theirs) {
+		return fail(errClosed)
+	}
+	return ours, nil
+}
+
+func (b *Broker) delay() time.Duration { return time.Duration(b.latency.Load()) }
+
+// serve serves a connection on a goroutine of its own, unless the broker is closed.
+func (b *Broker) serve(c net.Conn) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return false
+	}
+	b.running.Go(func() { b.server.Serve(c) })
+	return true
+}
+
+// Listen serves AMQP over TCP at an address such as "127.0.0.1:5672", and returns the URL
+// for it. With port 0 the system chooses one. An address without a host listens on
+// 127.0.0.1 alone.
+func (b *Broker) Listen(address string) (url string, err error) {
+	h, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", argument.Wrap(err, "address", address, "is not an address to listen on", `use one such as "127.0.0.1:5672"`)
+	}
+	if h == "" {
+		h = "127.0.0.1"
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(h, port))
+	if err != nil {
+		return "", err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		_ = l.Close()
+		return "", errClosed
+	}
+	b.url = "amqp://guest:guest@" + l.Addr().String() + "/"
+	b.listeners[l] = struct{}{}
+	b.running.Go(func() { _ = b.accept(l) })
+	return b.url, nil
+}
+
+// Serve serves the connections of l, such as one with TLS, until l is closed or Close is
+// called. A client with a certificate may log in by EXTERNAL, as the user that is the
+// certificate's common name. The error is never nil.
+func (b *Broker) Serve(l net.Listener) error {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		_ = l.Close()
+		return errClosed
+	}
+	b.listeners[l] = struct{}{}
+	b.mu.Unlock()
+	return b.accept(l)
+}
+
+func (b *Broker) accept(l net.Listener) error {
+	defer func() {
+		b.mu.Lock()
+		delete(b.listeners, l)
+		b.mu.Unlock()
+		_ = l.Close()
+	}()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		if !b.engine.Running() || !b.serve(b.slow(c)) {
+			_ = c.Close()
+		}
+	}
+}
+
+// Stop stops the broker in order: connections get a close frame, and new ones are
+// refused until Restart. What was confirmed stays.
+func (b *Broker) Stop() {
+	b.server.CloseConns(&frames.Error{
+		Condition:   "amqp:internal-error",
+		Description: `Connection forced: "broker forced connection closure with reason 'shutdown'"`,
+	})
+	b.engine.Stop()
+}
+
+// Kill stops the broker as kill -9 does: connections end without a word.
+func (b *Broker) Kill() {
+	b.engine.Stop()
+	b.server.CloseConns(nil)
+}
+
+// Restart starts the broker again after Stop or Kill, with all that was confirmed.
+func (b *Broker) Restart() { b.engine.Start() }
+
+// Running is false between Stop or Kill and Restart.
+func (b *Broker) Running() bool { return b.engine.Running() }
