@@ -292,3 +292,23 @@ func TestPublishErrorsNameTheOutage(t *testing.T) {
 		require.ErrorContains(t, c.outage(), "memory or disk alarm")
 	})
 }
+
+// go-amqp has no error for a connection that was closed in order. What waits for it meanwhile
+// still gets one, and no session that isn't there.
+func TestNoSessionOnAConnectionThatWasClosedInOrder(t *testing.T) {
+	c, err := Connect(t.Context(), "amqp://u:p@"+hostileServer(t, "", nil)+"/", Config{Logger: quiet})
+	require.NoError(t, err)
+	w, err := c.wire(t.Context())
+	require.NoError(t, err)
+	w.turn <- struct{}{} // somebody else's
+	require.NoError(t, w.amqp.Close())
+	_, err = w.session(t.Context(), 1, func() {})
+	require.Error(t, err)
+	for range cap(w.spare) {
+		w.spare <- struct{}{}
+	}
+	_, err = w.openSession(t.Context(), 1)
+	require.Error(t, err)
+	<-w.turn
+	require.NoError(t, c.Close(t.Context()))
+}

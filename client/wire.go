@@ -212,6 +212,15 @@ func (w *wire) giveUp(why error) {
 	w.fail()
 }
 
+// over is why the connection has ended. Unlike go-amqp's it is an error, too, where the
+// connection was closed in order.
+func (w *wire) over() error {
+	if err := w.amqp.Err(); err != nil {
+		return err
+	}
+	return net.ErrClosed
+}
+
 // lost is the error of a connection that has ended.
 func (w *wire) lost() error {
 	why := w.amqp.Err()
@@ -248,7 +257,7 @@ func limited[T any](ctx context.Context, w *wire, turn chan struct{}, limit time
 		case <-ctx.Done():
 			return zero, context.Cause(ctx)
 		case <-w.amqp.Done():
-			return zero, w.amqp.Err()
+			return zero, w.over()
 		}
 	}
 	done := make(chan result, 1)

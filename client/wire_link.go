@@ -92,7 +92,7 @@ func (w *wire) openSession(ctx context.Context, after uint64) (session, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	case <-w.amqp.Done():
-		return nil, w.amqp.Err()
+		return nil, w.over()
 	}
 	return w.session(ctx, after, func() { <-w.spare })
 }
