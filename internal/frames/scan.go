@@ -191,3 +191,10 @@ func (s *scan) fixed(size uint32) {
 	}
 	s.skip = int(size)
 }
+
+// Readable says whether go-amqp can decode an encoded message, and survives it.
+func Readable(message []byte) bool {
+	var s scan
+	s.feed(message)
+	return !s.bad && s.whole()
+}

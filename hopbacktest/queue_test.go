@@ -1,0 +1,116 @@
+package hopbacktest_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/hopbacktest"
+)
+
+func TestQueuesAreLookedAtAndHarmed(t *testing.T) {
+	eachVersion(t, hopbacktest.Config{Nodes: []string{"rabbit@a", "rabbit@b"}}, func(t *testing.T, b *hopbacktest.Broker) {
+		conn := connect(t, b, client.Config{})
+		q := b.Queue("work")
+		assert.False(t, q.Exists())
+		assert.Zero(t, q.Counts())
+		require.ErrorIs(t, q.Forget(), hopbacktest.ErrNoQueue)
+		declared(t, conn, oneQueue(t, "work"))
+		p, err := client.NewPublisher[string](t.Context(), conn, address.Queue("work"), client.PublisherConfig{})
+		require.NoError(t, err)
+		require.NoError(t, p.Publish(t.Context(), "first", func(m *client.Message) { m.Properties.MessageID = "1" }))
+		require.NoError(t, p.Publish(t.Context(), "second"))
+		assert.Equal(t, hopbacktest.Counts{Ready: 2, Messages: 2}, q.Counts())
+		all := q.Messages()
+		require.Len(t, all, 2)
+		assert.Equal(t, "1", all[0].ID())
+		assert.Equal(t, hopbacktest.Ready, all[0].State)
+		body, err := client.Body(all[0].Message)
+		require.NoError(t, err)
+		assert.Equal(t, `"first"`, string(body))
+
+		assert.Equal(t, "rabbit@a", q.Leader())
+		require.NoError(t, q.MoveLeader("rabbit@b"))
+		assert.Equal(t, "rabbit@b", q.Leader())
+		require.Error(t, q.MoveLeader("rabbit@c"))
+
+		thaw, err := q.Freeze()
+		require.NoError(t, err)
+		published := make(chan error, 1)
+		go func() { published <- p.Publish(t.Context(), "third") }()
+		time.Sleep(5 * time.Second)
+		assert.Empty(t, published)
+		thaw()
+		require.NoError(t, <-published)
+
+		release, err := q.HoldConfirms()
+		require.NoError(t, err)
+		go func() { published <- p.Publish(t.Context(), "fourth") }()
+		require.NoError(t, q.Await(t.Context(), func(c hopbacktest.Counts) bool { return c.Ready == 4 }))
+		synctest.Wait()
+		assert.Empty(t, published)
+		release()
+		require.NoError(t, <-published)
+
+		require.NoError(t, q.Empty())
+		assert.Zero(t, q.Counts().Messages)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.ErrorIs(t, q.Await(ctx, func(c hopbacktest.Counts) bool { return c.Ready > 0 }), context.DeadlineExceeded)
+		require.NoError(t, q.Forget())
+		assert.False(t, q.Exists())
+		var kinds []string
+		for _, e := range b.Events() {
+			if e.Queue == "work" {
+				kinds = append(kinds, e.Kind)
+			}
+			assert.NotEmpty(t, e.String())
+		}
+		assert.Subset(t, kinds, []string{"queue declared", "published", "queue deleted"})
+	})
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	t.Parallel()
+	for _, cfg := range []hopbacktest.Config{{Version: "3.13.0"}, {ConsumerTimeout: -1}, {MaxBytes: -1}} {
+		_, err := hopbacktest.New(cfg)
+		var bad *argument.Error
+		require.ErrorAs(t, err, &bad)
+	}
+	b, err := hopbacktest.New(hopbacktest.Config{})
+	require.NoError(t, err)
+	_, err = b.Listen("nonsense")
+	require.Error(t, err)
+	b.Close()
+	b.Close()
+	_, err = b.Dial(t.Context(), "tcp", "")
+	require.Error(t, err)
+	_, err = b.Listen("127.0.0.1:0")
+	require.Error(t, err)
+}
+
+func TestUsersAndPermissions(t *testing.T) {
+	eachVersion(t, hopbacktest.Config{}, func(t *testing.T, b *hopbacktest.Broker) {
+		b.AddVHost("team")
+		b.AddUser("reader", "secret")
+		require.NoError(t, b.SetPermissions("reader", "team", "", "", ".*"))
+		require.Error(t, b.SetPermissions("reader", "nowhere", "", "", ".*"))
+		_, err := client.Connect(t.Context(), "amqp://reader:wrong@broker/team", client.Config{Dial: b.Dial, Logger: quiet})
+		require.ErrorIs(t, err, client.ErrAuthentication)
+		_, err = client.Connect(t.Context(), "amqp://reader:secret@broker/", client.Config{Dial: b.Dial, Logger: quiet})
+		require.ErrorIs(t, err, client.ErrVirtualHost)
+		conn, err := client.Connect(t.Context(), "amqp://reader:secret@broker/team", client.Config{Dial: b.Dial, Logger: quiet})
+		require.NoError(t, err)
+		_, err = declare.Apply(t.Context(), conn.Management(), oneQueue(t, "work"))
+		require.ErrorIs(t, err, client.ErrUnauthorized)
+		require.NoError(t, conn.Close(t.Context()))
+	})
+}
