@@ -147,6 +147,12 @@ func sectionOf(b []byte) int {
 	if b[0] != codeDescribed {
 		return 0
 	}
+	if len(b) > 2 && b[1] == codeSmallUlong { // as all clients write it
+		if code := int(b[2]); code >= sectionHeader && code <= sectionFooter {
+			return code
+		}
+		return 0
+	}
 	d := decoder{b: b[1:], roomless: maxRoomless}
 	switch v := d.value().(type) {
 	case uint64:

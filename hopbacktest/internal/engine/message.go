@@ -43,11 +43,14 @@ func parse(payload []byte, version *version) (*message, error) {
 	}
 	m := &message{Sections: s, priority: -1, ttl: -1, durable: version.durableByDefault}
 	if s.Header != nil {
-		if v, ok := read(frames.Field(s.Header, 0)).(bool); ok {
-			m.durable = v
+		switch v := frames.Field(s.Header, 0); {
+		case len(v) == 1:
+			m.durable = v[0] == codeTrue
+		case len(v) == 2:
+			m.durable = v[1] == 1
 		}
-		if v, ok := read(frames.Field(s.Header, 1)).(uint8); ok {
-			m.priority = int16(v)
+		if v := frames.Field(s.Header, 1); len(v) == 2 {
+			m.priority = int16(v[1])
 		}
 		if v, ok := read(frames.Field(s.Header, 2)).(uint32); ok {
 			m.ttl = int64(v)
