@@ -117,7 +117,7 @@ func (b *Broker) DeleteUser(name string) bool {
 	delete(b.users, name)
 	for _, c := range slices.Clone(b.conns) {
 		if c.user.name == name {
-			c.shut(connectionForced("user '" + name + "' is deleted"))
+			c.shut(connectionForced("user '" + name + "' was deleted"))
 		}
 	}
 	return true

@@ -102,7 +102,7 @@ func (b *Broker) DeleteVHost(name string) bool {
 }
 
 func connectionForced(why string) *frames.Error {
-	return &frames.Error{Condition: "amqp:connection:forced", Description: why}
+	return &frames.Error{Condition: "amqp:internal-error", Description: `Connection forced: "` + why + `"`}
 }
 
 func (v *vhost) sortedQueues() []*queue {

@@ -1,0 +1,247 @@
+// Package httpapi is RabbitMQ's management HTTP API of a broker in memory, as far as
+// hopback and its tests use it: virtual hosts, users, permissions, limits, queues,
+// exchanges, bindings, policies, definitions, connections, nodes and health checks.
+package httpapi
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/hopback/hopback/hopbacktest/internal/engine"
+)
+
+// maxBody is the largest request in bytes.
+const maxBody = 16 << 20
+
+// New returns the API of b. Its paths begin with /api.
+func New(b *engine.Broker) http.Handler {
+	a := &api{b: b, mux: http.NewServeMux()}
+	a.vhosts()
+	a.users()
+	a.policies()
+	a.queues()
+	a.exchanges()
+	a.bindings()
+	a.definitions()
+	a.status()
+	a.messages()
+	// A ServeMux takes a segment of %2F, the virtual host "/", for the end of a path. So it
+	// gets paths as they are escaped, and value unescapes what it finds.
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		escaped := *r
+		to := *r.URL
+		to.Path, to.RawPath = r.URL.EscapedPath(), ""
+		escaped.URL = &to
+		a.mux.ServeHTTP(w, &escaped)
+	})
+}
+
+type api struct {
+	b   *engine.Broker
+	mux *http.ServeMux
+}
+
+// level is what a user has to be.
+type level string
+
+const (
+	management    level = "management"
+	policymaker   level = "policymaker"
+	monitoring    level = "monitoring"
+	administrator level = "administrator"
+)
+
+// allows says whether a user with these tags is as much.
+func (l level) allows(tags []string) bool {
+	has := func(tag level) bool { return slices.Contains(tags, string(tag)) }
+	switch l {
+	case administrator:
+		return has(administrator)
+	case policymaker:
+		return has(administrator) || has(policymaker)
+	case monitoring:
+		return has(administrator) || has(monitoring)
+	}
+	return has(management) || has(policymaker) || has(monitoring) || has(administrator)
+}
+
+// call is a request that is allowed.
+type call struct {
+	*http.Request
+	body []byte
+	user engine.UserInfo
+}
+
+// value is a part of the path.
+func (c *call) value(name string) string {
+	v, err := url.PathUnescape(c.PathValue(name))
+	if err != nil {
+		return c.PathValue(name)
+	}
+	return v
+}
+
+func (c *call) vhost() string { return c.value("vhost") }
+func (c *call) name() string  { return c.value("name") }
+
+// read decodes the request's body. An empty one is an empty object.
+func (c *call) read(into any) error {
+	if len(c.body) == 0 {
+		return nil
+	}
+	return json.Unmarshal(c.body, into)
+}
+
+// reply is a status and what is encoded as the body, if it isn't nil.
+type reply struct {
+	status   int
+	body     any
+	location string
+}
+
+func ok(body any) reply { return reply{status: http.StatusOK, body: body} }
+
+// made is 201 or 204.
+func made(is bool) reply {
+	if is {
+		return reply{status: http.StatusCreated}
+	}
+	return reply{status: http.StatusNoContent}
+}
+
+type problem struct {
+	Error  string `json:"error"`
+	Reason string `json:"reason"`
+}
+
+func bad(reason string) reply {
+	return reply{status: http.StatusBadRequest, body: problem{"bad_request", reason}}
+}
+
+var missing = reply{status: http.StatusNotFound, body: problem{"Object Not Found", "Not Found"}}
+
+// failed is the reply to an error of the engine, or of a body.
+func failed(err error) reply {
+	if errors.Is(err, engine.ErrMissing) {
+		return missing
+	}
+	return bad(err.Error())
+}
+
+// handle adds a route. A virtual host in its path has to exist, and the user to have
+// a permission there.
+func (a *api) handle(pattern string, least level, do func(*call) reply) {
+	method, path, _ := strings.Cut(pattern, " ")
+	a.mux.HandleFunc(method+" /api"+path, func(w http.ResponseWriter, r *http.Request) {
+		user, refused := a.login(r, least)
+		if refused != nil {
+			w.Header().Set("WWW-Authenticate", `Basic realm="RabbitMQ Management"`)
+			write(w, r, *refused)
+			return
+		}
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+		if err != nil {
+			write(w, r, bad(err.Error()))
+			return
+		}
+		c := &call{r, body, user}
+		// The paths that make a virtual host or permissions in one are for administrators.
+		if c.vhost() != "" && least != administrator {
+			if !slices.ContainsFunc(a.b.VHosts(), func(v engine.VHostInfo) bool { return v.Name == c.vhost() }) {
+				write(w, r, missing)
+				return
+			}
+			if _, may := user.Permissions[c.vhost()]; !may && !administrator.allows(user.Tags) {
+				write(w, r, *unauthorized("User not authorised to access virtual host"))
+				return
+			}
+		}
+		write(w, r, do(c))
+	})
+}
+
+func unauthorized(reason string) *reply {
+	return &reply{status: http.StatusUnauthorized, body: problem{"not_authorized", reason}}
+}
+
+func (a *api) login(r *http.Request, least level) (engine.UserInfo, *reply) {
+	name, password, _ := r.BasicAuth()
+	if _, err := a.b.Authenticate("PLAIN", name, password); err != nil {
+		return engine.UserInfo{}, unauthorized("Not_Authorized")
+	}
+	for _, u := range a.b.Users() {
+		if u.Name == name {
+			if !least.allows(u.Tags) {
+				return u, unauthorized("Not " + string(least) + " user")
+			}
+			return u, nil
+		}
+	}
+	return engine.UserInfo{}, unauthorized("Not_Authorized")
+}
+
+func write(w http.ResponseWriter, r *http.Request, to reply) {
+	if to.location != "" {
+		w.Header().Set("Location", to.location)
+	}
+	if to.body == nil {
+		w.WriteHeader(to.status)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(to.status)
+	body := to.body
+	if columns := r.URL.Query().Get("columns"); columns != "" && to.status == http.StatusOK {
+		body = selected(body, strings.Split(columns, ","))
+	}
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+// selected leaves only the columns that are asked for.
+func selected(body any, columns []string) any {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return body
+	}
+	var v any
+	if json.Unmarshal(text, &v) != nil {
+		return body
+	}
+	only := func(v any) any {
+		m, ok := v.(map[string]any)
+		if !ok {
+			return v
+		}
+		out := map[string]any{}
+		for _, c := range columns {
+			if value, ok := m[c]; ok {
+				out[c] = value
+			}
+		}
+		return out
+	}
+	if list, ok := v.([]any); ok {
+		for i := range list {
+			list[i] = only(list[i])
+		}
+		return list
+	}
+	return only(v)
+}
+
+// object is JSON's.
+type object = map[string]any
+
+// list encodes each, and an empty list rather than null.
+func list[T any](all []T, encode func(T) object) []object {
+	out := make([]object, 0, len(all))
+	for _, v := range all {
+		out = append(out, encode(v))
+	}
+	return out
+}
