@@ -3,14 +3,17 @@ package client
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/Azure/go-amqp"
 )
 
-// answers awaits the broker's answers to the messages that one pump has sent.
+// answers awaits the broker's answers to the messages that one flight has sent.
 //
 // RabbitMQ answers mostly in the order of sending, so one goroutine awaits one
 // message after the other. A queue that doesn't answer must not hold up the answers
@@ -22,7 +25,7 @@ type answers struct {
 	sess     session
 	ctx      context.Context // ends with finish
 	end      context.CancelFunc
-	cut      func() // ends the link
+	link     *flightLink
 	inFlight chan sent
 	// alone is signalled when a message that was sent alone has its answer.
 	alone chan struct{}
@@ -103,11 +106,6 @@ const (
 	forEverAgo = 1 << 62
 )
 
-// overdueAfter is how long the broker may leave a message unanswered, unless it has an
-// alarm. RabbitMQ 4.0.5 can go on sending a session's messages to a queue's deposed
-// leader: only another session gets them answered.
-const overdueAfter = 30 * time.Second
-
 // errUnanswered is why a link was given up.
 type errUnanswered struct{ after time.Duration }
 
@@ -115,9 +113,9 @@ func (e errUnanswered) Error() string {
 	return fmt.Sprintf("the broker has not answered a message for %v", e.after)
 }
 
-func newAnswers(s *sender, sess session, cut func()) *answers {
+func newAnswers(s *sender, sess session, link *flightLink) *answers {
 	a := &answers{
-		s: s, sess: sess, cut: cut, inFlight: make(chan sent, maxInFlight),
+		s: s, sess: sess, link: link, inFlight: make(chan sent, maxInFlight),
 		alone: make(chan struct{}, 1), lost: make(chan struct{}),
 		join: 1, looked: time.Now(), heard: sess.heard(), progress: s.settled.Load(), probedAt: -forEverAgo,
 	}
@@ -126,7 +124,7 @@ func newAnswers(s *sender, sess session, cut func()) *answers {
 	return a
 }
 
-// await has the answer to a message awaited. Only the pump calls it.
+// await has the answer to a message awaited. Only the flight calls it.
 func (a *answers) await(out *outgoing, m *Message, r receipt, alone bool) {
 	seq := a.s.sent.Add(1)
 	if !a.watched.Load() {
@@ -357,7 +355,7 @@ func (a *answers) judge() bool {
 		}
 		a.finished = true
 		a.giveUp()
-		go a.cut() // waits for the broker, within bounds
+		go a.link.end() // waits for the broker, within bounds
 		return false
 	}
 	if settled := a.s.settled.Load(); settled != a.progress {
@@ -450,4 +448,47 @@ func (a *answers) silent() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.clock.Load()-a.heardAt >= int64(a.limit()*3/4)
+}
+
+// flightLink is a sending link that several may close.
+type flightLink struct {
+	senderLink
+	once   sync.Once
+	closed chan struct{}
+	err    error // of closing it; set before closed
+}
+
+func newFlightLink(l senderLink) *flightLink {
+	return &flightLink{senderLink: l, closed: make(chan struct{})}
+}
+
+// end closes the link, within bounds. Whoever is first does, and all others wait for that.
+func (l *flightLink) end() {
+	l.once.Do(func() {
+		go func() {
+			defer close(l.closed)
+			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+			defer cancel()
+			l.err = l.close(ctx)
+		}()
+	})
+	<-l.closed
+}
+
+// maxBlamed is after how many links that the broker has ended over a message, with
+// nothing else under way, it isn't sent again.
+const maxBlamed = 3
+
+// blames says whether what the broker ended a link, session or connection with may be
+// the doing of a message. What is expected to would have been refused by Validate.
+func blames(err error) bool {
+	remote, ok := errors.AsType[*amqp.Error](err)
+	if !ok || remote == nil {
+		return false
+	}
+	switch remote.Condition {
+	case amqp.ErrCondConnectionForced, amqp.ErrCondDetachForced, amqp.ErrCondResourceDeleted:
+		return false
+	}
+	return true
 }

@@ -105,7 +105,7 @@ func TestWaitersLeaveWhenThereIsNothingToAwait(t *testing.T) {
 		require.NoError(t, err)
 		link, err := sess.sender(t.Context(), "x")
 		require.NoError(t, err)
-		a := newAnswers(s, sess, func() {})
+		a := newAnswers(s, sess, newFlightLink(link))
 		send := func(n int) {
 			for _, id := range numbered("m", n) {
 				r, _, err := link.send(t.Context(), withID(id))

@@ -1,0 +1,170 @@
+package client
+
+import (
+	"context"
+)
+
+// flight is the messages that are under way on one link. It sends what earlier links
+// have left unanswered, then what is queued, and ends with the link. Then every message
+// that it took is answered, or is kept to be sent again.
+type flight struct {
+	s       *sender
+	sess    session
+	link    *flightLink
+	answers *answers
+
+	rest []*outgoing // to be sent again, before what is queued
+	// alone says that messages are sent one at a time, since one of them may be what the
+	// broker has ended the last link for.
+	alone bool
+	// written is a message to be sent again that was being written when the link ended.
+	written *outgoing
+	end     landing
+}
+
+// landing is how a flight has ended.
+type landing struct {
+	// lost says that the link has ended, and why, which may be nil.
+	lost bool
+	why  error
+	// worn says that the session must be replaced by another.
+	worn bool
+	// unanswered is how many messages were sent and get no answer on this link.
+	unanswered int
+	// overdue says that the link was given up over an unanswered message, silent that
+	// the connection gave no sign of life either.
+	overdue, silent bool
+}
+
+func newFlight(s *sender, sess session, link *flightLink) *flight {
+	return &flight{
+		s: s, sess: sess, link: link, answers: newAnswers(s, sess, link),
+		rest: s.again, alone: s.suspect && len(s.again) > 0,
+	}
+}
+
+// run sends until the link ends, the session is worn out, or the sender is stopped and
+// nobody waits for it any more.
+func (f *flight) run() landing {
+	// While the session's window is full, go-amqp's send heeds no ctx: only the end of
+	// the link ends it.
+	unwatch := context.AfterFunc(f.s.ctx, f.link.end)
+	defer unwatch()
+	f.send()
+	f.land()
+	return f.end
+}
+
+// send is run without what follows.
+func (f *flight) send() {
+	stop := f.s.stop
+	var idle <-chan struct{} // once the sender is stopped
+	for {
+		in := f.sess.intake().Now()
+		out, from, queue := f.next(in.Blocked)
+		if out != nil {
+			if !f.take(out, from) {
+				return
+			}
+			continue
+		}
+		if f.end.lost || idle != nil && f.s.callers.Load() == 0 {
+			return
+		}
+		select {
+		case out := <-queue:
+			if !f.take(out, outQueued) {
+				return
+			}
+		case <-f.answers.alone:
+		case <-in.Changed:
+		case <-f.answers.lost:
+			f.end.lost = true
+			return
+		case <-f.sess.broken():
+			f.end.lost = true
+			return
+		case <-f.s.ctx.Done():
+			return
+		case <-stop:
+			stop, idle = nil, f.s.idle
+		case <-idle:
+		}
+	}
+}
+
+// next returns the message to send now, and its state. If there is none, it returns the
+// queue to wait for; nil: none may be sent now.
+func (f *flight) next(blocked bool) (out *outgoing, from int32, queue <-chan *outgoing) {
+	switch {
+	case blocked, f.answers.overdue.Load(), f.alone && f.s.unanswered() > 0:
+		return nil, 0, nil
+	case len(f.rest) > 0:
+		if isClosed(f.answers.lost) {
+			f.end.lost = true
+			return nil, 0, nil
+		}
+		out, f.rest = f.rest[0], f.rest[1:]
+		return out, outAgain, nil
+	}
+	f.alone = false
+	select {
+	case out = <-f.s.queue: // what is mostly so, and cheaper to ask for by itself
+		return out, outQueued, nil
+	default:
+		return nil, 0, f.s.queue
+	}
+}
+
+// take sends a message, and says whether to go on.
+func (f *flight) take(out *outgoing, from int32) bool {
+	s := f.s
+	if !out.state.CompareAndSwap(from, outSending) {
+		return true // taken back, and its caller told so
+	}
+	if out.abandoned != nil && isClosed(out.abandoned) {
+		s.answer(out, outSending, &Error{Op: s.op, Target: s.target, Kind: ErrNotSent, Err: ErrConnectionLost})
+		return true
+	}
+	m := out.msg
+	r, gone, err := f.link.send(s.ctx, m)
+	switch {
+	case err == nil:
+		f.answers.await(out, m, r, f.alone)
+	case gone:
+		if f.answers.lose(out, f.alone, f.answers.clock.Load(), err) {
+			f.written = out
+		}
+		f.end.lost, f.end.why = true, err
+		f.end.unanswered++
+		return false
+	case from == outAgain: // on an earlier link it may have arrived
+		s.answer(out, outSending, s.unknown(err))
+	default:
+		s.answer(out, outSending, newError(s.op, s.target, ErrNotSent, err))
+	}
+	f.end.worn = f.sess.wear() >= 1
+	return !f.end.worn
+}
+
+// land waits for the answers, and leaves to the next flight what it is to send again, in
+// the order of the first time.
+func (f *flight) land() {
+	a, end := f.answers, &f.end
+	a.finish()
+	end.unanswered += a.without
+	end.overdue = a.overdue.Load()
+	end.silent = end.overdue && a.silent()
+	if end.lost && (end.why == nil || end.overdue) {
+		end.why = a.noAnswer
+	}
+	again := make([]*outgoing, 0, len(a.kept)+1+len(f.rest))
+	for _, kept := range a.kept {
+		again = append(again, kept.out)
+	}
+	if f.written != nil {
+		again = append(again, f.written)
+	}
+	f.s.again = append(again, f.rest...)
+	f.s.suspect = a.suspect || f.alone
+}
