@@ -212,7 +212,7 @@ func stopped(ctx context.Context) error {
 	return errors.Join(errStopped, ctx.Err(), cause(ctx))
 }
 
-var errStopped = errors.New("hopback: stopped before everything was sent")
+var errStopped = errors.New("hopback: stopped before every request was sent")
 
 // cause is the context's cause where it says more than ctx.Err.
 func cause(ctx context.Context) error {
@@ -224,7 +224,7 @@ func cause(ctx context.Context) error {
 
 func checkRequester(r Requester) error {
 	if r == nil {
-		return argument.New("Requester", nil, "is nil", "give the management of a connection")
+		return argument.New("Requester", nil, "is nil", "pass conn.Management()")
 	}
 	return nil
 }

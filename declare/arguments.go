@@ -49,7 +49,7 @@ func normal(at argument.Path, v any, depth int) (any, error) {
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
 		if rv.Type().PkgPath() != "" {
 			// A time.Duration would arrive as nanoseconds.
-			return nil, bad(argument.WrongType, fmt.Sprintf("is a %T", v), "convert it to an integer of the unit that the broker expects, such as d.Milliseconds()")
+			return nil, bad(argument.WrongType, fmt.Sprintf("is a %T", v), "convert it to an integer in the broker's unit, such as d.Milliseconds()")
 		}
 		return rv.Int(), nil
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
@@ -106,7 +106,7 @@ func checkArgumentKey(at argument.Path, key string) error {
 	case key == "":
 		return argument.At(at, argument.Missing, nil, "has an empty key", "name the argument")
 	case len(key) > maxArgumentKey:
-		return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has a key of %d bytes", len(key)), fmt.Sprintf("use at most %d bytes", maxArgumentKey))
+		return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has a key that is %d bytes long", len(key)), fmt.Sprintf("use at most %d bytes", maxArgumentKey))
 	case !utf8.ValidString(key):
 		return argument.At(at, argument.NotText, nil, "has a key that isn't valid UTF-8", "encode it as UTF-8")
 	}
@@ -170,7 +170,7 @@ func refuseQueueArgument(queueType string, queue, at argument.Path, key string, 
 		return belongsIn(queue.Field(field), at, v)
 	}
 	if !strings.HasPrefix(key, "x-") {
-		return argument.At(at, argument.Malformed, v, `doesn't begin with "x-", so the broker would ignore it`, "spell the argument as the broker's documentation does")
+		return argument.At(at, argument.Malformed, v, `doesn't begin with "x-", so the broker would ignore it`, "use the spelling of the broker's documentation")
 	}
 	if _, known := queuearg.Known[key]; !known {
 		return nil // it may be a plugin's, or a later broker's

@@ -97,15 +97,15 @@ func (b Binding) declaration() (map[string]any, []error) {
 // ends checks what names a binding: source, destination and key.
 func (b Binding) ends(c *collector) {
 	if b.Source == "" {
-		c.bad("Source", argument.Missing, nil, "is the default exchange, which takes no bindings", "name an exchange; every queue gets what is sent to its own name without a binding")
+		c.bad("Source", argument.Missing, nil, "is the default exchange, which can't have bindings", "name an exchange; the default exchange delivers to every queue by name without a binding")
 	} else {
 		c.fail(names.Check(c.at.Field("Source"), b.Source))
 	}
 	switch {
 	case b.Queue == "" && b.Exchange == "":
-		c.bad("Queue", argument.Missing, nil, "is empty, and so is", "name the queue or the exchange that the messages go to").And(c.path("Exchange"))
+		c.bad("Queue", argument.Missing, nil, "is empty, and so is", "name the destination queue or exchange").And(c.path("Exchange"))
 	case b.Queue != "" && b.Exchange != "":
-		c.bad("Queue", argument.Conflict, b.Queue, "is set, and so is", "name one of them; two destinations are two bindings").And(c.path("Exchange"))
+		c.bad("Queue", argument.Conflict, b.Queue, "is set, and so is", "name one of them; two destinations need two bindings").And(c.path("Exchange"))
 	case b.Queue != "":
 		c.fail(names.Check(c.at.Field("Queue"), b.Queue))
 	default:

@@ -13,7 +13,7 @@ import (
 var (
 	// ErrConflict means that the exchange or queue exists, declared in another
 	// way. Error.Differences says what differs.
-	ErrConflict = errors.New("it exists, declared in another way")
+	ErrConflict = errors.New("it exists with different settings")
 	// ErrInUse means that a queue has messages or consumers, or that others need
 	// what is to be deleted. See [DeleteIdle].
 	ErrInUse = errors.New("in use")

@@ -62,7 +62,7 @@ func (x Exchange) path() argument.Path { return names.Label("Exchange", x.Name) 
 
 func (x Exchange) declaration() (map[string]any, []error) {
 	c := &collector{at: x.path(), args: map[string]any{}}
-	c.fail(names.CheckOwn(c.at.Field("Name"), x.Name, "choose another name; the broker's own exchanges exist already, and bindings may name them"))
+	c.fail(names.CheckOwn(c.at.Field("Name"), x.Name, "choose another name; the broker declares its own exchanges, and bindings can name them"))
 	typ := x.Type
 	if typ == "" {
 		typ = Direct

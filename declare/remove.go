@@ -83,7 +83,7 @@ var (
 	exchangeName = argument.Root("exchange name")
 )
 
-const keepOwn = "the broker's own exchanges can't be deleted: leave it out"
+const keepOwn = "leave it out; the broker's own exchanges can't be deleted"
 
 func deleted(err error) (StepResult, error) {
 	if err != nil {

@@ -96,7 +96,7 @@ func TestGuardsNameWhatTheCookbooksTopologyLacks(t *testing.T) {
 			slices.Sort(guards)
 			return guards
 		}
-		const atMostOnce = "it dead-letters at most once, so a dead letter is lost when what comes next is missing or full"
+		const atMostOnce = "it dead-letters at most once, so a dead letter is lost if its target is missing or full"
 		lacks := []string{
 			"at-most-once at delay_10s: " + atMostOnce,
 			"at-most-once at delay_60s: " + atMostOnce,

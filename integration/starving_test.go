@@ -2,10 +2,7 @@ package integration
 
 import (
 	"context"
-	"encoding/binary"
-	"io"
 	"log/slog"
-	"net"
 	"net/url"
 	"sync"
 	"sync/atomic"
@@ -65,39 +62,6 @@ func TestMessageCountOfAQueueIsWhatIsReady(t *testing.T) {
 			require.ErrorIs(t, err, client.ErrUnauthorized)
 		} else {
 			require.NoError(t, err)
-		}
-	})
-}
-
-// dropping passes connections on to a broker, but for the performatives of the client
-// for which drop says true.
-func dropping(t *testing.T, target string, drop func(code byte) bool) string {
-	t.Helper()
-	return listen(t, func(c net.Conn) {
-		up, err := net.Dial("tcp", target)
-		if err != nil {
-			return
-		}
-		defer func() { _ = up.Close() }()
-		go func() { _, _ = io.Copy(c, up); _ = c.Close() }()
-		for {
-			head := make([]byte, 8)
-			if _, err := io.ReadFull(c, head); err != nil {
-				return
-			}
-			frame := head
-			if size := binary.BigEndian.Uint32(head); string(head[:4]) != "AMQP" && size > 8 && size < 64<<20 {
-				frame = append(frame, make([]byte, size-8)...)
-				if _, err := io.ReadFull(c, frame[8:]); err != nil {
-					return
-				}
-				if code, _, ok := performative(frame); ok && drop(code) {
-					continue
-				}
-			}
-			if _, err := up.Write(frame); err != nil {
-				return
-			}
 		}
 	})
 }

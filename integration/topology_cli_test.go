@@ -164,7 +164,7 @@ func TestCommandPlansAppliesAndVerifies(t *testing.T) {
 		hopback, file := s.shell(t), yaml(t, shopFile)
 		before := hopback.run(exitDone, "plan", file)
 		assert.Contains(t, before.stdout, `+ queue "orders"`)
-		assert.Contains(t, before.stdout, " to create, 0 there, 0 refused, 0 can't be told.")
+		assert.Contains(t, before.stdout, " to create, 0 exist, 0 refused, 0 unknown.")
 		hopback.run(exitNo, "plan", "--exit-code", file)
 		hopback.run(exitNo, "verify", file)
 		assert.Empty(t, s.things(t), "nothing is done by looking")
@@ -190,12 +190,12 @@ func TestCommandPlansAppliesAndVerifies(t *testing.T) {
 		require.NoError(t, json.Unmarshal([]byte(hopback.run(exitNo, "verify", "--json", file).stdout), &v))
 		assert.Contains(t, v.Findings, audit.Finding{
 			Rule: "different", Severity: audit.SeverityError, Resource: declare.Resource{Kind: declare.KindQueue, Name: "orders"}, Argument: "x-delivery-limit",
-			Problem: `x-delivery-limit is "7", and should be "5"`, Remedy: "see the ways out in the plan",
+			Problem: `x-delivery-limit is "7", and should be "5"`, Remedy: "run plan, which lists the ways out",
 		})
 
 		// A binding whose queue is neither there nor in the file.
 		typo := yaml(t, "exchanges: {shop: {}}\nbindings: [{source: shop, queue: ordres}]")
-		assert.Contains(t, hopback.run(exitNo, "plan", typo).stdout, `queue "ordres" isn't there, and isn't in the topology either`)
+		assert.Contains(t, hopback.run(exitNo, "plan", typo).stdout, `queue "ordres" doesn't exist and isn't in the topology`)
 		hopback.run(exitNo, "apply", typo)
 		assert.Equal(t, have, s.things(t), "nothing is half done")
 	})
@@ -255,7 +255,7 @@ func TestCommandWithoutPermissionOrAPI(t *testing.T) {
 		web := httptest.NewServer(http.NotFoundHandler())
 		defer web.Close()
 		for api, says := range map[string]string{
-			"http://127.0.0.1:1": "is the management plugin on", web.URL: "or this isn't the management API", "none": "give the HTTP API for it",
+			"http://127.0.0.1:1": "is the management plugin on", web.URL: "or this isn't the management API", "none": "use the HTTP API",
 			"http://guest:not-the-password@" + strings.SplitN(s.ManagementURL, "@", 2)[1]: "status 401",
 		} {
 			hopback := s.shell(t)
@@ -315,7 +315,7 @@ func TestCommandNoticesAnotherBrokersAPI(t *testing.T) {
 		assert.Empty(t, s.things(t))
 		hopback.env["HOPBACK_MANAGEMENT_URL"] = "" // not guessed, since the port is none of RabbitMQ's
 		if !strings.HasSuffix(s.host(), ":5672") {
-			assert.Contains(t, hopback.run(exitDone, "plan", file).stdout, "can't be guessed: give --management-url")
+			assert.Contains(t, hopback.run(exitDone, "plan", file).stdout, "can't be guessed; set --management-url")
 		}
 	})
 }
@@ -329,8 +329,8 @@ func TestCommandDeletesOnlyWhatNobodyNeeds(t *testing.T) {
 		hopback.run(exitDone, "apply", theirs)
 		have := s.things(t)
 		r := hopback.run(exitNo, "delete", mine)
-		assert.Contains(t, r.stderr, `delete exchange "requeue_exchange": in use: it leads to what isn't to be deleted: "requeue_exchange" to queue "invoices"`)
-		assert.Contains(t, r.stderr, `queue "invoices", which isn't to be deleted, dead-letters to it`)
+		assert.Contains(t, r.stderr, `delete exchange "requeue_exchange": in use: it leads to a resource that stays: "requeue_exchange" to queue "invoices"`)
+		assert.Contains(t, r.stderr, `queue "invoices", which stays, dead-letters to it`)
 		assert.Contains(t, r.stderr, "nothing was deleted; --force deletes without the check")
 		assert.Equal(t, have, s.things(t))
 
@@ -375,7 +375,7 @@ func TestCommandMigrates(t *testing.T) {
 		go func() {
 			defer close(interrupted)
 			r := hopback.runIn(ctx, exitInterrupted, "migrate", file, "--from", "orders", "--to", "orders.v2")
-			assert.Contains(t, r.stderr, "run it again to go on")
+			assert.Contains(t, r.stderr, "run it again to continue")
 		}()
 		poll(t, "some are moved", func() bool {
 			info, err := declare.Inspect(t.Context(), conn.Management(), "orders.v2")
@@ -402,7 +402,7 @@ func TestCommandMigrates(t *testing.T) {
 			return len(seen) == messages
 		})
 		r = hopback.run(exitNo, "migrate", file, "--from", "orders", "--to", "orders.v2")
-		assert.Contains(t, r.stderr, `if it was moved to "orders.v2" before, there is nothing left to do`)
+		assert.Contains(t, r.stderr, `if it was moved to "orders.v2" before, nothing is left to do`)
 	})
 }
 

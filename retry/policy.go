@@ -235,7 +235,7 @@ func (p Policy) plan() (plan, error) {
 	for i, r := range p.Rules {
 		at := policyPath.Field("Rules").Index(i)
 		if r.If == nil {
-			return plan{}, argument.At(at.Field("If"), argument.Missing, nil, "is nil", "say which errors the rule is for, with retry.On(err) for example")
+			return plan{}, argument.At(at.Field("If"), argument.Missing, nil, "is nil", "set it, for example with retry.On(err)")
 		}
 		do := cmp.Or(r.Do, ActionRetry)
 		if !slices.Contains(errorActions, do) {
@@ -254,7 +254,7 @@ func (p Policy) plan() (plan, error) {
 			return plan{}, err
 		}
 		if do == ActionRetryUncounted && len(own.delays) == 0 {
-			return plan{}, argument.At(at.Field("MaxRetries"), argument.OutOfRange, r.MaxRetries, "leaves no delay to wait for", "use at least 1")
+			return plan{}, argument.At(at.Field("MaxRetries"), argument.OutOfRange, r.MaxRetries, "leaves the rule without a retry", "use at least 1")
 		}
 		pl.rules = append(pl.rules, own)
 		if do == ActionRetry || do == ActionRetryUncounted {

@@ -77,7 +77,7 @@ type queueState struct {
 }
 
 // errHidden ends a consumer that hasn't prepared its decorator.
-var errHidden = argument.New("handler", nil, "hides the Prepare of retry.With, so its guards and its choice of a strategy are off",
+var errHidden = argument.New("handler", nil, "hides the Prepare method of retry.With, so no guard runs and no strategy is chosen",
 	"write the middleware around retry.With with client.Wrap, or give its Handler a Prepare method that calls client.Prepare(ctx, inner, start)")
 
 func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
@@ -419,7 +419,7 @@ func (pl *plan) target(q *queueState, delay time.Duration, queue string) (addres
 	return q.targets[rung], pl.rungs[rung], err
 }
 
-var errNoDelays = errors.New("the policy has no delay to wait for: it has no retries")
+var errNoDelays = errors.New("the policy has no retries, so it has no delay")
 
 // tooEarly deals with a message that came before its time, since this worker's clock
 // is behind the broker's, or since the broker ignores x-opt-delivery-time, as one below 4.3

@@ -69,7 +69,7 @@ func (r *reader) parse(text []byte) *yaml.Node {
 	case bytes.IndexByte(text, 0) >= 0 || !utf8.Valid(text):
 		return whole("isn't text in UTF-8", "give a YAML file")
 	case len(text) > MaxSize:
-		return whole(fmt.Sprintf("has more than %d bytes, and so isn't a topology file", MaxSize), "give a YAML file of at most that size, or split it")
+		return whole(fmt.Sprintf("has more than %d bytes, too many for a topology file", MaxSize), "split it, or check that it is the right file")
 	}
 	lines := &lineReader{rest: text}
 	decoder := yaml.NewDecoder(lines)
@@ -84,7 +84,7 @@ func (r *reader) parse(text []byte) *yaml.Node {
 	}
 	root := doc.Content[0]
 	if root.Kind != yaml.MappingNode {
-		r.bad(at{node: root}, value(root), fmt.Sprintf("is %s, and should be a mapping", is(root)), "begin it with work-queues: for example")
+		r.bad(at{node: root}, value(root), fmt.Sprintf("is %s, and should be a mapping", is(root)), "begin the file with a section, such as work-queues:")
 		return nil
 	}
 	var second yaml.Node
@@ -93,7 +93,7 @@ func (r *reader) parse(text []byte) *yaml.Node {
 	case err != nil:
 		return r.notYAML(err, lines.read)
 	default:
-		r.bad(at{node: &second}, nil, "has a second document", "keep each topology in a file of its own")
+		r.bad(at{node: &second}, nil, "has a second document", "put each topology into its own file")
 		return nil
 	}
 	return root
@@ -114,7 +114,7 @@ func (r *reader) notYAML(err error, read int) *yaml.Node {
 			n.Line = line
 		}
 	}
-	r.bad(at{node: n}, nil, "isn't YAML: "+text, "mend it in this line or above it; tabs can't indent, and names with special characters need quotes")
+	r.bad(at{node: n}, nil, "isn't YAML: "+text, "look at this line and the one above; YAML doesn't allow tabs for indentation, and names with special characters need quotes")
 	return nil
 }
 
@@ -270,7 +270,7 @@ func (d *document) contradictions(r *reader, root *yaml.Node, parts []declare.To
 			place = at{root, theFile}
 		}
 		said := *e
-		said.Path, said.Remedy = place.path, "give it another name, or leave it out here: what the retry topology needs is declared by itself"
+		said.Path, said.Remedy = place.path, "give it another name, or leave it out: the retry topology declares what it needs"
 		r.add(place.node, &said)
 	}
 }

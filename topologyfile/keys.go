@@ -106,7 +106,7 @@ func collection[V any](name, about string, of shape[V], field func(*document) *[
 		name: name, about: about,
 		schema: map[string]any{"type": []string{"object", "null"}, "additionalProperties": of.schema},
 		read: func(r *reader, a at, d *document) {
-			for _, p := range r.mapping(a, "write name: lines, indented, with what is to be said of each below") {
+			for _, p := range r.mapping(a, "write one indented name: line for each, and its keys below it") {
 				at := a.key(p.key, p.name)
 				if v, ok := of.read(r, a.key(p.value, p.name)); ok {
 					*field(d) = append(*field(d), named[V]{p.name, at, p.value, v})
@@ -179,7 +179,7 @@ var maxRetries = shape[retries]{
 		}
 		n, ok := r.integer(a, 0)
 		if ok && n == 0 {
-			r.bad(a, n, "could mean no retries or the default", "write none for no retries, or leave it out for the default of 5")
+			r.bad(a, n, "is ambiguous", "write none for no retries, or leave it out for the default of 5")
 			ok = false
 		}
 		return retries(n), ok
@@ -319,7 +319,7 @@ var deadLetter = shape[declare.DeadLetterTarget]{
 			if r.plain(a) && a.node.Value == dropWord {
 				return declare.Drop(), true
 			}
-			r.bad(a, value(a.node), "isn't drop and isn't a mapping", remedy)
+			r.bad(a, value(a.node), "is neither drop nor a mapping", remedy)
 			return declare.DeadLetterTarget{}, false
 		}
 		t, ok := object(targetKeys).read(r, a)
@@ -329,7 +329,7 @@ var deadLetter = shape[declare.DeadLetterTarget]{
 			r.bad(a, nil, "names neither a queue nor an exchange", remedy)
 			ok = false
 		case t.queue != "" && (t.exchange != "" || t.key != ""):
-			r.bad(a, t.queue, "names a queue, and an exchange or a routing key beside it", remedy)
+			r.bad(a, t.queue, "names a queue and also an exchange or a routing key", remedy)
 			ok = false
 		}
 		d := declare.DeadLetterTarget{Exchange: t.exchange, RoutingKey: t.key, Strategy: t.strategy}

@@ -98,18 +98,18 @@ func is(n *yaml.Node) string {
 		case "!!null":
 			return "empty"
 		case "!!bool":
-			return "a truth value"
+			return "a bool"
 		case "!!int":
 			return "an integer"
 		case "!!float":
-			return "a number that isn't whole, or is too large"
+			return "a number with a fraction, or one that is too large"
 		case "!!timestamp":
 			return "a date"
 		case "!!str":
 			return "text"
 		}
 	}
-	return "of a type of its own"
+	return "a value of another type"
 }
 
 // plain refuses what YAML has beyond values: a reader of the file should see what
@@ -118,11 +118,11 @@ func (r *reader) plain(a at) bool {
 	n := a.node
 	switch {
 	case n.Kind == yaml.AliasNode || n.Anchor != "":
-		r.bad(a, nil, "has an anchor or an alias, which aren't read here", "write it out")
+		r.bad(a, nil, "has a YAML anchor or alias, which topology files can't use", "write it out")
 	case n.Kind == yaml.MappingNode && n.ShortTag() != "!!map", n.Kind == yaml.SequenceNode && n.ShortTag() != "!!seq":
-		r.bad(a, n.Tag, "is a tag that isn't read here", "leave it out")
+		r.bad(a, n.Tag, "is a YAML tag, which topology files can't use", "leave it out")
 	case n.Kind == yaml.ScalarNode && n.Style&yaml.TaggedStyle != 0:
-		r.bad(a, n.Tag, "is a tag that isn't read here", "leave it out, and put what is to be text in quotes")
+		r.bad(a, n.Tag, "is a YAML tag, which topology files can't use", "leave it out; text that looks like another type goes in quotes")
 	default:
 		return true
 	}
@@ -180,13 +180,13 @@ func (r *reader) mapping(a at, remedy string) []pair {
 			r.bad(at{k, a.path}, nil, fmt.Sprintf("has a key that is %s", is(k)), "use text as key")
 			continue
 		case k.ShortTag() == "!!merge":
-			r.bad(at{k, a.path}, nil, "has a merge key, which isn't read here", "write it out")
+			r.bad(at{k, a.path}, nil, "has a YAML merge key, which topology files can't use", "write it out")
 			continue
 		case !r.plain(ka):
 			continue
 		}
 		if line, twice := first[k.Value]; twice {
-			r.bad(ka, nil, fmt.Sprintf("is there twice, first in line %d", line), "keep one of them")
+			r.bad(ka, nil, fmt.Sprintf("is a duplicate of the key in line %d", line), "keep one of them")
 			continue
 		}
 		first[k.Value] = k.Line

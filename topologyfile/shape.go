@@ -107,7 +107,7 @@ func readKeys[T any](r *reader, a at, keys []key[T], into *T) {
 			for i, k := range keys {
 				names[i] = k.name
 			}
-			r.bad(a.key(p.key, p.name), nil, "is no key that is known here", r.hint(p.name, names))
+			r.bad(a.key(p.key, p.name), nil, "isn't a known key", r.hint(p.name, names))
 			continue
 		}
 		found[p.name] = true
@@ -217,7 +217,7 @@ func (r *reader) integer(a at, least int64) (int64, bool) {
 	switch {
 	case !decimal.MatchString(a.node.Value) || err != nil:
 		// 010 is 8 to YAML, and 1_000 a thousand: say which is meant.
-		r.bad(a, a.node.Value, "isn't a whole number that can be read here", "write it in decimal digits, without leading zeros and below 9223372036854775808")
+		r.bad(a, a.node.Value, "isn't a valid whole number", "write decimal digits without leading zeros, below 9223372036854775808")
 	case n < least:
 		r.bad(a, n, fmt.Sprintf("is below %d", least), fmt.Sprintf("write at least %d, or leave it out", least))
 	default:
@@ -235,7 +235,7 @@ var factor = shape[float64]{
 		}
 		f, err := strconv.ParseFloat(a.node.Value, 64)
 		if err != nil || !(f > 0) || f > 1e6 || !numeric.MatchString(a.node.Value) {
-			r.bad(a, a.node.Value, "isn't a number above zero, and up to a million", "write it in digits, such as 1.5")
+			r.bad(a, a.node.Value, "isn't a number above zero and at most a million", "write it in digits, such as 1.5")
 			return 0, false
 		}
 		return f, true
@@ -264,12 +264,12 @@ var duration = shape[time.Duration]{
 		switch {
 		case !durationForm.MatchString(a.node.Value) || err != nil:
 			if strings.HasSuffix(a.node.Value, "d") {
-				r.bad(a, a.node.Value, "isn't a time that can be read here", "write days in hours: 24h")
+				r.bad(a, a.node.Value, "isn't a valid duration", "write days in hours: 24h")
 			} else {
-				r.bad(a, a.node.Value, "isn't a time that can be read here", remedy)
+				r.bad(a, a.node.Value, "isn't a valid duration", remedy)
 			}
 		case d == 0:
-			r.bad(a, a.node.Value, "is nothing", "write a time above zero, or leave it out")
+			r.bad(a, a.node.Value, "is zero", "write a duration above zero, or leave it out")
 		default:
 			return d, true
 		}

@@ -102,7 +102,7 @@ func consume(ctx context.Context, dial dialer, queue string, h client.Handler, c
 		credits := r.cfg.Prefetch
 		leave = 0
 		if panicked, ok := errors.AsType[*PanicError](err); ok {
-			r.log.Error("hopback: the official client can't read a message; taking one at a time until the delivery limit has removed it", "panic", panicked.Value, "stack", string(panicked.Stack))
+			r.log.Error("hopback: the official client panicked on a message; receiving one at a time until the delivery limit removes it", "panic", panicked.Value, "stack", string(panicked.Stack))
 			credits, leave = 1, r.cfg.Prefetch
 			panics++
 			failures = max(0, panics-promptPanics)
@@ -424,10 +424,10 @@ func (s *stint) receive(ctx context.Context) {
 			return
 		}
 		if _, ok := d.(*rabbitmqamqp.PreSettledDeliveryContext); ok {
-			err = argument.New("consumer", nil, "is pre-settled: the broker forgets a message before it is handled", "make it with SettleStrategy ExplicitSettle")
+			err = argument.New("consumer", nil, "is pre-settled: the broker removes a message before it is handled", "make it with SettleStrategy ExplicitSettle")
 		}
 		if err == nil && (d == nil || d.Message() == nil) {
-			err = errors.New("the official client handed out no message")
+			err = errors.New("the official client returned no message")
 		}
 		if err != nil {
 			s.die(err)
@@ -634,7 +634,7 @@ func (s *stint) drain(handlers handlerContext) {
 		wait(grace.Last)
 	}
 	if n := s.unsettled.Load(); n > 0 && !s.over() {
-		s.log.Warn("hopback: drained with deliveries unsettled; the broker delivers them again", "count", n)
+		s.log.Warn("hopback: the drain ended with unsettled deliveries; the broker delivers them again", "count", n)
 	}
 }
 

@@ -151,7 +151,7 @@ func (p officialPublisher) publish(m *client.Message) (rabbitmqamqp.DeliveryStat
 		return nil, err
 	}
 	if r == nil {
-		return nil, errors.New("the official client gave no result")
+		return nil, errors.New("the official client returned no result")
 	}
 	return r.Outcome, nil
 }

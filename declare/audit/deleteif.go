@@ -69,12 +69,12 @@ func DeleteQueueIf(ctx context.Context, src Sources, name string, cond DeleteCon
 // [declare.ErrInUse]. It ignores cond.Empty. cond.Unused needs src.HTTP: AMQP
 // can't list the bindings of an exchange.
 func DeleteExchangeIf(ctx context.Context, src Sources, name string, cond DeleteCondition) error {
-	if err := errors.Join(checkRequester(src.AMQP), names.CheckOwn(argument.Root("exchange name"), name, "the broker's own exchanges can't be deleted: leave it out")); err != nil {
+	if err := errors.Join(checkRequester(src.AMQP), names.CheckOwn(argument.Root("exchange name"), name, "leave it out; the broker's own exchanges can't be deleted")); err != nil {
 		return err
 	}
 	if cond.Unused {
 		if src.HTTP == nil {
-			return argument.New("Sources.HTTP", nil, "is nil, and only the HTTP API tells whether an exchange has bindings", "give httpapi.New, or leave DeleteCondition.Unused out")
+			return argument.New("Sources.HTTP", nil, "is nil, but only the HTTP API lists the bindings of an exchange", "set it with httpapi.New, or leave DeleteCondition.Unused out")
 		}
 		s, err := readHTTP(ctx, src.HTTP)
 		if err != nil {
@@ -106,7 +106,7 @@ func DeleteExchangeIf(ctx context.Context, src Sources, name string, cond Delete
 // delayed or that wait for dead-lettering are some seconds old.
 func DeleteUnused(ctx context.Context, src Sources, t declare.Topology) (declare.Report, error) {
 	if src.HTTP == nil {
-		return declare.Report{}, argument.New("Sources.HTTP", nil, "is nil, and only the HTTP API tells who else needs what is to be deleted", "give httpapi.New, or use Delete, which doesn't ask")
+		return declare.Report{}, argument.New("Sources.HTTP", nil, "is nil, but only the HTTP API shows who else uses these resources", "set it with httpapi.New, or use Delete, which doesn't check")
 	}
 	if err := checkRequester(src.AMQP); err != nil {
 		return declare.Report{}, err
@@ -169,13 +169,13 @@ func CheckUnused(s Snapshot, t declare.Topology) error {
 		switch {
 		case mentioned:
 		case ours(b.Source) && !in:
-			use(exchangeResource(b.Source), "it leads to what isn't to be deleted: %s", bindingName(b))
+			use(exchangeResource(b.Source), "it leads to a resource that stays: %s", bindingName(b))
 		case !ours(b.Source) && in:
 			to := queueResource(b.Queue)
 			if b.Queue == "" {
 				to = exchangeResource(b.Exchange)
 			}
-			use(to, "what isn't to be deleted leads to it: %s", bindingName(b))
+			use(to, "a resource that stays leads to it: %s", bindingName(b))
 		}
 	}
 	r := newRoutes(s)
@@ -184,14 +184,14 @@ func CheckUnused(s Snapshot, t declare.Topology) error {
 		switch {
 		case !ok || queues[q.Name]:
 		case ours(exchange):
-			use(exchangeResource(exchange), "queue %.80q, which isn't to be deleted, dead-letters to it", q.Name)
+			use(exchangeResource(exchange), "queue %.80q, which stays, dead-letters to it", q.Name)
 		case exchange == "" && key != nil && queues[*key]:
-			use(queueResource(*key), "queue %.80q, which isn't to be deleted, dead-letters to it", q.Name)
+			use(queueResource(*key), "queue %.80q, which stays, dead-letters to it", q.Name)
 		}
 	}
 	for _, x := range r.sortedExchanges() {
 		if ours(x.alternate) && !ours(x.Name) {
-			use(exchangeResource(x.alternate), "it is the alternate exchange of %.80q, which isn't to be deleted", x.Name)
+			use(exchangeResource(x.alternate), "it is the alternate exchange of %.80q, which stays", x.Name)
 		}
 	}
 	return errors.Join(errs...)
@@ -199,7 +199,7 @@ func CheckUnused(s Snapshot, t declare.Topology) error {
 
 func checkRequester(r declare.Requester) error {
 	if r == nil {
-		return argument.New("Sources.AMQP", nil, "is nil", "give the management of a connection")
+		return argument.New("Sources.AMQP", nil, "is nil", "pass conn.Management()")
 	}
 	return nil
 }

@@ -25,19 +25,19 @@ func TestUses(t *testing.T) {
 			q := queueIn(s, "delay_10s")
 			q.MessagesUnacknowledged, q.MessagesDelayed, q.MessagesDeadLettering = 1, 2, 3
 		},
-		`exchange "requeue": in use: it leads to what isn't to be deleted: "requeue" to queue "other"`: func(s *audit.Snapshot) {
+		`exchange "requeue": in use: it leads to a resource that stays: "requeue" to queue "other"`: func(s *audit.Snapshot) {
 			s.Bindings = append(s.Bindings, declare.Binding{Source: "requeue", Queue: "other", Key: "*.*.other"})
 		},
-		`queue "orders": in use: what isn't to be deleted leads to it: "amq.topic" to queue "orders"`: func(s *audit.Snapshot) {
+		`queue "orders": in use: a resource that stays leads to it: "amq.topic" to queue "orders"`: func(s *audit.Snapshot) {
 			s.Bindings = append(s.Bindings, declare.Binding{Source: "amq.topic", Queue: "orders"})
 		},
-		`exchange "retry": in use: what isn't to be deleted leads to it: "amq.topic" to exchange "retry"`: func(s *audit.Snapshot) {
+		`exchange "retry": in use: a resource that stays leads to it: "amq.topic" to exchange "retry"`: func(s *audit.Snapshot) {
 			s.Bindings = append(s.Bindings, declare.Binding{Source: "amq.topic", Exchange: "retry"})
 		},
-		`exchange "dlx": in use: queue "other", which isn't to be deleted, dead-letters to it`: func(s *audit.Snapshot) {
+		`exchange "dlx": in use: queue "other", which stays, dead-letters to it`: func(s *audit.Snapshot) {
 			s.Queues = append(s.Queues, declare.QueueInfo{Name: "other", Type: "quorum", Arguments: map[string]any{"x-dead-letter-exchange": "dlx"}})
 		},
-		`queue "orders.dead": in use: queue "other", which isn't to be deleted, dead-letters to it`: func(s *audit.Snapshot) {
+		`queue "orders.dead": in use: queue "other", which stays, dead-letters to it`: func(s *audit.Snapshot) {
 			s.Queues = append(s.Queues, declare.QueueInfo{Name: "other", Type: "quorum", Arguments: map[string]any{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.dead"}})
 		},
 		`exchange "dlx": in use: queue "by policy", which`: func(s *audit.Snapshot) {

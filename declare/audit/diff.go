@@ -109,8 +109,8 @@ func Compare(s Snapshot, t declare.Topology) Diff {
 		}
 		if end := ends.missing(b); change.Kind == Create && end != "" {
 			change = Change{
-				Kind: Refuse, Resource: want.Resource, Why: end + " isn't there, and isn't in the topology either",
-				WaysOut: []string{"correct the name, or declare it as well"},
+				Kind: Refuse, Resource: want.Resource, Why: end + " doesn't exist and isn't in the topology",
+				WaysOut: []string{"correct the name, or declare it too"},
 			}
 		}
 		d.Changes = append(d.Changes, change)
@@ -127,7 +127,7 @@ func (s Snapshot) change(want declare.Declaration, exchanges map[string]Exchange
 		if x, ok := exchanges[want.Resource.Name]; ok {
 			found = exchangeBody(x)
 		} else if unread := s.unread(PartExchanges); unread != "" {
-			why = "can't be told " + unread
+			why = "it is unknown whether it exists: " + unread
 		}
 	default:
 		if q, ok := queues[want.Resource.Name]; ok {
@@ -237,7 +237,7 @@ func (d Diff) Nothing() bool { return d.Count(Keep) == len(d.Changes) }
 // Conflicts reports whether Apply would be refused.
 func (d Diff) Conflicts() bool { return d.Count(Refuse) > 0 }
 
-// String is the diff for people: "+" is created, "!" differs, "?" can't be told,
+// String is the diff for people: "+" is created, "!" differs, "?" is unknown,
 // and what is there as wanted has no mark.
 func (d Diff) String() string {
 	var b strings.Builder
@@ -271,7 +271,7 @@ func (d Diff) String() string {
 		fmt.Fprintf(&b, "Nothing to do: all %d are there.\n", len(d.Changes))
 		return b.String()
 	}
-	fmt.Fprintf(&b, "%d to create, %d there, %d refused, %d can't be told.\n", d.Count(Create), d.Count(Keep), d.Count(Refuse), d.Count(Unsure))
+	fmt.Fprintf(&b, "%d to create, %d exist, %d refused, %d unknown.\n", d.Count(Create), d.Count(Keep), d.Count(Refuse), d.Count(Unsure))
 	return b.String()
 }
 

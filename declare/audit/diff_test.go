@@ -48,7 +48,7 @@ func TestDiffPrintsLikeADiff(t *testing.T) {
 +     x-delivery-limit: "-1"
 +     x-queue-type: "quorum"
   binding "parking" to queue "parking", key ""
-1 to create, 4 there, 2 refused, 0 can't be told.
+1 to create, 4 exist, 2 refused, 0 unknown.
 `, d.String())
 	assert.False(t, d.Nothing())
 	assert.True(t, d.Conflicts())
@@ -95,11 +95,11 @@ func TestPlanRefusesBindingsWithAMissingEnd(t *testing.T) {
 	assert.Equal(t, 5, d.Count(audit.Create), "%s", d)
 	assert.Equal(t, 3, d.Count(audit.Refuse), "%s", d)
 	assert.True(t, d.Conflicts())
-	assert.Contains(t, d.String(), "! binding \"x\" to queue \"gone\", key \"\"\n      queue \"gone\" isn't there, and isn't in the topology either\n      way out: correct the name, or declare it as well\n")
-	assert.Contains(t, d.String(), `exchange "gone" isn't there`)
-	assert.Equal(t, 3, strings.Count(audit.Check(s, topology).String(), "it isn't there: "))
+	assert.Contains(t, d.String(), "! binding \"x\" to queue \"gone\", key \"\"\n      queue \"gone\" doesn't exist and isn't in the topology\n      way out: correct the name, or declare it too\n")
+	assert.Contains(t, d.String(), `exchange "gone" doesn't exist`)
+	assert.Equal(t, 3, strings.Count(audit.Check(s, topology).String(), "it doesn't exist: "))
 
-	// Over AMQP alone that can't be told.
+	// AMQP alone can't find out.
 	s.Unread = []audit.UnreadPart{{Part: audit.PartExchanges, Why: "w"}, {Part: audit.PartQueues, Why: "w"}}
 	assert.Zero(t, audit.Compare(s, topology).Count(audit.Refuse))
 }

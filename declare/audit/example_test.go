@@ -22,12 +22,12 @@ func ExampleCheck() {
 		fmt.Println(f)
 	}
 	// Output:
-	// error   queue "my_work_queue": it drops a message that comes back more than 5 times, or is rejected, since it has no dead-letter exchange (dead-letter)
-	//         give it a dead-letter exchange, by its declaration or by a policy
-	// error   queue "delay_10s": it dead-letters at most once, so a dead letter is lost when what comes next is missing or full (at-most-once)
+	// error   queue "my_work_queue": it has no dead-letter exchange, so it drops a message that is rejected or comes back more than 5 times (dead-letter)
+	//         give it a dead-letter exchange in its declaration or by a policy
+	// error   queue "delay_10s": it dead-letters at most once, so a dead letter is lost if its target is missing or full (at-most-once)
 	//         make it a quorum queue with x-dead-letter-strategy at-least-once and x-overflow reject-publish; a policy can set both
-	// error   queue "delay_60s": it dead-letters at most once, so a dead letter is lost when what comes next is missing or full (at-most-once)
+	// error   queue "delay_60s": it dead-letters at most once, so a dead letter is lost if its target is missing or full (at-most-once)
 	//         make it a quorum queue with x-dead-letter-strategy at-least-once and x-overflow reject-publish; a policy can set both
-	// warning exchange "requeue_exchange": it has no alternate exchange that takes what matches no binding: such dead letters of queue "delay_10s" are lost, or after 32 of them hold up all others (alternate-exchange)
-	//         give it an alternate exchange with a parking queue, by a policy if it is live
+	// warning exchange "requeue_exchange": it has no alternate exchange for messages that match no binding: such dead letters of queue "delay_10s" are lost, or 32 of them block all others (alternate-exchange)
+	//         give it an alternate exchange with a parking queue; a policy can set one on a live exchange
 }

@@ -39,9 +39,9 @@ type Reader interface {
 // An error means that nothing could be read, or that a source failed half way.
 func Read(ctx context.Context, src Sources, of declare.Topology) (Snapshot, error) {
 	if src.AMQP == nil && src.HTTP == nil {
-		return Snapshot{}, argument.New("Sources", nil, "has neither AMQP nor HTTP", "give the management of a connection, or httpapi.New")
+		return Snapshot{}, argument.New("Sources", nil, "has neither AMQP nor HTTP set", "pass conn.Management(), or httpapi.New")
 	}
-	whyNot := "over AMQP: RabbitMQ's management node doesn't list, and has no way to ask for an exchange; give the HTTP API for it"
+	whyNot := "AMQP can't list resources, and can't read exchanges; use the HTTP API"
 	if src.HTTP != nil {
 		s, err := readHTTP(ctx, src.HTTP)
 		if err == nil {
@@ -50,7 +50,7 @@ func Read(ctx context.Context, src Sources, of declare.Topology) (Snapshot, erro
 		if src.AMQP == nil || ctx.Err() != nil {
 			return Snapshot{}, err
 		}
-		whyNot = fmt.Sprintf("over AMQP, and the HTTP API couldn't be read: %v", err)
+		whyNot = fmt.Sprintf("AMQP can't list resources, and the HTTP API couldn't be read: %v", err)
 	}
 	s, err := readAMQP(ctx, src.AMQP, of)
 	if err != nil {
@@ -117,7 +117,7 @@ func readAMQP(ctx context.Context, r declare.Requester, of declare.Topology) (Sn
 	wg.Wait()
 	err := errors.Join(errs...)
 	if err == nil && len(asks) > 0 && len(s.Refused) == len(asks) {
-		return s, errors.New("hopback: nothing may be read: " + s.Refused[0].Why)
+		return s, errors.New("hopback: the user may read nothing in the topology: " + s.Refused[0].Why)
 	}
 	return s, err
 }

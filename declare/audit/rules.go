@@ -38,15 +38,15 @@ var everything = []SnapshotPart{PartExchanges, PartQueues, PartBindings, PartPol
 var rules = []Rule{
 	{
 		ID: "missing", Severity: SeverityError,
-		Summary: "everything in the topology is there",
+		Summary: "everything in the topology exists",
 		Remedy:  "apply the topology, or import its definitions",
 		check: func(c *check) {
 			for _, change := range c.diff.Changes {
 				switch {
 				case change.Kind == Create:
-					c.report(change.Resource, "it isn't there")
+					c.report(change.Resource, "it doesn't exist")
 				case change.Kind == Refuse && len(change.Differences) == 0:
-					c.report(change.Resource, "it isn't there: %s", change.Why)
+					c.report(change.Resource, "it doesn't exist: %s", change.Why)
 				}
 			}
 		},
@@ -54,7 +54,7 @@ var rules = []Rule{
 	{
 		ID: "different", Severity: SeverityError,
 		Summary: "everything in the topology is as declared, argument by argument",
-		Remedy:  "see the ways out in the plan",
+		Remedy:  "run plan, which lists the ways out",
 		check: func(c *check) {
 			for _, change := range c.diff.Changes {
 				for _, d := range change.Differences {
@@ -66,12 +66,12 @@ var rules = []Rule{
 	},
 	{
 		ID: "unseen", Severity: SeverityWarning,
-		Summary: "nothing of the topology is hidden from the user",
-		Remedy:  "give the user the permission that is named, or the HTTP API",
+		Summary: "the user may look at everything in the topology",
+		Remedy:  "grant the user the permission that the finding names, or use the HTTP API",
 		check: func(c *check) {
 			for _, change := range c.diff.Changes {
 				if change.Kind == Unsure && change.Resource.Kind != declare.KindExchange {
-					c.report(change.Resource, "it can't be told whether it is there: %s", change.Why)
+					c.report(change.Resource, "it is unknown whether it exists: %s", change.Why)
 				}
 			}
 		},
@@ -90,8 +90,8 @@ var rules = []Rule{
 	},
 	{
 		ID: "unknown-argument", Severity: SeverityWarning,
-		Summary: "arguments are such as the broker knows for the queue's type",
-		Remedy:  "check the spelling; what the argument was meant to do doesn't happen",
+		Summary: "the broker knows every argument for the queue's type",
+		Remedy:  "check the spelling; the argument has no effect",
 		check: func(c *check) {
 			c.eachArgument(func(q liveQueue, key string, v any) {
 				if problem, _, unknown := queuearg.Wrong(q.Type, key, v); unknown {
@@ -102,8 +102,8 @@ var rules = []Rule{
 	},
 	{
 		ID: "dead-letter", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
-		Summary: "a queue that can give a message up has a dead-letter exchange",
-		Remedy:  "give it a dead-letter exchange, by its declaration or by a policy",
+		Summary: "a queue that can drop messages has a dead-letter exchange",
+		Remedy:  "give it a dead-letter exchange in its declaration or by a policy",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
 				if _, _, ok := q.deadLetters(); ok || q.Type == queuearg.Stream || q.passing() {
@@ -112,33 +112,33 @@ var rules = []Rule{
 				limit, set := q.number("x-delivery-limit")
 				switch {
 				case q.hasTTL():
-					c.queue(q, "it drops messages when their time to live ends, since it has no dead-letter exchange")
+					c.queue(q, "it has no dead-letter exchange, so it drops messages that expire")
 				case q.Type == queuearg.Quorum && !(set && limit < 0):
 					if !set {
 						limit = 20
 					}
-					c.queue(q, "it drops a message that comes back more than %d times, or is rejected, since it has no dead-letter exchange", limit)
+					c.queue(q, "it has no dead-letter exchange, so it drops a message that is rejected or comes back more than %d times", limit)
 				case q.Type == queuearg.Classic:
-					c.queue(q, "it drops a message that is rejected, since it has no dead-letter exchange")
+					c.queue(q, "it has no dead-letter exchange, so it drops a message that is rejected")
 				}
 			}
 		},
 	},
 	{
 		ID: "at-most-once", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
-		Summary: "dead letters are handed on at least once",
+		Summary: "queues dead-letter at least once",
 		Remedy:  "make it a quorum queue with x-dead-letter-strategy at-least-once and x-overflow reject-publish; a policy can set both",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
 				if _, _, ok := q.deadLetters(); ok && !q.atLeastOnce() && !q.passing() {
-					c.queue(q, "it dead-letters at most once, so a dead letter is lost when what comes next is missing or full")
+					c.queue(q, "it dead-letters at most once, so a dead letter is lost if its target is missing or full")
 				}
 			}
 		},
 	},
 	{
 		ID: "dead-letter-exchange", Severity: SeverityError, needs: everything,
-		Summary: "a dead-letter exchange exists",
+		Summary: "every dead-letter exchange exists",
 		Remedy:  "declare the exchange, or correct the queue's dead-letter exchange",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
@@ -151,7 +151,7 @@ var rules = []Rule{
 	},
 	{
 		ID: "dead-letter-route", Severity: SeverityError, needs: everything,
-		Summary: "dead letters can come to a queue",
+		Summary: "dead letters can reach a queue",
 		Remedy:  "bind a queue to the dead-letter exchange with that key, and give it an alternate exchange",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
@@ -162,18 +162,18 @@ var rules = []Rule{
 				if len(c.deadFrom(q, "")) > 0 {
 					continue
 				}
-				with := "whatever their key"
+				with := "with any key"
 				if key != nil {
 					with = fmt.Sprintf("with the key %.80q", *key)
 				}
-				c.queue(q, "its dead letters come to no queue: nothing is bound to %s for them %s", nameOf(exchange), with)
+				c.queue(q, "its dead letters reach no queue: %s has no binding for them %s", nameOf(exchange), with)
 			}
 		},
 	},
 	{
 		ID: "alternate-exchange", Severity: SeverityWarning, needs: everything,
-		Summary: "an exchange that takes dead letters has an alternate exchange, or bindings that leave nothing out",
-		Remedy:  "give it an alternate exchange with a parking queue, by a policy if it is live",
+		Summary: "an exchange for dead letters has an alternate exchange, or bindings that match everything",
+		Remedy:  "give it an alternate exchange with a parking queue; a policy can set one on a live exchange",
 		check: func(c *check) {
 			for _, x := range c.sortedExchanges() {
 				for _, q := range c.sorted() {
@@ -181,7 +181,7 @@ var rules = []Rule{
 					if !ok || exchange != x.Name || c.sure(x.Name, letter{key: key}, map[string]bool{}) {
 						continue
 					}
-					c.report(exchangeResource(x.Name), "it has no alternate exchange that takes what matches no binding: such dead letters of queue %.80q are lost, or after %d of them hold up all others", q.Name, stallAt)
+					c.report(exchangeResource(x.Name), "it has no alternate exchange for messages that match no binding: such dead letters of queue %.80q are lost, or %d of them block all others", q.Name, stallAt)
 					break
 				}
 			}
@@ -189,20 +189,20 @@ var rules = []Rule{
 	},
 	{
 		ID: "alternate-exchange-missing", Severity: SeverityError, needs: everything,
-		Summary: "an alternate exchange exists",
+		Summary: "every alternate exchange exists",
 		Remedy:  "declare it and bind a queue to it",
 		check: func(c *check) {
 			for _, x := range c.sortedExchanges() {
 				if x.alternate != "" && c.absent(x.alternate) {
-					c.report(exchangeResource(x.Name), "its alternate exchange %.80q doesn't exist, so what matches no binding is lost", x.alternate)
+					c.report(exchangeResource(x.Name), "its alternate exchange %.80q doesn't exist, so messages that match no binding are lost", x.alternate)
 				}
 			}
 		},
 	},
 	{
 		ID: "alternate-exchange-route", Severity: SeverityError, needs: everything,
-		Summary: "an alternate exchange leads to a queue",
-		Remedy:  "bind a queue to the alternate exchange; a fanout exchange leaves nothing out",
+		Summary: "every alternate exchange leads to a queue",
+		Remedy:  "bind a queue to the alternate exchange; a fanout exchange matches everything",
 		check: func(c *check) {
 			for _, x := range c.sortedExchanges() {
 				if _, exists := c.exchanges[x.alternate]; exists && len(c.reach(x.alternate, letter{})) == 0 {
@@ -213,8 +213,8 @@ var rules = []Rule{
 	},
 	{
 		ID: "delivery-limit", Severity: SeverityError, needs: everything,
-		Summary: "a queue at the end of the line has no delivery limit",
-		Remedy:  "give it x-delivery-limit -1",
+		Summary: "a dead-letter queue has no delivery limit",
+		Remedy:  "set x-delivery-limit to -1",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
 				if limit, ok := q.number("x-delivery-limit"); q.Type != queuearg.Quorum || q.hasTTL() || ok && limit < 0 {
@@ -223,7 +223,7 @@ var rules = []Rule{
 				for _, from := range c.feeders(q.Name) {
 					// What comes out of a delay queue wasn't delivered there.
 					if from.Type == queuearg.Quorum && !from.hasTTL() && from.Name != q.Name && !c.leadsTo(q.Name, from.Name) {
-						c.queue(q, "it has a delivery limit, and a dead letter from queue %.80q brings the deliveries along that it has had", from.Name)
+						c.queue(q, "it has a delivery limit, and dead letters from queue %.80q keep the delivery count that they have", from.Name)
 						break
 					}
 				}
@@ -232,12 +232,12 @@ var rules = []Rule{
 	},
 	{
 		ID: "max-length", Severity: SeverityWarning, needs: everything,
-		Summary: "a queue to which dead letters come has no max-length",
-		Remedy:  "leave the limit out, and bound what is published instead",
+		Summary: "a queue that receives dead letters has no max-length",
+		Remedy:  "leave the limit out, and limit what is published instead",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
 				if key := q.limited(); key != "" && len(c.feeders(q.Name)) > 0 {
-					c.queue(q, "it has %s: while it is full, dead letters for it are lost, or after %d of them hold up all others in queue %.80q, those that wait for a retry among them", c.source(q, key), stallAt, c.feeders(q.Name)[0].Name)
+					c.queue(q, "it has %s: while it is full, dead letters for it are lost, or %d of them block all others in queue %.80q, including messages that wait for a retry", c.source(q, key), stallAt, c.feeders(q.Name)[0].Name)
 				}
 			}
 		},
@@ -245,7 +245,7 @@ var rules = []Rule{
 	{
 		ID: "overflow", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
 		Summary: "a full queue refuses messages, or dead-letters them",
-		Remedy:  "set x-overflow to reject-publish, so that publishers learn of it",
+		Remedy:  "set x-overflow to reject-publish: publishers then see the refusal",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
 				overflow, set := q.text("x-overflow")
@@ -258,7 +258,7 @@ var rules = []Rule{
 	},
 	{
 		ID: "expires", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
-		Summary: "no durable queue is deleted for want of use",
+		Summary: "no durable queue expires when it is unused",
 		Remedy:  "leave x-expires out",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
@@ -267,40 +267,40 @@ var rules = []Rule{
 					continue
 				}
 				if q.delays() {
-					c.queue(q, "it is deleted %d ms after its declaration with all messages that it holds back: a delay queue has no consumers", ms)
+					c.queue(q, "it is deleted %d ms after its declaration, with all messages in it: a delay queue has no consumers", ms)
 				} else {
-					c.queue(q, "it is deleted with all its messages after %d ms without a consumer", ms)
+					c.queue(q, "it is deleted after %d ms without a consumer, with all messages in it", ms)
 				}
 			}
 		},
 	},
 	{
 		ID: "expiry-cycle", Severity: SeverityError, needs: everything,
-		Summary: "no message runs in a circle of expiries",
-		Remedy:  "let the way back lead to a queue without a time to live, or of consumers",
+		Summary: "no message returns to a queue by expiry alone",
+		Remedy:  "let expired messages go to a queue without a time to live, or to one with consumers",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
 				if q.hasTTL() && c.expiresInto(q.Name) {
-					c.queue(q, "a message that nobody consumes comes back to it by expiry alone, which the broker takes for a cycle, and drops it or holds it for ever")
+					c.queue(q, "a message that nobody consumes returns to it by expiry alone: the broker calls that a cycle, and drops the message or holds it for ever")
 				}
 			}
 		},
 	},
 	{
 		ID: "orphan-delay-queue", Severity: SeverityWarning, needs: everything,
-		Summary: "a delay queue is bound",
+		Summary: "every delay queue is bound",
 		Remedy:  "bind it to the retry exchange, or delete it once it is empty",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
 				if q.delays() && !c.bound[q.Name] && len(c.feeders(q.Name)) == 0 && !q.passing() {
-					c.queue(q, "it delays messages, but no exchange leads to it")
+					c.queue(q, "it delays messages, but no exchange routes to it")
 				}
 			}
 		},
 	},
 	{
 		ID: "delay-mismatch", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
-		Summary: "a delay queue holds messages for as long as its binding says",
+		Summary: "a delay queue holds messages for the delay in its binding key",
 		Remedy:  "bind the queue whose x-message-ttl is that delay",
 		check: func(c *check) {
 			for _, b := range c.s.Bindings {
@@ -312,17 +312,17 @@ var rules = []Rule{
 					continue
 				}
 				if ttl, set := q.number("x-message-ttl"); !set {
-					c.queue(q, "it is bound for a delay of %d ms, and holds messages for ever", ms)
+					c.queue(q, "its binding key says %d ms, but it holds messages for ever", ms)
 				} else if ttl != ms {
-					c.queue(q, "it is bound for a delay of %d ms, and holds messages for %d ms", ms, ttl)
+					c.queue(q, "its binding key says %d ms, but it holds messages for %d ms", ms, ttl)
 				}
 			}
 		},
 	},
 	{
 		ID: "several-ways-back", Severity: SeverityWarning, needs: everything,
-		Summary: "a delayed message comes back to one queue",
-		Remedy:  "bind each queue by its own name, and no queue for everything",
+		Summary: "a delayed message returns to one queue",
+		Remedy:  "bind each queue by its own name, and none with a key that matches everything",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
 				exchange, key, ok := q.deadLetters()
@@ -342,20 +342,20 @@ var rules = []Rule{
 					}
 				}
 				if len(targets) > 0 && total > 1 && x.Type != declare.Headers {
-					c.queue(q, "what it has held comes back to several queues, as duplicates: the exchange %.80q has a binding for everything beside others", exchange)
+					c.queue(q, "its messages return to several queues, as duplicates: the exchange %.80q has a binding that matches everything besides others", exchange)
 				}
 			}
 		},
 	},
 	{
 		ID: "wildcard-name", Severity: SeverityError,
-		Summary: "no queue's name is a wildcard in the binding that brings messages back to it",
+		Summary: "no queue's name is a wildcard in the binding that returns its messages",
 		Remedy:  "rename the queue; a star or hash within a longer word is fine",
 		check: func(c *check) {
 			for _, b := range c.s.Bindings {
 				for word := range strings.SplitSeq(b.Queue, ".") {
 					if (word == "*" || word == "#") && strings.HasSuffix(b.Key, b.Queue) && b.Key != "#" {
-						c.report(queueResource(b.Queue), "the binding %.80q means other queues as well, and takes their messages", b.Key)
+						c.report(queueResource(b.Queue), "the binding %.80q also matches other queues' messages, and takes them", b.Key)
 						break
 					}
 				}
@@ -364,7 +364,7 @@ var rules = []Rule{
 	},
 	{
 		ID: "transient-exchange", Severity: SeverityError, needs: []SnapshotPart{PartExchanges, PartBindings},
-		Summary: "exchanges in front of durable queues are durable, and stay",
+		Summary: "exchanges that route to durable queues are durable and not auto-delete",
 		Remedy:  "delete the exchange and declare it durable, not auto-delete, with its bindings",
 		check: func(c *check) {
 			for _, x := range c.sortedExchanges() {
@@ -373,9 +373,9 @@ var rules = []Rule{
 				})
 				switch {
 				case leads && !x.Durable:
-					c.report(exchangeResource(x.Name), "it isn't durable: after a restart of the broker, it and its bindings to durable queues are gone")
+					c.report(exchangeResource(x.Name), "it isn't durable: a restart of the broker deletes it and its bindings to durable queues")
 				case leads && x.AutoDelete:
-					c.report(exchangeResource(x.Name), "it is auto-delete: with its last binding it is gone, and so is what is published to it")
+					c.report(exchangeResource(x.Name), "it is auto-delete: it is deleted with its last binding, and messages that are published to it are lost")
 				}
 			}
 		},
@@ -387,7 +387,7 @@ var rules = []Rule{
 		check: func(c *check) {
 			for _, q := range c.sorted() {
 				if q.Type == queuearg.Classic && !q.passing() {
-					c.queue(q, "it is a classic queue, of which there is one copy: it goes with its node")
+					c.queue(q, "it is a classic queue, with one copy: it is lost with its node")
 				}
 			}
 		},
@@ -419,7 +419,7 @@ var rules = []Rule{
 				case len(down) > 0:
 					c.queue(q, "%d of its %d replicas are down: %s", len(down), len(q.Replicas), strings.Join(down, ", "))
 				case q.Leader == "":
-					c.queue(q, "it has no leader, so it takes and gives nothing")
+					c.queue(q, "it has no leader, so it neither accepts nor delivers messages")
 				}
 			}
 		},
@@ -427,34 +427,34 @@ var rules = []Rule{
 	{
 		ID: "stuck-dead-letters", Severity: SeverityError, needs: []SnapshotPart{PartCounts},
 		Summary: "no dead letters are stuck",
-		Remedy:  "see to it that the exchange, the binding and the queue behind it are there and not full; the broker tries again every three minutes",
+		Remedy:  "check that the dead-letter exchange, its binding and the target queue exist, and that the queue isn't full; the broker tries again every three minutes",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
 				switch n := q.MessagesDeadLettering; {
 				case n >= stallAt:
-					c.queue(q, "%d dead letters wait to be handed on: %d that can't be delivered stop all others", n, stallAt)
+					c.queue(q, "%d dead letters wait for their target: %d that can't be delivered block all others", n, stallAt)
 				case n > 0:
-					c.queue(q, "%d dead letters wait to be handed on", n)
+					c.queue(q, "%d dead letters wait for their target", n)
 				}
 			}
 		},
 	},
 	{
 		ID: "broker-version", Severity: SeverityWarning, needs: []SnapshotPart{PartVersion, PartNodes},
-		Summary: "a cluster has RabbitMQ 4.0.6 or later, which sends again what a leader that was deposed didn't take",
-		Remedy:  "upgrade to RabbitMQ 4.0.6 or later; until then move the queue's leader, or reconnect, where messages stay unanswered after a node was frozen or cut off",
+		Summary: "a cluster has RabbitMQ 4.0.6 or later, which resends what a deposed leader didn't accept",
+		Remedy:  "upgrade to RabbitMQ 4.0.6 or later; until then, if messages stay unanswered after a node was frozen or cut off, move the queue's leader or reconnect",
 		check: func(c *check) {
 			var major, minor, patch int
 			n, _ := fmt.Sscanf(c.s.Version, "%d.%d.%d", &major, &minor, &patch)
 			if n == 3 && major == 4 && minor == 0 && patch < 6 && len(c.s.Nodes) > 1 {
-				c.report(declare.Resource{Kind: declare.KindBroker, Name: c.s.Version}, "after a node was frozen, its sessions can go on sending to the deposed leader of a queue: publishes, settlements and consumers stay without an answer until the leader moves or the client reconnects")
+				c.report(declare.Resource{Kind: declare.KindBroker, Name: c.s.Version}, "after a node was frozen, its sessions may keep sending to the deposed leader of a queue: publishes, settlements and consumers get no answer until the leader moves or the client reconnects")
 			}
 		},
 	},
 	{
 		ID: "delayed-retry", Severity: SeverityError, needs: []SnapshotPart{PartVersion, PartPolicies},
 		Summary: "the broker knows the arguments that the queue relies on",
-		Remedy:  "upgrade to RabbitMQ 4.3, or delay with retry.Topology's queues",
+		Remedy:  "upgrade to RabbitMQ 4.3, or use the delay queues of retry.Topology",
 		check: func(c *check) {
 			if yes, known := c.s.atLeast(4, 3); yes || !known {
 				return
@@ -462,7 +462,7 @@ var rules = []Rule{
 			for _, q := range c.sorted() {
 				for _, key := range values.SortedKeys(q.args) {
 					if a := queuearg.Known[key]; a.Since > 0 && slices.Contains(a.Types, q.Type) {
-						c.queue(q, "%s does nothing before RabbitMQ 4.%d, and this is %s", key, a.Since, c.s.Version)
+						c.queue(q, "%s has no effect before RabbitMQ 4.%d, and this is %s", key, a.Since, c.s.Version)
 					}
 				}
 			}

@@ -157,8 +157,8 @@ func sortBindings(list []declare.Binding) {
 	}
 }
 
-// notLive is why a topology or a definitions file is blind.
-const notLive = "this isn't read from a broker"
+// notLive is why a topology or a definitions file lacks parts.
+const notLive = "only a live broker has it"
 
 // FromTopology returns a snapshot of a broker that has t and the exchanges of
 // every virtual host, and nothing else. It doesn't validate t, see

@@ -104,7 +104,7 @@ func skippedFor(why string, all []Skipped) string {
 	}
 	var parts []string
 	for _, need := range needs {
-		parts = append(parts, fmt.Sprintf("%s (for want of the %s)", strings.Join(byNeed[need], ", "), need))
+		parts = append(parts, fmt.Sprintf("%s (needs the %s)", strings.Join(byNeed[need], ", "), need))
 	}
 	return strings.Join(parts, "; ")
 }
@@ -114,7 +114,7 @@ func skippedFor(why string, all []Skipped) string {
 // t's queues and bindings; Verification.Skipped lists the rules that need more.
 //
 // waive names rules to leave out, such as "dead-letter", or a rule for a single
-// thing, such as "dead-letter queue \"audit\"", as a finding prints it.
+// resource, such as "dead-letter queue \"audit\"", as a finding prints it.
 func Verify(ctx context.Context, src Sources, t declare.Topology, waive ...string) (Verification, error) {
 	if err := t.Validate(); err != nil {
 		return Verification{}, err

@@ -68,8 +68,8 @@ func TestCheckFindsNothingInAGoodTopology(t *testing.T) {
 	v = audit.Check(audit.FromTopology(cycle()), cycle())
 	assert.Empty(t, v.Findings)
 	assert.Len(t, v.Skipped, 5)
-	assert.Equal(t, 1, strings.Count(v.String(), "this isn't read from a broker"), "each reason once: %s", v)
-	assert.Contains(t, v.String(), "(for want of the nodes)")
+	assert.Equal(t, 1, strings.Count(v.String(), "only a live broker has it"), "each reason once: %s", v)
+	assert.Contains(t, v.String(), "(needs the nodes)")
 	assert.False(t, v.Clean())
 }
 
@@ -87,7 +87,7 @@ func TestCheckFindsClusterFaults(t *testing.T) {
 		}, "replicas", "1 replicas on a cluster of 3"},
 		"replica down": {func(s *audit.Snapshot) { queueNamed(s, "orders").Online = []string{"a", "c"} }, "replicas-down", "1 of its 3 replicas are down: b"},
 		"no leader":    {func(s *audit.Snapshot) { queueNamed(s, "orders").Leader = "" }, "replicas-down", "no leader"},
-		"stalled":      {func(s *audit.Snapshot) { queueNamed(s, "orders").MessagesDeadLettering = 32 }, "stuck-dead-letters", "stop all others"},
+		"stalled":      {func(s *audit.Snapshot) { queueNamed(s, "orders").MessagesDeadLettering = 32 }, "stuck-dead-letters", "block all others"},
 		"operator policy": {func(s *audit.Snapshot) {
 			s.Policies = []declare.Policy{{Name: "p", Pattern: "^orders$", ApplyTo: "quorum_queues", Operator: true, Definition: map[string]any{"max-length": int64(9)}}}
 		}, "max-length", "has x-max-length"},
@@ -159,8 +159,8 @@ func TestVerificationAsTextAndJSON(t *testing.T) {
 	s := live(cycle())
 	queueNamed(&s, "orders").MessagesDeadLettering = 3
 	v := audit.Check(s, declare.Topology{})
-	assert.Equal(t, `error   queue "orders": 3 dead letters wait to be handed on (stuck-dead-letters)
-        see to it that the exchange, the binding and the queue behind it are there and not full; the broker tries again every three minutes
+	assert.Equal(t, `error   queue "orders": 3 dead letters wait for their target (stuck-dead-letters)
+        check that the dead-letter exchange, its binding and the target queue exist, and that the queue isn't full; the broker tries again every three minutes
 1 errors, 0 warnings; 28 rules checked, 0 not.
 `, v.String())
 	text, err := json.Marshal(v)

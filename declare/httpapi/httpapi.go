@@ -58,11 +58,11 @@ func New(rawURL, vhost string, cfg Config) (*Reader, error) {
 	switch {
 	case err != nil:
 		// The parser's error repeats the URL, password and all.
-		return nil, argument.New("URL", nil, "isn't a URL", "write it as http://user:password@host:15672, percent-encoding what is special in user and password")
+		return nil, argument.New("URL", nil, "isn't a URL", "write it as http://user:password@host:15672, with special characters in the user and the password percent-encoded")
 	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
 		return nil, argument.New("URL", u.Scheme+"://"+u.Host, "isn't an http or https URL with a host", "write it as http://user:password@host:15672")
 	case u.User.Username() == "":
-		return nil, argument.New("URL", u.Scheme+"://"+u.Host, "has no user, without which the API refuses everything", "write it as http://user:password@host:15672")
+		return nil, argument.New("URL", u.Scheme+"://"+u.Host, "has no user, and the API refuses requests without one", "write it as http://user:password@host:15672")
 	case vhost == "":
 		return nil, argument.New("vhost", nil, "is empty", `give the virtual host's name; the default one is "/"`)
 	case cfg.Timeout < 0:
@@ -123,7 +123,7 @@ func (r *Reader) Get(ctx context.Context, path string) ([]byte, error) {
 	case err != nil:
 		return fail(resp.StatusCode, declare.ErrUnavailable, err)
 	case int64(len(body)) > r.maxBody:
-		return fail(resp.StatusCode, declare.ErrBadReply, fmt.Errorf("the answer has more than %d bytes: raise Config.MaxBody", r.maxBody))
+		return fail(resp.StatusCode, declare.ErrBadReply, fmt.Errorf("the reply has more than %d bytes; raise Config.MaxBody", r.maxBody))
 	case resp.StatusCode/100 == 2:
 		return body, nil
 	case resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusForbidden:

@@ -99,7 +99,7 @@ func Run(ctx context.Context, conn *client.Conn, api audit.Reader, cfg Config) (
 	case err != nil:
 		return report, err
 	case old.Type == "stream":
-		return report, argument.New("Config.Old", cfg.Old, "is a stream, whose messages stay where they are when they are read", "let readers of the old and the new stream overlap")
+		return report, argument.New("Config.Old", cfg.Old, "is a stream, which keeps its messages when they are read", "publish to the new stream, and run readers of both for a while")
 	}
 
 	bindings := cfg.Bindings
@@ -155,9 +155,9 @@ func (c *Config) check(conn *client.Conn, api audit.Reader) error {
 	case c.New == nil:
 		return argument.New("Config.New", nil, "is nil", "give the queue to move to")
 	case c.New.Address().QueueName() == c.Old:
-		return argument.New("Config.New", c.Old, "has the name of the old queue", "choose another name: two queues can't have one")
+		return argument.New("Config.New", c.Old, "is the old queue's name", "choose another name")
 	case c.Bindings == nil && api == nil:
-		return argument.New("Config.Bindings", nil, "isn't given, and neither is the HTTP API, which could tell them", "give one of them; an empty list for none")
+		return argument.New("Config.Bindings", nil, "isn't set, and without the HTTP API the bindings are unknown", "set it, with an empty list for no bindings, or pass the HTTP API")
 	case c.Prefetch < 0 || c.Quiet < 0:
 		return argument.New("Config", nil, "has a negative Prefetch or Quiet", "leave it out for the default")
 	}
@@ -232,7 +232,7 @@ func (v *mover) untilQuiet(ctx context.Context) error {
 // forEver is longer than any migration.
 const forEver = 10 * 365 * 24 * time.Hour
 
-var errConsumerEnded = errors.New("hopback: the consumer that moves messages has ended")
+var errConsumerEnded = errors.New("hopback: the consumer that moves the messages ended unexpectedly")
 
 // watch returns nil when the queue has been quiet for long enough; ended is whether
 // the consumer has.

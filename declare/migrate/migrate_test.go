@@ -22,8 +22,8 @@ func TestRunRefuses(t *testing.T) {
 	none := []declare.Binding{}
 	for says, cfg := range map[string]migrate.Config{
 		"Config.New is nil":           {Old: "old", Bindings: none},
-		"has the name of the old":     {Old: "new", New: queue, Bindings: none},
-		"neither is the HTTP API":     {Old: "old", New: queue},
+		"is the old queue's name":     {Old: "new", New: queue, Bindings: none},
+		"without the HTTP API":     {Old: "old", New: queue},
 		"negative":                    {Old: "old", New: queue, Bindings: none, Quiet: -1},
 		"isn't a binding of the old":  {Old: "old", New: queue, Bindings: []declare.Binding{{Source: "x", Queue: "other"}}},
 		"queue name is empty":         {New: queue, Bindings: none},

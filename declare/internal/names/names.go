@@ -18,7 +18,7 @@ func Check(at argument.Path, name string) error {
 	if name == "." || name == ".." {
 		// The broker normalises a request's path after decoding it, so "." and
 		// ".." vanish from it however they are encoded.
-		return argument.At(at, argument.Reserved, name, "is a step in a path to the broker's management node", "choose another name")
+		return argument.At(at, argument.Reserved, name, "is special in the broker's management paths", "choose another name")
 	}
 	return brokername.Check(at, name)
 }

@@ -56,7 +56,7 @@ func (c *command) broker() (*broker, error) {
 	path := strings.TrimPrefix(u.EscapedPath(), "/")
 	vhost, err := url.PathUnescape(path)
 	if err != nil || strings.Contains(path, "/") {
-		return nil, usage("%s has more than a virtual host in its path; name one, with \"/\" in it written as %%2F", named)
+		return nil, usage("%s has more than one path segment; name one virtual host, with \"/\" in it written as %%2F", named)
 	}
 	if vhost == "" {
 		vhost = "/"
@@ -76,10 +76,10 @@ func (b *broker) management(amqp *url.URL) error {
 	}
 	switch port := amqp.Port(); {
 	case raw == noManagement:
-		b.noAPI = "it is left out by " + named
+		b.noAPI = "it is turned off by " + named
 		return nil
 	case raw == "" && port != "" && port != map[string]string{"amqp": "5672", "amqps": "5671"}[amqp.Scheme]:
-		b.noAPI = fmt.Sprintf("the broker is on port %s, so where its HTTP API is can't be guessed: give --management-url", port)
+		b.noAPI = fmt.Sprintf("the broker is on port %s, so the URL of its HTTP API can't be guessed; set --management-url", port)
 		return nil
 	}
 	user := amqp.User
@@ -134,7 +134,7 @@ func (b *broker) snapshot(ctx context.Context, of declare.Topology) (audit.Snaps
 	if len(of.Queues)+len(of.Bindings) > 0 {
 		return b.readBoth(ctx, of)
 	}
-	const why = "over AMQP alone only what a file names can be read, and no queue or binding is named"
+	const why = "AMQP alone can only read what a file names, and no queue or binding is named"
 	if b.api == nil {
 		return audit.Snapshot{}, errors.New(why + "; without the HTTP API: " + b.noAPI)
 	}
@@ -168,7 +168,7 @@ func (b *broker) same(s audit.Snapshot) error {
 	if slices.Contains(s.Nodes, is.Node) && (len(s.Nodes) > 1 || s.Version == "" || s.Version == is.Version) {
 		return nil
 	}
-	return usage("%s is node %s with RabbitMQ %s, and the HTTP API is of %s with %s: --management-url belongs to another broker; nothing was done",
+	return usage("%s is node %s with RabbitMQ %s, but the HTTP API is node %s with %s: --management-url belongs to another broker; nothing was done",
 		b.shown, is.Node, is.Version, strings.Join(s.Nodes, ", "), s.Version)
 }
 

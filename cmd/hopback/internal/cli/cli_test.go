@@ -146,14 +146,14 @@ func TestMisuse(t *testing.T) {
 		{"topology plan " + brace, []string{"brace.json: definitions isn't a JSON object"}},
 		{"topology plan " + two, []string{`has several virtual hosts, "one", "two"; choose one with --vhost`}},
 		{"topology plan --vhost three " + two, []string{`has no virtual host "three", but "one", "two"`}},
-		{"topology plan " + one, []string{`is of the virtual host "one", and --url names "/"; add --vhost one`}},
+		{"topology plan " + one, []string{`is for the virtual host "one", but --url names "/"; add --vhost one`}},
 		{"topology plan " + none, []string{"has no queues, exchanges, bindings or policies"}},
 		{"topology plan " + transient, []string{"make it durable"}},
-		{"topology import " + good, []string{"isn't definitions in JSON", "plan, apply and verify take it as it is"}},
+		{"topology import " + good, []string{"isn't a definitions file in JSON", "use it with plan, apply and verify"}},
 		{"topology import " + transient, []string{"make it durable"}},
 		{"topology graph --format svg " + good, []string{`--format is "svg"; it can be mermaid or dot`}},
 		{"topology graph --management-url none", []string{"the HTTP API is needed"}},
-		{"topology graph --url amqp://h:5673", []string{"the broker is on port 5673, so where its HTTP API is can't be guessed: give --management-url"}},
+		{"topology graph --url amqp://h:5673", []string{"the broker is on port 5673, so the URL of its HTTP API can't be guessed; set --management-url"}},
 		{"topology schema x", []string{"takes no file"}},
 		{"topology verify --offline", []string{"needs a file"}},
 		{"topology verify --waive max-lenght", []string{`there is no rule "max-lenght"; did you mean "max-length"?`}},
@@ -165,13 +165,13 @@ func TestMisuse(t *testing.T) {
 		{"topology migrate --from orders --to orders.dead " + good, []string{`still has the queue "orders"`}},
 		{"topology migrate --prefetch -1 --from a --to orders " + good, []string{"can't be negative"}},
 		{"topology migrate --management-url none --from a --to orders " + good, []string{"migrate needs the HTTP API"}},
-		{"topology delete --management-url none " + good, []string{"delete needs the HTTP API", "or --force", "left out by --management-url"}},
+		{"topology delete --management-url none " + good, []string{"delete needs the HTTP API", "or --force", "turned off by --management-url"}},
 		{"topology plan --url http://h:1 " + good, []string{"--url isn't an AMQP URL; write it as amqp://user:password@host:5672/vhost"}},
 		{"topology plan --url amqp://u:sec/ret@h " + good, []string{"isn't an AMQP URL"}},
 		{"topology plan --url amqp://u:sec%ret@h " + good, []string{"isn't an AMQP URL"}},
 		{"topology plan --url amqp://u:sec@ret@h " + good, []string{"isn't an AMQP URL"}},
 		{"topology plan --url u:secret@h " + good, []string{"isn't an AMQP URL"}},
-		{"topology plan --url amqp://u:secret@h/a/b " + good, []string{"has more than a virtual host in its path"}},
+		{"topology plan --url amqp://u:secret@h/a/b " + good, []string{"has more than one path segment"}},
 		{"topology plan --url amqp://u:secret@127.0.0.1:1/v?heartbeat=1 --management-url none " + good, []string{"has a query"}},
 		{"topology plan --management-url amqp://u:secret@h " + good, []string{"--management-url isn't the URL of an HTTP API"}},
 	} {
@@ -206,7 +206,7 @@ func TestOffline(t *testing.T) {
 	bad := file(t, "bad.yaml", "queues: {a: {dead-letter: drop}}")
 	r = world{}.run("topology", "verify", "--offline", bad)
 	assert.Equal(t, cli.No, r.code)
-	assert.Contains(t, r.stdout, `error   queue "a": it drops a message`)
+	assert.Contains(t, r.stdout, `error   queue "a": it has no dead-letter exchange`)
 	assert.Empty(t, r.stderr)
 	r = world{}.run("topology", "verify", "--offline", "--waive", "dead-letter", bad)
 	assert.Zero(t, r.code, r.stdout)

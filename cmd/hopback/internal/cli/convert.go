@@ -31,7 +31,7 @@ func (c *command) from(cmd *cobra.Command, args []string) (audit.Snapshot, error
 		return audit.Snapshot{}, err
 	}
 	if b.api == nil {
-		return audit.Snapshot{}, usage("without a file the HTTP API is needed to tell what there is; %s", b.noAPI)
+		return audit.Snapshot{}, usage("without a file, the HTTP API is needed to list what exists; %s", b.noAPI)
 	}
 	ctx, cancel, err := c.within(cmd)
 	if err != nil {
@@ -137,7 +137,7 @@ func (c *command) toImport(cmd *cobra.Command, args []string) (audit.Definitions
 		return audit.Definitions{}, "", err
 	}
 	if !isDefinitions(text) {
-		return audit.Definitions{}, "", usage("%s: isn't definitions in JSON; a topology file needs no import: plan, apply and verify take it as it is", name)
+		return audit.Definitions{}, "", usage("%s: isn't a definitions file in JSON; a topology file needs no import, use it with plan, apply and verify", name)
 	}
 	in, err := definitions(name, text, c.vhost, "")
 	if err != nil {

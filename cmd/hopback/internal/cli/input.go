@@ -57,7 +57,7 @@ func (c *command) read(name string) ([]byte, string, error) {
 	case err != nil:
 		return nil, name, usage("%s can't be read: %w", name, reasonOf(err))
 	case len(text) > maxInput:
-		return nil, name, usage("%s has more than %d MiB; that is neither a topology file nor definitions", name, maxInput>>20)
+		return nil, name, usage("%s has more than %d MiB; it is neither a topology file nor definitions", name, maxInput>>20)
 	}
 	return text, name, nil
 }
@@ -138,7 +138,7 @@ func definitions(name string, text []byte, want, to string) (input, error) {
 	case len(vhosts) > 1:
 		return in, usage("%s: has several virtual hosts, %s; choose one with --vhost", name, quoted(vhosts))
 	case to != "" && vhosts[0] != to:
-		return in, usage("%s: is of the virtual host %q, and --url names %q; add --vhost %s if it is meant to go there", name, vhosts[0], to, vhosts[0])
+		return in, usage("%s: is for the virtual host %q, but --url names %q; add --vhost %s to use it there anyway", name, vhosts[0], to, vhosts[0])
 	default:
 		in.vhost = vhosts[0]
 	}

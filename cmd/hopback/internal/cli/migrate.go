@@ -48,7 +48,7 @@ unless --timeout is set.`,
 			case from == "" || to == "":
 				return usage("migrate needs both queues: %s topology.yaml --from OLD --to NEW", cmd.CommandPath())
 			case from == to:
-				return usage("--from and --to are the same queue; two queues can't have one name: give the new one another")
+				return usage("--from and --to are the same queue; give the new queue another name")
 			case prefetch < 0 || quiet < 0:
 				return usage("--prefetch and --quiet can't be negative")
 			}
@@ -58,7 +58,7 @@ unless --timeout is set.`,
 					return err
 				}
 				if b.api == nil {
-					return usage("migrate needs the HTTP API to tell the old queue's bindings; %s", b.noAPI)
+					return usage("migrate needs the HTTP API, to read the old queue's bindings; %s", b.noAPI)
 				}
 				if err := b.connect(ctx); err != nil {
 					return err
@@ -88,7 +88,7 @@ func newQueue(in input, from, to string, keep bool) (declare.Queue, error) {
 			found = q
 		}
 		if name == from && !keep {
-			return nil, usage("%s still has the queue %q, which is deleted in the end; take it out of the file, or give --keep", in.name, from)
+			return nil, usage("%s still has the queue %q, which migrate deletes at the end; remove it from the file, or use --keep", in.name, from)
 		}
 	}
 	if found == nil {
@@ -121,7 +121,7 @@ func (c *command) move(ctx context.Context, b *broker, in input, cfg migrate.Con
 			err = fmt.Errorf("%w; did you mean %q?", err, best)
 		}
 		if there[to] {
-			err = fmt.Errorf("%w; if it was moved to %q before, there is nothing left to do", err, to)
+			err = fmt.Errorf("%w; if it was moved to %q before, nothing is left to do", err, to)
 		}
 		return coded(No, errors.Join(err, errors.New("nothing was done")))
 	}
@@ -146,7 +146,7 @@ func (c *command) move(ctx context.Context, b *broker, in input, cfg migrate.Con
 		case errors.As(err, &unsendable):
 			code = No
 		}
-		err = coded(code, errors.Join(timedOut(ctx, err), errors.New("run it again to go on: every message is in one of the two queues")))
+		err = coded(code, errors.Join(timedOut(ctx, err), errors.New("run it again to continue: every message is in one of the two queues")))
 	}
 	return errors.Join(c.printMove(report, cfg), err)
 }

@@ -104,7 +104,7 @@ func (c *command) jsonFlag(cmd *cobra.Command, what string) {
 // within is cmd's context with the time that it may take.
 func (c *command) within(cmd *cobra.Command) (context.Context, context.CancelFunc, error) {
 	if c.timeout < 0 {
-		return nil, nil, usage("--timeout is negative; give a time, or 0 for no limit")
+		return nil, nil, usage("--timeout is negative; use a duration, or 0 for no limit")
 	}
 	if c.timeout == 0 {
 		ctx, cancel := context.WithCancel(cmd.Context())
@@ -245,7 +245,7 @@ func (c *command) unrefused(ctx context.Context, b *broker, in input) (audit.Dif
 		if err := c.printDiff(d); err != nil {
 			return d, err
 		}
-		c.say(errors.New("nothing was done: what is marked with ! exists in another form, or can't exist"))
+		c.say(errors.New("nothing was done: resources marked with ! exist with different settings, or can't exist"))
 		return d, said(No)
 	}
 	return d, nil
@@ -275,7 +275,7 @@ func (c *command) applyNow(ctx context.Context, b *broker, in input) (declare.Re
 	p := c.progress("applying")
 	defer p.end()
 	r := &counting{Requester: b.conn.Management()}
-	stop := p.follow(func() { p.set("applying to %s: %d requests answered, %d things", b.shown, r.replies.Load(), all) })
+	stop := p.follow(func() { p.set("applying to %s: %d requests answered, %d resources", b.shown, r.replies.Load(), all) })
 	defer stop()
 	report, err := declare.Apply(ctx, r, in.topology)
 	return report, timedOut(ctx, err)
@@ -310,7 +310,7 @@ HTTP API is read and the whole virtual host is checked.
 
 The exit code is 0 if every rule was checked and nothing was found, 1 if there are
 findings, and 2 if there are none but some rules couldn't be checked. --waive
-leaves out a rule, or a rule at one thing, written as verify prints it.
+leaves out a rule, or a rule for one resource, written as verify prints it.
 
 --offline checks FILE itself, without a broker. Rules that need a broker are left
 out and don't count.`,
@@ -342,7 +342,7 @@ out and don't count.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringArrayVar(&waive, "waive", nil, "leave out a `rule`, or a rule at one thing; may be repeated")
+	f.StringArrayVar(&waive, "waive", nil, "leave out a `rule`, or a rule for one resource; may be repeated")
 	f.BoolVar(&offline, "offline", false, "check FILE itself, without a broker")
 	f.BoolVar(&rules, "rules", false, "print the rules, and nothing else")
 	_ = cmd.RegisterFlagCompletionFunc("waive", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -450,7 +450,7 @@ delay queues. This check needs the HTTP API.
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.work(cmd, args, func(ctx context.Context, b *broker, in input) error {
 				if b.api == nil && !force {
-					return usage("delete needs the HTTP API to tell who else needs what is to be deleted, or --force; %s", b.noAPI)
+					return usage("delete needs the HTTP API, to check who else uses these resources, or --force; %s", b.noAPI)
 				}
 				if err := b.connect(ctx); err != nil {
 					return err
