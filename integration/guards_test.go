@@ -71,7 +71,7 @@ var delayFaults = map[string]struct {
 	changes map[string]any
 	says    string
 }{
-	"without a dead-letter exchange": {map[string]any{"x-dead-letter-exchange": nil, "x-dead-letter-strategy": nil}, "it drops messages when their time to live ends"},
+	"without a dead-letter exchange": {map[string]any{"x-dead-letter-exchange": nil, "x-dead-letter-strategy": nil}, "so it drops messages that expire"},
 	"without a ttl":                  {map[string]any{"x-message-ttl": nil}, `x-message-ttl is none, and should be "2000"`},
 	"with another exchange":          {map[string]any{"x-dead-letter-exchange": "amq.fanout"}, `x-dead-letter-exchange is "amq.fanout", and should be `},
 	"with another ttl":               {map[string]any{"x-message-ttl": 100}, `x-message-ttl is "100", and should be "2000"`},
@@ -392,7 +392,7 @@ func TestFullDeadLetterQueueIsTold(t *testing.T) {
 				assert.Equal(t, "max-length", v.Findings[0].Rule)
 				assert.Equal(t, "orders.dead", v.Findings[0].Resource.Name)
 				assert.Contains(t, v.Findings[0].Problem, `x-max-length by the policy "small"`)
-				assert.Contains(t, v.Findings[0].Problem, `hold up all others in queue "orders", those that wait for a retry among them`)
+				assert.Contains(t, v.Findings[0].Problem, `block all others in queue "orders", including messages that wait for a retry`)
 
 				var handled, again, fresh atomic.Int64
 				consume(t, conn, "orders", retry.With(policy)(client.JSON(func(ctx context.Context, o order) error {

@@ -23,7 +23,7 @@ func TestRunRefuses(t *testing.T) {
 	for says, cfg := range map[string]migrate.Config{
 		"Config.New is nil":           {Old: "old", Bindings: none},
 		"is the old queue's name":     {Old: "new", New: queue, Bindings: none},
-		"without the HTTP API":     {Old: "old", New: queue},
+		"without the HTTP API":        {Old: "old", New: queue},
 		"negative":                    {Old: "old", New: queue, Bindings: none, Quiet: -1},
 		"isn't a binding of the old":  {Old: "old", New: queue, Bindings: []declare.Binding{{Source: "x", Queue: "other"}}},
 		"queue name is empty":         {New: queue, Bindings: none},
