@@ -67,7 +67,10 @@ type Broker struct {
 }
 
 // New starts a Broker. Close ends it. The error is an *argument.Error.
-func New(cfg Config) (*Broker, error) {
+func New(cfg Config) (*Broker, error) { return newBroker(cfg, 0) }
+
+// newBroker is New with another time after which a silent client is lost.
+func newBroker(cfg Config, heartbeat time.Duration) (*Broker, error) {
 	if cfg.Version != "" && cfg.Version != "4.3.6" && cfg.Version != "4.0.5" {
 		return nil, argument.New("Config.Version", cfg.Version, "is not a version that is known here", `use "4.3.6" or "4.0.5"`)
 	}
@@ -89,7 +92,7 @@ func New(cfg Config) (*Broker, error) {
 	if b.log == nil {
 		b.log = func(string) {}
 	}
-	wc := wire.Config{Engine: e, MaxMessageSize: cfg.MaxMessageSize, Log: func(c *wire.Conn, text string) {
+	wc := wire.Config{Engine: e, Heartbeat: heartbeat, MaxMessageSize: cfg.MaxMessageSize, Log: func(c *wire.Conn, text string) {
 		b.log(fmt.Sprintf("connection %d: %s", c.ID(), text))
 	}}
 	if cfg.OnConnect != nil {
@@ -103,8 +106,6 @@ func New(cfg Config) (*Broker, error) {
 type TB interface {
 	Helper()
 	Cleanup(func())
-	Context() context.Context
-	Logf(format string, args ...any)
 	Errorf(format string, args ...any)
 	Fatalf(format string, args ...any)
 }

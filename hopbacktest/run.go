@@ -1,0 +1,364 @@
+package hopbacktest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+)
+
+// Run publishes messages to a queue, has a worker handle them with the policy's retries,
+// and returns what became of each. Time is virtual: whatever the delays, Run takes
+// milliseconds. The handler may sleep; it sleeps in virtual time, too.
+//
+// A *client.Message is sent as it is. Any other value is sent as JSON. A message without a
+// message-id gets "1", "2" and so on.
+//
+// A Scenario is a Run with more to choose. Run must not be called in a bubble of
+// testing/synctest: it makes one of its own.
+func Run(t *testing.T, policy retry.Policy, handler client.Handler, messages ...any) *Result {
+	t.Helper()
+	return Scenario{Policy: policy, Handler: handler, Messages: messages}.Run(t)
+}
+
+// Scenario is a run of messages through a retry policy. Policy, Handler and Messages are
+// required.
+type Scenario struct {
+	Policy retry.Policy
+	// Handler is the worker's handler, without retry.With.
+	Handler client.Handler
+	// Messages are what is published. See Run.
+	Messages []any
+	// Queue is the work queue. Default: "work", with a delivery limit of 20.
+	Queue declare.QuorumQueue
+	// Broker configures the broker, such as its version.
+	Broker Config
+	// Consumer configures the worker. By default it handles one message at a time.
+	Consumer client.ConsumerConfig
+	// Workers is how many workers there are, each with a connection of its own. Default:
+	// 1.
+	Workers int
+	// Disturb, if not nil, is called on a goroutine of its own once the messages are
+	// published, to do some harm. It may sleep. It must return before the Limit.
+	Disturb func(b *Broker)
+	// Limit is how much virtual time may pass until all messages are settled. Default:
+	// a year.
+	Limit time.Duration
+}
+
+// DefaultQueue is the name of a Scenario's work queue.
+const DefaultQueue = "work"
+
+// Run runs the scenario. See the function Run.
+func (s Scenario) Run(t *testing.T) *Result {
+	t.Helper()
+	if s.Queue.Name == "" {
+		s.Queue.Name = DefaultQueue
+		if s.Queue.DeliveryLimit == 0 {
+			s.Queue.DeliveryLimit = 20
+		}
+	}
+	if s.Workers <= 0 {
+		s.Workers = 1
+	}
+	if s.Limit <= 0 {
+		s.Limit = 365 * 24 * time.Hour
+	}
+	if s.Handler == nil {
+		t.Fatalf("hopbacktest: a scenario without a handler")
+	}
+	r := &run{Scenario: s, result: &Result{t: t, byID: map[string]*Outcome{}}}
+	var err error
+	synctest.Test(t, func(t *testing.T) { err = r.play(t.Context()) })
+	if err != nil {
+		t.Fatalf("hopbacktest: %v", err)
+	}
+	return r.result
+}
+
+// run is a Scenario under way.
+type run struct {
+	Scenario
+	broker *Broker
+	began  time.Time
+
+	mu     sync.Mutex
+	result *Result
+	failed error // why a worker has ended
+}
+
+// play is what goes on in the bubble.
+func (r *run) play(ctx context.Context) (err error) {
+	cfg := r.Broker
+	if cfg.MaxEvents == 0 {
+		cfg.MaxEvents = 10_000 + 200*len(r.Messages)
+	}
+	// Heartbeats are of no use here, and there would be many in a year.
+	if r.broker, err = newBroker(cfg, 24*time.Hour); err != nil {
+		return err
+	}
+	defer r.broker.Close()
+	r.began = time.Now()
+	topology, err := retry.Topology(r.Policy, r.Queue)
+	if err != nil {
+		return err
+	}
+	conn, err := r.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer r.close(conn)
+	if _, err := declare.Apply(ctx, conn.Management(), topology); err != nil {
+		return err
+	}
+	if err := r.publish(ctx, conn); err != nil {
+		return err
+	}
+	working, stop := context.WithCancel(ctx)
+	var workers sync.WaitGroup
+	for i := range r.Workers {
+		workers.Go(func() {
+			if err := r.work(working, i, conn); err != nil {
+				r.mu.Lock()
+				r.failed = errors.Join(r.failed, err)
+				r.mu.Unlock()
+			}
+		})
+	}
+	if r.Disturb != nil {
+		workers.Go(func() { r.Disturb(r.broker) })
+	}
+	err = r.await(working)
+	stop()
+	workers.Wait()
+	r.conclude()
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, r.result.Timeline())
+	}
+	return nil
+}
+
+func (r *run) connect(ctx context.Context) (*client.Conn, error) {
+	return client.Connect(ctx, r.broker.URL(), client.Config{
+		Dial: r.broker.Dial, IdleTimeout: 12 * time.Hour, Logger: slog.New(slog.DiscardHandler),
+		Reconnect: client.ReconnectBackoff{Min: time.Millisecond, Max: 100 * time.Millisecond},
+	})
+}
+
+func (r *run) close(conn *client.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	_ = conn.Close(ctx)
+}
+
+// publish publishes the messages, and begins an Outcome for each.
+func (r *run) publish(ctx context.Context, conn *client.Conn) error {
+	p, err := client.NewPublisher[any](ctx, conn, address.Queue(r.Queue.Name), client.PublisherConfig{})
+	if err != nil {
+		return err
+	}
+	next := 0
+	var twice error
+	err = p.PublishAll(ctx, r.Messages, func(v any, m *client.Message) {
+		// Edits are called in order, once for each message.
+		i := next
+		next++
+		given, ok := v.(*client.Message)
+		if !ok || given.Properties == nil || given.Properties.MessageID == nil {
+			m.Properties.MessageID = strconv.Itoa(i + 1)
+		}
+		id := fmt.Sprint(m.Properties.MessageID)
+		o := &Outcome{t: r.result.t, began: r.began, queue: r.Queue.Name, ID: id}
+		r.result.Messages = append(r.result.Messages, o)
+		if r.result.byID[id] != nil {
+			twice = fmt.Errorf("two messages have the message-id %q", id)
+		}
+		r.result.byID[id] = o
+	})
+	return errors.Join(twice, err, p.Close(ctx))
+}
+
+// work is a worker.
+func (r *run) work(ctx context.Context, i int, conn *client.Conn) error {
+	if i > 0 {
+		var err error
+		if conn, err = r.connect(ctx); err != nil {
+			return err
+		}
+		defer r.close(conn)
+	}
+	handler := retry.With(r.Policy)(client.Wrap(r.Handler, r.observe))
+	return conn.Consume(ctx, r.Queue.Name, handler, r.Consumer)
+}
+
+// observe calls the handler and notes what it does.
+func (r *run) observe(ctx context.Context, d *client.Delivery) (err error) {
+	m := d.Message()
+	id := ""
+	if m.Properties != nil {
+		id = fmt.Sprint(m.Properties.MessageID)
+	}
+	at := Attempt{Number: retry.Attempt(ctx), Began: time.Now(), DeliveryCount: d.DeliveryCount(), Annotations: annotationsOf(m)}
+	defer func() {
+		v := recover()
+		at.Ended, at.Err = time.Now(), err
+		if v != nil {
+			at.Panic = v
+		}
+		r.note(id, at, m)
+		if v != nil {
+			panic(v)
+		}
+	}()
+	return r.Handler.Handle(ctx, d)
+}
+
+// note adds an attempt. How long the message was to wait before it is in the message.
+func (r *run) note(id string, at Attempt, m *client.Message) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	o := r.result.byID[id]
+	if o == nil {
+		return // of nobody knows whom
+	}
+	if n := len(o.Attempts); n > 0 {
+		last := &o.Attempts[n-1]
+		last.Had = at.Began.Sub(last.Ended)
+		last.Asked = askedOf(m)
+		last.Retried = true
+	}
+	o.Attempts = append(o.Attempts, at)
+}
+
+// askedOf is the delay that the message was to have, as the worker has written it.
+func askedOf(m *client.Message) time.Duration {
+	if ms, ok := m.Annotations[retry.AnnotationDelay].(int64); ok {
+		return time.Duration(ms) * time.Millisecond
+	}
+	if text, ok := m.Annotations[retry.AnnotationHistory].(string); ok {
+		var history struct {
+			Delay int64 `json:"delay"`
+		}
+		if json.Unmarshal([]byte(text), &history) == nil {
+			return time.Duration(history.Delay) * time.Millisecond
+		}
+	}
+	return 0
+}
+
+func annotationsOf(m *client.Message) map[string]any {
+	all := make(map[string]any, len(m.Annotations))
+	for k, v := range m.Annotations {
+		if name, ok := k.(string); ok {
+			all[name] = v
+		}
+	}
+	return all
+}
+
+// await waits until all messages are settled. It looks whenever nothing can happen any
+// more without time going on.
+func (r *run) await(ctx context.Context) error {
+	limit := time.NewTimer(r.Limit)
+	defer limit.Stop()
+	for {
+		synctest.Wait()
+		changed := r.broker.engine.Changed()
+		r.mu.Lock()
+		failed := r.failed
+		r.mu.Unlock()
+		left := r.left()
+		switch {
+		case failed != nil:
+			return fmt.Errorf("a worker has ended: %w", failed)
+		case left == 0:
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-limit.C:
+			return fmt.Errorf("after %v %d messages are not settled", r.Limit, left)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (r *run) deadQueue() string { return r.Policy.Names.DeadLetterQueue(r.Queue.Name) }
+
+// left is how many messages are neither handled nor at their end.
+func (r *run) left() int {
+	n := 0
+	if !r.broker.Running() {
+		return 1
+	}
+	for _, q := range r.broker.engine.Queues("/") {
+		switch q.Name {
+		case r.deadQueue(), r.Policy.Names.ParkingQueue():
+			n += q.Unacknowledged
+		default:
+			n += q.Messages
+		}
+	}
+	return n
+}
+
+// conclude finds out what became of each message.
+func (r *run) conclude() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	res := r.result
+	res.Elapsed = time.Since(r.began)
+	last := map[string]Event{}
+	for _, e := range r.broker.Events() {
+		if e.MessageID != nil {
+			last[fmt.Sprint(e.MessageID)] = e
+		}
+	}
+	for id, o := range res.byID {
+		e := last[id]
+		o.Ended = e.Time
+		switch n := len(o.Attempts); {
+		case n > 0 && o.Attempts[n-1].Err == nil && o.Attempts[n-1].Panic == nil:
+			o.Fate = Handled
+		case e.Kind == "accepted":
+			o.Fate = Discarded
+		default:
+			o.Fate = Lost
+		}
+	}
+	for _, q := range r.broker.engine.Queues("/") {
+		fate := Unsettled
+		switch q.Name {
+		case r.deadQueue():
+			fate = DeadLettered
+		case r.Policy.Names.ParkingQueue():
+			fate = Parked
+		}
+		for _, m := range r.broker.Queue(q.Name).Messages() {
+			o := res.byID[m.ID()]
+			if o == nil {
+				continue
+			}
+			if o.Final != nil {
+				o.Duplicates++
+			}
+			o.Fate, o.In, o.Final = fate, q.Name, m.Message
+			o.Annotations = annotationsOf(m.Message)
+			if fate == DeadLettered || fate == Parked {
+				o.Death = retry.DeathOf(m.Message)
+			}
+		}
+	}
+}
