@@ -9,7 +9,8 @@ type Sections struct {
 	Body []byte
 }
 
-// SplitMessage finds the sections of a message and decodes none. They are parts of b.
+// SplitMessage finds the sections of a message and decodes none. They are parts of b. As
+// RabbitMQ does, it doesn't look into the body, nor whether there is one.
 func SplitMessage(b []byte) (Sections, error) {
 	var s Sections
 	for last := 0; len(b) > 0; {
@@ -17,20 +18,22 @@ func SplitMessage(b []byte) (Sections, error) {
 		if code == 0 {
 			return s, malformed("no section begins with %x", b[:min(len(b), 16)])
 		}
-		repeats := code == last && (code == sectionData || code == sectionSequence)
-		otherBody := last >= sectionData && code < sectionFooter
-		if !repeats && (code <= last || otherBody) {
+		if code <= last {
 			return s, malformed("section 0x%02x behind 0x%02x", code, last)
+		}
+		if code >= sectionProperties && s.Bare == nil {
+			s.Bare = b
+		}
+		if code == sectionFooter {
+			return s, malformed("a footer without a body")
+		}
+		if code >= sectionData {
+			s.Body = b
+			return s, nil
 		}
 		size := valueSize(b)
 		if size == 0 {
 			return s, malformed("section 0x%02x is cut off", code)
-		}
-		if code >= sectionProperties && last < sectionProperties {
-			s.Bare = b
-		}
-		if code >= sectionData && last < sectionData {
-			s.Body = b
 		}
 		switch code {
 		case sectionHeader:

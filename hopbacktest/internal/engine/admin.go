@@ -120,7 +120,8 @@ func (b *Broker) Bind(i BindingInfo) (string, error) {
 	return "", nil
 }
 
-// Unbind removes the binding between two ends that has these Properties.
+// Unbind removes the binding between two ends that has these Properties, in which the
+// key may be as it is.
 func (b *Broker) Unbind(i BindingInfo) error {
 	b.lock()
 	defer b.unlock()
@@ -129,7 +130,11 @@ func (b *Broker) Unbind(i BindingInfo) error {
 		return err
 	}
 	for _, bound := range v.between(i.ends()) {
-		if bound.info(v.name).Properties == i.Properties {
+		plain := bound.key
+		if len(bound.args) > 0 {
+			plain += "~" + bound.args.hash()
+		}
+		if bound.info(v.name).Properties == i.Properties || plain == i.Properties {
 			v.removeBinding(bound)
 			return nil
 		}

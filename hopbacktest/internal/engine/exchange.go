@@ -1,6 +1,9 @@
 package engine
 
-import "strings"
+import (
+	"math/rand/v2"
+	"strings"
+)
 
 // exchange is an exchange of any type.
 type exchange struct {
@@ -18,7 +21,7 @@ type exchange struct {
 	// cache has the queues of routing keys, as of a topology.
 	cache   map[string][]*queue
 	cached  uint64
-	headers bool // what it routes depends on headers, as of cached
+	headers bool // what it routes depends on more than the key, as of cached
 }
 
 // The types of exchanges.
@@ -27,6 +30,8 @@ const (
 	typeFanout  = "fanout"
 	typeTopic   = "topic"
 	typeHeaders = "headers"
+	// typeRandom routes to one of its queues.
+	typeRandom = "x-local-random"
 )
 
 // binding is a binding to a queue or to an exchange.
@@ -82,6 +87,10 @@ func (x *exchange) matches(m *message, headers func() map[string]any, f func(*bi
 	case typeTopic:
 		for _, key := range m.keys {
 			x.topics.match(strings.Split(key, "."), f)
+		}
+	case typeRandom:
+		if len(x.bindings) > 0 {
+			f(x.bindings[rand.IntN(len(x.bindings))])
 		}
 	case typeHeaders:
 		for _, b := range x.bindings {

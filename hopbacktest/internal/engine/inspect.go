@@ -2,6 +2,7 @@ package engine
 
 import (
 	"maps"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -239,13 +240,14 @@ func (b *Broker) Bindings(vhost string) []BindingInfo {
 func (b *binding) info(vhost string) BindingInfo {
 	kind, name := b.destination()
 	i := BindingInfo{VHost: vhost, Source: b.source.name, Destination: name, ToExchange: kind == kindExchange, Key: b.key, Arguments: b.args.plain()}
+	quoted := strings.ReplaceAll(url.QueryEscape(b.key), "~", "%7E")
 	switch {
 	case len(b.args) > 0:
-		i.Properties = quote(b.key) + "~" + b.args.hash()
+		i.Properties = quoted + "~" + b.args.hash()
 	case b.key == "":
 		i.Properties = "~"
 	default:
-		i.Properties = quote(b.key)
+		i.Properties = quoted
 	}
 	return i
 }

@@ -68,7 +68,7 @@ func (s *Session) putExchange(name string, body any) (answer, *Fault) {
 }
 
 func exchangeType(kind string) bool {
-	return slices.Contains([]string{typeDirect, typeFanout, typeTopic, typeHeaders}, kind)
+	return slices.Contains([]string{typeDirect, typeFanout, typeTopic, typeHeaders, typeRandom}, kind)
 }
 
 // declareExchange finds or makes an exchange. The text is RabbitMQ's refusal.

@@ -73,7 +73,7 @@ func (v *vhost) looksAtHeaders(x *exchange) bool {
 			return false
 		}
 		seen[x] = true
-		if x.kind == typeHeaders || x.hasAlternate && looks(v.exchanges[x.alternate]) {
+		if x.kind == typeHeaders || x.kind == typeRandom || x.hasAlternate && looks(v.exchanges[x.alternate]) {
 			return true
 		}
 		for _, b := range x.bindings {
