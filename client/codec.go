@@ -136,7 +136,7 @@ func (RawCodec) Encode(v any, m *Message) error {
 	case string:
 		m.Data = [][]byte{[]byte(v)}
 	default:
-		return fmt.Errorf("RawCodec takes []byte or string, not %T", v)
+		return fmt.Errorf("RawCodec encodes []byte or string, not %T", v)
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func (RawCodec) Decode(m *Message, v any) error {
 	case *string:
 		*v = string(b)
 	default:
-		return fmt.Errorf("RawCodec gives []byte or string, not %T", v)
+		return fmt.Errorf("RawCodec decodes to []byte or string, not %T", v)
 	}
 	return nil
 }

@@ -162,7 +162,7 @@ func parseEndpoint(name, raw string, sasl SASL) (endpoint, error) {
 	// A password with a bare "/", "?", "#" or "@" ends up in the path, the query or
 	// the host; without a scheme, it is the opaque part: none of them is repeated.
 	if u.Opaque != "" || strings.Count(raw, "@") > 1 || (u.User == nil && strings.Contains(raw, "@")) {
-		return endpoint{}, argument.New(name, nil, "is not a URL of the form known here", remedy)
+		return endpoint{}, argument.New(name, nil, "is not a URL in a known form", remedy)
 	}
 	query := u.RawQuery != "" || u.ForceQuery || u.Fragment != ""
 	u.RawQuery, u.Fragment, u.RawFragment = "", "", ""
@@ -179,7 +179,7 @@ func parseEndpoint(name, raw string, sasl SASL) (endpoint, error) {
 			port = "5671"
 		}
 	default:
-		return endpoint{}, argument.New(name, nil, "has no scheme that is known here", remedy)
+		return endpoint{}, argument.New(name, nil, "has no known scheme", remedy)
 	}
 	if ep.host == "" {
 		return endpoint{}, argument.New(name, ep.shown, "has no host", remedy)
@@ -191,7 +191,7 @@ func parseEndpoint(name, raw string, sasl SASL) (endpoint, error) {
 	path := strings.TrimPrefix(u.EscapedPath(), "/")
 	vhost, err := url.PathUnescape(path)
 	if err != nil || strings.Contains(path, "/") || !utf8.ValidString(vhost) {
-		return endpoint{}, argument.New(name, ep.shown, "has more than a virtual host in its path", `name one virtual host, with "/" in it written as %2F`)
+		return endpoint{}, argument.New(name, ep.shown, "has more than one path segment", `name one virtual host, with "/" in it written as %2F`)
 	}
 	if vhost == "" {
 		vhost = "/"

@@ -94,12 +94,12 @@ func TestConnClosesInAnAlarmAfterARequest(t *testing.T) {
 		t.Fatal("Close hangs")
 	}
 	for e := range events {
-		assert.NotEqual(t, EventUnblocked, e.Kind, "the broker takes no messages yet")
+		assert.NotEqual(t, EventUnblocked, e.Kind, "the broker accepts no messages yet")
 		if e.Kind == EventEnded && e.Op == "connection" {
 			break
 		}
 	}
-	assert.NotContains(t, log.String(), "takes messages again")
+	assert.NotContains(t, log.String(), "accepts messages again")
 }
 
 // A blockage is logged once it lasts, and its end once the broker has said so. The end of
@@ -115,12 +115,12 @@ func TestBlockageIsLoggedOnceItLasts(t *testing.T) {
 		assert.Empty(t, log.String())
 		b.start("rabbit@a", func(e Event) { events = append(events, e.Kind) })
 		time.Sleep(noticeAfter + time.Second)
-		assert.Contains(t, log.String(), "the broker takes no messages")
+		assert.Contains(t, log.String(), "the broker accepts no messages")
 		assert.Contains(t, log.String(), "rabbit@a")
 		b.tell(false)
 		b.tell(false)
 		synctest.Wait()
-		assert.Contains(t, log.String(), "takes messages again")
+		assert.Contains(t, log.String(), "accepts messages again")
 		assert.Equal(t, []EventKind{EventBlocked, EventUnblocked}, events)
 
 		lines := log.String()

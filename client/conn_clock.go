@@ -75,7 +75,7 @@ func (c *Conn) brokerTime(ctx context.Context) (time.Time, error) {
 		if ctx.Err() != nil && c.isClosing() {
 			return time.Time{}, err
 		}
-		c.log.Warn("hopback: can't ask the broker for its time", "error", err)
+		c.log.Warn("hopback: the broker's time can't be read", "error", err)
 		asked = time.Now()
 	}
 	b.mu.Lock()
@@ -205,7 +205,7 @@ func timeOfDeaths(ctx context.Context, sess session, address string) (asked, bro
 		return fail(err)
 	}
 	if sess.intake().Now().Blocked {
-		return fail(errors.New("it takes no messages, as while it has a memory or disk alarm"))
+		return fail(errors.New("it accepts no messages, probably because of a memory or disk alarm"))
 	}
 	if _, _, err := sender.send(ctx, NewMessage([]byte("time?"))); err != nil {
 		return fail(err)
@@ -225,7 +225,7 @@ func timeOfDeaths(ctx context.Context, sess session, address string) (asked, bro
 		}
 		died := timeOfDeath(m)
 		if died.IsZero() {
-			return fail(errors.New("it doesn't say when a message has died"))
+			return fail(errors.New("it doesn't report when a message died"))
 		}
 		if took := time.Since(began); took < quickest {
 			// The broker's clock had come to died at the latest when it began, so this is
@@ -278,7 +278,7 @@ func (c *Conn) clockDiffers(ahead time.Duration) {
 	if told {
 		return
 	}
-	c.log.Warn("hopback: the broker's clock differs from this host's, times in messages go by the broker's", "ahead", ahead.Round(time.Millisecond))
+	c.log.Warn("hopback: the broker's clock differs from this host's; times in messages go by the broker's clock", "ahead", ahead.Round(time.Millisecond))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if w := c.up(); w != nil {

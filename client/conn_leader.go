@@ -75,7 +75,7 @@ func (c *Conn) leader(ctx context.Context, w *wire) string {
 	}
 	status, reply, err := management.Request(ctx, "GET", path, nil)
 	if err != nil || status != 200 {
-		c.log.Warn("hopback: can't tell which node leads a queue, any endpoint will do", "queue", c.cfg.PreferLeaderOf, "status", status, "error", err)
+		c.log.Warn("hopback: the node that leads a queue is unknown; any endpoint is used", "queue", c.cfg.PreferLeaderOf, "status", status, "error", err)
 		return ""
 	}
 	fields, _ := reply.(map[string]any)

@@ -132,7 +132,7 @@ func (l *line) supervise(w *wire, at int) {
 		w.fail()
 		w.cancel()
 		l.end(w, lost)
-		c.log.Warn("hopback: connection lost, reconnecting", "endpoint", w.endpoint.shown, "node", w.broker.Node, "error", lost)
+		c.log.Warn("hopback: connection lost; reconnecting", "endpoint", w.endpoint.shown, "node", w.broker.Node, "error", lost)
 
 		if w.givenUp.Load() != nil {
 			at = (at + 1) % len(c.endpoints)
@@ -143,7 +143,7 @@ func (l *line) supervise(w *wire, at int) {
 		}
 		w, at = next, i
 		l.begin(w, at, attempts)
-		c.log.Info("hopback: connected again", "endpoint", w.endpoint.shown, "node", w.broker.Node, "version", w.broker.Version, "attempts", attempts)
+		c.log.Info("hopback: reconnected", "endpoint", w.endpoint.shown, "node", w.broker.Node, "version", w.broker.Version, "attempts", attempts)
 	}
 }
 
@@ -173,7 +173,7 @@ func (l *line) reconnect(at int) (*wire, int, int) {
 		l.change(nil, err)
 		c.mu.Unlock()
 		c.observer.tell(Event{Kind: EventRefused, Op: "connection", Target: c.endpoints[i].shown, Generation: generation, Attempt: n + 1, Err: err})
-		c.log.Warn("hopback: reconnecting failed, trying again", "endpoint", c.endpoints[i].shown, "attempt", n+1, "error", err)
+		c.log.Warn("hopback: reconnecting failed; trying again", "endpoint", c.endpoints[i].shown, "attempt", n+1, "error", err)
 	}
 }
 
@@ -235,7 +235,7 @@ func (l *line) give() {
 			l.close(ctx)
 		})
 		c.mu.Unlock()
-		c.log.Debug("hopback: a further connection was not needed any more, and is closed", "connection", l.cfg.Name)
+		c.log.Debug("hopback: an additional connection is no longer needed and is closed", "connection", l.cfg.Name)
 	})
 	l.idle = t
 }
@@ -300,7 +300,7 @@ func (c *Conn) dialAny(l *line, at int) (*wire, int, error) {
 			return nil, 0, ErrClosed
 		}
 		c.observer.tell(Event{Kind: EventRefused, Op: "connection", Target: c.endpoints[i].shown, Attempt: n + 1, Err: err})
-		c.log.Warn("hopback: a further connection can't be opened", "connection", l.cfg.Name, "endpoint", c.endpoints[i].shown, "error", err)
+		c.log.Warn("hopback: an additional connection can't be opened", "connection", l.cfg.Name, "endpoint", c.endpoints[i].shown, "error", err)
 		errs = append(errs, err)
 	}
 	return nil, 0, errors.Join(errs...)
@@ -333,7 +333,7 @@ func (c *Conn) refused(err error) error {
 	if !errors.Is(err, ErrVirtualHost) {
 		return err
 	}
-	e := &Error{Op: "connect", Kind: ErrSessionLimit, Err: err, Text: "all sessions of the open connections are taken, and the broker refuses a further connection: see its limits of connections for the virtual host and for the user, or open fewer consumers and publishers"}
+	e := &Error{Op: "connect", Kind: ErrSessionLimit, Err: err, Text: "all sessions of the open connections are in use, and the broker refuses another connection; raise its connection limits for the virtual host and the user, or open fewer consumers and publishers"}
 	if first, ok := errors.AsType[*Error](err); ok {
 		e.Target = first.Target
 	}

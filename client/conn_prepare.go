@@ -43,7 +43,7 @@ func (p *preparations) prepare(ctx context.Context, h Handler, s Start, outage f
 		if why == nil {
 			why = errors.New("the broker hasn't answered yet")
 		}
-		s.Log.Warn("hopback: consumers can't begin yet: their handlers wait for what they ask the broker", "queue", s.Queue, "waiting", waiting, "error", why)
+		s.Log.Warn("hopback: consumers can't start yet; their handlers wait for answers from the broker", "queue", s.Queue, "waiting", waiting, "error", why)
 	})
 	defer func() {
 		slow.Stop()

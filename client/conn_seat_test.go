@@ -224,7 +224,7 @@ func TestRefusedFurtherConnectionsHurtNobodyElse(t *testing.T) {
 			_, err := m.publisher()
 			assert.ErrorIs(t, err, ErrSessionLimit)
 			assert.True(t, SafeToRetry(err))
-			assert.ErrorContains(t, err, "refuses a further connection")
+			assert.ErrorContains(t, err, "refuses another connection")
 		})
 	}
 	wg.Wait()

@@ -253,7 +253,7 @@ func TestASlowStartIsLoggedOnceAndSaysWhy(t *testing.T) {
 			time.Sleep(prepareQuiet)
 			stop()
 			all.Wait()
-			assert.Equal(t, 1, strings.Count(log.String(), "can't begin yet"))
+			assert.Equal(t, 1, strings.Count(log.String(), "can't start yet"))
 			assert.Contains(t, log.String(), "waiting=1000")
 			assert.Equal(t, alarm, strings.Contains(log.String(), "alarm"), "it isn't guessed")
 		})

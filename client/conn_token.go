@@ -33,7 +33,7 @@ func (c *Conn) keepToken(w *wire) {
 		}
 		if err != nil {
 			err = &Error{Op: "connection", Target: w.endpoint.shown, Kind: ErrAuthentication, Err: err}
-			c.log.Warn("hopback: the token wasn't renewed, trying again", "endpoint", w.endpoint.shown, "expires", expires, "error", err)
+			c.log.Warn("hopback: the token wasn't renewed; trying again", "endpoint", w.endpoint.shown, "expires", expires, "error", err)
 			c.tell(w, Event{Kind: EventTokenRefused, Attempt: failures + 1, Err: err})
 			wait = c.cfg.Reconnect.pause(failures)
 			failures++

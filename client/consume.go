@@ -45,7 +45,7 @@ import (
 // recognise duplicates by the message-id.
 func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg ConsumerConfig) error {
 	if c == nil {
-		return argument.New("conn", nil, "is nil", "use the connection that client.Connect has returned")
+		return argument.New("conn", nil, "is nil", "use a connection from client.Connect")
 	}
 	source, err := address.Queue(queue).Build()
 	if err != nil {
@@ -256,7 +256,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 				event(Event{Kind: EventRefused, Err: err})
 			}
 			renewed = false
-			k.log.Warn("hopback: consuming failed, trying again", "error", err)
+			k.log.Warn("hopback: consuming failed; trying again", "error", err)
 			if !pause(ctx, k.deps.backoff.pause(failures)) {
 				return result()
 			}

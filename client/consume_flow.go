@@ -50,7 +50,7 @@ func (s *stint) take(m *Message) {
 		}
 	}
 	if s.returns.notice(m, s.deps.now) {
-		s.log.Warn("hopback: the queue delivers at once what went back to be delivered later: deliveries whose forwards wait are kept instead")
+		s.log.Warn("hopback: the queue ignores the delivery time of messages that went back; deliveries that wait for their forwards are kept instead")
 	}
 	d := &Delivery{message: m, queue: s.queue, received: now, link: s}
 	s.leases.begin(d)
@@ -66,7 +66,7 @@ func (s *stint) take(m *Message) {
 // nothing more until the stale delivery is settled, so that is done at once; what
 // the handler decides on it comes to nothing, and the handler is told by its ctx.
 func (s *stint) takenBack(d *Delivery) {
-	s.log.Warn("hopback: the broker took a delivery back: it was held for longer than the consumer timeout", "message_id", messageID(d.message), "held", time.Since(d.received).Round(time.Millisecond))
+	s.log.Warn("hopback: the broker took a delivery back because it was held for longer than the consumer timeout", "message_id", messageID(d.message), "held", time.Since(d.received).Round(time.Millisecond))
 	d.end(ErrConsumerTimeout)
 	s.push(d, disposition{kind: released})
 }
@@ -168,7 +168,7 @@ func (s *stint) carryOut(d *Delivery, err error) {
 
 func (s *stint) logDeadLetter(d *Delivery, o DeadLetter) {
 	if p, ok := panicIn(o.Err); ok {
-		s.log.Error("hopback: handler panicked, the message is dead-lettered", "message_id", messageID(d.message), "panic", ErrorText(p), "stack", string(p.Stack))
+		s.log.Error("hopback: a handler panicked; the message is dead-lettered", "message_id", messageID(d.message), "panic", ErrorText(p), "stack", string(p.Stack))
 		return
 	}
 	s.log.Warn("hopback: a message is dead-lettered", "message_id", messageID(d.message), "reason", clip(string(o.Reason), 255), "error", ErrorText(o.Err))
@@ -233,7 +233,7 @@ type forwarding struct {
 }
 
 func (f *forwarding) report(err error, again time.Duration) {
-	f.s.log.Warn("hopback: a forward was not taken, the original is kept", "to", f.o.To.String(), "error", err, "again_in", again)
+	f.s.log.Warn("hopback: a copy was not accepted; the original is kept, and its copy is tried again", "to", f.o.To.String(), "error", err, "again_in", again)
 }
 
 func (f *forwarding) setAside(mayReturn bool) (aside, returned bool) {
@@ -278,10 +278,10 @@ func (s *stint) notForwarded(d *Delivery, o Forward, err error) {
 		s.forward(d, o)
 		return
 	}
-	s.log.Error("hopback: a forward failed, the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which the queue's delivery limit sends to its dead-letter exchange")
+	s.log.Error("hopback: a forward failed; the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which the queue's delivery limit sends to its dead-letter exchange")
 	r := o.Unaccepted(err)
 	if r.Refused != nil {
-		s.log.Error("hopback: annotations refused, the message goes back without them", "message_id", messageID(d.message), "error", r.Refused)
+		s.log.Error("hopback: annotations were refused; the message goes back without them", "message_id", messageID(d.message), "error", r.Refused)
 	}
 	s.carryOutAs(d, r)
 }
@@ -312,14 +312,14 @@ func (s *stint) keepsDead() bool {
 // unforwardable deals with an original whose copy can never be sent.
 func (s *stint) unforwardable(d *Delivery, o Forward, err error) {
 	r := o.Unsendable(err)
-	s.log.Error("hopback: a copy can't be sent, another outcome takes the place of the forward", "message_id", messageID(d.message), "to", o.To.String(), "error", err, "instead", r.Kind, "dead_lettered", r.DeadLetter)
+	s.log.Error("hopback: a copy can't be sent; another outcome replaces the forward", "message_id", messageID(d.message), "to", o.To.String(), "error", err, "instead", r.Kind, "dead_lettered", r.DeadLetter)
 	s.carryOutAs(d, r)
 }
 
 // push hands a settlement to the settling goroutine.
 func (s *stint) push(d *Delivery, disp disposition) {
 	if !d.settling.CompareAndSwap(false, true) {
-		s.log.Warn("hopback: a delivery was handled after the broker had taken it back: it delivers it again", "message_id", messageID(d.message))
+		s.log.Warn("hopback: a delivery was handled after the broker had taken it back; the broker delivers it again", "message_id", messageID(d.message))
 		s.event(Event{Kind: EventLate, Err: ErrConsumerTimeout})
 		return
 	}
@@ -335,7 +335,7 @@ func (s *stint) push(d *Delivery, disp disposition) {
 }
 
 func (s *stint) late(d *Delivery) {
-	s.log.Warn("hopback: a delivery was handled, but its link is gone: the broker delivers it again", "message_id", messageID(d.message))
+	s.log.Warn("hopback: a delivery was handled, but its link was lost; the broker delivers it again", "message_id", messageID(d.message))
 	s.event(Event{Kind: EventLate, Err: ErrConnectionLost})
 }
 

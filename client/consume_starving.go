@@ -125,7 +125,7 @@ func (w *starvation) check() {
 	silent, came := w.silence()
 	if came && time.Since(w.checked) > silent {
 		if h.vain > 0 {
-			w.s.log.Info("hopback: deliveries come again since the consumer's session was replaced")
+			w.s.log.Info("hopback: the consumer receives deliveries again after its session was replaced")
 		}
 		h.reset()
 	}
@@ -160,7 +160,7 @@ func (w *starvation) starves(f finding) error {
 	switch {
 	case errors.Is(f.err, ErrUnauthorized):
 		h.refused = true // each refusal costs the management its session
-		w.s.log.Debug("hopback: the user may not look at the queue, so nothing shows when the consumer starves", "error", f.err)
+		w.s.log.Debug("hopback: the user may not read the queue, so a starving consumer can't be detected", "error", f.err)
 		return nil
 	case f.err != nil:
 	case confirmed && silent > 0 && f.ready > 0:

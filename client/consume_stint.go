@@ -202,7 +202,7 @@ func (s *stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFun
 		s.drain(receive, hard)
 	case stintLost:
 		s.unsettled = s.open()
-		s.log.Warn("hopback: consumer's link lost, opening it again", "error", newError("consume", s.queue, ErrConnectionLost, s.why), "unsettled", s.unsettled)
+		s.log.Warn("hopback: the consumer's link was lost; opening it again", "error", newError("consume", s.queue, ErrConnectionLost, s.why), "unsettled", s.unsettled)
 	}
 	receive.stop()
 	s.deciding.finish()
@@ -301,10 +301,10 @@ func (s *stint) renew(ctx context.Context, receive *receiving) bool {
 	switch {
 	case s.over() || ctx.Err() != nil:
 	case s.open() == 0:
-		s.log.Debug("hopback: the consumer's session is replaced by another")
+		s.log.Debug("hopback: the consumer's session is replaced")
 		return true
 	case s.sess.wear() >= 1.5:
-		s.log.Warn("hopback: the consumer's session must be replaced; the broker delivers again what is unsettled", "count", s.open())
+		s.log.Warn("hopback: the consumer's session must be replaced; the broker delivers unsettled messages again", "count", s.open())
 		return true
 	}
 	receive.start()
@@ -330,15 +330,15 @@ func (s *stint) open() int { return s.window.open() + int(s.aside.Load()) }
 func (s *stint) hold(d *Delivery) {
 	s.quarantine.pass(d)
 	s.holding.Go(func() {
-		err := errors.New("the message has a char or a decimal, is nested too deeply, or isn't encoded well: go-amqp can't decode it")
+		err := errors.New("the message has a char or a decimal, is nested too deeply, or isn't encoded well: so go-amqp can't decode it")
 		ctx, cancel := context.WithTimeout(context.Background(), prepareSlow)
 		defer cancel()
 		if s.deps.deadLetters != nil && s.deps.deadLetters(ctx, s.queue) {
-			s.log.Error("hopback: a message can't be read, it is dead-lettered", "error", err)
+			s.log.Error("hopback: a message can't be decoded; it is dead-lettered", "error", err)
 			s.carryOutAs(d, DeadLetter{Reason: ReasonUndecodable, Err: err}.resolve())
 			return
 		}
-		s.log.Error("hopback: a message can't be read, and its queue isn't known to have a dead-letter exchange: it is held until the consumer ends", "error", err)
+		s.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer ends", "error", err)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.held = append(s.held, d)
@@ -405,7 +405,7 @@ func (s *stint) drain(receive *receiving, hard context.CancelCauseFunc) {
 		s.awaitIdle(last.C, enough)
 	}
 	if n := s.open(); n > 0 && !s.over() {
-		s.log.Warn("hopback: drained with deliveries unsettled; the broker delivers them again", "count", n)
+		s.log.Warn("hopback: the drain ended with unsettled deliveries; the broker delivers them again", "count", n)
 	}
 }
 
@@ -430,7 +430,7 @@ func (s *stint) awaitSilence() (enough <-chan struct{}, heard func()) {
 	var asked sync.WaitGroup
 	asked.Go(func() {
 		if pause(ctx, silentAfter) && !s.sess.answering(ctx, silentLimit) {
-			s.log.Warn("hopback: the consumer ends, and the broker doesn't answer: it isn't waited for")
+			s.log.Warn("hopback: the consumer ends without waiting for the broker, which doesn't answer")
 			s.silent.Store(true)
 			cancel()
 		}

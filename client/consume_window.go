@@ -241,4 +241,4 @@ const (
 )
 
 // errUndrained is why a link is taken for lost that go-amqp grants no credit on.
-var errUndrained = errors.New("the broker hasn't answered the drain of the link's credit")
+var errUndrained = errors.New("the broker hasn't answered the drain of the link")

@@ -186,7 +186,7 @@ func final(err error) bool {
 }
 
 // errBlocked is why nothing is sent in an alarm.
-var errBlocked = errors.New("the broker takes no messages, as it does while it has a memory or disk alarm")
+var errBlocked = errors.New("the broker accepts no messages, probably because of a memory or disk alarm")
 
 // interrupted is the cause of a call that its ctx ended in an outage.
 type interrupted struct {

@@ -131,14 +131,14 @@ func (w *forwarder) send(f *forward) {
 	s := w.senders[f.target]
 	if s == nil {
 		if !w.room() {
-			w.later(f, &Error{Op: "forward", Target: f.target, Kind: ErrNotSent, Text: "too many different addresses are forwarded to at once"})
+			w.later(f, &Error{Op: "forward", Target: f.target, Kind: ErrNotSent, Text: "too many different forward addresses are in use"})
 			return
 		}
 		s = &forwardSender{sender: newSender("forward", f.target, senderConfig{depth: w.depth, backoff: w.deps.backoff, tell: w.deps.tell, overdue: w.deps.overdue, log: w.deps.log}, w.open, w.give)}
 		w.senders[f.target] = s
 	}
 	if s.stalled.IsZero() && s.blocked() {
-		s.stall(&Error{Op: "forward", Target: f.target, Kind: ErrNotSent, Text: "the broker takes no messages, as it does while it has a memory or disk alarm"})
+		s.stall(&Error{Op: "forward", Target: f.target, Kind: ErrNotSent, Text: "the broker accepts no messages, probably because of a memory or disk alarm"})
 	}
 	if s.stalled.IsZero() || len(s.sent) == 0 && !time.Now().Before(s.next) {
 		if w.try(s, f) {
@@ -277,7 +277,7 @@ func (w *forwarder) taken(s *forwardSender) {
 	if s.told {
 		down := time.Since(s.stalled)
 		s.event(w, Event{Kind: EventForwardResumed, Down: down})
-		s.log.Info("hopback: forwards are confirmed again", "to", s.target, "after", down.Round(time.Millisecond), "waiting", len(s.parked))
+		s.log.Info("hopback: forwards to an address are confirmed again", "to", s.target, "after", down.Round(time.Millisecond), "waiting", len(s.parked))
 	}
 	s.stalled, s.told, s.why = time.Time{}, false, nil
 	if len(s.parked) == 0 {
@@ -384,7 +384,7 @@ func (w *forwarder) lookAt(s *forwardSender) (over []*forward) {
 	if !s.stalled.IsZero() && !s.told && now.Sub(s.stalled) >= tellStalled {
 		s.told = true
 		s.event(w, Event{Kind: EventForwardStalled, Err: s.why, Unsettled: len(s.sent) + len(s.parked)})
-		s.log.Warn("hopback: forwards to an address are not confirmed, their originals are kept", "to", s.target, "error", s.why, "waiting", len(s.sent)+len(s.parked))
+		s.log.Warn("hopback: forwards to an address are not confirmed; their originals are kept", "to", s.target, "error", s.why, "waiting", len(s.sent)+len(s.parked))
 	}
 	switch {
 	case s.stalled.IsZero():

@@ -70,7 +70,7 @@ func newManagement(open func(context.Context) (session, error), life context.Con
 // other requests under way are idempotent. Request repeats each on a session of its own.
 func (m *Management) Request(ctx context.Context, method, path string, body any) (status int, reply any, err error) {
 	if m == nil {
-		return 0, nil, argument.New("management", nil, "is a nil *Management", "use that of a connection, conn.Management()")
+		return 0, nil, argument.New("management", nil, "is a nil *Management", "use conn.Management()")
 	}
 	if err := checkRequest(method, path, body); err != nil {
 		return 0, nil, err
@@ -124,7 +124,7 @@ func checkRequest(method, path string, body any) error {
 	switch method {
 	case "GET", "PUT", "POST", "DELETE":
 	default:
-		return argument.New("method", method, "is not one that RabbitMQ's management has", "use GET, PUT, POST or DELETE")
+		return argument.New("method", method, "is not a method of RabbitMQ's management", "use GET, PUT, POST or DELETE")
 	}
 	if !strings.HasPrefix(path, "/") || strings.ContainsFunc(path, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return argument.New("path", path, "is not an encoded path", `begin it with "/" and percent-encode each name in it`)

@@ -38,7 +38,7 @@ func Validate(m *Message) error {
 	case bodies == 0:
 		return argument.New("message body", nil, "is missing", "set one of Data, Value (amqp.Null{} for a null) or Sequence")
 	case bodies > 1:
-		return argument.New("message body", nil, "is given twice", "set only one of Data, Value and Sequence")
+		return argument.New("message body", nil, "is set twice", "set only one of Data, Value and Sequence")
 	}
 	if h := m.Header; h != nil {
 		if h.TTL < 0 || h.TTL.Milliseconds() > math.MaxUint32 {
@@ -115,7 +115,7 @@ func checkProperties(p *amqp.MessageProperties) error {
 				return argument.New("message Properties."+id.name, v, "is not valid UTF-8", "use a valid string, or []byte")
 			}
 		default:
-			return argument.New("message Properties."+id.name, fmt.Sprintf("%T", v), "is of a type that AMQP has no id of", "use string, uint64, amqp.UUID or []byte")
+			return argument.New("message Properties."+id.name, fmt.Sprintf("%T", v), "is of a type that AMQP has no id for", "use string, uint64, amqp.UUID or []byte")
 		}
 	}
 	for _, s := range []struct {
@@ -280,7 +280,7 @@ func checkParts(name string, v any, depth int, left *int) error {
 func checkSymbol(name string, s amqp.Symbol) error {
 	for i := range len(s) {
 		if s[i] >= utf8.RuneSelf {
-			return argument.New(name, string(s), "is a symbol with other than ASCII characters", "use a string")
+			return argument.New(name, string(s), "is a symbol with characters beyond ASCII", "use a string")
 		}
 	}
 	return nil
@@ -300,7 +300,7 @@ func checkModified(annotations map[string]any) error {
 			return err
 		}
 		if size += n + len(k); size > maxSettlementBytes {
-			return argument.New("annotations", size, fmt.Sprintf("hold more than %d bytes", maxSettlementBytes), "put less into them: a settlement must fit into one frame")
+			return argument.New("annotations", size, fmt.Sprintf("hold more than %d bytes", maxSettlementBytes), "use less: a settlement must fit into one frame")
 		}
 	}
 	return nil

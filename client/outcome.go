@@ -40,7 +40,7 @@ const maxEmbedded = 100
 func outcomeOf(err error, left int) (o Outcome) {
 	defer func() {
 		if recover() != nil {
-			o = Requeue{Failed: true, Err: fmt.Errorf("an error of type %T that can't be read", err)}
+			o = Requeue{Failed: true, Err: fmt.Errorf("an error of type %T whose methods panic", err)}
 		}
 	}()
 	o, ok := err.(Outcome)

@@ -54,7 +54,7 @@ type Publisher[T any] struct {
 //	ErrClosed            the connection is closed
 func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cfg PublisherConfig) (*Publisher[T], error) {
 	if conn == nil {
-		return nil, argument.New("conn", nil, "is nil", "give the connection that client.Connect has returned")
+		return nil, argument.New("conn", nil, "is nil", "use a connection from client.Connect")
 	}
 	target := ""
 	if !to.IsZero() {
@@ -246,12 +246,12 @@ func (p *Publisher[T]) message(v T) (m *Message, err error) {
 	}
 	defer func() {
 		if r := recover(); r != nil {
-			m, err = nil, argument.New("value", fmt.Sprintf("%T", v), fmt.Sprintf("makes the codec panic: %v", r), "mend the value's marshaller")
+			m, err = nil, argument.New("value", fmt.Sprintf("%T", v), fmt.Sprintf("made the codec panic: %v", r), "fix the value's marshaller")
 		}
 	}()
 	m = emptyMessage()
 	if err := p.codec.Encode(v, m); err != nil {
-		return nil, argument.Wrap(err, "value", fmt.Sprintf("%T", v), "can't be encoded", "mend the value, or use another Codec")
+		return nil, argument.Wrap(err, "value", fmt.Sprintf("%T", v), "can't be encoded", "fix the value, or use another Codec")
 	}
 	complete(m)
 	return m, nil

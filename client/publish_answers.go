@@ -399,7 +399,7 @@ func (a *answers) probe(m *Message) {
 	a.probedAt = a.clock.Load()
 	a.s.overdues.Add(1)
 	if a.ctx.Err() == nil {
-		a.s.log.Warn("hopback: the broker doesn't answer a message, on another session either: its queue doesn't answer", "op", a.s.op, "target", a.s.target, "to", addressOf(m), "again_in", a.limit())
+		a.s.log.Warn("hopback: the broker doesn't answer a message on another session either; the fault is its queue's", "op", a.s.op, "target", a.s.target, "to", addressOf(m), "again_in", a.limit())
 	}
 }
 

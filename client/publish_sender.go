@@ -216,7 +216,7 @@ func (s *sender) verdict(state amqp.DeliveryState) error {
 		return e
 	default:
 		// RabbitMQ answers with accepted, released or rejected only.
-		return &Error{Op: s.op, Target: s.target, Kind: ErrOutcomeUnknown, Text: "the broker answered with an outcome that it has no use for"}
+		return &Error{Op: s.op, Target: s.target, Kind: ErrOutcomeUnknown, Text: "the broker answered with an unexpected outcome"}
 	}
 }
 

@@ -43,7 +43,7 @@ func (b *blockage) tell(blocked bool) {
 		b.event(Event{Kind: EventUnblocked, Down: after})
 		if b.logged {
 			b.logged = false
-			go b.log.Info("hopback: the broker takes messages again", "endpoint", b.endpoint, "node", b.node, "after", after.Round(time.Millisecond))
+			go b.log.Info("hopback: the broker accepts messages again", "endpoint", b.endpoint, "node", b.node, "after", after.Round(time.Millisecond))
 		}
 	}
 }
@@ -99,5 +99,5 @@ func (b *blockage) notice() {
 	if over {
 		return
 	}
-	b.log.Warn("hopback: the broker takes no messages, as it does while it has a memory or disk alarm: publishing waits", "endpoint", b.endpoint, "node", b.node, "since", since)
+	b.log.Warn("hopback: the broker accepts no messages, probably because of a memory or disk alarm; publishing waits", "endpoint", b.endpoint, "node", b.node, "since", since)
 }

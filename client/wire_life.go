@@ -17,7 +17,7 @@ import (
 // its answers lie in the socket.
 const lifeLooks = 8
 
-var errSilent = errors.New("the broker answers nothing, though it can be heard: what is sent doesn't reach it, or it hangs")
+var errSilent = errors.New("the broker sends data but answers nothing: what is sent doesn't reach it, or it hangs")
 
 // watchLife ends the connection when the broker has answered nothing for idle, and owes an
 // answer for half of that.

@@ -194,9 +194,9 @@ func TestAlarmStopsPublishingAndNothingElse(t *testing.T) {
 				assert.True(t, s.alarmed(t), "all that was while the alarm lasted")
 				assert.Empty(t, log.with("lost"))
 
-				poll(t, "it is logged", func() bool { return len(log.with("takes no messages")) == 1 })
+				poll(t, "it is logged", func() bool { return len(log.with("accepts no messages")) == 1 })
 				clearAlarm()
-				poll(t, "its end is logged", func() bool { return len(log.with("takes messages again")) == 1 })
+				poll(t, "its end is logged", func() bool { return len(log.with("accepts messages again")) == 1 })
 				began = time.Now()
 				for _, w := range workers {
 					if !w.copies {
@@ -312,19 +312,19 @@ func TestConnectionsAreMadeAndClosedInAnAlarm(t *testing.T) {
 			cancel()
 			require.ErrorIs(t, err, client.ErrNotSent)
 		}
-		poll(t, "the alarm is logged", func() bool { return len(closedLog.with("takes no messages")) == 1 })
+		poll(t, "the alarm is logged", func() bool { return len(closedLog.with("accepts no messages")) == 1 })
 		began := time.Now()
 		require.NoError(t, closed.Close(context.Background()))
 		took := time.Since(began)
 		assert.Less(t, took, 5*time.Second)
 		assert.Len(t, closedEvents.of("connection", client.EventBlocked), 1)
 		assert.Empty(t, closedEvents.of("connection", client.EventUnblocked))
-		assert.Empty(t, closedLog.with("takes messages again"))
+		assert.Empty(t, closedLog.with("accepts messages again"))
 		report(t, s, "Close in an alarm, after a request: %v", took.Round(time.Millisecond))
 
 		clearAlarm()
 		publish(t, publisher[order](t, kept, address.Queue("orders")), order{})
 		poll(t, "its end is reported", func() bool { return len(keptEvents.of("connection", client.EventUnblocked)) == 1 })
-		poll(t, "and logged", func() bool { return len(keptLog.with("takes messages again")) == 1 })
+		poll(t, "and logged", func() bool { return len(keptLog.with("accepts messages again")) == 1 })
 	})
 }

@@ -62,7 +62,7 @@ func TestAQueueThatDoesNotAnswerHoldsUpNoOtherAnswer(t *testing.T) {
 		var slowest time.Duration
 		sent := 0
 		began := time.Now()
-		for ; len(log.with("its queue doesn't answer")) == 0; sent++ { // 30 s, and as long for the probe
+		for ; len(log.with("the fault is its queue's")) == 0; sent++ { // 30 s, and as long for the probe
 			require.Less(t, time.Since(began), 100*time.Second, "nobody is told")
 			at := time.Now()
 			publish(t, p, order{ID: sent}, client.PublishTo(address.Queue("healthy")))

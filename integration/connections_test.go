@@ -207,7 +207,7 @@ func TestARefusedFurtherConnectionHurtsNobodyElse(t *testing.T) {
 		_, err := client.NewPublisher[order](ctx, conn, address.Queue("orders"), client.PublisherConfig{})
 		require.ErrorIs(t, err, client.ErrSessionLimit)
 		assert.True(t, client.SafeToRetry(err))
-		assert.ErrorContains(t, err, "refuses a further connection")
+		assert.ErrorContains(t, err, "refuses another connection")
 		for _, i := range []int{0, 59} {
 			publish(t, open[i], order{ID: i})
 		}

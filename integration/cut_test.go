@@ -173,7 +173,7 @@ func TestNoMessageIsLostWhileConnectionsAreCut(t *testing.T) {
 		}
 		report(t, s, "%d messages, %d cuts (seed %d) in %v: none lost; duplicates: %d handled, %d dead; unknown outcomes %d, certain failures %d; reconnects %d",
 			messages, cuts, seed, time.Since(began).Round(100*time.Millisecond),
-			handled.total()-handled.ids(), deadLettered.total()-deadLettered.ids(), unknown.Load(), again.Load(), len(log.with("connected again")))
+			handled.total()-handled.ids(), deadLettered.total()-deadLettered.ids(), unknown.Load(), again.Load(), len(log.with("reconnected")))
 	})
 }
 

@@ -109,7 +109,7 @@ func TestObserverThatHangsHoldsNothingUp(t *testing.T) {
 		p := publisher[string](t, conn, address.Queue("q"))
 		for n := range 5 {
 			wire.Cut()
-			poll(t, "connected again", func() bool {
+			poll(t, "reconnected", func() bool {
 				st := conn.State()
 				return st.Connected && st.Generation >= uint64(n)+2
 			})

@@ -325,7 +325,7 @@ func TestBrokerTimeNeedsPermissions(t *testing.T) {
 		}}, client.ConsumerConfig{})
 		assert.ErrorIs(t, await(t, failed, "an answer"), client.ErrUnauthorized)
 		awaitConsumers(t, admin, "work", 1)
-		assert.Len(t, log.with("can't ask the broker for its time"), 1)
+		assert.Len(t, log.with("the broker's time can't be read"), 1)
 	})
 }
 

@@ -79,7 +79,7 @@ func TestForwardThatIsNotTakenWaitsAndThenFlowsOn(t *testing.T) {
 				publish(t, publisher[order](t, conn, address.Queue("orders")), order{ID: 1})
 				require.Equal(t, 0, await(t, attempts, "the first attempt"))
 				poll(t, "the log names the address", func() bool {
-					return len(log.with("not taken, the original is kept", "to="+obstructedAddress, o.says)) > 0
+					return len(log.with("not accepted; the original is kept", "to="+obstructedAddress, o.says)) > 0
 				})
 				// With this delivery limit the queue would dead-letter it if it came back.
 				assert.Zero(t, ready(t, conn, "orders.dead"))
@@ -122,7 +122,7 @@ func TestForwardThatIsNeverTakenEndsInTheDeadLetterQueue(t *testing.T) {
 					keepFull(t, s)
 				}
 				failed := func() int {
-					return len(log.with("a forward failed, the original goes back to its queue", "to="+obstructedAddress, o.says))
+					return len(log.with("a forward failed; the original goes back to its queue", "to="+obstructedAddress, o.says))
 				}
 				var m *amqp.Message
 				var before int

@@ -279,7 +279,7 @@ func TestDelayQueueRedeclaredUnderARunningWorkerIsNoticed(t *testing.T) {
 						})
 					}
 					fails("the change is noticed", func() bool {
-						return len(log.with("ERROR hopback: the guards found a fault in the topology while the consumer runs", queue, delayFaults[name].says)) > 0
+						return len(log.with("ERROR hopback: the guards found a fault in the topology of a running consumer", queue, delayFaults[name].says)) > 0
 					})
 					if loses {
 						peer := s.peer(t)
@@ -292,7 +292,7 @@ func TestDelayQueueRedeclaredUnderARunningWorkerIsNoticed(t *testing.T) {
 					}
 					s.redeclare(t, conn, topology, queue, map[string]any{"x-message-ttl": 2000, "x-dead-letter-strategy": "at-least-once",
 						"x-dead-letter-exchange": map[retry.Strategy]string{retry.StrategyRepublish: "requeue_exchange", retry.StrategyDeadLetter: "return_exchange"}[strategy]})
-					fails("the repair is noticed", func() bool { return len(log.with("the guards find no fault in the topology any more")) > 0 })
+					fails("the repair is noticed", func() bool { return len(log.with("the guards no longer find a fault in the topology")) > 0 })
 					before := again.Load()
 					fails("retries go on", func() bool { return again.Load() > before })
 				})
@@ -353,7 +353,7 @@ func TestDeadLetterWithoutItsDelayQueueIsToldApart(t *testing.T) {
 					})
 				}
 				fails("the log tells", func() bool {
-					return len(log.with("ERROR hopback: the guards found a fault in the topology while the consumer runs", `guard "delay-queue"`, "hold_2s")) > 0
+					return len(log.with("ERROR hopback: the guards found a fault in the topology of a running consumer", `guard "delay-queue"`, "hold_2s")) > 0
 				})
 				apply(t, conn, topology)
 				fails("retries go on", func() bool { return again.Load() > 0 })

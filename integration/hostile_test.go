@@ -120,7 +120,7 @@ func TestMessagesThatCannotBeDecodedHarmNoOthers(t *testing.T) {
 			assert.Equal(t, 1, await(t, got, "a message behind them"))
 			if queue == "orders" {
 				poll(t, "they are in the dead-letter queue", func() bool { return ready(t, conn, "dead") == n })
-				assert.Len(t, log.with("can't be read, it is dead-lettered"), n)
+				assert.Len(t, log.with("can't be decoded; it is dead-lettered"), n)
 			} else {
 				poll(t, "they are held", func() bool { return len(log.with("it is held until the consumer ends")) == n })
 			}

@@ -251,7 +251,7 @@ func TestLinkThatTheBrokerDetachesIsAttachedAgain(t *testing.T) {
 			l.told(t, since, "consume", client.EventUp, nil)
 			awaitConsumers(t, l.conn, "orders", 1)
 		}
-		assert.Empty(t, l.log.with("connection lost, reconnecting"))
+		assert.Empty(t, l.log.with("connection lost; reconnecting"))
 		assert.Equal(t, 1, l.wire.Accepted(), "on the same connection")
 	})
 }

@@ -53,10 +53,10 @@ func TestAQueueThatDoesNotAnswerHurtsNobodyElse(t *testing.T) {
 			}
 			time.Sleep(50 * time.Millisecond) // twenty messages a second will do
 		}
-		assert.Empty(t, log.with("connection lost, reconnecting"))
+		assert.Empty(t, log.with("connection lost; reconnecting"))
 		tell("resume")
 		assert.Equal(t, 7, await(t, sick, "the sick queue's message, once that is well again"))
 		require.NoError(t, stop())
-		assert.Empty(t, log.with("connection lost, reconnecting"))
+		assert.Empty(t, log.with("connection lost; reconnecting"))
 	})
 }

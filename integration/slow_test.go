@@ -54,13 +54,13 @@ func TestSlowHandlersStarveNothing(t *testing.T) {
 			publish(t, toFast, n)
 			require.Equal(t, n, await(t, fast, "a message of the other consumer"))
 		}
-		assert.Empty(t, log.with("connection lost, reconnecting"))
+		assert.Empty(t, log.with("connection lost; reconnecting"))
 		silent := time.Now()
 		for time.Since(silent) < 2*idle { // nothing is published or settled meanwhile
 			require.True(t, conn.State().Connected)
 			time.Sleep(idle / 10)
 		}
-		assert.Empty(t, log.with("connection lost, reconnecting"))
+		assert.Empty(t, log.with("connection lost; reconnecting"))
 		assert.Zero(t, ready(t, conn, "fast"), "what was settled has reached the broker")
 
 		wire.Cut()

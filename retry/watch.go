@@ -162,9 +162,9 @@ func (w *watch) again() {
 	switch {
 	case text == said:
 	case text == "":
-		w.log.Info("hopback: the guards find no fault in the topology any more")
+		w.log.Info("hopback: the guards no longer find a fault in the topology")
 	default:
-		w.log.Error("hopback: the guards found a fault in the topology while the consumer runs", "error", text)
+		w.log.Error("hopback: the guards found a fault in the topology of a running consumer", "error", text)
 	}
 }
 

@@ -111,7 +111,7 @@ func TestChangedTopologyIsToldOnceAndItsRepairToo(t *testing.T) {
 		require.ErrorIs(t, err, bad)
 		w.see = inspection{losing: []error{nil, nil, nil}}
 		w.every(time.Minute, func() { w.gaveUp(time.Now()) })
-		assert.Equal(t, 1, strings.Count(w.log.String(), "the guards find no fault in the topology any more"))
+		assert.Equal(t, 1, strings.Count(w.log.String(), "the guards no longer find a fault in the topology"))
 		got, err := w.usable(2)
 		require.NoError(t, err)
 		assert.Equal(t, 2, got)

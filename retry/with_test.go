@@ -52,7 +52,7 @@ func TestOutcomesOfTheHandlerAreCarriedOutAsTheyAre(t *testing.T) {
 		assert.Equal(t, c.want, handle(t, Policy{}, client.NewMessage(nil), returns(c.err)), name)
 	}
 	got := handle(t, Policy{}, client.NewMessage(nil), returns((*client.DeadLetter)(nil)))
-	assert.Equal(t, "requeue as failed: an error of type *client.DeadLetter that can't be read", got.Error())
+	assert.Equal(t, "requeue as failed: an error of type *client.DeadLetter whose methods panic", got.Error())
 }
 
 // However a handler dead-letters a message, the message is told its history, and

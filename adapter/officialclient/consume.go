@@ -107,7 +107,7 @@ func consume(ctx context.Context, dial dialer, queue string, h client.Handler, c
 			panics++
 			failures = max(0, panics-promptPanics)
 		} else if err != nil {
-			r.log.Warn("hopback: consumer lost, opening it again", "error", newError("consume", queue, client.ErrConnectionLost, err), "unsettled", s.unsettled.Load())
+			r.log.Warn("hopback: the consumer was lost; opening it again", "error", newError("consume", queue, client.ErrConnectionLost, err), "unsettled", s.unsettled.Load())
 		} else {
 			k.close() // what was prefetched with the culprits has been handled
 			panics, failures = 0, 0
@@ -133,7 +133,7 @@ func (r *runner) reopen(ctx context.Context, dial dialer, credits, failures int)
 			conn.close()
 		}
 		if ctx.Err() == nil {
-			r.log.Warn("hopback: consuming failed, trying again", "error", err)
+			r.log.Warn("hopback: consuming failed; trying again", "error", err)
 		}
 	}
 	return nil, nil, failures
@@ -208,7 +208,7 @@ func serve(ctx context.Context, dial dialer, c Receiver, queue string, h client.
 		}
 		if lost.IsZero() || time.Since(began) > aliveAfter {
 			lost, failures = time.Now(), 0
-			r.log.Warn("hopback: the consumer's connection is lost, waiting for its recovery", "error", client.ErrorText(err), "unsettled", s.unsettled.Load())
+			r.log.Warn("hopback: the consumer's connection was lost; waiting for its recovery", "error", client.ErrorText(err), "unsettled", s.unsettled.Load())
 		}
 		_, recoverable := errors.AsType[*amqp.ConnError](err)
 		wait := pauseBefore(r.cfg.Reconnect, failures)
@@ -487,7 +487,7 @@ func (s *stint) handle(ctx context.Context, d *delivery) {
 		// A panic, or runtime.Goexit: recover gives nil for that, and the
 		// goroutine ends whatever is done here.
 		p := &client.PanicError{Value: recover(), Stack: debug.Stack()}
-		s.log.Error("hopback: handler panicked", "panic", client.ErrorText(p), "stack", string(p.Stack))
+		s.log.Error("hopback: a handler panicked; the message is dead-lettered", "panic", client.ErrorText(p), "stack", string(p.Stack))
 		err = client.DeadLetter{Reason: client.ReasonPanicked, Err: p}
 		s.carryOut(d, client.Resolve(err), err)
 		if p.Value == nil {
@@ -534,7 +534,7 @@ func (s *stint) forward(d *delivery, o client.Forward) {
 		case s.keepsDead():
 			// Never both gone: the original goes back, as a failed delivery, so that a
 			// limit ends what can't be forwarded, in the dead-letter queue.
-			s.log.Error("hopback: a forward failed, the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which Config.FailureLimit sends to the queue's dead-letter exchange")
+			s.log.Error("hopback: a forward failed; the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which Config.FailureLimit sends to the queue's dead-letter exchange")
 			s.carryOut(d, o.Unaccepted(err), err)
 			return
 		case s.isClosing():
@@ -595,7 +595,7 @@ func (s *stint) finish(d rabbitmqamqp.IDeliveryContext, what client.Resolution) 
 		}
 	}
 	if s.over() {
-		s.log.Warn("hopback: a delivery was handled, but its link is gone: the broker delivers it again", "error", client.ErrorText(s.why))
+		s.log.Warn("hopback: a delivery was handled, but its link was lost; the broker delivers it again", "error", client.ErrorText(s.why))
 		return
 	}
 	s.count(-1)

@@ -197,7 +197,7 @@ func (f *forwarder) target(to address.Address) (*target, error) {
 	t := f.targets[to]
 	if t == nil {
 		if !f.room() {
-			return nil, &client.Error{Op: "forward", Target: to.String(), Kind: client.ErrNotSent, Text: "too many different addresses are forwarded to at once"}
+			return nil, &client.Error{Op: "forward", Target: to.String(), Kind: client.ErrNotSent, Text: "too many different forward addresses are in use"}
 		}
 		t = &target{turn: make(chan struct{}, 1)}
 		f.targets[to] = t
