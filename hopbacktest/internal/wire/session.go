@@ -242,9 +242,11 @@ func (c *Conn) event(e *engine.Event) {
 			s.fail(&engine.Fault{Ends: engine.EndsSession, Err: e.Err})
 		}
 	case engine.Closed:
-		if e.Err != nil {
+		switch {
+		case c.closeSent: // the client has been told, and is to close it now
+		case e.Err != nil:
 			c.close(e.Err)
-		} else {
+		default:
 			c.closeSent = true
 			c.out = c.out[:0]
 			c.Cut()
