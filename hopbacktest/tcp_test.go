@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
@@ -215,4 +216,46 @@ func BenchmarkTCP(b *testing.B) {
 		all.Wait()
 		stop()
 	})
+	b.Run("HopbackPublish", func(b *testing.B) {
+		b.ReportAllocs()
+		publishAll(b, manage, body)
+	})
+	b.Run("HopbackConsume", func(b *testing.B) {
+		publishAll(b, manage, body)
+		b.ResetTimer()
+		b.ReportAllocs()
+		var left atomic.Int64
+		left.Store(int64(b.N))
+		done, stop := context.WithCancel(ctx)
+		require.NoError(b, manage.Consume(done, "hopbacktest-bench", client.HandlerFunc(func(context.Context, *client.Delivery) error {
+			if left.Add(-1) == 0 {
+				stop()
+			}
+			return nil
+		}), client.ConsumerConfig{Concurrency: 64}))
+	})
+}
+
+// publishAll publishes b.N messages with four publishers.
+func publishAll(b *testing.B, conn *client.Conn, body []byte) {
+	ctx := context.Background()
+	var all sync.WaitGroup
+	for i := range 4 {
+		n := b.N / 4
+		if i == 0 {
+			n += b.N % 4
+		}
+		p, err := client.NewPublisher[*client.Message](ctx, conn, address.Queue("hopbacktest-bench"), client.PublisherConfig{})
+		require.NoError(b, err)
+		batch := make([]*client.Message, n)
+		for i := range batch {
+			batch[i] = client.NewMessage(body)
+		}
+		all.Go(func() {
+			assert.NoError(b, p.PublishAll(ctx, batch))
+			assert.NoError(b, p.Close(ctx))
+		})
+	}
+	b.ResetTimer()
+	all.Wait()
 }
