@@ -235,8 +235,8 @@ func (b *Broker) Policies(vhost string) []PolicyInfo {
 }
 
 // Publish publishes a message without a connection, at the key of an exchange. It says whether any
-// queue took it.
-func (b *Broker) Publish(vhost, exchange, key string, payload []byte) (bool, error) {
+// queue took it. hidden are headers of AMQP 0-9-1 that no client of AMQP 1.0 sees; Get returns them.
+func (b *Broker) Publish(vhost, exchange, key string, payload []byte, hidden map[string]any) (bool, error) {
 	m, err := parse(payload, &b.version)
 	if err != nil {
 		return false, err
@@ -251,7 +251,7 @@ func (b *Broker) Publish(vhost, exchange, key string, payload []byte) (bool, err
 	if x == nil {
 		return false, fmt.Errorf("%w: exchange %q in virtual host %q", ErrMissing, exchange, vhost)
 	}
-	m.exchange, m.keys = exchange, []string{key}
+	m.exchange, m.keys, m.hidden = exchange, []string{key}, hidden
 	targets := v.route(x, m)
 	for _, q := range targets {
 		q.receive(m, b, nil)
@@ -284,7 +284,7 @@ func (b *Broker) Get(vhost, name string, n int, requeue bool) ([]MessageInfo, er
 	var back []*entry
 	for ; n > 0 && q.ready.n > 0; n-- {
 		e := q.next()
-		all = append(all, MessageInfo{State: StateHeld, Message: q.look(e)})
+		all = append(all, MessageInfo{State: StateHeld, Message: q.look(e), Hidden: e.msg.hidden})
 		if requeue {
 			back = append(back, e)
 		} else {

@@ -120,6 +120,8 @@ type MessageInfo struct {
 	Due, Expires time.Time
 	// Reason is why a message is dead-lettered.
 	Reason string
+	// Hidden are headers that Publish was given.
+	Hidden map[string]any
 }
 
 // Messages are all messages of a queue: the ready ones in the order of their delivery,

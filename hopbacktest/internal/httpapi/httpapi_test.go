@@ -267,7 +267,9 @@ func TestMessagesByTheAPI(t *testing.T) {
 		require.Equal(t, 200, s.call("POST", "/queues/%2F/orders/get", object{"count": 5, "ackmode": "ack_requeue_false", "encoding": "auto"}, &got))
 		require.Len(t, got, 1)
 		assert.Equal(t, "m", got[0].Payload)
-		assert.Equal(t, map[string]any{"x-nested": map[string]any{"a": "b"}, "text": "plain"}, got[0].Properties.Headers)
+		assert.Equal(t, map[string]any{
+			"x-nested": map[string]any{"a": "b"}, "text": "plain", "nested": map[string]any{"a": "b"}, "list": []any{"a"},
+		}, got[0].Properties.Headers)
 		require.Equal(t, 200, s.call("POST", "/exchanges/%2F/amq.direct/publish", object{"routing_key": "none", "payload": ""}, &routed))
 		assert.False(t, routed.Routed)
 		require.Equal(t, 204, s.call("DELETE", "/queues/%2F/orders/contents", nil, nil))

@@ -9,12 +9,13 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/hopback/hopback/hopbacktest/internal/engine"
 	"github.com/hopback/hopback/internal/frames"
 )
 
 // Messages by the HTTP API are those of AMQP 0-9-1: they have headers, which are
 // annotations where their names begin with x-, and application properties otherwise.
-// Tables and arrays among these stay behind.
+// Tables and arrays among these are kept, and not shown to clients of AMQP 1.0.
 
 func (a *api) messages() {
 	a.handle("POST /exchanges/{vhost}/{name}/publish", management, func(c *call) reply {
@@ -50,12 +51,15 @@ func (a *api) messages() {
 		if kind := spec.Properties.ContentType; kind != "" {
 			m.Properties.ContentType = frames.Some(frames.Symbol(kind))
 		}
+		hidden := map[string]any{}
 		for _, name := range slices.Sorted(maps.Keys(spec.Properties.Headers)) {
 			v := value(spec.Properties.Headers[name])
 			switch v.(type) {
 			case frames.Map, frames.List:
 				if strings.HasPrefix(name, "x-") {
 					m.Annotations = append(m.Annotations, frames.Entry{Key: frames.Symbol(name), Value: v})
+				} else {
+					hidden[name] = spec.Properties.Headers[name]
 				}
 			default:
 				if strings.HasPrefix(name, "x-") {
@@ -77,7 +81,7 @@ func (a *api) messages() {
 		if name == "amq.default" {
 			name = ""
 		}
-		routed, err := a.b.Publish(c.vhost(), name, spec.Key, encoded)
+		routed, err := a.b.Publish(c.vhost(), name, spec.Key, encoded, hidden)
 		if err != nil {
 			return failed(err)
 		}
@@ -98,7 +102,7 @@ func (a *api) messages() {
 		}
 		out := []object{}
 		for i, got := range all {
-			out = append(out, message(got.Message, spec.Encoding, len(all)-i-1))
+			out = append(out, message(got, spec.Encoding, len(all)-i-1))
 		}
 		return ok(out)
 	})
@@ -156,8 +160,9 @@ func plain(v any) any {
 	return v
 }
 
-func message(m *frames.Message, encoding string, left int) object {
-	headers := object{}
+func message(got engine.MessageInfo, encoding string, left int) object {
+	m, headers := got.Message, object{}
+	maps.Copy(headers, got.Hidden)
 	for _, e := range slices.Concat(m.Annotations, m.ApplicationProperties) {
 		name := fmt.Sprint(e.Key)
 		if name != "x-exchange" && name != "x-routing-key" {
