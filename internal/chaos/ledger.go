@@ -6,6 +6,9 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/retry"
 )
 
 // Answer is what a publisher knows of a message.
@@ -40,6 +43,9 @@ type Ledger struct {
 	open    int
 	// deletions are when the work queue was gone, each time.
 	deletions []uint32
+	// broken says that queues, exchanges or bindings of the lane were gone for a while:
+	// messages may be parked, or dead for want of a delay queue.
+	broken bool
 	// gone are messages that were in a queue when it was deleted.
 	gone  map[uint32]bool
 	found violations
@@ -118,6 +124,9 @@ func (l *Ledger) Dead(id uint32, end End, why string, retries int, at uint32) {
 		l.found.add(Violation{Ghost, l.lane, id, "a dead letter that doesn't exist"})
 		return
 	}
+	if end == Other && l.broken && client.Reason(why) == retry.ReasonNoDelayQueue {
+		end = Parked
+	}
 	if end == Other {
 		l.found.add(Violation{WrongReason, l.lane, id, fmt.Sprintf("it is dead for %q", why)})
 	}
@@ -158,6 +167,13 @@ func (l *Ledger) Deleted(at uint32) {
 	before := l.countOpen()
 	l.deletions = append(l.deletions, at)
 	l.times.add(at, counts{ended: uint32(before - l.countOpen())})
+}
+
+// Broken notes that queues, exchanges or bindings of the lane are gone for a while.
+func (l *Ledger) Broken() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.broken = true
 }
 
 // Gone notes that the message was in a queue that was deleted.
@@ -417,7 +433,7 @@ func (l *Ledger) checkOne(id uint32, t *Tally, found *violations, late []uint32)
 		switch {
 		case e == Parked:
 			t.Parked++
-			if len(l.deletions) == 0 {
+			if len(l.deletions) == 0 && !l.broken {
 				bad(WrongPlace, "it is parked, and should be %v", fate.End)
 			}
 		case e == Handled || fate.End == Handled:

@@ -1,0 +1,462 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/retry"
+)
+
+// Simulation is a run with a RabbitMQ in memory. In a testing/synctest bubble its time
+// is virtual: hours of it take seconds. It does to that RabbitMQ what can't be done to a
+// real one at this rate, and counts as Run does.
+//
+// The schedule is a pure function of the seed. What the goroutines make of it isn't, in
+// every detail: a seed repeats the faults and the fates, not each interleaving.
+type Simulation struct {
+	Seed uint64
+	// Version is "4.3.6", the default, or "4.0.5".
+	Version string
+	// Messages in all lanes together. Default: 5,000.
+	Messages int
+	// Faults is how many. Default: 60.
+	Faults int
+	// Kinds of faults. Default: all of SimulatedKinds.
+	Kinds []Kind
+	// Out is told what happens. Default: nobody.
+	Out io.Writer
+}
+
+// Simulated is what a Simulation has counted.
+type Simulated struct {
+	Seed uint64
+	Tally
+	Lanes  map[string]Tally
+	Faults map[Kind]int
+	// Silent are the faults after which no event and no line of any log came.
+	Silent map[Kind]int
+	// Virtual is how long it took by the clock of the bubble.
+	Virtual time.Duration
+	// Healthy is the longest that a message waited whose handler never fails, of those
+	// that were accepted when no fault had been there for a while.
+	Healthy    time.Duration
+	Violations []Violation
+	Count      map[ViolationKind]int
+}
+
+// More of what can be wrong.
+const (
+	Starved ViolationKind = "starved" // a message that never fails waited though no fault was there
+)
+
+const (
+	// faultEvery is from one fault to the next. It leaves time to get over the one before.
+	faultEvery = 170 * time.Second
+	// calm is how long after a fault healthy messages may be late: RabbitMQ ends a connection
+	// that fell silent only after up to two minutes, and may deliver to it until then.
+	calm = 125 * time.Second
+	// healthyWithin is how long they may wait after that.
+	healthyWithin = 10 * time.Second
+	// simPatience is for how long nothing may move at the end.
+	simPatience = 30 * time.Minute
+	// simIdle is longer than idleTimeout: signs of life cost time in a bubble, too.
+	simIdle    = 12 * time.Second
+	simWorkers = 2
+	simSenders = 3
+)
+
+// simDelays are before each retry.
+var simDelays = [maxRetries]time.Duration{time.Second, 15 * time.Second, 2 * time.Minute}
+
+// simulation is a Simulation under way.
+type simulation struct {
+	Simulation
+	script Script
+	number uint64
+	began  time.Time
+	broker *hopbacktest.Broker
+	lanes  []*simLane
+	admin  *client.Conn
+	// heard counts events and lines of logs that tell of something.
+	heard atomic.Int64
+	// harms counts the connections that faults have hit.
+	harms atomic.Int64
+	// down refuses new connections of publishers, of workers.
+	down map[Side]*atomic.Bool
+
+	mu      sync.Mutex
+	trouble violations
+	quiet   []span // without a fault, and some time after one
+	healthy time.Duration
+	waits   [][]wait // by lane: of healthy messages
+}
+
+type span struct{ from, to time.Duration }
+
+// wait is when a message was accepted, and when it was handled first.
+type wait struct{ accepted, handled time.Duration }
+
+// Run runs it. It returns when all that it has started has ended.
+func (c Simulation) Run(ctx context.Context) (*Simulated, error) {
+	if c.Version == "" {
+		c.Version = "4.3.6"
+	}
+	if c.Messages == 0 {
+		c.Messages = 5_000
+	}
+	if c.Faults == 0 {
+		c.Faults = 60
+	}
+	if len(c.Kinds) == 0 {
+		c.Kinds = SimulatedKinds
+	}
+	if c.Out == nil {
+		c.Out = io.Discard
+	}
+	s := &simulation{
+		Simulation: c, script: Script{Seed: c.Seed, Delays: simDelays}, number: c.Seed, began: time.Now(),
+		down: map[Side]*atomic.Bool{Publishers: new(atomic.Bool), Workers: new(atomic.Bool)},
+	}
+	var err error
+	if s.broker, err = hopbacktest.New(hopbacktest.Config{Version: c.Version, Nodes: []string{"rabbit@a", "rabbit@b", "rabbit@c"}}); err != nil {
+		return nil, err
+	}
+	defer s.broker.Close()
+	if s.admin, err = client.Connect(ctx, s.broker.URL(), s.config("admin", 0, "")); err != nil {
+		return nil, err
+	}
+	defer closeConn(s.admin)
+	if err := s.makeLanes(ctx); err != nil {
+		return nil, err
+	}
+	return s.run(ctx)
+}
+
+func (s *simulation) now() uint32 { return uint32(time.Since(s.began).Milliseconds()) }
+
+func (s *simulation) say(format string, args ...any) {
+	fmt.Fprintf(s.Out, "%10s  %s\n", time.Since(s.began).Round(time.Millisecond), fmt.Sprintf(format, args...))
+}
+
+func (s *simulation) wrong(kind ViolationKind, lane int, format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.trouble.add(Violation{Kind: kind, Lane: lane, Detail: fmt.Sprintf(format, args...)})
+}
+
+// Handle, Enabled and the rest make a log of s that counts its warnings.
+type simLog struct {
+	s   *simulation
+	who string
+}
+
+func (l simLog) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
+func (l simLog) WithAttrs([]slog.Attr) slog.Handler               { return l }
+func (l simLog) WithGroup(string) slog.Handler                    { return l }
+func (l simLog) Handle(_ context.Context, r slog.Record) error {
+	l.s.heard.Add(1)
+	if l.s.Out != io.Discard {
+		line := l.who + ": " + r.Level.String() + " " + r.Message
+		r.Attrs(func(a slog.Attr) bool {
+			if a.Key != "stack" {
+				line += " " + a.String()
+			}
+			return true
+		})
+		l.s.say("%s", line)
+	}
+	return nil
+}
+
+// config is how everything connects; side is empty for what faults spare.
+func (s *simulation) config(name string, n int, side Side) client.Config {
+	return client.Config{
+		Name: fmt.Sprintf("%s-%d", name, n), Dial: s.dial(side), IdleTimeout: simIdle,
+		Reconnect: client.ReconnectBackoff{Min: 20 * time.Millisecond, Max: 5 * time.Second},
+		Logger:    slog.New(simLog{s, fmt.Sprintf("%s-%d", name, n)}),
+		Observe:   func(client.Event) { s.heard.Add(1) },
+	}
+}
+
+// makeLanes declares what every lane needs.
+func (s *simulation) makeLanes(ctx context.Context) error {
+	names := []string{"republish", "dead-letter"}
+	if s.Version != "4.0.5" {
+		names = append(names, "native")
+	}
+	names = append(names, "versions", "crowd") // see simLane
+	for i, name := range names {
+		l := &simLane{simulation: s, n: i, name: name, queue: "work-" + name, total: s.Messages / len(names)}
+		strategy := retry.Strategy(name)
+		if name == "versions" || name == "crowd" {
+			strategy = retry.StrategyRepublish
+		}
+		later := simDelays
+		for k := range later {
+			later[k] *= 2
+		}
+		for _, d := range [][maxRetries]time.Duration{simDelays, later} {
+			l.policies = append(l.policies, retry.Policy{
+				MaxRetries: maxRetries, Backoff: retry.Delays(d[:]...), Strategy: strategy, Worker: "simulation", Names: retry.Names{Prefix: name + "."},
+			})
+		}
+		if name != "versions" {
+			l.policies = l.policies[:1]
+		}
+		l.ledger = NewLedger(s.script, i, l.total)
+		s.lanes = append(s.lanes, l)
+		s.waits = append(s.waits, make([]wait, l.total))
+		if err := l.declare(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *simulation) run(ctx context.Context) (*Simulated, error) {
+	work, stop := context.WithCancel(ctx)
+	defer stop()
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	for _, l := range s.lanes {
+		if err := l.open(work, &running); err != nil {
+			return nil, err
+		}
+	}
+	var senders sync.WaitGroup
+	for n := range simSenders {
+		senders.Go(func() { s.send(ctx, n) })
+	}
+	faults, silent := s.breakAll(ctx)
+	senders.Wait()
+	s.drain(ctx)
+	s.quiet = append(s.quiet, span{s.quietSince(), time.Since(s.began)})
+
+	rep := &Simulated{
+		Seed: s.Seed, Lanes: map[string]Tally{}, Faults: faults, Silent: silent, Virtual: time.Since(s.began),
+		Count: map[ViolationKind]int{},
+	}
+	stop()
+	running.Wait()
+	for _, l := range s.lanes {
+		s.checkWaits(l)
+		v := l.ledger.Check(1)
+		rep.Tally.add(v.Tally)
+		rep.Lanes[l.name] = v.Tally
+		rep.Violations = append(rep.Violations, v.Violations...)
+		for k, n := range v.Count {
+			rep.Count[k] += n
+		}
+	}
+	rep.Healthy = s.healthy
+	rep.Violations = append(rep.Violations, s.trouble.list...)
+	for k, n := range s.trouble.count {
+		rep.Count[k] += n
+	}
+	return rep, nil
+}
+
+func (s *simulation) quietSince() time.Duration {
+	if len(s.quiet) == 0 {
+		return calm
+	}
+	return s.quiet[len(s.quiet)-1].to
+}
+
+// checkWaits looks for healthy messages that waited though nothing was broken.
+func (s *simulation) checkWaits(l *simLane) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, w := range s.waits[l.n] {
+		if w.accepted == 0 || w.handled == 0 || s.script.Fate(l.n, uint32(id)) != (Fate{Handled, 0}) {
+			continue
+		}
+		inside := slices.ContainsFunc(s.quiet, func(q span) bool { return q.from <= w.accepted && w.accepted+healthyWithin <= q.to })
+		if !inside {
+			continue
+		}
+		s.healthy = max(s.healthy, w.handled-w.accepted)
+		if d := w.handled - w.accepted; d > healthyWithin {
+			s.trouble.add(Violation{Starved, l.n, uint32(id), fmt.Sprintf("accepted at %v, and handled %v after it", w.accepted, d)})
+		}
+	}
+}
+
+// send is one of the publishers. Each has a connection, and publishes to all lanes.
+func (s *simulation) send(ctx context.Context, n int) {
+	conn, err := s.connect(ctx, "publisher", n, Publishers)
+	if err != nil {
+		s.wrong(Stuck, 0, "publisher %d: %v", n, err)
+		return
+	}
+	defer closeConn(conn)
+	r := rand.New(rand.NewPCG(s.Seed, 100+uint64(n)))
+	var sending sync.WaitGroup
+	defer sending.Wait()
+	spread := time.Duration(s.Faults) * faultEvery
+	publishers := make([]*client.Publisher[*client.Message], len(s.lanes))
+	for i, l := range s.lanes {
+		for publishers[i] == nil && ctx.Err() == nil {
+			if publishers[i], err = client.NewPublisher[*client.Message](ctx, conn, address.Queue(l.queue), client.PublisherConfig{}); err != nil {
+				pauseFor(ctx, time.Second)
+			}
+		}
+	}
+	each := s.lanes[0].total / simSenders
+	for k := range each {
+		// In bursts, so that there is something to overlap.
+		due := spread * time.Duration(k/16*16) / time.Duration(each)
+		pauseFor(ctx, due-time.Since(s.began)+time.Duration(r.IntN(1000))*time.Millisecond)
+		for i, l := range s.lanes {
+			id := uint32(k*simSenders + n)
+			l.ledger.Sending(id)
+			sending.Go(func() {
+				answer := (&lane{run: &run{script: s.script, number: s.number}, n: l.n}).send(ctx, publishers[i], id)
+				l.ledger.Answered(id, answer, s.now())
+				if answer == Accepted {
+					s.mu.Lock()
+					s.waits[l.n][id].accepted = time.Since(s.began)
+					s.mu.Unlock()
+				}
+			})
+		}
+	}
+}
+
+// connect connects until it works.
+func (s *simulation) connect(ctx context.Context, name string, n int, side Side) (*client.Conn, error) {
+	for {
+		conn, err := client.Connect(ctx, s.broker.URL(), s.config(name, n, side))
+		if err == nil || ctx.Err() != nil {
+			return conn, err
+		}
+		pauseFor(ctx, time.Second)
+	}
+}
+
+// drain waits until every message has ended and every queue is empty.
+func (s *simulation) drain(ctx context.Context) {
+	last, moved := -1, time.Now()
+	for {
+		open, left := 0, ""
+		for _, l := range s.lanes {
+			open += l.ledger.Open()
+			for _, q := range l.queues() {
+				if n := s.count(q); n > 0 {
+					open += n
+					left += fmt.Sprintf(" %s %d,", q, n)
+					if time.Since(moved) > simPatience {
+						s.say("left in %s: %+v", q, s.broker.Queue(q).Messages())
+					}
+				}
+			}
+		}
+		if open == 0 {
+			return
+		}
+		if open != last {
+			last, moved = open, time.Now()
+		}
+		if time.Since(moved) > simPatience || ctx.Err() != nil {
+			s.wrong(Left, 0, "nothing has moved for %v; messages are left in%s", time.Since(moved).Round(time.Second), left)
+			for _, l := range s.lanes {
+				if missing := l.ledger.Missing(5); len(missing) > 0 {
+					s.wrong(Stuck, l.n, "lane %s still waits for %v", l.name, missing)
+				}
+			}
+			return
+		}
+		pauseFor(ctx, time.Second)
+	}
+}
+
+func (s *simulation) count(queue string) int {
+	return s.broker.Queue(queue).Counts().Messages
+}
+
+// simLane is a work queue with its workers. Lane "versions" has workers with an older and a
+// newer version of its policy, lane "crowd" has many consumers on one connection.
+type simLane struct {
+	*simulation
+	n        int
+	name     string
+	queue    string
+	total    int
+	policies []retry.Policy
+	ledger   *Ledger
+	workers  []*simWorker
+	topology declare.Topology
+}
+
+// declare declares what the lane needs. It may be called again.
+func (l *simLane) declare(ctx context.Context) error {
+	l.topology = declare.Topology{}
+	for _, p := range l.policies {
+		t, err := retry.Topology(p, declare.QuorumQueue{Name: l.queue, DeliveryLimit: declare.Unlimited})
+		if err != nil {
+			return err
+		}
+		if _, err := declare.Apply(ctx, l.admin.Management(), t); err != nil {
+			return fmt.Errorf("lane %s: %w", l.name, err)
+		}
+		l.topology.Queues = append(l.topology.Queues, t.Queues...)
+		l.topology.Exchanges = append(l.topology.Exchanges, t.Exchanges...)
+		l.topology.Bindings = append(l.topology.Bindings, t.Bindings...)
+	}
+	return nil
+}
+
+// queues are the names of all queues of the lane.
+func (l *simLane) queues() []string {
+	var names []string
+	for _, q := range l.topology.Queues {
+		if name := q.Address().QueueName(); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// open starts the lane's workers, and what looks at its dead.
+func (l *simLane) open(ctx context.Context, running *sync.WaitGroup) error {
+	burying, err := client.Connect(ctx, l.broker.URL(), l.config("bury-"+l.name, 0, ""))
+	if err != nil {
+		return err
+	}
+	var buried sync.WaitGroup
+	buryLane := &lane{run: &run{script: l.script, number: l.number, began: l.began}, n: l.n, ledger: l.ledger}
+	for queue, parked := range map[string]bool{l.policies[0].Names.DeadLetterQueue(l.queue): false, l.policies[0].Names.ParkingQueue(): true} {
+		buried.Go(func() {
+			for ctx.Err() == nil { // the queue may be gone for a while
+				_ = buryLane.bury(ctx, burying, queue, parked)
+				pauseFor(ctx, time.Second)
+			}
+		})
+	}
+	running.Go(func() {
+		buried.Wait()
+		closeConn(burying)
+	})
+	for n := range simWorkers {
+		w := &simWorker{lane: l, n: n, policy: l.policies[n%len(l.policies)]}
+		w.life, w.end = context.WithCancel(ctx)
+		l.workers = append(l.workers, w)
+		running.Go(func() { w.run(ctx) })
+	}
+	return nil
+}
+
+var errSimKilled = errors.New("this worker is dead")

@@ -1,0 +1,137 @@
+package chaos
+
+import (
+	"context"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/workerclock"
+	"github.com/hopback/hopback/retry"
+)
+
+// simWorker is a place for one worker after the other, each of which can be killed as a
+// process can.
+type simWorker struct {
+	lane   *simLane
+	n      int
+	policy retry.Policy
+	// ahead is by how much its clock is ahead of the broker's, in its next life. Within a
+	// life it doesn't change: Go measures time by a clock that never steps.
+	ahead atomic.Int64
+
+	mu    sync.Mutex
+	life  context.Context
+	end   context.CancelFunc
+	dead  bool // killed: nothing may leave it any more
+	conns []net.Conn
+	// absent is how long nobody takes the place.
+	absent time.Duration
+}
+
+// kill ends it as kill -9 does: its connections close, and nothing leaves it any more.
+func (w *simWorker) kill(absent time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.dead, w.absent = true, absent
+	for _, c := range w.conns {
+		_ = c.Close()
+	}
+	w.conns = nil
+	w.end()
+}
+
+// drain ends it in order.
+func (w *simWorker) drain(absent time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.absent = absent
+	w.end()
+}
+
+// dial is the network of one life.
+func (w *simWorker) dial(life context.Context) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := w.lane.dial(Workers)(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.dead && life.Err() != nil {
+			_ = c.Close()
+			return nil, errSimKilled
+		}
+		w.conns = append(w.conns, c)
+		return c, nil
+	}
+}
+
+// run lives, again and again, until ctx ends.
+func (w *simWorker) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		w.mu.Lock()
+		life := w.life
+		w.mu.Unlock()
+		w.consume(life)
+		w.mu.Lock()
+		absent := w.absent
+		w.absent = 0
+		w.mu.Unlock()
+		pauseFor(ctx, max(absent, 200*time.Millisecond)) // as whatever keeps a worker running
+		w.mu.Lock()
+		if w.life.Err() != nil {
+			w.life, w.end = context.WithCancel(ctx)
+			w.dead, w.conns = false, nil
+		}
+		w.mu.Unlock()
+	}
+}
+
+// consume is one life.
+func (w *simWorker) consume(life context.Context) {
+	l := w.lane
+	cfg := l.config("worker-"+l.name, w.n, Workers)
+	cfg.Dial = w.dial(life)
+	conn, err := client.Connect(life, l.broker.URL(), cfg)
+	if err != nil {
+		return
+	}
+	defer closeConn(conn)
+	ahead := time.Duration(w.ahead.Load())
+	policy := workerclock.Set(w.policy, func() time.Time { return time.Now().Add(ahead) }).(retry.Policy)
+	handler := retry.With(policy)(client.HandlerFunc(w.handle))
+	consumers := 1
+	if l.name == "crowd" && w.n == 0 {
+		consumers = 34 // which is more than one connection has sessions for, with those of the copies
+	}
+	var consuming sync.WaitGroup
+	for range consumers {
+		consuming.Go(func() {
+			for life.Err() == nil {
+				if err := conn.Consume(life, l.queue, handler, client.ConsumerConfig{Concurrency: 4, Grace: 10 * time.Second}); err != nil && life.Err() == nil {
+					pauseFor(life, time.Second)
+				}
+			}
+		})
+	}
+	consuming.Wait()
+}
+
+// handle plays the message's fate.
+func (w *simWorker) handle(ctx context.Context, d *client.Delivery) error {
+	l := w.lane
+	return l.script.play(ctx, d, l.number, l.n, func(r record) {
+		r.at, r.lane, r.count = l.now(), uint8(l.n), uint8(min(d.DeliveryCount(), 255))
+		l.ledger.attempted(r)
+		if r.what == handled {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if at := &l.waits[l.n][r.id]; at.handled == 0 {
+				at.handled = time.Since(l.began)
+			}
+		}
+	})
+}
