@@ -11,6 +11,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/brokername"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -252,4 +253,11 @@ func FuzzParse(f *testing.F) {
 		require.NoError(t, err)
 		require.Equal(t, a, again)
 	})
+}
+
+// Package declare refuses the same names.
+func TestLimitsAreTheSharedOnes(t *testing.T) {
+	t.Parallel()
+	assert.Equal(t, brokername.Max, address.MaxName)
+	assert.Equal(t, brokername.MaxKey, address.MaxRoutingKey)
 }

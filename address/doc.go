@@ -12,22 +12,20 @@
 //
 // # What is refused
 //
-// [Address.Validate], [Address.Build] and [Parse] answer with an
-// *[argument.Error] for what the broker would refuse, and for what it would
-// accept but nobody could use afterwards. That matters more than it seems: on
-// RabbitMQ 4.0 one bad address ends the whole session with every other link on
-// it.
+// [Address.Validate], [Address.Build] and [Parse] return an *[argument.Error] for
+// an address that the broker would refuse, and for one that it would accept but
+// no other tool could use. On RabbitMQ 4.0 one bad address ends the whole session,
+// with every other link on it.
 //
 // These are the rules, found on live brokers, 4.0 and 4.3:
-//   - A name isn't empty, and is valid UTF-8 (declaring a queue whose name is
-//     not ends the session).
+//   - A name isn't empty, and is valid UTF-8. Declaring a queue with another name
+//     ends the session.
 //   - A name has no carriage return and no line feed: such a queue or exchange
 //     can't be declared. Every other control character works, NUL included.
-//   - A queue or exchange name is at most [MaxName] bytes long, a routing key
-//     at most [MaxRoutingKey]; a routing key may be empty and may hold a line
-//     break.
+//   - A queue or exchange name is at most [MaxName] bytes long, a routing key at
+//     most [MaxRoutingKey]. A routing key may be empty and may have a line break.
 //   - The default exchange can't be named, neither as "" nor as "amq.default":
 //     use [Queue].
-//   - "." and ".." are good names here, and are refused by package declare:
-//     the broker's management node takes them for steps in a path.
+//   - "." and ".." are valid here. Package declare refuses them: they are steps in
+//     the paths of the broker's management node.
 package address

@@ -6,13 +6,13 @@ import (
 	"github.com/hopback/hopback/argument"
 )
 
-// Parse reads a percent-encoded address, such as "/queues/a%2Fb". What it
-// accepts, Build accepts, and gives back in its one canonical spelling. A
-// failure is an *[argument.Error]; Parse never panics, whatever it is given.
+// Parse reads a percent-encoded address, such as "/queues/a%2Fb". Build accepts
+// the result and returns its canonical spelling. A failure is an
+// *[argument.Error]. Parse never panics.
 //
-// Parse reads what the broker reads: a slash within a name has to be written
-// "%2F", and so has every other character that RFC 3986 doesn't allow within a
-// part of a path, such as a space or a letter that isn't ASCII. "+" is a plus
+// Parse reads what the broker reads. A slash within a name must be written "%2F".
+// So must every character that RFC 3986 doesn't allow within a part of a path,
+// such as a space or a letter that isn't ASCII. "+" is a plus
 // sign. "/exchanges/x/" is "/exchanges/x", the empty routing key.
 func Parse(s string) (Address, error) {
 	if rest, ok := strings.CutPrefix(s, queuePrefix); ok {

@@ -46,7 +46,7 @@ type EventKind string
 // The kinds of events. Each is about the connection, a publisher, a consumer or
 // a consumer's forwards, as the event's Op says.
 const (
-	// EventUp: it works, for the first time or again.
+	// EventUp: it works, for the first time or again after an outage.
 	EventUp EventKind = "up"
 	// EventLost: it ended, and is being rebuilt.
 	EventLost EventKind = "lost"
@@ -80,8 +80,8 @@ const (
 	// that stands by for a single active consumer starve by design: for them this is
 	// repeated less and less often, in the end every 16 minutes or so.
 	EventStarved EventKind = "starved"
-	// EventClockDiffers: the broker's clock was found to differ from this host's. Told once
-	// for each Conn, if a handler has asked or found out: see Start.ClockDiffers.
+	// EventClockDiffers: the broker's clock differs from this host's. A handler has
+	// reported it with Start.ClockDiffers. The event comes once for each Conn.
 	EventClockDiffers EventKind = "clock-differs"
 )
 

@@ -143,7 +143,7 @@ type Requeue struct {
 // AnnotationReason holds it.
 type Reason string
 
-// The reasons that this package gives; others may be added by decorators.
+// The reasons of this package. Middleware may add others.
 const (
 	// ReasonUndecodable: the codec couldn't read the body.
 	ReasonUndecodable Reason = "undecodable"
@@ -154,10 +154,10 @@ const (
 	ReasonUnforwardable Reason = "unforwardable"
 )
 
-// Annotations that tell, in the dead-letter queue, why a message is there. The
-// body and everything else that the sender set are untouched. They are message
-// annotations, which the broker merges into the message as it dead-letters it;
-// to an AMQP 0-9-1 consumer they show as headers.
+// Annotations of a dead letter, which say why it is dead. They are message
+// annotations: the broker merges them into the message when it dead-letters it. The
+// body and everything else that the sender set stay the same. An AMQP 0-9-1 consumer
+// sees them as headers.
 const (
 	// AnnotationReason holds the Reason, a string.
 	AnnotationReason = "x-opt-hopback-reason"

@@ -11,7 +11,7 @@ import (
 // DeadLetterTarget says where a queue's dead messages go: those that a consumer
 // rejects, that expire, or that exceed the delivery limit.
 //
-// The zero value is refused: RabbitMQ would drop such messages without a trace.
+// The zero value is refused: RabbitMQ would silently drop such messages.
 // Set an exchange; or a routing key alone, which the default exchange takes for a
 // queue's name (see [ToQueue]); or use [Drop].
 type DeadLetterTarget struct {

@@ -1,5 +1,5 @@
-// Package declare describes a RabbitMQ topology, exchanges, queues and
-// bindings, as values, and makes a broker have it.
+// Package declare describes RabbitMQ topologies as values and declares them on a
+// broker. A topology is a set of exchanges, queues and bindings.
 //
 //	topology := declare.Topology{
 //		Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Topic}},
@@ -19,28 +19,28 @@
 //	}
 //	report, err := declare.Apply(ctx, conn.Management(), topology)
 //
-// # Nothing lost unless you say so
+// # Nothing is dropped unless you say so
 //
-// RabbitMQ drops a message that is rejected, that expires, or that has come
-// back too often (20 times, by default) unless the queue says where such
-// messages go, and even then publishes them only once. Here a queue without an
-// answer is refused ([DeadLetterTarget], [Drop]), and dead-lettering is at least once
-// unless [AtMostOnce] is asked for.
+// By default RabbitMQ drops a message that is rejected, that expires, or that has
+// come back 20 times. A queue with a dead-letter exchange publishes such messages
+// there, but only once. This package refuses a queue that doesn't say where its
+// dead messages go ([DeadLetterTarget], [Drop]). Dead-lettering is at least once
+// unless [AtMostOnce] is set.
 //
 // # Checked before it is sent
 //
-// The broker accepts unknown and ill-typed arguments in silence: a delivery
-// limit sent as a string means "unlimited" on one version and "20" on another.
-// So arguments are typed fields, and everything is validated before anything
-// is sent. Bad input is an *[argument.Error]; what the broker refuses, an
-// *[Error].
+// The broker silently accepts unknown and ill-typed arguments. A delivery limit
+// that is sent as a string means "unlimited" on one version and "20" on another.
+// So arguments are typed fields, and everything is validated before anything is
+// sent. Bad input is an *[argument.Error]. A refusal by the broker is an *[Error].
 //
 // # Beyond this package
 //
-// Package audit compares and checks: its Plan shows what [Apply] would do, its Verify
-// finds what loses messages or holds them for ever. It also reads and writes
-// RabbitMQ's definitions documents and draws topologies. Package migrate moves a
-// queue's messages to a new queue. Package httpapi reads the management HTTP API.
+// Package audit compares and checks: its Plan shows what [Apply] would do, and its
+// Verify finds what loses messages or holds them for ever. It also reads and
+// writes RabbitMQ's definitions documents and draws topologies. Package migrate
+// moves a queue's messages to a new queue. Package httpapi reads the management
+// HTTP API.
 //
 // # No I/O of its own
 //

@@ -9,13 +9,13 @@ import (
 	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// What an [*Error] is about; match with errors.Is.
+// The reasons of an [*Error]. Match them with errors.Is.
 var (
-	// ErrConflict means that the exchange or queue exists, declared in another
-	// way. Error.Differences says what differs.
+	// ErrConflict means that the exchange or queue exists with different settings.
+	// Error.Differences lists them.
 	ErrConflict = errors.New("it exists with different settings")
-	// ErrInUse means that a queue has messages or consumers, or that others need
-	// what is to be deleted. See [DeleteIdle].
+	// ErrInUse means that a queue has messages or consumers, or that something else
+	// needs the resource. See [DeleteIdle].
 	ErrInUse = errors.New("in use")
 	// ErrMissing means that the queue, or an end of the binding, doesn't exist.
 	ErrMissing = errors.New("not found")
@@ -26,8 +26,8 @@ var (
 	ErrInvalid = errors.New("invalid")
 	// ErrUnavailable means that the broker can't do it now. Try again later.
 	ErrUnavailable = errors.New("unavailable")
-	// ErrNoReply means that no reply came: the broker may or may not have done it.
-	// Error.Err is the Requester's error.
+	// ErrNoReply means that no reply came. The broker may or may not have carried the
+	// request out. Error.Err is the Requester's error.
 	ErrNoReply = errors.New("no reply")
 	// ErrBadReply means that the reply can't be understood.
 	ErrBadReply = errors.New("reply not understood")
@@ -40,7 +40,7 @@ var (
 type Error struct {
 	// Op is the operation: "declare", "delete", "purge", "inspect" or "list".
 	Op string
-	// Resource is what the operation was about.
+	// Resource is the exchange, queue or binding of the operation.
 	Resource Resource
 	// Method and Path of the request.
 	Method, Path string

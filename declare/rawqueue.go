@@ -9,9 +9,9 @@ import (
 	"github.com/hopback/hopback/declare/internal/queuearg"
 )
 
-// RawQueue is a queue by its bare arguments. An import returns one where
-// [QuorumQueue], [ClassicQueue] and [Stream] can't say exactly the same. Use it
-// for queue types of plugins. Prefer the others elsewhere: a RawQueue may have no
+// RawQueue is a queue with its arguments as they are sent. An import returns one
+// where [QuorumQueue], [ClassicQueue] and [Stream] can't express the same. Use it
+// for queue types of plugins. Prefer the others elsewhere: a RawQueue needs no
 // dead-letter target.
 //
 // Arguments that RabbitMQ knows must have values that it reads: the broker

@@ -23,8 +23,8 @@ const (
 // Resource names an exchange, a queue, a binding or a broker.
 type Resource struct {
 	Kind Kind `json:"kind"`
-	// Name is the name. A binding has its ends and its key as a name, for people;
-	// a broker its version.
+	// Name is the name of an exchange or a queue. A binding's name has its ends and
+	// its key, for people. A broker's name is its version.
 	Name string `json:"name"`
 }
 
@@ -44,7 +44,7 @@ const (
 	NotTried StepResult = "not tried"
 	// Created means that the resource is new. Only queues have this result.
 	Created StepResult = "created"
-	// Existed means that the resource was there already, declared in the same way.
+	// Existed means that the resource existed already, with the same settings.
 	// Only queues have this result. A repeated request may find the work of the
 	// first.
 	Existed StepResult = "existed"

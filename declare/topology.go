@@ -18,9 +18,9 @@ type Topology struct {
 	Bindings  []Binding
 }
 
-// Merge joins topologies, in order. Equal declarations of one name are kept once;
-// different ones are an *[argument.Error] each. Merge doesn't validate otherwise,
-// see [Topology.Validate], and changes none of its arguments.
+// Merge joins topologies, in order. It keeps equal declarations of one name once.
+// Different declarations of one name are an *[argument.Error] each. Merge doesn't
+// validate otherwise (see [Topology.Validate]) and changes none of its arguments.
 func Merge(ts ...Topology) (Topology, error) {
 	var all Topology
 	for _, t := range ts {

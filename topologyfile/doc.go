@@ -1,5 +1,6 @@
-// Package topologyfile reads topologies from small YAML files: what cmd/hopback
-// works on, and what a worker can take its policy from, so that both mean the same.
+// Package topologyfile reads topologies from small YAML files. The hopback command
+// works on these files, and a worker can take its policy from one, so both mean the
+// same.
 //
 //	retry:
 //	  delays: [10s, 1m, 10m]
@@ -12,12 +13,12 @@
 //	bindings:
 //	  - {source: shop, queue: orders, key: order.*}
 //
-// Work queues get the retry topology of package retry around them; queues,
-// exchanges and bindings are declared as they are. The keys of queues are
-// RabbitMQ's arguments without their "x-". Times are written with their unit, as in
-// 10s, 1m30s or 250ms. [Schema] has every key, for editors and for people.
+// Work queues get the retry topology of package retry. Queues, exchanges and
+// bindings are declared as they are. The keys of queues are RabbitMQ's arguments
+// without their "x-". Times have a unit, as in 10s, 1m30s or 250ms. [Schema] has
+// every key, for editors and for people.
 //
-// Nothing is guessed: unknown keys, repeated keys, values of another type, YAML's
-// anchors and a second document are refused, with the line and what to write
-// instead. All that is wrong is reported at once.
+// Unknown keys, repeated keys, values of another type, YAML's anchors and a second
+// document are refused. An [Error] names the line and says what to write instead.
+// All faults are reported at once.
 package topologyfile

@@ -26,15 +26,15 @@ type File struct {
 	// worker adds RetryIf and Rules. A rule with delays of its own needs queues
 	// for them, which aren't in Topology.
 	Policy retry.Policy
-	// Work are the work-queues, and Other what else is declared.
+	// Work are the work-queues. Other has the queues, exchanges and bindings.
 	Work  []declare.QuorumQueue
 	Other declare.Topology
-	// Topology is all of it: what the policy needs for the work queues, and the
-	// rest.
+	// Topology is everything to declare: Other, the work queues, and what the policy
+	// needs for them.
 	Topology declare.Topology
 }
 
-// Parse reads a file. name stands in its errors. The error is every *[Error],
+// Parse reads a file. Its errors begin with name. The error is every *[Error],
 // joined, up to 20 of them.
 func Parse(name string, text []byte) (File, error) {
 	r := &reader{file: name}

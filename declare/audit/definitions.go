@@ -14,17 +14,16 @@ import (
 	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Definitions is RabbitMQ's definitions document: what `rabbitmqctl
-// export_definitions` and GET /api/definitions write, and POST /api/definitions
-// and load_definitions read. It is the way to hand a topology to those who alone
-// may declare.
+// Definitions is RabbitMQ's definitions document. rabbitmqctl export_definitions
+// and GET /api/definitions write it. POST /api/definitions and load_definitions
+// read it. Use it to give a topology to operators who declare it for you.
 //
-// Queues, exchanges, bindings and policies are values here. Everything else,
-// users and parameters for instance, is kept as it is: reading and writing a
-// document loses nothing. Mind that users have password hashes.
+// Queues, exchanges, bindings and policies are values here. Everything else, such
+// as users and parameters, is kept as it is: reading and writing a document loses
+// nothing. Users have password hashes.
 //
-// It is written in one form: sorted, every field spelled out, so that writing
-// what was read from such a form gives the same bytes.
+// The written form is sorted and has every field. Reading and writing it again
+// gives the same bytes.
 type Definitions struct {
 	Queues    []QueueDefinition
 	Exchanges []ExchangeDefinition

@@ -13,17 +13,17 @@ import (
 // ChangeKind is what [declare.Apply] would do.
 type ChangeKind string
 
-// The actions.
+// The kinds of changes.
 const (
 	// Create: it doesn't exist.
 	Create ChangeKind = "create"
 	// Keep: it exists as declared.
 	Keep ChangeKind = "keep"
-	// Refuse: it exists in another form, which can't be changed in place; or it is
-	// a binding with a missing end.
+	// Refuse: it exists with different settings, which can't be changed in place. Or
+	// it is a binding whose source or destination is missing.
 	Refuse ChangeKind = "refuse"
-	// Unsure: it isn't known whether it exists. Apply declares it, which changes
-	// nothing if it exists as declared and is refused if it differs.
+	// Unsure: it is unknown whether it exists. Apply declares it. That changes
+	// nothing if it exists as declared, and is refused if it differs.
 	Unsure ChangeKind = "unsure"
 )
 
@@ -55,11 +55,10 @@ type Diff struct {
 
 // Plan returns what [declare.Apply] would do, and changes nothing.
 //
-// Over AMQP alone it can't tell whether exchanges exist; with the HTTP API it can.
+// Without the HTTP API it is unknown whether exchanges exist.
 //
 // An error means that t is invalid, as from [declare.Topology.Validate], or that
-// the broker couldn't be asked. Conflicts with what the broker has are in the
-// Diff.
+// nothing could be read. Conflicts with the broker are in the Diff.
 func Plan(ctx context.Context, src Sources, t declare.Topology) (Diff, error) {
 	if err := t.Validate(); err != nil {
 		return Diff{}, err
@@ -220,25 +219,25 @@ func exchangeBody(x ExchangeInfo) map[string]any {
 	}
 }
 
-// Count is how many changes have the action a.
-func (d Diff) Count(a ChangeKind) int {
+// Count returns how many changes have this kind.
+func (d Diff) Count(kind ChangeKind) int {
 	n := 0
 	for _, c := range d.Changes {
-		if c.Kind == a {
+		if c.Kind == kind {
 			n++
 		}
 	}
 	return n
 }
 
-// Nothing reports whether everything is there as wanted, for certain.
+// Nothing reports whether everything certainly exists as declared.
 func (d Diff) Nothing() bool { return d.Count(Keep) == len(d.Changes) }
 
 // Conflicts reports whether Apply would be refused.
 func (d Diff) Conflicts() bool { return d.Count(Refuse) > 0 }
 
-// String is the diff for people: "+" is created, "!" differs, "?" is unknown,
-// and what is there as wanted has no mark.
+// String returns the diff for people. "+" marks what would be created, "!" what
+// would be refused, and "?" what is unknown. What exists as declared has no mark.
 func (d Diff) String() string {
 	var b strings.Builder
 	for _, c := range d.Changes {

@@ -1,7 +1,7 @@
-// Package httpapi reads RabbitMQ's management HTTP API, for what can't be told
-// over AMQP: exchanges, policies, nodes, and messages that are stuck.
+// Package httpapi reads RabbitMQ's management HTTP API. It shows what AMQP can't:
+// exchanges, policies, nodes, and messages that are stuck.
 //
-// It only reads. A [Reader] is what audit.Sources takes:
+// It only reads. A [Reader] is for audit.Sources:
 //
 //	api, err := httpapi.New("http://user:password@localhost:15672", "/", httpapi.Config{})
 //	diff, err := audit.Plan(ctx, audit.Sources{AMQP: conn.Management(), HTTP: api}, topology)

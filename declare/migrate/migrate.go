@@ -1,20 +1,24 @@
-// Package migrate moves a live queue to a new one: for what can't be changed in
-// place, such as a queue's type or an argument that no policy can set.
+// Package migrate moves the messages of a live queue to a new one. Use it to change
+// what can't be changed in place, such as a queue's type or an argument that no
+// policy can set.
 //
 //	report, err := migrate.Run(ctx, conn, api, migrate.Config{
 //		Old: "orders",
 //		New: declare.QuorumQueue{Name: "orders.v2", DeliveryLimit: 5, DeadLetter: declare.ToQueue("orders.dead")},
 //	})
 //
-// Publishers and consumers go on meanwhile. The order of the steps is what keeps
-// every message somewhere: the new queue is declared; bound wherever the old one
-// is; the old one is unbound; its messages are moved one by one, each accepted only
-// after the broker has confirmed its copy; and when it is empty and nobody consumes
-// from it any more, it is deleted.
+// Publishers and consumers continue meanwhile. [Run] takes these steps, in which
+// every message is always in a queue:
 //
-// In doubt there are two of a message: what is published between the second and the
-// third step goes to both queues, and a lost connection can leave a copy and its
-// original. None is ever in no queue.
+//  1. Declare the new queue.
+//  2. Bind it wherever the old queue is bound.
+//  3. Unbind the old queue.
+//  4. Move its messages. Each is accepted only after the broker has confirmed its
+//     copy.
+//  5. Delete the old queue when it is empty and has no consumers.
+//
+// Some messages are duplicated: those published between the steps 2 and 3 go to
+// both queues, and a lost connection can leave a copy and its original.
 package migrate
 
 import (
@@ -68,18 +72,19 @@ type Report struct {
 	Deleted bool `json:"deleted"`
 }
 
-// Run moves a queue, until it is empty and unused or ctx ends: a publisher that
-// sends to the old queue by its name, or a consumer that stays, keeps it going. It
-// can be stopped and run again at any time; an old queue that is gone is success.
+// Run moves a queue until it is empty and unused, or until ctx ends. A publisher
+// that sends to the old queue by its name keeps Run going, and so does a consumer
+// that stays. Run can be stopped and run again at any time. An old queue that
+// doesn't exist any more is success.
 //
-// What doesn't move: the history of a message's deaths and its delivery count,
-// which the broker keeps and takes from nobody. A message's own ttl begins anew. A
-// message that can't be sent again, see client.Validate, ends the move with an
-// *[argument.Error] and stays where it is.
+// The broker's history of a message's deaths and its delivery count don't move: no
+// client can set them. A message's own ttl starts again. A message that can't be
+// sent again (see client.Validate) ends the move with an *[argument.Error] and stays
+// in the old queue.
 //
-// api may be nil if Config.Bindings is given; then messages that the old queue holds
-// for at-least-once dead-lettering, or delays, go unseen and are deleted with it,
-// unless Config.Keep is set.
+// api may be nil if Config.Bindings is set. Then Run doesn't see messages that the
+// old queue delays or holds for at-least-once dead-lettering. They are deleted with
+// it, unless Config.Keep is set.
 func Run(ctx context.Context, conn *client.Conn, api audit.Reader, cfg Config) (Report, error) {
 	var report Report
 	if err := cfg.check(conn, api); err != nil {
