@@ -1,5 +1,6 @@
 // Package integration holds the tests of hopback against real brokers: every
-// test runs with RabbitMQ 4.3, the current release, and with 4.0, the floor.
+// test runs with RabbitMQ 4.3, the current release, and with 4.0, the floor. Most
+// run with both in memory, too: see package hopbacktest, and memory.txt.
 // A missing broker is a failure. See package broker for where they come from.
 package integration
 
@@ -28,6 +29,31 @@ func TestMain(m *testing.M) {
 	os.Exit(run(m))
 }
 
+// which brokers the tests run with.
+var which = flag.String("brokers", "all", `"real", "memory", or "all"`)
+
+func start(ctx context.Context) (err error) {
+	switch *which {
+	case "all", "real", "memory":
+	default:
+		return fmt.Errorf("-brokers=%s: use all, real or memory", *which)
+	}
+	for _, version := range []string{"4.3", "4.0"} {
+		if *which == "real" {
+			break
+		}
+		b, err := startMemory(version)
+		if err != nil {
+			return err
+		}
+		memory = append(memory, b)
+	}
+	if *which != "memory" {
+		brokers, err = broker.Need(ctx, os.Stderr, "4.3", "4.0")
+	}
+	return err
+}
+
 func run(m *testing.M) int {
 	set := map[string]bool{}
 	flag.Visit(func(f *flag.Flag) { set[f.Name] = true })
@@ -36,12 +62,14 @@ func run(m *testing.M) int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	var err error
-	if brokers, err = broker.Need(ctx, os.Stderr, "4.3", "4.0"); err != nil {
+	if err := start(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	code := m.Run()
+	for _, b := range memory {
+		b.close()
+	}
 	if commandDir != "" {
 		_ = os.RemoveAll(commandDir)
 	}
@@ -71,4 +99,5 @@ func forEachBroker(t *testing.T, test func(t *testing.T, s *site)) {
 			test(t, newSite(t, b))
 		})
 	}
+	forEachInMemory(t, test)
 }

@@ -39,9 +39,18 @@ func startOurs(version string) (*broker.Broker, error) {
 	return b, err
 }
 
+// needReal skips a test where only brokers in memory are wanted.
+func needReal(t *testing.T) {
+	t.Helper()
+	if *which == "memory" {
+		t.Skip("it needs a real broker, and -brokers=memory wants none")
+	}
+}
+
 // forEachOfOurs is forEachBroker, with the brokers that may be reconfigured.
 func forEachOfOurs(t *testing.T, test func(t *testing.T, s *site)) {
 	t.Helper()
+	needReal(t)
 	t.Parallel()
 	for _, version := range []string{"4.3", "4.0"} {
 		t.Run(version, func(t *testing.T) {
@@ -59,6 +68,7 @@ func forEachOfOurs(t *testing.T, test func(t *testing.T, s *site)) {
 // may be waiting for such a place.
 func forEachOfOursAlone(t *testing.T, test func(t *testing.T, s *site)) {
 	t.Helper()
+	needReal(t)
 	for _, version := range []string{"4.3", "4.0"} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel() // beside the other version

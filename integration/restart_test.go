@@ -20,6 +20,7 @@ import (
 // Messages that wait for their retry survive a restart of the broker, and the
 // client comes back by itself.
 func TestDelayedMessagesSurviveARestartOfTheBroker(t *testing.T) {
+	needReal(t)
 	t.Parallel()
 	for _, version := range []string{"4.3", "4.0"} {
 		t.Run(version, func(t *testing.T) {

@@ -303,8 +303,8 @@ func TestCommandExportsAndImports(t *testing.T) {
 // the virtual host.
 func TestCommandNoticesAnotherBrokersAPI(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
-		i := slices.IndexFunc(brokers, func(b *broker.Broker) bool { return b.Version != s.Version })
-		other := &site{Broker: brokers[i], vhost: s.vhost}
+		i := slices.IndexFunc(neighbours(s), func(b *broker.Broker) bool { return b.Version != s.Version })
+		other := &site{Broker: neighbours(s)[i], vhost: s.vhost}
 		other.http(t, http.MethodPut, "/vhosts/"+s.vhost, nil, nil)
 		t.Cleanup(func() { other.remove(t) })
 		hopback, file := s.shell(t), yaml(t, shopFile)
