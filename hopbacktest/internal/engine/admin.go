@@ -234,10 +234,19 @@ func (b *Broker) Policies(vhost string) []PolicyInfo {
 	return all
 }
 
+// Publishing is a message that is published as by AMQP 0-9-1.
+type Publishing struct {
+	// Payload is an encoded message of AMQP 1.0.
+	Payload []byte
+	Durable bool
+	// Hidden are headers that no client of AMQP 1.0 sees. Get returns them.
+	Hidden map[string]any
+}
+
 // Publish publishes a message without a connection, at the key of an exchange. It says whether any
-// queue took it. hidden are headers of AMQP 0-9-1 that no client of AMQP 1.0 sees; Get returns them.
-func (b *Broker) Publish(vhost, exchange, key string, payload []byte, hidden map[string]any) (bool, error) {
-	m, err := parse(payload, &b.version)
+// queue took it.
+func (b *Broker) Publish(vhost, exchange, key string, p Publishing) (bool, error) {
+	m, err := parse(p.Payload, &b.version)
 	if err != nil {
 		return false, err
 	}
@@ -251,7 +260,7 @@ func (b *Broker) Publish(vhost, exchange, key string, payload []byte, hidden map
 	if x == nil {
 		return false, fmt.Errorf("%w: exchange %q in virtual host %q", ErrMissing, exchange, vhost)
 	}
-	m.exchange, m.keys, m.hidden = exchange, []string{key}, hidden
+	m.exchange, m.keys, m.durable, m.hidden = exchange, []string{key}, p.Durable, p.Hidden
 	targets := v.route(x, m)
 	for _, q := range targets {
 		q.receive(m, b, nil)

@@ -87,13 +87,27 @@ func (c *Connection) Ready() <-chan struct{} { return c.ready }
 
 // Take appends the events that have come to events, in order, and returns them all.
 func (c *Connection) Take(events []Event) []Event {
-	c.b.peek()
-	defer c.b.mu.Unlock()
+	c.b.lock()
+	defer c.b.unlock()
+	n := len(events)
 	events = append(events, c.events...)
 	clear(c.events)
 	c.events = c.events[:0]
 	c.signaled = false
+	for _, e := range events[n:] {
+		e.taken()
+	}
 	return events
+}
+
+// taken counts an event that has left the connection's list.
+func (e *Event) taken() {
+	switch e.Kind {
+	case Delivered:
+		e.Consumer.taken()
+	case Confirmed:
+		e.Publisher.untaken--
+	}
 }
 
 // emit tells the client something.
@@ -113,7 +127,18 @@ func (c *Connection) emit(e Event) {
 
 // purge takes events back that are of no use any more.
 func (c *Connection) purge(useless func(*Event) bool) {
-	c.events = slices.DeleteFunc(c.events, func(e Event) bool { return useless(&e) })
+	c.events = slices.DeleteFunc(c.events, func(e Event) bool {
+		if !useless(&e) {
+			return false
+		}
+		switch e.Kind {
+		case Delivered:
+			e.Consumer.untaken--
+		case Confirmed:
+			e.Publisher.untaken--
+		}
+		return true
+	})
 }
 
 // Close closes the connection at the client's wish, or since the client is gone. Its

@@ -23,10 +23,12 @@ type Consumer struct {
 	timeout    int64 // in ms
 
 	attached  bool
+	untaken   int    // deliveries that the wire hasn't taken
 	waiting   bool   // it is in the queue's service
 	credit    uint32 // that is left
 	count     uint32 // the link's delivery-count
 	drain     bool
+	draining  bool // the answer to a drain waits for the wire
 	timedOut  bool // it holds messages that were taken back
 	quiescing bool // another one is to be the single active one
 	nextID    uint64
@@ -85,6 +87,7 @@ func (q *queue) deliver(c *Consumer, e *entry) {
 	c.credit--
 	c.count++
 	q.delivered++
+	c.untaken++
 	d := q.hold(c, e)
 	q.service.add(c)
 	q.b.log(q, logDelivered, e.msg)
@@ -167,20 +170,51 @@ func (c *Consumer) Flow(flow *frames.Flow) {
 	}
 	q := c.queue
 	c.credit = uint32(max(0, int32(flow.DeliveryCount.Or(0)+flow.LinkCredit.Or(0)-c.count)))
-	c.drain = flow.Drain
+	c.drain, c.draining = flow.Drain, false
 	q.service.add(c)
 	q.run() // deliveries go before the answer
-	if c.drain && q.frozen == 0 && c.attached {
-		c.count += c.credit
-		c.credit = 0
+	if c.full() {
+		c.draining = c.drain
+	} else {
+		c.drained()
 	}
 	// RabbitMQ 4.3 tells each consumer of a quorum queue once that it is active.
 	told := q.b.version.newer && q.quorum() && !c.told
-	if (flow.Drain || flow.Echo || told) && c.attached {
-		c.tell(flow.Drain)
+	if (flow.Drain && !c.draining || flow.Echo || told) && c.attached {
+		c.tell(flow.Drain && !c.draining)
 	}
 	if q.single {
 		q.activate()
+	}
+}
+
+// full says whether the queue has messages for the consumer that wait until the wire has
+// taken others.
+func (c *Consumer) full() bool {
+	return c.attached && c.credit > 0 && c.untaken >= maxUntaken && c.queue.ready.n > 0
+}
+
+// drained uses up the credit of a consumer that drains.
+func (c *Consumer) drained() {
+	if c.drain && c.queue.frozen == 0 && c.attached {
+		c.count += c.credit
+		c.credit = 0
+	}
+}
+
+// taken notes that the wire has taken a delivery.
+func (c *Consumer) taken() {
+	c.untaken--
+	if !c.attached || c.untaken != maxUntaken/2 {
+		return
+	}
+	q := c.queue
+	q.service.add(c)
+	q.run()
+	if c.draining && !c.full() {
+		c.draining = false
+		c.drained()
+		c.tell(true)
 	}
 }
 

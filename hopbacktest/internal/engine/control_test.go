@@ -119,7 +119,7 @@ func TestFrozenQueues(t *testing.T) {
 		assert.Equal(t, 1, q.Ready)
 		thaw()
 		thaw()
-		assert.Zero(t, p.Unconfirmed())
+		assert.Equal(t, 2, p.Unconfirmed(), "until they are taken")
 		confirmed := 0
 		for _, e := range l.events() {
 			if e.Kind == Confirmed {
@@ -129,6 +129,7 @@ func TestFrozenQueues(t *testing.T) {
 			e.toReader()
 		}
 		assert.Equal(t, 2, confirmed)
+		assert.Zero(t, p.Unconfirmed())
 		var got []string
 		for _, d := range r.got {
 			got = append(got, text(l.decode(d)))

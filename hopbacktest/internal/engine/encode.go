@@ -100,17 +100,18 @@ func (d *Delivery) appendAnnotations(b []byte) []byte {
 	if len(m.deaths) > 0 {
 		put("x-opt-deaths", encodeDeaths(m.deaths))
 	}
+	newest, newer := keysOf(d.added), keysOf(m.added)
 	for _, e := range d.added {
 		put(e.Key.(frames.Symbol), e.Value)
 	}
 	for _, e := range m.added {
-		if _, newer := d.added.Get(string(e.Key.(frames.Symbol))); !newer {
+		if !newest(string(e.Key.(frames.Symbol))) {
 			put(e.Key.(frames.Symbol), e.Value)
 		}
 	}
 	for _, e := range m.sent {
 		if key, ok := e.Key.(frames.Symbol); ok {
-			if d.overrides(string(key)) {
+			if d.overrides(string(key)) || newest(string(key)) || newer(string(key)) {
 				continue
 			}
 			put(key, e.Value)
@@ -125,7 +126,7 @@ func (d *Delivery) appendAnnotations(b []byte) []byte {
 	return b
 }
 
-// overrides says whether the sender's annotation is replaced by one of the broker's.
+// overrides says whether the sender's annotation is replaced by one that the broker always adds.
 func (d *Delivery) overrides(key string) bool {
 	switch key {
 	case "x-exchange", "x-routing-key":
@@ -137,11 +138,7 @@ func (d *Delivery) overrides(key string) bool {
 	case "x-delivery-count":
 		return d.redelivered && d.quorum && (!d.newer || d.failed > 0)
 	}
-	if _, ok := d.added.Get(key); ok {
-		return true
-	}
-	_, ok := d.msg.added.Get(key)
-	return ok
+	return false
 }
 
 func encodeDeaths(deaths []death) frames.Array {

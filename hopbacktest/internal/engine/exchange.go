@@ -18,6 +18,7 @@ type exchange struct {
 
 	direct map[string][]*binding
 	topics *topic
+	stale  bool // direct and topics are to be made anew
 	// cache has the queues of routing keys, as of a topology.
 	cache   map[string][]*queue
 	cached  uint64
@@ -56,7 +57,7 @@ func (b *binding) same(other *binding) bool {
 
 // index has the exchange find its bindings by key.
 func (x *exchange) index() {
-	x.direct, x.topics = nil, nil
+	x.direct, x.topics, x.stale = nil, nil, false
 	switch x.kind {
 	case typeDirect:
 		x.direct = map[string][]*binding{}
@@ -73,6 +74,9 @@ func (x *exchange) index() {
 
 // matches calls f with the bindings that a message goes through.
 func (x *exchange) matches(m *message, headers func() map[string]any, f func(*binding)) {
+	if x.stale {
+		x.index()
+	}
 	switch x.kind {
 	case typeFanout:
 		for _, b := range x.bindings {
@@ -86,7 +90,7 @@ func (x *exchange) matches(m *message, headers func() map[string]any, f func(*bi
 		}
 	case typeTopic:
 		for _, key := range m.keys {
-			x.topics.match(strings.Split(key, "."), f)
+			x.topics.match(strings.Split(key, "."), map[place]bool{}, f)
 		}
 	case typeRandom:
 		if len(x.bindings) > 0 {
@@ -123,11 +127,21 @@ func (t *topic) add(words []string, b *binding) {
 	next.add(words[1:], b)
 }
 
-// match calls f with the bindings that match. One may come several times.
-func (t *topic) match(words []string, f func(*binding)) {
+// place is a word of topic bindings, and how much of a key is left there.
+type place struct {
+	at   *topic
+	left int
+}
+
+// match calls f with the bindings that match. One may come several times. Behind a # each
+// place is gone through once: several of them would have more ways than anybody can go.
+func (t *topic) match(words []string, seen map[place]bool, f func(*binding)) {
 	if many := t.words["#"]; many != nil {
 		for i := range len(words) + 1 {
-			many.match(words[i:], f)
+			if p := (place{many, len(words) - i}); !seen[p] {
+				seen[p] = true
+				many.match(words[i:], seen, f)
+			}
 		}
 	}
 	if len(words) == 0 {
@@ -137,10 +151,10 @@ func (t *topic) match(words []string, f func(*binding)) {
 		return
 	}
 	if next := t.words[words[0]]; next != nil && words[0] != "#" && words[0] != "*" {
-		next.match(words[1:], f)
+		next.match(words[1:], seen, f)
 	}
 	if any := t.words["*"]; any != nil {
-		any.match(words[1:], f)
+		any.match(words[1:], seen, f)
 	}
 }
 

@@ -101,17 +101,49 @@ func (m *message) property(n int) any {
 	return read(frames.Field(m.Properties, n))
 }
 
-// with is the map with the entries of more, which win. The map isn't changed.
+// with is the map with the entries of more, which win. The map isn't changed. The keys of
+// more are symbols.
 func with(m, more frames.Map) frames.Map {
 	if len(more) == 0 {
 		return m
 	}
 	merged := make(frames.Map, len(m), len(m)+len(more))
 	copy(merged, m)
+	if len(m)+len(more) <= 16 {
+		for _, e := range more {
+			merged = merged.Set(e.Key.(frames.Symbol), e.Value)
+		}
+		return merged
+	}
+	// Nobody may make the broker compare each of a million with each.
+	at := make(map[frames.Symbol]int, len(m)+len(more))
+	for i, e := range merged {
+		if key, ok := e.Key.(frames.Symbol); ok {
+			at[key] = i
+		}
+	}
 	for _, e := range more {
-		merged = merged.Set(e.Key.(frames.Symbol), e.Value)
+		key := e.Key.(frames.Symbol)
+		if i, ok := at[key]; ok {
+			merged[i].Value = e.Value
+			continue
+		}
+		at[key] = len(merged)
+		merged = append(merged, e)
 	}
 	return merged
+}
+
+// keysOf says which keys a map has, whose keys are symbols.
+func keysOf(m frames.Map) func(key string) bool {
+	if len(m) <= 16 {
+		return func(key string) bool { _, ok := m.Get(key); return ok }
+	}
+	keys := make(map[string]bool, len(m))
+	for _, e := range m {
+		keys[string(e.Key.(frames.Symbol))] = true
+	}
+	return func(key string) bool { return keys[key] }
 }
 
 // copyFor is the message as it goes on from a queue by dead-lettering.

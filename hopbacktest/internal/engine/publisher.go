@@ -24,6 +24,7 @@ type Publisher struct {
 	drops     *queue // a queue of its own
 	open      bool
 	waiting   []*pending
+	untaken   int    // outcomes that the wire hasn't taken
 	known     uint64 // the topology that targets are of
 	targets   []*queue
 }
@@ -40,13 +41,13 @@ type pending struct {
 // Attach is the broker's answer to the attach frame, without name and handle.
 func (p *Publisher) Attach() *frames.Attach { return p.attach }
 
-// Unconfirmed is how many messages have no outcome yet. RabbitMQ grants the link no more
-// credit while there are too many.
+// Unconfirmed is how many messages have no outcome yet, or one that wasn't taken. RabbitMQ
+// grants the link no more credit while there are too many.
 func (p *Publisher) Unconfirmed() int {
 	b := p.session.conn.b
 	b.lock()
 	defer b.unlock()
-	return len(p.waiting)
+	return len(p.waiting) + p.untaken
 }
 
 // Close closes the link at the client's wish. Its messages that are under way have no
@@ -189,6 +190,7 @@ var (
 )
 
 func (p *Publisher) confirm(id uint32, state any) {
+	p.untaken++
 	p.session.conn.emit(Event{Kind: Confirmed, Session: p.session, Publisher: p, ID: id, State: state})
 }
 

@@ -47,7 +47,11 @@ func (s *service) next() *Consumer {
 	return nil
 }
 
+// maxUntaken is how many deliveries of a consumer may wait for the wire to take them. So a
+// client that grants much credit and reads nothing has no more of them made for it.
+const maxUntaken = 1000
+
 // wants says whether the consumer can be given a message.
 func (c *Consumer) wants() bool {
-	return c.attached && c.credit > 0 && !c.timedOut && !c.quiescing && (!c.queue.single || c.queue.active == c)
+	return c.attached && c.credit > 0 && c.untaken < maxUntaken && !c.timedOut && !c.quiescing && (!c.queue.single || c.queue.active == c)
 }

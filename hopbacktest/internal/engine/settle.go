@@ -77,8 +77,9 @@ func (b *Broker) outcome(state any) (func(*queue, *entry), *Fault) {
 			}
 			v, ok := inferred(a.Value)
 			poisoned = poisoned || !ok
-			added = added.Set(key, v)
+			added = append(added, frames.Entry{Key: key, Value: v})
 		}
+		added = with(nil, added)
 		return func(q *queue, e *entry) {
 			anns := added
 			if !q.quorum() {

@@ -216,6 +216,7 @@ func (v *vhost) addBinding(b *binding) {
 	}
 	b.source.bindings = append(b.source.bindings, b)
 	switch {
+	case b.source.stale:
 	case b.source.kind == typeDirect:
 		b.source.direct[b.key] = append(b.source.direct[b.key], b)
 	case b.source.kind == typeTopic:
@@ -232,7 +233,7 @@ func (v *vhost) addBinding(b *binding) {
 func (v *vhost) removeBinding(b *binding) {
 	is := func(other *binding) bool { return other == b }
 	b.source.bindings = slices.DeleteFunc(b.source.bindings, is)
-	b.source.index()
+	b.source.stale = true
 	if b.queue != nil {
 		b.queue.bindings = slices.DeleteFunc(b.queue.bindings, is)
 	} else {

@@ -41,7 +41,7 @@ func (a *api) messages() {
 				return failed(err)
 			}
 		}
-		m := &frames.Message{Header: &frames.MessageHeader{Durable: spec.Properties.DeliveryMode == 2}, Properties: &frames.Properties{}}
+		m := &frames.Message{Header: &frames.MessageHeader{}, Properties: &frames.Properties{}}
 		if p := spec.Properties.Priority; p != nil {
 			m.Header.Priority = frames.Some(*p)
 		}
@@ -81,7 +81,9 @@ func (a *api) messages() {
 		if name == "amq.default" {
 			name = ""
 		}
-		routed, err := a.b.Publish(c.vhost(), name, spec.Key, encoded, hidden)
+		routed, err := a.b.Publish(c.vhost(), name, spec.Key, engine.Publishing{
+			Payload: encoded, Durable: spec.Properties.DeliveryMode == 2, Hidden: hidden,
+		})
 		if err != nil {
 			return failed(err)
 		}
