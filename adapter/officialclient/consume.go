@@ -365,9 +365,11 @@ func (r *runner) newStint(from Receiver) *stint {
 	}
 }
 
-func (s *stint) over() bool {
+func (s *stint) over() bool { return isClosed(s.dead) }
+
+func isClosed(c <-chan struct{}) bool {
 	select {
-	case <-s.dead:
+	case <-c:
 		return true
 	default:
 		return false
@@ -537,7 +539,7 @@ func (s *stint) forward(d *delivery, o client.Forward) {
 			s.log.Error("hopback: a forward failed; the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which Config.FailureLimit sends to the queue's dead-letter exchange")
 			s.carryOut(d, o.Unaccepted(err), err)
 			return
-		case s.isClosing():
+		case isClosed(s.closing):
 			s.leaveUnsettled(d)
 			return
 		}
@@ -553,15 +555,6 @@ func (s *stint) leaveUnsettled(d *delivery) {
 		return
 	}
 	s.count(-1)
-}
-
-func (s *stint) isClosing() bool {
-	select {
-	case <-s.closing:
-		return true
-	default:
-		return false
-	}
 }
 
 // outgoing is m as the official client may have it, which writes to what it

@@ -21,44 +21,57 @@ import (
 // closes the cycle: it consumes from a work queue, and only workers publish to an
 // exchange that feeds delay queues.
 func Mermaid(s Snapshot) string {
-	g := newGraph(s)
-	var b strings.Builder
-	b.WriteString("flowchart LR\n")
-	for _, group := range groups {
-		nodes := g.in(group.id)
-		if len(nodes) == 0 {
-			continue
-		}
-		indent := "    "
-		if group.title != "" {
-			fmt.Fprintf(&b, "    subgraph %s[\"%s\"]\n", group.id, group.title)
-			indent += "    "
-		}
-		for _, n := range nodes {
-			fmt.Fprintf(&b, "%s%s%s%s%s\n", indent, n.id, n.shape.left, strings.Join(mermaidLines(n.lines), "<br/>"), n.shape.right)
-		}
-		if group.title != "" {
-			b.WriteString("    end\n")
-		}
-	}
-	for _, e := range g.edges {
-		arrow := "-->"
-		if e.dotted {
-			arrow = "-.->"
-		}
-		if e.label != "" {
-			arrow += `|"` + strings.Join(mermaidLines(strings.Split(e.label, "\n")), "<br/>") + `"|`
-		}
-		fmt.Fprintf(&b, "    %s %s %s\n", e.from, arrow, e.to)
-	}
-	return b.String()
+	return "flowchart LR\n" + newGraph(s).write(notation{
+		open:  func(g group) string { return fmt.Sprintf("    subgraph %s[\"%s\"]\n", g.id, g.title) },
+		close: "    end\n",
+		node: func(n node) string {
+			return n.id + n.shape.left + strings.Join(mermaidLines(n.lines), "<br/>") + n.shape.right + "\n"
+		},
+		edge: func(e edge) string {
+			arrow := "-->"
+			if e.dotted {
+				arrow = "-.->"
+			}
+			if e.label != "" {
+				arrow += `|"` + strings.Join(mermaidLines(strings.Split(e.label, "\n")), "<br/>") + `"|`
+			}
+			return fmt.Sprintf("    %s %s %s\n", e.from, arrow, e.to)
+		},
+	})
 }
 
 // DOT returns the picture of [Mermaid] for Graphviz: dot -Tsvg.
 func DOT(s Snapshot) string {
-	g := newGraph(s)
+	head := "digraph topology {\n    rankdir=LR;\n    node [fontname=\"sans-serif\"];\n    edge [fontname=\"sans-serif\", fontsize=10];\n"
+	return head + newGraph(s).write(notation{
+		open: func(g group) string {
+			return fmt.Sprintf("    subgraph cluster_%s {\n        label=%s;\n", g.id, dotText(g.title))
+		},
+		close: "    }\n",
+		node: func(n node) string {
+			return fmt.Sprintf("%s [shape=%s, label=%s];\n", n.id, n.shape.dot, dotText(strings.Join(n.lines, "\n")))
+		},
+		edge: func(e edge) string {
+			style := "solid"
+			if e.dotted {
+				style = "dashed"
+			}
+			return fmt.Sprintf("    %s -> %s [style=%s, label=%s];\n", e.from, e.to, style, dotText(e.label))
+		},
+	}) + "}\n"
+}
+
+// notation is a language for graphs.
+type notation struct {
+	open  func(group) string // the beginning of a box
+	close string             // its end
+	node  func(node) string
+	edge  func(edge) string
+}
+
+// write writes the groups with their nodes, and the edges.
+func (g *graph) write(in notation) string {
 	var b strings.Builder
-	b.WriteString("digraph topology {\n    rankdir=LR;\n    node [fontname=\"sans-serif\"];\n    edge [fontname=\"sans-serif\", fontsize=10];\n")
 	for _, group := range groups {
 		nodes := g.in(group.id)
 		if len(nodes) == 0 {
@@ -66,24 +79,19 @@ func DOT(s Snapshot) string {
 		}
 		indent := "    "
 		if group.title != "" {
-			fmt.Fprintf(&b, "    subgraph cluster_%s {\n        label=%s;\n", group.id, dotText(group.title))
+			b.WriteString(in.open(group))
 			indent += "    "
 		}
 		for _, n := range nodes {
-			fmt.Fprintf(&b, "%s%s [shape=%s, label=%s];\n", indent, n.id, n.shape.dot, dotText(strings.Join(n.lines, "\n")))
+			b.WriteString(indent + in.node(n))
 		}
 		if group.title != "" {
-			b.WriteString("    }\n")
+			b.WriteString(in.close)
 		}
 	}
 	for _, e := range g.edges {
-		style := "solid"
-		if e.dotted {
-			style = "dashed"
-		}
-		fmt.Fprintf(&b, "    %s -> %s [style=%s, label=%s];\n", e.from, e.to, style, dotText(e.label))
+		b.WriteString(in.edge(e))
 	}
-	b.WriteString("}\n")
 	return b.String()
 }
 

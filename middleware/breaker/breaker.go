@@ -61,6 +61,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/middleware/internal/config"
 )
 
 // Config defines when a circuit opens and when it probes. The zero value opens after
@@ -130,25 +131,12 @@ type Change struct {
 var ErrOpen = errors.New("the circuit is open")
 
 func (c Config) withDefaults() (Config, error) {
-	switch {
-	case c.Failures < 0 || c.Failures > math.MaxInt32:
+	if c.Failures < 0 || c.Failures > math.MaxInt32 {
 		return c, argument.New("breaker.Config.Failures", c.Failures, "is out of range", "use 1 or more, or 0 for the default")
-	case c.OpenFor < 0:
-		return c, argument.New("breaker.Config.OpenFor", c.OpenFor, "is negative", "use a positive duration, or 0 for the default")
-	case c.MaxOpenFor < 0:
-		return c, argument.New("breaker.Config.MaxOpenFor", c.MaxOpenFor, "is negative", "use a positive duration, or 0 for the default")
 	}
-	if c.OpenFor == 0 {
-		c.OpenFor = defaultOpenFor
-		if c.MaxOpenFor > 0 {
-			c.OpenFor = min(c.OpenFor, c.MaxOpenFor)
-		}
-	}
-	switch {
-	case c.MaxOpenFor == 0:
-		c.MaxOpenFor = max(defaultMaxOpenFor, c.OpenFor)
-	case c.MaxOpenFor < c.OpenFor:
-		return c, argument.New("breaker.Config.MaxOpenFor", c.MaxOpenFor, "is less than OpenFor", "make it at least as long, or 0 for the default")
+	pause := config.Pause{Of: "breaker.Config", Name: "OpenFor", LimitName: "MaxOpenFor", Default: defaultOpenFor, LimitDefault: defaultMaxOpenFor}
+	if err := pause.Set(&c.OpenFor, &c.MaxOpenFor); err != nil {
+		return c, err
 	}
 	if c.Failures == 0 {
 		c.Failures = defaultFailures
@@ -171,28 +159,22 @@ func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
 	c := newCircuit(cfg)
 	return func(h client.Handler) client.Handler {
-		invalid := err
-		if h == nil && invalid == nil {
-			invalid = argument.New("handler", nil, "is nil", "pass a Handler to breaker's Middleware")
+		if refused := config.Refused("breaker", h, err); refused != nil {
+			return refused
 		}
-		return &handler{inner: h, circuit: c, invalid: invalid}
+		return &handler{inner: h, circuit: c}
 	}
 }
 
 type handler struct {
 	inner   client.Handler
 	circuit *circuit
-	invalid error
 	// returnable: deliveries of a consumer without a Control may be given back.
 	returnable atomic.Bool
 }
 
-// Prepare refuses a bad Config. A consumer that starts while the circuit is open
-// starts paused.
+// Prepare has a consumer start paused while the circuit is open.
 func (h *handler) Prepare(ctx context.Context, s client.Start) error {
-	if h.invalid != nil {
-		return h.invalid
-	}
 	if err := client.Prepare(ctx, h.inner, s); err != nil {
 		return err
 	}
@@ -207,9 +189,6 @@ func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 
 // Handle calls the handler when the circuit lets it through.
 func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
-	if h.invalid != nil {
-		return client.Requeue{Failed: true, Err: h.invalid}
-	}
 	p, err := h.circuit.enter(ctx, h.returnable.Load())
 	if err != nil {
 		return client.Requeue{Err: err}

@@ -51,6 +51,7 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/middleware/internal/config"
 )
 
 // Config defines how duplicates are recognised. The zero value remembers the last
@@ -149,33 +150,25 @@ func (c Config) withDefaults() (Config, error) {
 func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
 	return func(h client.Handler) client.Handler {
-		invalid := err
-		if h == nil && invalid == nil {
-			invalid = argument.New("handler", nil, "is nil", "pass a Handler to dedupe's Middleware")
+		if refused := config.Refused("dedupe", h, err); refused != nil {
+			return refused
 		}
-		return &handler{inner: h, cfg: cfg, invalid: invalid}
+		return &handler{inner: h, cfg: cfg}
 	}
 }
 
 type handler struct {
-	inner   client.Handler
-	cfg     Config
-	invalid error
+	inner client.Handler
+	cfg   Config
 }
 
-// Prepare refuses a bad Config.
+// Prepare calls the handler's own.
 func (h *handler) Prepare(ctx context.Context, s client.Start) error {
-	if h.invalid != nil {
-		return h.invalid
-	}
 	return client.Prepare(ctx, h.inner, s)
 }
 
 // Handle calls the handler unless d is a duplicate.
 func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
-	if h.invalid != nil {
-		return client.Requeue{Failed: true, Err: h.invalid}
-	}
 	key, ok := h.cfg.Key(d)
 	if !ok {
 		return h.inner.Handle(ctx, d)

@@ -49,9 +49,9 @@ import (
 	"math"
 	"time"
 
-	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/middleware/internal/config"
 )
 
 // Config defines which messages are kept in order. The zero value orders by group-id
@@ -83,23 +83,9 @@ const (
 )
 
 func (c Config) withDefaults() (Config, error) {
-	switch {
-	case c.Pause < 0:
-		return c, argument.New("ordered.Config.Pause", c.Pause, "is negative", "use a positive duration, or 0 for the default")
-	case c.MaxPause < 0:
-		return c, argument.New("ordered.Config.MaxPause", c.MaxPause, "is negative", "use a positive duration, or 0 for the default")
-	}
-	if c.Pause == 0 {
-		c.Pause = defaultPause
-		if c.MaxPause > 0 {
-			c.Pause = min(c.Pause, c.MaxPause)
-		}
-	}
-	switch {
-	case c.MaxPause == 0:
-		c.MaxPause = max(defaultMaxPause, c.Pause)
-	case c.MaxPause < c.Pause:
-		return c, argument.New("ordered.Config.MaxPause", c.MaxPause, "is less than Pause", "make it at least as long, or 0 for the default")
+	pause := config.Pause{Of: "ordered.Config", Name: "Pause", LimitName: "MaxPause", Default: defaultPause, LimitDefault: defaultMaxPause}
+	if err := pause.Set(&c.Pause, &c.MaxPause); err != nil {
+		return c, err
 	}
 	if c.Key == nil {
 		c.Key = GroupID
@@ -133,28 +119,23 @@ func GroupID(d *client.Delivery) (string, bool) {
 func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
 	return func(h client.Handler) client.Handler {
-		invalid := err
-		if h == nil && invalid == nil {
-			invalid = argument.New("handler", nil, "is nil", "pass a Handler to ordered's Middleware")
+		if refused := config.Refused("ordered", h, err); refused != nil {
+			return refused
 		}
-		return &handler{inner: h, cfg: cfg, invalid: invalid, lanes: newLanes()}
+		return &handler{inner: h, cfg: cfg, lanes: newLanes()}
 	}
 }
 
 type handler struct {
-	inner   client.Handler
-	cfg     Config
-	invalid error
-	lanes   *lanes
+	inner client.Handler
+	cfg   Config
+	lanes *lanes
 }
 
-// Prepare refuses a bad Config, and has the consumer hand over in order. Handle
+// Prepare has the consumer hand over in order. Handle
 // still looks at keys: a handler that outlives its connection runs beside the
 // consumer's next.
 func (h *handler) Prepare(ctx context.Context, s client.Start) error {
-	if h.invalid != nil {
-		return h.invalid
-	}
 	if s.Order != nil {
 		s.Order(h.cfg.Key)
 	}
@@ -163,9 +144,6 @@ func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 
 // Handle waits for d's turn.
 func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
-	if h.invalid != nil {
-		return client.Requeue{Failed: true, Err: h.invalid}
-	}
 	key, ok := h.cfg.Key(d)
 	if !ok {
 		return h.attempts(ctx, d)

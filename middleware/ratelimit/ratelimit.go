@@ -34,6 +34,7 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/middleware/internal/config"
 	"github.com/hopback/hopback/middleware/internal/lru"
 )
 
@@ -94,11 +95,10 @@ func With(cfg Config) client.Middleware {
 		l.keys = lru.New[string, *rate.Limiter](cfg.MaxKeys)
 	}
 	return func(h client.Handler) client.Handler {
-		invalid := err
-		if h == nil && invalid == nil {
-			invalid = argument.New("handler", nil, "is nil", "pass a Handler to ratelimit's Middleware")
+		if refused := config.Refused("ratelimit", h, err); refused != nil {
+			return refused
 		}
-		return &handler{inner: h, limits: l, invalid: invalid}
+		return &handler{inner: h, limits: l}
 	}
 }
 
@@ -135,24 +135,17 @@ func (l *limits) of(d *client.Delivery) *rate.Limiter {
 }
 
 type handler struct {
-	inner   client.Handler
-	limits  *limits
-	invalid error
+	inner  client.Handler
+	limits *limits
 }
 
-// Prepare refuses a bad Config.
+// Prepare calls the handler's own.
 func (h *handler) Prepare(ctx context.Context, s client.Start) error {
-	if h.invalid != nil {
-		return h.invalid
-	}
 	return client.Prepare(ctx, h.inner, s)
 }
 
 // Handle waits for its turn.
 func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
-	if h.invalid != nil {
-		return client.Requeue{Failed: true, Err: h.invalid}
-	}
 	if h.limits.cfg.PerSecond > 0 {
 		if err := wait(ctx, h.limits.of(d)); err != nil {
 			return client.Requeue{Err: fmt.Errorf("waiting for the rate limit: %w", err)}
