@@ -44,7 +44,7 @@ func TestVerifyFindsNothingInOurOwnTopology(t *testing.T) {
 		assert.Empty(t, v.Findings)
 		assert.NotEmpty(t, v.Skipped)
 		assert.Contains(t, v.String(), "not checked: ")
-		assert.Contains(t, v.String(), "give the HTTP API for it")
+		assert.Contains(t, v.String(), "use the HTTP API")
 
 		// A user who may only look at the virtual host sees no policies and nodes.
 		s.http(t, http.MethodPut, "/users/"+s.vhost+"-look", map[string]string{"password": "look", "tags": "management"}, nil)
