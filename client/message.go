@@ -76,6 +76,7 @@ var brokerAnnotations = map[string]bool{
 	"x-last-death-reason":    true,
 
 	"x-acquired-count":             true,
+	"x-delivery-count":             true, // 4.0's
 	"x-opt-rabbitmq-received-time": true,
 	"x-opt-delivery-time":          true,
 }

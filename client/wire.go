@@ -75,24 +75,9 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 	if err != nil {
 		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrAuthentication, Err: err}
 	}
-	raw, err := dialNetwork(ctx, ep.address, cfg)
+	raw, err := dialEndpoint(ctx, ep, cfg)
 	if err != nil {
-		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrUnreachable, Err: err}
-	}
-	if ep.tls {
-		conf := cfg.TLS.Clone()
-		if conf == nil {
-			conf = &tls.Config{MinVersion: tls.VersionTLS12}
-		}
-		if conf.ServerName == "" {
-			conf.ServerName = ep.host
-		}
-		t := tls.Client(raw, conf)
-		if err := t.HandshakeContext(ctx); err != nil {
-			_ = raw.Close()
-			return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrTLS, Err: err}
-		}
-		raw = t
+		return nil, err
 	}
 	alarm := &blockage{log: cfg.Logger, endpoint: ep.shown}
 	up := &uplink{Conn: raw}
@@ -127,6 +112,30 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 	}
 	go w.watchLife(cfg.IdleTimeout)
 	return w, nil
+}
+
+// dialEndpoint makes the network connection to an endpoint, with TLS if it has that.
+func dialEndpoint(ctx context.Context, ep endpoint, cfg Config) (net.Conn, error) {
+	raw, err := dialNetwork(ctx, ep.address, cfg)
+	if err != nil {
+		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrUnreachable, Err: err}
+	}
+	if ep.tls {
+		conf := cfg.TLS.Clone()
+		if conf == nil {
+			conf = &tls.Config{MinVersion: tls.VersionTLS12}
+		}
+		if conf.ServerName == "" {
+			conf.ServerName = ep.host
+		}
+		t := tls.Client(raw, conf)
+		if err := t.HandshakeContext(ctx); err != nil {
+			_ = raw.Close()
+			return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrTLS, Err: err}
+		}
+		raw = t
+	}
+	return raw, nil
 }
 
 // dialNetwork makes the network connection. It returns when ctx ends, whatever

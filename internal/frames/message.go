@@ -86,10 +86,7 @@ func DecodeMessage(b []byte) (*Message, error) {
 		if code == 0 {
 			return nil, malformed("no section begins with %x", b[:min(len(b), 16)])
 		}
-		// Sections have an order. Of the body's there is one, or several of one kind.
-		repeats := code == last && (code == sectionData || code == sectionSequence)
-		otherBody := last >= sectionData && code < sectionFooter
-		if !repeats && (code <= last || otherBody) {
+		if !follows(code, last) {
 			return nil, malformed("section 0x%02x behind 0x%02x", code, last)
 		}
 		if code >= sectionData {
@@ -140,6 +137,70 @@ var sectionNames = map[Symbol]int{
 	"amqp:message-annotations:map": sectionAnnotations, "amqp:properties:list": sectionProperties,
 	"amqp:application-properties:map": sectionApplicationProperties, "amqp:data:binary": sectionData,
 	"amqp:amqp-sequence:list": sectionSequence, "amqp:amqp-value:*": sectionValue, "amqp:footer:map": sectionFooter,
+}
+
+// The sections of a message, as [Section] names them.
+const (
+	SectionHeader                = sectionHeader
+	SectionDeliveryAnnotations   = sectionDeliveryAnnotations
+	SectionAnnotations           = sectionAnnotations
+	SectionProperties            = sectionProperties
+	SectionApplicationProperties = sectionApplicationProperties
+	SectionData                  = sectionData
+	SectionSequence              = sectionSequence
+	SectionValue                 = sectionValue
+	SectionFooter                = sectionFooter
+)
+
+// Section is one section of an encoded message.
+type Section struct {
+	Code int
+	// Raw is the section with its descriptor, as it is in the message.
+	Raw []byte
+}
+
+// Value decodes what the section holds, behind its descriptor.
+func (s Section) Value() (any, error) {
+	d := decoder{b: s.Raw, roomless: maxRoomless}
+	v := d.value()
+	if d.err != nil {
+		return nil, d.err
+	}
+	described, ok := v.(Described)
+	if !ok || len(d.b) > 0 {
+		return nil, malformed("section 0x%02x isn't a described value", s.Code)
+	}
+	return described.Value, nil
+}
+
+// SplitSections splits an encoded message into its sections, which are parts of b. It looks
+// into none of them.
+func SplitSections(b []byte) ([]Section, error) {
+	all := make([]Section, 0, 8)
+	for last := 0; len(b) > 0; {
+		code := sectionOf(b)
+		if code == 0 {
+			return nil, malformed("no section begins with %x", b[:min(len(b), 16)])
+		}
+		if !follows(code, last) {
+			return nil, malformed("section 0x%02x behind 0x%02x", code, last)
+		}
+		size := valueSize(b)
+		if size == 0 {
+			return nil, malformed("section 0x%02x is cut off", code)
+		}
+		all = append(all, Section{code, b[:size:size]})
+		last, b = code, b[size:]
+	}
+	return all, nil
+}
+
+// follows says whether a section may be behind another. Sections have an order. Of the
+// body's there is one, or several of one kind.
+func follows(code, last int) bool {
+	repeats := code == last && (code == sectionData || code == sectionSequence)
+	otherBody := last >= sectionData && code < sectionFooter
+	return repeats || code > last && !otherBody
 }
 
 // sectionOf is the code of the section at the beginning of b, 0 if there is none.

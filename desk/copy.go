@@ -1,0 +1,252 @@
+package desk
+
+import (
+	"encoding/json"
+	"errors"
+	"maps"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/retry"
+)
+
+// Edit is a message that is about to be replayed, for a ReplayConfig.Edit to change. What
+// isn't changed is sent as it is, byte by byte.
+type Edit struct {
+	// Summary is the message.
+	Summary Summary
+
+	body        []byte
+	isBytes     bool
+	bodySet     bool
+	contentType *string
+	set         map[string]any
+}
+
+// Body returns the body's bytes, or false if it isn't bytes or text. They must not be
+// changed.
+func (e *Edit) Body() ([]byte, bool) { return e.body, e.isBytes }
+
+// SetBody makes b the body, in one data section.
+func (e *Edit) SetBody(b []byte) { e.body, e.isBytes, e.bodySet = b, true, true }
+
+// SetContentType sets the property content-type.
+func (e *Edit) SetContentType(s string) { e.contentType = &s }
+
+// SetProperty sets an application property to a string, a bool, an int64 or a float64,
+// and removes it if v is nil.
+func (e *Edit) SetProperty(key string, v any) {
+	if e.set == nil {
+		e.set = map[string]any{}
+	}
+	e.set[key] = v
+}
+
+// unsendable is why a message can't be replayed.
+type unsendable struct{ err error }
+
+func (u *unsendable) Error() string { return u.err.Error() }
+
+func (u *unsendable) Unwrap() error { return u.err }
+
+// edited is the Edit for the message.
+func (l *letter) edited(position int) *Edit {
+	e := &Edit{Summary: l.summary(position)}
+	e.body, e.isBytes = l.bytes()
+	return e
+}
+
+// renewed is the message that a replay sends: as it was first published, but for the
+// marks that the replay leaves. The body, the properties and the footer are the bytes of
+// the original.
+func (l *letter) renewed(mark ReplayMark, e *Edit) ([]byte, error) {
+	if l.bad != nil {
+		return nil, &unsendable{l.bad}
+	}
+	// What goes, and what stays, is package retry's to say.
+	c := retry.Replay(l.m)
+	out := frames.Message{
+		Header: &frames.MessageHeader{Durable: true, Priority: frames.Some(l.priority())},
+	}
+	kept := map[string]bool{}
+	for _, a := range l.annotations {
+		k, ok := text(a.Key)
+		if _, keep := c.Annotations[k]; ok && keep && !ours[k] {
+			out.Annotations = append(out.Annotations, a)
+			kept[k] = true
+		}
+	}
+	for k, v := range c.Annotations {
+		// Of what only the compact form told.
+		if s, ok := v.(string); ok && !kept[k.(string)] && !ours[k.(string)] {
+			out.Annotations = out.Annotations.Set(frames.Symbol(k.(string)), s)
+		}
+	}
+	out.Annotations = append(out.Annotations, l.marks(mark)...)
+	b, err := out.Append(nil)
+	if err != nil {
+		return nil, &unsendable{err}
+	}
+	application := l.application
+	changed := false
+	for i := 0; i < len(application); i++ {
+		if k, ok := text(application[i].Key); ok {
+			if _, stays := c.ApplicationProperties[k]; !stays {
+				if !changed {
+					application, changed = append(frames.Map(nil), application...), true
+				}
+				application = append(application[:i], application[i+1:]...)
+				i--
+			}
+		}
+	}
+	var properties []byte
+	rest := []byte(nil)
+	for _, s := range l.sections {
+		switch s.Code {
+		case frames.SectionProperties:
+			properties = s.Raw
+		case frames.SectionApplicationProperties:
+			if !changed && (e == nil || len(e.set) == 0) {
+				rest = s.Raw
+			}
+		}
+	}
+	if e != nil && e.contentType != nil {
+		p := frames.Properties{}
+		if l.properties != nil {
+			p = *l.properties
+		}
+		p.ContentType = frames.Some(frames.Symbol(*e.contentType))
+		m := frames.Message{Properties: &p}
+		if properties, err = m.Append(nil); err != nil {
+			return nil, &unsendable{err}
+		}
+	}
+	if e != nil && len(e.set) > 0 {
+		if application, err = edit(application, e.set); err != nil {
+			return nil, err
+		}
+		changed = true
+	}
+	b = append(b, properties...)
+	if rest == nil && len(application) > 0 {
+		m := frames.Message{ApplicationProperties: application}
+		if rest, err = m.Append(nil); err != nil {
+			return nil, &unsendable{err}
+		}
+	}
+	b = append(b, rest...)
+	if e != nil && e.bodySet {
+		if b, err = frames.AppendValue(b, frames.Described{Descriptor: uint64(frames.SectionData), Value: append([]byte{}, e.body...)}); err != nil {
+			return nil, &unsendable{err}
+		}
+	} else {
+		for _, s := range l.body {
+			b = append(b, s.Raw...)
+		}
+	}
+	if l.footer != nil {
+		b = append(b, l.footer.Raw...)
+	}
+	return b, nil
+}
+
+// edit changes application properties.
+func edit(m frames.Map, set map[string]any) (frames.Map, error) {
+	out := append(frames.Map(nil), m...)
+	for k, v := range maps.All(set) {
+		switch v.(type) {
+		case nil:
+			kept := out[:0]
+			for _, e := range out {
+				if name, ok := text(e.Key); !ok || name != k {
+					kept = append(kept, e)
+				}
+			}
+			out = kept
+			continue
+		case string, bool, int64, float64:
+		default:
+			return nil, &unsendable{errors.New("an edit sets a property to what is no string, bool, int64 or float64")}
+		}
+		found := false
+		for i, e := range out {
+			if name, ok := text(e.Key); ok && name == k {
+				out[i].Value, found = v, true
+			}
+		}
+		if !found {
+			out = append(out, frames.Entry{Key: k, Value: v})
+		}
+	}
+	return out, nil
+}
+
+// ours are the annotations that marks writes anew.
+var ours = map[string]bool{
+	AnnotationReplays: true, AnnotationReplay: true, AnnotationReplayedBy: true, AnnotationReplayedAt: true, AnnotationLives: true,
+}
+
+// marks are the annotations that a replay leaves. They don't grow beyond their bounds,
+// however often a message is replayed.
+func (l *letter) marks(mark ReplayMark) frames.Map {
+	at := mark.At.UnixMilli()
+	d := l.death
+	this := life{
+		Queue: cut(d.Queue, 255), Reason: client.Reason(cut(string(d.Reason), 100)), Error: cut(d.Error, 200), Type: cut(d.ErrorType, 100),
+		Retries: d.Retries, Died: millis(l.died()), Replay: cut(mark.ID, maxWord), By: cut(mark.By, maxWord), At: at,
+	}
+	lives := append(l.lives(), this)
+	lives = lives[max(len(lives)-maxLives, 0):]
+	text, _ := json.Marshal(lives)
+	for len(text) > maxLivesBytes && len(lives) > 1 {
+		lives = lives[1:]
+		text, _ = json.Marshal(lives)
+	}
+	m := frames.Map{
+		{Key: frames.Symbol(AnnotationReplays), Value: int64(l.replays() + 1)},
+		{Key: frames.Symbol(AnnotationReplay), Value: mark.ID},
+		{Key: frames.Symbol(AnnotationReplayedAt), Value: at},
+		{Key: frames.Symbol(AnnotationLives), Value: string(text)},
+	}
+	if mark.By != "" {
+		m = append(m, frames.Entry{Key: frames.Symbol(AnnotationReplayedBy), Value: mark.By})
+	}
+	return m
+}
+
+// Destination is where a replay sends messages to.
+type Destination string
+
+// The destinations. The default, "", is ToQueue.
+const (
+	// ToQueue sends each message to the queue that it died in, and to no other.
+	ToQueue Destination = "queue"
+	// ToExchange sends each message to the exchange, with the routing key, that it was
+	// first published with. Every queue that is bound there gets it.
+	ToExchange Destination = "exchange"
+)
+
+var errNoQueue = errors.New("the message doesn't tell which queue it died in; name where it should go")
+
+// target is where the message goes.
+func (l *letter) target(to Destination, fixed address.Address) (address.Address, error) {
+	a := fixed
+	switch {
+	case !fixed.IsZero():
+	case to == ToExchange && l.death.Exchange != "":
+		a = address.Exchange(l.death.Exchange, l.death.RoutingKey)
+	case to == ToExchange && l.death.RoutingKey != "":
+		a = address.Queue(l.death.RoutingKey) // by the default exchange
+	case l.death.Queue == "":
+		return a, &unsendable{errNoQueue}
+	default:
+		a = address.Queue(l.death.Queue)
+	}
+	if err := a.Validate(); err != nil {
+		return a, &unsendable{err}
+	}
+	return a, nil
+}

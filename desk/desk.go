@@ -1,0 +1,258 @@
+package desk
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/retry"
+)
+
+// Annotations that a replay leaves in a message. All of them are bounded, and overwritten
+// by the next replay.
+const (
+	// AnnotationReplays is how often the message was replayed, an int64.
+	AnnotationReplays = "x-opt-hopback-replays"
+	// AnnotationReplay is the ID of the last replay, a string.
+	AnnotationReplay = "x-opt-hopback-replay"
+	// AnnotationReplayedBy is ReplayConfig.By of the last replay, a string.
+	AnnotationReplayedBy = "x-opt-hopback-replayed-by"
+	// AnnotationReplayedAt is when that was, by the clock of whoever replayed, in
+	// milliseconds since 1970, an int64.
+	AnnotationReplayedAt = "x-opt-hopback-replayed-at"
+	// AnnotationLives tells of the message's last eight lives, each of which a replay has
+	// ended. It is a string of at most 8 KiB that holds a JSON list, oldest first.
+	AnnotationLives = "x-opt-hopback-lives"
+)
+
+const (
+	maxLives      = 8
+	maxLivesBytes = 8 << 10
+	maxWord       = 100 // bytes of a replay's ID, and of who replays
+)
+
+// Config configures a Desk. The zero value works.
+type Config struct {
+	// HTTP reads the broker's HTTP API, such as a *httpapi.Reader. Without it a Desk sees
+	// no policies, can't list queues, and doesn't count what consumers hold.
+	HTTP audit.Reader
+	// Names are those that the retry topology was declared with.
+	Names retry.Names
+	// Logger receives what no call returns, such as lost connections. Default:
+	// slog.Default().
+	Logger *slog.Logger
+}
+
+// Desk looks at dead and waiting messages, and replays, mends, discards, exports and
+// imports them. It is safe for concurrent use; two walks of one queue at the same time
+// see a part of it each.
+type Desk struct {
+	conn *client.Conn
+	cfg  Config
+	log  *slog.Logger
+}
+
+// New returns a Desk. conn is used to ask about queues. Each walk has a connection of its
+// own, to the same broker.
+func New(conn *client.Conn, cfg Config) (*Desk, error) {
+	if conn == nil {
+		return nil, argument.At(argument.Root("conn"), argument.Missing, nil, "is nil", "use the connection that client.Connect has returned")
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	return &Desk{conn: conn, cfg: cfg, log: cfg.Logger}, nil
+}
+
+// Caveat is something about looking into a queue that can't be promised.
+type Caveat struct {
+	Code CaveatCode `json:"code"`
+	Text string     `json:"text"`
+	// Refuses says that the queue is looked into only where Accept names the Code.
+	Refuses bool `json:"refuses"`
+}
+
+// CaveatCode is the kind of a Caveat.
+type CaveatCode string
+
+// The codes.
+const (
+	// CaveatLimit: each look uses up one of the queue's deliveries. RabbitMQ below 4.3
+	// counts every return towards the delivery limit. It refuses.
+	CaveatLimit CaveatCode = "delivery-limit"
+	// CaveatLoss: the loss of the connection amid a look counts as one failed delivery
+	// of each message that was held, towards the delivery limit of the queue.
+	CaveatLoss CaveatCode = "delivery-limit-on-loss"
+	// CaveatConsumers: others consume from the queue. They and the Desk each see a part of
+	// the messages, and the order isn't kept.
+	CaveatConsumers CaveatCode = "other-consumers"
+	// CaveatSingleActive: the queue has a single active consumer, which isn't the Desk.
+	// It refuses.
+	CaveatSingleActive CaveatCode = "single-active-consumer"
+	// CaveatClassic: the queue is a classic one, for which nothing is promised but that
+	// nothing is lost. It refuses.
+	CaveatClassic CaveatCode = "classic-queue"
+	// CaveatPolicies: without the HTTP API it can't be told whether a policy sets a
+	// delivery limit.
+	CaveatPolicies CaveatCode = "policies-unseen"
+)
+
+// Terms say what looking into a queue means for its messages, before anybody looks.
+type Terms struct {
+	Queue    string   `json:"queue"`
+	Messages uint64   `json:"messages"` // that are ready
+	Caveats  []Caveat `json:"caveats,omitempty"`
+}
+
+// TermsError refuses to look into a queue, because of the Caveats that refuse and weren't
+// accepted. Nothing was done.
+type TermsError struct{ Terms Terms }
+
+func (e *TermsError) Error() string {
+	var why []string
+	for _, c := range e.Terms.Caveats {
+		if c.Refuses {
+			why = append(why, fmt.Sprintf("%s (%s)", c.Text, c.Code))
+		}
+	}
+	return fmt.Sprintf("hopback: the queue %q isn't looked into: %s; accept that by its code to go on", e.Terms.Queue, strings.Join(why, "; "))
+}
+
+// Terms says what looking into a queue means for its messages. It looks at none of them.
+// A queue that doesn't exist is declare.ErrMissing. A stream is an *argument.Error.
+func (d *Desk) Terms(ctx context.Context, queue string) (Terms, error) {
+	info, err := declare.Inspect(ctx, d.conn.Management(), queue)
+	if err != nil {
+		return Terms{}, err
+	}
+	if info.Type == "stream" {
+		return Terms{}, argument.At(argument.Root("queue"), argument.Unsupported, queue, "is a stream, whose messages nobody takes out", "read it with a stream consumer")
+	}
+	t := Terms{Queue: queue, Messages: info.Messages}
+	add := func(code CaveatCode, refuses bool, format string, args ...any) {
+		t.Caveats = append(t.Caveats, Caveat{code, fmt.Sprintf(format, args...), refuses})
+	}
+	if info.Type != "quorum" {
+		add(CaveatClassic, true, "it is a %s queue, for which order and counts aren't promised", info.Type)
+	}
+	limit, limited := deliveryLimit(info)
+	if d.cfg.HTTP == nil {
+		if !limited {
+			add(CaveatPolicies, false, "without the HTTP API it can't be told whether a policy sets a delivery limit")
+		}
+	} else {
+		set, has, err := d.policyLimit(ctx, queue)
+		if err != nil {
+			return Terms{}, err
+		}
+		// A limit in either place counts; of two, the smaller one.
+		if has && set >= 0 && (!limited || set < limit) {
+			limit, limited = set, true
+		}
+	}
+	if limited && info.Type == "quorum" {
+		if !d.conn.Broker().AtLeast(4, 3) {
+			add(CaveatLimit, true, "RabbitMQ below 4.3 counts each look as a delivery, and the queue's limit is %d: messages that reach it are dead-lettered or dropped", limit)
+		} else {
+			add(CaveatLoss, false, "if the connection is lost while messages are held, each counts a failed delivery of the queue's limit of %d", limit)
+		}
+	}
+	if info.Consumers > 0 {
+		active, _ := info.Arguments["x-single-active-consumer"].(bool)
+		if active {
+			add(CaveatSingleActive, true, "it has a single active consumer, and %d are there before the desk: it would see nothing", info.Consumers)
+		} else {
+			add(CaveatConsumers, false, "%d others consume from it: they take messages meanwhile, and the order isn't kept", info.Consumers)
+		}
+	}
+	return t, nil
+}
+
+// deliveryLimit is the queue's own. The default is 20.
+func deliveryLimit(info declare.QueueInfo) (limit int64, limited bool) {
+	switch v := info.Arguments["x-delivery-limit"].(type) {
+	case int64:
+		return v, v >= 0
+	case nil:
+		return 20, true
+	default: // ill-typed: 4.0 and 4.3 read it in different ways
+		return 20, true
+	}
+}
+
+// policyLimit is the limit that policies set.
+func (d *Desk) policyLimit(ctx context.Context, queue string) (limit int64, has bool, err error) {
+	reply, err := d.cfg.HTTP.Get(ctx, "/queues/"+address.Escape(d.cfg.HTTP.VHost())+"/"+address.Escape(queue))
+	if err != nil {
+		return 0, false, err
+	}
+	var q struct {
+		// An empty one is a list, as Erlang writes it.
+		Policy json.RawMessage `json:"effective_policy_definition"`
+	}
+	if err := json.Unmarshal(reply, &q); err != nil {
+		return 0, false, fmt.Errorf("hopback: the HTTP API's reply about queue %q can't be read: %w", queue, err)
+	}
+	var policy struct {
+		Limit *int64 `json:"delivery-limit"`
+	}
+	if json.Unmarshal(q.Policy, &policy) != nil || policy.Limit == nil {
+		return 0, false, nil
+	}
+	return *policy.Limit, true, nil
+}
+
+// terms refuses what wasn't accepted.
+func (d *Desk) terms(ctx context.Context, queue string, accept []CaveatCode) (Terms, error) {
+	t, err := d.Terms(ctx, queue)
+	if err != nil {
+		return t, err
+	}
+	for _, c := range t.Caveats {
+		if c.Refuses && !slices.Contains(accept, c.Code) {
+			return t, &TermsError{t}
+		}
+	}
+	return t, nil
+}
+
+// Progress is how far an operation has come.
+type Progress struct {
+	// Seen is how many messages were looked at, Matched how many of them were selected,
+	// and Done for how many the operation is complete.
+	Seen, Matched, Done uint64
+	// Of is how many messages the queue had when the operation began.
+	Of uint64
+}
+
+// progressEvery is how often a Progress is told.
+const progressEvery = 200 * time.Millisecond
+
+// teller calls a progress function once in a while.
+type teller struct {
+	tell func(Progress)
+	last time.Time
+}
+
+func (t *teller) now(p Progress) {
+	if t.tell == nil {
+		return
+	}
+	if now := time.Now(); now.Sub(t.last) >= progressEvery {
+		t.last = now
+		t.tell(p)
+	}
+}
+
+// errStop ends a walk that has seen enough.
+var errStop = errors.New("enough was seen")

@@ -1,0 +1,146 @@
+package desk
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/frames"
+)
+
+// Filter selects messages. A message matches if it meets every field that isn't zero.
+// The zero Filter matches all.
+type Filter struct {
+	// IDs are IDs of Summaries, or message-ids. One of them is enough.
+	IDs []string `json:"ids,omitempty"`
+	// Groups are IDs of Groups. One of them is enough.
+	Groups []string `json:"groups,omitempty"`
+	// Queues are the queues that the message died in. One of them is enough.
+	Queues []string `json:"queues,omitempty"`
+	// Reasons are the reasons of the death. One of them is enough.
+	Reasons []client.Reason `json:"reasons,omitempty"`
+	// ErrorType is the error's Go type, as it is written.
+	ErrorType string `json:"error_type,omitempty"`
+	// Text is part of the error's text.
+	Text string `json:"text,omitempty"`
+	// Match is a regular expression that matches part of the error's text.
+	Match *regexp.Regexp `json:"-"`
+	// Properties are application properties. A value is compared as text: "42" is the
+	// number 42, too.
+	Properties map[string]string `json:"properties,omitempty"`
+	// DiedAfter and DiedBefore bound when the message died: not before DiedAfter, and
+	// before DiedBefore. A message that doesn't tell when it died doesn't match.
+	DiedAfter  time.Time `json:"died_after,omitzero"`
+	DiedBefore time.Time `json:"died_before,omitzero"`
+	// MinReplays and MaxReplays bound how often the message was replayed. A MaxReplays of
+	// nil is no bound.
+	MinReplays int  `json:"min_replays,omitempty"`
+	MaxReplays *int `json:"max_replays,omitempty"`
+}
+
+// maxChoices bounds the lists in a Filter.
+const maxChoices = 100_000
+
+func (f *Filter) check() error {
+	at := argument.Root("Filter")
+	for _, c := range []struct {
+		name string
+		n    int
+	}{{"IDs", len(f.IDs)}, {"Groups", len(f.Groups)}, {"Queues", len(f.Queues)}, {"Reasons", len(f.Reasons)}, {"Properties", len(f.Properties)}} {
+		if c.n > maxChoices {
+			return argument.At(at.Field(c.name), argument.TooMany, c.n, "are more than can be compared", fmt.Sprintf("give at most %d", maxChoices))
+		}
+	}
+	switch {
+	case f.MinReplays < 0:
+		return argument.At(at.Field("MinReplays"), argument.OutOfRange, f.MinReplays, "is negative", "leave it out")
+	case f.MaxReplays != nil && *f.MaxReplays < f.MinReplays:
+		return argument.At(at.Field("MaxReplays"), argument.Conflict, *f.MaxReplays, "is below", "give a larger one").And(at.Field("MinReplays"))
+	case !f.DiedBefore.IsZero() && !f.DiedAfter.Before(f.DiedBefore):
+		return argument.At(at.Field("DiedBefore"), argument.Conflict, f.DiedBefore.Format(time.RFC3339), "isn't after", "give a later time").And(at.Field("DiedAfter"))
+	}
+	return nil
+}
+
+// everything says whether f matches all messages.
+func (f *Filter) everything() bool {
+	return len(f.IDs)+len(f.Groups)+len(f.Queues)+len(f.Reasons)+len(f.Properties)+f.MinReplays == 0 &&
+		f.ErrorType == "" && f.Text == "" && f.Match == nil && f.DiedAfter.IsZero() && f.DiedBefore.IsZero() && f.MaxReplays == nil
+}
+
+// matcher is a Filter that is made ready.
+type matcher struct {
+	Filter
+	ids, groups map[string]bool
+}
+
+func (f Filter) matcher() *matcher {
+	set := func(all []string) map[string]bool {
+		m := make(map[string]bool, len(all))
+		for _, s := range all {
+			m[s] = true
+		}
+		return m
+	}
+	return &matcher{Filter: f, ids: set(f.IDs), groups: set(f.Groups)}
+}
+
+func (f *matcher) matches(l *letter) bool {
+	d := &l.death
+	switch {
+	case len(f.Reasons) > 0 && !slices.Contains(f.Reasons, d.Reason),
+		len(f.Queues) > 0 && !slices.Contains(f.Queues, d.Queue),
+		f.ErrorType != "" && f.ErrorType != d.ErrorType,
+		f.Text != "" && !strings.Contains(d.Error, f.Text),
+		f.Match != nil && !f.Match.MatchString(d.Error),
+		f.MinReplays > 0 && l.replays() < f.MinReplays,
+		f.MaxReplays != nil && l.replays() > *f.MaxReplays:
+		return false
+	}
+	for k, want := range f.Properties {
+		v, ok := l.application.Get(k)
+		if !ok || propertyText(v) != want {
+			return false
+		}
+	}
+	if !f.DiedAfter.IsZero() || !f.DiedBefore.IsZero() {
+		died := l.died()
+		if died.IsZero() || died.Before(f.DiedAfter) || !f.DiedBefore.IsZero() && !died.Before(f.DiedBefore) {
+			return false
+		}
+	}
+	if len(f.groups) > 0 && !f.groups[l.group().ID] {
+		return false
+	}
+	if len(f.ids) == 0 {
+		return true
+	}
+	if id := l.messageID(); id != "" && f.ids[id] {
+		return true
+	}
+	return f.ids[l.id()]
+}
+
+// propertyText is a simple value as text.
+func propertyText(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "null"
+	case frames.Symbol:
+		return string(v)
+	case frames.Timestamp:
+		return v.Time().Format(time.RFC3339Nano)
+	case float32:
+		return strconv.FormatFloat(float64(v), 'g', -1, 32)
+	case float64:
+		return strconv.FormatFloat(v, 'g', -1, 64)
+	case frames.UUID, []byte:
+		return idText(v)
+	}
+	return fmt.Sprint(v)
+}

@@ -1,0 +1,98 @@
+package desk
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+
+	"github.com/hopback/hopback/client"
+)
+
+// Group is what a survey gathers dead messages by: where they died, why, and of which
+// error. Numbers, ids and addresses in the error's text make no difference.
+type Group struct {
+	// ID names the group, as 12 hexadecimal digits. It is the same in every survey.
+	ID string `json:"id"`
+	// Queue is the queue that the messages died in.
+	Queue     string        `json:"queue,omitempty"`
+	Reason    client.Reason `json:"reason,omitempty"`
+	ErrorType string        `json:"error_type,omitempty"`
+	// Text is the error's text with "#" for what differs from message to message.
+	Text string `json:"text,omitempty"`
+}
+
+// maxFingerprint is how much of an error's text tells groups apart.
+const maxFingerprint = 200
+
+func groupOf(queue string, reason client.Reason, errorType, text string) Group {
+	g := Group{Queue: queue, Reason: reason, ErrorType: errorType, Text: Fingerprint(text)}
+	h := sha256.New()
+	for _, s := range []string{g.Queue, string(g.Reason), g.ErrorType, g.Text} {
+		_, _ = h.Write([]byte(s))
+		_, _ = h.Write([]byte{0})
+	}
+	g.ID = hex.EncodeToString(h.Sum(nil)[:6])
+	return g
+}
+
+func (l *letter) group() Group {
+	return groupOf(l.death.Queue, l.death.Reason, l.death.ErrorType, l.death.Error)
+}
+
+// Fingerprint returns an error's text with "#" in place of what differs from one message
+// to the next: words with digits in them (numbers, hexadecimal ids, UUIDs, IP addresses,
+// times), and e-mail addresses. White space is made single spaces, and the result is at
+// most 200 bytes of valid UTF-8.
+func Fingerprint(text string) string {
+	const far = 8 * maxFingerprint
+	text = cut(text, far)
+	var b strings.Builder
+	for i := 0; i < len(text) && b.Len() <= maxFingerprint; {
+		n := 0
+		for i+n < len(text) && inWord(text[i+n]) {
+			n++
+		}
+		if n == 0 {
+			c := text[i]
+			i++
+			switch {
+			case c == ' ' || c == '\t' || c == '\n' || c == '\r':
+				if s := b.String(); s != "" && !strings.HasSuffix(s, " ") {
+					b.WriteByte(' ')
+				}
+			default:
+				b.WriteByte(c)
+			}
+			continue
+		}
+		word := text[i : i+n]
+		i += n
+		// A full stop or a colon at the end belongs to the sentence.
+		tail := len(word)
+		for tail > 0 && strings.IndexByte(".:-", word[tail-1]) >= 0 {
+			tail--
+		}
+		b.WriteString(normal(word[:tail]))
+		b.WriteString(word[tail:])
+	}
+	return strings.TrimSpace(cut(b.String(), maxFingerprint))
+}
+
+// inWord says whether c is part of a word, an address or an id.
+func inWord(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c >= 0x80 || strings.IndexByte("_-.:@+%", c) >= 0
+}
+
+func normal(word string) string {
+	at := strings.IndexByte(word, '@')
+	switch {
+	case strings.ContainsAny(word, "0123456789"):
+		// "http2.Error" and "E1042" lose their numbers, too: nobody can tell them from ids.
+		return "#"
+	case at > 0 && strings.IndexByte(word[at:], '.') > 0:
+		return "#"
+	case len(word) >= 16 && strings.Trim(word, "abcdefABCDEF-") == "":
+		return "#"
+	}
+	return word
+}

@@ -1,0 +1,373 @@
+package desk
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/frames"
+)
+
+// ImportConfig says where an import publishes to.
+type ImportConfig struct {
+	// Queue is the queue that all messages are published to. Default: the one that each
+	// line names, from which the message was exported.
+	Queue string
+	// Skip is how many lines of the file are left out, such as ImportReport.Lines of an
+	// import that was stopped.
+	Skip int
+	// DryRun checks every line and publishes nothing.
+	DryRun bool
+	// Progress, if not nil, is called a few times a second. It must not block. Of is 0.
+	Progress func(Progress)
+}
+
+// ImportReport says how far an import has come.
+type ImportReport struct {
+	DryRun bool `json:"dry_run,omitempty"`
+	// Lines is how many lines of the file, from its beginning and with those that were
+	// skipped, are confirmed or were checked. Skip as many to go on.
+	Lines int `json:"lines"`
+	// Imported is how many messages the broker has confirmed, those behind Lines included.
+	Imported uint64        `json:"imported"`
+	Took     time.Duration `json:"took"`
+}
+
+// Import publishes the lines of an export, and waits for the broker to confirm each. It
+// keeps all that the sender of a message had set, and the annotations of its death but
+// for those that only RabbitMQ may write: x-opt-deaths, x-exchange and x-routing-key are
+// left out. The delivery count begins again.
+//
+// A line that can't be used ends the import with a *LineError. Lines before it are
+// published. A message that the broker refuses, or that can't be confirmed, ends it, too.
+// Call it with Skip to go on: what was behind ImportReport.Lines and confirmed is then
+// published again.
+func (d *Desk) Import(ctx context.Context, r io.Reader, cfg ImportConfig) (ImportReport, error) {
+	began := time.Now()
+	report := ImportReport{DryRun: cfg.DryRun}
+	at := argument.Root("ImportConfig")
+	switch {
+	case r == nil:
+		return report, argument.At(argument.Root("r"), argument.Missing, nil, "is nil", "give a file")
+	case cfg.Skip < 0:
+		return report, argument.At(at.Field("Skip"), argument.OutOfRange, cfg.Skip, "is negative", "leave it out")
+	}
+	if cfg.Queue != "" {
+		if err := address.Queue(cfg.Queue).Validate(); err != nil {
+			return report, err
+		}
+	}
+	i := &importing{d: d, out: &outbox{d: d}, changed: make(chan struct{}, 1), lines: cfg.Skip, answered: map[int]bool{}, known: map[string]bool{}}
+	defer i.out.close()
+	tell := teller{tell: cfg.Progress}
+	err := i.run(ctx, bufio.NewReaderSize(r, 1<<20), cfg, &tell)
+	i.wait(ctx)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	report.Lines, report.Imported = i.lines, i.imported
+	if err == nil {
+		err = i.failed
+	}
+	report.Took = time.Since(began)
+	return report, err
+}
+
+// importing is an Import under way.
+type importing struct {
+	d       *Desk
+	out     *outbox
+	changed chan struct{}
+	known   map[string]bool
+
+	mu        sync.Mutex
+	lines     int // confirmed without a gap
+	answered  map[int]bool
+	imported  uint64
+	open      int
+	openBytes int
+	failed    error
+}
+
+func (i *importing) run(ctx context.Context, r *bufio.Reader, cfg ImportConfig, tell *teller) error {
+	for n := 1; ; n++ {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		line, err := readBytes(r, maxLine)
+		switch {
+		case err == io.EOF:
+			return nil
+		case err == io.ErrUnexpectedEOF:
+			return &LineError{n, errors.New("the line is cut off: it has no end")}
+		case err != nil:
+			return &LineError{n, err}
+		case n <= cfg.Skip:
+			continue
+		}
+		in, err := readLine(line)
+		var payload []byte
+		if err == nil {
+			payload, err = sendable(in.payload)
+		}
+		if err != nil {
+			return &LineError{n, err}
+		}
+		queue := cfg.Queue
+		if queue == "" {
+			queue = in.queue
+		}
+		to, err := address.Queue(queue).Build()
+		if err != nil {
+			return &LineError{n, err}
+		}
+		if cfg.DryRun {
+			i.done(n, 0, nil, false)
+			continue
+		}
+		if err := i.send(ctx, n, queue, to, payload); err != nil {
+			return err
+		}
+		i.mu.Lock()
+		p := Progress{Seen: uint64(n), Matched: uint64(n - cfg.Skip), Done: i.imported}
+		failed := i.failed
+		i.mu.Unlock()
+		if failed != nil {
+			return failed
+		}
+		tell.now(p)
+	}
+}
+
+func (i *importing) send(ctx context.Context, n int, queue, to string, payload []byte) error {
+	if !i.known[queue] {
+		if _, err := declare.Inspect(ctx, i.d.conn.Management(), queue); errors.Is(err, declare.ErrMissing) {
+			return &LineError{n, err}
+		}
+		if len(i.known) < 10_000 {
+			i.known[queue] = true
+		}
+	}
+	for {
+		i.mu.Lock()
+		ok := i.open == 0 || i.open < inFlight && i.openBytes+len(payload) <= inFlightBytes
+		i.mu.Unlock()
+		if ok {
+			break
+		}
+		select {
+		case <-i.changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	i.mu.Lock()
+	i.open++
+	i.openBytes += len(payload)
+	i.mu.Unlock()
+	size := len(payload)
+	err := i.out.send(ctx, to, payload, func(err error) { i.done(n, size, err, true) })
+	if err != nil {
+		i.mu.Lock()
+		i.open--
+		i.openBytes -= size
+		i.mu.Unlock()
+		return sendError(queue, n, err)
+	}
+	return nil
+}
+
+// sendError is why a line wasn't published.
+func sendError(queue string, n int, err error) error {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	e, ok := walkError(queue, err).(*client.Error)
+	if ok {
+		e.Op = "import"
+		return &LineError{n, e}
+	}
+	return &LineError{n, err}
+}
+
+// done is told of the answer to a line.
+func (i *importing) done(n, size int, err error, sent bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if sent {
+		i.open--
+		i.openBytes -= size
+	}
+	switch {
+	case err != nil && i.failed == nil:
+		i.failed = &LineError{n, fmt.Errorf("the broker hasn't taken it: %w", err)}
+	case err == nil:
+		if sent {
+			i.imported++
+		}
+		i.answered[n] = true
+		for i.answered[i.lines+1] {
+			i.lines++
+			delete(i.answered, i.lines)
+		}
+	}
+	select {
+	case i.changed <- struct{}{}:
+	default:
+	}
+}
+
+// wait waits for the answers to what was sent, and for answerLimit once ctx has ended.
+func (i *importing) wait(ctx context.Context) {
+	limit := time.NewTimer(10 * time.Minute)
+	defer limit.Stop()
+	stopped := ctx.Done()
+	for {
+		i.mu.Lock()
+		open := i.open
+		i.mu.Unlock()
+		if open == 0 {
+			return
+		}
+		select {
+		case <-i.changed:
+		case <-stopped:
+			stopped = nil
+			limit.Reset(answerLimit)
+		case <-limit.C:
+			i.out.cut()
+		}
+	}
+}
+
+// brokers are the annotations that only RabbitMQ may write. It writes all of them anew,
+// but for x-opt-deaths, which it takes from nobody.
+var brokers = map[string]bool{
+	"x-exchange": true, "x-routing-key": true, "x-opt-deaths": true, "x-acquired-count": true, "x-delivery-count": true,
+	"x-opt-rabbitmq-received-time": true, "x-opt-delivery-time": true,
+}
+
+// sendable is a message that was exported, without what belongs to its deliveries. All
+// else is byte by byte as it was.
+func sendable(payload []byte) ([]byte, error) {
+	sections, err := frames.SplitSections(payload)
+	if err != nil {
+		return nil, err
+	}
+	var out []byte
+	body := false
+	for _, s := range sections {
+		switch {
+		case s.Code == frames.SectionHeader, s.Code == frames.SectionAnnotations:
+			m, err := frames.DecodeMessage(s.Raw)
+			if err != nil {
+				return nil, err
+			}
+			if m.Header != nil {
+				m.Header.DeliveryCount, m.Header.FirstAcquirer = 0, false
+			}
+			var kept frames.Map
+			for _, a := range m.Annotations {
+				k, ok := a.Key.(frames.Symbol)
+				switch {
+				case !ok || len(k) < 2 || k[:2] != "x-" || len(k) > 255:
+					return nil, fmt.Errorf("annotations: the key %.40q isn't a symbol that begins with \"x-\", for which RabbitMQ ends the session", fmt.Sprint(a.Key))
+				case a.Value == nil:
+					return nil, fmt.Errorf("annotations: %.40q is null, which ends the connection of each consumer that it is delivered to", k)
+				case poisons(a.Value):
+					return nil, fmt.Errorf("annotations: %.40q has a decimal, or a float that isn't finite: RabbitMQ 4.0 takes that, and can't deliver it", k)
+				case !brokers[string(k)]:
+					kept = append(kept, a)
+				}
+			}
+			m.Annotations = kept
+			if out, err = m.Append(out); err != nil {
+				return nil, err
+			}
+		case s.Code == frames.SectionDeliveryAnnotations:
+		default:
+			if err := checkSection(s); err != nil {
+				return nil, err
+			}
+			body = body || s.Code >= frames.SectionData && s.Code < frames.SectionFooter
+			out = append(out, s.Raw...)
+		}
+	}
+	if !body {
+		return nil, errors.New("has no body")
+	}
+	return out, nil
+}
+
+// poisons says whether there is a decimal in v, or a float that isn't a finite number.
+// RabbitMQ 4.0 takes a message with one in an annotation, and its session crashes whenever
+// it is delivered.
+func poisons(v any) bool {
+	switch v := v.(type) {
+	case frames.Decimal32, frames.Decimal64, frames.Decimal128:
+		return true
+	case float32:
+		return poisons(float64(v))
+	case float64:
+		return math.IsNaN(v) || math.IsInf(v, 0)
+	case frames.List:
+		return slices.ContainsFunc(v, poisons)
+	case frames.Array:
+		return slices.ContainsFunc(v.Elements, poisons)
+	case frames.Map:
+		return slices.ContainsFunc(v, func(e frames.Entry) bool { return poisons(e.Key) || poisons(e.Value) })
+	case frames.Described:
+		return poisons(v.Value)
+	}
+	return false
+}
+
+// checkSection refuses what RabbitMQ would end the session for, or pass on to consumers
+// that can't read it.
+func checkSection(s frames.Section) error {
+	if _, err := s.Value(); err != nil {
+		return err
+	}
+	if s.Code >= frames.SectionData {
+		return nil
+	}
+	m, err := frames.DecodeMessage(s.Raw)
+	if err != nil {
+		return err
+	}
+	if p := m.Properties; p != nil {
+		for name, id := range map[string]any{"message-id": p.MessageID, "correlation-id": p.CorrelationID} {
+			switch id.(type) {
+			case nil, uint64, frames.UUID, []byte, string:
+			default:
+				return fmt.Errorf("properties: %s is a %T, not a ulong, uuid, binary or string", name, id)
+			}
+		}
+		for name, v := range map[string]any{"to": p.To, "reply-to": p.ReplyTo} {
+			switch v.(type) {
+			case nil, string:
+			default:
+				return fmt.Errorf("properties: %s is a %T, not a string", name, v)
+			}
+		}
+	}
+	for _, e := range m.ApplicationProperties {
+		if _, ok := e.Key.(string); !ok {
+			return fmt.Errorf("application-properties: a key is a %T, not a string", e.Key)
+		}
+		switch e.Value.(type) {
+		case frames.List, frames.Map, frames.Array, frames.Described:
+			return fmt.Errorf("application-properties: %.40q isn't a simple value", e.Key)
+		}
+	}
+	return nil
+}

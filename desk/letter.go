@@ -1,0 +1,299 @@
+package desk
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/retry"
+)
+
+// Summary is what a list shows of a message. A field is zero where the message doesn't
+// tell it.
+type Summary struct {
+	// ID names the message within its queue, as 24 hexadecimal digits. It is made of what
+	// the sender wrote and of the death, so it is the same each time that somebody looks.
+	// Two messages have the same ID only if both are the same.
+	ID string `json:"id"`
+	// Position is the message's place in the walk, from 0.
+	Position int `json:"position"`
+	// MessageID is the message-id. A UUID, a number and bytes are written as text.
+	MessageID string `json:"message_id,omitempty"`
+	// Queue is the queue that the message died in.
+	Queue string `json:"queue,omitempty"`
+	// Reason, Error, ErrorType and the next ones are those of retry.Death.
+	Reason       client.Reason `json:"reason,omitempty"`
+	Error        string        `json:"error,omitempty"`
+	ErrorType    string        `json:"error_type,omitempty"`
+	Retries      int           `json:"retries"`
+	FirstFailure time.Time     `json:"first_failure,omitzero"`
+	LastFailure  time.Time     `json:"last_failure,omitzero"`
+	Exchange     string        `json:"exchange,omitempty"`
+	RoutingKey   string        `json:"routing_key,omitempty"`
+	Worker       string        `json:"worker,omitempty"`
+	// Died is when the message was dead-lettered last, in whole seconds on some versions
+	// of RabbitMQ, or LastFailure.
+	Died time.Time `json:"died,omitzero"`
+	// Group is the ID of the Group that the message belongs to.
+	Group string `json:"group"`
+	// Replays is how often the message was replayed, and LastReplay which replay was last.
+	Replays    int         `json:"replays"`
+	LastReplay *ReplayMark `json:"last_replay,omitempty"`
+	// ContentType is the property, and Size the encoded message's size in bytes.
+	ContentType string `json:"content_type,omitempty"`
+	Size        int    `json:"size"`
+	Priority    uint8  `json:"priority"`
+	// Unreadable is why the message can't be decoded. It can be exported, shown and
+	// discarded, and not replayed.
+	Unreadable string `json:"unreadable,omitempty"`
+}
+
+// ReplayMark says which replay a message was in.
+type ReplayMark struct {
+	ID string    `json:"id"`
+	By string    `json:"by,omitempty"`
+	At time.Time `json:"at,omitzero"`
+}
+
+// letter is a message in the form in which the package works on it. It is read in
+// parts, since most messages of a walk are looked at once and forgotten.
+type letter struct {
+	payload  []byte
+	sections []frames.Section
+	bad      error // why it can't be decoded
+
+	header      *frames.MessageHeader
+	annotations frames.Map
+	properties  *frames.Properties
+	application frames.Map
+	body        []frames.Section // data, sequences or a value
+	footer      *frames.Section
+
+	// m has the annotations and application properties, for package retry.
+	m     *client.Message
+	death retry.Death
+}
+
+// open reads an encoded message. It never fails: what can't be decoded is in bad.
+func open(payload []byte) *letter {
+	l := &letter{payload: payload, m: &client.Message{Value: amqp.Null{}}}
+	if l.bad = l.read(); l.bad == nil {
+		l.death = retry.DeathOf(l.m)
+	}
+	return l
+}
+
+func (l *letter) read() (err error) {
+	if l.sections, err = frames.SplitSections(l.payload); err != nil {
+		return err
+	}
+	head := 0 // bytes before the body
+	for _, s := range l.sections {
+		if s.Code < frames.SectionData {
+			head += len(s.Raw)
+			continue
+		}
+		if s.Code == frames.SectionFooter {
+			f := s
+			l.footer = &f
+			continue
+		}
+		l.body = append(l.body, s)
+	}
+	m, err := frames.DecodeMessage(l.payload[:head])
+	if err != nil {
+		return err
+	}
+	l.header, l.annotations, l.properties, l.application = m.Header, m.Annotations, m.Properties, m.ApplicationProperties
+	if len(l.annotations) > 0 {
+		l.m.Annotations = make(map[any]any, len(l.annotations))
+		for _, e := range l.annotations {
+			if k, ok := text(e.Key); ok {
+				l.m.Annotations[k] = plain(e.Value)
+			}
+		}
+	}
+	if len(l.application) > 0 {
+		l.m.ApplicationProperties = make(map[string]any, len(l.application))
+		for _, e := range l.application {
+			if k, ok := text(e.Key); ok {
+				l.m.ApplicationProperties[k] = plain(e.Value)
+			}
+		}
+	}
+	return nil
+}
+
+func text(v any) (string, bool) {
+	switch v := v.(type) {
+	case string:
+		return v, true
+	case frames.Symbol:
+		return string(v), true
+	}
+	return "", false
+}
+
+// plain is a value as go-amqp would have decoded it, as far as package retry looks.
+func plain(v any) any {
+	switch v := v.(type) {
+	case frames.Symbol:
+		return string(v)
+	case frames.Timestamp:
+		return v.Time()
+	case frames.UUID:
+		return amqp.UUID(v)
+	}
+	return v
+}
+
+// annotation is a text among the annotations.
+func (l *letter) annotation(key string) string {
+	s, _ := l.m.Annotations[key].(string)
+	return s
+}
+
+// id is the message's ID: what the sender wrote, and when and where it died.
+func (l *letter) id() string {
+	h := sha256.New()
+	for _, s := range l.sections {
+		if s.Code >= frames.SectionProperties {
+			_, _ = h.Write(s.Raw)
+		}
+	}
+	if l.bad != nil {
+		_, _ = h.Write(l.payload)
+	}
+	d := l.died()
+	fmt.Fprintf(h, "\x00%s\x00%d\x00%d\x00%d", l.death.Queue, millis(d), l.death.Retries, l.replays())
+	return hex.EncodeToString(h.Sum(nil)[:12])
+}
+
+func millis(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
+}
+
+// died is when the message died last.
+func (l *letter) died() time.Time {
+	last := l.death.LastFailure
+	for _, h := range deathsOf(l.annotations) {
+		if h.Last.After(last) {
+			last = h.Last
+		}
+	}
+	return last
+}
+
+func (l *letter) replays() int {
+	n, _ := l.m.Annotations[AnnotationReplays].(int64)
+	return int(min(max(n, 0), 1<<30))
+}
+
+// replay is the replay that the message was in last.
+func (l *letter) replay() *ReplayMark {
+	if l.replays() == 0 {
+		return nil
+	}
+	at, _ := l.m.Annotations[AnnotationReplayedAt].(int64)
+	m := &ReplayMark{ID: l.annotation(AnnotationReplay), By: l.annotation(AnnotationReplayedBy)}
+	if at > 0 && at < 253402300799999 {
+		m.At = time.UnixMilli(at).UTC()
+	}
+	return m
+}
+
+func (l *letter) messageID() string {
+	if l.properties == nil {
+		return ""
+	}
+	return idText(l.properties.MessageID)
+}
+
+func idText(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return ""
+	case string:
+		return strings.ToValidUTF8(v, "?")
+	case uint64:
+		return strconv.FormatUint(v, 10)
+	case frames.UUID:
+		return amqp.UUID(v).String()
+	case []byte:
+		return hex.EncodeToString(v)
+	}
+	return fmt.Sprint(v)
+}
+
+// summary is the message for a list.
+func (l *letter) summary(position int) Summary {
+	d := l.death
+	s := Summary{
+		ID: l.id(), Position: position, MessageID: l.messageID(), Queue: d.Queue,
+		Reason: d.Reason, Error: d.Error, ErrorType: d.ErrorType, Retries: d.Retries,
+		FirstFailure: d.FirstFailure.UTC(), LastFailure: d.LastFailure.UTC(), Exchange: d.Exchange, RoutingKey: d.RoutingKey, Worker: d.Worker,
+		Died: l.died().UTC(), Group: l.group().ID, Replays: l.replays(), LastReplay: l.replay(), Size: len(l.payload), Priority: l.priority(),
+	}
+	if l.properties != nil {
+		s.ContentType = string(l.properties.ContentType.Value)
+	}
+	if l.bad != nil {
+		s.Unreadable = l.bad.Error()
+	}
+	return s
+}
+
+func (l *letter) priority() uint8 {
+	if l.header == nil {
+		return 4
+	}
+	return l.header.Priority.Or(4)
+}
+
+// bytes is the body if it is bytes or text.
+func (l *letter) bytes() (b []byte, ok bool) {
+	for _, s := range l.body {
+		v, err := s.Value()
+		if err != nil {
+			return nil, false
+		}
+		switch v := v.(type) {
+		case []byte:
+			if b == nil {
+				b = v[:len(v):len(v)]
+			} else {
+				b = append(b, v...)
+			}
+		case string:
+			return []byte(v), s.Code == frames.SectionValue
+		default:
+			return nil, false
+		}
+	}
+	return b, len(l.body) > 0
+}
+
+// cut shortens s to at most n bytes of valid UTF-8.
+func cut(s string, n int) string {
+	if len(s) > n {
+		s = s[:n]
+		for len(s) > 0 {
+			if r, size := utf8.DecodeLastRuneInString(s); r != utf8.RuneError || size > 1 {
+				break
+			}
+			s = s[:len(s)-1]
+		}
+	}
+	return strings.ToValidUTF8(s, "?")
+}

@@ -1,0 +1,251 @@
+package desk
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/rawlink"
+)
+
+// ListConfig says what a List shows.
+type ListConfig struct {
+	Queue  string
+	Filter Filter
+	// Skip and Limit choose a page of the messages that match. Default of Limit: 50; at
+	// most 10,000. A page costs a walk from the queue's head to its end.
+	Skip, Limit int
+	// Count goes on to the queue's end, to count all that match.
+	Count bool
+	// Accept names the Caveats that are accepted.
+	Accept []CaveatCode
+	// Progress, if not nil, is called a few times a second. It must not block.
+	Progress func(Progress)
+}
+
+// List is a page of messages.
+type List struct {
+	Terms    Terms     `json:"terms"`
+	Messages []Summary `json:"messages"`
+	// Seen is how many messages were looked at, and Matched how many of them matched.
+	Seen    uint64 `json:"seen"`
+	Matched uint64 `json:"matched"`
+	// More says that there may be matching messages behind this page.
+	More bool `json:"more"`
+}
+
+// maxPage bounds ListConfig.Limit, and with it the memory of a List.
+const maxPage = 10_000
+
+// List walks a queue from its head, and returns a page of what matches. The messages stay
+// where they are, in their order. It holds no bodies. The errors:
+//
+//	*argument.Error      cfg can't be used
+//	*TermsError          looking would change something, and that isn't accepted
+//	declare.ErrMissing   the queue doesn't exist
+//	*client.Error        as Conn.Consume has them; ErrConnectionLost after several tries
+//	*HoldError           the queue is too large to be looked at in 15 minutes; the List
+//	                     has what was seen
+func (d *Desk) List(ctx context.Context, cfg ListConfig) (List, error) {
+	at := argument.Root("ListConfig")
+	switch {
+	case cfg.Skip < 0:
+		return List{}, argument.At(at.Field("Skip"), argument.OutOfRange, cfg.Skip, "is negative", "leave it out")
+	case cfg.Limit < 0 || cfg.Limit > maxPage:
+		return List{}, argument.At(at.Field("Limit"), argument.OutOfRange, cfg.Limit, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default of 50", maxPage))
+	case cfg.Limit == 0:
+		cfg.Limit = 50
+	}
+	if err := cfg.Filter.check(); err != nil {
+		return List{}, err
+	}
+	t, err := d.terms(ctx, cfg.Queue, cfg.Accept)
+	if err != nil {
+		return List{}, err
+	}
+	list := List{Terms: t}
+	match := cfg.Filter.matcher()
+	tell := teller{tell: cfg.Progress}
+	err = d.look(ctx, cfg.Queue, func() { list.Seen, list.Matched, list.More, list.Messages = 0, 0, false, []Summary{} }, func(v rawlink.Delivery) error {
+		position := int(list.Seen)
+		list.Seen++
+		l := open(v.Payload)
+		if match.matches(l) {
+			list.Matched++
+			switch {
+			case list.Matched <= uint64(cfg.Skip):
+			case len(list.Messages) < cfg.Limit:
+				list.Messages = append(list.Messages, l.summary(position))
+			default:
+				list.More = true
+				if !cfg.Count {
+					return errStop
+				}
+			}
+		}
+		tell.now(Progress{Seen: list.Seen, Matched: list.Matched, Of: t.Messages})
+		return nil
+	})
+	return list, err
+}
+
+// Letter is one message whole.
+type Letter struct {
+	Summary
+	Durable       bool   `json:"durable"`
+	TTL           uint32 `json:"ttl,omitempty"` // milliseconds
+	DeliveryCount uint32 `json:"delivery_count,omitempty"`
+	// Properties, ApplicationProperties, Annotations and Footer are written as Export
+	// writes them, with every type.
+	Properties            json.RawMessage `json:"properties,omitempty"`
+	ApplicationProperties json.RawMessage `json:"application_properties,omitempty"`
+	Annotations           json.RawMessage `json:"annotations,omitempty"`
+	Footer                json.RawMessage `json:"footer,omitempty"`
+	// Body is the body for people, in the form that BodyForm says. It is cut at 1 MiB of
+	// what the message has; BodySize is how many bytes that is.
+	Body     string   `json:"body"`
+	BodyForm BodyForm `json:"body_form"`
+	BodySize int      `json:"body_size"`
+	BodyCut  bool     `json:"body_cut,omitempty"`
+	// Hops is the message's way, oldest first.
+	Hops []Hop `json:"hops"`
+}
+
+// BodyForm is how a Letter shows a body.
+type BodyForm string
+
+// The forms.
+const (
+	BodyJSON  BodyForm = "json"  // indented
+	BodyText  BodyForm = "text"  // valid UTF-8 without control characters
+	BodyHex   BodyForm = "hex"   // a hexadecimal dump of bytes
+	BodyTyped BodyForm = "typed" // an amqp-value or amqp-sequence, as Export writes it
+)
+
+const maxShown = 1 << 20
+
+// Show returns the first message of a queue whose ID, or message-id, is id. The queue is
+// walked up to there, and no message changes. The errors are those of List, and
+// *NoMessageError.
+func (d *Desk) Show(ctx context.Context, queue, id string, accept ...CaveatCode) (Letter, error) {
+	if id == "" {
+		return Letter{}, argument.At(argument.Root("id"), argument.Missing, nil, "is empty", "give an ID of List, or a message-id")
+	}
+	if _, err := d.terms(ctx, queue, accept); err != nil {
+		return Letter{}, err
+	}
+	var found *Letter
+	seen := 0
+	match := Filter{IDs: []string{id}}.matcher()
+	err := d.look(ctx, queue, func() { seen = 0 }, func(v rawlink.Delivery) error {
+		l := open(v.Payload)
+		if match.matches(l) {
+			found = l.whole(seen)
+			return errStop
+		}
+		seen++
+		return nil
+	})
+	if found != nil && err == nil {
+		return *found, nil
+	}
+	if err == nil {
+		err = &NoMessageError{Queue: queue, ID: id, Seen: seen}
+	}
+	return Letter{}, err
+}
+
+// NoMessageError says that a queue has no message of that ID.
+type NoMessageError struct {
+	Queue, ID string
+	Seen      int // messages that were looked at
+}
+
+func (e *NoMessageError) Error() string {
+	return fmt.Sprintf("hopback: none of the %d messages in %q has the ID or message-id %.100q", e.Seen, e.Queue, e.ID)
+}
+
+func (l *letter) whole(position int) *Letter {
+	w := &Letter{Summary: l.summary(position), Hops: l.hops()}
+	if h := l.header; h != nil {
+		w.Durable, w.TTL, w.DeliveryCount = h.Durable, h.TTL.Value, h.DeliveryCount
+	}
+	for _, s := range l.sections {
+		var to *json.RawMessage
+		switch s.Code {
+		case frames.SectionProperties:
+			to = &w.Properties
+		case frames.SectionApplicationProperties:
+			to = &w.ApplicationProperties
+		case frames.SectionAnnotations:
+			to = &w.Annotations
+		case frames.SectionFooter:
+			to = &w.Footer
+		default:
+			continue
+		}
+		if text, err := sectionJSON(s); err == nil {
+			*to = text
+		}
+	}
+	w.Body, w.BodyForm, w.BodySize, w.BodyCut = l.shownBody()
+	return w
+}
+
+// shownBody is the body for people.
+func (l *letter) shownBody() (text string, form BodyForm, size int, short bool) {
+	b, ok := l.bytes()
+	if l.bad != nil {
+		b, ok = l.payload, true
+	}
+	if !ok {
+		var parts []json.RawMessage
+		for _, s := range l.body {
+			size += len(s.Raw)
+			if size > maxShown {
+				short = true
+				break
+			}
+			if part, err := sectionJSON(s); err == nil {
+				parts = append(parts, part)
+			}
+		}
+		out, err := json.MarshalIndent(parts, "", "  ")
+		if err != nil {
+			return err.Error(), BodyText, size, true
+		}
+		return string(out), BodyTyped, size, short
+	}
+	size = len(b)
+	if short = size > maxShown; short {
+		b = b[:maxShown]
+	}
+	if !short && json.Valid(b) && utf8.Valid(b) {
+		var out strings.Builder
+		if err := indent(&out, b); err == nil {
+			return out.String(), BodyJSON, size, false
+		}
+	}
+	t := b
+	if short { // a character may be cut
+		for range utf8.UTFMax - 1 {
+			if utf8.Valid(t) {
+				break
+			}
+			t = t[:len(t)-1]
+		}
+	}
+	if utf8.Valid(t) && !strings.ContainsFunc(string(t), func(r rune) bool { return r < ' ' && r != '\n' && r != '\r' && r != '\t' || r == 0x7f }) {
+		return string(t), BodyText, size, short
+	}
+	// A dump takes five times the room.
+	if len(b) > maxShown/4 {
+		b, short = b[:maxShown/4], true
+	}
+	return hex.Dump(b), BodyHex, size, short
+}

@@ -1,0 +1,591 @@
+package desk
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/rawlink"
+)
+
+// ReplayConfig says what to replay, and where to.
+type ReplayConfig struct {
+	// Queue is the dead-letter queue, or the parking queue.
+	Queue string
+	// Filter selects the messages. The zero Filter is refused unless All is set.
+	Filter Filter
+	All    bool
+	// ID names the replay, in valid UTF-8 of at most 100 bytes. A message that says it was
+	// in the replay of this ID isn't replayed again by it. So a replay that was stopped
+	// goes on when it is called with the same ID, and doesn't send back what has died
+	// again meanwhile. Default: a random one, which the report has.
+	ID string
+	// By is who replays, at most 100 bytes. It is kept in each message.
+	By string
+	// To says where the messages go. Address, if it isn't zero, is where all of them go
+	// instead.
+	To      Destination
+	Address address.Address
+	// DryRun selects and counts, and sends nothing.
+	DryRun bool
+	// Rate is the most messages a second. 0 is as fast as the broker confirms.
+	Rate float64
+	// Max is the most messages that are replayed. 0 is no bound.
+	Max uint64
+	// Edit, if not nil, changes each selected message before it is sent. An error keeps the
+	// message where it is, and counts as a failure.
+	Edit func(*Edit) error
+	// Accept names the Caveats that are accepted.
+	Accept []CaveatCode
+	// Progress, if not nil, is called a few times a second. It must not block.
+	Progress func(Progress)
+}
+
+// ReplayReport says how far a replay has come.
+type ReplayReport struct {
+	// ID is the replay's.
+	ID     string `json:"id"`
+	DryRun bool   `json:"dry_run,omitempty"`
+	// Seen is how many messages the last walk looked at. A message that was replayed
+	// isn't in the queue any more when another walk begins.
+	Seen uint64 `json:"seen"`
+	// Matched is how many messages were selected: those that were replayed, or would be in
+	// a dry run, and those that failed.
+	Matched uint64 `json:"matched"`
+	// Replayed is how many messages are confirmed where they went to, and gone from the
+	// queue.
+	Replayed uint64 `json:"replayed"`
+	// Again is how many messages match and were in this replay before: they died again,
+	// and stay where they are.
+	Again uint64 `json:"again,omitempty"`
+	// Failed is how many messages stay where they are because they couldn't be sent.
+	// Failures has the first 20 of them.
+	Failed   uint64    `json:"failed"`
+	Failures []Failure `json:"failures,omitempty"`
+	// Unsure is how many messages may be there twice: the connection was lost between the
+	// copy and its answer, or before it was certain that the original is gone.
+	Unsure uint64 `json:"unsure,omitempty"`
+	// Groups counts what was selected by group, the largest first: at most 100, and the
+	// others together in Others.
+	Groups []GroupCount `json:"groups,omitempty"`
+	Others uint64       `json:"others,omitempty"`
+	// Walks is how many walks it took: more than one if the connection was lost.
+	Walks int `json:"walks"`
+	// Complete says that the walk came to the queue's end, and wasn't stopped before.
+	Complete bool          `json:"complete"`
+	Took     time.Duration `json:"took"`
+}
+
+// GroupCount is a Group and how many messages are in it.
+type GroupCount struct {
+	Group
+	Count uint64 `json:"count"`
+	// Oldest and Newest are when the first and the last of them died.
+	Oldest time.Time `json:"oldest,omitzero"`
+	Newest time.Time `json:"newest,omitzero"`
+	// Example is the ID of one of them.
+	Example string `json:"example,omitempty"`
+}
+
+// Failure is a message that stays where it is.
+type Failure struct {
+	ID        string `json:"id"`
+	MessageID string `json:"message_id,omitempty"`
+	Target    string `json:"target,omitempty"`
+	Err       string `json:"error"`
+}
+
+const (
+	maxFailures = 20
+	// maxFailed is how many failed messages a replay remembers, so as not to try them
+	// again in a further walk.
+	maxFailed = 100_000
+	// inFlight and inFlightBytes bound the copies that wait for their answer.
+	inFlight      = 1000
+	inFlightBytes = 16 << 20
+	// answerLimit is how long a replay that is stopped waits for answers.
+	answerLimit = 30 * time.Second
+	// fruitless is after how many walks without a message replayed a replay gives up.
+	fruitless = 8
+)
+
+// Replay sends the selected messages of a queue back to where they came from, as new: the
+// retry counter, the first failure and the delivery time begin again. Each is a copy. The
+// original is accepted only after the broker has confirmed the copy, so there may be two,
+// and never none. All others stay in the queue, in their order.
+//
+// It survives the loss of its connections. When ctx ends it stops: what is confirmed by
+// then is accepted, the rest stays in the queue, and the error is ctx's cause. Call it
+// with the same ID to go on. A process that is killed leaves the messages that it held to
+// the broker, which puts them back in order.
+//
+// The report is right whatever the error. The errors are those of List, but for HoldError:
+// a long replay gives back what it holds once in a while and begins another walk.
+func (d *Desk) Replay(ctx context.Context, cfg ReplayConfig) (ReplayReport, error) {
+	began := time.Now()
+	if err := cfg.check(); err != nil {
+		return ReplayReport{}, err
+	}
+	t, err := d.terms(ctx, cfg.Queue, cfg.Accept)
+	if err != nil {
+		return ReplayReport{}, err
+	}
+	r := &replay{
+		d: d, cfg: cfg, match: cfg.Filter.matcher(), of: t.Messages, tell: teller{tell: cfg.Progress},
+		failed: map[string]bool{}, refused: map[string]error{}, known: map[string]bool{}, groups: newTally(maxGroups),
+		changed: make(chan struct{}, 1), report: ReplayReport{ID: cfg.ID, DryRun: cfg.DryRun},
+	}
+	err = r.run(ctx)
+	report := r.report
+	report.Groups, report.Others = r.groups.top(100)
+	report.Took = time.Since(began)
+	return report, err
+}
+
+func (c *ReplayConfig) check() error {
+	at := argument.Root("ReplayConfig")
+	switch {
+	case c.Filter.everything() && !c.All:
+		return argument.At(at.Field("Filter"), argument.Missing, nil, "selects all messages", "set All if that is meant")
+	case len(c.ID) > maxWord || !utf8.ValidString(c.ID):
+		return argument.At(at.Field("ID"), argument.TooLong, c.ID, "is over 100 bytes or not valid UTF-8", "use a short name")
+	case len(c.By) > maxWord || !utf8.ValidString(c.By):
+		return argument.At(at.Field("By"), argument.TooLong, c.By, "is over 100 bytes or not valid UTF-8", "use a short name")
+	case c.To != "" && c.To != ToQueue && c.To != ToExchange:
+		return argument.At(at.Field("To"), argument.Unknown, string(c.To), "is no destination", "use ToQueue or ToExchange")
+	case !(c.Rate >= 0) || c.Rate > 1e9:
+		return argument.At(at.Field("Rate"), argument.OutOfRange, fmt.Sprint(c.Rate), "is out of range", "use messages a second, or 0 for no bound")
+	}
+	if !c.Address.IsZero() {
+		if err := c.Address.Validate(); err != nil {
+			return err
+		}
+		if c.Address == address.Queue(c.Queue) {
+			return argument.At(at.Field("Address"), argument.Conflict, c.Queue, "is the queue that is replayed from", "name another one")
+		}
+	}
+	if c.ID == "" {
+		c.ID = "replay-" + time.Now().UTC().Format("20060102-150405-") + strings.ToLower(rand.Text()[:6])
+	}
+	return c.Filter.check()
+}
+
+// replay is a Replay under way.
+type replay struct {
+	d     *Desk
+	cfg   ReplayConfig
+	match *matcher
+	of    uint64
+	tell  teller
+	next  time.Time // when the rate allows another message
+
+	refused map[string]error // addresses that take nothing, and why
+	known   map[string]bool  // queues that are there
+
+	changed chan struct{} // has one when an answer has come
+
+	mu        sync.Mutex
+	report    ReplayReport
+	failed    map[string]bool // by ID
+	groups    *tally
+	open      int // copies without an answer
+	openBytes int
+	lost      uint64 // copies whose answer will not come
+	accepted  uint64 // since it was last certain that the broker had read of them
+}
+
+// run walks the queue until it is through.
+func (r *replay) run(ctx context.Context) error {
+	for idle := 0; ; {
+		before := r.report.Replayed
+		r.report.Walks++
+		again, err := r.pass(ctx)
+		if ctx.Err() != nil && (again || err != nil) {
+			return context.Cause(ctx)
+		}
+		switch {
+		case err != nil && !errors.Is(err, client.ErrConnectionLost) && !errors.Is(err, client.ErrUnreachable):
+			return err
+		case err == nil && !again:
+			return nil
+		case err == nil:
+			idle = 0
+			continue
+		}
+		if idle++; r.report.Replayed > before {
+			idle = 0
+		}
+		if idle >= fruitless {
+			return err
+		}
+		r.d.log.Warn("hopback: the connection was lost during a replay, going on", "queue", r.cfg.Queue, "replay", r.cfg.ID, "replayed", r.report.Replayed, "error", err)
+		if !pause(ctx, backoff(idle)) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// errHeld ends a walk that has held its messages for long enough.
+var errHeld = errors.New("held for long enough")
+
+// pass walks the queue once. again says that another walk is needed.
+func (r *replay) pass(ctx context.Context) (again bool, err error) {
+	r.report.Seen, r.report.Again = 0, 0
+	if r.cfg.DryRun {
+		r.report.Matched = 0
+		r.groups = newTally(maxGroups)
+	}
+	w, err := r.d.begin(ctx, r.cfg.Queue)
+	if err != nil {
+		return false, err
+	}
+	out := &outbox{d: r.d}
+	defer out.close()
+	for more := true; more && err == nil; {
+		n := batch
+		if r.cfg.Rate > 0 { // what is asked for is held until it was looked at
+			n = int(max(min(r.cfg.Rate, batch), 10))
+		}
+		more, err = w.next(ctx, n, func(v rawlink.Delivery) error { return r.visit(ctx, w, out, v) })
+		if err == nil {
+			r.mu.Lock()
+			r.accepted = 0 // the broker has read all that was written before it answered
+			r.mu.Unlock()
+		}
+	}
+	r.drain(ctx, w, out)
+	back := w.end()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if back != nil {
+		r.report.Unsure += r.accepted
+		err = errors.Join(err, walkError(r.cfg.Queue, back))
+	}
+	r.accepted = 0
+	unanswered := r.lost
+	r.lost = 0
+	r.report.Unsure += unanswered
+	switch {
+	case errors.Is(err, errStop):
+		return false, nil
+	case errors.Is(err, errHeld):
+		return true, nil
+	case err != nil:
+		return false, walkError(r.cfg.Queue, err)
+	case unanswered > 0:
+		return false, walkError(r.cfg.Queue, errUnanswered)
+	}
+	r.report.Complete = true
+	return false, nil
+}
+
+var errUnanswered = errors.New("copies without an answer")
+
+// visit looks at one message, and sends it on if it is selected.
+func (r *replay) visit(ctx context.Context, w *walk, out *outbox, v rawlink.Delivery) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if r.cfg.Max > 0 && r.sending() >= r.cfg.Max {
+		return errStop
+	}
+	if time.Since(w.began) > maxHold {
+		return errHeld
+	}
+	position := int(r.report.Seen)
+	r.report.Seen++
+	l := open(v.Payload)
+	if !r.match.matches(l) {
+		r.progress()
+		return nil
+	}
+	if mark := l.replay(); mark != nil && mark.ID == r.cfg.ID {
+		r.report.Again++
+		return nil
+	}
+	id := l.id()
+	r.mu.Lock()
+	failed := r.failed[id]
+	r.mu.Unlock()
+	if failed {
+		return nil
+	}
+	if r.cfg.DryRun {
+		r.selected(l, id)
+		r.progress()
+		return nil
+	}
+	err := r.send(ctx, w, out, v, l, id, position)
+	var bad *unsendable
+	if errors.As(err, &bad) {
+		r.selected(l, id)
+		r.fail(id, l.messageID(), "", bad)
+		return nil
+	}
+	r.progress()
+	return err
+}
+
+// sending is how many messages were replayed, or are on their way.
+func (r *replay) sending() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cfg.DryRun {
+		return r.report.Matched
+	}
+	return r.report.Replayed + uint64(r.open)
+}
+
+func (r *replay) selected(l *letter, id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.report.Matched++
+	r.groups.add(l, id)
+}
+
+func (r *replay) fail(id, messageID, target string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.report.Failed++
+	if len(r.failed) < maxFailed {
+		r.failed[id] = true
+	}
+	if len(r.report.Failures) < maxFailures {
+		r.report.Failures = append(r.report.Failures, Failure{ID: id, MessageID: messageID, Target: target, Err: cut(err.Error(), 500)})
+	}
+}
+
+func (r *replay) progress() {
+	r.mu.Lock()
+	p := Progress{Seen: r.report.Seen, Matched: r.report.Matched, Done: r.report.Replayed, Of: r.of}
+	r.mu.Unlock()
+	r.tell.now(p)
+}
+
+// send sends a copy. Its answer settles the original.
+func (r *replay) send(ctx context.Context, w *walk, out *outbox, v rawlink.Delivery, l *letter, id string, position int) error {
+	to, err := l.target(r.cfg.To, r.cfg.Address)
+	if err != nil {
+		return err
+	}
+	if to == address.Queue(r.cfg.Queue) {
+		return &unsendable{errors.New("it would come back to the queue that it is in")}
+	}
+	target := to.String()
+	if err := r.refused[target]; err != nil {
+		return &unsendable{err}
+	}
+	if err := r.there(ctx, to); err != nil {
+		return err
+	}
+	var edited *Edit
+	if r.cfg.Edit != nil {
+		edited = l.edited(position)
+		if err := r.cfg.Edit(edited); err != nil {
+			return &unsendable{err}
+		}
+	}
+	payload, err := l.renewed(ReplayMark{ID: r.cfg.ID, By: r.cfg.By, At: time.Now()}, edited)
+	if err != nil {
+		return err
+	}
+	if err := r.room(ctx, w, out, len(payload)); err != nil {
+		return err
+	}
+	messageID := l.messageID()
+	r.mu.Lock()
+	r.open++
+	r.openBytes += len(payload)
+	r.mu.Unlock()
+	size, delivery := len(payload), v.ID
+	answered := func(err error) {
+		var lost *rawlink.LostError
+		if err == nil {
+			// Where this can't be written, the walk's connection is lost, and the message
+			// comes again.
+			err := w.r.Accept(delivery, delivery)
+			r.mu.Lock()
+			if err == nil {
+				r.report.Replayed++
+				r.accepted++
+			} else {
+				r.lost++
+			}
+			r.mu.Unlock()
+		} else if !errors.As(err, &lost) {
+			r.fail(id, messageID, target, err)
+		} else {
+			r.mu.Lock()
+			r.lost++
+			r.mu.Unlock()
+		}
+		r.mu.Lock()
+		r.open--
+		r.openBytes -= size
+		r.mu.Unlock()
+		select {
+		case r.changed <- struct{}{}:
+		default:
+		}
+	}
+	sendCtx, cancel := context.WithDeadlineCause(ctx, w.began.Add(maxHold), errHeld)
+	defer cancel()
+	err = out.send(sendCtx, target, payload, answered)
+	if err != nil {
+		r.mu.Lock()
+		r.open--
+		r.openBytes -= size
+		r.mu.Unlock()
+		var no *rawlink.RefusedError
+		if errors.As(err, &no) && final[no.Condition] && len(r.refused) < 1000 {
+			r.refused[target] = fmt.Errorf("the broker refuses %s: %w", target, no)
+			return &unsendable{r.refused[target]}
+		}
+		return err
+	}
+	r.selected(l, id)
+	return nil
+}
+
+// final are the conditions that another attempt doesn't change.
+var final = map[string]bool{
+	"amqp:not-found": true, "amqp:resource-deleted": true, "amqp:unauthorized-access": true, "amqp:not-allowed": true, "amqp:precondition-failed": true,
+}
+
+// there asks once whether a queue exists: RabbitMQ 4.0 ends the session over an attach to
+// one that doesn't.
+func (r *replay) there(ctx context.Context, to address.Address) error {
+	if !to.IsQueue() || r.known[to.QueueName()] {
+		return nil
+	}
+	_, err := declare.Inspect(ctx, r.d.conn.Management(), to.QueueName())
+	if errors.Is(err, declare.ErrMissing) && len(r.refused) < 1000 {
+		r.refused[to.String()] = fmt.Errorf("the queue %q doesn't exist", to.QueueName())
+		return &unsendable{r.refused[to.String()]}
+	}
+	// Whatever else it says, the attach will tell.
+	if len(r.known) < 10_000 {
+		r.known[to.QueueName()] = true
+	}
+	return nil
+}
+
+// room waits until the rate allows another message, and there is room among those that
+// wait for their answer.
+func (r *replay) room(ctx context.Context, w *walk, out *outbox, size int) error {
+	ctx, cancel := context.WithDeadlineCause(ctx, w.began.Add(maxHold), errHeld)
+	defer cancel()
+	if r.cfg.Rate > 0 {
+		now := time.Now()
+		if wait := r.next.Sub(now); wait > 0 {
+			if !pause(ctx, wait) {
+				return context.Cause(ctx)
+			}
+			now = time.Now()
+		}
+		if r.next.Before(now.Add(-time.Second)) {
+			r.next = now
+		}
+		r.next = r.next.Add(time.Duration(float64(time.Second) / r.cfg.Rate))
+	}
+	for {
+		r.mu.Lock()
+		ok := r.open == 0 || r.open < inFlight && r.openBytes+size <= inFlightBytes
+		r.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-r.changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-out.done():
+			return out.err()
+		}
+	}
+}
+
+// drain waits for the answers to what was sent: for as long as messages may be held, and
+// for answerLimit once ctx has ended.
+func (r *replay) drain(ctx context.Context, w *walk, out *outbox) {
+	limit := time.NewTimer(max(time.Until(w.began.Add(maxHold)), answerLimit))
+	defer limit.Stop()
+	tick := time.NewTicker(progressEvery)
+	defer tick.Stop()
+	stopped := ctx.Done()
+	for {
+		r.mu.Lock()
+		open := r.open
+		r.mu.Unlock()
+		if open == 0 {
+			return
+		}
+		r.progress()
+		select {
+		case <-r.changed:
+		case <-stopped:
+			stopped = nil
+			limit.Reset(answerLimit)
+		case <-limit.C:
+			out.cut() // the answers come as lost
+		case <-tick.C:
+		}
+	}
+}
+
+// outbox is the connection that copies are sent on. It is opened when it is needed, and
+// again after a refusal has ended it.
+type outbox struct {
+	d *Desk
+	c *rawlink.Conn
+}
+
+func (o *outbox) send(ctx context.Context, target string, payload []byte, tell func(error)) error {
+	if o.c != nil && o.c.Err() != nil {
+		o.close()
+	}
+	if o.c == nil {
+		openCtx, cancel := context.WithTimeout(ctx, openLimit)
+		defer cancel()
+		c, err := rawlink.Open(openCtx, o.d.conn)
+		if err != nil {
+			return err
+		}
+		o.c = c
+	}
+	return o.c.Send(ctx, target, payload, tell)
+}
+
+func (o *outbox) done() <-chan struct{} {
+	if o.c == nil {
+		return nil
+	}
+	return o.c.Done()
+}
+
+func (o *outbox) err() error { return o.c.Err() }
+
+// cut ends the connection at once.
+func (o *outbox) cut() {
+	if o.c != nil {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = o.c.Close(ctx)
+	}
+}
+
+func (o *outbox) close() {
+	if o.c != nil {
+		abandon(o.c)
+		o.c = nil
+	}
+}

@@ -1,0 +1,302 @@
+package desk
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/rawlink"
+)
+
+// Role is what a queue is for.
+type Role string
+
+// The roles.
+const (
+	RoleWork    Role = "work"
+	RoleDelay   Role = "delay" // holds messages until their retry
+	RoleDead    Role = "dead"
+	RoleParking Role = "parking" // for messages without a way back
+)
+
+// SurveyConfig says what a Survey looks at.
+type SurveyConfig struct {
+	// Queues are the queues to look at. Default: all of the virtual host, by the HTTP API.
+	Queues []string
+	// CountsOnly leaves the messages alone, and has no groups.
+	CountsOnly bool
+	// Accept names the Caveats that are accepted.
+	Accept []CaveatCode
+	// Progress, if not nil, is called a few times a second. It must not block.
+	Progress func(queue string, p Progress)
+}
+
+// Survey is what is dead and what waits.
+type Survey struct {
+	Queues []QueueSurvey `json:"queues"`
+	// Groups are those of all dead-letter and parking queues, the largest first: at most
+	// 1,000. Others counts the messages of further ones.
+	Groups []SurveyGroup `json:"groups"`
+	Others uint64        `json:"others,omitempty"`
+}
+
+// SurveyGroup is a group in one dead-letter queue.
+type SurveyGroup struct {
+	// In is the dead-letter or parking queue.
+	In string `json:"in"`
+	GroupCount
+}
+
+// QueueSurvey is what a Survey says of a queue.
+type QueueSurvey struct {
+	Name      string `json:"name"`
+	Role      Role   `json:"role"`
+	Type      string `json:"type,omitempty"`
+	Messages  uint64 `json:"messages"` // that are ready
+	Consumers uint64 `json:"consumers"`
+	// Unacknowledged, Delayed and DeadLettering are told by the HTTP API, and are some
+	// seconds old: messages that consumers hold, that wait for their time (RabbitMQ 4.3),
+	// and that the queue is handing on to another. Counted says that they are known.
+	Unacknowledged uint64 `json:"unacknowledged,omitempty"`
+	Delayed        uint64 `json:"delayed,omitempty"`
+	DeadLettering  uint64 `json:"dead_lettering,omitempty"`
+	Counted        bool   `json:"counted"`
+	// In and Out are messages a second that are published to the queue and delivered from
+	// it, by the HTTP API.
+	In  float64 `json:"in,omitempty"`
+	Out float64 `json:"out,omitempty"`
+	// Seen is how many messages were looked at. Oldest and Newest are when the first and
+	// the last of them died. They are of dead-letter and parking queues only.
+	Seen   uint64    `json:"seen,omitempty"`
+	Oldest time.Time `json:"oldest,omitzero"`
+	Newest time.Time `json:"newest,omitzero"`
+	// Caveats are what looking couldn't promise. Unread is why the messages weren't, or
+	// not all, looked at.
+	Caveats []Caveat `json:"caveats,omitempty"`
+	Unread  string   `json:"unread,omitempty"`
+}
+
+// maxGroups bounds the groups that are counted, and with them the memory of a survey.
+const maxGroups = 1000
+
+// Survey counts the messages of queues, and groups those that are dead. Queues are told
+// apart by the names that the retry topology gives them; all others are work queues,
+// whose messages aren't looked at. Messages stay where they are, in their order.
+//
+// A queue that can't be looked into is in the survey with the reason in Unread. Without
+// SurveyConfig.Queues and without the HTTP API it is an *argument.Error.
+func (d *Desk) Survey(ctx context.Context, cfg SurveyConfig) (Survey, error) {
+	queues, err := d.queues(ctx, cfg.Queues)
+	if err != nil {
+		return Survey{}, err
+	}
+	s := Survey{Queues: queues, Groups: []SurveyGroup{}}
+	var all []SurveyGroup
+	for i := range s.Queues {
+		q := &s.Queues[i]
+		if cfg.CountsOnly || q.Role != RoleDead && q.Role != RoleParking {
+			continue
+		}
+		groups, others, err := d.surveyQueue(ctx, q, cfg)
+		if ctx.Err() != nil {
+			return s, context.Cause(ctx)
+		}
+		if err != nil {
+			q.Unread = err.Error()
+		}
+		s.Others += others
+		for _, g := range groups {
+			all = append(all, SurveyGroup{q.Name, g})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b SurveyGroup) int { return cmp.Compare(b.Count, a.Count) })
+	for _, g := range all[min(len(all), maxGroups):] {
+		s.Others += g.Count
+	}
+	s.Groups = append(s.Groups, all[:min(len(all), maxGroups)]...)
+	return s, nil
+}
+
+func (d *Desk) surveyQueue(ctx context.Context, q *QueueSurvey, cfg SurveyConfig) ([]GroupCount, uint64, error) {
+	t, err := d.terms(ctx, q.Name, cfg.Accept)
+	q.Caveats = t.Caveats
+	if err != nil {
+		return nil, 0, err
+	}
+	q.Messages = t.Messages
+	var tell teller
+	if cfg.Progress != nil {
+		tell.tell = func(p Progress) { cfg.Progress(q.Name, p) }
+	}
+	groups := newTally(maxGroups)
+	err = d.look(ctx, q.Name, func() {
+		groups = newTally(maxGroups)
+		q.Seen, q.Oldest, q.Newest = 0, time.Time{}, time.Time{}
+	}, func(v rawlink.Delivery) error {
+		q.Seen++
+		l := open(v.Payload)
+		groups.add(l, "")
+		widen(&q.Oldest, &q.Newest, l.died())
+		tell.now(Progress{Seen: q.Seen, Matched: q.Seen, Done: q.Seen, Of: t.Messages})
+		return nil
+	})
+	top, others := groups.top(maxGroups)
+	return top, others, err
+}
+
+func widen(oldest, newest *time.Time, t time.Time) {
+	if t.IsZero() {
+		return
+	}
+	t = t.UTC()
+	if oldest.IsZero() || t.Before(*oldest) {
+		*oldest = t
+	}
+	if t.After(*newest) {
+		*newest = t
+	}
+}
+
+// tally counts groups, in bounded room.
+type tally struct {
+	most   int
+	counts map[groupKey]*GroupCount
+	others uint64
+}
+
+// groupKey is a group's text as it was found. Many of them can be one group, so it is
+// looked up in two steps; this one saves most fingerprints.
+type groupKey string
+
+func newTally(most int) *tally { return &tally{most: most, counts: map[groupKey]*GroupCount{}} }
+
+// add counts a message. id is its ID, if that is known.
+func (t *tally) add(l *letter, id string) {
+	g := l.group()
+	c := t.counts[groupKey(g.ID)]
+	if c == nil {
+		if len(t.counts) >= t.most {
+			t.others++
+			return
+		}
+		if id == "" {
+			id = l.id()
+		}
+		c = &GroupCount{Group: g, Example: id}
+		t.counts[groupKey(g.ID)] = c
+	}
+	c.Count++
+	widen(&c.Oldest, &c.Newest, l.died())
+}
+
+// top returns the largest groups, and how many messages are in others.
+func (t *tally) top(n int) (groups []GroupCount, others uint64) {
+	groups = make([]GroupCount, 0, len(t.counts))
+	for _, c := range t.counts {
+		groups = append(groups, *c)
+	}
+	slices.SortFunc(groups, func(a, b GroupCount) int { return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.ID, b.ID)) })
+	others = t.others
+	for _, g := range groups[min(n, len(groups)):] {
+		others += g.Count
+	}
+	return groups[:min(n, len(groups))], others
+}
+
+// queues are those that a survey is of.
+func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error) {
+	roles := d.roles()
+	if d.cfg.HTTP == nil {
+		if len(names) == 0 {
+			return nil, argument.At(argument.Root("SurveyConfig").Field("Queues"), argument.Missing, nil, "is empty, and queues can't be listed over AMQP", "name the queues, or give Config.HTTP")
+		}
+		var all []QueueSurvey
+		for _, name := range names {
+			info, err := declare.Inspect(ctx, d.conn.Management(), name)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, QueueSurvey{Name: name, Role: roles(name), Type: info.Type, Messages: info.Messages, Consumers: info.Consumers})
+		}
+		return all, nil
+	}
+	reply, err := d.cfg.HTTP.Get(ctx, "/queues/"+address.Escape(d.cfg.HTTP.VHost()))
+	if err != nil {
+		return nil, err
+	}
+	var found []struct {
+		Name      string  `json:"name"`
+		Type      string  `json:"type"`
+		Ready     *uint64 `json:"messages_ready"`
+		Unacked   uint64  `json:"messages_unacknowledged"`
+		DLX       uint64  `json:"messages_dlx"`
+		Delayed   uint64  `json:"messages_delayed"`
+		Consumers uint64  `json:"consumers"`
+		Stats     struct {
+			Publish struct{ Rate float64 } `json:"publish_details"`
+			Deliver struct{ Rate float64 } `json:"deliver_get_details"`
+		} `json:"message_stats"`
+	}
+	if err := json.Unmarshal(reply, &found); err != nil {
+		return nil, fmt.Errorf("hopback: the HTTP API's list of queues can't be read: %w", err)
+	}
+	var all []QueueSurvey
+	for _, q := range found {
+		if len(names) > 0 && !slices.Contains(names, q.Name) {
+			continue
+		}
+		s := QueueSurvey{
+			Name: q.Name, Role: roles(q.Name), Type: q.Type, Consumers: q.Consumers, Counted: q.Ready != nil,
+			Unacknowledged: q.Unacked, Delayed: q.Delayed, DeadLettering: q.DLX, In: q.Stats.Publish.Rate, Out: q.Stats.Deliver.Rate,
+		}
+		if q.Ready != nil {
+			s.Messages = *q.Ready
+		}
+		all = append(all, s)
+	}
+	for _, name := range names {
+		if !slices.ContainsFunc(all, func(q QueueSurvey) bool { return q.Name == name }) {
+			return nil, errors.Join(fmt.Errorf("hopback: there is no queue %q", name), declare.ErrMissing)
+		}
+	}
+	order := map[Role]int{RoleDead: 0, RoleParking: 1, RoleWork: 2, RoleDelay: 3}
+	slices.SortFunc(all, func(a, b QueueSurvey) int {
+		return cmp.Or(cmp.Compare(order[a.Role], order[b.Role]), cmp.Compare(a.Name, b.Name))
+	})
+	return all, nil
+}
+
+// roles tells queues apart by the names of the retry topology.
+func (d *Desk) roles() func(name string) Role {
+	n := d.cfg.Names
+	or := func(s, fallback string) string {
+		if s == "" {
+			return n.Prefix + fallback
+		}
+		return s
+	}
+	parking, suffix := n.ParkingQueue(), strings.TrimPrefix(n.DeadLetterQueue("x"), "x")
+	delays := []string{or(n.DelayPrefix, "delay_"), or(n.HoldPrefix, "hold_"), or(n.LadderPrefix, "retry_ladder_")}
+	return func(name string) Role {
+		switch {
+		case name == parking:
+			return RoleParking
+		case strings.HasSuffix(name, suffix):
+			return RoleDead
+		}
+		for _, p := range delays {
+			if strings.HasPrefix(name, p) {
+				return RoleDelay
+			}
+		}
+		return RoleWork
+	}
+}

@@ -1,0 +1,321 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/retry"
+)
+
+// lanes are the reasons for which the orders of a morgue are dead, one after the other.
+var lanes = []client.Reason{retry.ReasonPermanent, "bad-address", "fraud", client.ReasonPanicked}
+
+// gatewayError is an error with a type.
+type gatewayError struct{ text string }
+
+func (e *gatewayError) Error() string { return e.text }
+
+// morgue declares the work queue "orders" and has n orders die in it, each of the lane of
+// its number. Their message-ids are "order-0" and so on.
+func morgue(t *testing.T, conn *client.Conn, policy retry.Policy, n int) {
+	t.Helper()
+	applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders"})
+	load(t, conn, "orders", n, func(i int, m *client.Message) {
+		m.Properties.MessageID = fmt.Sprintf("order-%d", i)
+		m.ApplicationProperties = map[string]any{"shop": fmt.Sprintf("s%d", i%10)}
+	})
+	stop := consume(t, conn, "orders", retry.With(policy)(client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+		i, _ := strconv.Atoi(string(d.Message().GetData()))
+		switch lane := lanes[i%len(lanes)]; lane {
+		case retry.ReasonPermanent:
+			return retry.Permanent(&gatewayError{fmt.Sprintf("gateway 10.0.0.%d:443 refused order %d", i%256, i)})
+		case client.ReasonPanicked:
+			return client.DeadLetter{Reason: lane, Err: errors.New("index out of range")}
+		default:
+			return client.DeadLetter{Reason: lane, Err: fmt.Errorf("order %d: %s", i, lane)}
+		}
+	})), client.ConsumerConfig{Concurrency: 20, Prefetch: 500})
+	began := time.Now()
+	for ready(t, conn, "orders.dead") != n {
+		require.Less(t, time.Since(began), 10*patience, "all orders are dead")
+		time.Sleep(50 * time.Millisecond)
+	}
+	require.NoError(t, stop())
+}
+
+// handled counts what a consumer has handled, by the body.
+type handled struct {
+	mu   sync.Mutex
+	seen map[string]int
+	last map[string]*client.Message
+}
+
+func newHandled() *handled {
+	return &handled{seen: map[string]int{}, last: map[string]*client.Message{}}
+}
+
+func (h *handled) add(m *client.Message) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.seen[string(m.GetData())]++
+	h.last[string(m.GetData())] = m
+}
+
+func (h *handled) counts() (distinct, twice int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, n := range h.seen {
+		twice += n - 1
+	}
+	return len(h.seen), twice
+}
+
+func (h *handled) Handle(_ context.Context, d *client.Delivery) error {
+	h.add(d.Message())
+	return nil
+}
+
+// A group is found by its survey, shown, and replayed. All others stay where they are. The
+// replayed ones begin anew, GiveUpAfter included, and say that they were replayed.
+func TestReplayOfOneGroup(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		const n = 400
+		conn, _ := s.connect(t)
+		policy := retry.Policy{MaxRetries: 3, GiveUpAfter: time.Hour, Backoff: retry.Exponential(100*time.Millisecond, 2)}
+		morgue(t, conn, policy, n)
+		d := newDesk(t, s, conn)
+
+		survey, err := d.Survey(t.Context(), desk.SurveyConfig{})
+		require.NoError(t, err)
+		require.Len(t, survey.Groups, 4)
+		var group desk.SurveyGroup
+		for _, g := range survey.Groups {
+			assert.EqualValues(t, n/4, g.Count)
+			assert.Equal(t, "orders", g.Queue)
+			assert.Equal(t, "orders.dead", g.In)
+			if g.Reason == retry.ReasonPermanent {
+				group = g
+			}
+		}
+		assert.Equal(t, "gateway # refused order #", group.Text)
+		assert.Equal(t, "*integration.gatewayError", group.ErrorType)
+		assert.WithinDuration(t, time.Now(), group.Newest, time.Hour)
+		require.NotEmpty(t, survey.Queues)
+		assert.Equal(t, desk.RoleDead, survey.Queues[0].Role)
+		assert.EqualValues(t, n, survey.Queues[0].Seen)
+
+		letter, err := d.Show(t.Context(), "orders.dead", group.Example)
+		require.NoError(t, err)
+		assert.Equal(t, group.Example, letter.ID)
+		assert.Equal(t, desk.BodyJSON, letter.BodyForm)
+		assert.NotEmpty(t, letter.Hops)
+		_, err = d.Show(t.Context(), "orders.dead", "none")
+		require.ErrorAs(t, err, new(*desk.NoMessageError))
+
+		filter := desk.Filter{Groups: []string{group.ID}}
+		dry, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", Filter: filter, DryRun: true})
+		require.NoError(t, err)
+		assert.EqualValues(t, n/4, dry.Matched)
+		assert.EqualValues(t, n, dry.Seen)
+		assert.Zero(t, dry.Replayed)
+		require.Len(t, dry.Groups, 1)
+		assert.EqualValues(t, n/4, dry.Groups[0].Count)
+		_, err = d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead"})
+		require.ErrorContains(t, err, "selects all")
+
+		h := newHandled()
+		consume(t, conn, "orders", retry.With(policy)(h), client.ConsumerConfig{Concurrency: 4})
+		first, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", Filter: filter, ID: "r1", By: "ada", Max: 30})
+		require.NoError(t, err)
+		assert.EqualValues(t, 30, first.Replayed)
+		assert.False(t, first.Complete)
+		rest, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", Filter: filter, ID: "r1", By: "ada"})
+		require.NoError(t, err)
+		assert.EqualValues(t, n/4-30, rest.Replayed)
+		assert.True(t, rest.Complete)
+		assert.Zero(t, rest.Failed)
+		poll(t, "all are handled", func() bool { got, _ := h.counts(); return got == n/4 })
+		_, twice := h.counts()
+		assert.Zero(t, twice)
+		m := h.last["0"]
+		assert.Equal(t, int64(1), m.Annotations[desk.AnnotationReplays])
+		assert.Equal(t, "r1", m.Annotations[desk.AnnotationReplay])
+		assert.Equal(t, "ada", m.Annotations[desk.AnnotationReplayedBy])
+		assert.Equal(t, "order-0", m.Properties.MessageID)
+		assert.Equal(t, "s0", m.ApplicationProperties["shop"])
+		assert.Zero(t, retry.Count(m))
+		assert.True(t, retry.DeathOf(m).FirstFailure.IsZero())
+		assert.Empty(t, retry.DeathOf(m).Reason)
+
+		var want []string
+		for i := range n {
+			if lanes[i%4] != retry.ReasonPermanent {
+				want = append(want, strconv.Itoa(i))
+			}
+		}
+		left := s.peer(t).take("orders.dead", n*3/4)
+		got := bodies(left)
+		assert.ElementsMatch(t, want, got)
+	})
+}
+
+// A replayed message that fails again is retried as a new one, dies again with the history
+// of both lives, and isn't replayed again by the same replay.
+func TestReplayThatFailsAgain(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		for _, strategy := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyNative} {
+			if strategy == retry.StrategyNative && !s.newer() {
+				continue
+			}
+			policy := retry.Policy{MaxRetries: 1, GiveUpAfter: time.Hour, Backoff: retry.Exponential(20*time.Millisecond, 1), Strategy: strategy, Names: retry.Names{Prefix: string(strategy) + "."}}
+			work := "orders." + string(strategy)
+			dead := policy.Names.DeadLetterQueue(work)
+			applyRetry(t, conn, policy, declare.QuorumQueue{Name: work})
+			load(t, conn, work, 1)
+			var mu sync.Mutex
+			calls := 0
+			consume(t, conn, work, retry.With(policy)(client.HandlerFunc(func(context.Context, *client.Delivery) error {
+				mu.Lock()
+				defer mu.Unlock()
+				calls++
+				return fmt.Errorf("failure number %d", calls)
+			})), client.ConsumerConfig{})
+			d, err := desk.New(conn, desk.Config{HTTP: s.api(t), Names: policy.Names})
+			require.NoError(t, err)
+			const rounds = 12
+			size := 0
+			for round := 1; round <= rounds; round++ {
+				poll(t, "it is dead", func() bool { return ready(t, conn, dead) == 1 })
+				list, err := d.List(t.Context(), desk.ListConfig{Queue: dead})
+				require.NoError(t, err)
+				require.Len(t, list.Messages, 1)
+				m := list.Messages[0]
+				assert.Equal(t, retry.ReasonExhausted, m.Reason)
+				assert.Equal(t, round-1, m.Replays)
+				assert.Equal(t, 1, m.Retries)
+				mu.Lock()
+				assert.Equal(t, 2*round, calls, "it is retried as a new one is")
+				mu.Unlock()
+				if round > 9 {
+					assert.InDelta(t, size, m.Size, 200, "it doesn't grow")
+				}
+				size = m.Size
+				cfg := desk.ReplayConfig{Queue: dead, All: true, ID: fmt.Sprintf("r%d", round-1)}
+				if round > 1 {
+					same, err := d.Replay(t.Context(), cfg)
+					require.NoError(t, err)
+					assert.EqualValues(t, 1, same.Again)
+					assert.Zero(t, same.Replayed)
+				}
+				if round == rounds {
+					letter, err := d.Show(t.Context(), dead, m.ID)
+					require.NoError(t, err)
+					replays := 0
+					for _, hop := range letter.Hops {
+						if hop.Kind == desk.HopReplayed {
+							replays++
+						}
+					}
+					assert.Equal(t, 8, replays, "of the last lives")
+					break
+				}
+				cfg.ID = fmt.Sprintf("r%d", round)
+				done, err := d.Replay(t.Context(), cfg)
+				require.NoError(t, err)
+				require.EqualValues(t, 1, done.Replayed)
+				poll(t, "it fails again", func() bool { mu.Lock(); defer mu.Unlock(); return calls >= 2*round+2 })
+			}
+		}
+	})
+}
+
+// What can't go where it should go stays where it is, with the reason, and holds up no
+// other: a queue or an exchange that is gone, and a key that nothing is bound for.
+func TestReplayToWhatIsGone(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, declare.Topology{
+			Queues:    []declare.Queue{unlimited("dead"), unlimited("there")},
+			Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Direct}},
+			Bindings:  []declare.Binding{{Source: "shop", Queue: "there", Key: "bound"}},
+		})
+		origins := []struct{ queue, exchange, key string }{
+			{"there", "shop", "bound"}, {"gone", "shop", "unbound"}, {"there", "gone", "k"}, {"", "", ""}, {"there", "", "there"},
+		}
+		load(t, conn, "dead", 50, func(i int, m *client.Message) {
+			o := origins[i%5]
+			m.Annotations = map[any]any{retry.AnnotationExchange: o.exchange, retry.AnnotationRoutingKey: o.key}
+			if o.queue != "" {
+				m.Annotations[retry.AnnotationQueue] = o.queue
+			}
+		})
+		d := newDesk(t, s, conn)
+		r, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "dead", All: true, To: desk.ToExchange})
+		require.NoError(t, err)
+		assert.EqualValues(t, 20, r.Replayed, "%+v", r)
+		assert.EqualValues(t, 30, r.Failed)
+		texts := fmt.Sprint(r.Failures)
+		assert.Contains(t, texts, "no queue is bound")
+		assert.Contains(t, texts, "not-found")
+		assert.Contains(t, texts, "doesn't tell which queue")
+		assert.Equal(t, 30, ready(t, conn, "dead"))
+		r, err = d.Replay(t.Context(), desk.ReplayConfig{Queue: "dead", All: true})
+		require.NoError(t, err)
+		assert.EqualValues(t, 10, r.Replayed)
+		assert.Contains(t, fmt.Sprint(r.Failures), `queue "gone" doesn't exist`)
+		r, err = d.Replay(t.Context(), desk.ReplayConfig{Queue: "dead", All: true, Address: address.Queue("there")})
+		require.NoError(t, err)
+		assert.EqualValues(t, 20, r.Replayed)
+		poll(t, "all are there", func() bool { return ready(t, conn, "there") == 50 })
+		_, err = d.Replay(t.Context(), desk.ReplayConfig{Queue: "none", All: true})
+		require.ErrorIs(t, err, declare.ErrMissing)
+	})
+}
+
+// A mended message is replayed with another body and other properties; all else of it is as
+// it was. One that the edit refuses stays.
+func TestMendedMessageIsReplayed(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		morgue(t, conn, retry.Policy{}, 8)
+		d := newDesk(t, s, conn)
+		r, err := d.Replay(t.Context(), desk.ReplayConfig{
+			Queue: "orders.dead", Filter: desk.Filter{IDs: []string{"order-5", "order-6"}},
+			Edit: func(e *desk.Edit) error {
+				b, ok := e.Body()
+				if !ok || string(b) == "6" {
+					return errors.New("not this one")
+				}
+				e.SetBody([]byte(`{"mended":` + string(b) + `}`))
+				e.SetContentType("application/json")
+				e.SetProperty("shop", nil)
+				e.SetProperty("mended", true)
+				return nil
+			},
+		})
+		require.NoError(t, err)
+		assert.EqualValues(t, 1, r.Replayed)
+		assert.EqualValues(t, 1, r.Failed)
+		require.Len(t, r.Failures, 1)
+		assert.Equal(t, "order-6", r.Failures[0].MessageID)
+		m := s.peer(t).take("orders", 1)[0]
+		assert.JSONEq(t, `{"mended":5}`, string(m.GetData()))
+		assert.Equal(t, "order-5", m.Properties.MessageID)
+		assert.Equal(t, "application/json", *m.Properties.ContentType)
+		assert.Equal(t, map[string]any{"mended": true}, m.ApplicationProperties)
+		assert.Equal(t, 7, ready(t, conn, "orders.dead"))
+	})
+}
