@@ -20,8 +20,8 @@ help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
-demo: ## Run examples/quickstart with a real broker, which is started and ended
-	@$(BROKER) run any -- $(GO) run ./examples/quickstart
+demo: ## Run examples/quickstart with a real broker, which is started and ended; with one in memory where none can be had
+	@$(BROKER) run any-or-none -- $(GO) run ./examples/quickstart
 
 .PHONY: examples
 examples: ## Run examples/p1 to p8, each an old retry system and its answer, with a real broker
@@ -34,6 +34,10 @@ test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and e
 .PHONY: unit
 unit: ## The tests that need no broker
 	@{ $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry; $(GO) -C adapter/officialclient test -race -count=1 -json .; $(GO) -C cmd/hopback test -race -count=1 -json ./...; $(GO) -C docs/snippets test -count=1 -json .; } | $(GO) run ./internal/tally
+
+.PHONY: quick
+quick: ## The tests that need no broker, and those of integration with brokers in memory; without the race detector, within a minute
+	@{ $(GO) test -json $(UNIT); $(GO) -C adapter/officialclient test -json .; $(GO) -C cmd/hopback test -json ./...; $(GO) -C docs/snippets test -json .; $(GO) test -json ./integration -brokers=memory -parallel=64; } | $(GO) run ./internal/tally
 
 .PHONY: lint
 lint: ## Check formatting, go vet and staticcheck

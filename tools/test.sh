@@ -45,7 +45,7 @@ ${MAKE:-make} --no-print-directory lint || failed lint
 
 mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /examples -e /internal/broker -e /internal/proxy)
 # Lateness is measured there, so one package at a time.
-mapfile -t timed < <($GO list ./integration ./internal/proxy ./examples/...)
+mapfile -t timed < <($GO list ./internal/proxy ./examples/...)
 # These mostly wait for brokers of their own to start and to die.
 mapfile -t faulty < <($GO list ./internal/broker/... ./integration/chaos ./integration/cluster)
 run_tests "${unit[@]}"
@@ -55,11 +55,15 @@ run_tests "${unit[@]}"
 $GO -C adapter/officialclient test $race -count=1 -timeout=25m -json . >&3
 $GO -C cmd/hopback test $race -count=1 -timeout=25m -json ./... >&3
 $GO -C docs/snippets test -count=1 -timeout=5m -json . >&3
+# With the brokers in memory the race detector looks on. With the real ones, which take
+# most of the CPU, it would only make everything slower once more.
+run_tests ./integration -brokers=memory
 
 wait "$up"
 came_up=$?
 up=
 if [ $came_up -eq 0 ]; then
+	$GO test -count=1 -timeout=25m -json ./integration -brokers=real >&3
 	run_tests -p=1 "${timed[@]}"
 	run_tests -p=2 "${faulty[@]}"
 	$GO -C adapter/officialclient test $race -count=1 -timeout=25m -json ./integration >&3

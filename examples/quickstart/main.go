@@ -6,7 +6,8 @@
 //
 //	go run ./examples/quickstart -url amqp://guest:guest@localhost:5672/
 //
-// Without -url it takes the URL from HOPBACK_URL. Everything it declares on the
+// Without -url it takes the URL from HOPBACK_URL. Without both it runs on a RabbitMQ in
+// memory, which needs nothing but Go: see package hopbacktest. Everything it declares on the
 // broker has a name that begins with "quickstart.", and is deleted at the end. The
 // exit code is 1 if an order is unaccounted for.
 package main
@@ -26,6 +27,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/hopbacktest"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -178,11 +180,30 @@ func briefly(ctx context.Context, do func(context.Context) error) error {
 	return do(ctx)
 }
 
+// runAnywhere runs with a RabbitMQ in memory where no URL is given.
+func runAnywhere(ctx context.Context, url string, out io.Writer) error {
+	if url != "" {
+		return run(ctx, url, out)
+	}
+	memory, err := hopbacktest.New(hopbacktest.Config{})
+	if err != nil {
+		return err
+	}
+	defer memory.Close()
+	if url, err = memory.Listen("127.0.0.1:0"); err != nil {
+		return err
+	}
+	fmt.Fprintln(out, "No URL is given, so this runs on a RabbitMQ in memory, which is for tests.")
+	fmt.Fprintln(out, "With -url it runs on yours.")
+	fmt.Fprintln(out)
+	return run(ctx, url, out)
+}
+
 func main() {
-	url := flag.String("url", "", "amqp:// `URL` of the broker (default $HOPBACK_URL, or amqp://guest:guest@localhost:5672/)")
+	url := flag.String("url", "", "amqp:// `URL` of the broker (default $HOPBACK_URL; without it a RabbitMQ in memory)")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, cmp.Or(*url, os.Getenv("HOPBACK_URL"), "amqp://guest:guest@localhost:5672/"), os.Stdout)
+	err := runAnywhere(ctx, cmp.Or(*url, os.Getenv("HOPBACK_URL")), os.Stdout)
 	stop()
 	switch {
 	case errors.Is(err, client.ErrUnreachable):

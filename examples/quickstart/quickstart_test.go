@@ -38,6 +38,15 @@ func TestQuickstartTwice(t *testing.T) {
 	})
 }
 
+// Without a URL it needs nothing but Go, and says so first.
+func TestQuickstartWithoutAURL(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	require.NoError(t, runAnywhere(t.Context(), "", &out), "%s", &out)
+	assert.True(t, strings.HasPrefix(out.String(), "No URL is given, so this runs on a RabbitMQ in memory"), "%s", &out)
+	checkOutput(t, out.String())
+}
+
 // checkOutput checks what a reader is to learn.
 func checkOutput(t *testing.T, out string) {
 	t.Helper()

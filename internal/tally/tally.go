@@ -280,7 +280,8 @@ func (t *tally) group(pkg, name string) *counts {
 	if strings.Contains(pkg+"/", "/integration/") {
 		key = integration + ", no version"
 		for _, part := range strings.Split(name, "/")[1:] {
-			if part == "4.3" || part == "4.0" {
+			switch part {
+			case "4.3", "4.0", "memory-4.3", "memory-4.0":
 				key = integration + " on " + part
 			}
 		}

@@ -32,7 +32,8 @@ Usage:
   broker clean                                   end all, remove cache and images
 
 VERSION is 4.3, 4.0 or any: the newest that can be had. Without it, up means
-4.3 and 4.0, run means any, and down and status mean all.
+4.3 and 4.0, run means any, and down and status mean all. For run it can be
+any-or-none: where no broker can be had, the command runs without.
 
   --env         up prints the export lines, as "broker env" does
   --write FILE  up writes them to FILE
@@ -246,8 +247,16 @@ func runWith(ctx context.Context, versions, command []string, stdout, stderr io.
 	if len(versions) == 0 {
 		versions = []string{"any"}
 	}
+	orNone := len(versions) == 1 && versions[0] == "any-or-none"
+	if orNone {
+		versions = []string{"any"}
+	}
 	brokers, err := broker.Need(ctx, stderr, versions...)
-	if err != nil {
+	var noWay *broker.NoWayError
+	switch {
+	case orNone && errors.As(err, &noWay):
+		fmt.Fprintf(stderr, "%v\nThe command runs without a RabbitMQ.\n", err)
+	case err != nil:
 		return 0, err
 	}
 	defer func() {
@@ -260,7 +269,10 @@ func runWith(ctx context.Context, versions, command []string, stdout, stderr io.
 	// Ctrl-C reaches the command too; it has a while to end by itself.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
-	cmd.Env = append(os.Environ(), "HOPBACK_URL="+brokers[0].URL, "HOPBACK_MANAGEMENT_URL="+brokers[0].ManagementURL)
+	cmd.Env = os.Environ()
+	if len(brokers) > 0 {
+		cmd.Env = append(cmd.Env, "HOPBACK_URL="+brokers[0].URL, "HOPBACK_MANAGEMENT_URL="+brokers[0].ManagementURL)
+	}
 	for _, b := range brokers {
 		v := strings.ReplaceAll(b.Version, ".", "_")
 		cmd.Env = append(cmd.Env, "HOPBACK_URL_"+v+"="+b.URL, "HOPBACK_MANAGEMENT_URL_"+v+"="+b.ManagementURL)
