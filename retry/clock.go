@@ -9,70 +9,69 @@ import (
 const (
 	// earlyTolerance is how early a message may come without waiting again.
 	earlyTolerance = 200 * time.Millisecond
-	// lateTolerance is how late it may come without a doubt about the clock.
+	// lateTolerance is how late it may come before the clock is doubted.
 	lateTolerance = 2 * time.Second
-	// clockAge is how long the broker's answer holds.
+	// clockAge is how long the broker's answer is valid.
 	clockAge = 10 * time.Minute
-	// clockTold is the difference of the clocks that is told of.
-	clockTold = time.Second
+	// reportedSkew is the smallest difference of the clocks that is reported.
+	reportedSkew = time.Second
 	// clockJump is how much the host's clock may step, or the process sleep.
 	clockJump = time.Second
-	// maxEarly is how often in a row a message may come early until the broker is
-	// taken for one that ignores the time. It is below the default delivery limit, since
+	// maxEarly is how often in a row a message may come early before the broker is
+	// considered to ignore the time. It is below the default delivery limit, because
 	// brokers before 4.3 count each return.
 	maxEarly = 14
-	// ignoredFor is how long Native isn't tried again then.
+	// ignoredFor is how long Native isn't tried then.
 	ignoredFor = time.Minute
 	maxWaits   = 4096
-	// sweepEvery is how often waits that are over are looked for while all are taken.
+	// sweepEvery is how often finished waits are removed while all places are taken.
 	sweepEvery = time.Second
 )
 
-// clock tells the broker's time, by which all times in messages go: the clocks of
-// workers differ from it and from each other. It is asked for when the consumer
-// starts. Where it can't be asked it is the worker's own time at first, and what
-// comes back tells better:
+// clock returns the broker's time. All times in messages go by it, since workers' clocks
+// differ from it and from each other. The consumer asks for it when it starts. If the
+// broker can't be asked, the clock starts with the worker's own time and learns from the
+// messages that come back:
 //
-//   - A message comes early. The queue held it until the time that was written, so the
-//     broker's clock has reached that. The message waits for what is left, by this
-//     process's own measure. Each time that it comes early again the next wait is
-//     twice as long, so a large difference takes few of them.
+//   - A message comes early. The queue held it until the time in the message, so the
+//     broker's clock has reached that. The message waits for the rest, by this process's
+//     own measure. Each time that it comes early again, the next wait is twice as long,
+//     so a large difference takes few waits.
 //   - A message comes late. Its queue may have been busy, or the broker's clock is
 //     behind. The latter is assumed, until a message that comes early disproves it.
 //
-// Only messages that this process itself gave back are believed: a sender can forge
-// annotations. Time is measured on Go's monotonic clock, so that the host's clock may
-// step.
+// Only messages that this process gave back are believed: a sender can forge
+// annotations. Time is measured on Go's monotonic clock, so the host's clock may step.
 type clock struct {
 	own  func() time.Time
-	ask  func(context.Context) (time.Time, error) // nil: nobody can be asked
-	tell func(ahead time.Duration)                // nil: nobody listens
+	ask  func(context.Context) (time.Time, error) // nil if the broker can't be asked
+	tell func(ahead time.Duration)                // nil if there is no listener
 
 	mu sync.Mutex
-	// The broker's time was broker when the own was at. at is zero while nothing is
+	// The broker's time was broker when this host's was at. at is zero while nothing is
 	// known.
 	at, broker time.Time
 	told       bool
-	asked      time.Time // when the broker was asked last; zero: it has never answered
-	answer     ahead     // its last
+	asked      time.Time // when the broker was asked last; zero if it has never answered
+	answer     ahead     // its last answer
 	asking     bool
 	waits      map[waitKey]wait
-	room       int       // of waits, before it is cleared of what is over
+	room       int       // for waits, before finished ones are removed
 	full       time.Time // until when it isn't cleared again
-	// doubt is set while a guess, that the broker's clock is behind, is not proved.
+	// doubt is set while the guess that the broker's clock is behind is unproved.
 	doubt *doubt
 	// guessAgain is when the next guess may be made.
 	guessAgain time.Time
-	ignored    time.Time // until when the broker is taken to ignore times
+	ignored    time.Time // until when the broker is considered to ignore times
 }
 
-// waitKey tells a message that was given back until a time from one whose sender made
-// the time up.
+// waitKey identifies a message that was given back until a time. A sender can't make one
+// up.
 type waitKey struct{ due, first int64 }
 
-// wait is what was asked for.
+// wait is a wait that was asked for.
 type wait struct {
-	since time.Time // by the own clock
+	since time.Time // by this host's clock
 	delay time.Duration
 	early int // times in a row that the message had come early before
 }
@@ -80,13 +79,13 @@ type wait struct {
 // ahead is a pair of simultaneous times.
 type ahead struct{ own, broker time.Time }
 
-// doubt is what was believed before a guess.
+// doubt is what the clock knew before a guess.
 type doubt struct {
 	since time.Time
 	ahead time.Duration
 }
 
-// now is the broker's time.
+// now returns the broker's time.
 func (c *clock) now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,7 +94,7 @@ func (c *clock) now() time.Time {
 	return c.brokers(own)
 }
 
-// brokers is the broker's time at an own one. mu is held, here and below.
+// brokers returns the broker's time at a time of this host. mu is held, here and below.
 func (c *clock) brokers(own time.Time) time.Time {
 	if c.at.IsZero() {
 		return own
@@ -105,7 +104,7 @@ func (c *clock) brokers(own time.Time) time.Time {
 
 func (c *clock) set(own, broker time.Time) {
 	c.at, c.broker = own, broker.Round(0)
-	if ahead := c.broker.Sub(own.Round(0)); c.tell != nil && !c.told && ahead.Abs() > clockTold {
+	if ahead := c.broker.Sub(own.Round(0)); c.tell != nil && !c.told && ahead.Abs() > reportedSkew {
 		c.told = true
 		go c.tell(ahead) // without the lock
 	}
@@ -147,9 +146,9 @@ func (c *clock) refresh(own time.Time) {
 	}()
 }
 
-// hold returns the time until which the queue is to hold a message for delay, in
-// milliseconds. first is the time of its first failure as the message tells it, 0 if
-// it doesn't. early is how often in a row it came early.
+// hold returns the time until which the queue should hold a message for delay, in
+// milliseconds. first is the time of its first failure by the message, 0 if it has
+// none. early is how often in a row it came early.
 func (c *clock) hold(delay time.Duration, first int64, early int) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,8 +164,8 @@ func (c *clock) hold(delay time.Duration, first int64, early int) int64 {
 	return due
 }
 
-// makeRoom says whether one more wait can be remembered. One that can't teaches
-// nothing.
+// makeRoom reports whether one more wait can be remembered. The clock learns nothing
+// from others.
 func (c *clock) makeRoom(own time.Time) bool {
 	if c.waits == nil {
 		c.waits, c.room = map[waitKey]wait{}, 64
@@ -188,10 +187,10 @@ func (c *clock) makeRoom(own time.Time) bool {
 	return len(c.waits) < c.room
 }
 
-// came is told of a message that was to come at due, and returns what is left of its
-// delay, 0 if nothing is, and how often in a row it came early. asked bounds what a
-// message can claim that this process didn't give back.
-func (c *clock) came(due time.Time, asked time.Duration, first int64) (left time.Duration, early int) {
+// arrived learns from a message that was due at a time. It returns the rest of its delay,
+// or 0, and how often in a row it came early. asked bounds the claim of a message that
+// this process didn't give back.
+func (c *clock) arrived(due time.Time, asked time.Duration, first int64) (left time.Duration, early int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	own := c.own()
@@ -241,7 +240,7 @@ func (c *clock) correct(own, due time.Time, w wait, whole bool) {
 	}
 }
 
-// ignores says whether the broker has shown that it ignores times.
+// ignores reports whether the broker has shown that it ignores times.
 func (c *clock) ignores() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -119,7 +119,7 @@ func TestNativeKeepsEachDelayWhateverTheClocksSay(t *testing.T) {
 					// Times in the message are the broker's.
 					assert.WithinDuration(t, s.now(), millis(dead.Annotations[AnnotationLastFailure]), time.Second)
 					synctest.Wait()
-					if ahead.Abs() > clockTold {
+					if ahead.Abs() > reportedSkew {
 						require.Len(t, s.told, 1)
 						assert.InDelta(t, ahead, s.told[0], float64(time.Second))
 					} else {
@@ -206,7 +206,7 @@ func TestBrokerThatIgnoresTheTimeIsNoticed(t *testing.T) {
 			assert.Less(t, deliveries, 20, "fewer than the default delivery limit")
 			_, _, deliveries = s.run(t)
 			assert.Equal(t, 1, deliveries, "for a while it isn't tried again")
-			// Once it heeds the time again, all is well.
+			// Once it holdsMessages the time again, all is well.
 			time.Sleep(ignoredFor)
 			s.ignores = false
 			dead, calls, deliveries := s.run(t)
@@ -243,7 +243,7 @@ func TestClockRemembersABoundedNumberOfWaits(t *testing.T) {
 		time.Sleep(2 * time.Hour)
 		c.hold(time.Hour, 0, 0)
 		assert.LessOrEqual(t, len(c.waits), 1)
-		left, _ := c.came(time.Now().Add(time.Minute), time.Minute, 5)
+		left, _ := c.arrived(time.Now().Add(time.Minute), time.Minute, 5)
 		assert.Equal(t, time.Minute, left)
 	})
 }

@@ -65,7 +65,7 @@ func DeathOf(m *client.Message) Death {
 		s, _ := m.Annotations[key].(string)
 		return s
 	}
-	t := toldOf(m)
+	t := historyOf(m)
 	d := Death{
 		Error: t.Error, ErrorType: t.Type,
 		Retries:      Count(m),

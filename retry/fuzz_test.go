@@ -54,7 +54,7 @@ func FuzzAutopsy(f *testing.F) {
 		require.GreaterOrEqual(t, d.Retries, 0)
 		require.False(t, d.FirstFailure.Before(time.Time{}))
 		if due, asked := heldUntil(m); asked > 0 {
-			left, _ := (&clock{own: func() time.Time { return epoch }}).came(due, asked, 0)
+			left, _ := (&clock{own: func() time.Time { return epoch }}).arrived(due, asked, 0)
 			require.GreaterOrEqual(t, left, time.Duration(0))
 			require.LessOrEqual(t, left, asked)
 		}

@@ -39,7 +39,7 @@ type Guard string
 
 const (
 	// GuardDeadLetter: the work queue has no dead-letter exchange. The broker would drop
-	// messages that are given up or exceed the delivery limit, without a trace.
+	// messages that are given up or exceed the delivery limit, and nothing would show it.
 	GuardDeadLetter Guard = "dead-letter"
 	// GuardAtMostOnce: the work queue or a delay queue dead-letters at most once. A
 	// message would be lost when the next exchange or queue is missing or full.
@@ -87,14 +87,13 @@ func (e *GuardError) Error() string {
 	return fmt.Sprintf("hopback: guard %q at queue %q: %s; %s", string(e.Guard), e.Queue, e.Problem, e.Remedy)
 }
 
-// inspection is what the guards saw at one look.
+// inspection is the result of one look.
 type inspection struct {
 	found, waived []*GuardError
-	// unseen has what the user may not look at, and which guards didn't look; needs
-	// has the permissions that would let them.
+	// unseen lists what the user may not look at, and the guards that were skipped.
+	// needs lists the permissions that they need.
 	unseen, needs []string
-	// losing says of each delay queue, by rung, why it mustn't be sent to; nil if
-	// it may.
+	// losing has, for each delay queue by rung, why it mustn't be used, or nil.
 	losing []error
 	// dead is the dead-letter queue; nil if it isn't known.
 	dead *declare.QueueInfo
@@ -108,12 +107,12 @@ func (in *inspection) err() error {
 	return errors.Join(errs...)
 }
 
-// prepare chooses the strategy and runs the guards. Everything that they refuse is
-// returned, joined. The watch is nil where the broker can't be asked.
+// prepare chooses the strategy and runs the guards. It returns all their refusals,
+// joined. The watch is nil if the broker can't be asked.
 func (pl *plan) prepare(ctx context.Context, s client.Start) (Strategy, *watch, error) {
 	if s.Management == nil {
 		if pl.strategy == StrategyNative || pl.strategy == StrategyAuto {
-			return StrategyRepublish, nil, nil // an unknown broker: the way that works on all
+			return StrategyRepublish, nil, nil // the strategy that works on every broker
 		}
 		return pl.strategy, nil, nil
 	}
@@ -131,7 +130,7 @@ func (pl *plan) prepare(ctx context.Context, s client.Start) (Strategy, *watch, 
 	return strategy, w, w.start(ctx)
 }
 
-// inspect looks at the way of a retry from queue and back, and at the queue's end.
+// inspect reads the path of a retry from queue and back, and of a dead letter.
 func (pl *plan) inspect(ctx context.Context, ask declare.Requester, queue string, strategy Strategy) (inspection, error) {
 	t := pl.way(queue, strategy)
 	s, err := audit.Read(ctx, audit.Sources{AMQP: ask}, t)
@@ -158,14 +157,13 @@ func (pl *plan) inspect(ctx context.Context, ask declare.Requester, queue string
 	return c.in, nil
 }
 
-// way is what Topology declares of a queue and its policy, as far as messages of
-// that queue pass through it.
+// way returns the part of the topology that messages of a queue pass through.
 func (pl *plan) way(queue string, strategy Strategy) declare.Topology {
 	if len(pl.rungs) == 0 && pl.ladder == nil {
-		strategy = StrategyNative // nothing waits anywhere
+		strategy = StrategyNative // no delay queue is needed
 	}
 	t := pl.ends()
-	t.Queues, t.Bindings = nil, nil // parking is for what has lost its way
+	t.Queues, t.Bindings = nil, nil // messages don't pass the parking queue
 	if strategy != StrategyNative {
 		t = join(t, pl.waiting(strategy))
 	}
@@ -173,12 +171,12 @@ func (pl *plan) way(queue string, strategy Strategy) declare.Topology {
 	if address.Queue(pl.names.DeadLetterQueue(queue)).Validate() != nil && strategy != StrategyDeadLetter {
 		work.DeadLetter = declare.Drop() // it can't have that dead-letter queue
 	}
-	// The queue's name has been checked before; what is still wrong can't be there.
+	// The queue's name has been checked before, so there is no error.
 	w, _ := pl.workQueue(argument.Root("queue"), strategy, work)
 	return join(t, w)
 }
 
-// guardCheck makes guards' findings of the rules'.
+// guardCheck turns the findings of rules into those of guards.
 type guardCheck struct {
 	plan     *plan
 	queue    string
@@ -188,8 +186,8 @@ type guardCheck struct {
 	at       map[string]*GuardError // by guard and queue: one finding for each
 }
 
-// work checks what no rule does, since a queue that other workers use may be fine
-// without it: this worker rejects messages.
+// work checks what no rule does: this worker rejects messages, so its queue needs a
+// dead-letter exchange.
 func (c *guardCheck) work(q declare.QueueInfo) {
 	if _, ok := q.Arguments["x-dead-letter-exchange"]; !ok && q.Type != "stream" {
 		c.add(GuardDeadLetter, q.Name, "it has no dead-letter exchange, so the broker drops messages that are given up or exceed the delivery limit",
@@ -203,7 +201,7 @@ const (
 	remedyLeft  = "remove the limit, and limit what is published instead"
 )
 
-// finding is told of what a rule found. Rules say more than guards ask for.
+// finding takes the finding of a rule. Rules find more than guards need.
 func (c *guardCheck) finding(f audit.Finding) {
 	dead := c.plan.names.DeadLetterQueue(c.queue)
 	switch name := f.Resource.Name; {
@@ -236,7 +234,7 @@ func (c *guardCheck) finding(f audit.Finding) {
 	}
 }
 
-// delayQueue is told of what a rule found at a delay queue.
+// delayQueue takes the finding of a rule about a delay queue.
 func (c *guardCheck) delayQueue(f audit.Finding) {
 	name := f.Resource.Name
 	i := c.rung(func(q string) bool { return q == name })
@@ -269,7 +267,7 @@ func (c *guardCheck) delayQueue(f audit.Finding) {
 	}
 }
 
-// rung is the index of the delay queue that is meant, or -1.
+// rung returns the index of the delay queue, or -1.
 func (c *guardCheck) rung(is func(queue string) bool) int {
 	return slices.IndexFunc(c.plan.rungs, func(d time.Duration) bool {
 		if c.strategy == StrategyDeadLetter {
@@ -285,7 +283,7 @@ func (c *guardCheck) loses(rung int, f audit.Finding) {
 	}
 }
 
-// add notes a finding. Several at one queue are one error of its guard.
+// add records a finding. Several findings at one queue are one error of its guard.
 func (c *guardCheck) add(g Guard, queue, problem, remedy string) {
 	key := string(g) + " " + queue
 	if e := c.at[key]; e != nil && queue != c.queue {
@@ -301,7 +299,7 @@ func (c *guardCheck) add(g Guard, queue, problem, remedy string) {
 	}
 }
 
-// unseen is told of something that the user may not look at.
+// unseen takes something that the user may not look at.
 func (c *guardCheck) unseen(f audit.Finding) {
 	guards := []Guard{GuardDelayQueue, GuardAtMostOnce}
 	needs := fmt.Sprintf("configure, write or read on %s", f.Resource)

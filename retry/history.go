@@ -50,25 +50,25 @@ const (
 	AnnotationDeliveryTime = "x-opt-delivery-time"
 )
 
-// maxOrigin keeps a hostile annotation from travelling on.
+// maxOrigin bounds what is copied from a hostile annotation.
 const maxOrigin = 1024
 
-// originOf maps our annotations to those in which RabbitMQ tells how a message
-// was last routed. RabbitMQ overwrites its own on the way through a delay queue.
+// originOf maps our annotations to RabbitMQ's, which hold how a message was last
+// routed. RabbitMQ overwrites its own when the message passes a delay queue.
 var originOf = [...]struct{ own, brokers string }{
 	{AnnotationExchange, "x-exchange"},
 	{AnnotationRoutingKey, "x-routing-key"},
 }
 
-// past is what a message says of its earlier failures. It is read before the handler
-// runs: a handler that changes the message's maps must not make its retries count anew.
+// past is a message's record of earlier failures. It is read before the handler runs: a
+// handler that changes the message's maps must not reset the count of retries.
 type past struct {
 	count int
 	first time.Time // zero if it has never failed
-	// compact is its AnnotationHistory, told what that holds once it was read: a message
-	// that is handled well isn't worth it.
+	// compact is its AnnotationHistory. parsed is the same once it was parsed, which
+	// happens only after a failure.
 	compact string
-	told    *told
+	parsed  *compactHistory
 }
 
 func pastOf(m *client.Message) past {
@@ -76,32 +76,32 @@ func pastOf(m *client.Message) past {
 	return past{count: Count(m), first: firstFailure(m), compact: compact}
 }
 
-// read returns p with what its compact form tells.
+// read returns p with its compact form parsed.
 func (p past) read() past {
-	if p.compact == "" || p.told != nil {
+	if p.compact == "" || p.parsed != nil {
 		return p
 	}
-	t := readTold(p.compact)
-	p.told = &t
+	t := readCompact(p.compact)
+	p.parsed = &t
 	if p.first.IsZero() {
 		p.first = millis(t.First)
 	}
 	return p
 }
 
-// account is what is to be written about a failure.
+// account is the record of a failure.
 type account struct {
 	retries     int
-	first, last int64 // milliseconds; 0: not to be told
+	first, last int64 // milliseconds; 0 for none
 	queue       string
 	worker      any // a string, as the next ones
 	text        string
-	kind        any                // nil: there is no error
-	origin      [len(originOf)]any // nil: not known
+	kind        any                // nil if there is no error
+	origin      [len(originOf)]any // nil if unknown
 	was         past
 }
 
-// account makes one; was.count is what the failure leaves the message with.
+// account makes one. was.count is the count after the failure.
 func (pl *plan) account(d *client.Delivery, err error, was past, now time.Time) account {
 	was = was.read()
 	a := account{retries: was.count, last: now.UnixMilli(), queue: d.Queue(), worker: pl.workerValue, was: was}
@@ -115,8 +115,8 @@ func (pl *plan) account(d *client.Delivery, err error, was past, now time.Time) 
 	for i, o := range originOf {
 		v := d.Annotation(o.own)
 		s, ok := v.(string)
-		if !ok && was.told != nil && was.told.origin(i) != nil {
-			s, ok = *was.told.origin(i), true
+		if !ok && was.parsed != nil && was.parsed.origin(i) != nil {
+			s, ok = *was.parsed.origin(i), true
 			v = s
 		}
 		if !ok {
@@ -130,7 +130,7 @@ func (pl *plan) account(d *client.Delivery, err error, was past, now time.Time) 
 	return a
 }
 
-// annotations is a in an annotation each.
+// annotations returns a with an annotation for each value.
 func (a *account) annotations() map[string]any {
 	h := make(map[string]any, 12) // as many as there can be, with those of a strategy
 	h[AnnotationRetries] = int64(a.retries)
@@ -156,14 +156,14 @@ func (a *account) annotations() map[string]any {
 	return h
 }
 
-// history is what is written about a failure; was.count is what it leaves the message with.
+// history returns the annotations for a failure. was.count is the count after it.
 func (pl *plan) history(d *client.Delivery, err error, was past, now time.Time) map[string]any {
 	a := pl.account(d, err, was, now)
 	return a.annotations()
 }
 
-// keyValues has the keys of annotations as values of type any, as a message wants
-// them, so that they needn't be allocated for each copy.
+// keyValues has the keys of annotations as values of type any, which saves an
+// allocation for each copy.
 var keyValues = func() map[string]any {
 	m := map[string]any{}
 	for _, k := range []string{
@@ -176,7 +176,7 @@ var keyValues = func() map[string]any {
 	return m
 }()
 
-// story is the history of a message that is to wait though it hasn't failed.
+// story returns the history of a message that waits although it hasn't failed.
 func (pl *plan) story(d *client.Delivery, was past, now time.Time) account {
 	a := pl.account(d, nil, was, now)
 	a.last = 0
@@ -186,8 +186,8 @@ func (pl *plan) story(d *client.Delivery, was past, now time.Time) account {
 	return a
 }
 
-// errorType is the name of the type of the error below the wrappers of this package,
-// a string.
+// errorType returns the name of the error's type, without the wrappers of this
+// package. It is a string.
 func errorType(err error) any {
 	for {
 		switch e := err.(type) {
@@ -217,14 +217,14 @@ func errorType(err error) any {
 	}
 }
 
-// typeNames has the names of the types of errors seen: a program has only so many.
+// typeNames caches the names of error types. A program has a bounded number.
 var typeNames sync.Map
 
-// firstFailure is the time of m's first failure; zero if it had none.
+// firstFailure returns the time of m's first failure, or the zero time.
 func firstFailure(m *client.Message) time.Time { return millis(m.Annotations[AnnotationFirstFailure]) }
 
 // millis reads a time that anybody may have written: milliseconds, or an AMQP
-// timestamp. What is neither, or beyond the year 9999, is the zero time.
+// timestamp. Any other value, and a time after the year 9999, is the zero time.
 func millis(v any) time.Time {
 	const last = 253402300799999
 	switch v := v.(type) {
@@ -244,8 +244,8 @@ func millis(v any) time.Time {
 	return time.Time{}
 }
 
-// heldUntil is until when a queue was to hold m, and for how long, by the Native strategy;
-// zero if it wasn't.
+// heldUntil returns until when StrategyNative had a queue hold m, and for how long. Both
+// are zero if it hadn't.
 func heldUntil(m *client.Message) (due time.Time, asked time.Duration) {
 	due = millis(m.Annotations[AnnotationDeliveryTime])
 	if due.IsZero() || m.Annotations[client.AnnotationReason] == reasonRetry {

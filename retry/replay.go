@@ -21,7 +21,7 @@ func Replay(m *client.Message) *client.Message {
 		return nil
 	}
 	delete(c.ApplicationProperties, CountProperty)
-	t := toldOf(m)
+	t := historyOf(m)
 	for i, o := range originOf {
 		if s := t.origin(i); s != nil && c.Annotations[o.own] == nil && utf8.ValidString(*s) && len(*s) <= maxOrigin {
 			if c.Annotations == nil {

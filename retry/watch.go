@@ -13,30 +13,30 @@ import (
 )
 
 const (
-	// lookEvery is how long after a look the next failure brings about another.
+	// lookEvery is how long after a look the next failure triggers another.
 	lookEvery = time.Minute
 	// lookSoon is the same when retries come back early, or not at all.
 	lookSoon = 10 * time.Second
 	// lookTimeout bounds a look: a broker with an alarm doesn't answer.
 	lookTimeout = 30 * time.Second
-	// overdue is how much later than asked a retry must be to be missed.
+	// overdue is how late a retry must be to count as missing.
 	overdue = 5 * time.Second
 )
 
-// watch runs the guards again while a consumer runs: a delay queue can be deleted
-// and declared otherwise under it. Nobody tells a client of that, and asking for
-// each message would cost more than the retry. So a failure brings about a look when
-// the last one was a while ago, and sooner when this consumer's retries come back
-// early or not at all. A nil *watch does nothing: the broker can't be asked.
+// watch runs the guards again while a consumer runs. A delay queue can be deleted and
+// declared with other settings meanwhile. The broker doesn't notify clients of that, and
+// asking for each message would cost more than the retry. So a failure triggers a look
+// if the last one was a while ago, and sooner if this consumer's retries come back early
+// or not at all. A nil *watch does nothing: the broker can't be asked.
 type watch struct {
 	queue string
 	log   *slog.Logger
 	look  func(context.Context) (inspection, error)
 
-	// due is when the first retry that was sent should be back, in milliseconds
-	// since 1970; 0 when one has come back since, or none was sent.
+	// due is when the first retry that was sent should be back, in milliseconds since
+	// 1970. It is 0 if one has come back since, or none was sent.
 	due atomic.Int64
-	// next is the time of the next look, in the same way; soon is the earliest.
+	// next is the time of the next look, and soon the earliest one.
 	next, soon atomic.Int64
 	busy       atomic.Bool
 	// deaths counts the messages that this consumer has given up.
@@ -44,7 +44,7 @@ type watch struct {
 	// losing is inspection.losing of the last look.
 	losing atomic.Pointer[[]error]
 
-	mu        sync.Mutex // what follows is of the last looks
+	mu        sync.Mutex // guards the results of the last looks
 	said      string
 	counts    [2]deadCount // the older one first
 	saidStuck bool
@@ -65,8 +65,8 @@ func newWatch(log *slog.Logger, queue string, look func(context.Context) (inspec
 	return &watch{queue: queue, log: log.With("queue", queue), look: look}
 }
 
-// start is the look before the first delivery. What it finds is returned, but for
-// what the guards that are waived found, and for what can't be looked at.
+// start is the look before the first delivery. It returns its findings, except those of
+// waived guards and what the user may not look at.
 func (w *watch) start(ctx context.Context) error {
 	in, err := w.look(ctx)
 	if err != nil {
@@ -82,14 +82,14 @@ func (w *watch) start(ctx context.Context) error {
 	for _, e := range in.waived {
 		w.log.Warn("hopback: a waived guard found a fault in the topology", "guard", string(e.Guard), "at", e.Queue, "problem", e.Problem, "remedy", e.Remedy)
 	}
-	w.looked(&in, time.Now(), 0)
+	w.record(&in, time.Now(), 0)
 	return nil
 }
 
-// returned is told of a delivery. Only the first one that comes back after one was
-// sent matters.
-func (w *watch) returned(m *client.Message, now time.Time) {
-	t := toldOf(m)
+// retryReturned notes a delivery. Only the first one that comes back after one was sent
+// matters.
+func (w *watch) retryReturned(m *client.Message, now time.Time) {
+	t := historyOf(m)
 	asked := t.Delay
 	if asked <= 0 {
 		return
@@ -101,11 +101,11 @@ func (w *watch) returned(m *client.Message, now time.Time) {
 	}
 }
 
-// awaits says whether a retry that was sent hasn't come back.
+// awaits reports whether a retry that was sent hasn't come back.
 func (w *watch) awaits() bool { return w != nil && w.due.Load() != 0 }
 
-// sent is told of a retry that is to come back after delay.
-func (w *watch) sent(now time.Time, delay time.Duration) {
+// retrySent notes a retry that should come back after delay.
+func (w *watch) retrySent(now time.Time, delay time.Duration) {
 	if w == nil {
 		return
 	}
@@ -113,14 +113,14 @@ func (w *watch) sent(now time.Time, delay time.Duration) {
 	if due := w.due.Load(); due == 0 {
 		w.due.CompareAndSwap(0, ms+delay.Milliseconds())
 	} else if ms > due+overdue.Milliseconds() {
-		w.due.Store(0) // one look for each that is missed
+		w.due.Store(0) // one look for each missing retry
 		w.hurry()
 	}
 	w.tick(ms)
 }
 
-// gaveUp is told of a death.
-func (w *watch) gaveUp(now time.Time) {
+// messageGivenUp notes a death.
+func (w *watch) messageGivenUp(now time.Time) {
 	if w == nil {
 		return
 	}
@@ -136,8 +136,7 @@ func (w *watch) tick(ms int64) {
 	}
 }
 
-// again is a look while the consumer runs. It ends with its connection, which
-// answers no more then.
+// again is a look while the consumer runs. It ends when its connection does.
 func (w *watch) again() {
 	defer w.busy.Store(false)
 	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
@@ -150,7 +149,7 @@ func (w *watch) again() {
 		w.schedule(now, now.Add(lookSoon))
 		return
 	}
-	w.looked(&in, now, deaths)
+	w.record(&in, now, deaths)
 	text := ""
 	if err := in.err(); err != nil {
 		text = err.Error()
@@ -168,14 +167,14 @@ func (w *watch) again() {
 	}
 }
 
-// looked keeps what a look has found. deaths is how many there were before it.
-func (w *watch) looked(in *inspection, now time.Time, deaths int64) {
+// record stores the result of a look. deaths is how many there were before it.
+func (w *watch) record(in *inspection, now time.Time, deaths int64) {
 	w.losing.Store(&in.losing)
 	hurried := w.soon.Load() != 0 && w.next.Load() <= w.soon.Load()
 	wrong := w.arriving(in.dead, deaths) || len(in.found) > 0
 	soon := now.Add(lookSoon)
 	if hurried && !wrong {
-		soon = now.Add(lookEvery) // it hurried for nothing
+		soon = now.Add(lookEvery) // it looked early and found nothing
 	}
 	w.schedule(now, soon)
 	if wrong {
@@ -188,10 +187,10 @@ func (w *watch) schedule(now, soon time.Time) {
 	w.next.Store(now.Add(lookEvery).UnixMilli())
 }
 
-// arriving compares what this consumer gives up with what comes to the dead-letter
-// queue. A queue that nobody takes from, and that grows by less than that and then
-// no more, is full: a policy has given it a max-length, which AMQP doesn't show. An
-// empty one isn't. It says whether that may be so.
+// arriving compares what this consumer gives up with what arrives in the dead-letter
+// queue. A queue without consumers that grows by less, and then stops growing, is full:
+// a policy has set a max-length, which AMQP doesn't show. An empty queue isn't full. It
+// returns whether the queue may be full.
 func (w *watch) arriving(q *declare.QueueInfo, deaths int64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -205,7 +204,7 @@ func (w *watch) arriving(q *declare.QueueInfo, deaths int64) bool {
 	missing := func(from deadCount, deaths int64) bool {
 		return from.known && now.messages >= from.messages && now.messages-from.messages < uint64(deaths-from.deaths)
 	}
-	// What was given up before the look before this one has had the time to come.
+	// Messages that were given up before the previous look have had time to arrive.
 	stuck := last.known && now.messages > 0 && now.messages == last.messages && missing(first, last.deaths)
 	if stuck {
 		w.counts[0] = first // until some come
@@ -219,9 +218,8 @@ func (w *watch) arriving(q *declare.QueueInfo, deaths int64) bool {
 	return stuck || now.messages > 0 && missing(last, deaths)
 }
 
-// usable is the rung to wait at in place of i, which may be losing messages: the
-// next longer one that isn't, else the next shorter one. The error says that none
-// is left.
+// usable returns the rung to use in place of i, which may be losing messages: the next
+// longer one that isn't, or else the next shorter one. The error says that none is left.
 func (w *watch) usable(i int) (int, error) {
 	if w == nil {
 		return i, nil

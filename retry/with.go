@@ -55,13 +55,13 @@ type decorator struct {
 	handler client.Handler
 	plan    *plan
 	invalid error
-	// queues has a *queueState for each queue that deliveries came from: in all
-	// but strange cases one.
+	// queues has a *queueState for each queue that deliveries came from. Normally that is
+	// one queue.
 	queues sync.Map
-	last   atomic.Pointer[queueState] // that was asked for
+	last   atomic.Pointer[queueState] // the one used last
 }
 
-// queueState is what is worked out once for a queue.
+// queueState is computed once for each queue.
 type queueState struct {
 	queue    string
 	strategy Strategy
@@ -70,8 +70,8 @@ type queueState struct {
 	unusable error             // why this queue's messages can't be retried
 	watch    *watch            // nil: the broker can't be asked
 	clock    *clock
-	// heeds says that the broker is one that holds messages until their time.
-	heeds bool
+	// holdsMessages says that the broker holds messages until their delivery time.
+	holdsMessages bool
 	// prepared says that the consumer of this queue has called Prepare.
 	prepared bool
 }
@@ -95,7 +95,7 @@ func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 	if q.strategy == StrategyRepublish && q.noKey != nil {
 		return q.noKey
 	}
-	q.heeds = s.Broker.AtLeast(nativeSince[0], nativeSince[1])
+	q.holdsMessages = s.Broker.AtLeast(nativeSince[0], nativeSince[1])
 	if q.strategy == StrategyNative || d.plan.giveUp > 0 {
 		q.clock.ask, q.clock.tell = s.BrokerTime, s.ClockDiffers
 		q.clock.learn(ctx)
@@ -106,7 +106,7 @@ func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 	return client.Prepare(ctx, d.handler, s)
 }
 
-// stateFor works out what is known of a queue without the broker.
+// stateFor computes what is known about a queue without asking the broker.
 func (pl *plan) stateFor(queue string, strategy Strategy) *queueState {
 	q := &queueState{queue: queue, strategy: strategy, clock: &clock{own: pl.now}}
 	if q.unusable = checkQueue(argument.Root("queue"), queue); q.unusable != nil {
@@ -128,9 +128,9 @@ func (pl *plan) stateFor(queue string, strategy Strategy) *queueState {
 	return q
 }
 
-// state returns the queue's state. A consumer has prepared it. Where a test calls
-// Handle by itself it isn't, and the strategy is the one that needs to know nothing of
-// the broker.
+// state returns the queue's state. A consumer has prepared it. If a test calls Handle
+// without a consumer, the state isn't prepared, and the strategy is the one that needs
+// no knowledge of the broker.
 func (d *decorator) state(queue string) *queueState {
 	if q := d.last.Load(); q != nil && q.queue == queue {
 		return q
@@ -148,9 +148,9 @@ func (d *decorator) state(queue string) *queueState {
 }
 
 func (d *decorator) Handle(ctx context.Context, del *client.Delivery) (err error) {
-	// A panic, of the handler's or of a function of the policy's, is a death: with
-	// its mark overwritten, the message can't be taken for one that is to be retried.
-	// So is the end of its goroutine, at which no result reaches the consumer.
+	// A panic of the handler, or of a function of the policy, is a death. Its mark is
+	// overwritten, so that the message isn't retried again. The same holds for
+	// runtime.Goexit, where no result reaches the consumer.
 	returned := false
 	was := pastOf(del.Message())
 	defer func() {
@@ -179,15 +179,15 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, was past) 
 	if due, asked := heldUntil(del.Message()); asked > 0 {
 		was = was.read()
 		claim := min(asked, d.plan.longest())
-		if q.heeds && q.strategy != StrategyNative {
+		if q.holdsMessages && q.strategy != StrategyNative {
 			claim = 0
 		}
-		if left, early := q.clock.came(due, claim, firstMillis(was)); left > 0 {
+		if left, early := q.clock.arrived(due, claim, firstMillis(was)); left > 0 {
 			return d.tooEarly(del, q, left, early, was)
 		}
 	}
 	if q.watch.awaits() {
-		q.watch.returned(del.Message(), q.clock.now())
+		q.watch.retryReturned(del.Message(), q.clock.now())
 	}
 	for again := 0; ; again++ {
 		err := d.handler.Handle(ctx, del)
@@ -200,7 +200,7 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, was past) 
 			return client.Requeue{Err: err}
 		}
 		if says.Kind == mark.IsDecided {
-			return d.passOn(del, client.OutcomeOf(says.Decided), was)
+			return d.decidedByHandler(del, client.OutcomeOf(says.Decided), was)
 		}
 		now := q.clock.now()
 		was = was.read()
@@ -221,10 +221,10 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, was past) 
 	}
 }
 
-// passOn adds the history to a death that the handler has decided on. Its mark must
-// be another than that of a retry, or a message that was retried before by the
-// StrategyDeadLetter strategy would be taken for one that is to be retried again.
-func (d *decorator) passOn(del *client.Delivery, o client.Outcome, was past) error {
+// decidedByHandler adds the history to a death that the handler has decided on. Its mark
+// must differ from that of a retry. Otherwise a message that StrategyDeadLetter retried
+// before would be retried again.
+func (d *decorator) decidedByHandler(del *client.Delivery, o client.Outcome, was past) error {
 	switch o := o.(type) {
 	case client.DeadLetter:
 		if o.Reason == "" {
@@ -253,11 +253,11 @@ func (d *decorator) withHistory(del *client.Delivery, err error, annotations map
 }
 
 func (d *decorator) dead(del *client.Delivery, reason client.Reason, err error, was past, now time.Time) error {
-	d.state(del.Queue()).watch.gaveUp(time.Now())
+	d.state(del.Queue()).watch.messageGivenUp(time.Now())
 	return client.DeadLetter{Reason: reason, Err: err, Annotations: d.plan.history(del, err, was, now)}
 }
 
-// wait carries a retry out by the queue's strategy.
+// wait carries out a retry by the queue's strategy.
 func (d *decorator) wait(del *client.Delivery, what decision, err error, was past, now time.Time) error {
 	q := d.state(del.Queue())
 	if q.unusable != nil {
@@ -273,7 +273,7 @@ func (d *decorator) wait(del *client.Delivery, what decision, err error, was pas
 	return d.carryOut(del, q, d.strategyFor(q, del.Message()), what, &a, err)
 }
 
-// carryOut hands the message to where it waits, with its history.
+// carryOut returns the outcome that makes the message wait, with its history.
 func (d *decorator) carryOut(del *client.Delivery, q *queueState, strategy Strategy, what decision, a *account, err error) error {
 	switch {
 	case strategy == StrategyNative:
@@ -290,19 +290,19 @@ func (d *decorator) carryOut(del *client.Delivery, q *queueState, strategy Strat
 		h := a.annotations()
 		h[client.AnnotationReason] = reasonRetry
 		h[AnnotationDelay] = d.plan.rungs[rung].Milliseconds()
-		q.watch.sent(time.Now(), d.plan.rungs[rung])
+		q.watch.retrySent(time.Now(), d.plan.rungs[rung])
 		return client.Modify{DeadLetter: true, Annotations: h, Err: err}
 	}
 	return d.republish(del, q, what, a, err)
 }
 
-// cannotWait gives up a message that there is no place to wait for.
+// cannotWait gives up a message that has no place to wait.
 func (q *queueState) cannotWait(a *account, err error) error {
-	q.watch.gaveUp(time.Now())
+	q.watch.messageGivenUp(time.Now())
 	return client.DeadLetter{Reason: client.ReasonUnforwardable, Err: err, Annotations: a.annotations()}
 }
 
-// strategyFor is how m waits.
+// strategyFor returns how m waits.
 func (d *decorator) strategyFor(q *queueState, m *client.Message) Strategy {
 	switch {
 	case q.strategy != StrategyNative:
@@ -316,28 +316,28 @@ func (d *decorator) strategyFor(q *queueState, m *client.Message) Strategy {
 
 func hasTTL(m *client.Message) bool { return m.Header != nil && m.Header.TTL > 0 }
 
-// republish forwards a copy into the delay queues. Its history is in one annotation: a
-// dozen of them cost more than the rest of the message, here and in the broker.
+// republish forwards a copy into the delay queues. Its history is in one annotation. A
+// dozen annotations cost more than the rest of the message, here and in the broker.
 func (d *decorator) republish(del *client.Delivery, q *queueState, what decision, a *account, err error) error {
 	to, delay, bad := d.plan.target(q, what.delay, del.Queue())
 	if bad != nil {
 		return q.cannotWait(a, errors.Join(bad, err))
 	}
-	q.watch.sent(time.Now(), delay)
+	q.watch.retrySent(time.Now(), delay)
 	m := del.Message()
 	c := client.Copy(m)
 	setCount(c, what.count)
 	for k := range c.Annotations {
 		if s, ok := k.(string); ok && (keyValues[s] != nil || s == client.AnnotationKnownCount) {
-			delete(c.Annotations, k) // older history; and the copy's delivery count begins at zero
+			delete(c.Annotations, k) // older history; the copy's delivery count begins at zero
 		}
 	}
 	var history any = a.compact(m, delay)
 	f := client.Forward{To: to, Message: c, Annotations: map[string]any{AnnotationHistory: history}, Err: err}
 	if m.Annotations[AnnotationQueue] != nil {
-		// These go before the compact form, so they have to be the newer ones.
+		// Single annotations win over the compact form, so these must be the newer ones.
 		f.Annotations = a.annotations()
-		// What goes back, since the copy can't be stored, hasn't been retried.
+		// The original goes back if the copy can't be stored. It hasn't been retried then.
 		delete(f.Annotations, AnnotationRetries)
 	}
 	if mayNotCopy(m) {
@@ -350,8 +350,8 @@ func (d *decorator) republish(del *client.Delivery, q *queueState, what decision
 	return f
 }
 
-// mayNotCopy says whether a copy of m may be refused: it is large, or holds what only
-// a broker writes. Most messages are neither, and cost nothing.
+// mayNotCopy reports whether a copy of m may be refused, because m is large or has
+// something that only a broker writes. The check costs nothing for most messages.
 func mayNotCopy(m *client.Message) bool {
 	size := 0
 	for _, part := range m.Data {
@@ -384,11 +384,11 @@ func mayNotCopy(m *client.Message) bool {
 	return len(m.Footer) > 0
 }
 
-// uncopied is what becomes of m if its copy f can't be sent: a copy without the
-// history, and then the queue itself holds m, if it can.
+// uncopied returns the outcome for m if its copy f can't be sent: a copy without the
+// history. If that can't be sent either, the queue itself holds m, if it can.
 func (q *queueState) uncopied(f client.Forward, m *client.Message, a *account, what decision) client.Outcome {
 	var last client.Outcome
-	if q.heeds && !hasTTL(m) && !q.clock.ignores() {
+	if q.holdsMessages && !hasTTL(m) && !q.clock.ignores() {
 		h := a.annotations()
 		h[client.AnnotationReason], h[AnnotationDelay] = reasonWaits, what.delay.Milliseconds()
 		h[AnnotationDeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
@@ -403,7 +403,7 @@ func (q *queueState) uncopied(f client.Forward, m *client.Message, a *account, w
 	return client.Forward{To: f.To, Message: &small, Annotations: f.Annotations, Else: last, Err: f.Err}
 }
 
-// target is where a message waits, and for how long it will.
+// target returns where a message waits, and for how long.
 func (pl *plan) target(q *queueState, delay time.Duration, queue string) (address.Address, time.Duration, error) {
 	if pl.ladder != nil {
 		to, err := pl.ladder.address(argument.Root("queue"), pl.names, delay, queue)
@@ -421,14 +421,15 @@ func (pl *plan) target(q *queueState, delay time.Duration, queue string) (addres
 
 var errNoDelays = errors.New("the policy has no retries, so it has no delay")
 
-// tooEarly deals with a message that came before its time, since this worker's clock
-// is behind the broker's, or since the broker ignores x-opt-delivery-time, as one below 4.3
-// does: it waits again for what is left of its delay. It doesn't count as a retry, and
-// the handler isn't called. With Native it waits in its queue, until it has come early so
-// often that the broker must be one that ignores the time. Then it is republished. Where
-// there are no delay queues for that, the forward's patience and the queue's delivery
-// limit end it: it never spins. Other messages go on as before: a sender could have
-// forged this one's time.
+// tooEarly returns the outcome for a message that came before its time. Either this
+// worker's clock is behind the broker's, or the broker ignores x-opt-delivery-time, as
+// brokers below 4.3 do. The message waits again for the rest of its delay. That doesn't
+// count as a retry, and the handler isn't called.
+//
+// With Native it waits in its queue. Once it has come early so often that the broker
+// must be ignoring the time, it is republished. If there are no delay queues for that,
+// the forward's patience and the queue's delivery limit end it: it never spins. Other
+// messages aren't affected, since a sender could have forged this one's time.
 func (d *decorator) tooEarly(del *client.Delivery, q *queueState, left time.Duration, early int, was past) error {
 	now := q.clock.now()
 	if q.unusable != nil {
@@ -438,7 +439,7 @@ func (d *decorator) tooEarly(del *client.Delivery, q *queueState, left time.Dura
 	return d.carryOut(del, q, d.strategyFor(q, del.Message()), decision{delay: wholeMillis(left), count: was.count, early: early}, &a, errEarly)
 }
 
-// firstMillis is the time of the first failure as a message tells it; 0 if there was none.
+// firstMillis returns the time of the message's first failure, or 0 if it has none.
 func firstMillis(was past) int64 {
 	if was.first.IsZero() {
 		return 0

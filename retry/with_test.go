@@ -689,7 +689,7 @@ func TestRetriesCountHoweverTheHandlerChangesTheMessage(t *testing.T) {
 					annotations = map[any]any{AnnotationRetries: o.Annotations[AnnotationRetries], AnnotationFirstFailure: o.Annotations[AnnotationFirstFailure]}
 				case client.Forward:
 					assert.Equal(t, 3, Count(o.Message))
-					annotations = map[any]any{AnnotationRetries: int64(Count(o.Message)), AnnotationFirstFailure: toldOf(o.Message).First}
+					annotations = map[any]any{AnnotationRetries: int64(Count(o.Message)), AnnotationFirstFailure: historyOf(o.Message).First}
 				default:
 					t.Fatalf("%T", o)
 				}

@@ -35,7 +35,7 @@ func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 		Queue: "orders", Exchange: "", RoutingKey: "orders \"1\"", Worker: "w 1",
 	}, d)
 	assert.GreaterOrEqual(t, d.FirstFailure.UnixMilli(), before)
-	assert.Equal(t, int64(60_000), toldOf(first.Message).Delay)
+	assert.Equal(t, int64(60_000), historyOf(first.Message).Delay)
 
 	// The broker overwrites where the message came from.
 	m = first.Message
@@ -144,12 +144,12 @@ func FuzzCompactHistory(f *testing.F) {
 		}
 		a := account{queue: queue, text: text, kind: "*e", worker: "w", first: 1, last: 2, origin: [2]any{exchange, key}}
 		compact := a.compact(&client.Message{}, time.Second)
-		if len(compact) > maxTold {
+		if len(compact) > maxCompact {
 			return
 		}
-		require.Equal(t, told{
+		require.Equal(t, compactHistory{
 			Queue: queue, Error: text, Type: "*e", Worker: "w", First: 1, Last: 2, Delay: 1000, Exchange: &exchange, Key: &key,
-		}, readTold(compact))
+		}, readCompact(compact))
 		_ = DeathOf(&client.Message{Annotations: map[any]any{AnnotationHistory: text}})
 	})
 }

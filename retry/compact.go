@@ -8,8 +8,8 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// told is what AnnotationHistory holds.
-type told struct {
+// compactHistory is the JSON object of AnnotationHistory.
+type compactHistory struct {
 	Queue    string  `json:"queue"`
 	Error    string  `json:"error"`
 	Type     string  `json:"type"`
@@ -17,17 +17,18 @@ type told struct {
 	Last     int64   `json:"last"`
 	Delay    int64   `json:"delay"` // milliseconds
 	Worker   string  `json:"worker"`
-	Exchange *string `json:"exchange"` // nil: not told; "" is the default exchange
+	Exchange *string `json:"exchange"` // nil if unknown; "" is the default exchange
 	Key      *string `json:"key"`
 }
 
-// maxTold is longer than any that is written. A longer one is ignored.
-const maxTold = 32 << 10
+// maxCompact is longer than any history that this package writes. A longer one is
+// ignored.
+const maxCompact = 32 << 10
 
-// readTold reads what anybody may have written. What is missing, or of a wrong type, is
-// left zero.
-func readTold(s string) (t told) {
-	if len(s) > maxTold || json.Unmarshal([]byte(s), &t) == nil {
+// readCompact reads a history that anybody may have written. Members that are missing or
+// have a wrong type are left zero.
+func readCompact(s string) (t compactHistory) {
+	if len(s) > maxCompact || json.Unmarshal([]byte(s), &t) == nil {
 		return t
 	}
 	// A value of a wrong type has left an empty string behind.
@@ -39,10 +40,10 @@ func readTold(s string) (t told) {
 	return t
 }
 
-// toldOf is what m tells, with the annotations that go before the compact form.
-func toldOf(m *client.Message) (t told) {
+// historyOf returns m's history. Single annotations win over the compact form.
+func historyOf(m *client.Message) (t compactHistory) {
 	if s, ok := m.Annotations[AnnotationHistory].(string); ok {
-		t = readTold(s)
+		t = readCompact(s)
 	}
 	text := func(to *string, key string) {
 		if s, ok := m.Annotations[key].(string); ok {
@@ -73,21 +74,21 @@ func toldOf(m *client.Message) (t told) {
 	return t
 }
 
-// origin is what it tells of originOf[i].
-func (t *told) origin(i int) *string {
+// origin returns the value for originOf[i].
+func (t *compactHistory) origin(i int) *string {
 	if i == 0 {
 		return t.Exchange
 	}
 	return t.Key
 }
 
-// compact is a as AnnotationHistory holds it. Of a message that hasn't failed, m's last
-// failure stays told.
+// compact returns a as AnnotationHistory holds it. If the message hasn't failed, it
+// keeps m's last failure.
 func (a *account) compact(m *client.Message, delay time.Duration) string {
 	text, last := a.text, a.last
 	kind, _ := a.kind.(string)
 	if a.kind == nil {
-		before := toldOf(m)
+		before := historyOf(m)
 		text, kind, last = before.Error, before.Type, before.Last
 	}
 	worker, _ := a.worker.(string)
