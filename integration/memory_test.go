@@ -9,6 +9,7 @@ import (
 	"go/token"
 	"net"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -109,24 +110,24 @@ func forEachInMemory(t *testing.T, test func(t *testing.T, s *site)) {
 // What doesn't run in memory exists, has a reason, and is the smaller part.
 func TestTheListOfWhatIsNotRunInMemoryIsTrue(t *testing.T) {
 	all := map[string]bool{}
-	files, err := parser.ParseDir(token.NewFileSet(), ".", nil, 0) //nolint:staticcheck // it needs no types
+	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)
-	for _, pkg := range files {
-		for _, file := range pkg.Files {
-			for _, d := range file.Decls {
-				f, ok := d.(*ast.FuncDecl)
-				if !ok || !strings.HasPrefix(f.Name.Name, "Test") {
-					continue
-				}
-				ast.Inspect(f, func(n ast.Node) bool {
-					if call, ok := n.(*ast.CallExpr); ok {
-						if id, ok := call.Fun.(*ast.Ident); ok && strings.HasPrefix(id.Name, "forEach") {
-							all[f.Name.Name] = all[f.Name.Name] || id.Name == "forEachBroker"
-						}
-					}
-					return true
-				})
+	for _, name := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		require.NoError(t, err)
+		for _, d := range file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || !strings.HasPrefix(f.Name.Name, "Test") {
+				continue
 			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				if call, ok := n.(*ast.CallExpr); ok {
+					if id, ok := call.Fun.(*ast.Ident); ok && strings.HasPrefix(id.Name, "forEach") {
+						all[f.Name.Name] = all[f.Name.Name] || id.Name == "forEachBroker"
+					}
+				}
+				return true
+			})
 		}
 	}
 	require.NotEmpty(t, all)
