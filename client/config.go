@@ -16,6 +16,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/clienttest"
 )
 
 // Config configures a Conn. The zero value is ready to use.
@@ -69,6 +70,17 @@ type Config struct {
 	// Logger receives what no call returns, such as lost connections and deliveries
 	// that couldn't be settled. Default: slog.Default().
 	Logger *slog.Logger
+
+	// test is what tests outside of this package have changed.
+	test clienttest.Settings
+}
+
+func init() {
+	clienttest.Set = func(config any, s clienttest.Settings) any {
+		c := config.(Config)
+		c.test = s
+		return c
+	}
 }
 
 // maxName is how many bytes a connection's name may have.

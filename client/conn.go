@@ -33,7 +33,7 @@ type Conn struct {
 	// connect is dial, and idle is lineIdle, but in tests.
 	connect func(context.Context, endpoint, Config) (*wire, error)
 	idle    time.Duration
-	// renewAfter is after how many deliveries a session is replaced by another.
+	// renewAfter is sessionDeliveries, but in tests.
 	renewAfter uint64
 	// starving is after how long without a delivery a consumer looks at its queue.
 	starving time.Duration

@@ -1,12 +1,11 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"sync"
-
-	"github.com/hopback/hopback/internal/renewal"
 )
 
 // Connect opens a connection. It tries each endpoint once: first the URL, then those
@@ -27,7 +26,6 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 		return nil, err
 	}
 	c := newConn(cfg, eps)
-	c.renewAfter, c.starving = renewal.From(ctx), renewal.StarvingFrom(ctx)
 
 	var errs []error
 	first := c.lines[0]
@@ -52,7 +50,7 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 // newConn makes a Conn whose first line has no connection yet.
 func newConn(cfg Config, eps []endpoint) *Conn {
 	c := &Conn{
-		cfg: cfg, endpoints: eps, nodes: make([]string, len(eps)), log: cfg.Logger, connect: dial, idle: lineIdle, renewAfter: renewal.After,
+		cfg: cfg, endpoints: eps, nodes: make([]string, len(eps)), log: cfg.Logger, connect: dial, idle: lineIdle, renewAfter: cmp.Or(cfg.test.RenewAfter, sessionDeliveries), starving: cfg.test.Starving,
 		closing: make(chan struct{}), changed: make(chan struct{}), users: map[closer]struct{}{},
 		observer: &observer{call: cfg.Observe, log: cfg.Logger},
 	}

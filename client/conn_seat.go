@@ -153,6 +153,12 @@ func (b *booking) outage() error {
 // are taken, or can't be rebuilt while another is up and has room.
 func (c *Conn) wireOf(ctx context.Context, s *seat) (*wire, error) {
 	for {
+		switch {
+		case c.ctx.Err() != nil: // all lines have ended
+			return nil, ErrClosed
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		}
 		c.mu.Lock()
 		l := s.line
 		if l.room() < 0 || l.ctx.Err() != nil {

@@ -304,3 +304,38 @@ func TestSpareSessionsLeaveRoom(t *testing.T) {
 	assert.Equal(t, "n", lineName("n", 1))
 	assert.Len(t, lineName(strings.Repeat("n", maxName), 12), maxName)
 }
+
+// Whoever wants a session when the Conn is closed is told so, on whatever line its seat
+// is: Close doesn't wait for those that it has cut off.
+func TestSessionWantedAfterCloseIsRefused(t *testing.T) {
+	m := newManyLines(t, Config{})
+	b := m.book(publisherSessions)
+	s, err := b.open(t.Context())
+	require.NoError(t, err)
+	s.close(t.Context())
+	require.NoError(t, m.Close(within(t, 10*time.Second)))
+	refused := async(func() error {
+		_, err := b.open(context.Background())
+		return err
+	})
+	select {
+	case err := <-refused:
+		require.ErrorIs(t, err, ErrClosed)
+	case <-time.After(10 * time.Second):
+		t.Fatal("it looks for a line for ever")
+	}
+	b.release()
+}
+
+// What was answered was sent: a Close that comes right behind an answer, and has no time,
+// knows it.
+func TestCloseRightBehindAnAnswer(t *testing.T) {
+	b := newFakeBroker(t)
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	for range 2000 {
+		s := startResender(b)
+		require.NoError(t, s.do(t.Context(), withID("m")))
+		require.NoError(t, s.close(over))
+	}
+}

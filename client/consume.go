@@ -3,8 +3,6 @@ package client
 import (
 	"context"
 	"errors"
-	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -95,109 +93,6 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 		c.log.Error("hopback: a handler stopped its consumer", "queue", queue, "error", err)
 	}
 	return err
-}
-
-// consumer is one call of Consume.
-type consumer struct {
-	queue, source string
-	handler       Handler
-	cfg           ConsumerConfig
-	deps          consumerDeps
-	log           *slog.Logger
-	forwards      *forwarder
-	returns       lateReturns
-	order         func(*Delivery) (string, bool) // nil: none was asked for
-
-	// slots holds the right to run a handler. A worker holds one while it lives;
-	// one that outlives its stint, in a long handler, keeps the next stint's from
-	// beginning, so that Concurrency holds across a reconnect.
-	slots chan struct{}
-
-	appetite *appetite // nil: Prefetch was given
-	hunger   hunger    // of the stint that runs
-	control  *Control
-	mu       sync.Mutex
-	limit    int    // the Control's
-	current  *stint // for limited
-
-	closed context.Context // ends when shut is called
-	close  context.CancelFunc
-	gone   chan struct{} // run has returned
-	// hurry ends the drain's patience: shut's ctx has ended.
-	hurry     chan struct{}
-	hurryOnce sync.Once
-}
-
-// consumerDeps is what a consumer takes from outside, so that it runs on faulty
-// links in tests.
-type consumerDeps struct {
-	open    func(context.Context) (session, error)
-	give    func(session)
-	backoff ReconnectBackoff
-	log     *slog.Logger
-	tell    func(Event)   // nil: nobody listens
-	overdue time.Duration // as senderConfig.overdue
-	// deadLetters says whether a queue certainly has a dead-letter exchange.
-	deadLetters func(ctx context.Context, queue string) bool
-	// look asks the broker about the queue; nil: nothing shows when the consumer starves.
-	look func(ctx context.Context, queue string) (queueLook, error)
-	// starving is after how long without a delivery that is asked. 0: the default.
-	starving time.Duration
-	// now is the broker's time; false while it isn't known. nil: this host's.
-	now func() (time.Time, bool)
-}
-
-func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consumerDeps) *consumer {
-	if cfg.Control == nil {
-		cfg.Control = &Control{}
-	}
-	if deps.now == nil {
-		deps.now = func() (time.Time, bool) { return time.Now(), true }
-	}
-	var wanted *appetite
-	if cfg.near > 0 {
-		wanted = newAppetite(cfg.Concurrency, cfg.near, cfg.Prefetch)
-	}
-	k := &consumer{
-		appetite: wanted, hunger: newHunger(deps.starving), control: cfg.Control, limit: noLimit,
-		queue: queue, source: source, handler: h, cfg: cfg, deps: deps,
-		log:      deps.log.With("queue", queue),
-		forwards: newForwarder(cfg.Prefetch, deps),
-		slots:    make(chan struct{}, cfg.Concurrency),
-		gone:     make(chan struct{}), hurry: make(chan struct{}),
-	}
-	k.closed, k.close = context.WithCancel(context.Background())
-	return k
-}
-
-// limited is told of the Control's limit.
-func (k *consumer) limited(n int) {
-	k.mu.Lock()
-	k.limit = n
-	s := k.current
-	k.mu.Unlock()
-	if s != nil {
-		s.resize()
-	}
-}
-
-func (k *consumer) setCurrent(s *stint) {
-	k.mu.Lock()
-	k.current = s
-	k.mu.Unlock()
-}
-
-// shut drains the consumer, within ctx.
-func (k *consumer) shut(ctx context.Context) error {
-	k.close()
-	select {
-	case <-k.gone:
-		return nil
-	case <-ctx.Done():
-		k.hurryOnce.Do(func() { close(k.hurry) })
-		<-k.gone
-		return ended("consume", k.queue, ErrConnectionLost, ctx)
-	}
 }
 
 // run keeps a stint going: a session with a receiver, for as long as it lives.
@@ -293,17 +188,6 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 	}
 }
 
-// event tells of the consumer.
-func (k *consumer) event(e Event) {
-	if k.deps.tell != nil {
-		e.Op, e.Target = "consume", k.queue
-		k.deps.tell(e)
-	}
-}
-
-// errGraceOver is the cause of a handler's ctx that the drain has ended.
-var errGraceOver = grace.ErrOver
-
 // awaitHandlers waits, within the grace time that began at ended, for handlers
 // that still run: those whose link was lost hold no delivery that a drain waits for.
 func (k *consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) {
@@ -329,12 +213,12 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 		dead:    make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
 		worn: make(chan struct{}, 1),
 	}
-	s.crew.s = s
-	s.settler = newSettler(s.settle)
+	s.crew = newCrew(s, k.cfg.Concurrency, k.slots)
+	s.settler = newSettler(s)
 	var takenBack func([]byte)
 	if !s.counts { // 4.3 brought the consumer timeout to AMQP 1.0
-		s.leases = &leases{byTag: map[tag]*Delivery{}, taken: s.takenBack}
-		takenBack = s.leases.takenBack
+		s.leases = &leases{byTag: map[tag]*Delivery{}}
+		takenBack = s.leaseEnded
 	}
 	began := time.Now()
 	link, err := sess.receiver(ctx, k.source, takenBack)
@@ -346,12 +230,9 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 		k.appetite.attached(time.Since(began))
 	}
 	s.link = link
-	s.window = newWindow(link, s.dead, s.die, k.cfg.Concurrency, 0)
-	s.lanes = &lanes{key: k.order, run: s.enqueue}
-	s.quarantine = &quarantine{off: k.cfg.NoQuarantine, run: s.lanes.admit, narrow: func(on bool) {
-		s.narrow.Store(on)
-		s.resize()
-	}}
+	s.window = newWindow(link, s.dead, s, k.cfg.Concurrency, 0)
+	s.lanes = &lanes{key: k.order}
+	s.quarantine = &quarantine{off: k.cfg.NoQuarantine}
 	return s, nil
 }
 
@@ -366,5 +247,5 @@ func ControlFrom(ctx context.Context) (*Control, bool) {
 	if !ok {
 		return nil, false
 	}
-	return s.control, true
+	return s.consumer.control, true
 }

@@ -23,7 +23,9 @@ import "sync"
 // one on its way is only the slot that a new worker needs, which a handler of an earlier
 // link may have; then it isn't on its way any more, and calls another (takeSlot).
 type crew struct {
-	s *stint
+	of    interface{ work(*Delivery) } // whose deliveries they are
+	most  int
+	slots chan struct{} // see consumer.slots
 
 	mu      sync.Mutex
 	waiting fifo[*Delivery]
@@ -31,8 +33,13 @@ type crew struct {
 	alive   int
 	coming  bool // a worker is on its way that was called and has taken no delivery yet
 	stopped bool
+	ended   chan struct{} // closed when it is stopped
 
 	running sync.WaitGroup
+}
+
+func newCrew(of interface{ work(*Delivery) }, most int, slots chan struct{}) *crew {
+	return &crew{of: of, most: most, slots: slots, ended: make(chan struct{})}
 }
 
 // worker is one goroutine of a crew.
@@ -70,7 +77,7 @@ func (c *crew) call() *worker {
 		c.coming = true
 		return w
 	}
-	if c.alive < c.s.cfg.Concurrency {
+	if c.alive < c.most {
 		c.alive++
 		c.coming = true
 		c.running.Go(func() { c.work(true) })
@@ -92,10 +99,10 @@ func (c *crew) work(coming bool) {
 	if !took {
 		return
 	}
-	defer func() { <-c.s.slots }()
+	defer func() { <-c.slots }()
 	w := &worker{called: make(chan struct{}, 1)}
 	for d := c.next(w, coming); d != nil; d = c.next(w, false) {
-		c.s.work(d)
+		c.of.work(d)
 	}
 }
 
@@ -103,7 +110,7 @@ func (c *crew) work(coming bool) {
 // ended; and whether the worker is on its way still.
 func (c *crew) takeSlot(coming bool) (took, still bool) {
 	select {
-	case c.s.slots <- struct{}{}:
+	case c.slots <- struct{}{}:
 		return true, coming
 	default:
 	}
@@ -115,10 +122,9 @@ func (c *crew) takeSlot(coming bool) (took, still bool) {
 		w.wake()
 	}
 	select {
-	case c.s.slots <- struct{}{}:
+	case c.slots <- struct{}{}:
 		return true, false
-	case <-c.s.dead:
-	case <-c.s.closing:
+	case <-c.ended:
 	}
 	return false, false
 }
@@ -163,7 +169,11 @@ func (c *crew) replace() {
 func (c *crew) stop() {
 	c.mu.Lock()
 	idle := c.idle
-	c.idle, c.stopped = nil, true
+	c.idle = nil
+	if !c.stopped {
+		c.stopped = true
+		close(c.ended)
+	}
 	c.mu.Unlock()
 	for _, w := range idle {
 		w.wake()

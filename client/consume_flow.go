@@ -4,20 +4,13 @@ import (
 	"context"
 	"errors"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	"github.com/Azure/go-amqp"
 
-	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/internal/frames"
 )
-
-type settlement struct {
-	delivery *Delivery
-	d        disposition
-}
 
 // receive moves what arrives into the inbox. It never blocks on a handler, so it
 // notices at once when the link ends.
@@ -40,7 +33,7 @@ func (s *stint) receive(ctx context.Context) {
 
 func (s *stint) take(m *Message) {
 	now := time.Now()
-	if trip := s.window.received(now); trip > 0 && s.appetite != nil && s.appetite.measured(trip) {
+	if trip := s.window.received(now); trip > 0 && s.consumer.appetite != nil && s.consumer.appetite.measured(trip) {
 		s.resize()
 	}
 	if s.sess.wear() >= 1 {
@@ -49,16 +42,49 @@ func (s *stint) take(m *Message) {
 		default:
 		}
 	}
-	if s.returns.notice(m, s.deps.now) {
-		s.log.Warn("hopback: the queue ignores the delivery time of messages that went back; deliveries that wait for their forwards are kept instead")
+	if s.consumer.returns.notice(m, s.consumer.deps.now) {
+		s.consumer.log.Warn("hopback: the queue ignores the delivery time of messages that went back; deliveries that wait for their forwards are kept instead")
 	}
-	d := &Delivery{message: m, queue: s.queue, received: now, link: s}
+	d := &Delivery{message: m, queue: s.consumer.queue, received: now, link: s}
 	s.leases.begin(d)
 	if frames.Undecodable(m.Data) {
 		s.hold(d)
 		return
 	}
-	s.quarantine.admit(d)
+	s.admit(d)
+}
+
+// admit hands d to the workers, now or once nothing else is in its way: first the
+// quarantine's suspects, then those before it in its lane.
+func (s *stint) admit(d *Delivery) {
+	now, changed := s.quarantine.admit(d)
+	if changed {
+		s.resize()
+	}
+	s.line(now)
+}
+
+// line hands d, if it isn't nil, to the workers, now or when those before it in its lane
+// are handled.
+func (s *stint) line(d *Delivery) {
+	if d != nil && s.lanes.admit(d) {
+		s.enqueue(d)
+	}
+}
+
+// unlane hands on what waits for d in its lane.
+func (s *stint) unlane(d *Delivery) {
+	if next := s.lanes.next(d); next != nil {
+		s.enqueue(next)
+	}
+}
+
+// leaseEnded is called by the link when the broker has taken a delivery back, so it hands
+// on to a goroutine.
+func (s *stint) leaseEnded(tag []byte) {
+	if d := s.leases.takenBack(tag); d != nil {
+		go s.takenBack(d)
+	}
 }
 
 // takenBack is told that the broker has given d to somebody else, since it was
@@ -66,7 +92,7 @@ func (s *stint) take(m *Message) {
 // nothing more until the stale delivery is settled, so that is done at once; what
 // the handler decides on it comes to nothing, and the handler is told by its ctx.
 func (s *stint) takenBack(d *Delivery) {
-	s.log.Warn("hopback: the broker took a delivery back because it was held for longer than the consumer timeout", "message_id", messageID(d.message), "held", time.Since(d.received).Round(time.Millisecond))
+	s.consumer.log.Warn("hopback: the broker took a delivery back because it was held for longer than the consumer timeout", "message_id", messageID(d.message), "held", time.Since(d.received).Round(time.Millisecond))
 	d.end(ErrConsumerTimeout)
 	s.push(d, disposition{kind: released})
 }
@@ -85,14 +111,14 @@ func (s *stint) work(d *Delivery) {
 	if !s.over() && !d.settling.Load() && s.mayBegin(d) {
 		s.handle(s.handlerCtx, d)
 	} else {
-		s.lanes.next(d)
+		s.unlane(d)
 	}
 }
 
 // mayBegin waits while the consumer is paused, or gives d back where that costs it
 // nothing.
 func (s *stint) mayBegin(d *Delivery) bool {
-	resumed, paused := s.control.gate()
+	resumed, paused := s.consumer.control.gate()
 	if !paused {
 		return true
 	}
@@ -110,16 +136,16 @@ func (s *stint) mayBegin(d *Delivery) bool {
 }
 
 func (s *stint) handle(ctx context.Context, d *Delivery) {
-	defer s.lanes.next(d)
+	defer s.unlane(d)
 	defer d.end(nil) // frees what its ctx holds
 	d.ctx.Context, d.ctx.delivery = ctx, d
-	if s.appetite == nil {
+	if s.consumer.appetite == nil {
 		s.carryOut(d, s.call(&d.ctx, d))
 		return
 	}
 	began := time.Now()
 	err := s.call(&d.ctx, d)
-	if s.appetite.handled(time.Since(began)) {
+	if s.consumer.appetite.handled(time.Since(began)) {
 		s.resize()
 	}
 	s.carryOut(d, err)
@@ -144,7 +170,7 @@ func (s *stint) call(ctx context.Context, d *Delivery) (err error) {
 			s.crew.replace()
 		}
 	}()
-	err = s.handler.Handle(ctx, d)
+	err = s.consumer.handler.Handle(ctx, d)
 	returned = true
 	return err
 }
@@ -161,17 +187,17 @@ func (s *stint) carryOut(d *Delivery, err error) {
 	}
 	r := resolve(o)
 	if r.Refused != nil {
-		s.log.Error("hopback: an outcome can't be carried out as it is", "message_id", messageID(d.message), "outcome", ErrorText(o), "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
+		s.consumer.log.Error("hopback: an outcome can't be carried out as it is", "message_id", messageID(d.message), "outcome", ErrorText(o), "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
 	}
 	s.carryOutAs(d, r)
 }
 
 func (s *stint) logDeadLetter(d *Delivery, o DeadLetter) {
 	if p, ok := panicIn(o.Err); ok {
-		s.log.Error("hopback: a handler panicked; the message is dead-lettered", "message_id", messageID(d.message), "panic", ErrorText(p), "stack", string(p.Stack))
+		s.consumer.log.Error("hopback: a handler panicked; the message is dead-lettered", "message_id", messageID(d.message), "panic", ErrorText(p), "stack", string(p.Stack))
 		return
 	}
-	s.log.Warn("hopback: a message is dead-lettered", "message_id", messageID(d.message), "reason", clip(string(o.Reason), 255), "error", ErrorText(o.Err))
+	s.consumer.log.Warn("hopback: a message is dead-lettered", "message_id", messageID(d.message), "reason", clip(string(o.Reason), 255), "error", ErrorText(o.Err))
 }
 
 func (s *stint) carryOutAs(d *Delivery, r Resolution) {
@@ -211,16 +237,10 @@ func (s *stint) forward(d *Delivery, o Forward) {
 		s.lastTarget.Store(to)
 	}
 	f := &forwarding{s: s, d: d, o: o, forward: forward{
-		target: to.encoded, msg: o.Message, patience: patienceFor(s.cfg.ForwardPatience, d.DeliveryCount()), abandoned: s.dead,
+		target: to.encoded, msg: o.Message, patience: patienceFor(s.consumer.cfg.ForwardPatience, d.DeliveryCount()), abandoned: s.dead,
 	}}
 	f.original = f
-	s.forwards.send(&f.forward)
-}
-
-// builtAddress is an address with what Build makes of it.
-type builtAddress struct {
-	of      address.Address
-	encoded string
+	s.consumer.forwards.send(&f.forward)
 }
 
 // forwarding is a delivery that waits for its copy to be confirmed, with the forward
@@ -233,7 +253,7 @@ type forwarding struct {
 }
 
 func (f *forwarding) report(err error, again time.Duration) {
-	f.s.log.Warn("hopback: a copy was not accepted; the original is kept, and its copy is tried again", "to", f.o.To.String(), "error", err, "again_in", again)
+	f.s.consumer.log.Warn("hopback: a copy was not accepted; the original is kept, and its copy is tried again", "to", f.o.To.String(), "error", err, "again_in", again)
 }
 
 func (f *forwarding) setAside(mayReturn bool) (aside, returned bool) {
@@ -274,14 +294,14 @@ func (s *stint) notForwarded(d *Delivery, o Forward, err error) {
 		s.push(d, disposition{kind: released})
 		return
 	default:
-		s.log.Error("hopback: a forward failed; the original is kept, as its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err)
+		s.consumer.log.Error("hopback: a forward failed; the original is kept, as its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err)
 		s.forward(d, o)
 		return
 	}
-	s.log.Error("hopback: a forward failed; the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which the queue's delivery limit sends to its dead-letter exchange")
+	s.consumer.log.Error("hopback: a forward failed; the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which the queue's delivery limit sends to its dead-letter exchange")
 	r := o.Unaccepted(err)
 	if r.Refused != nil {
-		s.log.Error("hopback: annotations were refused; the message goes back without them", "message_id", messageID(d.message), "error", r.Refused)
+		s.consumer.log.Error("hopback: annotations were refused; the message goes back without them", "message_id", messageID(d.message), "error", r.Refused)
 	}
 	s.carryOutAs(d, r)
 }
@@ -302,7 +322,7 @@ func (s *stint) keepsDead() bool {
 		case <-ctx.Done():
 		}
 	}()
-	if s.deps.deadLetters == nil || !s.deps.deadLetters(ctx, s.queue) {
+	if s.consumer.deps.deadLetters == nil || !s.consumer.deps.deadLetters(ctx, s.consumer.queue) {
 		return false
 	}
 	s.keeps.Store(true)
@@ -312,15 +332,15 @@ func (s *stint) keepsDead() bool {
 // unforwardable deals with an original whose copy can never be sent.
 func (s *stint) unforwardable(d *Delivery, o Forward, err error) {
 	r := o.Unsendable(err)
-	s.log.Error("hopback: a copy can't be sent; another outcome replaces the forward", "message_id", messageID(d.message), "to", o.To.String(), "error", err, "instead", r.Kind, "dead_lettered", r.DeadLetter)
+	s.consumer.log.Error("hopback: a copy can't be sent; another outcome replaces the forward", "message_id", messageID(d.message), "to", o.To.String(), "error", err, "instead", r.Kind, "dead_lettered", r.DeadLetter)
 	s.carryOutAs(d, r)
 }
 
 // push hands a settlement to the settling goroutine.
 func (s *stint) push(d *Delivery, disp disposition) {
 	if !d.settling.CompareAndSwap(false, true) {
-		s.log.Warn("hopback: a delivery was handled after the broker had taken it back; the broker delivers it again", "message_id", messageID(d.message))
-		s.event(Event{Kind: EventLate, Err: ErrConsumerTimeout})
+		s.consumer.log.Warn("hopback: a delivery was handled after the broker had taken it back; the broker delivers it again", "message_id", messageID(d.message))
+		s.consumer.event(Event{Kind: EventLate, Err: ErrConsumerTimeout})
 		return
 	}
 	if disp.kind == modified {
@@ -335,8 +355,8 @@ func (s *stint) push(d *Delivery, disp disposition) {
 }
 
 func (s *stint) late(d *Delivery) {
-	s.log.Warn("hopback: a delivery was handled, but its link was lost; the broker delivers it again", "message_id", messageID(d.message))
-	s.event(Event{Kind: EventLate, Err: ErrConnectionLost})
+	s.consumer.log.Warn("hopback: a delivery was handled, but its link was lost; the broker delivers it again", "message_id", messageID(d.message))
+	s.consumer.event(Event{Kind: EventLate, Err: ErrConnectionLost})
 }
 
 // withKnownCount notes the delivery count that the message will have, so that
@@ -387,9 +407,6 @@ const (
 	// beside the window.
 	maxAside      = 4096
 	maxAsideBytes = 64 << 20
-	// returnFor is how long a message stays in its queue whose forward found no room to
-	// wait.
-	returnFor = 30 * time.Second
 )
 
 // setAside takes a delivery out of the window whose forward has to wait, so that it
@@ -414,46 +431,20 @@ func (s *stint) setAside(d *Delivery, size int64, mayReturn bool) (aside, return
 	return false, mayReturn && s.returnLater(d)
 }
 
-// annotationDeliveryTime has RabbitMQ 4.3 hold a message that goes back to a quorum
-// queue until then, in milliseconds since 1970.
-const annotationDeliveryTime = "x-opt-delivery-time"
-
 // returnLater has a delivery go back to its queue, which isn't to deliver it soon. It
 // counts as no failure. Where the broker would count it, or deliver it at once, or as long
 // as the broker's time isn't known, the delivery isn't given back.
 func (s *stint) returnLater(d *Delivery) bool {
-	if s.counts || s.returns.ignored.Load() {
+	if s.counts || s.consumer.returns.ignored.Load() {
 		return false
 	}
-	now, known := s.deps.now()
+	now, known := s.consumer.deps.now()
 	if !known {
 		return false
 	}
-	s.returns.any.Store(true)
+	s.consumer.returns.any.Store(true)
 	s.push(d, disposition{kind: modified, annotations: amqp.Annotations{annotationDeliveryTime: now.Add(returnFor).UnixMilli()}})
 	return true
-}
-
-// lateReturns is what a consumer knows of the deliveries that went back to come later.
-type lateReturns struct {
-	any     atomic.Bool
-	ignored atomic.Bool // the queue delivers them at once
-}
-
-// notice is told of each delivery. brokerNow is the broker's time, if that is known.
-func (r *lateReturns) notice(m *Message, brokerNow func() (time.Time, bool)) (ignored bool) {
-	if !r.any.Load() || r.ignored.Load() {
-		return false
-	}
-	at, ok := m.Annotations[annotationDeliveryTime].(int64)
-	if !ok {
-		return false
-	}
-	now, known := brokerNow()
-	if !known || time.UnixMilli(at).Sub(now) < returnFor/2 {
-		return false
-	}
-	return r.ignored.CompareAndSwap(false, true)
 }
 
 // settle writes dispositions, which gives the broker room for more.
@@ -472,7 +463,7 @@ func (s *stint) settle(finish <-chan struct{}) {
 			return
 		}
 		s.leases.end(x.delivery)
-		s.quarantine.settled(x.delivery)
+		s.line(s.quarantine.settled(x.delivery))
 		more := len(s.settles.c) > 0
 		switch d := x.delivery; {
 		case d.uncounted.CompareAndSwap(false, true):
@@ -508,4 +499,62 @@ func (s *stint) settle(finish <-chan struct{}) {
 			}
 		}
 	}
+}
+
+// resize sets the window to the lowest of all that limits it.
+func (s *stint) resize() {
+	s.resizing.Lock() // so that the last to look is the last to set
+	defer s.resizing.Unlock()
+	limit := s.consumer.allowed()
+	n := min(limit, s.consumer.cfg.Prefetch)
+	if s.consumer.appetite != nil {
+		n = min(n, s.consumer.appetite.size())
+	}
+	if s.quarantine.narrowed() {
+		n = min(n, 1)
+	}
+	s.window.setLimit(n)
+	if limit == 0 && !s.counts {
+		s.giveBack()
+	}
+}
+
+// giveBack returns what no handler has begun.
+func (s *stint) giveBack() {
+	for d := s.crew.pop(); d != nil; d = s.crew.pop() {
+		s.push(d, disposition{kind: released})
+		s.unlane(d) // to the crew, so that they go back in their order
+	}
+	for _, d := range s.lanes.empty() {
+		s.push(d, disposition{kind: released})
+	}
+}
+
+// hold deals with a message that go-amqp can't decode, so that nobody can handle it.
+// It is dead-lettered, as it was sent, if the queue is known to have a dead-letter
+// exchange; a queue that has none would drop it. So there it is held, unsettled, until
+// the consumer ends.
+func (s *stint) hold(d *Delivery) {
+	if s.quarantine.pass(d) {
+		s.resize()
+	}
+	s.holding.Go(func() {
+		err := errors.New("the message has a char or a decimal, is nested too deeply, or isn't encoded well: so go-amqp can't decode it")
+		ctx, cancel := context.WithTimeout(context.Background(), prepareSlow)
+		defer cancel()
+		if s.consumer.deps.deadLetters != nil && s.consumer.deps.deadLetters(ctx, s.consumer.queue) {
+			s.consumer.log.Error("hopback: a message can't be decoded; it is dead-lettered", "error", err)
+			s.carryOutAs(d, DeadLetter{Reason: ReasonUndecodable, Err: err}.resolve())
+			return
+		}
+		s.consumer.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer ends", "error", err)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.held = append(s.held, d)
+		if len(s.held) <= s.consumer.cfg.Prefetch { // it mustn't take the place of what can be handled
+			d.message.Data = nil
+			d.uncounted.Store(true)
+			s.uncount(false)
+		}
+	})
 }

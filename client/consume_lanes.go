@@ -9,38 +9,33 @@ import "sync"
 type lanes struct {
 	// key names a delivery's lane. Without it there are none.
 	key func(*Delivery) (string, bool)
-	// run hands a delivery to the workers.
-	run func(*Delivery)
 
 	mu      sync.Mutex
 	waiting map[string][]*Delivery // a lane that is in use has an entry
 }
 
-// admit hands d on now or later.
-func (l *lanes) admit(d *Delivery) {
+// admit says whether to hand d on now. Otherwise next returns it later.
+func (l *lanes) admit(d *Delivery) (now bool) {
 	if l.key == nil {
-		l.run(d)
-		return
+		return true
 	}
 	key, ok := l.keyOf(d)
 	if !ok {
-		l.run(d)
-		return
+		return true
 	}
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	queue, busy := l.waiting[key]
 	if busy {
 		l.waiting[key] = append(queue, d)
-		l.mu.Unlock()
-		return
+		return false
 	}
 	if l.waiting == nil {
 		l.waiting = map[string][]*Delivery{}
 	}
 	l.waiting[key] = nil
 	d.lane = &key
-	l.mu.Unlock()
-	l.run(d)
+	return true
 }
 
 // keyOf guards the goroutine that receives from a key that panics.
@@ -53,31 +48,29 @@ func (l *lanes) keyOf(d *Delivery) (key string, ok bool) {
 	return l.key(d)
 }
 
-// next is told that no handler will be called for d any more; more than once does
-// no harm.
-func (l *lanes) next(d *Delivery) {
+// next is told that no handler will be called for d any more, and returns the delivery to
+// hand on instead, or none. To be told more than once does no harm.
+func (l *lanes) next(d *Delivery) (now *Delivery) {
 	if l.key == nil {
-		return
+		return nil
 	}
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	if d.lane == nil {
-		l.mu.Unlock()
-		return
+		return nil
 	}
 	key := *d.lane
 	d.lane = nil
 	queue := l.waiting[key]
 	if len(queue) == 0 {
 		delete(l.waiting, key)
-		l.mu.Unlock()
-		return
+		return nil
 	}
 	first := queue[0]
 	queue[0] = nil
 	l.waiting[key] = queue[1:]
 	first.lane = &key
-	l.mu.Unlock()
-	l.run(first)
+	return first
 }
 
 // empty returns those that wait for a handler that runs, for giving them back.

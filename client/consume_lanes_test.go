@@ -17,16 +17,21 @@ import (
 // startOrdered is startConsumer with lanes by the first letter of the message-id; "-"
 // is of no lane.
 func startOrdered(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) *testConsumer {
-	cfg, err := cfg.withDefaults()
-	require.NoError(b.t, err)
-	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{open: b.open, give: closeSession, backoff: testBackoff, log: quiet})
-	k.order = func(d *Delivery) (string, bool) {
+	return startOrderedBy(b, cfg, h, func(d *Delivery) (string, bool) {
 		id := idOf(d.Message())
 		if strings.HasPrefix(id, "!") {
 			panic("a key that can't be told")
 		}
 		return id[:1], id[0] != '-'
-	}
+	})
+}
+
+// startOrderedBy is startConsumer with lanes by key.
+func startOrderedBy(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc, key func(*Delivery) (string, bool)) *testConsumer {
+	cfg, err := cfg.withDefaults()
+	require.NoError(b.t, err)
+	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{open: b.open, give: closeSession, backoff: testBackoff, log: quiet})
+	k.order = key
 	ctx, stop := context.WithCancel(context.Background())
 	b.t.Cleanup(stop)
 	return &testConsumer{k, stop, async(func() error { return k.run(ctx) })}

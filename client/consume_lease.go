@@ -7,8 +7,6 @@ import (
 // leases finds the deliveries that the broker takes back by their tags. A nil
 // *leases keeps none.
 type leases struct {
-	taken func(*Delivery)
-
 	mu    sync.Mutex
 	byTag map[tag]*Delivery
 }
@@ -45,13 +43,13 @@ func (l *leases) end(d *Delivery) {
 	}
 }
 
-// takenBack is called by the link, so it hands on to a goroutine.
-func (l *leases) takenBack(b []byte) {
+// takenBack ends the lease of the delivery with this tag, and returns the delivery; nil if
+// there is none.
+func (l *leases) takenBack(b []byte) *Delivery {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := tagOf(b)
-	if d := l.byTag[t]; d != nil {
-		delete(l.byTag, t)
-		go l.taken(d)
-	}
+	d := l.byTag[t]
+	delete(l.byTag, t)
+	return d
 }

@@ -22,13 +22,9 @@ const AnnotationKnownCount = "x-opt-hopback-known-count"
 // that comes later waits until all others are settled.
 type quarantine struct {
 	off bool
-	// narrow limits the link to one delivery, or lifts that.
-	narrow func(bool)
-	// run hands a delivery to the workers.
-	run func(*Delivery)
 
 	mu       sync.Mutex
-	probing  bool
+	probing  bool      // the link may have one delivery only
 	running  *Delivery // the suspect that is with the workers
 	others   int       // deliveries unsettled that are no suspects
 	suspects []*Delivery
@@ -38,60 +34,50 @@ type quarantine struct {
 func (q *quarantine) begin() {
 	if !q.off {
 		q.probing = true
-		q.narrow(true)
 	}
 }
 
-// admit hands d on now or later.
-func (q *quarantine) admit(d *Delivery) {
+// narrowed says whether the link may have one delivery only.
+func (q *quarantine) narrowed() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.probing
+}
+
+// admit returns the delivery to hand on now, d or none: d may be handed on later. changed
+// says that narrowed has changed.
+func (q *quarantine) admit(d *Delivery) (now *Delivery, changed bool) {
 	if q.off {
-		q.run(d)
-		return
+		return d, false
 	}
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	if d.standing == standsSettled { // the broker took it back before it was admitted
-		q.mu.Unlock()
-		return
+		return nil, false
 	}
 	if !suspect(d) {
 		d.standing = standsOrdinary
 		q.others++
-		widen := q.widen()
-		q.mu.Unlock()
-		q.run(d)
-		if widen {
-			q.narrow(false)
-		}
-		return
+		return d, q.widen()
 	}
 	d.standing = standsWaiting
 	q.suspects = append(q.suspects, d)
-	narrow := !q.probing
+	changed = !q.probing
 	q.probing = true
-	next := q.next()
-	q.mu.Unlock()
-	if narrow {
-		q.narrow(true)
-	}
-	if next != nil {
-		q.run(next)
-	}
+	return q.next(), changed
 }
 
-// pass records a delivery that no worker gets.
-func (q *quarantine) pass(d *Delivery) {
+// pass records a delivery that no worker gets. changed says that narrowed has changed.
+func (q *quarantine) pass(d *Delivery) (changed bool) {
 	if q.off {
-		return
+		return false
 	}
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	if d.standing != standsSettled {
 		d.standing = standsAside
 	}
-	widen := q.widen()
-	q.mu.Unlock()
-	if widen {
-		q.narrow(false)
-	}
+	return q.widen()
 }
 
 // widen says whether the link may have more than one delivery again; called with mu
@@ -104,13 +90,14 @@ func (q *quarantine) widen() bool {
 	return widen
 }
 
-// settled is called for every settlement. The delivery may be one that no worker has
-// had: the broker takes back those that wait, too.
-func (q *quarantine) settled(d *Delivery) {
+// settled is called for every settlement, and returns the delivery to hand on then, or
+// none. d may be one that no worker has had: the broker takes back those that wait, too.
+func (q *quarantine) settled(d *Delivery) (now *Delivery) {
 	if q.off {
-		return
+		return nil
 	}
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	switch d.standing {
 	case standsOrdinary:
 		q.others--
@@ -122,11 +109,7 @@ func (q *quarantine) settled(d *Delivery) {
 		q.running = nil
 	}
 	d.standing = standsSettled
-	next := q.next()
-	q.mu.Unlock()
-	if next != nil {
-		q.run(next)
-	}
+	return q.next()
 }
 
 // next is the suspect whose turn it is; called with mu held.

@@ -23,19 +23,37 @@ type quarantineModel struct {
 
 func newQuarantineModel(t *testing.T) *quarantineModel {
 	m := &quarantineModel{t: t, begun: map[*Delivery]bool{}, admitted: map[*Delivery]bool{}}
-	m.q = &quarantine{
-		narrow: func(on bool) { m.narrow = on },
-		run: func(d *Delivery) {
-			require.True(t, m.admitted[d], "a settled delivery must not begin")
-			require.False(t, m.begun[d], "a delivery begins once")
-			if suspect(d) {
-				require.Empty(t, m.begun, "a suspect begins alone")
-			}
-			m.begun[d] = true
-		},
-	}
+	m.q = &quarantine{}
 	m.q.begin()
+	m.narrow = true
 	return m
+}
+
+// begin is told of the delivery that is to be handed on, if there is one.
+func (m *quarantineModel) begin(d *Delivery) {
+	if d == nil {
+		return
+	}
+	require.True(m.t, m.admitted[d], "a settled delivery must not begin")
+	require.False(m.t, m.begun[d], "a delivery begins once")
+	if suspect(d) {
+		require.Empty(m.t, m.begun, "a suspect begins alone")
+	}
+	m.begun[d] = true
+}
+
+// changed is told whether narrowed has changed.
+func (m *quarantineModel) changed(changed bool) {
+	if changed {
+		m.narrow = !m.narrow
+	}
+	require.Equal(m.t, m.narrow, m.q.narrowed())
+}
+
+func (m *quarantineModel) admit(d *Delivery) {
+	now, changed := m.q.admit(d)
+	m.changed(changed)
+	m.begin(now)
 }
 
 func (m *quarantineModel) delivery(isSuspect bool) *Delivery {
@@ -50,7 +68,7 @@ func (m *quarantineModel) delivery(isSuspect bool) *Delivery {
 func (m *quarantineModel) settle(d *Delivery) {
 	delete(m.begun, d)
 	delete(m.admitted, d)
-	m.q.settled(d)
+	m.begin(m.q.settled(d))
 }
 
 // anyOf returns one of set, chosen by r, or nil.
@@ -74,9 +92,9 @@ func TestQuarantineUnderAnySequence(t *testing.T) {
 		for range 60 {
 			switch r.IntN(8) {
 			case 0, 1:
-				m.q.admit(m.delivery(false))
+				m.admit(m.delivery(false))
 			case 2, 3:
-				m.q.admit(m.delivery(true))
+				m.admit(m.delivery(true))
 			case 4: // a handler is done
 				if d := anyOf(r, m.begun); d != nil {
 					m.settle(d)
@@ -89,13 +107,13 @@ func TestQuarantineUnderAnySequence(t *testing.T) {
 				d := m.delivery(r.IntN(2) == 0)
 				m.settle(d)
 				if r.IntN(3) == 0 {
-					m.q.pass(d)
+					m.changed(m.q.pass(d))
 				} else {
-					m.q.admit(d)
+					m.admit(d)
 				}
 			case 7:
 				d := m.delivery(r.IntN(2) == 0)
-				m.q.pass(d)
+				m.changed(m.q.pass(d))
 				m.settle(d)
 			}
 			if len(m.begun) == 0 {
@@ -106,7 +124,7 @@ func TestQuarantineUnderAnySequence(t *testing.T) {
 			m.settle(anyOf(r, m.begun))
 		}
 		require.Empty(t, m.admitted, "seed %d: suspects are left", seed)
-		m.q.admit(m.delivery(false))
+		m.admit(m.delivery(false))
 		require.False(t, m.narrow, "seed %d: the link is wide again", seed)
 		require.Len(t, m.begun, 1)
 	}
@@ -132,14 +150,14 @@ func TestSuspectThatIsTakenBackWhileItWaits(t *testing.T) {
 		})
 		synctest.Wait()
 		k.mu.Lock()
-		s := k.current
+		s := k.current.(*stint)
 		k.mu.Unlock()
-		s.leases.takenBack([]byte{0})
+		s.leaseEnded([]byte{0})
 		time.Sleep(time.Hour)
 		b.publish(numbered("m", 8)...)
 		time.Sleep(time.Hour)
 		assert.ElementsMatch(t, append(numbered("accept m", 8), "accept first", "release s0", "accept s1", "accept s2"), b.history(settlements...))
-		assert.False(t, s.narrow.Load())
+		assert.False(t, s.quarantine.narrowed())
 		start := time.Now()
 		require.NoError(t, k.end())
 		assert.Less(t, time.Since(start), time.Second)

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
-
-	"github.com/hopback/hopback/internal/renewal"
 )
 
 // A consumer can starve on a link that looks healthy. After the leader of a queue was
@@ -36,23 +34,6 @@ const (
 	vainPause  = 16 * time.Minute
 )
 
-// hunger is what a consumer remembers from one link to the next.
-type hunger struct {
-	after   time.Duration // of silence before the first look
-	pause   time.Duration // of silence before the next look
-	vain    int           // sessions replaced in a row without a delivery
-	refused bool          // the user may not look
-}
-
-func newHunger(after time.Duration) hunger {
-	if after <= 0 {
-		after = renewal.Starving
-	}
-	return hunger{after: after, pause: after}
-}
-
-func (h *hunger) reset() { h.pause, h.vain = h.after, 0 }
-
 // starvation watches one link; live calls its methods.
 type starvation struct {
 	s      *stint
@@ -74,9 +55,9 @@ type finding struct {
 func (s *stint) watchStarving(ctx context.Context) *starvation {
 	w := &starvation{s: s}
 	w.ctx, w.cancel = context.WithCancel(ctx)
-	if s.deps.look != nil && !s.hunger.refused {
+	if s.consumer.deps.look != nil && !s.consumer.hunger.refused {
 		w.found = make(chan finding, 1)
-		w.timer = time.NewTimer(jittered(s.hunger.after))
+		w.timer = time.NewTimer(jittered(s.consumer.hunger.after))
 	}
 	return w
 }
@@ -98,7 +79,7 @@ func (w *starvation) due() <-chan time.Time {
 
 // again sets the time of the next check, after a silence so far.
 func (w *starvation) again(silent time.Duration) {
-	wait := w.s.hunger.pause
+	wait := w.s.consumer.hunger.pause
 	if silent < wait {
 		wait -= silent
 	}
@@ -121,11 +102,11 @@ func (w *starvation) silence() (d time.Duration, came bool) {
 // check looks at the queue if the link has been silent for long enough. The answer
 // comes through found.
 func (w *starvation) check() {
-	h := &w.s.hunger
+	h := &w.s.consumer.hunger
 	silent, came := w.silence()
 	if came && time.Since(w.checked) > silent {
 		if h.vain > 0 {
-			w.s.log.Info("hopback: the consumer receives deliveries again after its session was replaced")
+			w.s.consumer.log.Info("hopback: the consumer receives deliveries again after its session was replaced")
 		}
 		h.reset()
 	}
@@ -140,7 +121,7 @@ func (w *starvation) check() {
 	go func() {
 		ctx, cancel := context.WithTimeout(w.ctx, starvingLook)
 		defer cancel()
-		l, err := w.s.deps.look(ctx, w.s.queue)
+		l, err := w.s.consumer.deps.look(ctx, w.s.consumer.queue)
 		w.found <- finding{l, err}
 	}()
 }
@@ -148,7 +129,7 @@ func (w *starvation) check() {
 // starves decides on what a look has found. A non-nil error is why the session is to be
 // replaced.
 func (w *starvation) starves(f finding) error {
-	h := &w.s.hunger
+	h := &w.s.consumer.hunger
 	moved := f.leader != "" && w.leader != "" && f.leader != w.leader
 	was := w.leader
 	if f.leader != "" {
@@ -160,7 +141,7 @@ func (w *starvation) starves(f finding) error {
 	switch {
 	case errors.Is(f.err, ErrUnauthorized):
 		h.refused = true // each refusal costs the management its session
-		w.s.log.Debug("hopback: the user may not read the queue, so a starving consumer can't be detected", "error", f.err)
+		w.s.consumer.log.Debug("hopback: the user may not read the queue, so a starving consumer can't be detected", "error", f.err)
 		return nil
 	case f.err != nil:
 	case confirmed && silent > 0 && f.ready > 0:
@@ -184,13 +165,13 @@ func (w *starvation) starves(f finding) error {
 
 // replaces tells of a session that is about to be replaced.
 func (w *starvation) replaces(why error) {
-	h := &w.s.hunger
-	level := w.s.log.Warn
+	h := &w.s.consumer.hunger
+	level := w.s.consumer.log.Warn
 	if h.vain > 0 {
-		level = w.s.log.Debug
+		level = w.s.consumer.log.Debug
 	}
 	level("hopback: the consumer starves, its session is replaced", "error", why, "in_vain", h.vain)
-	w.s.event(Event{Kind: EventStarved, Err: why})
+	w.s.consumer.event(Event{Kind: EventStarved, Err: why})
 	h.vain++
 	h.pause = min(2*h.pause, max(vainPause, h.after))
 }

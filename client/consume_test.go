@@ -151,11 +151,16 @@ func TestConsumerCarriesOutOutcomes(t *testing.T) {
 	}
 }
 
+// unsettled settles nothing.
+type unsettled struct{}
+
+func (unsettled) settle(<-chan struct{}) {}
+
 func TestConsumerCutsErrorTextsToWhatASettlementCanCarry(t *testing.T) {
 	huge := hostileError{func() string { return strings.Repeat("\xff", 10<<20) }}
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker(t)
-		s := &stint{consumer: newConsumer("q", "/queues/q", returns(nil), ConsumerConfig{Prefetch: 1}, consumerDeps{log: quiet}), settles: newBacklog[settlement](1), dead: make(chan struct{}), settler: newSettler(func(<-chan struct{}) {})}
+		s := &stint{consumer: newConsumer("q", "/queues/q", returns(nil), ConsumerConfig{Prefetch: 1}, consumerDeps{log: quiet}), settles: newBacklog[settlement](1), dead: make(chan struct{}), settler: newSettler(unsettled{})}
 		s.carryOut(NewDelivery("q", withID("m")), DeadLetter{Reason: Reason(huge.Error()), Err: huge})
 		x := <-s.settles.c
 		for _, key := range []string{AnnotationReason, AnnotationError} {

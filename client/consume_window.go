@@ -13,7 +13,8 @@ import (
 type window struct {
 	link receiverLink
 	dead <-chan struct{}
-	lost func(error) // ends the link; it may be called with mu held
+	// owner's die ends the link. It is called with mu held.
+	owner interface{ die(error) }
 
 	// workers is how many deliveries are handled at once.
 	workers int
@@ -79,8 +80,8 @@ func (t *trip) arrive(now time.Time) time.Duration {
 // reset is called when the broker has given up its credit.
 func (t *trip) reset() { t.granted, t.last = t.arrived, t.arrived }
 
-func newWindow(link receiverLink, dead <-chan struct{}, lost func(error), workers, limit int) *window {
-	return &window{link: link, dead: dead, lost: lost, workers: workers, limit: limit}
+func newWindow(link receiverLink, dead <-chan struct{}, owner interface{ die(error) }, workers, limit int) *window {
+	return &window{link: link, dead: dead, owner: owner, workers: workers, limit: limit}
 }
 
 // setLimit changes the limit, and what is granted with it.
@@ -158,7 +159,7 @@ func (w *window) adjust() {
 			w.trip.reset()
 			close(done)
 			if !answered {
-				w.lost(errUndrained)
+				w.owner.die(errUndrained)
 				return
 			}
 			w.adjust()
@@ -225,7 +226,7 @@ func (w *window) resume() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.unanswered {
-		w.lost(errUndrained)
+		w.owner.die(errUndrained)
 		return
 	}
 	w.stopped, w.granted = false, 0

@@ -183,21 +183,15 @@ func TestDrainGivesBackASuspectWhoseTurnJustCame(t *testing.T) {
 			suspect.Header.DeliveryCount = 5
 			b.ready = append(b.ready, withID("m"), suspect)
 		})
-		k := startConsumer(b, ConsumerConfig{Grace: time.Minute}, func(context.Context, *Delivery) error {
+		k := startOrderedBy(b, ConsumerConfig{Grace: time.Minute}, func(context.Context, *Delivery) error {
 			time.Sleep(time.Second)
 			return nil
+		}, func(d *Delivery) (string, bool) {
+			if idOf(d.Message()) == "suspect" { // its turn has come, and it isn't with the workers yet
+				time.Sleep(time.Second) // the drain overtakes it
+			}
+			return "", false
 		})
-		synctest.Wait()
-		k.mu.Lock()
-		s := k.current
-		k.mu.Unlock()
-		s.quarantine.mu.Lock()
-		run := s.quarantine.run
-		s.quarantine.run = func(d *Delivery) {
-			time.Sleep(time.Second) // the drain overtakes it
-			run(d)
-		}
-		s.quarantine.mu.Unlock()
 		time.Sleep(1500 * time.Millisecond)
 		start := time.Now()
 		require.NoError(t, k.end())

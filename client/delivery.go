@@ -197,3 +197,7 @@ const (
 
 // deliveryLink is what a delivery came in on.
 type deliveryLink interface{ over() bool }
+
+// annotationDeliveryTime has RabbitMQ 4.3 hold a message that goes back to a quorum
+// queue until then, in milliseconds since 1970.
+const annotationDeliveryTime = "x-opt-delivery-time"

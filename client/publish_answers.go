@@ -210,6 +210,7 @@ func (a *answers) one(f sent) {
 		if f.out.overdue {
 			a.s.overdues.Store(0) // giving up the link has helped
 		}
+		a.s.settled.Add(1) // before its caller knows, who may close the sender then
 		a.s.answer(f.out, outSending, a.s.verdict(state))
 	} else {
 		a.mu.Lock()
@@ -224,8 +225,8 @@ func (a *answers) one(f sent) {
 			a.mu.Unlock()
 		}
 		a.giveUp()
+		a.s.settled.Add(1)
 	}
-	a.s.settled.Add(1)
 	if f.alone {
 		select {
 		case a.alone <- struct{}{}:

@@ -308,6 +308,10 @@ func (w *wire) close(ctx context.Context) {
 	w.cancel()
 }
 
+// sessionDeliveries is after how many deliveries a session is replaced. Delivery-ids are
+// 32 bits wide, and go-amqp never gets past the last one.
+const sessionDeliveries = 1 << 31
+
 // maxSpare is how many sessions of a connection are kept for the machinery: the
 // management, its request that goes alone, the renewal of a token, the questions for
 // the broker's time and for a sign of life.

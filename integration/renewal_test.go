@@ -17,7 +17,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/renewal"
+	"github.com/hopback/hopback/internal/clienttest"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -28,9 +28,10 @@ func TestSessionsAreReplacedLongBeforeTheirDeliveryIDsEnd(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		const every, messages = 50, 400
 		log := newLogbook(t)
-		ctx, cancel := context.WithTimeout(renewal.With(t.Context(), every), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		conn, err := client.Connect(ctx, s.url(), client.Config{Logger: slog.New(log)})
+		cfg := clienttest.Set(client.Config{Logger: slog.New(log)}, clienttest.Settings{RenewAfter: every}).(client.Config)
+		conn, err := client.Connect(ctx, s.url(), cfg)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = conn.Close(context.Background()) })
 

@@ -15,7 +15,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/renewal"
+	"github.com/hopback/hopback/internal/clienttest"
 )
 
 // A consumer that gets nothing tells an empty queue from a link that the broker has
@@ -84,16 +84,18 @@ func TestConsumerThatTheBrokerForgotHasItsSessionReplaced(t *testing.T) {
 		})
 		var mu sync.Mutex
 		var starved []client.Event
-		ctx, cancel := context.WithTimeout(renewal.WithStarving(t.Context(), time.Second), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		c, err := client.Connect(ctx, s.urlOf(func(u *url.URL) { u.Host = addr }), client.Config{Logger: slog.New(newLogbook(t)), Observe: func(e client.Event) {
+		cfg := client.Config{Logger: slog.New(newLogbook(t)), Observe: func(e client.Event) {
 			if e.Kind == client.EventStarved {
 				armed.Store(false)
 				mu.Lock()
 				defer mu.Unlock()
 				starved = append(starved, e)
 			}
-		}})
+		}}
+		cfg = clienttest.Set(cfg, clienttest.Settings{Starving: time.Second}).(client.Config)
+		c, err := client.Connect(ctx, s.urlOf(func(u *url.URL) { u.Host = addr }), cfg)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = c.Close(context.Background()) })
 		got := make(chan uint32, 10)

@@ -1,0 +1,308 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// stintEnd is how a stint came to its end.
+type stintEnd int
+
+const (
+	stintLost    stintEnd = iota // the link was lost
+	stintDrained                 // ctx has ended
+	stintRenewed                 // the session is to be replaced, and nothing is left on it
+)
+
+// receiving is the goroutine that receives, which renew stops and may start again.
+type receiving struct {
+	stint  *stint
+	cancel context.CancelFunc
+	ended  sync.WaitGroup
+}
+
+func (r *receiving) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	r.cancel = cancel
+	r.ended.Go(func() { r.stint.receive(ctx) })
+}
+
+// stop returns when all that has arrived was taken.
+func (r *receiving) stop() {
+	r.cancel()
+	r.ended.Wait()
+}
+
+// run handles deliveries until ctx ends, the link is lost or the session worn out.
+func (s *stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) stintEnd {
+	s.handlerCtx = handlerCtx
+	receive := &receiving{stint: s}
+	s.quarantine.begin()
+	s.consumer.setCurrent(s)
+	defer s.consumer.setCurrent(nil)
+	s.resize()
+	receive.start()
+
+	end := s.live(ctx, receive)
+	switch end {
+	case stintDrained:
+		s.drain(receive, hard)
+	case stintLost:
+		s.unsettled = s.open()
+		s.consumer.log.Warn("hopback: the consumer's link was lost; opening it again", "error", newError("consume", s.consumer.queue, ErrConnectionLost, s.why), "unsettled", s.unsettled)
+	}
+	receive.stop()
+	s.deciding.finish()
+	switch end {
+	case stintDrained:
+		// Handlers that ignored the end of their ctx can't be waited for: their
+		// messages go back to the queue as the link closes.
+		if s.silent.Load() {
+			s.consumer.forwards.end()
+		} else {
+			s.consumer.forwards.close()
+		}
+		s.settler.finish()
+		s.closeLink()
+		if s.open() == 0 {
+			s.crew.wait() // none is in a handler
+		}
+		s.die(ErrClosed)
+	case stintRenewed:
+		s.settler.finish()
+		s.closeLink()
+		s.die(errReplaced)
+	default:
+		s.settler.finish()
+	}
+	s.give()
+	return end
+}
+
+// closeLink is called before the session is closed: see DESIGN.md, delivery counts.
+func (s *stint) closeLink() {
+	limit := closeTimeout
+	if s.silent.Load() {
+		limit = 0
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	_ = s.link.close(ctx)
+}
+
+// live waits for the end of the stint.
+func (s *stint) live(ctx context.Context, receive *receiving) stintEnd {
+	worn := s.worn
+	var again <-chan time.Time
+	starving := s.watchStarving(ctx)
+	defer starving.stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return stintDrained
+		case <-s.dead:
+			return stintLost
+		case <-starving.due():
+			starving.check()
+			continue
+		case f := <-starving.found:
+			why := starving.starves(f)
+			if why == nil {
+				continue
+			}
+			starving.replaces(why)
+			if s.renew(ctx, receive) {
+				return stintRenewed
+			}
+			starving.again(0)
+			continue
+		case <-worn:
+			worn = nil
+		case <-again:
+		}
+		if s.renew(ctx, receive) {
+			return stintRenewed
+		}
+		again = time.After(renewPause)
+	}
+}
+
+// errReplaced is why a stint has ended whose session was replaced.
+var errReplaced = errors.New("the consumer's session was replaced")
+
+// renewPause is between two attempts to replace a session, which a long handler
+// can be in the way of. There are 2³⁰ deliveries left before it must be.
+const renewPause = time.Minute
+
+// renew has all that was delivered handled, so that another session can take over:
+// no credit for more, and within Grace nothing is unsettled. If it is by then, the
+// stint goes on, and renew says false; unless it can't any more: then what is left
+// goes back to the queue with the link.
+func (s *stint) renew(ctx context.Context, receive *receiving) bool {
+	s.window.stop(s.consumer.hurry)
+	receive.stop()
+	s.giveBackHeld()
+	grace := time.NewTimer(s.consumer.cfg.Grace)
+	defer grace.Stop()
+	s.awaitIdle(grace.C, ctx.Done())
+	switch {
+	case s.over() || ctx.Err() != nil:
+	case s.open() == 0:
+		s.consumer.log.Debug("hopback: the consumer's session is replaced")
+		return true
+	case s.sess.wear() >= 1.5:
+		s.consumer.log.Warn("hopback: the consumer's session must be replaced; the broker delivers unsettled messages again", "count", s.open())
+		return true
+	}
+	receive.start()
+	s.window.resume()
+	return false
+}
+
+func (s *stint) give() {
+	if s.silent.Load() {
+		go s.consumer.deps.give(s.sess) // which waits for the broker
+		return
+	}
+	s.consumer.deps.give(s.sess)
+}
+
+// giveBackHeld is called by the drain, and before the session is replaced.
+func (s *stint) giveBackHeld() {
+	s.holding.Wait()
+	s.mu.Lock()
+	held := s.held
+	s.held = nil
+	s.mu.Unlock()
+	for _, d := range held {
+		s.push(d, disposition{kind: released})
+	}
+}
+
+// drain ends the stint in the order that leaves delivery counts alone: no more
+// credit, then what no handler has begun, then the handlers, then their
+// settlements; the link after that, and the session last.
+func (s *stint) drain(receive *receiving, hard context.CancelCauseFunc) {
+	enough, heard := s.awaitSilence()
+	defer heard()
+	graceEnd := time.Now().Add(s.consumer.cfg.Grace)
+	s.window.stop(enough)
+	receive.stop()
+
+	s.giveBackHeld()
+	giveBack := func() {
+		for _, d := range s.quarantine.empty() {
+			s.push(d, disposition{kind: released})
+		}
+		s.giveBack()
+	}
+	if !s.counts {
+		s.stopWorkers()
+		giveBack()
+	}
+	grace := time.NewTimer(time.Until(graceEnd))
+	defer grace.Stop()
+	s.awaitIdle(grace.C, enough)
+	if s.counts {
+		s.stopWorkers()
+		giveBack()
+	}
+	switch {
+	case s.open() == 0 || s.over():
+	case s.silent.Load():
+		// What waits for the broker, such as a copy, isn't waited for. Handlers are.
+		if !s.awaitWorkers(time.Until(graceEnd)) {
+			hard(errGraceOver)
+			s.awaitWorkers(lastGrace)
+		}
+	default:
+		hard(errGraceOver)
+		last := time.NewTimer(lastGrace)
+		defer last.Stop()
+		s.awaitIdle(last.C, enough)
+	}
+	if n := s.open(); n > 0 && !s.over() {
+		s.consumer.log.Warn("hopback: the drain ended with unsettled deliveries; the broker delivers them again", "count", n)
+	}
+}
+
+// stopWorkers has workers take no more deliveries.
+func (s *stint) stopWorkers() {
+	close(s.closing)
+	s.crew.stop()
+}
+
+const (
+	// silentAfter is how long a drain may take before the broker is asked whether it
+	// answers at all, and silentLimit how long it has for that.
+	silentAfter = time.Second
+	silentLimit = 4 * time.Second
+)
+
+// awaitSilence returns a channel that is closed when the drain is to wait no longer for
+// the broker: since it must hurry, or since the broker doesn't answer. heard ends that.
+func (s *stint) awaitSilence() (enough <-chan struct{}, heard func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	var asked sync.WaitGroup
+	asked.Go(func() {
+		if pause(ctx, silentAfter) && !s.sess.answering(ctx, silentLimit) {
+			s.consumer.log.Warn("hopback: the consumer ends without waiting for the broker, which doesn't answer")
+			s.silent.Store(true)
+			cancel()
+		}
+	})
+	go func() {
+		defer close(done)
+		select {
+		case <-s.consumer.hurry:
+		case <-ctx.Done():
+		}
+	}()
+	return done, func() {
+		cancel()
+		asked.Wait()
+	}
+}
+
+// awaitWorkers waits until no handler runs, for at most d, and says whether none does.
+// It takes the slots of those that have ended, so that none begins.
+func (s *stint) awaitWorkers(d time.Duration) bool {
+	n := 0
+	defer func() {
+		for range n {
+			<-s.consumer.slots
+		}
+	}()
+	t := time.NewTimer(d)
+	defer t.Stop()
+	for ; n < cap(s.consumer.slots); n++ {
+		select {
+		case s.consumer.slots <- struct{}{}:
+		case <-t.C:
+			return false
+		case <-s.consumer.hurry:
+			return false
+		case <-s.dead:
+			return false
+		}
+	}
+	return true
+}
+
+// awaitIdle waits until nothing is unsettled, the timer fires, or the link ends.
+func (s *stint) awaitIdle(timer <-chan time.Time, hurry <-chan struct{}) {
+	for s.open() > 0 {
+		select {
+		case <-s.idle:
+		case <-timer:
+			return
+		case <-hurry:
+			return
+		case <-s.dead:
+			return
+		}
+	}
+}
