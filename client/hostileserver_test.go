@@ -299,7 +299,7 @@ func (p *hostilePeer) frame(f frames.Frame) {
 		}
 	case *frames.Transfer:
 		if b.DeliveryID.Set {
-			answer(stepAnswer, &frames.Disposition{Role: frames.RoleReceiver, First: b.DeliveryID.Value, Settled: true, State: &frames.Accepted{}})
+			answer(stepAnswer, &frames.Disposition{Role: frames.RoleReceiver, First: b.DeliveryID.Value, Settled: frames.Some(true), State: &frames.Accepted{}})
 		}
 	case *frames.Detach:
 		answer(stepDetach, &frames.Detach{Handle: b.Handle, Closed: true})

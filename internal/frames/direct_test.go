@@ -55,7 +55,7 @@ func TestCodecAllocatesNothing(t *testing.T) {
 	var c Codec
 	transfer, err := Append(nil, Frame{Channel: 1, Body: &Transfer{Handle: 3, DeliveryID: Some[uint32](70000), DeliveryTag: []byte{1, 2, 3, 4}, MessageFormat: Some[uint32](0), Settled: Some(false)}, Payload: []byte("x")})
 	require.NoError(t, err)
-	disposition, err := Append(nil, Frame{Channel: 1, Body: &Disposition{Role: true, First: 70000, Last: Some[uint32](70009), Settled: true, State: &Accepted{}}})
+	disposition, err := Append(nil, Frame{Channel: 1, Body: &Disposition{Role: true, First: 70000, Last: Some[uint32](70009), Settled: Some(true), State: &Accepted{}}})
 	require.NoError(t, err)
 	flow, err := Append(nil, Frame{Channel: 1, Body: &Flow{NextIncomingID: Some[uint32](70000), IncomingWindow: 70000, Handle: Some[uint32](300), LinkCredit: Some[uint32](1000)}})
 	require.NoError(t, err)

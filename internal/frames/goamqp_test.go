@@ -78,7 +78,7 @@ func (s *smallBroker) serve() error {
 			s.n = 0
 		case *Transfer:
 			if !b.More {
-				answers = append(answers, &Disposition{Role: RoleReceiver, First: 0, Settled: true, State: &Accepted{}})
+				answers = append(answers, &Disposition{Role: RoleReceiver, First: 0, Settled: Some(true), State: &Accepted{}})
 			}
 		case *Disposition:
 			s.raw <- raw
@@ -180,7 +180,7 @@ func TestFramesOfGoAMQPAreRead(t *testing.T) {
 			payload = append(payload, f.Payload...)
 			assert.Equal(t, len(payload) < 5000, b.More)
 		case *Disposition:
-			assert.True(t, b.Settled)
+			assert.True(t, b.Settled.Value)
 			assert.Equal(t, RoleReceiver, b.Role)
 			want := []any{&Accepted{}, &Released{}, nil, &Modified{DeliveryFailed: true}}[b.First]
 			if m, ok := b.State.(*Modified); ok && b.First == 2 {

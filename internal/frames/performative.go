@@ -179,8 +179,8 @@ type Disposition struct {
 	Role      bool
 	First     uint32
 	Last      Optional[uint32] // absent: First
-	Settled   bool
-	State     any // a delivery state
+	Settled   Optional[bool]   // absent: false. RabbitMQ's session crashes over an absent one.
+	State     any              // a delivery state
 	Batchable bool
 }
 
@@ -189,7 +189,7 @@ func (p *Disposition) walk(f *fields) {
 	required(f, &p.Role)
 	required(f, &p.First)
 	optional(f, &p.Last)
-	orZero(f, &p.Settled)
+	optional(f, &p.Settled)
 	children(f, &p.State)
 	orZero(f, &p.Batchable)
 }

@@ -104,7 +104,7 @@ func (r *Receiver) settle(first, last uint32, state any) error {
 		c.unwritten = c.unwritten[:j.at]
 	}
 	at := len(c.unwritten)
-	c.put(&frames.Disposition{Role: frames.RoleReceiver, First: first, Last: frames.Some(last), Settled: true, State: state}, nil)
+	c.put(&frames.Disposition{Role: frames.RoleReceiver, First: first, Last: frames.Some(last), Settled: frames.Some(true), State: state}, nil)
 	c.joint = joint{open: true, accepts: accepts, at: at, first: first, last: last}
 	return nil
 }

@@ -17,7 +17,10 @@ func (s *Session) OpenConsumer(attach *frames.Attach) (*Consumer, *Fault) {
 		return nil, fault
 	}
 	if attach.Source == nil {
-		return nil, s.refuse("amqp:invalid-field", "Attach refused: source_required")
+		if !b.version.newer {
+			return nil, s.refuse("amqp:internal-error", "function_clause")
+		}
+		return nil, s.refuseAddress("source_required")
 	}
 	v, source := s.conn.vhost, *attach.Source
 	c := &Consumer{session: s, name: attach.Name, settled: attach.SenderSettleMode.Or(2) == 1, attached: true}
@@ -38,7 +41,11 @@ func (s *Session) OpenConsumer(attach *frames.Attach) (*Consumer, *Fault) {
 			name, err = decode(rest)
 		}
 		if !ok || err != nil {
-			return nil, s.refuse("amqp:invalid-field", fmt.Sprintf("Attach refused: {bad_address,{utf8,<<%q>>}}", address))
+			reason := "bad_address"
+			if b.version.newer && !ok && address != "" {
+				reason = "amqp_address_v1_not_permitted"
+			}
+			return nil, s.refuseAddress(fmt.Sprintf("{%s,%s}", reason, term(source.Address)))
 		}
 	}
 	q := v.queues[name]

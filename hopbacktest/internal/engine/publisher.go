@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -82,7 +83,7 @@ func (p *Publisher) Publish(id uint32, settled bool, payload []byte) *Fault {
 	case !p.open || p.session.over:
 		return nil
 	case err != nil:
-		return p.fail("amqp:decode-error", "failed to parse message: "+err.Error())
+		return p.unparsed(err)
 	case len(payload) > b.cfg.MaxMessageSize:
 		text := fmt.Sprintf("message size (%d bytes) > maximum message size (%d bytes)", len(payload), b.cfg.MaxMessageSize)
 		return p.session.fail(&Fault{EndsSession, &frames.Error{Condition: "amqp:link:message-size-exceeded", Description: text}})
@@ -132,6 +133,18 @@ func (p *Publisher) Publish(id uint32, settled bool, payload []byte) *Fault {
 		p.confirm(id, accepted)
 	}
 	return nil
+}
+
+// unparsed ends the link over a message that can't be read. RabbitMQ 4.0's session crashes.
+func (p *Publisher) unparsed(err error) *Fault {
+	if !p.session.conn.b.version.newer {
+		return p.fail("amqp:internal-error", err.Error())
+	}
+	reason := err.Error()
+	if errors.Is(err, frames.ErrMalformed) {
+		reason = "{not_a_message_section,{position,0}}"
+	}
+	return p.fail("amqp:decode-error", "failed to parse message: "+reason)
 }
 
 // receive is enqueue for a queue that may be frozen or silent.

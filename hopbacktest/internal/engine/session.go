@@ -112,6 +112,31 @@ func (s *Session) refuse(condition frames.Symbol, text string) *Fault {
 	return f
 }
 
+// refuseAddress is refuse for an address that is no good.
+func (s *Session) refuseAddress(reason string) *Fault {
+	if s.conn.b.version.newer {
+		return s.refuse("amqp:invalid-field", "Attach refused: "+reason)
+	}
+	return s.refuse("amqp:invalid-field", "Attach rejected: "+reason)
+}
+
+// term is a value as RabbitMQ's errors show it.
+func term(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "undefined"
+	case string:
+		return fmt.Sprintf("{utf8,<<%q>>}", v)
+	case uint32:
+		return fmt.Sprintf("{uint,%d}", v)
+	case uint64:
+		return fmt.Sprintf("{ulong,%d}", v)
+	case frames.Symbol:
+		return fmt.Sprintf("{symbol,<<%q>>}", string(v))
+	}
+	return fmt.Sprint(v)
+}
+
 // to is the target of a link or of a message.
 type to struct{ exchange, key, queue string }
 
@@ -164,7 +189,7 @@ func (s *Session) OpenPublisher(attach *frames.Attach) (*Publisher, *Fault) {
 	}
 	target, ok := attach.Target.(*frames.Target)
 	if !ok || target == nil {
-		return nil, s.refuse("amqp:invalid-field", "Attach refused: {bad_address,undefined}")
+		return nil, s.refuseAddress("{bad_address,undefined}")
 	}
 	p := &Publisher{session: s, open: true, anonymous: target.Address == nil && !target.Dynamic}
 	v := s.conn.vhost
@@ -185,7 +210,7 @@ func (s *Session) OpenPublisher(attach *frames.Attach) (*Publisher, *Fault) {
 		address, _ := target.Address.(string)
 		parsed, ok := parseTarget(address)
 		if !ok {
-			return nil, s.refuse("amqp:invalid-field", fmt.Sprintf("Attach refused: {bad_address_string,<<%q>>}", address))
+			return nil, s.refuseAddress(fmt.Sprintf("{bad_address_string,<<%q>>}", address))
 		}
 		if parsed.queue != "" && v.queues[parsed.queue] == nil {
 			return nil, s.refuse("amqp:not-found", "no "+v.what(kindQueue, parsed.queue))

@@ -218,6 +218,9 @@ func (c *Conn) reader() error {
 				break
 			}
 		}
+		if err == nil {
+			c.catchUp()
+		}
 		full := len(c.out) >= maxOut
 		c.mu.Unlock()
 		c.poke()
@@ -430,11 +433,7 @@ func (w *writer) round() bool {
 			c.stalled[i].pump()
 		}
 		c.stalled = slices.DeleteFunc(c.stalled, func(s *session) bool { s.stalled = s.pending.len() > 0; return !s.stalled })
-		for _, s := range c.dirty {
-			s.tellConfirmed()
-		}
-		clear(c.dirty)
-		c.dirty = c.dirty[:0]
+		c.tellConfirmed()
 		if len(c.out) == 0 {
 			return true
 		}
@@ -478,6 +477,24 @@ func (c *Conn) tell(limit int) (n int) {
 			c.event(&c.events[c.told-1])
 		}
 	}
+}
+
+// catchUp tells the client what has come of all that it has said so far, ahead of what
+// comes of the next thing. c.mu is held.
+func (c *Conn) catchUp() {
+	if !c.closeSent {
+		c.tell(maxOut)
+		c.tellConfirmed()
+	}
+}
+
+// tellConfirmed sends the confirmations that have gathered. c.mu is held.
+func (c *Conn) tellConfirmed() {
+	for _, s := range c.dirty {
+		s.tellConfirmed()
+	}
+	clear(c.dirty)
+	c.dirty = c.dirty[:0]
 }
 
 // put writes b to the network.

@@ -33,7 +33,13 @@ func (c *Conn) handle(b []byte) error {
 	default:
 		var f frames.Frame
 		if f, err = frames.Decode(bytes.Clone(b)); err == nil {
+			c.catchUp()
 			c.general(f)
+		} else if foreign(b) {
+			err = nil
+			if s := c.sessions[channel16(b)]; s != nil {
+				s.fail(sessionFault("amqp:internal-error", "Unexpected frame"))
+			}
 		}
 	}
 	if err != nil && !c.closeSent {
@@ -72,3 +78,17 @@ func (c *Conn) onSession(channel uint16, p frames.Performative, payload []byte) 
 		}
 	}
 }
+
+// foreign says whether a frame's body is described, and isn't a performative: something
+// that RabbitMQ can read, and has no use for.
+func foreign(b []byte) bool {
+	v, _, err := frames.ReadValue(b[4*int(b[4]):])
+	d, ok := v.(frames.Described)
+	if err != nil || !ok {
+		return false
+	}
+	code, ok := d.Descriptor.(uint64)
+	return ok && (code < 0x10 || code > 0x18)
+}
+
+func channel16(b []byte) uint16 { return uint16(b[6])<<8 | uint16(b[7]) }

@@ -48,22 +48,21 @@ func (s *session) transfer(t *frames.Transfer, payload []byte) *engine.Fault {
 func (l *link) message(t *frames.Transfer, payload []byte) *engine.Fault {
 	s := l.s
 	settled, id := t.Settled.Value, t.DeliveryID.Value
+	if l.anonymous && settled && l.partial == nil {
+		l.tag = bytes.Clone(t.DeliveryTag)
+	}
 	if p := l.partial; p != nil {
 		switch {
 		case t.DeliveryID.Set && t.DeliveryID.Value != p.id:
-			return linkFault("amqp:invalid-field", "delivery-id of continuation transfer (%d) differs from delivery-id on first transfer (%d)", t.DeliveryID.Value, p.id)
+			return s.misuse("delivery-id of continuation transfer ({uint,%d}) differs from delivery-id on first transfer (%d)", t.DeliveryID.Value, p.id)
 		case t.Settled.Set && t.Settled.Value != p.settled:
-			return linkFault("amqp:invalid-field",
-				"field 'settled' of continuation transfer (%t) differs from (interpreted) field 'settled' on first transfer (%t)", t.Settled.Value, p.settled)
+			return s.misuse("field 'settled' of continuation transfer (%t) differs from (interpreted) field 'settled' on first transfer (%t)", t.Settled.Value, p.settled)
 		}
 		settled, id = p.settled, p.id
 	} else if !t.DeliveryID.Set {
 		return sessionFault("amqp:internal-error", "a transfer without a delivery-id")
 	}
-	if t.Aborted {
-		l.dropPartial()
-		return nil
-	}
+	// RabbitMQ doesn't know of aborted transfers: it takes them for the last.
 	if t.More {
 		return l.more(id, settled, payload)
 	}
@@ -79,9 +78,9 @@ func (l *link) message(t *frames.Transfer, payload []byte) *engine.Fault {
 	}
 	switch {
 	case l.senderMode == 0 && settled:
-		return linkFault("amqp:invalid-field", "sender settle mode is 'unsettled' but transfer settled flag is interpreted as being 'true'")
+		return s.misuse("sender settle mode is 'unsettled' but transfer settled flag is interpreted as being 'true'")
 	case l.senderMode == 1 && !settled:
-		return linkFault("amqp:invalid-field", "sender settle mode is 'settled' but transfer settled flag is interpreted as being 'false'")
+		return s.misuse("sender settle mode is 'settled' but transfer settled flag is interpreted as being 'false'")
 	case t.ReceiverSettleMode.Value == 1 && !settled:
 		return s.refusal("amqp:not-implemented", "rcv-settle-mode second not supported")
 	}
@@ -89,6 +88,12 @@ func (l *link) message(t *frames.Transfer, payload []byte) *engine.Fault {
 		return fault
 	}
 	if fault := l.pub.Publish(id, settled, payload); fault != nil {
+		if l.anonymous && settled && fault.Ends == engine.EndsLink {
+			// No disposition can tell which one it was.
+			err := *fault.Err
+			err.Info = frames.Map{{Key: frames.Symbol("delivery-tag"), Value: l.tag}}
+			return &engine.Fault{Ends: engine.EndsLink, Err: &err}
+		}
 		return fault
 	}
 	l.count++
@@ -158,7 +163,7 @@ func (c *Conn) confirmed(e *engine.Event) {
 // tell sends an outcome of the client's messages.
 func (s *session) tell(first, last uint32, state any) {
 	d := &s.c.write.disposition
-	*d = frames.Disposition{Role: frames.RoleReceiver, First: first, Settled: true, State: state}
+	*d = frames.Disposition{Role: frames.RoleReceiver, First: first, Settled: frames.Some(true), State: state}
 	if last != first {
 		d.Last = frames.Some(last)
 	}

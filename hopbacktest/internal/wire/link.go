@@ -33,7 +33,9 @@ type link struct {
 
 	// publishing
 	pub        *engine.Publisher
-	senderMode uint8 // 0 unsettled, 1 settled, 2 mixed
+	senderMode uint8  // 0 unsettled, 1 settled, 2 mixed
+	anonymous  bool   // each message has an address of its own
+	tag        []byte // of the latest message to such an address, if it is settled
 	partial    *partial
 
 	// consuming
@@ -72,6 +74,15 @@ func linkFault(condition frames.Symbol, format string, args ...any) *engine.Faul
 	return &engine.Fault{Ends: engine.EndsLink, Err: &frames.Error{Condition: condition, Description: fmt.Sprintf(format, args...)}}
 }
 
+// misuse is what a transfer that contradicts its link, or the transfers before it, comes
+// to. RabbitMQ 4.0 ends the session over it.
+func (s *session) misuse(format string, args ...any) *engine.Fault {
+	if s.c.server.old {
+		return sessionFault("amqp:connection:framing-error", format, args...)
+	}
+	return linkFault("amqp:invalid-field", format, args...)
+}
+
 // refusal is what refuses an attach: RabbitMQ 4.0 ends the session over it.
 func (s *session) refusal(condition frames.Symbol, format string, args ...any) *engine.Fault {
 	f := linkFault(condition, format, args...)
@@ -86,7 +97,11 @@ func (s *session) attach(a *frames.Attach) *engine.Fault {
 	if a.Handle > s.maxHandle {
 		return sessionFault("amqp:connection:framing-error", "link handle value (%d) exceeds maximum link handle value (%d)", a.Handle, s.maxHandle)
 	}
-	if s.links[a.Handle] != nil {
+	if l := s.links[a.Handle]; l != nil && s.c.server.old && l.kind <= consuming {
+		// RabbitMQ 4.0 doesn't look, and forgets the link that it had.
+		l.shut()
+		s.drop(l)
+	} else if l != nil {
 		return sessionFault("amqp:session:handle-in-use", "handle %d is already associated with a link", a.Handle)
 	}
 	fault := s.validate(a)
@@ -162,6 +177,9 @@ func (s *session) openPublisher(l *link, a *frames.Attach) *engine.Fault {
 		return fault
 	}
 	l.kind, l.pub = publishing, pub
+	if t, ok := a.Target.(*frames.Target); ok {
+		l.anonymous = t.Address == nil && !t.Dynamic
+	}
 	pub.Tag = l
 	l.credit, l.count = linkCredit, a.InitialDeliveryCount.Value
 	s.links[l.handle] = l
@@ -183,8 +201,10 @@ func (s *session) openConsumer(l *link, a *frames.Attach) *engine.Fault {
 	s.links[l.handle] = l
 	reply := *con.Attach()
 	reply.Name, reply.Handle, reply.Role = a.Name, a.Handle, frames.RoleSender
-	l.count = reply.InitialDeliveryCount.Value
-	l.askedCount = l.count
+	reply.Target = nil // RabbitMQ leaves it out
+	l.askedCount = reply.InitialDeliveryCount.Value
+	l.count = s.initialCount()
+	reply.InitialDeliveryCount = frames.Some(l.count)
 	s.c.send(s.channel, &reply)
 	return nil
 }
@@ -205,16 +225,21 @@ func (s *session) detach(d *frames.Detach) {
 	if l.gone {
 		return
 	}
+	l.shut()
+	s.drop(l)
+	s.c.send(s.channel, &frames.Detach{Handle: d.Handle, Closed: d.Closed})
+}
+
+// shut ends the link in the engine.
+func (l *link) shut() {
 	switch l.kind {
 	case publishing:
 		l.pub.Close()
 	case consuming:
 		l.con.Close()
 	default:
-		s.unpair(l)
+		l.s.unpair(l)
 	}
-	s.drop(l)
-	s.c.send(s.channel, &frames.Detach{Handle: d.Handle, Closed: d.Closed})
 }
 
 // drop forgets a link and its deliveries.

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 
 	"github.com/hopback/hopback/hopbacktest/internal/engine"
@@ -266,7 +267,7 @@ func (l *link) takenBack(d *engine.Delivery) {
 	for id, held := range l.s.unsettled {
 		if held == d {
 			t := &l.s.c.write.disposition
-			*t = frames.Disposition{Role: frames.RoleSender, First: id, State: &frames.Released{}}
+			*t = frames.Disposition{Role: frames.RoleSender, First: id, Settled: frames.Some(false), State: &frames.Released{}}
 			l.s.c.send(l.s.channel, t)
 			return
 		}
@@ -309,7 +310,10 @@ func (s *session) disposition(d *frames.Disposition) *engine.Fault {
 	switch d.State.(type) {
 	case *frames.Accepted, *frames.Rejected, *frames.Released, *frames.Modified:
 	default:
-		return sessionFault("amqp:invalid-field", "Unrecognised state: %T in DISPOSITION", d.State)
+		return sessionFault("amqp:invalid-field", "Unrecognised state: %s in DISPOSITION", stateTerm(d.State))
+	}
+	if !d.Settled.Set {
+		return sessionFault("amqp:internal-error", "case_clause: a disposition that doesn't say whether it is settled")
 	}
 	fault := s.e.Settle(all, d.State)
 	clear(all)
@@ -317,10 +321,21 @@ func (s *session) disposition(d *frames.Disposition) *engine.Fault {
 	if fault != nil {
 		return fault
 	}
-	if !d.Settled {
+	if !d.Settled.Value {
 		t := &s.c.write.disposition
-		*t = frames.Disposition{Role: frames.RoleSender, First: d.First, Last: d.Last, Settled: true, State: d.State}
+		*t = frames.Disposition{Role: frames.RoleSender, First: d.First, Last: d.Last, Settled: frames.Some(true), State: d.State}
 		s.c.send(s.channel, t)
 	}
 	return nil
+}
+
+// stateTerm is a delivery state that is no outcome, as RabbitMQ's errors show it.
+func stateTerm(state any) string {
+	switch s := state.(type) {
+	case nil:
+		return "undefined"
+	case *frames.Received:
+		return fmt.Sprintf("{'v1_0.received',{uint,%d},{ulong,%d}}", s.SectionNumber, s.SectionOffset)
+	}
+	return fmt.Sprintf("%T", state)
 }

@@ -185,6 +185,10 @@ func TestLimitsOfSessionsAndLinks(t *testing.T) {
 		p.send(5, target("q"), target("q"))
 		expect[*frames.Attach](p)
 		expect[*frames.Flow](p)
+		if old { // it doesn't look
+			expect[*frames.Attach](p)
+			return
+		}
 		assert.Equal(t, frames.Symbol("amqp:session:handle-in-use"), expect[*frames.End](p).Error.Condition)
 	})
 }
@@ -239,7 +243,7 @@ func TestMessagesAreConfirmedInRanges(t *testing.T) {
 						require.IsType(t, &frames.Flow{}, f.Body)
 						continue
 					}
-					assert.True(t, d.Role && d.Settled)
+					assert.True(t, d.Role && d.Settled.Value)
 					assert.Equal(t, &frames.Accepted{}, d.State)
 					assert.Equal(t, first, d.First)
 					if first = d.Last.Or(d.First) + 1; first == id {
@@ -336,9 +340,9 @@ func TestMuchCreditIsGivenPieceByPieceAndDrained(t *testing.T) {
 		flow := expect[*frames.Flow](p)
 		assert.Equal(t, count+2000, flow.DeliveryCount.Value)
 		assert.True(t, flow.Drain)
-		p.send(1, &frames.Disposition{Role: frames.RoleReceiver, First: 0, Last: frames.Some[uint32](1<<31 - 1), State: &frames.Released{}})
+		p.send(1, &frames.Disposition{Role: frames.RoleReceiver, First: 0, Last: frames.Some[uint32](1<<31 - 1), Settled: frames.Some(false), State: &frames.Released{}})
 		answer := expect[*frames.Disposition](p)
-		assert.True(t, answer.Settled)
+		assert.True(t, answer.Settled.Value)
 		assert.Equal(t, frames.RoleSender, answer.Role)
 		p.credit(1, 1, count+2000, 1, false)
 		transfer, _, _ := p.message()
