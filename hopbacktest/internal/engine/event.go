@@ -57,7 +57,8 @@ type Event struct {
 	Publisher *Publisher
 	Delivery  *Delivery
 	ID        uint32
-	// State is a *frames.Accepted, *frames.Released or *frames.Rejected.
+	// State is a *frames.Accepted, *frames.Released or *frames.Rejected; or nil for a message
+	// that was settled when it came, and waited for its queue.
 	State any
 	Flow  *frames.Flow
 	Err   *frames.Error

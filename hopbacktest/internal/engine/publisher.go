@@ -192,9 +192,10 @@ func (o *pending) deleted(q *queue) {
 
 func (o *pending) finish(state any) {
 	o.p.waiting = slices.DeleteFunc(o.p.waiting, func(other *pending) bool { return other == o })
-	if !o.settled {
-		o.p.confirm(o.id, state)
+	if o.settled {
+		state = nil // for the link's credit alone
 	}
+	o.p.confirm(o.id, state)
 }
 
 var (

@@ -412,3 +412,42 @@ func TestAClientThatReadsNothingIsReadNoMore(t *testing.T) {
 		assert.Less(t, len(c.out), 2*maxOut)
 	})
 }
+
+// A link gets no more credit while too many of its messages are under way, settled or not,
+// and gets it once they aren't.
+func TestCreditWaitsForAFrozenQueue(t *testing.T) {
+	each(t, Config{}, func(t *testing.T, w *world, old bool) {
+		p := w.dial()
+		p.open(nil)
+		p.declare(0, "q")
+		p.begin(1)
+		p.send(1, target("q"))
+		expect[*frames.Attach](p)
+		expect[*frames.Flow](p)
+		thaw, err := w.engine.Freeze("/", "q")
+		require.NoError(t, err)
+		sent := uint32(0)
+		publish := func(n int) {
+			for range n {
+				p.transfer(1, &frames.Transfer{DeliveryID: frames.Some(sent), DeliveryTag: []byte{1}, Settled: frames.Some(true)}, body([]byte("x")))
+				sent++
+			}
+		}
+		publish(85)
+		assert.Equal(t, uint32(170), expect[*frames.Flow](p).LinkCredit.Value)
+		publish(170) // 255 are under way, as much as there can be
+		synctest.Wait()
+		thaw()
+		flow := expect[*frames.Flow](p)
+		for !flow.Handle.Set { // the session's window
+			flow = expect[*frames.Flow](p)
+		}
+		assert.Equal(t, uint32(170), flow.LinkCredit.Value)
+		assert.Equal(t, sent, flow.DeliveryCount.Value)
+		publish(1)
+		p.begin(3)
+		q, err := w.engine.Queue("/", "q")
+		require.NoError(t, err)
+		assert.Equal(t, int(sent), q.Ready)
+	})
+}
