@@ -76,7 +76,7 @@ var neverBlocked = frames.NewIntake()
 // idleSenderOf is a sender whose messages are accepted at once.
 func idleSenderOf() *sender {
 	return newSender("publish", "/queues/q", senderConfig{depth: 256, bytes: 64 << 20, backoff: testBackoff, resend: true},
-		func(context.Context) (session, error) { return idleSession{newIdle()}, nil }, func(session, bool) {})
+		sessionsOf(func(context.Context) (session, error) { return idleSession{newIdle()}, nil }))
 }
 
 // countAllocs is how many allocations a call of f takes, in all goroutines together.
@@ -201,8 +201,8 @@ func consumeIdly(t testing.TB, h Handler) (one, end func()) {
 	cfg, err := ConsumerConfig{}.withDefaults()
 	require.NoError(t, err)
 	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{
-		open: func(context.Context) (session, error) { return idleSession{l}, nil },
-		give: func(session) {}, backoff: ReconnectBackoff{Min: time.Second, Max: time.Second}, log: quiet,
+		sessions: sessionsOf(func(context.Context) (session, error) { return idleSession{l}, nil }),
+		backoff:  ReconnectBackoff{Min: time.Second, Max: time.Second}, log: quiet,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := async(func() error { return k.run(ctx) })

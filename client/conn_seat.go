@@ -50,6 +50,9 @@ func (b *booking) open(ctx context.Context) (session, error) {
 	return w.session(ctx, b.conn.renewAfter, func() { b.stand(s) })
 }
 
+// give ends a session.
+func (b *booking) give(s session, _ bool) { closeSession(s) }
+
 // sit returns a seat that is busy from then on.
 func (b *booking) sit(ctx context.Context) (*seat, error) {
 	c := b.conn

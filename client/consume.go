@@ -78,7 +78,7 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	booking := c.book(consumerSessions)
 	defer booking.release()
 	k := newConsumer(queue, source, h, cfg, consumerDeps{
-		open: booking.open, give: closeSession, backoff: c.cfg.Reconnect, log: c.log, tell: booking.tell,
+		sessions: booking, backoff: c.cfg.Reconnect, log: c.log, tell: booking.tell,
 		deadLetters: c.mgmt.deadLetters, look: c.mgmt.look, starving: c.starving, now: c.brokerNow,
 	})
 	k.order = order
@@ -139,7 +139,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 		s, err := k.open(ctx)
 		if ctx.Err() != nil {
 			if err == nil {
-				k.deps.give(s.sess)
+				k.deps.sessions.give(s.sess, true)
 			}
 			return result()
 		}
@@ -195,7 +195,7 @@ func (k *consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) 
 }
 
 func (k *consumer) open(ctx context.Context) (*stint, error) {
-	sess, err := k.deps.open(ctx)
+	sess, err := k.deps.sessions.open(ctx)
 	if err != nil {
 		kind := ErrConnectionLost
 		if errors.Is(err, ErrSessionLimit) {
@@ -223,7 +223,7 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	began := time.Now()
 	link, err := sess.receiver(ctx, k.source, takenBack)
 	if err != nil {
-		k.deps.give(sess)
+		k.deps.sessions.give(sess, true)
 		return nil, newError("consume", k.queue, attachKind(err), err)
 	}
 	if k.appetite != nil {

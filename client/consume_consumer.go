@@ -44,12 +44,11 @@ type consumer struct {
 // consumerDeps is what a consumer takes from outside, so that it runs on faulty
 // links in tests.
 type consumerDeps struct {
-	open    func(context.Context) (session, error)
-	give    func(session)
-	backoff ReconnectBackoff
-	log     *slog.Logger
-	tell    func(Event)   // nil: nobody listens
-	overdue time.Duration // as senderConfig.overdue
+	sessions sessions
+	backoff  ReconnectBackoff
+	log      *slog.Logger
+	tell     func(Event)   // nil: nobody listens
+	overdue  time.Duration // as senderConfig.overdue
 	// deadLetters says whether a queue certainly has a dead-letter exchange.
 	deadLetters func(ctx context.Context, queue string) bool
 	// look asks the broker about the queue; nil: nothing shows when the consumer starves.
@@ -75,7 +74,7 @@ func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consu
 		appetite: wanted, hunger: newHunger(deps.starving), control: cfg.Control, limit: noLimit,
 		queue: queue, source: source, handler: h, cfg: cfg, deps: deps,
 		log:      deps.log.With("queue", queue),
-		forwards: newForwarder(cfg.Prefetch, deps),
+		forwards: newForwarder(deps.sessions, senderConfig{depth: cfg.Prefetch, backoff: deps.backoff, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
 		slots:    make(chan struct{}, cfg.Concurrency),
 		gone:     make(chan struct{}), hurry: make(chan struct{}),
 	}

@@ -148,10 +148,10 @@ func TestPrefetchFollowsTheRoundTrip(t *testing.T) {
 				k := newConsumer("q", "/queues/q", HandlerFunc(func(context.Context, *Delivery) error {
 					time.Sleep(c.handles)
 					return nil
-				}), cfg, consumerDeps{open: func(ctx context.Context) (session, error) {
+				}), cfg, consumerDeps{sessions: sessionsOf(func(ctx context.Context) (session, error) {
 					s, err := b.open(ctx)
 					return &farSession{s, c.trip / 2}, err
-				}, give: func(s session) { closeSession(s.(*farSession).session) }, backoff: testBackoff, log: quiet})
+				}), backoff: testBackoff, log: quiet})
 				ctx, stop := context.WithCancel(t.Context())
 				done := async(func() error { return k.run(ctx) })
 				span := 10*c.handles + 20*c.trip

@@ -163,10 +163,10 @@ func (s *stint) renew(ctx context.Context, receive *receiving) bool {
 
 func (s *stint) give() {
 	if s.silent.Load() {
-		go s.consumer.deps.give(s.sess) // which waits for the broker
+		go s.consumer.deps.sessions.give(s.sess, false) // which waits for the broker
 		return
 	}
-	s.consumer.deps.give(s.sess)
+	s.consumer.deps.sessions.give(s.sess, false)
 }
 
 // giveBackHeld is called by the drain, and before the session is replaced.

@@ -71,7 +71,7 @@ func TestPrefetchFollowsTheHandlers(t *testing.T) {
 				})
 				cfg, err := ConsumerConfig{}.withDefaults()
 				require.NoError(t, err)
-				k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{open: b.open, give: closeSession, backoff: testBackoff, log: quiet})
+				k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet})
 				done := async(func() error { return k.run(ctx) })
 				time.Sleep(3 * time.Second)
 				b.mu.Lock()

@@ -67,7 +67,7 @@ func startStarving(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) (*testConsu
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.t, err)
 	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{
-		open: b.open, give: closeSession, backoff: testBackoff, log: quiet, look: l.look,
+		sessions: b, backoff: testBackoff, log: quiet, look: l.look,
 		tell: func(e Event) { l.set(func() { l.events = append(l.events, e) }) },
 	})
 	ctx, stop := context.WithCancel(context.Background())

@@ -37,7 +37,7 @@ func startConsumerOf(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc, deadLette
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.t, err)
 	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{
-		open: b.open, give: closeSession, backoff: testBackoff, log: quiet, tell: b.tell, overdue: cmp.Or(b.overdue, forEver),
+		sessions: b, backoff: testBackoff, log: quiet, tell: b.tell, overdue: cmp.Or(b.overdue, forEver),
 		deadLetters: func(context.Context, string) bool { return deadLetters }, now: b.now,
 	})
 	ctx, stop := context.WithCancel(context.Background())
@@ -626,7 +626,7 @@ func TestHandlersContextOutlivesConsumes(t *testing.T) {
 			assert.NoError(t, ctx.Err())
 			assert.Equal(t, "value", ctx.Value(key{}))
 			return nil
-		}), cfg, consumerDeps{open: b.open, give: closeSession, backoff: testBackoff, log: quiet, tell: b.tell, overdue: cmp.Or(b.overdue, forEver)})
+		}), cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, tell: b.tell, overdue: cmp.Or(b.overdue, forEver)})
 		ctx, cancel := context.WithCancel(context.WithValue(context.Background(), key{}, "value"))
 		result := async(func() error { return k.run(ctx) })
 		synctest.Wait()

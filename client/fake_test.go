@@ -248,6 +248,14 @@ func (b *fakeBroker) open(ctx context.Context) (session, error) {
 	return s, nil
 }
 
+func (b *fakeBroker) give(s session, _ bool) { closeSession(s) }
+
+// sessionsOf are sessions that open is asked for.
+type sessionsOf func(context.Context) (session, error)
+
+func (open sessionsOf) open(ctx context.Context) (session, error) { return open(ctx) }
+func (open sessionsOf) give(s session, _ bool)                    { closeSession(s) }
+
 type fakeSession struct {
 	b         *fakeBroker
 	gone      chan struct{}

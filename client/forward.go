@@ -24,8 +24,8 @@ const maxForwardLinks = 200
 // What waits is held apart from the consumer's window (see original.setAside), so that
 // deliveries that have no need of this address go on.
 type forwarder struct {
-	depth int
-	deps  consumerDeps
+	cfg      senderConfig // of its senders
+	sessions sessions
 
 	mu      sync.Mutex
 	closed  bool
@@ -102,8 +102,8 @@ type original interface {
 	done(err error)
 }
 
-func newForwarder(depth int, deps consumerDeps) *forwarder {
-	return &forwarder{depth: depth, deps: deps, senders: map[string]*forwardSender{}, opening: make(chan struct{}, 1)}
+func newForwarder(from sessions, cfg senderConfig) *forwarder {
+	return &forwarder{cfg: cfg, sessions: from, senders: map[string]*forwardSender{}, opening: make(chan struct{}, 1)}
 }
 
 // forwardPause is the pause between attempts to forward to an address that takes
@@ -134,7 +134,7 @@ func (w *forwarder) send(f *forward) {
 			w.later(f, &Error{Op: "forward", Target: f.target, Kind: ErrNotSent, Text: "too many different forward addresses are in use"})
 			return
 		}
-		s = &forwardSender{sender: newSender("forward", f.target, senderConfig{depth: w.depth, backoff: w.deps.backoff, tell: w.deps.tell, overdue: w.deps.overdue, log: w.deps.log}, w.open, w.give)}
+		s = &forwardSender{sender: newSender("forward", f.target, w.cfg, w)}
 		w.senders[f.target] = s
 	}
 	if s.stalled.IsZero() && s.blocked() {
@@ -283,7 +283,7 @@ func (w *forwarder) taken(s *forwardSender) {
 	if len(s.parked) == 0 {
 		return
 	}
-	s.leap = min(2*s.leap+2, w.depth)
+	s.leap = min(2*s.leap+2, w.cfg.depth)
 	w.retry(s, s.leap)
 }
 
@@ -307,9 +307,9 @@ func (w *forwarder) retry(s *forwardSender, n int) {
 }
 
 func (s *forwardSender) event(w *forwarder, e Event) {
-	if w.deps.tell != nil {
+	if w.cfg.tell != nil {
 		e.Op, e.Target = "forward", s.target
-		w.deps.tell(e)
+		w.cfg.tell(e)
 	}
 }
 
@@ -388,7 +388,7 @@ func (w *forwarder) lookAt(s *forwardSender) (over []*forward) {
 	}
 	switch {
 	case s.stalled.IsZero():
-		w.retry(s, w.depth)
+		w.retry(s, w.cfg.depth)
 	case len(s.sent) == 0 && !now.Before(s.next):
 		w.probe(s)
 	}
@@ -418,7 +418,7 @@ func (w *forwarder) open(ctx context.Context) (session, error) {
 		return s, nil
 	}
 	w.mu.Unlock()
-	fresh, err := w.deps.open(ctx)
+	fresh, err := w.sessions.open(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -443,7 +443,7 @@ func (w *forwarder) give(given session, intact bool) {
 	}
 	w.mu.Unlock()
 	if last {
-		w.deps.give(s.session)
+		w.sessions.give(s.session, false)
 	}
 }
 

@@ -267,7 +267,7 @@ type publisher struct {
 func newPublisher(ctx context.Context, conn *Conn, target string, cfg senderConfig) (*publisher, error) {
 	p := &publisher{conn: conn, booking: conn.book(publisherSessions)}
 	cfg.backoff, cfg.tell, cfg.log, cfg.outage = conn.cfg.Reconnect, p.booking.tell, conn.log, p.booking.outage
-	p.s = newSender("publish", target, cfg, p.booking.open, func(s session, _ bool) { closeSession(s) })
+	p.s = newSender("publish", target, cfg, p.booking)
 	if err := conn.join(p); err != nil {
 		p.s.cut()
 		p.booking.release()

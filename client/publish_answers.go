@@ -405,11 +405,11 @@ func (a *answers) probe(m *Message) {
 }
 
 func (a *answers) answersElsewhere(ctx context.Context, m *Message) bool {
-	sess, err := a.s.open(ctx)
+	sess, err := a.s.sessions.open(ctx)
 	if err != nil {
 		return false
 	}
-	defer func() { a.s.give(sess, false) }()
+	defer func() { a.s.sessions.give(sess, false) }()
 	link, err := sess.sender(ctx, a.s.target)
 	if err != nil {
 		return false

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-func newSender(op, target string, cfg senderConfig, open func(context.Context) (session, error), give func(session, bool)) *sender {
+func newSender(op, target string, cfg senderConfig, from sessions) *sender {
 	s := &sender{
-		op: op, target: target, open: open, give: give, backoff: cfg.backoff, tell: cfg.tell, outage: cfg.outage, resend: cfg.resend, budget: newBudget(cfg.bytes),
+		op: op, target: target, sessions: from, backoff: cfg.backoff, tell: cfg.tell, outage: cfg.outage, resend: cfg.resend, budget: newBudget(cfg.bytes),
 		queue: make(chan *outgoing, cfg.depth),
 		stop:  make(chan struct{}), done: make(chan struct{}), first: make(chan error, 1),
 		idle: make(chan struct{}, 1), overdue: cmp.Or(cfg.overdue, overdueAfter), log: cfg.log,
@@ -112,7 +112,7 @@ func (k *linkKeeper) fly(sess session, link *flightLink) (again bool) {
 		k.overdue(sess, end)
 	}
 	link.end()
-	s.give(sess, !end.lost && link.err == nil)
+	s.sessions.give(sess, !end.lost && link.err == nil)
 	if !end.lost {
 		if !end.worn || s.ctx.Err() != nil || isClosed(s.stop) && s.callers.Load() == 0 {
 			return false
@@ -196,13 +196,13 @@ func (s *sender) wanted() (context.Context, context.CancelFunc) {
 func (s *sender) attach() (session, senderLink, error) {
 	ctx, cancel := s.wanted()
 	defer cancel()
-	sess, err := s.open(ctx)
+	sess, err := s.sessions.open(ctx)
 	if err != nil {
 		return nil, nil, s.refused(ctx, err)
 	}
 	link, err := sess.sender(ctx, s.target)
 	if err != nil {
-		s.give(sess, linkRefused(err))
+		s.sessions.give(sess, linkRefused(err))
 		return nil, nil, s.refused(ctx, err)
 	}
 	return sess, link, nil

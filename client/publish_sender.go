@@ -34,15 +34,12 @@ const maxInFlight = 400
 // Messages that are still queued when a link is lost stay queued. Those that are sent
 // again go out on the next link before them, in the order of the first time.
 type sender struct {
-	op     string // for errors: "publish", "forward"
-	target string // the encoded address; empty for a link without a target
-	open   func(ctx context.Context) (session, error)
-	// give returns the session after its link has ended; intact says that the
-	// session surely hasn't.
-	give    func(s session, intact bool)
-	backoff ReconnectBackoff
-	tell    func(Event) // nil: nobody listens
-	outage  func() error
+	op       string // for errors: "publish", "forward"
+	target   string // the encoded address; empty for a link without a target
+	sessions sessions
+	backoff  ReconnectBackoff
+	tell     func(Event) // nil: nobody listens
+	outage   func() error
 	// resend says that what is unanswered when a link is lost is sent again.
 	resend bool
 	// budget bounds the bytes that are queued or unanswered; nil: no bound.

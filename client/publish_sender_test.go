@@ -35,7 +35,7 @@ func startResender(b *fakeBroker) *sender {
 
 func startSenderWith(b *fakeBroker, cfg senderConfig) *sender {
 	cfg.depth, cfg.backoff, cfg.overdue = 256, testBackoff, cmp.Or(b.overdue, forEver)
-	s := newSender("publish", "/queues/q", cfg, b.open, func(s session, _ bool) { closeSession(s) })
+	s := newSender("publish", "/queues/q", cfg, b)
 	b.t.Cleanup(s.cut) // ends it when the test has failed midway
 	return s
 }
@@ -386,10 +386,10 @@ func TestSenderCloseCutsOffWhenItsContextEnds(t *testing.T) {
 
 func TestSenderCloseWhileThereIsNoConnection(t *testing.T) {
 	disconnected := func(t *testing.T) *sender {
-		s := newSender("publish", "/queues/q", senderConfig{depth: 4, backoff: testBackoff}, func(ctx context.Context) (session, error) {
+		s := newSender("publish", "/queues/q", senderConfig{depth: 4, backoff: testBackoff}, sessionsOf(func(ctx context.Context) (session, error) {
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
-		}, func(s session, _ bool) { closeSession(s) })
+		}))
 		t.Cleanup(s.cut)
 		return s
 	}

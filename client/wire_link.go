@@ -43,6 +43,14 @@ type session interface {
 	close(ctx context.Context)
 }
 
+// sessions is where a consumer's and a sender's sessions come from.
+type sessions interface {
+	open(ctx context.Context) (session, error)
+	// give returns a session that isn't wanted any more. intact says that the session
+	// surely hasn't ended.
+	give(s session, intact bool)
+}
+
 // receiverLink is a link with manual credit.
 type receiverLink interface {
 	receive(ctx context.Context) (*Message, error)
