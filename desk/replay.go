@@ -189,7 +189,7 @@ type replay struct {
 	next  time.Time // when the rate allows another message
 
 	refused map[string]error // addresses that take nothing, and why
-	known   map[string]bool  // queues that are there
+	known   map[string]bool  // addresses that were attached to
 
 	changed chan struct{} // has one when an answer has come
 
@@ -398,8 +398,13 @@ func (r *replay) send(ctx context.Context, w *walk, out *outbox, v rawlink.Deliv
 	if err != nil {
 		return err
 	}
-	if err := r.room(ctx, w, out, len(payload)); err != nil {
+	// An attach that the broker refuses may end the session, and with it the answers that
+	// are on their way. So nothing is on its way when an address is first attached to.
+	if err := r.room(ctx, w, out, len(payload), !r.known[target]); err != nil {
 		return err
+	}
+	if len(r.known) < 10_000 {
+		r.known[target] = true
 	}
 	messageID := l.messageID()
 	r.mu.Lock()
@@ -464,7 +469,7 @@ var final = map[string]bool{
 // there asks once whether a queue exists: RabbitMQ 4.0 ends the session over an attach to
 // one that doesn't.
 func (r *replay) there(ctx context.Context, to address.Address) error {
-	if !to.IsQueue() || r.known[to.QueueName()] {
+	if !to.IsQueue() || r.known[to.String()] {
 		return nil
 	}
 	_, err := declare.Inspect(ctx, r.d.conn.Management(), to.QueueName())
@@ -472,16 +477,12 @@ func (r *replay) there(ctx context.Context, to address.Address) error {
 		r.refused[to.String()] = fmt.Errorf("the queue %q doesn't exist", to.QueueName())
 		return &unsendable{r.refused[to.String()]}
 	}
-	// Whatever else it says, the attach will tell.
-	if len(r.known) < 10_000 {
-		r.known[to.QueueName()] = true
-	}
-	return nil
+	return nil // whatever else it says, the attach will tell
 }
 
 // room waits until the rate allows another message, and there is room among those that
-// wait for their answer.
-func (r *replay) room(ctx context.Context, w *walk, out *outbox, size int) error {
+// wait for their answer; or until there are none, if it is to be alone.
+func (r *replay) room(ctx context.Context, w *walk, out *outbox, size int, alone bool) error {
 	ctx, cancel := context.WithDeadlineCause(ctx, w.began.Add(maxHold), errHeld)
 	defer cancel()
 	if r.cfg.Rate > 0 {
@@ -499,7 +500,7 @@ func (r *replay) room(ctx context.Context, w *walk, out *outbox, size int) error
 	}
 	for {
 		r.mu.Lock()
-		ok := r.open == 0 || r.open < inFlight && r.openBytes+size <= inFlightBytes
+		ok := r.open == 0 || !alone && r.open < inFlight && r.openBytes+size <= inFlightBytes
 		r.mu.Unlock()
 		if ok {
 			return nil

@@ -255,7 +255,7 @@ func TestReplayToWhatIsGone(t *testing.T) {
 		origins := []struct{ queue, exchange, key string }{
 			{"there", "shop", "bound"}, {"gone", "shop", "unbound"}, {"there", "gone", "k"}, {"", "", ""}, {"there", "", "there"},
 		}
-		load(t, conn, "dead", 50, func(i int, m *client.Message) {
+		load(t, conn, "dead", 25, func(i int, m *client.Message) {
 			o := origins[i%5]
 			m.Annotations = map[any]any{retry.AnnotationExchange: o.exchange, retry.AnnotationRoutingKey: o.key}
 			if o.queue != "" {
@@ -265,21 +265,21 @@ func TestReplayToWhatIsGone(t *testing.T) {
 		d := newDesk(t, s, conn)
 		r, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "dead", All: true, To: desk.ToExchange})
 		require.NoError(t, err)
-		assert.EqualValues(t, 20, r.Replayed, "%+v", r)
-		assert.EqualValues(t, 30, r.Failed)
+		assert.EqualValues(t, 10, r.Replayed, "%+v", r)
+		assert.EqualValues(t, 15, r.Failed)
 		texts := fmt.Sprint(r.Failures)
 		assert.Contains(t, texts, "no queue is bound")
 		assert.Contains(t, texts, "not-found")
 		assert.Contains(t, texts, "doesn't tell which queue")
-		assert.Equal(t, 30, ready(t, conn, "dead"))
+		assert.Equal(t, 15, ready(t, conn, "dead"))
 		r, err = d.Replay(t.Context(), desk.ReplayConfig{Queue: "dead", All: true})
 		require.NoError(t, err)
-		assert.EqualValues(t, 10, r.Replayed)
+		assert.EqualValues(t, 5, r.Replayed)
 		assert.Contains(t, fmt.Sprint(r.Failures), `queue "gone" doesn't exist`)
 		r, err = d.Replay(t.Context(), desk.ReplayConfig{Queue: "dead", All: true, Address: address.Queue("there")})
 		require.NoError(t, err)
-		assert.EqualValues(t, 20, r.Replayed)
-		poll(t, "all are there", func() bool { return ready(t, conn, "there") == 50 })
+		assert.EqualValues(t, 10, r.Replayed)
+		poll(t, "all are there", func() bool { return ready(t, conn, "there") == 25 })
 		_, err = d.Replay(t.Context(), desk.ReplayConfig{Queue: "none", All: true})
 		require.ErrorIs(t, err, declare.ErrMissing)
 	})

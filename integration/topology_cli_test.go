@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -64,6 +65,14 @@ type shell struct {
 	env map[string]string
 	// never is what must not be printed.
 	never string
+	group string // of commands; "" is topology
+}
+
+// dead runs a command of "hopback dead".
+func (h shell) dead(code int, args ...string) printed {
+	h.t.Helper()
+	h.group = "dead"
+	return h.run(code, args...)
 }
 
 // shell has the site's URLs in the environment.
@@ -101,7 +110,7 @@ func (h shell) runIn(ctx context.Context, code int, args ...string) printed {
 		return printed{}
 	}
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, bin, append([]string{"topology"}, args...)...)
+	cmd := exec.CommandContext(ctx, bin, append([]string{cmp.Or(h.group, "topology")}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	for k, v := range h.env {
@@ -112,7 +121,7 @@ func (h shell) runIn(ctx context.Context, code int, args ...string) printed {
 		assert.NoError(h.t, err)
 	}
 	got := cmd.ProcessState.ExitCode()
-	assert.Equal(h.t, code, got, "hopback topology %s\n%s\n%s", strings.Join(args, " "), &stdout, &stderr)
+	assert.Equal(h.t, code, got, "hopback %s %s\n%s\n%s", cmp.Or(h.group, "topology"), strings.Join(args, " "), &stdout, &stderr)
 	if h.never != "" {
 		assert.NotContains(h.t, stdout.String()+stderr.String(), h.never, "a password")
 	}

@@ -99,7 +99,12 @@ func (b *broker) management(amqp *url.URL) error {
 			u.User = user
 		}
 	}
-	api, err := httpapi.New(u.String(), b.vhost, httpapi.Config{})
+	conf, err := b.c.login.tls()
+	if err != nil {
+		return err
+	}
+	u.User = b.c.apiUser(u.User)
+	api, err := httpapi.New(u.String(), b.vhost, httpapi.Config{TLS: conf})
 	b.api = api
 	return err
 }
@@ -109,9 +114,22 @@ func (b *broker) connect(ctx context.Context) error {
 	if b.conn != nil {
 		return nil
 	}
-	conn, err := client.Connect(ctx, b.url, client.Config{Logger: slog.New(slog.NewTextHandler(b.c.stderr.w, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+	conf, err := b.c.login.tls()
+	if err != nil {
+		return err
+	}
+	sasl, err := b.c.sasl()
+	if err != nil {
+		return err
+	}
+	conn, err := client.Connect(ctx, b.url, client.Config{TLS: conf, SASL: sasl, Logger: b.logger()})
 	b.conn = conn
 	return timedOut(ctx, err)
+}
+
+// logger writes to stderr.
+func (b *broker) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(b.c.stderr.w, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
 // close ends the connection, if there is one.

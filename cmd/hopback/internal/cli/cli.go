@@ -23,6 +23,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/httpapi"
+	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/internal/suggest"
 	"github.com/hopback/hopback/topologyfile"
 )
@@ -78,6 +79,8 @@ type command struct {
 	stderr printer
 
 	url, managementURL, vhost string
+	login                     login
+	deadFlags                 deadFlags
 	timeout                   time.Duration
 	json                      bool
 	wrote                     bool // JSON, to stdout
@@ -155,6 +158,8 @@ func (c *command) codeOf(err error) int {
 		return Usage
 	case errors.As(err, &api):
 		return Unknown // whatever it says, a 404 above all
+	case errors.As(err, new(*desk.TermsError)), errors.As(err, new(*desk.NoMessageError)), errors.As(err, new(*desk.LineError)):
+		return No
 	case errors.Is(err, declare.ErrConflict), errors.Is(err, declare.ErrInUse), errors.Is(err, declare.ErrMissing), errors.Is(err, declare.ErrInvalid):
 		return No
 	}
@@ -188,8 +193,8 @@ func (c *command) printJSON(v any) error {
 func (c *command) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "hopback",
-		Short:         "Retry topologies for RabbitMQ, as code",
-		Long:          "hopback plans, applies, checks and draws RabbitMQ topologies in which no message is lost.\nStart with: hopback topology --help",
+		Short:         "Retry topologies for RabbitMQ, as code, and their dead letters",
+		Long:          "hopback plans, applies, checks and draws RabbitMQ topologies in which no message is lost,\nand shows, explains and replays their dead letters.\nStart with: hopback topology --help, hopback dead --help",
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -199,7 +204,7 @@ func (c *command) root() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usage("%s%s; see %s --help", err, flagHint(cmd, err), cmd.CommandPath())
 	})
-	root.AddCommand(c.topology())
+	root.AddCommand(c.topology(), c.dead())
 	return root
 }
 

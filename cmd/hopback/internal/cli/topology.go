@@ -71,8 +71,7 @@ func (c *command) topology() *cobra.Command {
 	}
 	group(cmd)
 	f := cmd.PersistentFlags()
-	f.StringVar(&c.url, "url", "", "AMQP `URL` of the broker (default $HOPBACK_URL, or amqp://guest:guest@localhost:5672/)")
-	f.StringVar(&c.managementURL, "management-url", "", "`URL` of its HTTP API, or none (default $HOPBACK_MANAGEMENT_URL, or port 15672 of the same host)")
+	c.connectionFlags(f)
 	f.StringVar(&c.vhost, "vhost", "", "virtual host in definitions (default that of --url, or the only one)")
 	f.DurationVar(&c.timeout, "timeout", time.Minute, "how long the command may take; 0 means no limit")
 	cmd.AddCommand(c.plan(), c.apply(), c.verify(), c.export(), c.importCommand(), c.graph(), c.migrate(), c.delete(), c.schema())

@@ -1,0 +1,271 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hopback/hopback/desk"
+)
+
+func (c *command) deadEdit() *cobra.Command {
+	var r replaying
+	var body, contentType string
+	var set, unset []string
+	cmd := &cobra.Command{
+		Use:   "edit QUEUE ID",
+		Short: "Change a message, and replay it",
+		Long: `Change the body or properties of a message, and replay it. The original is gone from
+QUEUE only after the changed one is confirmed. What isn't changed stays as it is.
+
+If several messages have this message-id, nothing is done; use the ID of list.`,
+		Example: `  hopback dead edit orders.dead order-4711 --body mended.json
+  hopback dead edit orders.dead 5b0c6a7d1e2f3a4b5c6d7e8f --set shop=s2 --unset legacy`,
+		Args: takes(2, 2, "QUEUE ID"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := r.destination(); err != nil {
+				return err
+			}
+			change := cmd.Flags().Changed
+			if !change("body") && !change("content-type") && len(set)+len(unset) == 0 {
+				return usage("edit changes nothing; give --body, --content-type, --set or --unset")
+			}
+			var text []byte
+			if change("body") {
+				var err error
+				if text, err = c.readAll(body); err != nil {
+					return coded(Usage, fmt.Errorf("--body: %w", err))
+				}
+			}
+			edits := map[string]any{}
+			for _, s := range set {
+				k, v, ok := strings.Cut(s, "=")
+				if !ok || k == "" {
+					return usage("--set %.80q isn't of the form key=value", s)
+				}
+				edits[k] = v
+			}
+			for _, k := range unset {
+				edits[k] = nil
+			}
+			r.cfg.Queue, r.cfg.Filter = args[0], desk.Filter{IDs: []string{args[1]}}
+			r.cfg.Edit = func(e *desk.Edit) error {
+				if change("body") {
+					e.SetBody(text)
+				}
+				if change("content-type") {
+					e.SetContentType(contentType)
+				}
+				for k, v := range edits {
+					e.SetProperty(k, v)
+				}
+				return nil
+			}
+			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error { return c.editOne(ctx, d, r.cfg, args[1]) })
+		},
+	}
+	r.flags(c, cmd)
+	f := cmd.Flags()
+	f.StringVar(&body, "body", "", "`file` with the new body; - is stdin")
+	f.StringVar(&contentType, "content-type", "", "new content-`type`")
+	f.StringArrayVar(&set, "set", nil, "set an application property to a string, as `key=value`; may be repeated")
+	f.StringArrayVar(&unset, "unset", nil, "remove the application property `key`; may be repeated")
+	return cmd
+}
+
+// editOne replays the one message that is meant.
+func (c *command) editOne(ctx context.Context, d *desk.Desk, cfg desk.ReplayConfig, id string) error {
+	found, err := d.List(ctx, desk.ListConfig{Queue: cfg.Queue, Filter: cfg.Filter, Count: true, Accept: c.accepted()})
+	switch {
+	case err != nil:
+		return err
+	case found.Matched == 0:
+		return &desk.NoMessageError{Queue: cfg.Queue, ID: id, Seen: int(found.Seen)}
+	case found.Matched > 1:
+		return coded(No, fmt.Errorf("%d messages in %q have the ID or message-id %.100q; nothing was done: use the ID of hopback dead list", found.Matched, cfg.Queue, id))
+	}
+	cfg.Max = 1
+	return c.replay(ctx, d, cfg, "")
+}
+
+// readAll reads a file that the command line names.
+func (c *command) readAll(name string) ([]byte, error) {
+	const limit = 128 << 20
+	if name != "-" {
+		info, err := os.Stat(name)
+		if err != nil {
+			return nil, err
+		}
+		if info.Size() > limit {
+			return nil, fmt.Errorf("the file has more than %d bytes", limit)
+		}
+		return os.ReadFile(name)
+	}
+	b, err := io.ReadAll(io.LimitReader(c.io.Stdin, limit+1))
+	if err == nil && len(b) > limit {
+		err = fmt.Errorf("stdin has more than %d bytes", limit)
+	}
+	return b, err
+}
+
+func (c *command) deadDiscard() *cobra.Command {
+	var s selection
+	var cfg desk.DiscardConfig
+	var to string
+	cmd := &cobra.Command{
+		Use:   "discard QUEUE",
+		Short: "Remove selected messages, after they were written to a file",
+		Long: `Remove the selected messages from a queue. Each is first written to the file of --to,
+which is synced. hopback dead import brings them back. With --destroy there is no
+file, and the messages are gone for good. All others stay, in their order.`,
+		Example: `  hopback dead discard orders.dead --older-than 720h --to old-orders.jsonl
+  hopback dead discard orders.dead --group 3f2a9c01b7de --dry-run`,
+		Args: takes(1, 1, "QUEUE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			filter, err := s.selected()
+			if err != nil {
+				return err
+			}
+			if to == "" && !cfg.Destroy && !cfg.DryRun {
+				return usage("discard needs a file to write the messages to: --to messages.jsonl; or --destroy, after which they are gone for good")
+			}
+			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
+				cfg := cfg
+				if to != "" && !cfg.DryRun {
+					f, err := openFile(to)
+					if err != nil {
+						return err
+					}
+					defer func() { _ = f.Close() }()
+					cfg.To = f
+				}
+				show, end := c.walking("discarding from " + args[0])
+				cfg.Queue, cfg.Filter, cfg.Accept, cfg.Progress = args[0], filter, c.accepted(), show
+				r, err := d.Discard(ctx, cfg)
+				end()
+				if err != nil && r.Seen == 0 {
+					return err
+				}
+				return c.result(r, err, func(b *strings.Builder) {
+					groupsText(b, r.Groups, r.Others)
+					if r.DryRun {
+						fmt.Fprintf(b, "%d of %d messages would be discarded; nothing was done.\n", r.Matched, r.Seen)
+						return
+					}
+					fmt.Fprintf(b, "%d messages discarded from %q; %d were written to the file.\n", r.Discarded, args[0], r.Exported)
+				}, "the same command")
+			})
+		},
+	}
+	s.flags(cmd)
+	f := cmd.Flags()
+	f.StringVar(&to, "to", "", "`file` that the messages are written to first; it may have those of an earlier export")
+	f.BoolVar(&cfg.Destroy, "destroy", false, "discard without a file: the messages are gone for good")
+	f.BoolVar(&cfg.All, "all", false, "discard all messages of the queue, where no flag selects")
+	f.BoolVar(&cfg.DryRun, "dry-run", false, "select and count, and discard nothing")
+	f.Uint64Var(&cfg.Max, "max", 0, "at most `n` messages")
+	c.jsonFlag(cmd, "the report")
+	return cmd
+}
+
+// openFile opens a file to write lines to.
+func openFile(name string) (*os.File, error) {
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, coded(Usage, err)
+	}
+	return f, nil
+}
+
+func (c *command) deadExport() *cobra.Command {
+	var s selection
+	var resume bool
+	cmd := &cobra.Command{
+		Use:   "export QUEUE FILE",
+		Short: "Write messages to a file, with every type, and leave them where they are",
+		Long: `Write the selected messages to FILE, one JSON object a line, with every AMQP type to
+the bit. FILE is synced. The messages stay where they are, in their order.`,
+		Example: `  hopback dead export orders.dead orders.jsonl
+  hopback dead export orders.dead orders.jsonl --resume`,
+		Args: takes(2, 2, "QUEUE FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			filter, err := s.selected()
+			if err != nil {
+				return err
+			}
+			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
+				f, err := openFile(args[1])
+				if err != nil {
+					return err
+				}
+				defer func() { _ = f.Close() }()
+				show, end := c.walking("exporting from " + args[0])
+				r, err := d.Export(ctx, f, desk.ExportConfig{Queue: args[0], Filter: filter, Resume: resume, Accept: c.accepted(), Progress: show})
+				end()
+				if err != nil && r.Seen == 0 {
+					return err
+				}
+				return c.result(r, err, func(b *strings.Builder) {
+					fmt.Fprintf(b, "%d messages written to %s; %d were there before.\n", r.Exported, args[1], r.Skipped)
+				}, "the same command with --resume")
+			})
+		},
+	}
+	s.flags(cmd)
+	cmd.Flags().BoolVar(&resume, "resume", false, "go on with a file that an export has begun")
+	c.jsonFlag(cmd, "the report")
+	return cmd
+}
+
+func (c *command) deadImport() *cobra.Command {
+	var cfg desk.ImportConfig
+	cmd := &cobra.Command{
+		Use:   "import FILE",
+		Short: "Publish the messages of an export, with confirms",
+		Long: `Publish the messages of FILE to the queues that they were exported from. Each is
+confirmed. A line that can't be used ends the import with its number; lines before it
+are published. The report says how many lines to skip to go on.`,
+		Example: `  hopback dead import orders.jsonl --dry-run
+  hopback dead import orders.jsonl --queue orders.dead.2 --skip 12000`,
+		Args: takes(1, 1, "FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in := c.io.Stdin
+			if args[0] != "-" {
+				f, err := os.Open(args[0])
+				if err != nil {
+					return coded(Usage, err)
+				}
+				defer func() { _ = f.Close() }()
+				in = f
+			}
+			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
+				show, end := c.walking("importing")
+				cfg.Progress = show
+				r, err := d.Import(ctx, in, cfg)
+				end()
+				if err != nil {
+					err = errors.Join(err, errors.New("to go on: the same command with --skip "+strconv.Itoa(r.Lines)))
+				}
+				return c.result(r, err, func(b *strings.Builder) {
+					if r.DryRun {
+						fmt.Fprintf(b, "%d lines can be imported; nothing was sent.\n", r.Lines)
+						return
+					}
+					fmt.Fprintf(b, "%d messages imported; %d lines are done.\n", r.Imported, r.Lines)
+				}, "")
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Queue, "queue", "", "publish all to this `queue` (default the one that each line names)")
+	f.IntVar(&cfg.Skip, "skip", 0, "leave out the first `n` lines")
+	f.BoolVar(&cfg.DryRun, "dry-run", false, "check every line, and publish nothing")
+	c.jsonFlag(cmd, "the report")
+	return cmd
+}
