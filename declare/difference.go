@@ -96,12 +96,12 @@ func settingOf(v any, set bool) Setting {
 	return Setting{Value: text, Type: typ, Set: true}
 }
 
-// waysOut says what can be done about a thing that is there in another way.
+// waysOut lists what can be done about a resource that exists with other settings.
 func waysOut(kind Kind, differences []Conflict) []string {
 	if kind != KindQueue {
 		return []string{
-			"declare an exchange under a new name, bind it as well, and let publishers move over",
-			"delete it while nobody publishes to it, and run this again: its bindings go with it",
+			"declare an exchange under another name, bind it, and move the publishers",
+			"delete it while nobody publishes to it, and run this again; its bindings are deleted with it",
 		}
 	}
 	var ways []string
@@ -112,10 +112,10 @@ func waysOut(kind Kind, differences []Conflict) []string {
 		}
 	}
 	if len(byPolicy) > 0 {
-		ways = append(ways, "let a policy set "+strings.Join(byPolicy, ", ")+", which changes a live queue, and leave it out here")
+		ways = append(ways, "set "+strings.Join(byPolicy, ", ")+" by a policy, which can change a live queue, and leave it out of the declaration")
 	}
 	return append(ways,
-		"declare it as it is there",
+		"declare it as it exists",
 		"declare it under a new name and move the messages, as package declare/migrate does",
 		"delete it once it is empty and unused, and run this again")
 }

@@ -68,14 +68,14 @@ func TestPlanShowsExactlyWhatWasChangedByHand(t *testing.T) {
 		assert.Equal(t, `! exchange "shop"
 -     alternate-exchange: "elsewhere"
 +     alternate-exchange: "parking_exchange"
-      way out: declare an exchange under a new name, bind it as well, and let publishers move over
-      way out: delete it while nobody publishes to it, and run this again: its bindings go with it
+      way out: declare an exchange under another name, bind it, and move the publishers
+      way out: delete it while nobody publishes to it, and run this again; its bindings are deleted with it
 ! queue "orders"
 -     x-consumer-timeout: "60000" (integer)
 +     x-consumer-timeout: none
 -     x-delivery-limit: "5" (string)
 +     x-delivery-limit: "5" (integer)
-      way out: declare it as it is there
+      way out: declare it as it exists
       way out: declare it under a new name and move the messages, as package declare/migrate does
       way out: delete it once it is empty and unused, and run this again
 + binding "requeue_exchange" to queue "orders", key "*.*.orders"
@@ -118,7 +118,7 @@ func TestApplyRefusesWhatTheBrokerDoesNotCompare(t *testing.T) {
 		_, err := declare.Apply(t.Context(), conn.Management(), wanted)
 		require.ErrorIs(t, err, declare.ErrConflict)
 		assert.ErrorContains(t, err, `x-quorum-target-group-size: the broker has none, declared is "3"`)
-		assert.ErrorContains(t, err, "let a policy set quorum-target-group-size")
+		assert.ErrorContains(t, err, "set quorum-target-group-size by a policy")
 	})
 }
 

@@ -29,8 +29,8 @@ func TestDiffPrintsLikeADiff(t *testing.T) {
 ! exchange "dlx"
 -     alternate-exchange: "parking" (string)
 +     alternate-exchange: none
-      way out: declare an exchange under a new name, bind it as well, and let publishers move over
-      way out: delete it while nobody publishes to it, and run this again: its bindings go with it
+      way out: declare an exchange under another name, bind it, and move the publishers
+      way out: delete it while nobody publishes to it, and run this again; its bindings are deleted with it
 ! queue "orders"
 -     x-delivery-limit: "5" (string)
 +     x-delivery-limit: "5" (integer)
@@ -38,8 +38,8 @@ func TestDiffPrintsLikeADiff(t *testing.T) {
 +     x-max-length: none
 -     x-overflow: none
 +     x-overflow: "reject-publish" (string)
-      way out: let a policy set overflow, which changes a live queue, and leave it out here
-      way out: declare it as it is there
+      way out: set overflow by a policy, which can change a live queue, and leave it out of the declaration
+      way out: declare it as it exists
       way out: declare it under a new name and move the messages, as package declare/migrate does
       way out: delete it once it is empty and unused, and run this again
   queue "orders.dead"
