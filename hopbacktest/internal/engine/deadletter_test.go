@@ -76,7 +76,11 @@ func TestADeathIsToldInAnnotations(t *testing.T) {
 			assert.Equal(t, want, got, key)
 		}
 		keys, _ := death.Get("routing-keys")
-		assert.Equal(t, []any{"the.key", "copy"}, keys.(frames.Array).Elements)
+		want := []any{"the.key", "copy"}
+		if !l.newer() {
+			want = want[:1]
+		}
+		assert.Equal(t, want, keys.(frames.Array).Elements)
 	})
 }
 
@@ -309,5 +313,25 @@ func TestUnusedQueuesExpire(t *testing.T) {
 		wait(2 * time.Second)
 		_, err = l.b.Queue("/", "q")
 		assert.ErrorIs(t, err, ErrMissing)
+	})
+}
+
+// RabbitMQ 4.0 purges what is ready, 4.3 what waits for its dead-lettering, too.
+func TestPurgeAndDeadLetters(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		l.quorum("delay", toward("dlx", "", true, m{"x-message-ttl": int64(1000)}))
+		l.put("delay", "1", "2")
+		wait(time.Second)
+		l.put("delay", "3")
+		status, reply := l.request("DELETE", "/queues/delay/messages", nil)
+		require.Equal(t, 200, status)
+		q, _ := l.b.Queue("/", "delay")
+		if l.newer() {
+			assert.Equal(t, frames.Map{{Key: "message_count", Value: uint64(3)}}, reply)
+			assert.Zero(t, q.Messages)
+			return
+		}
+		assert.Equal(t, frames.Map{{Key: "message_count", Value: uint64(1)}}, reply)
+		assert.Equal(t, 2, q.DeadLettering)
 	})
 }

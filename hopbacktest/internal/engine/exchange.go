@@ -138,10 +138,12 @@ type place struct {
 func (t *topic) match(words []string, seen map[place]bool, f func(*binding)) {
 	if many := t.words["#"]; many != nil {
 		for i := range len(words) + 1 {
-			if p := (place{many, len(words) - i}); !seen[p] {
-				seen[p] = true
-				many.match(words[i:], seen, f)
+			p := place{many, len(words) - i}
+			if seen[p] {
+				break // and so are those behind it
 			}
+			seen[p] = true
+			many.match(words[i:], seen, f)
 		}
 	}
 	if len(words) == 0 {

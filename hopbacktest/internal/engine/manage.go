@@ -109,7 +109,7 @@ func (s *Session) handle(method, target string, body any) (answer, *Fault) {
 			return answer{status: 204}, nil
 		}
 	}
-	return answer{}, internalError("function_clause: {rabbit_amqp_management,handle_http_req,[<<%q>>,%q]}", method, segments)
+	return answer{}, internalError("function_clause\n[{rabbit_amqp_management,handle_http_req,[<<%q>>,%q]}]", method, segments)
 }
 
 // pathSegments are the segments of a path, normalized as RabbitMQ does it: a dot is a dot, and
@@ -141,11 +141,11 @@ func pathSegments(path string) []string {
 func fields(body any, into map[string]any) (problem string, fault *Fault) {
 	m, ok := body.(frames.Map)
 	if !ok {
-		return "", internalError("function_clause: a body that isn't a map")
+		return "", internalError("function_clause\na body that isn't a map")
 	}
 	for _, e := range m {
 		key, ok := e.Key.(string)
-		bad := fmt.Sprintf("{%v,%v}", e.Key, e.Value)
+		bad := "{" + term(e.Key) + "," + term(e.Value) + "}"
 		if !ok {
 			return bad, nil
 		}
@@ -161,7 +161,7 @@ func fields(body any, into map[string]any) (problem string, fault *Fault) {
 		case *table:
 			args, ok := e.Value.(frames.Map)
 			if !ok {
-				return "", internalError("function_clause: arguments that aren't a map")
+				return "", internalError("function_clause\narguments that aren't a map")
 			}
 			for _, a := range args {
 				switch name := a.Key.(type) {

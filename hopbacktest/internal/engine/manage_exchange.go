@@ -244,6 +244,9 @@ func (s *Session) deleteBinding(segment string) (answer, *Fault) {
 func (s *Session) getBindings(query url.Values) (answer, *Fault) {
 	e := ends{source: query.Get("src"), key: query.Get("key"), queue: query.Get("dstq"), exchange: query.Get("dste"), toExchange: query.Has("dste")}
 	if !e.toExchange && !query.Has("dstq") {
+		if !s.conn.b.version.newer {
+			return answer{}, internalError("badarg\n[{io_lib,format,%q}]", query.Encode())
+		}
 		return no(400, "missing 'dste' or 'dstq' in query: "+query.Encode()), nil
 	}
 	if s.conn.b.version.newer {

@@ -263,7 +263,7 @@ func (p *Publisher) route(id uint32, settled bool, m *message) ([]*queue, *Fault
 				"user_id property set to '"+string(user)+"' but authenticated user was '"+s.conn.user.name+"'")
 		}
 	}
-	if cc, ok := m.sent.Get("x-cc"); ok {
+	if cc, ok := m.sent.Get("x-cc"); ok && s.conn.b.version.newer {
 		keys := slices.Clone(m.keys)
 		list, ok := cc.(frames.List)
 		for _, key := range list {

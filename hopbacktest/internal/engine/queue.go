@@ -279,8 +279,8 @@ func (q *queue) enforce() {
 	}
 }
 
-// purge drops what is ready, delayed or waiting for its dead-lettering, and says how
-// much that was.
+// purge drops what is ready, delayed or, on 4.3, waiting for its dead-lettering, and says
+// how much that was.
 func (q *queue) purge() int {
 	n := 0
 	for q.ready.n > 0 {
@@ -296,7 +296,7 @@ func (q *queue) purge() int {
 		q.forget(e)
 		n++
 	}
-	if q.worker != nil {
+	if q.worker != nil && q.b.version.newer {
 		n += q.worker.purge()
 	}
 	q.touch()

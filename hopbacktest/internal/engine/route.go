@@ -143,22 +143,22 @@ func (w *walk) add(q *queue) {
 	}
 }
 
-// headersOf are the application properties of the message, and its annotations, which win
-// if the broker has set them.
+// headersOf are the application properties of the message, and its annotations, which win,
+// above all those of the broker.
 func (w *walk) headersOf() map[string]any {
 	if w.headers != nil {
 		return w.headers
 	}
 	w.headers = map[string]any{}
-	for _, e := range w.m.sent {
-		if key, ok := e.Key.(frames.Symbol); ok && simple(e.Value) {
-			w.headers[string(key)] = e.Value
-		}
-	}
 	properties, _ := frames.SectionMap(w.m.ApplicationProperties)
 	for _, e := range properties {
 		if key, ok := e.Key.(string); ok && (e.Value == nil || simple(e.Value)) {
 			w.headers[key] = e.Value
+		}
+	}
+	for _, e := range w.m.sent {
+		if key, ok := e.Key.(frames.Symbol); ok && simple(e.Value) {
+			w.headers[string(key)] = e.Value
 		}
 	}
 	for _, e := range w.m.added {

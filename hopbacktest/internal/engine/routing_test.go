@@ -67,6 +67,7 @@ func TestHeadersBindings(t *testing.T) {
 			{m{"a": "1", "b": int32(2)}, nil, []string{"all", "any", "any-with-x", "default", "none", "there", "x-ignored"}},
 			{m{"a": "1"}, nil, []string{"any", "any-with-x", "none", "there", "x-ignored"}},
 			{m{"b": "2"}, m{"x-opt-d": int64(5)}, []string{"all-with-x", "any-with-x", "none", "x-ignored"}},
+			{m{"x-opt-d": int64(5)}, m{"x-opt-d": "5"}, []string{"none", "x-ignored"}}, // the annotation counts
 			{m{"a": true}, nil, []string{"none", "there", "x-ignored"}},
 			{nil, nil, []string{"none", "x-ignored"}},
 		} {
@@ -186,6 +187,10 @@ func TestXCC(t *testing.T) {
 		got := map[string]int{}
 		for _, q := range l.b.Queues("/") {
 			got[q.Name] = q.Ready
+		}
+		if !l.newer() { // which only keeps the annotation
+			assert.Equal(t, map[string]int{"a": 1, "b": 0, "c": 0}, got)
+			return
 		}
 		assert.Equal(t, map[string]int{"a": 1, "b": 1, "c": 0}, got)
 		assert.Equal(t, "a", ann(l.one("b"), "x-routing-key"))

@@ -137,6 +137,12 @@ func term(v any) string {
 	return fmt.Sprint(v)
 }
 
+// notPermitted refuses an address of version 1. RabbitMQ 4.0 still takes these; this broker
+// doesn't.
+func (s *Session) notPermitted(address string) *Fault {
+	return s.refuseAddress(fmt.Sprintf("{amqp_address_v1_not_permitted,{utf8,<<%q>>}}", address))
+}
+
 // to is the target of a link or of a message.
 type to struct{ exchange, key, queue string }
 
@@ -210,6 +216,9 @@ func (s *Session) OpenPublisher(attach *frames.Attach) (*Publisher, *Fault) {
 		address, _ := target.Address.(string)
 		parsed, ok := parseTarget(address)
 		if !ok {
+			if !strings.HasPrefix(address, "/exchanges/") && !strings.HasPrefix(address, "/queues/") {
+				return nil, s.notPermitted(address)
+			}
 			return nil, s.refuseAddress(fmt.Sprintf("{bad_address_string,<<%q>>}", address))
 		}
 		if parsed.queue != "" && v.queues[parsed.queue] == nil {

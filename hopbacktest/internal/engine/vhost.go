@@ -172,6 +172,9 @@ func (b *Broker) deleteQueue(q *queue) int {
 // drain drops what the queue has, whoever holds it.
 func (q *queue) drain() {
 	q.purge()
+	if q.worker != nil {
+		q.worker.purge()
+	}
 	for _, c := range q.consumers {
 		for d := c.oldest; d != nil; d = c.oldest {
 			e, late := d.entry, d.takenBack
