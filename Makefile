@@ -65,6 +65,10 @@ bench: ## Compare with other clients on a broker of our own; writes bench/latest
 simulate: ## Break a RabbitMQ in memory in virtual time, 10,000 faults and 1,000,000 messages in some ten minutes; SIMULATEFLAGS="-simulate.seed 7 -simulate.seeds 1" repeats a schedule
 	@GOGC=400 $(GO) test -count=1 -timeout=0 -v -run '^TestSimulate$$' ./internal/chaos -args -simulate.seeds 100 -simulate.messages 5000 -simulate.faults 50 $(SIMULATEFLAGS) | grep -v -e '^=== ' -e '--- PASS'
 
+.PHONY: planted
+planted: ## Plant five faults in hopback, and see that simulations find each within a minute
+	@GOGC=400 $(GO) test -count=1 -v -run '^TestPlantedFaultsAreFound$$' ./internal/chaos -args -simulate.planted | grep -v '^=== '
+
 .PHONY: chaos
 chaos: ## Break everything around hopback and count; CHAOSFLAGS="-messages 50000 -faults 13 -nodes 1" takes minutes
 	@mkdir -p bin && $(GO) build -o bin/chaos ./internal/chaos/cmd/chaos && bin/chaos $(CHAOSFLAGS)

@@ -37,6 +37,7 @@ type Ledger struct {
 	at      []uint32                 // of the answer, plus one
 	seen    []uint8                  // bit k-1: attempt k
 	first   [][maxRetries + 1]uint32 // of each attempt, plus one
+	calls   []uint8                  // of handlers; 255 is 255 or more
 	ends    []uint8                  // bit e: End e
 	handled []uint8                  // how often; 255 is 255 or more
 	dead    []uint8
@@ -56,7 +57,7 @@ type Ledger struct {
 func NewLedger(script Script, lane, n int) *Ledger {
 	return &Ledger{
 		lane: lane, script: script,
-		answers: make([]Answer, n), at: make([]uint32, n), seen: make([]uint8, n), first: make([][maxRetries + 1]uint32, n),
+		answers: make([]Answer, n), at: make([]uint32, n), seen: make([]uint8, n), calls: make([]uint8, n), first: make([][maxRetries + 1]uint32, n),
 		ends: make([]uint8, n), handled: make([]uint8, n), dead: make([]uint8, n),
 	}
 }
@@ -96,6 +97,9 @@ func (l *Ledger) attempted(r record) {
 	if r.attempt < 1 || int(r.attempt) > maxRetries+1 {
 		l.found.add(Violation{WrongCount, l.lane, r.id, fmt.Sprintf("attempt %d", r.attempt)})
 		return
+	}
+	if l.calls[r.id] = min(l.calls[r.id], 254) + 1; l.calls[r.id] == tooManyCalls {
+		l.found.add(Violation{WrongCount, l.lane, r.id, fmt.Sprintf("a handler got it %d times, this time as attempt %d", tooManyCalls, r.attempt)})
 	}
 	ended := false
 	l.change(r.id, func() {
@@ -141,6 +145,19 @@ func (l *Ledger) Dead(id uint32, end End, why string, retries int, at uint32) {
 	if ended {
 		l.ended(id, at)
 	}
+}
+
+// tooManyCalls is more than redeliveries explain.
+const tooManyCalls = 100
+
+// Wrong is how much was found to be wrong so far.
+func (l *Ledger) Wrong() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range l.found.count {
+		n += k
+	}
+	return n
 }
 
 // ended keeps the timeline's balance: what wasn't known to be accepted now is.

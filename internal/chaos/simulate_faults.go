@@ -32,6 +32,7 @@ const (
 	DelayRedeclared   Kind = "delay-redeclared"    // without a time to live, and repaired
 	ExchangeDeleted   Kind = "exchange-deleted"    // one that retries or deaths go through, and declared again
 	BindingDeleted    Kind = "binding-deleted"     // one of those, and declared again
+	ForwardsStuck     Kind = "forwards-stuck"      // nothing takes the copies of a lane for minutes; what doesn't fail flows on
 	DeadQueueFull     Kind = "dead-queue-full"     // a dead-letter queue takes no more for a while
 	EverythingReset   Kind = "everything-reset"    // all connections end at once
 	DeadQueueDeleted  Kind = "dead-queue-deleted"  // a dead-letter queue is gone, and declared again
@@ -42,12 +43,13 @@ const (
 var SimulatedKinds = []Kind{
 	Reset, EverythingReset, ConnectionsBlowUp, CutAtFrame, HalfOpen, OneWay, Latency, AnswersHeld, AnswersLate, Refuse,
 	BrokerKilled, BrokerStopped, MemoryAlarm, DiskAlarm, WorkerKilled, WorkerDrained, LeaderMoved, ClockDiffers,
-	QueueForgotten, DelayDeleted, DelayRedeclared, ExchangeDeleted, BindingDeleted, DeadQueueFull, DeadQueueDeleted,
+	QueueForgotten, DelayDeleted, DelayRedeclared, ExchangeDeleted, BindingDeleted, ForwardsStuck, DeadQueueFull, DeadQueueDeleted,
 }
 
 // told are the faults that somebody must tell of, if there are connections that they hit.
 var told = map[Kind]bool{
 	EverythingReset: true, ConnectionsBlowUp: true, HalfOpen: true, Refuse: true, BrokerKilled: true, BrokerStopped: true,
+	DelayRedeclared: true, ForwardsStuck: true,
 }
 
 // simFault is one fault of a schedule.
@@ -79,6 +81,7 @@ func (s *simulation) breakAll(ctx context.Context) (done, silent map[Kind]int) {
 	done, silent = map[Kind]int{}, map[Kind]int{}
 	for i, f := range s.schedule() {
 		at := time.Duration(i)*faultEvery + 5*time.Second
+		s.hopeless()
 		pauseFor(ctx, at-time.Since(s.began))
 		if ctx.Err() != nil {
 			return done, silent
@@ -132,6 +135,9 @@ func (s *simulation) conns(side Side) (found []*hopbacktest.Connection) {
 	}
 	return found
 }
+
+// stuckFor is how long ForwardsStuck lasts: until those that fail would hold every slot.
+const stuckFor = 6 * time.Minute
 
 // inject does a fault, and returns what undoes it; nil if nothing has to.
 func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
@@ -265,6 +271,11 @@ func (s *simulation) breakTopology(ctx context.Context, f simFault, l *simLane) 
 			_, err := declare.Apply(ctx, m, declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: name, DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited}}})
 			return err
 		})
+		// A worker that starts now must not take it.
+		s.harms.Add(1)
+		for _, w := range l.workers {
+			w.drain(0)
+		}
 		return func() { // the operator's way out: what is in it is lost, and noted
 			s.drop(ctx, l, name)
 			repair()
@@ -283,6 +294,15 @@ func (s *simulation) breakTopology(ctx context.Context, f simFault, l *simLane) 
 		b := l.topology.Bindings[r.IntN(len(l.topology.Bindings))]
 		s.say("binding %+v", b)
 		s.insist(ctx, "delete a binding", func(ctx context.Context) error { return declare.DeleteBinding(ctx, m, b) })
+	case ForwardsStuck:
+		l = s.lanes[0]
+		l.ledger.Broken()
+		exchange := l.policies[0].Names.Prefix + "retry_exchange"
+		s.insist(ctx, "delete exchange "+exchange, func(ctx context.Context) error { return declare.DeleteExchange(ctx, m, exchange) })
+		s.harms.Add(1)
+		from := time.Since(s.began)
+		pauseFor(ctx, stuckFor)
+		s.flowing = append(s.flowing, flowing{l.n, span{from + stuckFor/3, from + stuckFor}})
 	case DeadQueueFull:
 		_ = s.broker.SetPolicy("/", "full", hopbacktest.Policy{
 			Pattern: "^" + regexp.QuoteMeta(dead) + "$", ApplyTo: "queues", Definition: map[string]any{"max-length": int64(1), "overflow": "reject-publish"},

@@ -93,9 +93,9 @@ func (w *simWorker) run(ctx context.Context) {
 // consume is one life.
 func (w *simWorker) consume(life context.Context) {
 	l := w.lane
-	cfg := l.config("worker-"+l.name, w.n, Workers)
-	cfg.Dial = w.dial(life)
-	conn, err := client.Connect(life, l.broker.URL(), cfg)
+	connecting := l.config("worker-"+l.name, w.n, Workers)
+	connecting.Dial = w.dial(life)
+	conn, err := client.Connect(life, l.broker.URL(), connecting)
 	if err != nil {
 		return
 	}
@@ -103,7 +103,10 @@ func (w *simWorker) consume(life context.Context) {
 	ahead := time.Duration(w.ahead.Load())
 	policy := workerclock.Set(w.policy, func() time.Time { return time.Now().Add(ahead) }).(retry.Policy)
 	handler := retry.With(policy)(client.HandlerFunc(w.handle))
-	consumers := 1
+	consumers, cfg := 1, client.ConsumerConfig{Concurrency: 4, Grace: 10 * time.Second}
+	if l.name == "republish" {
+		cfg.Concurrency, cfg.Prefetch = 2, 2 // forwards that are stuck have few slots to hold
+	}
 	if l.name == "crowd" && w.n == 0 {
 		consumers = 34 // which is more than one connection has sessions for, with those of the copies
 	}
@@ -111,8 +114,10 @@ func (w *simWorker) consume(life context.Context) {
 	for range consumers {
 		consuming.Go(func() {
 			for life.Err() == nil {
-				if err := conn.Consume(life, l.queue, handler, client.ConsumerConfig{Concurrency: 4, Grace: 10 * time.Second}); err != nil && life.Err() == nil {
-					pauseFor(life, time.Second)
+				if err := conn.Consume(life, l.queue, handler, cfg); err != nil && life.Err() == nil {
+					l.heard.Add(1)
+					l.say("worker-%s-%d: consume: %v", l.name, w.n, err)
+					pauseFor(life, 5*time.Second)
 				}
 			}
 		})

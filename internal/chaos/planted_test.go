@@ -1,0 +1,120 @@
+package chaos
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+var planted = flag.Bool("simulate.planted", false, "plant faults in hopback and see that simulations find them")
+
+// plants are faults that hopback could have. Each is a change of its code.
+var plants = []struct {
+	name, file string
+	old, new   string
+	// finds is what a simulation says of it, one of these.
+	finds []ViolationKind
+}{
+	{"an original is accepted before its copy is confirmed", "client/consume_flow.go",
+		"	f.original = f\n	s.forwards.send(&f.forward)\n",
+		"	f.original = f\n	s.push(d, disposition{kind: accepted})\n	s.forwards.send(&f.forward)\n",
+		[]ViolationKind{Lost, Stranded}},
+	{"a settlement is lost now and then", "client/consume_flow.go",
+		"	s.settles.put(settlement{d, disp})\n",
+		"	if len(d.message.Data) > 0 && len(d.message.Data[0]) > 0 && d.message.Data[0][len(d.message.Data[0])-1] == 7 {\n		return\n	}\n	s.settles.put(settlement{d, disp})\n",
+		[]ViolationKind{Left, Stuck, Starved, Stranded}},
+	{"the count of retries isn't raised", "retry/history.go",
+		"	h[AnnotationRetries] = int64(a.retries)\n",
+		"	h[AnnotationRetries] = int64(max(a.retries-1, 0))\n",
+		[]ViolationKind{WrongCount, Stuck, Left}},
+	{"the guards don't look", "retry/watch.go",
+		"func (w *watch) start(ctx context.Context) error {\n",
+		"func (w *watch) start(ctx context.Context) error {\n	if w != nil {\n		return nil\n	}\n",
+		[]ViolationKind{Silence}},
+	{"a forward that is stuck holds its slot", "client/forward.go",
+		"		f.aside, returned = f.setAside(mayReturn)\n",
+		"		f.aside = true\n",
+		[]ViolationKind{Starved}},
+}
+
+// Each fault is found within a minute. This takes minutes, so it runs with
+// -simulate.planted only. What is always checked is that the code to change is there.
+func TestPlantedFaultsAreFound(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	for _, p := range plants {
+		t.Run(p.name, func(t *testing.T) {
+			path := filepath.Join(root, p.file)
+			code, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, 1, strings.Count(string(code), p.old), "the code to change is in %s once", p.file)
+			if !*planted {
+				return
+			}
+			dir := t.TempDir()
+			changed := filepath.Join(dir, "changed.go")
+			require.NoError(t, os.WriteFile(changed, []byte(strings.Replace(string(code), p.old, p.new, 1)), 0o600))
+			overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{path: changed}})
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
+			binary := filepath.Join(dir, "simulate.test")
+			out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", binary, "-overlay", filepath.Join(dir, "overlay.json"), ".").CombinedOutput()
+			require.NoError(t, err, "%s", out)
+
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, binary, "-test.run", "^TestSimulate$", "-test.v", "-simulate.seeds", "20", "-simulate.versions", "4.3.6", "-simulate.faults", "54")
+			cmd.WaitDelay = 5 * time.Second
+			said := &firstOf{until: func(line string) bool {
+				for _, k := range p.finds {
+					if strings.Contains(line, ": "+string(k)+": lane ") {
+						return true
+					}
+				}
+				return false
+			}, end: cancel}
+			cmd.Stdout, cmd.Stderr = said, said
+			err = cmd.Run()
+			require.Error(t, err, "nothing was found")
+			require.NotEmpty(t, said.found, "none of %v in: %s", p.finds, said.all.String())
+			t.Logf("REPORT simulate: %q: found after %.0f s: %s", p.name, time.Since(began).Seconds(), said.found)
+			assert.Less(t, time.Since(began), time.Minute)
+		})
+	}
+}
+
+// firstOf keeps what a process says, and ends it at the first line that is looked for.
+type firstOf struct {
+	until func(line string) bool
+	end   func()
+	all   bytes.Buffer
+	rest  string
+	found string
+}
+
+func (f *firstOf) Write(b []byte) (int, error) {
+	f.all.Write(b)
+	f.rest += string(b)
+	for {
+		line, rest, whole := strings.Cut(f.rest, "\n")
+		if !whole {
+			return len(b), nil
+		}
+		f.rest = rest
+		if f.found == "" && f.until(line) {
+			f.found = strings.TrimSpace(line)
+			f.end()
+		}
+	}
+}
