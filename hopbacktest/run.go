@@ -78,7 +78,8 @@ func (s Scenario) Run(t *testing.T) *Result {
 	if s.Handler == nil {
 		t.Fatalf("hopbacktest: a scenario without a handler")
 	}
-	r := &run{Scenario: s, result: &Result{t: t, byID: map[string]*Outcome{}}}
+	names := s.Policy.Names
+	r := &run{Scenario: s, dead: names.DeadLetterQueue(s.Queue.Name), parking: names.ParkingQueue(), result: &Result{t: t, byID: map[string]*Outcome{}}}
 	var err error
 	synctest.Test(t, func(t *testing.T) { err = r.play(t.Context()) })
 	if err != nil {
@@ -92,6 +93,8 @@ type run struct {
 	Scenario
 	broker *Broker
 	began  time.Time
+	// dead and parking are the queues in which messages may stay.
+	dead, parking string
 
 	mu     sync.Mutex
 	result *Result
@@ -295,8 +298,6 @@ func (r *run) await(ctx context.Context) error {
 	}
 }
 
-func (r *run) deadQueue() string { return r.Policy.Names.DeadLetterQueue(r.Queue.Name) }
-
 // left is how many messages are neither handled nor at their end.
 func (r *run) left() int {
 	n := 0
@@ -305,7 +306,7 @@ func (r *run) left() int {
 	}
 	for _, q := range r.broker.engine.Queues("/") {
 		switch q.Name {
-		case r.deadQueue(), r.Policy.Names.ParkingQueue():
+		case r.dead, r.parking:
 			n += q.Unacknowledged
 		default:
 			n += q.Messages
@@ -341,9 +342,9 @@ func (r *run) conclude() {
 	for _, q := range r.broker.engine.Queues("/") {
 		fate := Unsettled
 		switch q.Name {
-		case r.deadQueue():
+		case r.dead:
 			fate = DeadLettered
-		case r.Policy.Names.ParkingQueue():
+		case r.parking:
 			fate = Parked
 		}
 		for _, m := range r.broker.Queue(q.Name).Messages() {
