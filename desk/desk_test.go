@@ -315,3 +315,25 @@ func TestDeepBodiesAreShownAsText(t *testing.T) {
 	assert.Equal(t, len(deep), size)
 	assert.Equal(t, deep, text)
 }
+
+// What a survey does for each message.
+func BenchmarkSurveyMessage(b *testing.B) {
+	payload := deadLetter(b, died)
+	groups := newTally(maxGroups)
+	b.ReportAllocs()
+	for b.Loop() {
+		groups.add(open(payload), "")
+	}
+}
+
+// What a replay does for each message, but for sending it.
+func BenchmarkReplayMessage(b *testing.B) {
+	payload := deadLetter(b, died)
+	mark := ReplayMark{ID: "r1", By: "ada", At: died}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := open(payload).renewed(mark, nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -45,6 +45,9 @@
 // is resumed some 30 bytes for each line that is in the file. The broker keeps a few hundred
 // bytes for each message that is held.
 //
+// A walk that is stopped goes on to where what was given back before ends, for the sake of
+// the order. That takes as long as looking at so many messages, and 5 minutes at most.
+//
 // A walk holds messages for 15 minutes at most: RabbitMQ 4.3 takes back what is held for 30.
 // A Replay then gives back and walks again.
 package desk

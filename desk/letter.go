@@ -80,6 +80,8 @@ type letter struct {
 	// m has the annotations and application properties, for package retry.
 	m     *client.Message
 	death retry.Death
+
+	last time.Time // see died; zero: not asked yet
 }
 
 // open reads an encoded message. It never fails: what can't be decoded is in bad.
@@ -186,13 +188,16 @@ func millis(t time.Time) int64 {
 
 // died is when the message died last.
 func (l *letter) died() time.Time {
-	last := l.death.LastFailure
+	if !l.last.IsZero() {
+		return l.last
+	}
+	l.last = l.death.LastFailure
 	for _, h := range deathsOf(l.annotations) {
-		if h.Last.After(last) {
-			last = h.Last
+		if h.Last.After(l.last) {
+			l.last = h.Last
 		}
 	}
-	return last
+	return l.last
 }
 
 func (l *letter) replays() int {

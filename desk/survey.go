@@ -12,6 +12,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/rawlink"
 )
@@ -168,30 +169,47 @@ func widen(oldest, newest *time.Time, t time.Time) {
 // tally counts groups, in bounded room.
 type tally struct {
 	most   int
-	counts map[groupKey]*GroupCount
+	counts map[string]*GroupCount // by ID
 	others uint64
+	// known has groups by the death as the message tells it. It saves most messages their
+	// fingerprint, where errors repeat.
+	known map[deathKey]*GroupCount
 }
 
-// groupKey is a group's text as it was found. Many of them can be one group, so it is
-// looked up in two steps; this one saves most fingerprints.
-type groupKey string
+// deathKey is what a group is made of.
+type deathKey struct {
+	queue     string
+	reason    client.Reason
+	kind, err string
+}
 
-func newTally(most int) *tally { return &tally{most: most, counts: map[groupKey]*GroupCount{}} }
+// maxKnown bounds tally.known: an error's text has up to a kilobyte.
+const maxKnown = 4096
+
+func newTally(most int) *tally {
+	return &tally{most: most, counts: map[string]*GroupCount{}, known: map[deathKey]*GroupCount{}}
+}
 
 // add counts a message. id is its ID, if that is known.
 func (t *tally) add(l *letter, id string) {
-	g := l.group()
-	c := t.counts[groupKey(g.ID)]
+	key := deathKey{l.death.Queue, l.death.Reason, l.death.ErrorType, l.death.Error}
+	c := t.known[key]
 	if c == nil {
-		if len(t.counts) >= t.most {
-			t.others++
-			return
+		g := l.group()
+		if c = t.counts[g.ID]; c == nil {
+			if len(t.counts) >= t.most {
+				t.others++
+				return
+			}
+			if id == "" {
+				id = l.id()
+			}
+			c = &GroupCount{Group: g, Example: id}
+			t.counts[g.ID] = c
 		}
-		if id == "" {
-			id = l.id()
+		if len(t.known) < maxKnown {
+			t.known[key] = c
 		}
-		c = &GroupCount{Group: g, Example: id}
-		t.counts[groupKey(g.ID)] = c
 	}
 	c.Count++
 	widen(&c.Oldest, &c.Newest, l.died())

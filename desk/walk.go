@@ -21,6 +21,8 @@ const (
 	openLimit = 2 * time.Minute
 	stepLimit = 5 * time.Minute
 	endLimit  = 2 * time.Minute
+	// reachLimit bounds the time that the order is worth to a walk that is to stop.
+	reachLimit = 5 * time.Minute
 	// giveBack is how many messages are given back with one command of the broker.
 	giveBack = 1000
 )
@@ -103,9 +105,9 @@ func wasReturned(payload []byte) bool {
 // reach goes on to where what was given back before ends. A queue delivers that first, and
 // puts what is given back at its end. So a walk that stops amid of it would put what it has
 // seen behind what it hasn't.
-func (w *walk) reach(ctx context.Context) error {
-	for w.held && w.more && w.returned {
-		if _, err := w.next(ctx, batch, func(rawlink.Delivery) error { return nil }); err != nil {
+func (w *walk) reach() error {
+	for began := time.Now(); w.held && w.more && w.returned && time.Since(began) < reachLimit; {
+		if _, err := w.next(context.Background(), batch, func(rawlink.Delivery) error { return nil }); err != nil {
 			return err
 		}
 	}
@@ -114,9 +116,7 @@ func (w *walk) reach(ctx context.Context) error {
 
 // end gives back what is held, in order, and closes the connection.
 func (w *walk) end() error {
-	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
-	defer cancel()
-	err := w.reach(ctx)
+	err := w.reach()
 	for at := w.first; w.held && err == nil; {
 		to := w.last
 		if to-at >= giveBack {
@@ -128,6 +128,8 @@ func (w *walk) end() error {
 		}
 		at = to + 1
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
+	defer cancel()
 	return errors.Join(err, w.in.Close(ctx))
 }
 

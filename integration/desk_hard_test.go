@@ -154,10 +154,10 @@ func TestReplayIsStoppedAtAnyMoment(t *testing.T) {
 // was.
 func TestLookingAtManyMessagesInBoundedMemory(t *testing.T) {
 	if !long() {
-		t.Log("with 20,000; HOPBACK_LONG takes 1,000,000")
+		t.Log("with 100,000; HOPBACK_LONG takes 1,000,000")
 	}
 	forEachBroker(t, func(t *testing.T, s *site) {
-		n := sized(20_000, 1_000_000)
+		n := sized(100_000, 1_000_000)
 		conn, _ := s.connect(t)
 		apply(t, conn, queueOf(unlimited("orders.dead")))
 		const part = 20_000
