@@ -64,9 +64,11 @@ const (
 const (
 	// faultEvery is from one fault to the next. It leaves time to get over the one before.
 	faultEvery = 170 * time.Second
-	// calm is how long after a fault healthy messages may be late: RabbitMQ ends a connection
-	// that fell silent only after up to two minutes, and may deliver to it until then.
+	// calm is how long after a fault healthy messages may be late.
 	calm = 125 * time.Second
+	// zombie is the same where connections fell silent: RabbitMQ ends one after up to three
+	// minutes, and delivers to it until then.
+	zombie = 190 * time.Second
 	// healthyWithin is how long they may wait after that.
 	healthyWithin = 10 * time.Second
 	// simPatience is for how long nothing may move at the end.
@@ -341,7 +343,7 @@ func (s *simulation) send(ctx context.Context, n int) {
 	each := s.lanes[0].total / simSenders
 	for k := range each {
 		// In bursts, so that there is something to overlap.
-		due := spread * time.Duration(k/16*16) / time.Duration(each)
+		due := spread * time.Duration(k/4*4) / time.Duration(each)
 		pauseFor(ctx, due-time.Since(s.began)+time.Duration(r.IntN(1000))*time.Millisecond)
 		for i, l := range s.lanes {
 			id := uint32(k*simSenders + n)
@@ -422,6 +424,7 @@ type simLane struct {
 	ledger   *Ledger
 	workers  []*simWorker
 	topology declare.Topology
+	failed   atomic.Int64 // attempts that are to be retried
 }
 
 // declare declares what the lane needs. It may be called again.

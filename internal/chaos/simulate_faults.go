@@ -98,7 +98,11 @@ func (s *simulation) breakAll(ctx context.Context) (done, silent map[Kind]int) {
 		healed := time.Since(s.began)
 		done[f.kind]++
 		pauseFor(ctx, calm)
-		s.quiet = append(s.quiet, span{healed + calm, healed + calm})
+		after := healed + calm
+		if f.kind == HalfOpen || f.kind == OneWay {
+			after = healed + zombie
+		}
+		s.quiet = append(s.quiet, span{after, after})
 		if s.heard.Load() == heard {
 			silent[f.kind]++
 			if told[f.kind] && s.harms.Load() > harms {
@@ -299,9 +303,9 @@ func (s *simulation) breakTopology(ctx context.Context, f simFault, l *simLane) 
 		l.ledger.Broken()
 		exchange := l.policies[0].Names.Prefix + "retry_exchange"
 		s.insist(ctx, "delete exchange "+exchange, func(ctx context.Context) error { return declare.DeleteExchange(ctx, m, exchange) })
-		s.harms.Add(1)
-		from := time.Since(s.began)
+		from, failed := time.Since(s.began), l.failed.Load()
 		pauseFor(ctx, stuckFor)
+		s.harms.Add(l.failed.Load() - failed)
 		s.flowing = append(s.flowing, flowing{l.n, span{from + stuckFor/3, from + stuckFor}})
 	case DeadQueueFull:
 		_ = s.broker.SetPolicy("/", "full", hopbacktest.Policy{

@@ -131,6 +131,9 @@ func (w *simWorker) handle(ctx context.Context, d *client.Delivery) error {
 	return l.script.play(ctx, d, l.number, l.n, func(r record) {
 		r.at, r.lane, r.count = l.now(), uint8(l.n), uint8(min(d.DeliveryCount(), 255))
 		l.ledger.attempted(r)
+		if r.what == failed {
+			l.failed.Add(1)
+		}
 		if r.what == handled {
 			l.mu.Lock()
 			defer l.mu.Unlock()
