@@ -101,19 +101,33 @@ func ExampleOAuth2() {
 	// Output: true
 }
 
-// Each message gets its order's id, and the error names each order that was not
-// accepted.
+// Each message gets its order's id. The error lists each order that wasn't accepted.
 func ExamplePublisher_PublishAll() {
-	// publisher comes from NewPublisher.
-	publish := func(ctx context.Context, publisher *client.Publisher[Order], orders []Order) {
-		err := publisher.PublishAll(ctx, orders, func(o Order, m *client.Message) {
-			m.Properties.MessageID = o.ID
-		})
-		if batch, ok := errors.AsType[*client.BatchError](err); ok {
-			for _, f := range batch.Failed {
-				log.Printf("order %s: %v; safe to publish again: %t", orders[f.Index].ID, f.Err, client.SafeToRetry(f.Err))
-			}
+	broker := startBroker()
+	defer broker.Close()
+	ctx := context.Background()
+	conn := connect(broker)
+	defer conn.Close(ctx)
+	publisher, err := client.NewPublisher[Order](ctx, conn, address.Queue("orders"), client.PublisherConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer publisher.Close(ctx)
+
+	orders := []Order{{ID: "o-1"}, {ID: "o-2"}, {ID: "o-3"}}
+	err = publisher.PublishAll(ctx, orders, func(o Order, m *client.Message) {
+		m.Properties.MessageID = o.ID
+	})
+	if batch, ok := errors.AsType[*client.BatchError](err); ok {
+		for _, f := range batch.Failed {
+			log.Printf("order %s: %v; safe to publish again: %t", orders[f.Index].ID, f.Err, client.SafeToRetry(f.Err))
 		}
 	}
-	_ = publish
+	for _, m := range broker.Queue("orders").Messages() {
+		fmt.Println(m.ID())
+	}
+	// Output:
+	// o-1
+	// o-2
+	// o-3
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/retry"
@@ -122,4 +123,43 @@ func ExampleTopology() {
 	// delay_10s
 	// delay_60s
 	// parking_queue
+}
+
+// deadOrder is a message as a consumer of "orders.dead" receives it. The worker wrote
+// the first four annotations, the broker the others.
+func deadOrder() *client.Message {
+	m := client.NewMessage([]byte(`{"id": "o-1"}`))
+	m.Annotations = map[any]any{
+		client.AnnotationReason: "exhausted",
+		client.AnnotationError:  "bank timed out",
+		retry.AnnotationRetries: int64(3),
+		retry.AnnotationQueue:   "orders",
+		"x-last-death-reason":   "rejected",
+		"x-last-death-queue":    "orders",
+	}
+	return m
+}
+
+// A worker on the dead-letter queue sends messages back whose retries were used up, and
+// moves all others to a queue for people. Package desk does this without a worker.
+func ExampleReplay() {
+	handler := client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
+		death := retry.DeathOf(d.Message())
+		if death.Reason != retry.ReasonExhausted {
+			return client.Forward{To: address.Queue("orders.manual"), Message: client.Copy(d.Message())}
+		}
+		return client.Forward{To: address.Queue(death.Queue), Message: retry.Replay(d.Message())}
+	})
+	err := handler.Handle(context.Background(), client.NewDelivery("orders.dead", deadOrder()))
+	forward, _ := errors.AsType[client.Forward](err)
+	fmt.Println(forward.To, "with", retry.Count(forward.Message), "retries")
+	// Output:
+	// /queues/orders with 0 retries
+}
+
+func ExampleDeathOf() {
+	death := retry.DeathOf(deadOrder())
+	fmt.Printf("died in %s after %d retries (%s): %s\n", death.Queue, death.Retries, death.Reason, death.Error)
+	// Output:
+	// died in orders after 3 retries (exhausted): bank timed out
 }
