@@ -11,10 +11,10 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Edit is a message that is about to be replayed, for a ReplayConfig.Edit to change. What
-// isn't changed is sent as it is, byte by byte.
+// Edit is a message that is about to be replayed, for ReplayConfig.Edit to change. Sections
+// that it doesn't change are sent byte for byte.
 type Edit struct {
-	// Summary is the message.
+	// Summary describes the message before the edit.
 	Summary Summary
 
 	body        []byte
@@ -24,18 +24,19 @@ type Edit struct {
 	set         map[string]any
 }
 
-// Body returns the body's bytes, or false if it isn't bytes or text. They must not be
-// changed.
+// Body returns the body's bytes. It returns false if the body isn't bytes or text. The
+// bytes must not be changed.
 func (e *Edit) Body() ([]byte, bool) { return e.body, e.isBytes }
 
-// SetBody makes b the body, in one data section.
+// SetBody replaces the body with b, as one data section.
 func (e *Edit) SetBody(b []byte) { e.body, e.isBytes, e.bodySet = b, true, true }
 
 // SetContentType sets the property content-type.
 func (e *Edit) SetContentType(s string) { e.contentType = &s }
 
-// SetProperty sets an application property to a string, a bool, an int64 or a float64,
-// and removes it if v is nil.
+// SetProperty sets an application property to v, a string, bool, int64 or float64. A nil v
+// removes the property. For a v of another type the message isn't sent and counts as
+// failed.
 func (e *Edit) SetProperty(key string, v any) {
 	if e.set == nil {
 		e.set = map[string]any{}
@@ -217,15 +218,16 @@ func (l *letter) marks(mark ReplayMark) frames.Map {
 	return m
 }
 
-// Destination is where a replay sends messages to.
+// Destination is where a replay sends messages.
 type Destination string
 
 // The destinations. The default, "", is ToQueue.
 const (
 	// ToQueue sends each message to the queue that it died in, and to no other.
 	ToQueue Destination = "queue"
-	// ToExchange sends each message to the exchange, with the routing key, that it was
-	// first published with. Every queue that is bound there gets it.
+	// ToExchange sends each message to the exchange and with the routing key that it was
+	// first published with. Every queue that is bound there gets it. A message that records
+	// neither goes to the queue that it died in.
 	ToExchange Destination = "exchange"
 )
 

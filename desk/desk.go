@@ -18,8 +18,8 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Annotations that a replay leaves in a message. All of them are bounded, and overwritten
-// by the next replay.
+// Annotations that a replay writes. Each has a bounded size. The next replay overwrites
+// them.
 const (
 	// AnnotationReplays is how often the message was replayed, an int64.
 	AnnotationReplays = "x-opt-hopback-replays"
@@ -27,11 +27,11 @@ const (
 	AnnotationReplay = "x-opt-hopback-replay"
 	// AnnotationReplayedBy is ReplayConfig.By of the last replay, a string.
 	AnnotationReplayedBy = "x-opt-hopback-replayed-by"
-	// AnnotationReplayedAt is when that was, by the clock of whoever replayed, in
-	// milliseconds since 1970, an int64.
+	// AnnotationReplayedAt is the time of the last replay by the clock of the process that
+	// replayed, in milliseconds since 1970, an int64.
 	AnnotationReplayedAt = "x-opt-hopback-replayed-at"
-	// AnnotationLives tells of the message's last eight lives, each of which a replay has
-	// ended. It is a string of at most 8 KiB that holds a JSON list, oldest first.
+	// AnnotationLives holds the message's last eight lives, oldest first. A replay ends a
+	// life and begins the next. The value is a string of at most 8 KiB with a JSON list.
 	AnnotationLives = "x-opt-hopback-lives"
 )
 
@@ -46,24 +46,25 @@ type Config struct {
 	// HTTP reads the broker's HTTP API, such as a *httpapi.Reader. Without it a Desk sees
 	// no policies, can't list queues, and doesn't count what consumers hold.
 	HTTP audit.Reader
-	// Names are those that the retry topology was declared with.
+	// Names are the names that the retry topology was declared with. Default: those of
+	// package retry.
 	Names retry.Names
 	// Logger receives what no call returns, such as lost connections. Default:
 	// slog.Default().
 	Logger *slog.Logger
 }
 
-// Desk looks at dead and waiting messages, and replays, mends, discards, exports and
-// imports them. It is safe for concurrent use; two walks of one queue at the same time
-// see a part of it each.
+// Desk reads dead and waiting messages, and replays, edits, discards, exports and imports
+// them. It is safe for concurrent use. Two walks of one queue at the same time each see a
+// part of the messages.
 type Desk struct {
 	conn *client.Conn
 	cfg  Config
 	log  *slog.Logger
 }
 
-// New returns a Desk. conn is used to ask about queues. Each walk has a connection of its
-// own, to the same broker.
+// New returns a Desk. It inspects queues over conn. Each walk opens its own connection to
+// the same broker. A nil conn is an *argument.Error. Closing conn is the caller's task.
 func New(conn *client.Conn, cfg Config) (*Desk, error) {
 	if conn == nil {
 		return nil, argument.At(argument.Root("conn"), argument.Missing, nil, "is nil", "use the connection that client.Connect has returned")
@@ -74,11 +75,11 @@ func New(conn *client.Conn, cfg Config) (*Desk, error) {
 	return &Desk{conn: conn, cfg: cfg, log: cfg.Logger}, nil
 }
 
-// Caveat is something about looking into a queue that can't be promised.
+// Caveat is a guarantee that a walk of a queue can't give.
 type Caveat struct {
 	Code CaveatCode `json:"code"`
 	Text string     `json:"text"`
-	// Refuses says that the queue is looked into only where Accept names the Code.
+	// Refuses reports whether operations return a TermsError unless Accept names Code.
 	Refuses bool `json:"refuses"`
 }
 
@@ -87,35 +88,35 @@ type CaveatCode string
 
 // The codes.
 const (
-	// CaveatLimit: each look uses up one of the queue's deliveries. RabbitMQ below 4.3
-	// counts every return towards the delivery limit. It refuses.
+	// CaveatLimit: each walk uses up one delivery of each message, because RabbitMQ below
+	// 4.3 counts every return toward the delivery limit. It refuses.
 	CaveatLimit CaveatCode = "delivery-limit"
-	// CaveatLoss: the loss of the connection amid a look counts as one failed delivery
-	// of each message that was held, towards the delivery limit of the queue.
+	// CaveatLoss: if the connection is lost during a walk, each held message gets one
+	// failed delivery toward the queue's delivery limit.
 	CaveatLoss CaveatCode = "delivery-limit-on-loss"
-	// CaveatConsumers: others consume from the queue. They and the Desk each see a part of
+	// CaveatConsumers: the queue has other consumers. They and the Desk each see a part of
 	// the messages, and the order isn't kept.
 	CaveatConsumers CaveatCode = "other-consumers"
-	// CaveatSingleActive: the queue has a single active consumer, which isn't the Desk.
-	// It refuses.
+	// CaveatSingleActive: the queue has a single active consumer other than the Desk, so a
+	// walk would receive nothing. It refuses.
 	CaveatSingleActive CaveatCode = "single-active-consumer"
-	// CaveatClassic: the queue is a classic one, for which nothing is promised but that
-	// nothing is lost. It refuses.
+	// CaveatClassic: the queue is a classic queue. No message is lost, but order and counts
+	// aren't guaranteed. It refuses.
 	CaveatClassic CaveatCode = "classic-queue"
-	// CaveatPolicies: without the HTTP API it can't be told whether a policy sets a
-	// delivery limit.
+	// CaveatPolicies: without the HTTP API it is unknown whether a policy sets a delivery
+	// limit.
 	CaveatPolicies CaveatCode = "policies-unseen"
 )
 
-// Terms say what looking into a queue means for its messages, before anybody looks.
+// Terms describes the effects of a walk on a queue's messages.
 type Terms struct {
 	Queue    string   `json:"queue"`
 	Messages uint64   `json:"messages"` // that are ready
 	Caveats  []Caveat `json:"caveats,omitempty"`
 }
 
-// TermsError refuses to look into a queue, because of the Caveats that refuse and weren't
-// accepted. Nothing was done.
+// TermsError says that a queue wasn't read, because a Caveat that refuses wasn't accepted.
+// Nothing was changed. To go on, name its Code in Accept.
 type TermsError struct{ Terms Terms }
 
 func (e *TermsError) Error() string {
@@ -128,8 +129,9 @@ func (e *TermsError) Error() string {
 	return fmt.Sprintf("hopback: the queue %q isn't looked into: %s; accept that by its code to go on", e.Terms.Queue, strings.Join(why, "; "))
 }
 
-// Terms says what looking into a queue means for its messages. It looks at none of them.
-// A queue that doesn't exist is declare.ErrMissing. A stream is an *argument.Error.
+// Terms returns the effects that a walk would have on a queue's messages. It reads no
+// message. A queue that doesn't exist is declare.ErrMissing. A stream is an
+// *argument.Error. Other errors are those of declare.Inspect and of Config.HTTP.
 func (d *Desk) Terms(ctx context.Context, queue string) (Terms, error) {
 	info, err := declare.Inspect(ctx, d.conn.Management(), queue)
 	if err != nil {
@@ -228,10 +230,10 @@ func (d *Desk) terms(ctx context.Context, queue string, accept []CaveatCode) (Te
 
 // Progress is how far an operation has come.
 type Progress struct {
-	// Seen is how many messages were looked at, Matched how many of them were selected,
-	// and Done for how many the operation is complete.
+	// Seen is the number of messages read so far. Matched is how many of them the filter
+	// selected. Done is how many of those are finished.
 	Seen, Matched, Done uint64
-	// Of is how many messages the queue had when the operation began.
+	// Of is the number of ready messages in the queue when the operation began.
 	Of uint64
 }
 

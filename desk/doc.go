@@ -11,43 +11,44 @@
 // # How a queue is looked into
 //
 // RabbitMQ has no browsing and no selection for quorum queues. So every operation walks the
-// queue: it receives the messages from the head on, holds them unsettled, and gives them
-// back at the end, by ranges, with a modified outcome that counts no failed delivery. Who
-// selects accepts the selected ones in between.
+// queue. It receives the messages from the head on and holds them unsettled. At the end it
+// gives them back with the outcome modified, which counts no failed delivery. Replay and
+// Discard accept the messages that they select.
 //
-// A walk that ends in order, or is stopped by its ctx, changes neither the messages'
-// content nor their order, on 4.0 and 4.3. Some things change:
+// A walk that ends normally, or when its ctx ends, changes neither the messages' content
+// nor their order, on 4.0 and 4.3. It has three side effects:
 //
 //   - RabbitMQ counts how often a message was given back, in the annotation
 //     x-acquired-count (4.3) or x-delivery-count (4.0).
-//   - What was looked at is delivered before what comes later, even if that has a higher
-//     priority. Among those that were there the order by priority stays.
-//   - Others that consume from the queue get none of what is held.
+//   - Messages that were read are delivered before messages that are published later, even
+//     before those of a higher priority. Among themselves they keep the order by priority.
+//   - Other consumers of the queue don't get the messages that are held.
 //
-// If the connection is lost, or the process killed, the broker puts what was held back in
-// order, and counts a failed delivery for each: the delivery-count rises. Dead-letter and
-// parking queues of package retry have no delivery limit, so nothing comes of it there. But
-// a queue delivers first what was given back before, and puts what comes back behind that.
-// If a walk is lost after it was given only a part of what an earlier walk had given back,
-// that part comes behind the rest of it. No message is lost by that, nor twice there.
+// If the connection is lost or the process is killed, the broker puts the held messages
+// back in order and counts a failed delivery for each. Dead-letter and parking queues of
+// package retry have no delivery limit, so the count does no harm there. The order can
+// change in one case: a queue delivers returned messages first, and puts newly returned
+// ones behind them. If a walk is lost after it has received only some of the messages that
+// an earlier walk gave back, those come behind the rest. No message is lost or duplicated
+// by that.
 //
-// What can't be promised for a queue is told by Terms, before anybody looks: above all, on
-// RabbitMQ below 4.3 each look counts towards the delivery limit of a queue that has one,
-// such as a work queue. There List and all others refuse with a TermsError, unless that is
-// accepted.
+// Terms reports what can't be promised for a queue, before anything is read. The main case:
+// RabbitMQ below 4.3 counts each walk toward the delivery limit of a queue that has one,
+// such as a work queue. There every operation returns a TermsError unless the caller
+// accepts the caveat.
 //
 // # Bounds
 //
-// What a walk holds costs this process nothing, since it is a range of numbers. A walk needs
-// up to 16 MiB for what is received and not looked at yet, a message while it is looked at,
-// and what it is for: a List its page, without bodies; a Survey at most 1,000 groups for a
-// queue; a Replay 16 MiB of copies without an answer, or one that is larger; an Export that
-// is resumed some 30 bytes for each line that is in the file. The broker keeps a few hundred
-// bytes for each message that is held.
+// Messages that are held take no memory in this process, because they are a range of
+// numbers. A walk needs up to 16 MiB for messages that are received and not yet read, and
+// one message while it is read. Beyond that a List needs its page, without bodies. A Survey
+// needs at most 1,000 groups for a queue. A Replay needs 16 MiB of unconfirmed copies, or
+// one larger copy. An Export with Resume needs some 30 bytes for each line in the file. The
+// broker keeps a few hundred bytes for each held message.
 //
-// A walk that is stopped goes on to where what was given back before ends, for the sake of
-// the order. That takes as long as looking at so many messages, and 5 minutes at most.
+// A walk that is stopped early first reads on to the end of the messages that an earlier
+// walk gave back, to keep the order. That takes 5 minutes at most.
 //
-// A walk holds messages for 15 minutes at most: RabbitMQ 4.3 takes back what is held for 30.
-// A Replay then gives back and walks again.
+// A walk holds messages for 15 minutes at most, because RabbitMQ 4.3 takes a message back
+// after 30. A Replay then gives its messages back and walks again.
 package desk

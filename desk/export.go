@@ -16,13 +16,14 @@ import (
 	"github.com/hopback/hopback/internal/rawlink"
 )
 
-// ExportConfig says what to export. The messages stay in the queue.
+// ExportConfig selects the messages to export. Queue is required. The zero Filter selects
+// all.
 type ExportConfig struct {
 	Queue  string
 	Filter Filter
-	// Resume goes on with a file that an earlier export has begun: a line that was cut off
-	// at its end is taken away, and messages that are in the file aren't written again.
-	// Without it a file that isn't empty is refused.
+	// Resume continues a file that an earlier export began. It removes an incomplete last
+	// line and doesn't write messages again that the file has. Without Resume a file that
+	// isn't empty is an *argument.Error.
 	Resume bool
 	// Accept names the Caveats that are accepted.
 	Accept []CaveatCode
@@ -30,22 +31,24 @@ type ExportConfig struct {
 	Progress func(Progress)
 }
 
-// ExportReport says how far an export has come.
+// ExportReport is the result of an export. Seen is the number of messages read, and Matched
+// how many of them the filter selected.
 type ExportReport struct {
 	Seen     uint64        `json:"seen"`
 	Matched  uint64        `json:"matched"`
 	Exported uint64        `json:"exported"` // lines that were written and synced
 	Skipped  uint64        `json:"skipped"`  // messages that were in the file before
-	Took     time.Duration `json:"took"`
+	Took     time.Duration `json:"took"`     // in nanoseconds in JSON
 }
 
-// Export writes the selected messages of a queue to file, as JSON lines that keep every
-// AMQP type, and syncs the file. They stay in the queue, in their order. When ctx ends it
-// stops, and the lines that are counted in the report are synced; call it with Resume to
-// go on. The errors are those of List, and those of the file.
+// Export writes the selected messages of a queue to file and syncs it. Each message is a
+// line of JSON that keeps every AMQP type. The messages stay in the queue, in order. file
+// must be open for reading and writing. When ctx ends Export stops; the lines that the
+// report counts are synced. Call it with Resume to continue. The errors are those of List
+// and those of the file.
 //
-// A message that is twice in the queue, bit for bit and with the same death, is once in
-// the file if an export was resumed between the two.
+// Two messages that are equal bit for bit, with the same death, get a single line if the
+// export was stopped and resumed between them.
 func (d *Desk) Export(ctx context.Context, file *os.File, cfg ExportConfig) (ExportReport, error) {
 	began := time.Now()
 	var report ExportReport
@@ -225,20 +228,22 @@ func (e *exporter) sync() error {
 	return e.file.Sync()
 }
 
-// DiscardConfig says what to discard.
+// DiscardConfig selects the messages to discard. Queue is required, so is Filter or All,
+// and so is To or Destroy.
 type DiscardConfig struct {
 	Queue string
 	// Filter selects the messages. The zero Filter is refused unless All is set.
 	Filter Filter
 	All    bool
-	// To is a file that each message is written to before it is discarded, as Export does
-	// it, and synced. It may have lines of an earlier export.
+	// To is the file that each message is written to before it is discarded, in the form of
+	// Export. It is a regular file, open for reading and writing, and may have lines of an
+	// earlier export.
 	To *os.File
-	// Destroy discards without a file. What is gone then is gone.
+	// Destroy discards without a file. The messages can't be recovered.
 	Destroy bool
-	// Max is the most messages that are discarded. 0 is no bound.
+	// Max limits the messages that are discarded. 0 means no limit.
 	Max uint64
-	// DryRun selects and counts, and discards nothing.
+	// DryRun counts the selected messages and discards nothing.
 	DryRun bool
 	// Accept names the Caveats that are accepted.
 	Accept []CaveatCode
@@ -246,24 +251,25 @@ type DiscardConfig struct {
 	Progress func(Progress)
 }
 
-// DiscardReport says how far a discard has come.
+// DiscardReport is the result of a discard. Seen, Matched, Groups, Others and Took are as
+// in a ReplayReport.
 type DiscardReport struct {
 	DryRun  bool   `json:"dry_run,omitempty"`
 	Seen    uint64 `json:"seen"`
 	Matched uint64 `json:"matched"`
-	// Discarded is how many messages were accepted, and so are gone. If the connection is
-	// lost meanwhile, the last of them may still be there.
+	// Discarded is the number of messages that were accepted, and so removed. If the
+	// connection was lost, the last of them may still be in the queue.
 	Discarded uint64        `json:"discarded"`
 	Exported  uint64        `json:"exported"` // lines that were written for it
 	Groups    []GroupCount  `json:"groups,omitempty"`
 	Others    uint64        `json:"others,omitempty"`
-	Took      time.Duration `json:"took"`
+	Took      time.Duration `json:"took"` // in nanoseconds in JSON
 }
 
-// Discard removes the selected messages from a queue: each after it was written to a file
-// that was synced, or without that if Destroy is set. All others stay in the queue, in
-// their order. When ctx ends it stops. A connection that is lost is the error; call it
-// again to go on. The errors are those of List, and those of the file.
+// Discard removes the selected messages from a queue. Each is first written to
+// DiscardConfig.To, which is synced, unless Destroy is set. All other messages stay in the
+// queue, in order. Discard stops when ctx ends and when the connection is lost; call it
+// again to continue. The errors are those of List and those of the file.
 func (d *Desk) Discard(ctx context.Context, cfg DiscardConfig) (DiscardReport, error) {
 	began := time.Now()
 	report := DiscardReport{DryRun: cfg.DryRun}
@@ -358,7 +364,7 @@ func (d *Desk) Discard(ctx context.Context, cfg DiscardConfig) (DiscardReport, e
 	return report, err
 }
 
-// LineError says which line of a file can't be used, and why.
+// LineError says which line of an export can't be imported, and why.
 type LineError struct {
 	Line int // from 1
 	Err  error

@@ -13,32 +13,32 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// Filter selects messages. A message matches if it meets every field that isn't zero.
-// The zero Filter matches all.
+// Filter selects messages. A message matches if it matches every field that isn't zero. The
+// zero Filter matches all messages. A list has at most 100,000 entries.
 type Filter struct {
-	// IDs are IDs of Summaries, or message-ids. One of them is enough.
+	// IDs are IDs of Summaries, or message-ids. A message matches one of them.
 	IDs []string `json:"ids,omitempty"`
-	// Groups are IDs of Groups. One of them is enough.
+	// Groups are IDs of Groups. A message is in one of them.
 	Groups []string `json:"groups,omitempty"`
-	// Queues are the queues that the message died in. One of them is enough.
+	// Queues are names of queues. A message died in one of them.
 	Queues []string `json:"queues,omitempty"`
-	// Reasons are the reasons of the death. One of them is enough.
+	// Reasons are reasons of a death. A message died for one of them.
 	Reasons []client.Reason `json:"reasons,omitempty"`
-	// ErrorType is the error's Go type, as it is written.
+	// ErrorType is the Go type of the error, compared exactly, such as "*net.OpError".
 	ErrorType string `json:"error_type,omitempty"`
-	// Text is part of the error's text.
+	// Text is contained in the error's text.
 	Text string `json:"text,omitempty"`
-	// Match is a regular expression that matches part of the error's text.
+	// Match matches a part of the error's text.
 	Match *regexp.Regexp `json:"-"`
-	// Properties are application properties. A value is compared as text: "42" is the
-	// number 42, too.
+	// Properties are application properties, all of which a message has. Values are
+	// compared as text: "42" also matches the number 42.
 	Properties map[string]string `json:"properties,omitempty"`
-	// DiedAfter and DiedBefore bound when the message died: not before DiedAfter, and
-	// before DiedBefore. A message that doesn't tell when it died doesn't match.
+	// DiedAfter and DiedBefore bound the time of the death: at DiedAfter or later, and
+	// before DiedBefore. A message without a time of death doesn't match.
 	DiedAfter  time.Time `json:"died_after,omitzero"`
 	DiedBefore time.Time `json:"died_before,omitzero"`
-	// MinReplays and MaxReplays bound how often the message was replayed. A MaxReplays of
-	// nil is no bound.
+	// MinReplays and MaxReplays bound how often the message was replayed, both inclusive. A
+	// nil MaxReplays means no upper bound.
 	MinReplays int  `json:"min_replays,omitempty"`
 	MaxReplays *int `json:"max_replays,omitempty"`
 }

@@ -8,16 +8,16 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Group is what a survey gathers dead messages by: where they died, why, and of which
-// error. Numbers, ids and addresses in the error's text make no difference.
+// Group identifies dead messages of one kind: the same queue, reason, error type and error
+// text. Numbers, ids and addresses in the error's text don't count.
 type Group struct {
-	// ID names the group, as 12 hexadecimal digits. It is the same in every survey.
+	// ID is 12 hexadecimal digits. It is the same in every survey.
 	ID string `json:"id"`
 	// Queue is the queue that the messages died in.
 	Queue     string        `json:"queue,omitempty"`
 	Reason    client.Reason `json:"reason,omitempty"`
 	ErrorType string        `json:"error_type,omitempty"`
-	// Text is the error's text with "#" for what differs from message to message.
+	// Text is the error's text as [Fingerprint] returns it.
 	Text string `json:"text,omitempty"`
 }
 
@@ -39,9 +39,9 @@ func (l *letter) group() Group {
 	return groupOf(l.death.Queue, l.death.Reason, l.death.ErrorType, l.death.Error)
 }
 
-// Fingerprint returns an error's text with "#" in place of what differs from one message
-// to the next: words with digits in them (numbers, hexadecimal ids, UUIDs, IP addresses,
-// times), and e-mail addresses. White space is made single spaces, and the result is at
+// Fingerprint returns an error's text with "#" in place of the parts that differ between
+// messages: words that contain digits (numbers, hexadecimal ids, UUIDs, IP addresses,
+// times) and e-mail addresses. It collapses white space to single spaces. The result is at
 // most 200 bytes of valid UTF-8.
 func Fingerprint(text string) string {
 	const far = 8 * maxFingerprint

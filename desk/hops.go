@@ -9,25 +9,25 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// Hop is a stage in the life of a message, as far as the message tells of it.
+// Hop is an event in the history of a message, as the message records it.
 type Hop struct {
-	// At is when it was. It is zero where that isn't known.
+	// At is the time of the event. It is zero if unknown.
 	At time.Time `json:"at,omitzero"`
-	// Kind is what happened.
+	// Kind is the kind of the event.
 	Kind HopKind `json:"kind"`
-	// Queue is where.
+	// Queue is the queue where it happened.
 	Queue string `json:"queue,omitempty"`
-	// Reason is the broker's word for a dead-lettering, or a Reason of a death.
+	// Reason is the broker's reason for dead-lettering, such as "rejected", or the Reason
+	// of a death.
 	Reason string `json:"reason,omitempty"`
-	// Count is how often it happened. Since is when it happened first, if Count is
-	// above 1.
+	// Count is how often it happened. Since is when it first happened, if Count is above 1.
 	Count uint64    `json:"count,omitempty"`
 	Since time.Time `json:"since,omitzero"`
-	// Text is the error, the exchange and key, or who replayed.
+	// Text is the error, the exchange and routing key, or ReplayConfig.By, as fits Kind.
 	Text string `json:"text,omitempty"`
 }
 
-// HopKind is what happened in a Hop.
+// HopKind is the kind of a Hop.
 type HopKind string
 
 // The kinds.

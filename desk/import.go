@@ -18,13 +18,14 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// ImportConfig says where an import publishes to.
+// ImportConfig says where an import publishes. The zero value publishes every line to the
+// queue that it names.
 type ImportConfig struct {
-	// Queue is the queue that all messages are published to. Default: the one that each
-	// line names, from which the message was exported.
+	// Queue receives all messages. Default: the queue that each line names, from which the
+	// message was exported.
 	Queue string
-	// Skip is how many lines of the file are left out, such as ImportReport.Lines of an
-	// import that was stopped.
+	// Skip is the number of lines to leave out at the beginning. To continue a stopped
+	// import use its ImportReport.Lines.
 	Skip int
 	// DryRun checks every line and publishes nothing.
 	DryRun bool
@@ -32,26 +33,27 @@ type ImportConfig struct {
 	Progress func(Progress)
 }
 
-// ImportReport says how far an import has come.
+// ImportReport is the result of an import.
 type ImportReport struct {
 	DryRun bool `json:"dry_run,omitempty"`
-	// Lines is how many lines of the file, from its beginning and with those that were
-	// skipped, are confirmed or were checked. Skip as many to go on.
+	// Lines is the number of lines, from the beginning of the file, that are done: skipped,
+	// confirmed, or checked in a dry run. Use it as Skip to continue.
 	Lines int `json:"lines"`
-	// Imported is how many messages the broker has confirmed, those behind Lines included.
+	// Imported is the number of messages that the broker has confirmed, including those
+	// behind Lines.
 	Imported uint64        `json:"imported"`
-	Took     time.Duration `json:"took"`
+	Took     time.Duration `json:"took"` // in nanoseconds in JSON
 }
 
-// Import publishes the lines of an export, and waits for the broker to confirm each. It
-// keeps all that the sender of a message had set, and the annotations of its death but
-// for those that only RabbitMQ may write: x-opt-deaths, x-exchange and x-routing-key are
-// left out. The delivery count begins again.
+// Import publishes the lines of an export and waits for the broker to confirm each. It
+// keeps everything that the sender of a message set, and the annotations of its death
+// except those that only RabbitMQ may write: x-opt-deaths, x-exchange and x-routing-key.
+// The delivery count starts over.
 //
-// A line that can't be used ends the import with a *LineError. Lines before it are
-// published. A message that the broker refuses, or that can't be confirmed, ends it, too.
-// Call it with Skip to go on: what was behind ImportReport.Lines and confirmed is then
-// published again.
+// A line that can't be used ends the import with a *LineError; the lines before it are
+// published. A message that the broker refuses or doesn't confirm also ends it. Call Import
+// with Skip to continue. Messages behind ImportReport.Lines that were already confirmed are
+// then published again. Bad input is an *argument.Error.
 func (d *Desk) Import(ctx context.Context, r io.Reader, cfg ImportConfig) (ImportReport, error) {
 	began := time.Now()
 	report := ImportReport{DryRun: cfg.DryRun}

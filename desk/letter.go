@@ -16,12 +16,11 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Summary is what a list shows of a message. A field is zero where the message doesn't
-// tell it.
+// Summary describes a message in a List. A field is zero if the message doesn't have it.
 type Summary struct {
-	// ID names the message within its queue, as 24 hexadecimal digits. It is made of what
-	// the sender wrote and of the death, so it is the same each time that somebody looks.
-	// Two messages have the same ID only if both are the same.
+	// ID names the message within its queue, as 24 hexadecimal digits. It is a hash of the
+	// sender's message and of its death, so every walk returns the same one. Two messages
+	// have the same ID only if both are the same.
 	ID string `json:"id"`
 	// Position is the message's place in the walk, from 0.
 	Position int `json:"position"`
@@ -29,7 +28,7 @@ type Summary struct {
 	MessageID string `json:"message_id,omitempty"`
 	// Queue is the queue that the message died in.
 	Queue string `json:"queue,omitempty"`
-	// Reason, Error, ErrorType and the next ones are those of retry.Death.
+	// The fields from Reason to Worker are those of retry.Death.
 	Reason       client.Reason `json:"reason,omitempty"`
 	Error        string        `json:"error,omitempty"`
 	ErrorType    string        `json:"error_type,omitempty"`
@@ -39,24 +38,26 @@ type Summary struct {
 	Exchange     string        `json:"exchange,omitempty"`
 	RoutingKey   string        `json:"routing_key,omitempty"`
 	Worker       string        `json:"worker,omitempty"`
-	// Died is when the message was dead-lettered last, in whole seconds on some versions
-	// of RabbitMQ, or LastFailure.
+	// Died is when the broker last dead-lettered the message. Some versions of RabbitMQ
+	// write whole seconds. If the broker wrote no time, it is LastFailure.
 	Died time.Time `json:"died,omitzero"`
 	// Group is the ID of the Group that the message belongs to.
 	Group string `json:"group"`
-	// Replays is how often the message was replayed, and LastReplay which replay was last.
+	// Replays is how often the message was replayed. LastReplay is the last replay, nil if
+	// there is none.
 	Replays    int         `json:"replays"`
 	LastReplay *ReplayMark `json:"last_replay,omitempty"`
-	// ContentType is the property, and Size the encoded message's size in bytes.
+	// ContentType is the property content-type. Size is the size of the encoded message in
+	// bytes.
 	ContentType string `json:"content_type,omitempty"`
 	Size        int    `json:"size"`
 	Priority    uint8  `json:"priority"`
-	// Unreadable is why the message can't be decoded. It can be exported, shown and
-	// discarded, and not replayed.
+	// Unreadable is why the message can't be decoded, empty if it can. Such a message can
+	// be shown, exported and discarded, but not replayed.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// ReplayMark says which replay a message was in.
+// ReplayMark identifies the last replay of a message. See ReplayConfig for ID and By.
 type ReplayMark struct {
 	ID string    `json:"id"`
 	By string    `json:"by,omitempty"`

@@ -13,16 +13,17 @@ import (
 	"github.com/hopback/hopback/internal/rawlink"
 )
 
-// ListConfig says what a List shows.
+// ListConfig selects the messages of a List. Queue is required.
 type ListConfig struct {
 	Queue  string
 	Filter Filter
-	// Skip and Limit choose a page of the messages that match. Default of Limit: 50; at
-	// most 10,000. A page costs a walk from the queue's head to its end.
+	// Skip and Limit choose a page of the messages that match. Skip counts from the queue's
+	// head. Limit is at most 10,000. Default: 50. Every page is a new walk from the queue's
+	// head.
 	Skip, Limit int
-	// Count goes on to the queue's end, to count all that match.
+	// Count walks on to the queue's end, so Matched counts every match.
 	Count bool
-	// Accept names the Caveats that are accepted.
+	// Accept lists the caveats that the caller accepts. See [Caveat].
 	Accept []CaveatCode
 	// Progress, if not nil, is called a few times a second. It must not block.
 	Progress func(Progress)
@@ -32,18 +33,18 @@ type ListConfig struct {
 type List struct {
 	Terms    Terms     `json:"terms"`
 	Messages []Summary `json:"messages"`
-	// Seen is how many messages were looked at, and Matched how many of them matched.
+	// Seen is the number of messages read. Matched is how many of them match.
 	Seen    uint64 `json:"seen"`
 	Matched uint64 `json:"matched"`
-	// More says that there may be matching messages behind this page.
+	// More reports whether further messages match, behind this page.
 	More bool `json:"more"`
 }
 
 // maxPage bounds ListConfig.Limit, and with it the memory of a List.
 const maxPage = 10_000
 
-// List walks a queue from its head, and returns a page of what matches. The messages stay
-// where they are, in their order. It holds no bodies. The errors:
+// List walks a queue from its head and returns a page of the messages that match. The
+// messages stay in the queue, in order. A List has no bodies: see [Desk.Show]. The errors:
 //
 //	*argument.Error      cfg can't be used
 //	*TermsError          looking would change something, and that isn't accepted
@@ -94,25 +95,27 @@ func (d *Desk) List(ctx context.Context, cfg ListConfig) (List, error) {
 	return list, err
 }
 
-// Letter is one message whole.
+// Letter is one message with all its sections.
 type Letter struct {
 	Summary
 	Durable       bool   `json:"durable"`
 	TTL           uint32 `json:"ttl,omitempty"` // milliseconds
 	DeliveryCount uint32 `json:"delivery_count,omitempty"`
-	// Properties, ApplicationProperties, Annotations and Footer are written as Export
-	// writes them, with every type.
+	// Properties, ApplicationProperties, Annotations and Footer are in the JSON form of an
+	// Export, which keeps every AMQP type.
 	Properties            json.RawMessage `json:"properties,omitempty"`
 	ApplicationProperties json.RawMessage `json:"application_properties,omitempty"`
 	Annotations           json.RawMessage `json:"annotations,omitempty"`
 	Footer                json.RawMessage `json:"footer,omitempty"`
-	// Body is the body for people, in the form that BodyForm says. It is cut at 1 MiB of
-	// what the message has; BodySize is how many bytes that is.
+	// Body is the body as text, in the form that BodyForm names. It shows at most the first
+	// 1 MiB of the body, or the first 256 KiB in BodyHex. BodySize is the size of the whole
+	// body in bytes. If BodyCut is set, Body is incomplete; the BodySize of a BodyTyped
+	// body is then too small.
 	Body     string   `json:"body"`
 	BodyForm BodyForm `json:"body_form"`
 	BodySize int      `json:"body_size"`
 	BodyCut  bool     `json:"body_cut,omitempty"`
-	// Hops is the message's way, oldest first.
+	// Hops is the message's history, oldest first.
 	Hops []Hop `json:"hops"`
 }
 
@@ -129,9 +132,10 @@ const (
 
 const maxShown = 1 << 20
 
-// Show returns the first message of a queue whose ID, or message-id, is id. The queue is
-// walked up to there, and no message changes. The errors are those of List, and
-// *NoMessageError.
+// Show returns the first message of a queue whose ID or message-id is id. It walks the
+// queue up to that message and changes none. The errors are those of List, and a
+// *NoMessageError if there is no such message. accept lists the caveats that the caller
+// accepts.
 func (d *Desk) Show(ctx context.Context, queue, id string, accept ...CaveatCode) (Letter, error) {
 	if id == "" {
 		return Letter{}, argument.At(argument.Root("id"), argument.Missing, nil, "is empty", "give an ID of List, or a message-id")
@@ -160,7 +164,7 @@ func (d *Desk) Show(ctx context.Context, queue, id string, accept ...CaveatCode)
 	return Letter{}, err
 }
 
-// NoMessageError says that a queue has no message of that ID.
+// NoMessageError says that a queue has no message with this ID or message-id.
 type NoMessageError struct {
 	Queue, ID string
 	Seen      int // messages that were looked at

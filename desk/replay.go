@@ -17,86 +17,91 @@ import (
 	"github.com/hopback/hopback/internal/rawlink"
 )
 
-// ReplayConfig says what to replay, and where to.
+// ReplayConfig selects the messages to replay and their destination. Queue is required, and
+// so is Filter or All.
 type ReplayConfig struct {
 	// Queue is the dead-letter queue, or the parking queue.
 	Queue string
 	// Filter selects the messages. The zero Filter is refused unless All is set.
 	Filter Filter
 	All    bool
-	// ID names the replay, in valid UTF-8 of at most 100 bytes. A message that says it was
-	// in the replay of this ID isn't replayed again by it. So a replay that was stopped
-	// goes on when it is called with the same ID, and doesn't send back what has died
-	// again meanwhile. Default: a random one, which the report has.
+	// ID names the replay, in valid UTF-8 of at most 100 bytes. A message that was already
+	// in the replay of this ID isn't replayed again. So a stopped replay continues when it
+	// is called with the same ID, and leaves out messages that have died again meanwhile.
+	// Default: a generated ID, which the report has.
 	ID string
-	// By is who replays, at most 100 bytes. It is kept in each message.
+	// By is the person or program that replays, in valid UTF-8 of at most 100 bytes. Each
+	// message gets it as AnnotationReplayedBy.
 	By string
-	// To says where the messages go. Address, if it isn't zero, is where all of them go
-	// instead.
+	// To is where the messages go. Default: ToQueue. Address, if it isn't zero, is the
+	// address of all messages instead. It can't be Queue.
 	To      Destination
 	Address address.Address
-	// DryRun selects and counts, and sends nothing.
+	// DryRun counts the selected messages and sends nothing.
 	DryRun bool
-	// Rate is the most messages a second. 0 is as fast as the broker confirms.
+	// Rate limits the messages per second. 0 means no limit: as fast as the broker
+	// confirms.
 	Rate float64
-	// Max is the most messages that are replayed. 0 is no bound.
+	// Max limits the messages that are replayed. 0 means no limit.
 	Max uint64
-	// Edit, if not nil, changes each selected message before it is sent. An error keeps the
-	// message where it is, and counts as a failure.
+	// Edit, if not nil, changes each selected message before it is sent. If it returns an
+	// error the message stays in the queue and counts as failed.
 	Edit func(*Edit) error
-	// Accept names the Caveats that are accepted.
+	// Accept lists the caveats that the caller accepts. See [Caveat].
 	Accept []CaveatCode
 	// Progress, if not nil, is called a few times a second. It must not block.
 	Progress func(Progress)
 }
 
-// ReplayReport says how far a replay has come.
+// ReplayReport is the result of a replay.
 type ReplayReport struct {
-	// ID is the replay's.
+	// ID is the replay's ID: ReplayConfig.ID or the generated one.
 	ID     string `json:"id"`
 	DryRun bool   `json:"dry_run,omitempty"`
-	// Seen is how many messages the last walk looked at. A message that was replayed
-	// isn't in the queue any more when another walk begins.
+	// Seen is the number of messages that the last walk read. Messages that an earlier walk
+	// replayed are no longer in the queue.
 	Seen uint64 `json:"seen"`
-	// Matched is how many messages were selected: those that were replayed, or would be in
-	// a dry run, and those that failed.
+	// Matched is the number of selected messages: those replayed, those that a dry run
+	// would replay, and those that failed.
 	Matched uint64 `json:"matched"`
-	// Replayed is how many messages are confirmed where they went to, and gone from the
-	// queue.
+	// Replayed is the number of messages whose copy is confirmed and whose original is gone
+	// from the queue.
 	Replayed uint64 `json:"replayed"`
-	// Again is how many messages match and were in this replay before: they died again,
-	// and stay where they are.
+	// Again is the number of messages that match but were in this replay before. They have
+	// died again, and stay in the queue.
 	Again uint64 `json:"again,omitempty"`
-	// Failed is how many messages stay where they are because they couldn't be sent.
+	// Failed is the number of messages that couldn't be sent and stay in the queue.
 	// Failures has the first 20 of them.
 	Failed   uint64    `json:"failed"`
 	Failures []Failure `json:"failures,omitempty"`
-	// Unsure is how many messages may be there twice: the connection was lost between the
-	// copy and its answer, or before it was certain that the original is gone.
+	// Unsure is the number of messages that may exist twice: the connection was lost before
+	// the copy was confirmed, or before the original was certainly gone.
 	Unsure uint64 `json:"unsure,omitempty"`
-	// Groups counts what was selected by group, the largest first: at most 100, and the
-	// others together in Others.
+	// Groups counts the selected messages by group, the largest first, at most 100. Others
+	// counts the messages of all other groups.
 	Groups []GroupCount `json:"groups,omitempty"`
 	Others uint64       `json:"others,omitempty"`
-	// Walks is how many walks it took: more than one if the connection was lost.
+	// Walks is the number of walks. It is above 1 after a lost connection, and if a walk
+	// took longer than 15 minutes.
 	Walks int `json:"walks"`
-	// Complete says that the walk came to the queue's end, and wasn't stopped before.
+	// Complete reports whether the last walk reached the queue's end.
 	Complete bool          `json:"complete"`
-	Took     time.Duration `json:"took"`
+	Took     time.Duration `json:"took"` // in nanoseconds in JSON
 }
 
-// GroupCount is a Group and how many messages are in it.
+// GroupCount is a Group and its number of messages.
 type GroupCount struct {
 	Group
 	Count uint64 `json:"count"`
-	// Oldest and Newest are when the first and the last of them died.
+	// Oldest and Newest are the earliest and the latest time at which one of them died.
 	Oldest time.Time `json:"oldest,omitzero"`
 	Newest time.Time `json:"newest,omitzero"`
 	// Example is the ID of one of them.
 	Example string `json:"example,omitempty"`
 }
 
-// Failure is a message that stays where it is.
+// Failure is a message that couldn't be replayed. ID is that of its Summary, Target the
+// address it was meant for, and Err the reason.
 type Failure struct {
 	ID        string `json:"id"`
 	MessageID string `json:"message_id,omitempty"`
@@ -119,17 +124,18 @@ const (
 )
 
 // Replay sends the selected messages of a queue back to where they came from, as new: the
-// retry counter, the first failure and the delivery time begin again. Each is a copy. The
-// original is accepted only after the broker has confirmed the copy, so there may be two,
-// and never none. All others stay in the queue, in their order.
+// retry count, the first failure and the delivery time start over. Replay publishes a copy
+// of each, and accepts the original only after the broker has confirmed the copy. So a
+// message may be duplicated, but never lost. All other messages stay in the queue, in
+// order.
 //
-// It survives the loss of its connections. When ctx ends it stops: what is confirmed by
-// then is accepted, the rest stays in the queue, and the error is ctx's cause. Call it
-// with the same ID to go on. A process that is killed leaves the messages that it held to
-// the broker, which puts them back in order.
+// Replay survives lost connections. When ctx ends it stops: the originals of confirmed
+// copies are accepted, all others stay in the queue, and the error is ctx's cause. Call it
+// with the same ID to continue. If the process is killed, the broker puts the held messages
+// back in order.
 //
-// The report is right whatever the error. The errors are those of List, but for HoldError:
-// a long replay gives back what it holds once in a while and begins another walk.
+// The report is valid even if the error isn't nil. The errors are those of List except
+// HoldError: after 15 minutes a replay gives its messages back and begins another walk.
 func (d *Desk) Replay(ctx context.Context, cfg ReplayConfig) (ReplayReport, error) {
 	began := time.Now()
 	if err := cfg.check(); err != nil {

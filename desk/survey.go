@@ -17,7 +17,7 @@ import (
 	"github.com/hopback/hopback/internal/rawlink"
 )
 
-// Role is what a queue is for.
+// Role is the purpose of a queue, as its name in the retry topology shows.
 type Role string
 
 // The roles.
@@ -28,59 +28,63 @@ const (
 	RoleParking Role = "parking" // for messages without a way back
 )
 
-// SurveyConfig says what a Survey looks at.
+// SurveyConfig selects the queues of a Survey. The zero value surveys the whole virtual
+// host, and needs Config.HTTP.
 type SurveyConfig struct {
-	// Queues are the queues to look at. Default: all of the virtual host, by the HTTP API.
+	// Queues are the names of the queues. Default: all queues of the virtual host, from the
+	// HTTP API.
 	Queues []string
-	// CountsOnly leaves the messages alone, and has no groups.
+	// CountsOnly counts messages without reading them. The Survey then has no groups.
 	CountsOnly bool
-	// Accept names the Caveats that are accepted.
+	// Accept lists the caveats that the caller accepts. See [Caveat].
 	Accept []CaveatCode
 	// Progress, if not nil, is called a few times a second. It must not block.
 	Progress func(queue string, p Progress)
 }
 
-// Survey is what is dead and what waits.
+// Survey is the state of a set of queues: their counts, and their dead messages by group.
 type Survey struct {
 	Queues []QueueSurvey `json:"queues"`
-	// Groups are those of all dead-letter and parking queues, the largest first: at most
-	// 1,000. Others counts the messages of further ones.
+	// Groups are the groups of all dead-letter and parking queues, the largest first, at
+	// most 1,000. Others counts the messages of all other groups.
 	Groups []SurveyGroup `json:"groups"`
 	Others uint64        `json:"others,omitempty"`
 }
 
-// SurveyGroup is a group in one dead-letter queue.
+// SurveyGroup is a group of messages in one dead-letter or parking queue.
 type SurveyGroup struct {
 	// In is the dead-letter or parking queue.
 	In string `json:"in"`
 	GroupCount
 }
 
-// QueueSurvey is what a Survey says of a queue.
+// QueueSurvey is a Survey's part about one queue. Type is "quorum", "classic" or "stream".
 type QueueSurvey struct {
 	Name      string `json:"name"`
 	Role      Role   `json:"role"`
 	Type      string `json:"type,omitempty"`
 	Messages  uint64 `json:"messages"` // that are ready
 	Consumers uint64 `json:"consumers"`
-	// Unacknowledged, Delayed and DeadLettering are told by the HTTP API, and are some
-	// seconds old: messages that consumers hold, that wait for their time (RabbitMQ 4.3),
-	// and that the queue is handing on to another. Counted says that they are known.
+	// Unacknowledged messages are held by consumers. Delayed messages wait for their time
+	// (RabbitMQ 4.3). DeadLettering messages wait for the next queue to confirm them. These
+	// counts come from the HTTP API and are some seconds old. Counted reports whether they
+	// are known.
 	Unacknowledged uint64 `json:"unacknowledged,omitempty"`
 	Delayed        uint64 `json:"delayed,omitempty"`
 	DeadLettering  uint64 `json:"dead_lettering,omitempty"`
 	Counted        bool   `json:"counted"`
-	// In and Out are messages a second that are published to the queue and delivered from
-	// it, by the HTTP API.
+	// In and Out are the rates of messages published to the queue and delivered from it,
+	// per second, from the HTTP API.
 	In  float64 `json:"in,omitempty"`
 	Out float64 `json:"out,omitempty"`
-	// Seen is how many messages were looked at. Oldest and Newest are when the first and
-	// the last of them died. They are of dead-letter and parking queues only.
+	// Seen is the number of messages read. Oldest and Newest are the earliest and the
+	// latest time at which one of them died. They are set for dead-letter and parking
+	// queues only.
 	Seen   uint64    `json:"seen,omitempty"`
 	Oldest time.Time `json:"oldest,omitzero"`
 	Newest time.Time `json:"newest,omitzero"`
-	// Caveats are what looking couldn't promise. Unread is why the messages weren't, or
-	// not all, looked at.
+	// Caveats are the guarantees that the walk couldn't give. Unread is why some or all
+	// messages weren't read; empty if all were.
 	Caveats []Caveat `json:"caveats,omitempty"`
 	Unread  string   `json:"unread,omitempty"`
 }
@@ -88,12 +92,13 @@ type QueueSurvey struct {
 // maxGroups bounds the groups that are counted, and with them the memory of a survey.
 const maxGroups = 1000
 
-// Survey counts the messages of queues, and groups those that are dead. Queues are told
-// apart by the names that the retry topology gives them; all others are work queues,
-// whose messages aren't looked at. Messages stay where they are, in their order.
+// Survey counts the messages of queues, and groups those in dead-letter and parking queues.
+// It recognises queues by the names that the retry topology gives them. All others are work
+// queues, whose messages it doesn't read. All messages stay in their queues, in order.
 //
-// A queue that can't be looked into is in the survey with the reason in Unread. Without
-// SurveyConfig.Queues and without the HTTP API it is an *argument.Error.
+// A queue that can't be read is in the survey with the reason in Unread. Without both
+// SurveyConfig.Queues and Config.HTTP the error is an *argument.Error. When ctx ends Survey
+// returns ctx's cause and the survey so far.
 func (d *Desk) Survey(ctx context.Context, cfg SurveyConfig) (Survey, error) {
 	queues, err := d.queues(ctx, cfg.Queues)
 	if err != nil {

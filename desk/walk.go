@@ -210,8 +210,8 @@ func (d *Desk) lookOnce(ctx context.Context, queue string, visit func(v rawlink.
 	return walkError(queue, err)
 }
 
-// HoldError says that looking at a queue took longer than its messages should be held.
-// What was seen of it is returned.
+// HoldError says that a walk stopped because it had held its messages for After, the limit
+// of 15 minutes. A List then has the messages that were read.
 type HoldError struct {
 	Queue string
 	After time.Duration
