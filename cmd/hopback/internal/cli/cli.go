@@ -194,7 +194,7 @@ func (c *command) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "hopback",
 		Short:         "Retry topologies for RabbitMQ, as code, and their dead letters",
-		Long:          "hopback plans, applies, checks and draws RabbitMQ topologies in which no message is lost,\nand shows, explains and replays their dead letters.\nStart with: hopback topology --help, hopback dead --help",
+		Long:          "hopback plans, applies, checks and draws RabbitMQ topologies in which no message is lost,\nand shows, explains and replays their dead letters.\nIt serves a RabbitMQ in memory, for tests and development.\nStart with: hopback topology --help, hopback dead --help, hopback broker --help",
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -204,7 +204,7 @@ func (c *command) root() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usage("%s%s; see %s --help", err, flagHint(cmd, err), cmd.CommandPath())
 	})
-	root.AddCommand(c.topology(), c.dead())
+	root.AddCommand(c.topology(), c.dead(), c.serve())
 	return root
 }
 
