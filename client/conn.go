@@ -97,23 +97,33 @@ func (c *Conn) up() *wire {
 // Management returns the broker's management node, for package declare.
 func (c *Conn) Management() *Management { return c.mgmt }
 
-// awaitBroker is Broker, and waits for a connection while there is none.
-func (c *Conn) awaitBroker(ctx context.Context) (Broker, error) {
+// awaitUp returns a connection that is up and isn't lost, and waits while there is none.
+func (c *Conn) awaitUp(ctx context.Context, lost *wire) (*wire, error) {
 	for {
 		c.mu.Lock()
 		w, changed := c.up(), c.changed
 		c.mu.Unlock()
-		if w != nil {
-			return w.broker, nil
+		if w != nil && w != lost {
+			return w, nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return Broker{}, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		case <-c.closing:
-			return Broker{}, ErrClosed
+			return nil, ErrClosed
 		}
 	}
+}
+
+// hasLost says whether the connection w has ended.
+func (c *Conn) hasLost(w *wire) bool {
+	if isClosed(w.amqp.Done()) {
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.up() != w
 }
 
 // outage is why the first connection carries no messages now; nil if it does.

@@ -58,20 +58,10 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	if cfg.Control == nil {
 		cfg.Control = &Control{}
 	}
-	// Prepare decides by the broker's version, so it needs a connection.
-	broker, err := c.awaitBroker(ctx)
-	switch {
-	case errors.Is(err, ErrClosed):
-		return &Error{Op: "consume", Target: queue, Kind: ErrClosed}
-	case err != nil:
+	order, err := c.prepare(ctx, queue, h, cfg.Control)
+	if errors.Is(err, errNotStarted) {
 		return nil
 	}
-	var order func(*Delivery) (string, bool)
-	err = c.preparing.prepare(ctx, h, Start{
-		Queue: queue, Broker: broker, Management: c.mgmt, Log: c.log, Control: cfg.Control,
-		Order:      func(key func(*Delivery) (string, bool)) { order = key },
-		BrokerTime: c.brokerTime, ClockDiffers: c.clockDiffers,
-	}, c.outage)
 	if err != nil {
 		return err
 	}
@@ -93,6 +83,36 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 		c.log.Error("hopback: a handler stopped its consumer", "queue", queue, "error", err)
 	}
 	return err
+}
+
+// errNotStarted says that ctx ended before there was a connection.
+var errNotStarted = errors.New("not started")
+
+// prepare calls h's Prepare, and again if the connection was lost meanwhile. It returns
+// what tells the key of deliveries that are handled in order.
+func (c *Conn) prepare(ctx context.Context, queue string, h Handler, control *Control) (order func(*Delivery) (string, bool), err error) {
+	var lost *wire
+	for {
+		// Prepare decides by the broker's version, so it needs a connection.
+		w, err := c.awaitUp(ctx, lost)
+		switch {
+		case errors.Is(err, ErrClosed):
+			return nil, &Error{Op: "consume", Target: queue, Kind: ErrClosed}
+		case err != nil:
+			return nil, errNotStarted
+		}
+		order = nil
+		err = c.preparing.prepare(ctx, h, Start{
+			Queue: queue, Broker: w.broker, Management: c.mgmt, Log: c.log, Control: control,
+			Order:      func(key func(*Delivery) (string, bool)) { order = key },
+			BrokerTime: c.brokerTime, ClockDiffers: c.clockDiffers,
+		}, c.outage)
+		if err == nil || ctx.Err() != nil || !c.hasLost(w) {
+			return order, err
+		}
+		c.log.Warn("hopback: the connection was lost while a consumer started; it starts again", "queue", queue, "error", err)
+		lost = w
+	}
 }
 
 // run keeps a stint going: a session with a receiver, for as long as it lives.

@@ -226,3 +226,33 @@ func TestNothingIsLostWhateverIsDoneToTheBroker(t *testing.T) {
 		})
 	}
 }
+
+// A connection that is lost while a consumer starts, at whatever frame, doesn't end
+// Consume.
+func TestAConsumerStartsWhereverTheConnectionEnds(t *testing.T) {
+	for _, direction := range []hopbacktest.Direction{hopbacktest.FromClient, hopbacktest.ToClient} {
+		eachVersion(t, hopbacktest.Config{}, func(t *testing.T, b *hopbacktest.Broker) {
+			policy := retry.Policy{Backoff: retry.Delays(time.Second)}
+			topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "work", DeliveryLimit: 20})
+			require.NoError(t, err)
+			admin := connect(t, b, client.Config{})
+			declared(t, admin, topology)
+			p, err := client.NewPublisher[int](t.Context(), admin, address.Queue("work"), client.PublisherConfig{})
+			require.NoError(t, err)
+			for n := 1; n <= 60; n++ {
+				conn := connect(t, b, client.Config{})
+				all := b.Connections()
+				all[len(all)-1].CutBefore(direction, n)
+				require.NoError(t, p.Publish(t.Context(), n))
+				ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+				handled := false
+				require.NoError(t, conn.Consume(ctx, "work", retry.With(policy)(client.JSON(func(context.Context, int) error {
+					handled = true
+					stop()
+					return nil
+				})), client.ConsumerConfig{}), "frame %d %s", n, direction)
+				require.True(t, handled, "frame %d %s", n, direction)
+			}
+		})
+	}
+}

@@ -26,8 +26,8 @@ var plants = []struct {
 	finds []ViolationKind
 }{
 	{"an original is accepted before its copy is confirmed", "client/consume_flow.go",
-		"	f.original = f\n	s.forwards.send(&f.forward)\n",
-		"	f.original = f\n	s.push(d, disposition{kind: accepted})\n	s.forwards.send(&f.forward)\n",
+		"	f.original = f\n	s.consumer.forwards.send(&f.forward)\n",
+		"	f.original = f\n	s.push(d, disposition{kind: accepted})\n	s.consumer.forwards.send(&f.forward)\n",
 		[]ViolationKind{Lost, Stranded}},
 	{"a settlement is lost now and then", "client/consume_flow.go",
 		"	s.settles.put(settlement{d, disp})\n",
