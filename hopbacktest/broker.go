@@ -17,31 +17,32 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// Config configures a Broker. The zero value is a RabbitMQ 4.3.6 with the virtual host
-// "/" and the user guest, whose password is guest.
+// Config configures a Broker. The zero value is a RabbitMQ 4.3.6 with the virtual host "/"
+// and the user guest with the password guest.
 type Config struct {
 	// Version is "4.3.6" or "4.0.5". Default: "4.3.6".
 	Version string
-	// Nodes are the names of the cluster's nodes, the first of which clients connect to.
-	// They are names only, for MoveLeader. Default: "rabbit@memory".
+	// Nodes are the names of the cluster's nodes. Clients connect to the first. The names
+	// serve [Queue.MoveLeader] only. Default: "rabbit@memory".
 	Nodes []string
-	// ConsumerTimeout is how long a delivery may stay unsettled until version 4.3 gives
-	// the message to somebody else. Default: 30 min.
+	// ConsumerTimeout is how long a delivery may stay unsettled. Then version 4.3 delivers
+	// the message to another consumer. Default: 30 min.
 	ConsumerTimeout time.Duration
-	// DeadLetterRetry is how long an at-least-once queue waits before it sends a dead
-	// letter again that it couldn't hand over. Default: 180 s.
+	// DeadLetterRetry is how long a queue that dead-letters at least once waits before it
+	// publishes an unconfirmed dead letter again. Default: 180 s.
 	DeadLetterRetry time.Duration
-	// MaxMessageSize is the size of the largest message, in bytes. Default: 16 MiB.
+	// MaxMessageSize is the largest size of a message in bytes. Default: 16 MiB.
 	MaxMessageSize int
-	// MaxMessages and MaxBytes limit all queues together: what is published beyond them
-	// is rejected. Defaults: 10,000,000 messages and 1 GiB.
+	// MaxMessages and MaxBytes limit all queues together. Messages beyond a limit are
+	// rejected. Defaults: 10,000,000 messages and 1 GiB.
 	MaxMessages int
 	MaxBytes    int64
-	// MaxEvents is how many events Events returns: the latest. Negative: none. Default:
-	// 10,000.
+	// MaxEvents is how many of the latest events [Broker.Events] returns. A negative value
+	// means none. Default: 10,000.
 	MaxEvents int
 	// OnConnect, if not nil, is called with each new connection before anything is read
-	// from it, on a goroutine of that connection: to cut it at its 7th frame, say.
+	// from it, on the connection's own goroutine. Use it to inject a fault early, such as
+	// CutBefore(FromClient, 7).
 	OnConnect func(*Connection)
 	// OnLog, if not nil, is called with each line that RabbitMQ would write to its log
 	// about a connection. It must not block, and must not call the Broker.
@@ -51,7 +52,7 @@ type Config struct {
 // host is the broker's name in the network in memory.
 const host = "rabbitmq.memory"
 
-// Broker is a RabbitMQ in memory. Its methods may be called concurrently.
+// Broker is a RabbitMQ in memory. It is safe for concurrent use.
 type Broker struct {
 	engine  *engine.Broker
 	server  *wire.Server
@@ -66,7 +67,7 @@ type Broker struct {
 	running   sync.WaitGroup
 }
 
-// New starts a Broker. Close ends it. The error is an *argument.Error.
+// New starts a Broker. The caller closes it. The error is an *argument.Error.
 func New(cfg Config) (*Broker, error) { return newBroker(cfg, 0) }
 
 // newBroker is New with another time after which a silent client is lost.
@@ -102,7 +103,7 @@ func newBroker(cfg Config, heartbeat time.Duration) (*Broker, error) {
 	return b, nil
 }
 
-// TB is what this package needs of a testing.TB.
+// TB is the part of testing.TB that this package uses.
 type TB interface {
 	Helper()
 	Cleanup(func())
@@ -110,7 +111,7 @@ type TB interface {
 	Fatalf(format string, args ...any)
 }
 
-// Start starts a Broker that ends with the test. A bad Config fails the test.
+// Start starts a Broker and closes it when the test ends. A bad Config fails the test.
 func Start(t TB, cfg Config) *Broker {
 	t.Helper()
 	b, err := New(cfg)
@@ -121,7 +122,7 @@ func Start(t TB, cfg Config) *Broker {
 	return b
 }
 
-// Close cuts all connections, ends all listeners, and forgets everything. It returns when
+// Close cuts all connections, closes all listeners and drops all data. It returns when
 // every goroutine and timer of the Broker has ended.
 func (b *Broker) Close() {
 	b.mu.Lock()
@@ -135,10 +136,11 @@ func (b *Broker) Close() {
 	b.engine.Close()
 }
 
-// Version is the version of RabbitMQ: "4.3.6" or "4.0.5".
+// Version returns the version of RabbitMQ: "4.3.6" or "4.0.5".
 func (b *Broker) Version() string { return b.engine.Version() }
 
-// URL is the URL for client.Connect: with Dial, or of the latest Listen.
+// URL returns the URL for client.Connect. It is the URL of the latest Listen, or, before
+// any Listen, one that works with Dial only.
 func (b *Broker) URL() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -148,8 +150,8 @@ func (b *Broker) URL() string {
 // errClosed is the cause of errors after Close.
 var errClosed = errors.New("hopbacktest: the broker is closed")
 
-// Dial connects over a network in memory, whatever the address. It is for
-// client.Config.Dial. While the broker is stopped the connection is refused.
+// Dial connects to the broker over a network in memory. Use it as client.Config.Dial. It
+// ignores the address. While the broker is stopped the connection is refused.
 func (b *Broker) Dial(ctx context.Context, _, address string) (net.Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
@@ -194,9 +196,10 @@ func (b *Broker) serve(c net.Conn) bool {
 	return true
 }
 
-// Listen serves AMQP over TCP at an address such as "127.0.0.1:5672", and returns the URL
-// for it. With port 0 the system chooses one. An address without a host listens on
-// 127.0.0.1 alone.
+// Listen serves AMQP over TCP at an address such as "127.0.0.1:5672" and returns the URL
+// for clients. Port 0 lets the system choose a port. An address without a host means
+// 127.0.0.1. A malformed address is an *argument.Error; other errors are those of
+// net.Listen. Close ends the listener.
 func (b *Broker) Listen(address string) (url string, err error) {
 	h, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -221,9 +224,9 @@ func (b *Broker) Listen(address string) (url string, err error) {
 	return b.url, nil
 }
 
-// Serve serves the connections of l, such as one with TLS, until l is closed or Close is
-// called. A client with a certificate may log in by EXTERNAL, as the user that is the
-// certificate's common name. The error is never nil.
+// Serve accepts connections on l, such as a TLS listener, until l is closed or Close is
+// called. It closes l. A client with a certificate may log in with SASL EXTERNAL; its user
+// is the certificate's common name. The error is never nil.
 func (b *Broker) Serve(l net.Listener) error {
 	b.mu.Lock()
 	if b.closed {
@@ -254,8 +257,8 @@ func (b *Broker) accept(l net.Listener) error {
 	}
 }
 
-// Stop stops the broker in order: connections get a close frame, and new ones are
-// refused until Restart. What was confirmed stays.
+// Stop shuts the broker down as an operator would: connections get a close frame, and new
+// ones are refused until Restart. Confirmed messages are kept.
 func (b *Broker) Stop() {
 	b.server.CloseConns(&frames.Error{
 		Condition:   "amqp:internal-error",
@@ -264,14 +267,15 @@ func (b *Broker) Stop() {
 	b.engine.Stop()
 }
 
-// Kill stops the broker as kill -9 does: connections end without a word.
+// Kill stops the broker as kill -9 would: connections end without a close frame. Confirmed
+// messages are kept.
 func (b *Broker) Kill() {
 	b.engine.Stop()
 	b.server.CloseConns(nil)
 }
 
-// Restart starts the broker again after Stop or Kill, with all that was confirmed.
+// Restart starts the broker again after Stop or Kill, with all confirmed messages.
 func (b *Broker) Restart() { b.engine.Start() }
 
-// Running is false between Stop or Kill and Restart.
+// Running reports whether the broker runs. It is false between Stop or Kill and Restart.
 func (b *Broker) Running() bool { return b.engine.Running() }

@@ -10,8 +10,8 @@ import (
 	"github.com/hopback/hopback/hopbacktest/internal/wire"
 )
 
-// Alarm is an alarm of RabbitMQ. While there is one, no connection may publish, or send
-// requests to the management.
+// Alarm is a resource alarm of RabbitMQ. While one is raised, connections can neither
+// publish nor send management requests.
 type Alarm string
 
 // RabbitMQ's alarms.
@@ -20,22 +20,22 @@ const (
 	DiskAlarm   Alarm = "disk"
 )
 
-// SetAlarm raises or clears an alarm.
+// SetAlarm raises the alarm a if on is true, and clears it otherwise.
 func (b *Broker) SetAlarm(a Alarm, on bool) { b.engine.SetAlarm(engine.Alarm(a), on) }
 
-// HoldAnswers keeps back what the broker answers to messages and to requests, until
+// HoldAnswers holds back the answers to published messages and management requests until
 // release is called. Messages are stored and requests carried out meanwhile.
 func (b *Broker) HoldAnswers() (release func()) {
 	b.server.HoldAnswers(true)
 	return func() { b.server.HoldAnswers(false) }
 }
 
-// DelayAnswers has the broker answer each message and each request late by d. 0 ends
-// that.
+// DelayAnswers delays the answer to each published message and management request by d. A d
+// of 0 ends the delay.
 func (b *Broker) DelayAnswers(d time.Duration) { b.server.DelayAnswers(d) }
 
-// SetLatency has everything take d to arrive, in each direction, on the connections of
-// Dial, and on those of Listen that are made from now on.
+// SetLatency sets the network's latency to d in each direction. It affects all connections
+// of Dial, and TCP connections that are made afterwards.
 func (b *Broker) SetLatency(d time.Duration) { b.latency.Store(int64(d)) }
 
 // slow is c with the latency.
@@ -56,7 +56,7 @@ func (b *Broker) slow(c net.Conn) net.Conn {
 	return theirs
 }
 
-// Direction is a direction of a connection.
+// Direction is the direction of frames on a connection.
 type Direction string
 
 // The directions of a connection.
@@ -83,13 +83,14 @@ type ConnectionInfo struct {
 	User, VHost string
 	// Container is the client's container-id, such as client.Config.Name.
 	Container string
-	// Client is its network address.
+	// Client is the client's network address. Since is when the connection was made, and
+	// Sessions the number of its open sessions.
 	Client   string
 	Since    time.Time
 	Sessions int
 }
 
-// Connections returns the connections that there are, oldest first.
+// Connections returns the open connections, oldest first.
 func (b *Broker) Connections() []*Connection {
 	conns := b.server.Conns()
 	all := make([]*Connection, len(conns))
@@ -102,22 +103,22 @@ func (b *Broker) Connections() []*Connection {
 // Info describes the connection as it is now.
 func (c *Connection) Info() ConnectionInfo { return ConnectionInfo(c.conn.Info()) }
 
-// Cut ends the connection at once. The client finds it reset.
+// Cut ends the connection at once. The client sees a connection reset.
 func (c *Connection) Cut() { c.conn.Cut() }
 
-// Frames is how many frames have gone in a direction: the open frame and all behind it,
-// without signs of life.
+// Frames returns how many frames have passed in a direction. It counts from the open frame
+// and leaves out empty frames (heartbeats).
 func (c *Connection) Frames(d Direction) int { return c.conn.Frames(d.wire()) }
 
-// CutBefore cuts the connection in place of the n-th frame from now on, which isn't
-// carried out, or isn't sent. Before the open frame, that is the first.
+// CutBefore cuts the connection in place of the n-th next frame in a direction, which is
+// neither carried out nor sent. An n below 1 means 1. The first frame of a connection is
+// the open frame.
 func (c *Connection) CutBefore(d Direction, n int) { c.conn.CutBefore(d.wire(), n) }
 
-// CutAfter cuts the connection behind the n-th frame from now on. A client's frame is
-// carried out, and its answer isn't sent any more.
+// CutAfter cuts the connection right after the n-th next frame in a direction. A frame from
+// the client is carried out, but its answer isn't sent. An n below 1 means 1.
 func (c *Connection) CutAfter(d Direction, n int) { c.conn.CutAfter(d.wire(), n) }
 
-// Silence makes everything vanish that is sent in a direction from now on, for as long as
-// the connection lasts. Neither end learns of it, as when a cable is cut or a host has
-// died.
+// Silence drops everything that is sent in a direction from now on, until the connection
+// ends. Neither end notices, as when a cable is cut or a host has died.
 func (c *Connection) Silence(d Direction) { c.conn.Silence(d.wire()) }

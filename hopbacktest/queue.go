@@ -11,20 +11,22 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// Queue is a queue of a Broker, by its name. It need not exist. Its methods may be called
-// concurrently.
+// Queue refers to a queue of a Broker by its name. The queue need not exist. Methods that
+// return an error return one that matches ErrNoQueue if it doesn't. A Queue is safe for
+// concurrent use.
 type Queue struct {
 	b           *Broker
 	vhost, name string
 }
 
-// Queue returns the queue of that name in the virtual host "/".
+// Queue returns the queue with this name in the virtual host "/".
 func (b *Broker) Queue(name string) *Queue { return b.QueueIn("/", name) }
 
-// QueueIn returns a queue of another virtual host.
+// QueueIn returns the queue with this name in a virtual host.
 func (b *Broker) QueueIn(vhost, name string) *Queue { return &Queue{b, vhost, name} }
 
-// ErrNoQueue is in the error for a queue that doesn't exist.
+// ErrNoQueue means that the queue, or the node that MoveLeader names, doesn't exist. Match
+// it with errors.Is.
 var ErrNoQueue = errors.New("hopbacktest: no such queue")
 
 func missing(err error) error {
@@ -34,31 +36,34 @@ func missing(err error) error {
 	return err
 }
 
-// Counts are the messages of a queue by their state, and its consumers.
+// Counts holds the number of a queue's messages by state, and of its consumers.
 type Counts struct {
-	// Ready messages can be delivered.
+	// Ready counts messages that can be delivered.
 	Ready int
-	// Unacknowledged messages are held by consumers.
+	// Unacknowledged counts messages that consumers hold.
 	Unacknowledged int
-	// Delayed messages wait for their time, as with retry.StrategyNative.
+	// Delayed counts messages that wait for their delivery time, as with
+	// retry.StrategyNative.
 	Delayed int
-	// DeadLettering messages wait until the next queue has them.
+	// DeadLettering counts messages that wait until their dead-letter target has confirmed
+	// them.
 	DeadLettering int
 	// Messages is the sum of all of these.
 	Messages  int
 	Consumers int
 }
 
-// Name is the queue's name.
+// Name returns the queue's name.
 func (q *Queue) Name() string { return q.name }
 
-// Exists says whether there is such a queue.
+// Exists reports whether the queue exists.
 func (q *Queue) Exists() bool {
 	_, err := q.b.engine.Queue(q.vhost, q.name)
 	return err == nil
 }
 
-// Counts counts messages and consumers. They are 0 where there is no such queue.
+// Counts returns the number of messages and consumers. All counts are 0 if the queue
+// doesn't exist.
 func (q *Queue) Counts() Counts {
 	i, err := q.b.engine.Queue(q.vhost, q.name)
 	if err != nil {
@@ -70,16 +75,16 @@ func (q *Queue) Counts() Counts {
 	}
 }
 
-// Leader is the node of the queue's leader.
+// Leader returns the name of the node that leads the queue.
 func (q *Queue) Leader() string {
 	i, _ := q.b.engine.Queue(q.vhost, q.name)
 	return i.Leader
 }
 
-// MessageState is where a message is in its queue.
+// MessageState is the state of a message in its queue.
 type MessageState string
 
-// The states of a message. Counts tells what they mean.
+// The states of a message, as the fields of [Counts] describe them.
 const (
 	Ready          MessageState = "ready"
 	Unacknowledged MessageState = "unacknowledged"
@@ -89,20 +94,20 @@ const (
 
 // Message is a message in a queue.
 type Message struct {
-	// Message is what a consumer would get, or has got. It is nil for a message that
-	// go-amqp can't decode.
+	// Message is the message as a consumer receives it. It is nil if go-amqp can't decode
+	// it.
 	*client.Message
 	State MessageState
-	// Due is when a delayed message is ready.
+	// Due is when a delayed message becomes ready.
 	Due time.Time
-	// Expires is when the message's time ends. It leaves the queue then, or once it is at
-	// the head of the queue. Zero: never.
+	// Expires is when the message's time to live ends. It leaves the queue then, or later
+	// when it reaches the queue's head. Zero means never.
 	Expires time.Time
-	// Reason is why a message is dead-lettered.
+	// Reason is why a message is being dead-lettered.
 	Reason string
 }
 
-// ID is the message-id as text.
+// ID returns the message-id as text.
 func (m Message) ID() string {
 	if m.Message == nil || m.Properties == nil || m.Properties.MessageID == nil {
 		return ""
@@ -110,9 +115,8 @@ func (m Message) ID() string {
 	return fmt.Sprint(m.Properties.MessageID)
 }
 
-// Messages returns all messages of the queue: first those that are ready, in the order in
-// which they would be delivered. It takes none out. It is empty where there is no such
-// queue.
+// Messages returns all messages of the queue and removes none. The ready ones come first,
+// in the order of delivery. The result is empty if the queue doesn't exist.
 func (q *Queue) Messages() []Message {
 	infos, err := q.b.engine.Messages(q.vhost, q.name)
 	if err != nil {
@@ -138,27 +142,27 @@ func decoded(m *frames.Message) *client.Message {
 	return &theirs
 }
 
-// Forget drops the queue with all that is in it, as if it had never been. Its consumers'
-// links are detached.
+// Forget deletes the queue and all its messages, without dead-lettering them, and detaches
+// its consumers' links.
 func (q *Queue) Forget() error { return missing(q.b.engine.ForgetQueue(q.vhost, q.name)) }
 
-// Empty drops all messages, also those that consumers hold.
+// Empty drops all messages, including those that consumers hold.
 func (q *Queue) Empty() error { return missing(q.b.engine.EmptyQueue(q.vhost, q.name)) }
 
-// MoveLeader moves the queue's leader to another node of Config.Nodes.
+// MoveLeader moves the queue's leader to a node of Config.Nodes.
 func (q *Queue) MoveLeader(node string) error {
 	return missing(q.b.engine.MoveLeader(q.vhost, q.name, node))
 }
 
-// Freeze makes the queue do nothing until thaw is called, like a queue without a leader:
-// what is published to it isn't answered, and nothing is delivered.
+// Freeze stops the queue until thaw is called, like a queue without a leader: it answers no
+// publisher and delivers nothing.
 func (q *Queue) Freeze() (thaw func(), err error) {
 	thaw, err = q.b.engine.Freeze(q.vhost, q.name)
 	return thaw, missing(err)
 }
 
-// HoldConfirms makes the queue store and deliver what is published to it, and confirm
-// nothing until release is called.
+// HoldConfirms makes the queue store and deliver messages as usual, but confirm none until
+// release is called.
 func (q *Queue) HoldConfirms() (release func(), err error) {
 	release, err = q.b.engine.HoldConfirms(q.vhost, q.name)
 	return release, missing(err)
@@ -170,13 +174,14 @@ func (q *Queue) DetachConsumers(condition string) error {
 	return missing(q.b.engine.DetachConsumers(q.vhost, q.name, condition))
 }
 
-// Await waits until cond is true of the queue's counts, or ctx ends.
+// Await waits until cond returns true for the queue's counts. If ctx ends first the error
+// is ctx's cause.
 func (q *Queue) Await(ctx context.Context, cond func(Counts) bool) error {
 	return q.b.Await(ctx, func() bool { return cond(q.Counts()) })
 }
 
-// Await waits until cond is true, or ctx ends. It looks whenever something has changed in
-// the broker.
+// Await waits until cond returns true. It calls cond at the start and whenever something
+// has changed in the broker. If ctx ends first the error is ctx's cause.
 func (b *Broker) Await(ctx context.Context, cond func() bool) error {
 	for {
 		changed := b.engine.Changed()
@@ -191,7 +196,7 @@ func (b *Broker) Await(ctx context.Context, cond func() bool) error {
 	}
 }
 
-// Event is something that has happened to a message or a queue.
+// Event is something that happened to a message, a queue or a connection.
 type Event struct {
 	Time time.Time
 	// Kind is "published", "delivered", "accepted", "returned", "delayed", "expired",
@@ -199,11 +204,11 @@ type Event struct {
 	// expired", "connected" or "disconnected".
 	Kind         string
 	VHost, Queue string
-	// MessageID is nil for what isn't about a message, and for a message without one.
+	// MessageID is nil if the event isn't about a message or the message has no id.
 	MessageID any
 }
 
-// String is the event as one line.
+// String returns the event as one line.
 func (e Event) String() string {
 	text := e.Time.UTC().Format("2006-01-02 15:04:05.000 ") + e.Kind
 	if e.Queue != "" {
@@ -215,7 +220,7 @@ func (e Event) String() string {
 	return text
 }
 
-// Events returns the latest Config.MaxEvents events, oldest first.
+// Events returns the latest events, oldest first, at most Config.MaxEvents.
 func (b *Broker) Events() []Event {
 	log := b.engine.Log()
 	all := make([]Event, len(log))
@@ -225,42 +230,46 @@ func (b *Broker) Events() []Event {
 	return all
 }
 
-// Policy is a policy of RabbitMQ: settings of the queues and exchanges whose names match.
+// Policy is a policy of RabbitMQ: it sets arguments of the queues and exchanges whose names
+// match.
 type Policy struct {
-	// Pattern is a regular expression of names.
+	// Pattern is a regular expression that matches anywhere in a name.
 	Pattern string
-	// ApplyTo is "all", "queues", "exchanges", "classic_queues" or "quorum_queues".
-	// Default: "all".
+	// ApplyTo is "all", "queues", "exchanges", "classic_queues", "quorum_queues" or
+	// "streams". Default: "all".
 	ApplyTo  string
 	Priority int64
-	// Definition has keys such as "max-length". Values are strings, booleans and whole
-	// numbers.
+	// Definition has the arguments without their "x-", such as "max-length". Values are
+	// strings, bools and integers. It can't be empty.
 	Definition map[string]any
 	// Operator makes it an operator policy.
 	Operator bool
 }
 
-// SetPolicy sets a policy of a virtual host.
+// SetPolicy adds or replaces a policy of a virtual host. It returns RabbitMQ's error text
+// for a policy that RabbitMQ would refuse.
 func (b *Broker) SetPolicy(vhost, name string, p Policy) error {
 	return b.engine.SetPolicy(vhost, name, engine.Policy(p))
 }
 
-// DeletePolicy removes a policy, and says whether there was one.
+// DeletePolicy removes a policy, or an operator policy if operator is set. It reports
+// whether there was one.
 func (b *Broker) DeletePolicy(vhost, name string, operator bool) bool {
 	return b.engine.DeletePolicy(vhost, name, operator)
 }
 
-// AddVHost adds a virtual host, to which guest has all permissions.
+// AddVHost adds a virtual host. The user guest gets all permissions for it.
 func (b *Broker) AddVHost(name string) { b.engine.PutVHost(name, engine.VHostConfig{}) }
 
-// AddUser adds a user, or changes the password of one. tags are RabbitMQ's, such as
-// "administrator".
+// AddUser adds a user, or replaces the password and tags of an existing one. tags are
+// RabbitMQ's, such as "administrator". A new user has no permissions.
 func (b *Broker) AddUser(name, password string, tags ...string) {
 	b.engine.PutUser(name, password, tags...)
 }
 
-// SetPermissions sets what a user may do in a virtual host: configure, write and read are
-// regular expressions of names, and an empty one matches none.
+// SetPermissions sets a user's permissions for a virtual host. configure, write and read
+// are regular expressions of names. An empty one matches no name. The error says that an
+// expression is malformed, or that the user or the virtual host doesn't exist.
 func (b *Broker) SetPermissions(user, vhost, configure, write, read string) error {
 	return b.engine.SetPermissions(user, vhost, engine.Permissions{Configure: configure, Write: write, Read: read})
 }

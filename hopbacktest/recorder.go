@@ -11,8 +11,8 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Publisher is what code that publishes needs of a *client.Publisher. Code that takes a
-// Publisher can be tested with a Recorder, and without any broker.
+// Publisher is the part of a *client.Publisher that code needs to publish. Code that takes
+// a Publisher can be tested with a [Recorder], without a broker.
 type Publisher[T any] interface {
 	Publish(ctx context.Context, v T, edit ...func(*client.Message)) error
 	PublishAll(ctx context.Context, vs []T, edit ...func(v T, m *client.Message)) error
@@ -23,15 +23,15 @@ var (
 	_ Publisher[string] = (*Recorder[string])(nil)
 )
 
-// Recorder is a Publisher that records. It encodes values and checks messages like a real
-// one. The zero value is ready to use, and accepts everything that a broker would. It is
-// safe for concurrent use; its fields are set before that.
+// Recorder is a Publisher that records messages instead of sending them. It encodes values
+// and validates messages like a *client.Publisher. The zero value is ready to use and
+// accepts every valid message. It is safe for concurrent use; set its fields before.
 type Recorder[T any] struct {
 	// Codec encodes values. Default: client.JSONCodec.
 	Codec client.Codec
-	// Fail, if not nil, is asked for each message that is valid. Its error is Publish's,
-	// and the message isn't recorded. It may be one of client's, such as
-	// client.ErrUnroutable. It must be safe for concurrent use.
+	// Fail, if not nil, is called for each valid message. If it returns an error, such as
+	// client.ErrUnroutable, Publish returns that error and doesn't record the message. Fail
+	// must be safe for concurrent use.
 	Fail func(v T) error
 
 	mu      sync.Mutex
@@ -39,7 +39,7 @@ type Recorder[T any] struct {
 	changed chan struct{} // closed when all grows
 }
 
-// Published is what a Recorder has recorded of one message.
+// Published is one recorded message.
 type Published[T any] struct {
 	Value T
 	// Message is the message as it would have been sent.
@@ -47,7 +47,8 @@ type Published[T any] struct {
 	Time    time.Time
 }
 
-// Publish records v.
+// Publish records v. The error is the codec's, an *argument.Error for a message that can't
+// be sent, that of Fail, or client.ErrNotSent if ctx has ended.
 func (r *Recorder[T]) Publish(ctx context.Context, v T, edit ...func(*client.Message)) error {
 	if ctx.Err() != nil {
 		return &client.Error{Op: "publish", Kind: client.ErrNotSent, Err: context.Cause(ctx)}
@@ -129,14 +130,14 @@ func (r *Recorder[T]) message(v T) (*client.Message, error) {
 	return m, codec.Encode(v, m)
 }
 
-// Published returns what was recorded, in order.
+// Published returns the recorded messages, in order.
 func (r *Recorder[T]) Published() []Published[T] {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.all)
 }
 
-// Values returns the values that were recorded, in order.
+// Values returns the recorded values, in order.
 func (r *Recorder[T]) Values() []T {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -147,7 +148,8 @@ func (r *Recorder[T]) Values() []T {
 	return values
 }
 
-// Wait waits until n messages are recorded, or ctx ends.
+// Wait waits until at least n messages are recorded. If ctx ends first the error is ctx's
+// cause.
 func (r *Recorder[T]) Wait(ctx context.Context, n int) error {
 	for {
 		r.mu.Lock()
@@ -168,7 +170,7 @@ func (r *Recorder[T]) Wait(ctx context.Context, n int) error {
 	}
 }
 
-// Reset forgets what was recorded.
+// Reset drops all recorded messages.
 func (r *Recorder[T]) Reset() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

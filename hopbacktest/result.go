@@ -10,18 +10,18 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Result is what became of the messages of a Run.
+// Result holds the outcomes of a Run.
 type Result struct {
-	// Messages has an Outcome for each message, in the order in which they were given.
+	// Messages has an Outcome for each message, in the order of Run's messages.
 	Messages []*Outcome
-	// Elapsed is how much virtual time it took until all were settled.
+	// Elapsed is the virtual time until all messages were settled.
 	Elapsed time.Duration
 
 	t    TB
 	byID map[string]*Outcome
 }
 
-// Fate is what became of a message in the end.
+// Fate is how a message ended.
 type Fate string
 
 // The fates of messages.
@@ -30,33 +30,35 @@ const (
 	Handled Fate = "handled"
 	// DeadLettered: it is in the dead-letter queue.
 	DeadLettered Fate = "dead-lettered"
-	// Discarded: it was accepted though its last attempt failed, as by retry.Discard.
+	// Discarded: it was accepted although its last attempt returned an error, as with
+	// retry.Discard.
 	Discarded Fate = "discarded"
-	// Parked: it is in the parking queue, since it had no way back.
+	// Parked: it is in the parking queue, because it couldn't return to its work queue.
 	Parked Fate = "parked"
-	// Lost: the broker has dropped it.
+	// Lost: the broker dropped it.
 	Lost Fate = "lost"
-	// Unsettled: it is still in another queue.
+	// Unsettled: it is still in some other queue.
 	Unsettled Fate = "unsettled"
 )
 
-// Outcome is what became of one message.
+// Outcome is the history and the fate of one message.
 type Outcome struct {
 	// ID is the message-id, as text.
 	ID string
-	// Attempts are the calls of the handler.
+	// Attempts are the calls of the handler for it, in order.
 	Attempts []Attempt
-	// Fate is where it ended, and Ended when.
+	// Fate is how it ended, and Ended the virtual time of that.
 	Fate  Fate
 	Ended time.Time
-	// In is the queue that it is in, Final the message there, and Annotations that
-	// message's: of a dead letter, say. They are empty for what is in no queue.
+	// In is the name of the queue that holds the message at the end. Final is the message
+	// there, such as the dead letter, and Annotations are its message annotations. All are
+	// zero if no queue holds it.
 	In          string
 	Final       *client.Message
 	Annotations map[string]any
-	// Death tells why a dead letter is dead.
+	// Death is retry.DeathOf(Final) for a message in the dead-letter or the parking queue.
 	Death retry.Death
-	// Duplicates is how many more of it are in queues.
+	// Duplicates is the number of further copies of the message in queues.
 	Duplicates int
 
 	t     TB
@@ -69,20 +71,20 @@ type Attempt struct {
 	// Number is retry.Attempt: 1 for the first.
 	Number       int
 	Began, Ended time.Time
-	// Err is what the handler returned, and Panic what it panicked with.
+	// Err is the handler's error, and Panic the value that it panicked with.
 	Err   error
 	Panic any
-	// Retried says that another attempt followed. Asked is after what delay that was to
-	// come, by the policy or by retry.After, and Had is the delay that it had, from the
-	// end of this one.
+	// Retried reports whether another attempt followed. Asked is the delay that the policy
+	// or retry.After asked for. Had is the actual delay from the end of this attempt to the
+	// next.
 	Retried    bool
 	Asked, Had time.Duration
-	// DeliveryCount and Annotations are those of the delivery.
+	// DeliveryCount and Annotations are the delivery's.
 	DeliveryCount uint32
 	Annotations   map[string]any
 }
 
-// Delays are the delays that the message had between its attempts.
+// Delays returns the actual delays between the attempts.
 func (o *Outcome) Delays() []time.Duration {
 	var all []time.Duration
 	for _, a := range o.Attempts {
@@ -93,7 +95,7 @@ func (o *Outcome) Delays() []time.Duration {
 	return all
 }
 
-// Message returns the Outcome of the i-th message, from 0. It fails the test if there is
+// Message returns the Outcome of message i, counted from 0. It fails the test if there is
 // none.
 func (r *Result) Message(i int) *Outcome {
 	r.t.Helper()
@@ -103,10 +105,10 @@ func (r *Result) Message(i int) *Outcome {
 	return r.Messages[i]
 }
 
-// ByID returns the Outcome of the message with that message-id, nil if there is none.
+// ByID returns the Outcome of the message with this message-id, or nil.
 func (r *Result) ByID(id string) *Outcome { return r.byID[id] }
 
-// Count is how many messages have a fate.
+// Count returns how many messages have the fate f.
 func (r *Result) Count(f Fate) int {
 	n := 0
 	for _, o := range r.Messages {
@@ -127,14 +129,15 @@ func (r *Result) Each(f func(o *Outcome)) {
 // The Want methods fail the test, and go on, where the message isn't as they say. They
 // print its timeline then. They return the Outcome, for the next one.
 
-// WantHandled wants the message to have been handled in the end.
+// WantHandled fails the test unless the message was handled in the end. Like the other Want
+// methods it prints the timeline, lets the test go on, and returns o.
 func (o *Outcome) WantHandled() *Outcome {
 	o.t.Helper()
 	return o.WantFate(Handled)
 }
 
-// WantDead wants the message in the dead-letter queue, for a reason such as
-// retry.ReasonExhausted.
+// WantDead fails the test unless the message is in the dead-letter queue with this reason,
+// such as retry.ReasonExhausted.
 func (o *Outcome) WantDead(reason client.Reason) *Outcome {
 	o.t.Helper()
 	if o.WantFate(DeadLettered); o.Fate == DeadLettered && o.Death.Reason != reason {
@@ -143,7 +146,7 @@ func (o *Outcome) WantDead(reason client.Reason) *Outcome {
 	return o
 }
 
-// WantFate wants the message to have ended so.
+// WantFate fails the test unless the message has the fate f.
 func (o *Outcome) WantFate(f Fate) *Outcome {
 	o.t.Helper()
 	if o.Fate != f {
@@ -152,7 +155,7 @@ func (o *Outcome) WantFate(f Fate) *Outcome {
 	return o
 }
 
-// WantAttempts wants so many calls of the handler.
+// WantAttempts fails the test unless the handler was called n times for the message.
 func (o *Outcome) WantAttempts(n int) *Outcome {
 	o.t.Helper()
 	if len(o.Attempts) != n {
@@ -161,8 +164,8 @@ func (o *Outcome) WantAttempts(n int) *Outcome {
 	return o
 }
 
-// WantDelays wants these delays between the attempts. Each may be late by a hundredth, or
-// by 50 ms if that is more.
+// WantDelays fails the test unless the delays between the attempts are these. Each may be
+// late by 1%, or by 50 ms if that is more.
 func (o *Outcome) WantDelays(delays ...time.Duration) *Outcome {
 	o.t.Helper()
 	ok := slices.EqualFunc(o.Delays(), delays, func(had, want time.Duration) bool {
@@ -179,7 +182,7 @@ func (o *Outcome) errorf(format string, args ...any) {
 	o.t.Errorf("message %s %s\n%s", o.ID, fmt.Sprintf(format, args...), o.Timeline())
 }
 
-// Timeline tells what happened to the message, a line each.
+// Timeline returns what happened to the message, one line for each event.
 func (o *Outcome) Timeline() string {
 	var b strings.Builder
 	line := func(at time.Time, format string, args ...any) {
@@ -220,8 +223,8 @@ func (o *Outcome) Timeline() string {
 // maxTimelines is how many messages Timeline tells of.
 const maxTimelines = 10
 
-// Timeline tells what happened to each message, or to the first ten: of those that aren't
-// handled, if there are any.
+// Timeline returns the timelines of up to ten messages: of those that weren't handled if
+// there are any, else of the first.
 func (r *Result) Timeline() string {
 	all := slices.DeleteFunc(slices.Clone(r.Messages), func(o *Outcome) bool { return o.Fate == Handled })
 	if len(all) == 0 {

@@ -18,15 +18,15 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Run publishes messages to a queue, has a worker handle them with the policy's retries,
-// and returns what became of each. Time is virtual: whatever the delays, Run takes
-// milliseconds. The handler may sleep; it sleeps in virtual time, too.
+// Run publishes messages to a queue, lets a worker handle them with the policy's retries,
+// and returns the outcome of each. Time is virtual, so Run takes milliseconds whatever the
+// delays. A handler that sleeps does so in virtual time as well.
 //
 // A *client.Message is sent as it is. Any other value is sent as JSON. A message without a
-// message-id gets "1", "2" and so on.
+// message-id gets its number: "1" for the first.
 //
-// A Scenario is a Run with more to choose. Run must not be called in a bubble of
-// testing/synctest: it makes one of its own.
+// Use a [Scenario] to configure more than the policy and the handler. Run must not be
+// called in a testing/synctest bubble, because it makes its own.
 func Run(t *testing.T, policy retry.Policy, handler client.Handler, messages ...any) *Result {
 	t.Helper()
 	return Scenario{Policy: policy, Handler: handler, Messages: messages}.Run(t)
@@ -38,7 +38,7 @@ type Scenario struct {
 	Policy retry.Policy
 	// Handler is the worker's handler, without retry.With.
 	Handler client.Handler
-	// Messages are what is published. See Run.
+	// Messages are the messages to publish. See the function Run.
 	Messages []any
 	// Queue is the work queue. Default: "work", with a delivery limit of 20.
 	Queue declare.QuorumQueue
@@ -46,21 +46,20 @@ type Scenario struct {
 	Broker Config
 	// Consumer configures the worker. By default it handles one message at a time.
 	Consumer client.ConsumerConfig
-	// Workers is how many workers there are, each with a connection of its own. Default:
-	// 1.
+	// Workers is the number of workers. Each has its own connection. Default: 1.
 	Workers int
-	// Disturb, if not nil, is called on a goroutine of its own once the messages are
-	// published, to do some harm. It may sleep. It must return before the Limit.
+	// Disturb, if not nil, is called on its own goroutine once the messages are published.
+	// Use it to inject faults. It may sleep, and must return before Limit is over.
 	Disturb func(b *Broker)
-	// Limit is how much virtual time may pass until all messages are settled. Default:
-	// a year.
+	// Limit is how much virtual time the run may take until all messages are settled.
+	// Default: a year.
 	Limit time.Duration
 }
 
 // DefaultQueue is the name of a Scenario's work queue.
 const DefaultQueue = "work"
 
-// Run runs the scenario. See the function Run.
+// Run runs the scenario. See the function Run. A fault of the scenario fails the test.
 func (s Scenario) Run(t *testing.T) *Result {
 	t.Helper()
 	if s.Queue.Name == "" {
