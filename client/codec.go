@@ -196,7 +196,7 @@ func checkDecode[T any](c Codec) error {
 	return nil
 }
 
-// ErrNoBytes is returned by Body for a message whose body isn't bytes.
+// ErrNoBytes means that a message's body isn't bytes. Body returns it.
 var ErrNoBytes = errors.New("the message's body is not bytes")
 
 // Body returns the body's bytes: its data sections joined, or an amqp-value that

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// AnnotationKnownCount is how many failed deliveries of a message this package
-// knows the reason of, an int64: it is written with every disposition that gives
-// a message back or dead-letters it.
+// AnnotationKnownCount is how many of a message's failed deliveries were reported by a
+// consumer of this package, an int64. Every disposition that gives a message back or
+// dead-letters it writes it.
 const AnnotationKnownCount = "x-opt-hopback-known-count"
 
 // quarantine keeps a message that may take the process down from taking the

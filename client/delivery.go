@@ -83,10 +83,10 @@ func DeliveryFrom(ctx context.Context) (*Delivery, bool) {
 	return d, ok && d != nil
 }
 
-// ErrConsumerTimeout is the cause of a handler's ctx that ended because the broker has
-// taken the delivery back, to give it to somebody else: it was held for longer
-// than the queue's consumer timeout (RabbitMQ 4.3 and later, 30 minutes unless set
-// otherwise). The handler's result is ignored.
+// ErrConsumerTimeout is the cause of a handler's ctx that ended because the broker took the
+// delivery back and delivers it to another consumer. The handler held it for longer than
+// the queue's consumer timeout (RabbitMQ 4.3 and later; 30 minutes by default). The
+// handler's result is ignored.
 var ErrConsumerTimeout = errors.New("the broker took the delivery back")
 
 // lease ends a handler's ctx when the delivery is no longer its own. A context of

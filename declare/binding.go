@@ -33,7 +33,7 @@ type Binding struct {
 	// routes to every queue by the queue's name.
 	Source string `json:"source"`
 
-	// Queue or Exchange is the destination. Exactly one of them is set.
+	// Queue or Exchange is the name of the destination. Exactly one of them is set.
 	Queue    string `json:"queue,omitempty"`
 	Exchange string `json:"exchange,omitempty"`
 
@@ -41,15 +41,15 @@ type Binding struct {
 	// exchange. Fanout and headers exchanges ignore it.
 	Key string `json:"key"`
 
-	// Match and Headers are for a headers exchange. An empty Match with Headers
-	// is [All]. All without Headers matches every message. A header's value nil
-	// matches whenever the message has the header. Integers match integers of
-	// any width; a number doesn't match its text.
+	// Match and Headers are for a headers exchange. An empty Match with Headers is [All].
+	// All without Headers matches every message. A header with the value nil matches every
+	// message that has the header. Integers match integers of any width; a number doesn't
+	// match its text.
 	Match   Match          `json:"match,omitempty"`
 	Headers map[string]any `json:"headers,omitempty"`
 
-	// Arguments are further ones. Values are strings, bools, integers, floats or
-	// lists of these. Neither map is ever changed, or kept.
+	// Arguments are further arguments of the binding. Values are strings, bools, integers,
+	// floats or lists of these. Headers and Arguments are neither changed nor kept.
 	Arguments map[string]any `json:"arguments,omitempty"`
 }
 

@@ -9,7 +9,7 @@ import (
 
 // Conflict is one difference between a declaration and what exists.
 type Conflict struct {
-	// Argument is its name, such as "x-message-ttl", "type" or "durable".
+	// Argument is the name of the setting, such as "x-message-ttl", "type" or "durable".
 	Argument string `json:"argument"`
 	// Wanted is the declared setting, Found the existing one.
 	Wanted Setting `json:"wanted"`
@@ -25,8 +25,8 @@ func (c Conflict) String() string {
 type Setting struct {
 	// Value is the value as text, such as "1000"; empty when not Set.
 	Value string `json:"value"`
-	// Type is the type of the value, such as "integer" or "string"; the broker's
-	// own word, such as "long" or "longstr", where only its text says it. It may
+	// Type is the type of the value, such as "integer" or "string". Where only the broker's
+	// error text names it, it is the broker's own word, such as "long" or "longstr". It may
 	// be empty.
 	Type string `json:"type,omitempty"`
 	// Set reports whether there is a value at all.

@@ -47,9 +47,9 @@ func (d DeadLetterTarget) IsDrop() bool { return d.drop }
 type DeadLetterStrategy string
 
 const (
-	// AtLeastOnce, the default, keeps a dead message until every target queue has
-	// confirmed it. A missing exchange, a missing binding and a full target queue
-	// lose nothing.
+	// AtLeastOnce, the default, keeps a dead message until every target queue has confirmed
+	// it. No message is lost if the exchange, the binding or the target queue is missing or
+	// full.
 	//
 	// It has a price. The queue refuses new messages when it is full (Overflow
 	// [RejectPublish], which is set for you). Dead messages count toward its

@@ -14,9 +14,9 @@ type Declaration struct {
 	Body map[string]any
 }
 
-// Declarations returns the requests of [Apply], in its order: exchanges, queues,
-// bindings, each thing once. It sends nothing and validates nothing: see
-// [Topology.Validate]. A nil queue is left out. The maps are the caller's own.
+// Declarations returns the requests of [Apply], in its order: exchanges, queues, bindings,
+// each one once. It sends nothing and validates nothing: see [Topology.Validate]. A nil
+// queue is left out. The maps are the caller's own.
 func (t Topology) Declarations() []Declaration {
 	p := t.plan()
 	return append(append(p.exchanges, p.queues...), p.bindings...)

@@ -24,7 +24,8 @@ var (
 	ErrForbidden = errors.New("forbidden")
 	// ErrInvalid means that the broker doesn't accept the declaration.
 	ErrInvalid = errors.New("invalid")
-	// ErrUnavailable means that the broker can't do it now. Try again later.
+	// ErrUnavailable means that the broker can't carry out the request now. Try again
+	// later.
 	ErrUnavailable = errors.New("unavailable")
 	// ErrNoReply means that no reply came. The broker may or may not have carried the
 	// request out. Error.Err is the Requester's error.
@@ -46,7 +47,7 @@ type Error struct {
 	Method, Path string
 	// Status is that of the reply; 0 if none came.
 	Status int
-	// Text is the broker's own explanation, cut to 1,000 bytes.
+	// Text is the broker's explanation, cut to 1,000 bytes.
 	Text string
 	// Reason is one of this package's sentinels.
 	Reason error

@@ -61,7 +61,7 @@ const (
 	Unknown StepResult = "unknown"
 )
 
-// Step is one declaration or deletion and its result.
+// Step is the declaration or deletion of one resource, and its result.
 type Step struct {
 	Resource Resource
 	Result   StepResult

@@ -33,7 +33,7 @@ func Merge(ts ...Topology) (Topology, error) {
 }
 
 // Validate reports everything that is wrong with t, joined; each part is an
-// *[argument.Error]. Repetitions are fine, contradictions are not.
+// *[argument.Error]. A resource may be declared repeatedly, but always in the same way.
 func (t Topology) Validate() error { return t.plan().err() }
 
 // plan is a topology without its repetitions, ready to send.

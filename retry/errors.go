@@ -40,8 +40,8 @@ func After(d time.Duration, err error) error { return &mark.After{Delay: max(d, 
 // and only if the message failed before. d is rounded as for After.
 func Snooze(d time.Duration) error { return &mark.After{Delay: max(d, 0), Snooze: true} }
 
-// Discard drops the message on purpose: it is accepted and not kept anywhere. err may
-// tell why, for middleware that logs. Discard(nil) is an error, too, and discards.
+// Discard drops the message on purpose: it is accepted and not kept anywhere. err says why,
+// for middleware that logs, and may be nil: Discard(nil) is a non-nil error that discards.
 //
 // Discard is ignored if it is joined with another error or wrapped in Permanent or
 // After: the other error decides.

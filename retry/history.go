@@ -39,11 +39,11 @@ const (
 	// AnnotationDelay is the delay before the retry in milliseconds, an int64. The delay
 	// queues of StrategyDeadLetter are bound by it.
 	AnnotationDelay = "x-opt-hopback-delay"
-	// AnnotationHistory tells all of this in one annotation, on the copies of
+	// AnnotationHistory holds all of this in one annotation, on the copies of
 	// StrategyRepublish, whose retries CountProperty counts. It is a string that holds a
-	// JSON object with the members queue, error, type, first, last, delay, worker,
-	// exchange and key. Members without a value are left out. Where a message has other
-	// annotations as well, those are newer.
+	// JSON object with the members queue, error, type, first, last, delay, worker, exchange
+	// and key. Members without a value are left out. Where a message has other annotations
+	// as well, those are newer.
 	AnnotationHistory = "x-opt-hopback-history"
 	// AnnotationDeliveryTime is RabbitMQ's own annotation, a time: the queue doesn't
 	// deliver the message before it. RabbitMQ below 4.3 ignores it.

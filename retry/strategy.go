@@ -17,10 +17,10 @@ const (
 	// original once the copy is confirmed. It works on every RabbitMQ 4 and with
 	// workers in other languages. A lost connection can leave a duplicate.
 	//
-	// client.Copy tells what a copy lacks. Use another strategy for messages of AMQP
+	// See client.Copy for what a copy lacks. Use another strategy for messages of AMQP
 	// 0-9-1 clients whose headers hold tables or arrays. A message that can't be copied,
-	// such as one near the broker's max-message-size, is copied without its history.
-	// If that fails too, it waits as with StrategyNative; below RabbitMQ 4.3 it is
+	// such as one near the broker's max-message-size, is copied without its history. If
+	// that fails too, it waits as with StrategyNative; below RabbitMQ 4.3 it is
 	// dead-lettered with client.ReasonUnforwardable.
 	StrategyRepublish Strategy = "republish"
 	// StrategyDeadLetter returns the message to the broker with one disposition. The

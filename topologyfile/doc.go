@@ -13,12 +13,12 @@
 //	bindings:
 //	  - {source: shop, queue: orders, key: order.*}
 //
-// Work queues get the retry topology of package retry. Queues, exchanges and
-// bindings are declared as they are. The keys of queues are RabbitMQ's arguments
-// without their "x-". Times have a unit, as in 10s, 1m30s or 250ms. [Schema] has
-// every key, for editors and for people.
+// Work queues get the retry topology of package retry. Queues, exchanges and bindings are
+// declared as they are. The keys of queues are RabbitMQ's arguments without their "x-".
+// Durations have a unit, as in 10s, 1m30s or 250ms. [Schema] has every key, for editors and
+// for people.
 //
-// Unknown keys, repeated keys, values of another type, YAML's anchors and a second
-// document are refused. An [Error] names the line and says what to write instead.
-// All faults are reported at once.
+// Unknown keys, repeated keys, values of another type, YAML's anchors and a second document
+// are refused. An [Error] names the line and says what to write instead. Up to 20 mistakes
+// are reported at once.
 package topologyfile

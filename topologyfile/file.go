@@ -26,11 +26,11 @@ type File struct {
 	// worker adds RetryIf and Rules. A rule with delays of its own needs queues
 	// for them, which aren't in Topology.
 	Policy retry.Policy
-	// Work are the work-queues. Other has the queues, exchanges and bindings.
+	// Work holds the work-queues. Other holds the queues, exchanges and bindings.
 	Work  []declare.QuorumQueue
 	Other declare.Topology
-	// Topology is everything to declare: Other, the work queues, and what the policy
-	// needs for them.
+	// Topology is everything to declare: Other, the work queues, and the queues, exchanges
+	// and bindings that the policy needs for them.
 	Topology declare.Topology
 }
 

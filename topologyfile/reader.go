@@ -17,9 +17,8 @@ type Error struct {
 	// Line and Column begin with 1. Both are 0 if the mistake concerns the whole
 	// file. Column is 0 for a syntax error.
 	Line, Column int
-	// Err is an *[argument.Error]. Its Path leads to the value in the file, such as
-	// work-queues.orders.delivery-limit, also where the value was refused as a field
-	// of a Go value.
+	// Err is an *[argument.Error]. Its Path is the path of the value in the file, such as
+	// work-queues.orders.delivery-limit.
 	Err error
 }
 

@@ -16,8 +16,8 @@ import (
 // Dialer makes a connection. The method NewConnection of a *rabbitmqamqp.Environment is
 // one, and so is a function that calls rabbitmqamqp.Dial.
 //
-// The connection belongs to the adapter, which closes it. The adapter replaces lost
-// connections itself and doesn't need the official client's recovery. Switch that off
+// The adapter owns the connection and closes it. The adapter replaces lost connections
+// itself and doesn't need the official client's recovery. Switch that off
 // (RecoveryConfiguration.ActiveRecovery: false) to save a goroutine that sleeps for some
 // seconds after each loss.
 //
@@ -63,7 +63,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// UnlimitedFailures as Config.FailureLimit lets a message fail for ever.
+// UnlimitedFailures, as Config.FailureLimit, sets no limit.
 const UnlimitedFailures = -1
 
 const (

@@ -54,7 +54,7 @@
 //     and doesn't rely on State.
 //   - A link or a session that ends by itself isn't rebuilt, and Receive then returns
 //     errors without a pause. Consume replaces the connection at the first error, with
-//     back-off and without limit. Serve waits or gives up, as its documentation tells.
+//     back-off and without limit. Serve waits or gives up, as its documentation says.
 //   - A consumer whose attach failed is attached after the next recovery, and receives
 //     messages that nobody reads. Consume closes every connection on which anything has
 //     failed, so there is nothing to recover.

@@ -11,9 +11,9 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// AnnotationFailures counts the failures of a message that stays in its queue,
-// an int64: see Config.FailureLimit. A forwarded copy begins again at none, and so
-// does a dead letter, or it would die at its first failure after a replay.
+// AnnotationFailures counts the failures of a message that stays in its queue, an int64:
+// see Config.FailureLimit. A forwarded copy and a dead letter start again without it.
+// Otherwise a dead letter would die at its first failure after a replay.
 const AnnotationFailures = "x-opt-hopback-failures"
 
 // ReasonFailureLimit says that the message has failed more often than Config.FailureLimit.

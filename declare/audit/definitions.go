@@ -171,7 +171,7 @@ func (d *Definitions) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// Encode is the document as a file: indented, and with a line feed at its end.
+// Encode returns the document as a file: indented JSON with a final line feed.
 func (d Definitions) Encode() []byte {
 	text, _ := d.MarshalJSON()
 	var b bytes.Buffer

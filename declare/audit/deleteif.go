@@ -13,22 +13,21 @@ import (
 
 // DeleteCondition is the condition for a deletion. The zero value is no condition.
 type DeleteCondition struct {
-	// Empty: the queue has no message that is ready, and as far as the HTTP API
-	// can tell, none that is held by a consumer, delayed, or on its way to
-	// dead-lettering either.
+	// Empty: the queue has no ready message. With the HTTP API it also has none that a
+	// consumer holds, that is delayed, or that waits for dead-lettering.
 	Empty bool
-	// Unused: the queue has no consumer, and no binding that the HTTP API shows;
-	// the exchange has no binding, to it or from it.
+	// Unused: the queue has no consumer and, with the HTTP API, no binding. An exchange has
+	// no binding to it or from it.
 	Unused bool
 }
 
 // DeleteQueueIf deletes a queue if cond holds, and otherwise returns
 // [declare.ErrInUse]. A queue that doesn't exist is no error.
 //
-// RabbitMQ has no conditional delete over AMQP 1.0, and none for quorum queues
-// over any protocol. So DeleteQueueIf asks first and deletes then. A message that
-// is published in between is lost: remove the queue's bindings before. Without
-// src.HTTP only ready messages and consumers are checked.
+// RabbitMQ has no conditional delete over AMQP 1.0, and none for quorum queues over any
+// protocol. So DeleteQueueIf checks first and then deletes. A message that is published in
+// between is lost. To prevent that, remove the queue's bindings first. Without src.HTTP
+// only ready messages and consumers are checked.
 func DeleteQueueIf(ctx context.Context, src Sources, name string, cond DeleteCondition) (messages uint64, err error) {
 	info, err := declare.Inspect(ctx, src.AMQP, name)
 	switch {
@@ -93,12 +92,12 @@ func DeleteExchangeIf(ctx context.Context, src Sources, name string, cond Delete
 // what others need. It then deletes nothing and returns [declare.ErrInUse], one
 // joined *[declare.Error] for each reason.
 //
-// Others need an exchange if it has a binding from or to something outside t, or
-// if a queue outside t dead-letters to it. Others need a queue if it has
-// consumers, or if something outside t leads to it. Messages are lost with every
-// queue that has any, held and delayed ones included. What several topologies
-// share, such as the delay queues of package retry, is kept while another one
-// needs it.
+// An exchange is needed if it has a binding from or to something outside t, or if a queue
+// outside t dead-letters to it. A queue is needed if it has consumers, or if a binding or a
+// dead-letter target outside t leads to it. A queue also counts as needed if it has
+// messages, including held and delayed ones. So DeleteUnused refuses to delete resources
+// that several topologies share, such as the delay queues of package retry, while another
+// topology needs them.
 //
 // src.AMQP and src.HTTP are both required. DeleteUnused reads everything first,
 // and inspects each queue again over AMQP before it deletes it. A message that

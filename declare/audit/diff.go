@@ -230,10 +230,11 @@ func (d Diff) Count(kind ChangeKind) int {
 	return n
 }
 
-// Nothing reports whether everything certainly exists as declared.
+// Nothing reports whether Apply would change nothing: every resource certainly exists as
+// declared.
 func (d Diff) Nothing() bool { return d.Count(Keep) == len(d.Changes) }
 
-// Conflicts reports whether Apply would be refused.
+// Conflicts reports whether the broker would refuse a part of Apply.
 func (d Diff) Conflicts() bool { return d.Count(Refuse) > 0 }
 
 // String returns the diff for people. "+" marks what would be created, "!" what

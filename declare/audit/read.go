@@ -32,11 +32,11 @@ type Reader interface {
 	VHost() string
 }
 
-// Read takes a snapshot. The HTTP API is read first, for the whole virtual host.
-// Without it, or if it fails, the queues and bindings of of are read over AMQP.
-// Snapshot.Unread says what is missing, and why.
+// Read takes a snapshot. It reads the whole virtual host from the HTTP API. Without
+// src.HTTP, or if that fails, it reads the queues and bindings of the topology of over
+// AMQP. Snapshot.Unread lists what is missing, and why.
 //
-// An error means that nothing could be read, or that a source failed half way.
+// An error means that nothing could be read, or that a source failed part way through.
 func Read(ctx context.Context, src Sources, of declare.Topology) (Snapshot, error) {
 	if src.AMQP == nil && src.HTTP == nil {
 		return Snapshot{}, argument.New("Sources", nil, "has neither AMQP nor HTTP set", "pass conn.Management(), or httpapi.New")

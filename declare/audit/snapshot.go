@@ -75,11 +75,10 @@ type SnapshotPart string
 
 // The parts.
 const (
-	// PartExchanges: which exchanges there are. RabbitMQ ends the session that
-	// asks for one over AMQP.
+	// PartExchanges: the exchanges. RabbitMQ ends the session that asks for one over AMQP.
 	PartExchanges SnapshotPart = "exchanges"
-	// PartQueues and PartBindings: those beyond the topology that was asked
-	// about. Over AMQP one can only ask for what one can name.
+	// PartQueues and PartBindings: the queues and bindings outside the topology. AMQP shows
+	// only those that the request names.
 	PartQueues   SnapshotPart = "other queues"
 	PartBindings SnapshotPart = "other bindings"
 	// PartPolicies: the policies, which change what a queue's arguments say.
@@ -88,7 +87,7 @@ const (
 	PartNodes SnapshotPart = "nodes"
 	// PartCounts: the messages that are held for dead-lettering or delayed.
 	PartCounts SnapshotPart = "message counts"
-	// PartVersion: which RabbitMQ it is.
+	// PartVersion: the broker's version.
 	PartVersion SnapshotPart = "version"
 )
 

@@ -14,10 +14,9 @@ import (
 type Severity string
 
 const (
-	// SeverityError: messages are or will be lost or stuck.
+	// SeverityError: messages are lost or stuck, or will be.
 	SeverityError Severity = "error"
-	// SeverityWarning: messages will be lost or stuck if something else fails,
-	// too.
+	// SeverityWarning: messages will be lost or stuck if something else fails as well.
 	SeverityWarning Severity = "warning"
 )
 
@@ -59,10 +58,10 @@ type Verification struct {
 	Checked int `json:"checked"`
 }
 
-// Clean reports whether every rule was checked, and none found anything.
+// Clean reports whether every rule was checked and nothing was found.
 func (v Verification) Clean() bool { return len(v.Findings) == 0 && len(v.Skipped) == 0 }
 
-// Count is how many findings have the severity.
+// Count returns how many findings have the severity s.
 func (v Verification) Count(s Severity) int {
 	n := 0
 	for _, f := range v.Findings {
@@ -73,7 +72,7 @@ func (v Verification) Count(s Severity) int {
 	return n
 }
 
-// String is the verification for people.
+// String returns the verification as text, for people.
 func (v Verification) String() string {
 	var b strings.Builder
 	for _, f := range v.Findings {

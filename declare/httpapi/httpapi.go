@@ -26,7 +26,7 @@ import (
 	"github.com/hopback/hopback/declare/audit"
 )
 
-// Config says how the API is called. The zero value works.
+// Config configures a Reader. The zero value is ready to use.
 type Config struct {
 	// Timeout bounds one request and its reply. Default: 30 seconds.
 	Timeout time.Duration

@@ -36,7 +36,7 @@ import (
 	"github.com/hopback/hopback/declare/audit"
 )
 
-// Config says what to move. Old and New are required.
+// Config configures a move. Old and New are required.
 type Config struct {
 	// Old is the name of the queue to move from: a quorum or a classic queue.
 	Old string
@@ -48,9 +48,9 @@ type Config struct {
 	New declare.Queue
 	// Bindings are those of the old queue. Default: those that the HTTP API lists.
 	Bindings []declare.Binding
-	// Keep keeps the old queue, empty, rather than delete it.
+	// Keep leaves the old queue in place, empty, instead of deleting it.
 	Keep bool
-	// Prefetch is how many messages are moved at once. Default: 1000.
+	// Prefetch is the number of messages that are moved at once. Default: 1000.
 	Prefetch int
 	// Quiet is how long the old queue must be empty, without consumers and
 	// arrivals, before the move ends. Default: 6 s. The counts of the HTTP API are
@@ -64,9 +64,9 @@ type Config struct {
 
 // Report is the progress of a move.
 type Report struct {
-	// Moved is how many messages were copied and accepted.
+	// Moved is the number of messages that were copied and accepted.
 	Moved uint64 `json:"moved"`
-	// Bindings is how many bindings were copied to the new queue.
+	// Bindings is the number of bindings that were copied to the new queue.
 	Bindings int `json:"bindings"`
 	// Deleted reports whether the old queue is gone.
 	Deleted bool `json:"deleted"`
