@@ -33,11 +33,11 @@ test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and e
 
 .PHONY: unit
 unit: ## The tests that need no broker
-	@{ $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry; $(GO) -C adapter/officialclient test -race -count=1 -json .; $(GO) -C cmd/hopback test -race -count=1 -json ./...; $(GO) -C docs/snippets test -count=1 -json .; } | $(GO) run ./internal/tally
+	@{ $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry; $(GO) -C adapter/officialclient test -race -count=1 -json .; $(GO) -C cmd/hopback test -race -count=1 -json ./...; $(GO) -C docs/snippets test -count=1 -json ./...; } | $(GO) run ./internal/tally
 
 .PHONY: quick
 quick: ## The tests that need no broker, and those of integration with brokers in memory; without the race detector, within a minute
-	@{ $(GO) test -json $(UNIT); $(GO) -C adapter/officialclient test -json .; $(GO) -C cmd/hopback test -json ./...; $(GO) -C docs/snippets test -json .; $(GO) test -json ./integration -brokers=memory -parallel=64; } | $(GO) run ./internal/tally
+	@{ $(GO) test -json $(UNIT); $(GO) -C adapter/officialclient test -json .; $(GO) -C cmd/hopback test -json ./...; $(GO) -C docs/snippets test -json ./...; $(GO) test -json ./integration -brokers=memory -parallel=64; } | $(GO) run ./internal/tally
 
 .PHONY: lint
 lint: ## Check formatting, go vet and staticcheck

@@ -54,7 +54,7 @@ run_tests "${unit[@]}"
 # Modules of their own, so that what they need isn't among what hopback needs.
 $GO -C adapter/officialclient test $race -count=1 -timeout=25m -json . >&3
 $GO -C cmd/hopback test $race -count=1 -timeout=25m -json ./... >&3
-$GO -C docs/snippets test -count=1 -timeout=5m -json . >&3
+$GO -C docs/snippets test -count=1 -timeout=5m -json ./... >&3
 # With the brokers in memory the race detector looks on. With the real ones, which take
 # most of the CPU, it would only make everything slower once more.
 run_tests ./integration -brokers=memory
