@@ -63,6 +63,6 @@
 //   - Publish gives a message without a header the priority 0, which RabbitMQ 4.3 ranks
 //     below messages without a priority. So copies always have a header.
 //   - Receive panics on a message whose annotation x-stream-offset isn't a long, and any
-//     publisher can set that. [Consume] tells what happens to such a message.
+//     publisher can set that. See [Consume] for what happens to such a message.
 //   - The settlement calls panic on an annotation key of one byte.
 package officialclient

@@ -96,12 +96,12 @@ func (d Definitions) VHosts() []string {
 	return slices.Compact(list)
 }
 
-// Topology returns what d has in a virtual host. Entries without a virtual host
-// count for each. A queue is the typed one that says exactly the same, or else a
+// Topology returns d's resources in a virtual host. Entries without a virtual host belong
+// to every one. A queue becomes the typed value that declares exactly the same, or else a
 // [declare.RawQueue].
 //
-// An error is an *[argument.Error] for each exchange that isn't durable, joined.
-// The Topology is complete all the same.
+// The error has an *[argument.Error] for each exchange that isn't durable, joined. The
+// Topology is complete nevertheless.
 func (d Definitions) Topology(vhost string) (declare.Topology, error) {
 	var t declare.Topology
 	var errs []error
@@ -140,8 +140,8 @@ func (d Definitions) Topology(vhost string) (declare.Topology, error) {
 	return t, errors.Join(errs...)
 }
 
-// Snapshot returns what d has in a virtual host, for [Check] and the graphs. It
-// doesn't validate d.
+// Snapshot returns d's resources in a virtual host, for [Check] and the graphs. It doesn't
+// validate d.
 func (d Definitions) Snapshot(vhost string) Snapshot {
 	s := Snapshot{VHost: vhost}
 	in := func(v string) bool { return v == vhost || v == "" }

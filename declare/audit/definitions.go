@@ -67,9 +67,8 @@ type PolicyDefinition struct {
 	Other map[string]json.RawMessage
 }
 
-// ParseDefinitions reads a document. What isn't one is an *[argument.Error] that
-// names the place. Arguments may have any value: what is wrong with them is for
-// [Check] to find.
+// ParseDefinitions reads a document. A malformed one is an *[argument.Error] that names the
+// place. It doesn't check the values of arguments: use [Check] for that.
 func ParseDefinitions(text []byte) (Definitions, error) {
 	var d Definitions
 	doc, err := object(argument.Root("definitions"), text)

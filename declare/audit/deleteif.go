@@ -88,9 +88,9 @@ func DeleteExchangeIf(ctx context.Context, src Sources, name string, cond Delete
 	return declare.DeleteExchange(ctx, src.AMQP, name)
 }
 
-// DeleteUnused is [declare.Delete], unless that would lose messages or take away
-// what others need. It then deletes nothing and returns [declare.ErrInUse], one
-// joined *[declare.Error] for each reason.
+// DeleteUnused deletes t like [declare.Delete], unless that would lose messages or delete
+// something that others need. In that case it deletes nothing and returns a
+// *[declare.Error] for each reason, joined, that matches [declare.ErrInUse].
 //
 // An exchange is needed if it has a binding from or to something outside t, or if a queue
 // outside t dead-letters to it. A queue is needed if it has consumers, or if a binding or a
@@ -131,9 +131,9 @@ func DeleteUnused(ctx context.Context, src Sources, t declare.Topology) (declare
 	return declare.DeleteIdle(ctx, src.AMQP, t)
 }
 
-// CheckUnused is the check of [DeleteUnused], on a snapshot. It returns an
-// *[declare.Error] for each reason, joined, that matches [declare.ErrInUse]; or
-// nil.
+// CheckUnused does the check of [DeleteUnused] on a snapshot. It returns nil if t can be
+// deleted. Otherwise it returns a *[declare.Error] for each reason, joined, that matches
+// [declare.ErrInUse].
 func CheckUnused(s Snapshot, t declare.Topology) error {
 	queues, exchanges := map[string]bool{}, map[string]bool{}
 	for _, name := range queueNames(t) {

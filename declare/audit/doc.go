@@ -10,10 +10,10 @@
 //     documents.
 //   - [Mermaid] and [DOT] draw a topology.
 //
-// All of them work on a [Snapshot]. [Read] takes one of a live broker,
-// [FromTopology] makes one of a topology, and [Definitions.Snapshot] one of a
-// document. [Compare], [Check] and [CheckUnused] are [Plan], [Verify] and the
-// check of [DeleteUnused] without I/O.
+// All of them work on a [Snapshot]. [Read] takes one of a live broker, [FromTopology] makes
+// one of a topology, and [Definitions.Snapshot] one of a document. [Compare], [Check] and
+// [CheckUnused] do the work of [Plan], [Verify] and the check of [DeleteUnused] on a
+// snapshot, without I/O.
 //
 // Over AMQP, RabbitMQ describes a queue or lists bindings that the request names.
 // It can't list queues, and can't describe exchanges and policies. Read takes those

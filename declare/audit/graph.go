@@ -40,7 +40,7 @@ func Mermaid(s Snapshot) string {
 	})
 }
 
-// DOT returns the picture of [Mermaid] for Graphviz: dot -Tsvg.
+// DOT returns the graph of [Mermaid] in the language of Graphviz. Render it with dot -Tsvg.
 func DOT(s Snapshot) string {
 	head := "digraph topology {\n    rankdir=LR;\n    node [fontname=\"sans-serif\"];\n    edge [fontname=\"sans-serif\", fontsize=10];\n"
 	return head + newGraph(s).write(notation{

@@ -108,9 +108,9 @@ func skippedFor(why string, all []Skipped) string {
 	return strings.Join(parts, "; ")
 }
 
-// Verify reads what is live and checks it against all [Rules]. With the HTTP API
-// it checks the whole virtual host, and t may be empty. Over AMQP alone it checks
-// t's queues and bindings; Verification.Skipped lists the rules that need more.
+// Verify reads the live broker and checks it against all [Rules]. With the HTTP API it
+// checks the whole virtual host, and t may be empty. Over AMQP alone it checks t's queues
+// and bindings; Verification.Skipped lists the rules that need more.
 //
 // waive names rules to leave out, such as "dead-letter", or a rule for a single
 // resource, such as "dead-letter queue \"audit\"", as a finding prints it.

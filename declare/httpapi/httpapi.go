@@ -98,7 +98,8 @@ func (r *Reader) String() string { return r.base }
 // GoString keeps the password out of %#v as well.
 func (r *Reader) GoString() string { return fmt.Sprintf("httpapi.Reader(%q, %q)", r.base, r.vhost) }
 
-// Get requests a path below /api. An error is an *[Error].
+// Get requests a percent-encoded path below /api, such as "/queues/%2F", and returns the
+// body of the reply. An error is an *[Error].
 func (r *Reader) Get(ctx context.Context, path string) ([]byte, error) {
 	fail := func(status int, reason, err error) ([]byte, error) {
 		return nil, &Error{URL: r.base + "/api" + path, Status: status, User: r.user, VHost: r.vhost, Reason: reason, Err: err}

@@ -7,8 +7,8 @@
 //		New: declare.QuorumQueue{Name: "orders.v2", DeliveryLimit: 5, DeadLetter: declare.ToQueue("orders.dead")},
 //	})
 //
-// Publishers and consumers continue meanwhile. [Run] takes these steps, in which
-// every message is always in a queue:
+// Publishers and consumers can continue meanwhile. Every message is in a queue at all
+// times. [Run] takes these steps:
 //
 //  1. Declare the new queue.
 //  2. Bind it wherever the old queue is bound.
