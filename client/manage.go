@@ -505,7 +505,7 @@ func openManagement(ctx context.Context, open func(context.Context) (session, er
 		closeSession(sess)
 		return nil, nil, nil, err
 	}
-	return sess, managementSender{l.s}, &amqpReceiver{l.r, &as.used, new(atomic.Uint64)}, nil // replies tell nothing of queues
+	return sess, managementSender{l.s}, &amqpReceiver{l.r, as, new(atomic.Uint64)}, nil // replies tell nothing of queues
 }
 
 // management returns one on this connection alone. Its sessions live as long as the

@@ -143,7 +143,10 @@ type amqpSession struct {
 	// attaching says that a receiver waits for its queue: until that has answered,
 	// RabbitMQ doesn't look at the end of the session either.
 	attaching atomic.Bool
-	ended     func() // see wire.session
+	// unheard says that the end of a link had no answer in time: RabbitMQ waits for a
+	// queue there, too, and looks at the end of the session after that.
+	unheard atomic.Bool
+	ended   func() // see wire.session
 }
 
 func (s *amqpSession) broken() <-chan struct{} { return s.w.amqp.Done() }
@@ -167,7 +170,7 @@ func (s *amqpSession) close(ctx context.Context) {
 	go func() {
 		defer close(closed)
 		end := bounded[struct{}]
-		if s.attaching.Load() {
+		if s.attaching.Load() || s.unheard.Load() {
 			end = patient[struct{}]
 		}
 		_, _ = end(s.w.ctx, s.w, func(ctx context.Context) (struct{}, error) {
@@ -198,7 +201,7 @@ func (s *amqpSession) receiver(ctx context.Context, source string, takenBack fun
 			if err != nil {
 				return nil, err
 			}
-			return &amqpReceiver{r, &s.used, &s.w.heard}, nil
+			return &amqpReceiver{r, s, &s.w.heard}, nil
 		},
 		func(r receiverLink) { _ = r.close(s.w.ctx) })
 }
@@ -213,21 +216,29 @@ func (s *amqpSession) sender(ctx context.Context, target string) (senderLink, er
 			if err != nil {
 				return nil, err
 			}
-			return &amqpSender{l, &s.used, &s.w.heard}, nil
+			return &amqpSender{l, s}, nil
 		},
 		func(l senderLink) { _ = l.close(s.w.ctx) })
 }
 
+// endOfLink notes whether the end of a link was answered within ctx.
+func (s *amqpSession) endOfLink(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		s.unheard.Store(true)
+	}
+	return err
+}
+
 type amqpReceiver struct {
 	r     *amqp.Receiver
-	used  *atomic.Uint64 // the session's
-	heard *atomic.Uint64 // the connection's
+	of    *amqpSession
+	heard *atomic.Uint64 // the connection's, unless what comes tells nothing of queues
 }
 
 func (l *amqpReceiver) receive(ctx context.Context) (*Message, error) {
 	m, err := l.r.Receive(ctx, nil)
 	if err == nil {
-		l.used.Add(1)
+		l.of.used.Add(1)
 		l.heard.Add(1)
 	}
 	return m, err
@@ -236,14 +247,14 @@ func (l *amqpReceiver) receive(ctx context.Context) (*Message, error) {
 func (l *amqpReceiver) prefetched() *Message {
 	m := l.r.Prefetched()
 	if m != nil {
-		l.used.Add(1)
+		l.of.used.Add(1)
 	}
 	return m
 }
 
 func (l *amqpReceiver) issueCredit(n uint32) error      { return l.r.IssueCredit(n) }
 func (l *amqpReceiver) drain(ctx context.Context) error { return l.r.DrainCredit(ctx, nil) }
-func (l *amqpReceiver) close(ctx context.Context) error { return l.r.Close(ctx) }
+func (l *amqpReceiver) close(ctx context.Context) error { return l.of.endOfLink(ctx, l.r.Close(ctx)) }
 
 // settle returns when the disposition is written; the broker never confirms one.
 // Its ctx has no deadline on purpose, see wire.ctx; the link's end ends it.
@@ -264,9 +275,8 @@ func (l *amqpReceiver) settle(m *Message, d disposition) error {
 }
 
 type amqpSender struct {
-	s     *amqp.Sender
-	used  *atomic.Uint64 // the session's
-	heard *atomic.Uint64 // the connection's
+	s  *amqp.Sender
+	of *amqpSession
 }
 
 func (l *amqpSender) send(ctx context.Context, m *Message) (receipt, bool, error) {
@@ -276,11 +286,11 @@ func (l *amqpSender) send(ctx context.Context, m *Message) (receipt, bool, error
 	if err != nil {
 		return nil, !localSendError(err), err
 	}
-	l.used.Add(1)
-	return &amqpReceipt{r, l.heard}, true, nil
+	l.of.used.Add(1)
+	return &amqpReceipt{r, &l.of.w.heard}, true, nil
 }
 
-func (l *amqpSender) close(ctx context.Context) error { return l.s.Close(ctx) }
+func (l *amqpSender) close(ctx context.Context) error { return l.of.endOfLink(ctx, l.s.Close(ctx)) }
 
 type amqpReceipt struct {
 	r     amqp.SendReceipt
