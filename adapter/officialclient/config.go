@@ -63,7 +63,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// UnlimitedFailures, as Config.FailureLimit, sets no limit.
+// UnlimitedFailures is a Config.FailureLimit that sets no limit.
 const UnlimitedFailures = -1
 
 const (
