@@ -89,9 +89,14 @@ func (s *site) run(t *testing.T, args ...string) string {
 	return string(out)
 }
 
+// enabling is held by whoever enables a plugin: two at once write the same file.
+var enabling sync.Mutex
+
 // enable enables a plugin of the broker.
 func (s *site) enable(t *testing.T, plugin string) {
 	t.Helper()
+	enabling.Lock()
+	defer enabling.Unlock()
 	// Debian's package of 4.0 names a folder that isn't there.
 	s.run(t, "sh", "-c", `dir=$(ls -d /usr/lib/rabbitmq/lib/*/plugins 2>/dev/null) && export RABBITMQ_PLUGINS_DIR="$dir"
 exec rabbitmq-plugins enable "$0"`, plugin)
