@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/hopbacktest/internal/engine"
 	"github.com/hopback/hopback/internal/frames"
@@ -25,8 +26,7 @@ func (b *Broker) Queue(name string) *Queue { return b.QueueIn("/", name) }
 // QueueIn returns the queue with this name in a virtual host.
 func (b *Broker) QueueIn(vhost, name string) *Queue { return &Queue{b, vhost, name} }
 
-// ErrNoQueue means that the queue, or the node that MoveLeader names, doesn't exist. Match
-// it with errors.Is.
+// ErrNoQueue means that the queue doesn't exist. Match it with errors.Is.
 var ErrNoQueue = errors.New("hopbacktest: no such queue")
 
 func missing(err error) error {
@@ -151,7 +151,11 @@ func (q *Queue) Empty() error { return missing(q.b.engine.EmptyQueue(q.vhost, q.
 
 // MoveLeader moves the queue's leader to a node of Config.Nodes.
 func (q *Queue) MoveLeader(node string) error {
-	return missing(q.b.engine.MoveLeader(q.vhost, q.name, node))
+	err := q.b.engine.MoveLeader(q.vhost, q.name, node)
+	if err != nil && q.Exists() {
+		return argument.Wrap(err, "node", node, "is not a node of the broker", "use one of Config.Nodes")
+	}
+	return missing(err)
 }
 
 // Freeze stops the queue until thaw is called, like a queue without a leader: it answers no

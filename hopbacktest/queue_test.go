@@ -23,6 +23,7 @@ func TestQueuesAreLookedAtAndHarmed(t *testing.T) {
 		assert.False(t, q.Exists())
 		assert.Zero(t, q.Counts())
 		require.ErrorIs(t, q.Forget(), hopbacktest.ErrNoQueue)
+		require.ErrorIs(t, q.MoveLeader("rabbit@nowhere"), hopbacktest.ErrNoQueue)
 		declared(t, conn, oneQueue(t, "work"))
 		p, err := client.NewPublisher[string](t.Context(), conn, address.Queue("work"), client.PublisherConfig{})
 		require.NoError(t, err)
@@ -40,7 +41,9 @@ func TestQueuesAreLookedAtAndHarmed(t *testing.T) {
 		assert.Equal(t, "rabbit@a", q.Leader())
 		require.NoError(t, q.MoveLeader("rabbit@b"))
 		assert.Equal(t, "rabbit@b", q.Leader())
-		require.Error(t, q.MoveLeader("rabbit@c"))
+		err = q.MoveLeader("rabbit@c")
+		require.ErrorAs(t, err, new(*argument.Error))
+		require.NotErrorIs(t, err, hopbacktest.ErrNoQueue)
 
 		thaw, err := q.Freeze()
 		require.NoError(t, err)
