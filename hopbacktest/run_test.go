@@ -89,26 +89,6 @@ func TestRunTellsWhatBecameOfEachMessage(t *testing.T) {
 	})
 }
 
-// A thousand messages wait for hours in each strategy, in less than a second.
-func TestAThousandMessagesWaitForHoursInNoTime(t *testing.T) {
-	delays := []time.Duration{10 * time.Minute, 3 * time.Hour, 24 * time.Hour}
-	messages := make([]any, 1000)
-	for i := range messages {
-		messages[i] = i
-	}
-	withEach(t, func(t *testing.T, version string, s retry.Strategy) {
-		began := time.Now()
-		r := hopbacktest.Scenario{
-			Policy:  retry.Policy{MaxRetries: 3, Backoff: retry.Delays(delays...), Strategy: s},
-			Handler: failing(3), Messages: messages, Broker: hopbacktest.Config{Version: version},
-		}.Run(t)
-		t.Logf("REPORT %s %s: 1,000 messages, 4,000 attempts, %v of virtual time in %v", version, s, r.Elapsed, time.Since(began))
-		r.Each(func(o *hopbacktest.Outcome) {
-			o.WantHandled().WantAttempts(4).WantDelays(delays...)
-		})
-	})
-}
-
 func TestRunWithHarm(t *testing.T) {
 	withEach(t, func(t *testing.T, version string, s retry.Strategy) {
 		r := hopbacktest.Scenario{

@@ -24,30 +24,34 @@ var plants = []struct {
 	old, new   string
 	// finds is what a simulation says of it, one of these.
 	finds []ViolationKind
+	// with is how to simulate, beside what all have. Flags that come later win.
+	with []string
 }{
 	{"an original is accepted before its copy is confirmed", "client/consume_flow.go",
 		"	f.original = f\n	s.consumer.forwards.send(&f.forward)\n",
 		"	f.original = f\n	s.push(d, disposition{kind: accepted})\n	s.consumer.forwards.send(&f.forward)\n",
-		[]ViolationKind{Lost, Stranded}},
+		[]ViolationKind{Lost, Stranded}, nil},
 	{"a settlement is lost now and then", "client/consume_flow.go",
 		"	s.settles.put(settlement{d, disp})\n",
 		"	if len(d.message.Data) > 0 && len(d.message.Data[0]) > 0 && d.message.Data[0][len(d.message.Data[0])-1] == 7 {\n		return\n	}\n	s.settles.put(settlement{d, disp})\n",
-		[]ViolationKind{Left, Stuck, Starved, Stranded}},
+		[]ViolationKind{Left, Stuck, Starved, Stranded}, nil},
 	{"the count of retries isn't raised", "retry/history.go",
 		"	h[AnnotationRetries] = int64(a.retries)\n",
 		"	h[AnnotationRetries] = int64(max(a.retries-1, 0))\n",
-		[]ViolationKind{WrongCount, Stuck, Left}},
+		[]ViolationKind{WrongCount, Stuck, Left}, nil},
 	{"the guards don't look", "retry/watch.go",
 		"func (w *watch) start(ctx context.Context) error {\n",
 		"func (w *watch) start(ctx context.Context) error {\n	if w != nil {\n		return nil\n	}\n",
-		[]ViolationKind{Silence}},
+		[]ViolationKind{Silence, Stranded, Early}, nil},
 	{"a forward that is stuck holds its slot", "client/forward.go",
 		"		f.aside, returned = f.setAside(mayReturn)\n",
 		"		f.aside = true\n",
-		[]ViolationKind{Starved}},
+		// It takes as many failures as the consumer may hold messages, while their address
+		// takes nothing.
+		[]ViolationKind{Starved}, []string{"-simulate.messages", "20000", "-simulate.faults", "20"}},
 }
 
-// Each fault is found within a minute. This takes minutes, so it runs with
+// Each fault is found within a minute on two cores. This takes minutes, so it runs with
 // -simulate.planted only. What is always checked is that the code to change is there.
 func TestPlantedFaultsAreFound(t *testing.T) {
 	root, err := filepath.Abs("../..")
@@ -72,9 +76,10 @@ func TestPlantedFaultsAreFound(t *testing.T) {
 			require.NoError(t, err, "%s", out)
 
 			began := time.Now()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 			defer cancel()
-			cmd := exec.CommandContext(ctx, binary, "-test.run", "^TestSimulate$", "-test.v", "-simulate.seeds", "20", "-simulate.versions", "4.3.6", "-simulate.faults", "54")
+			args := append([]string{"-test.run", "^TestSimulate$", "-test.v", "-simulate.seeds", "20", "-simulate.versions", "4.3.6", "-simulate.faults", "54"}, p.with...)
+			cmd := exec.CommandContext(ctx, binary, args...)
 			cmd.WaitDelay = 5 * time.Second
 			said := &firstOf{until: func(line string) bool {
 				for _, k := range p.finds {
@@ -88,8 +93,10 @@ func TestPlantedFaultsAreFound(t *testing.T) {
 			err = cmd.Run()
 			require.Error(t, err, "nothing was found")
 			require.NotEmpty(t, said.found, "none of %v in: %s", p.finds, said.all.String())
-			t.Logf("REPORT simulate: %q: found after %.0f s: %s", p.name, time.Since(began).Seconds(), said.found)
-			assert.Less(t, time.Since(began), time.Minute)
+			// A minute on two cores is two of CPU, however busy the machine is.
+			cpu := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+			t.Logf("REPORT simulate: %q: found after %.0f s, %.0f s of CPU: %s", p.name, time.Since(began).Seconds(), cpu.Seconds(), said.found)
+			assert.Less(t, cpu, 2*time.Minute)
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -51,7 +52,9 @@ type Simulated struct {
 	Virtual time.Duration
 	// Healthy is the longest that a message waited whose handler never fails, of those
 	// that were accepted when no fault had been there for a while.
-	Healthy    time.Duration
+	Healthy time.Duration
+	// Due is how many retries were due then.
+	Due        int
 	Violations []Violation
 	Count      map[ViolationKind]int
 }
@@ -59,24 +62,33 @@ type Simulated struct {
 // More of what can be wrong.
 const (
 	Starved ViolationKind = "starved" // a message that never fails waited though no fault was there
+	Stalled ViolationKind = "stalled" // a retry that was due waited so
 )
 
 const (
-	// faultEvery is from one fault to the next. It leaves time to get over the one before.
-	faultEvery = 170 * time.Second
+	// firstFault is from the end of the messages behind a fault to the next fault.
+	firstFault = 5 * time.Second
+	// sendingAfter is for how long messages are sent when all is well again.
+	sendingAfter = 20 * time.Second
 	// calm is how long after a fault healthy messages may be late.
 	calm = 125 * time.Second
 	// zombie is the same where connections fell silent: RabbitMQ ends one after up to three
 	// minutes, and delivers to it until then.
 	zombie = 190 * time.Second
-	// healthyWithin is how long they may wait after that.
+	// healthyWithin is how long they may wait after that, and retries that are due.
 	healthyWithin = 10 * time.Second
+	// letterRetry is how long a broken way of a lane can hold up retries: the broker tries to
+	// dead-letter a message again after three minutes.
+	letterRetry = 200 * time.Second
 	// simPatience is for how long nothing may move at the end.
 	simPatience = 30 * time.Minute
 	// simIdle is longer than idleTimeout: signs of life cost time in a bubble, too.
-	simIdle    = 12 * time.Second
-	simWorkers = 2
-	simSenders = 3
+	simIdle = 12 * time.Second
+	// giveUpAfter is longer than a message takes for all of its retries, whatever is broken,
+	// and shorter than clocks differ.
+	giveUpAfter = 45 * time.Minute
+	simWorkers  = 2
+	simSenders  = 3
 )
 
 // simDelays are before each retry.
@@ -102,10 +114,13 @@ type simulation struct {
 
 	mu      sync.Mutex
 	trouble violations
-	quiet   []span // without a fault, and some time after one
-	flowing []flowing
-	healthy time.Duration
-	waits   [][]wait // by lane: of healthy messages
+	// during and after are closed when a fault begins, and when its effects are over.
+	during, after []chan struct{}
+	quiet         []span // without a fault, and some time after one
+	flowing       []flowing
+	healthy       time.Duration
+	due           int      // retries that were due when nothing was broken
+	waits         [][]wait // by lane: of healthy messages
 }
 
 type span struct{ from, to time.Duration }
@@ -167,6 +182,28 @@ func (s *simulation) wrong(kind ViolationKind, lane int, format string, args ...
 	s.trouble.add(Violation{Kind: kind, Lane: lane, Detail: fmt.Sprintf(format, args...)})
 }
 
+// tellsOfAFault says that an event isn't one of those that there are without a fault: a link
+// that is up for the first time.
+func tellsOfAFault(e client.Event) bool { return e.Kind != client.EventUp || e.Down > 0 }
+
+// ordinary says that a line of a log tells of a death that the script has in mind.
+func ordinary(r slog.Record) (is bool) {
+	if strings.HasPrefix(r.Message, "hopback: a handler panicked") {
+		return true
+	}
+	if r.Message != "hopback: a message is dead-lettered" {
+		return false
+	}
+	r.Attrs(func(a slog.Attr) bool {
+		switch client.Reason(a.Value.String()) {
+		case retry.ReasonPermanent, retry.ReasonExhausted, reasonDeclined:
+			is = is || a.Key == "reason"
+		}
+		return !is
+	})
+	return is
+}
+
 // Handle, Enabled and the rest make a log of s that counts its warnings.
 type simLog struct {
 	s   *simulation
@@ -177,7 +214,9 @@ func (l simLog) Enabled(_ context.Context, level slog.Level) bool { return level
 func (l simLog) WithAttrs([]slog.Attr) slog.Handler               { return l }
 func (l simLog) WithGroup(string) slog.Handler                    { return l }
 func (l simLog) Handle(_ context.Context, r slog.Record) error {
-	l.s.heard.Add(1)
+	if !ordinary(r) {
+		l.s.heard.Add(1)
+	}
 	if l.s.Out != io.Discard {
 		line := l.who + ": " + r.Level.String() + " " + r.Message
 		r.Attrs(func(a slog.Attr) bool {
@@ -197,7 +236,11 @@ func (s *simulation) config(name string, n int, side Side) client.Config {
 		Name: fmt.Sprintf("%s-%d", name, n), Dial: s.dial(side), IdleTimeout: simIdle,
 		Reconnect: client.ReconnectBackoff{Min: 20 * time.Millisecond, Max: 5 * time.Second},
 		Logger:    slog.New(simLog{s, fmt.Sprintf("%s-%d", name, n)}),
-		Observe:   func(client.Event) { s.heard.Add(1) },
+		Observe: func(e client.Event) {
+			if tellsOfAFault(e) {
+				s.heard.Add(1)
+			}
+		},
 	}
 }
 
@@ -221,14 +264,17 @@ func (s *simulation) makeLanes(ctx context.Context) error {
 		for _, d := range [][maxRetries]time.Duration{simDelays, later} {
 			l.policies = append(l.policies, retry.Policy{
 				MaxRetries: maxRetries, Backoff: retry.Delays(d[:]...), Strategy: strategy, Worker: "simulation", Names: retry.Names{Prefix: name + "."},
+				GiveUpAfter: giveUpAfter,
 			})
 		}
 		if name != "versions" {
 			l.policies = l.policies[:1]
 		}
 		l.ledger = NewLedger(s.script, i, l.total)
+		l.ledger.times.off = true
 		s.lanes = append(s.lanes, l)
 		s.waits = append(s.waits, make([]wait, l.total))
+		l.setPolicy()
 		if err := l.declare(ctx); err != nil {
 			return err
 		}
@@ -249,11 +295,15 @@ func (s *simulation) run(ctx context.Context) (*Simulated, error) {
 	}
 	ctx, s.giveUp = context.WithCancel(ctx)
 	defer s.giveUp()
+	schedule := s.schedule()
+	for range schedule {
+		s.during, s.after = append(s.during, make(chan struct{})), append(s.after, make(chan struct{}))
+	}
 	var senders sync.WaitGroup
 	for n := range simSenders {
-		senders.Go(func() { s.send(ctx, n) })
+		senders.Go(func() { s.send(ctx, n, schedule) })
 	}
-	faults, silent := s.breakAll(ctx)
+	faults, silent := s.breakAll(ctx, schedule)
 	senders.Wait()
 	s.drain(ctx)
 	s.quiet = append(s.quiet, span{s.quietSince(), time.Since(s.began)})
@@ -266,6 +316,7 @@ func (s *simulation) run(ctx context.Context) (*Simulated, error) {
 	running.Wait()
 	for _, l := range s.lanes {
 		s.checkWaits(l)
+		s.checkRetries(l)
 		v := l.ledger.Check(1)
 		rep.Tally.add(v.Tally)
 		rep.Lanes[l.name] = v.Tally
@@ -274,7 +325,7 @@ func (s *simulation) run(ctx context.Context) (*Simulated, error) {
 			rep.Count[k] += n
 		}
 	}
-	rep.Healthy = s.healthy
+	rep.Healthy, rep.Due = s.healthy, s.due
 	rep.Violations = append(rep.Violations, s.trouble.list...)
 	for k, n := range s.trouble.count {
 		rep.Count[k] += n
@@ -309,8 +360,8 @@ func (s *simulation) checkWaits(l *simLane) {
 		if w.accepted == 0 || w.handled == 0 || s.script.Fate(l.n, uint32(id)) != (Fate{Handled, 0}) {
 			continue
 		}
-		inside := func(q span) bool { return q.from <= w.accepted && w.accepted+healthyWithin <= q.to }
-		if !slices.ContainsFunc(s.quiet, inside) && !slices.ContainsFunc(s.flowing, func(f flowing) bool { return f.lane == l.n && inside(f.span) }) {
+		well := slices.ContainsFunc(s.flowing, func(f flowing) bool { return f.lane == l.n && f.has(w.accepted) })
+		if !well && !s.isQuiet(w.accepted) {
 			continue
 		}
 		s.healthy = max(s.healthy, w.handled-w.accepted)
@@ -320,8 +371,40 @@ func (s *simulation) checkWaits(l *simLane) {
 	}
 }
 
+// checkRetries looks for retries that came late though nothing was broken.
+func (s *simulation) checkRetries(l *simLane) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, first := range l.ledger.first {
+		for k := range maxRetries {
+			if first[k] == 0 || first[k+1] == 0 {
+				continue
+			}
+			delay := l.script.delay(k)
+			if l.name == "versions" {
+				delay *= 2 // as the later version's are
+			}
+			due, came := ms(first[k]-1)+delay, ms(first[k+1]-1)
+			if !s.isQuiet(due) || slices.ContainsFunc(l.broken, func(q span) bool { return q.from <= due+healthyWithin && due <= q.to }) {
+				continue
+			}
+			s.due++
+			if late := came - due; late > healthyWithin {
+				s.trouble.add(Violation{Stalled, l.n, uint32(id), fmt.Sprintf("retry %d was due at %v, and came %v after it", k+1, due, late)})
+			}
+		}
+	}
+}
+
+// isQuiet says that nothing was broken from a time on, for as long as something may take.
+func (s *simulation) isQuiet(at time.Duration) bool {
+	return slices.ContainsFunc(s.quiet, func(q span) bool { return q.has(at) })
+}
+
+func (q span) has(at time.Duration) bool { return q.from <= at && at+healthyWithin <= q.to }
+
 // send is one of the publishers. Each has a connection, and publishes to all lanes.
-func (s *simulation) send(ctx context.Context, n int) {
+func (s *simulation) send(ctx context.Context, n int, faults []simFault) {
 	conn, err := s.connect(ctx, "publisher", n, Publishers)
 	if err != nil {
 		s.wrong(Stuck, 0, "publisher %d: %v", n, err)
@@ -331,7 +414,6 @@ func (s *simulation) send(ctx context.Context, n int) {
 	r := rand.New(rand.NewPCG(s.Seed, 100+uint64(n)))
 	var sending sync.WaitGroup
 	defer sending.Wait()
-	spread := time.Duration(s.Faults) * faultEvery
 	publishers := make([]*client.Publisher[*client.Message], len(s.lanes))
 	for i, l := range s.lanes {
 		for publishers[i] == nil && ctx.Err() == nil {
@@ -340,24 +422,37 @@ func (s *simulation) send(ctx context.Context, n int) {
 			}
 		}
 	}
-	each := s.lanes[0].total / simSenders
-	for k := range each {
-		// In bursts, so that there is something to overlap.
-		due := spread * time.Duration(k/4*4) / time.Duration(each)
-		pauseFor(ctx, due-time.Since(s.began)+time.Duration(r.IntN(1000))*time.Millisecond)
-		for i, l := range s.lanes {
-			id := uint32(k*simSenders + n)
-			l.ledger.Sending(id)
-			sending.Go(func() {
-				answer := (&lane{run: &run{script: s.script, number: s.number}, n: l.n}).send(ctx, publishers[i], id)
-				l.ledger.Answered(id, answer, s.now())
-				if answer == Accepted {
-					s.mu.Lock()
-					s.waits[l.n][id].accepted = time.Since(s.began)
-					s.mu.Unlock()
-				}
-			})
+	next := 0
+	// burst sends messages up to one, a few at once so that there is something to overlap,
+	// within a time from when something happens.
+	burst := func(to int, begins <-chan struct{}, within time.Duration) {
+		select {
+		case <-begins:
+		case <-ctx.Done():
 		}
+		began, first := time.Now(), next
+		for ; next < to; next++ {
+			due := within * time.Duration((next-first)/4*4) / time.Duration(to-first)
+			pauseFor(ctx, due-time.Since(began)+time.Duration(r.IntN(1000))*time.Millisecond)
+			for i, l := range s.lanes {
+				id := uint32(next*simSenders + n)
+				l.ledger.Sending(id)
+				sending.Go(func() {
+					answer := (&lane{run: &run{script: s.script, number: s.number}, n: l.n}).send(ctx, publishers[i], id)
+					l.ledger.Answered(id, answer, s.now())
+					if answer == Accepted {
+						s.mu.Lock()
+						s.waits[l.n][id].accepted = time.Since(s.began)
+						s.mu.Unlock()
+					}
+				})
+			}
+		}
+	}
+	each := s.lanes[0].total / simSenders
+	for i, f := range faults {
+		burst((2*i+1)*each/(2*len(faults)), s.during[i], f.lasts)
+		burst((i+1)*each/len(faults), s.after[i], sendingAfter)
 	}
 }
 
@@ -425,6 +520,8 @@ type simLane struct {
 	workers  []*simWorker
 	topology declare.Topology
 	failed   atomic.Int64 // attempts that are to be retried
+	buriers  map[string]*burier
+	broken   []span // when something of it was, or messages still waited for that
 }
 
 // declare declares what the lane needs. It may be called again.
@@ -464,10 +561,15 @@ func (l *simLane) open(ctx context.Context, running *sync.WaitGroup) error {
 	}
 	var buried sync.WaitGroup
 	buryLane := &lane{run: &run{script: l.script, number: l.number, began: l.began}, n: l.n, ledger: l.ledger}
+	l.buriers = map[string]*burier{}
 	for queue, parked := range map[string]bool{l.policies[0].Names.DeadLetterQueue(l.queue): false, l.policies[0].Names.ParkingQueue(): true} {
+		b := new(burier)
+		l.buriers[queue] = b
 		buried.Go(func() {
 			for ctx.Err() == nil { // the queue may be gone for a while
-				_ = buryLane.bury(ctx, burying, queue, parked)
+				if working, ok := b.work(ctx); ok {
+					_ = buryLane.bury(working, burying, queue, parked)
+				}
 				pauseFor(ctx, time.Second)
 			}
 		})
@@ -483,6 +585,36 @@ func (l *simLane) open(ctx context.Context, running *sync.WaitGroup) error {
 		running.Go(func() { w.run(ctx) })
 	}
 	return nil
+}
+
+// burier takes what is in a queue of dead messages, until it is to pause.
+type burier struct {
+	mu     sync.Mutex
+	paused bool
+	end    context.CancelFunc
+}
+
+// work returns the context to work in, if it is to work now.
+func (b *burier) work(ctx context.Context) (context.Context, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	ctx, b.end = context.WithCancel(ctx)
+	return ctx, !b.paused
+}
+
+func (b *burier) pause() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.paused = true
+	if b.end != nil {
+		b.end()
+	}
+}
+
+func (b *burier) resume() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.paused = false
 }
 
 var errSimKilled = errors.New("this worker is dead")

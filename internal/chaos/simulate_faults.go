@@ -37,19 +37,39 @@ const (
 	EverythingReset   Kind = "everything-reset"    // all connections end at once
 	DeadQueueDeleted  Kind = "dead-queue-deleted"  // a dead-letter queue is gone, and declared again
 	ConnectionsBlowUp Kind = "connections-blow-up" // connections of one side end every second
+
+	ClockJumps          Kind = "clock-jumps"           // a worker's clock is set while it runs, by seconds or hours
+	DelayFull           Kind = "delay-full"            // the delay or hold queues of a lane take no more for a while
+	ParkingFull         Kind = "parking-full"          // the parking queue takes no more, and retries have no way back
+	ParkingDeleted      Kind = "parking-deleted"       // it is gone, and declared again
+	QueueRedeclared     Kind = "queue-redeclared"      // a work queue is declared otherwise, without dead-lettering, and repaired
+	DeadQueueRedeclared Kind = "dead-queue-redeclared" // with a delivery limit, and repaired
+	ExchangeRedeclared  Kind = "exchange-redeclared"   // of another type, without bindings or an alternate exchange, and repaired
+	BindingRedeclared   Kind = "binding-redeclared"    // with another key or other headers, and repaired
+	PolicyDeleted       Kind = "policy-deleted"        // the policy that limits a work queue is gone, and set again
+	PolicyRedeclared    Kind = "policy-redeclared"     // it has a narrow limit of length or deliveries, and is repaired
 )
 
 // SimulatedKinds are the faults of a Simulation.
 var SimulatedKinds = []Kind{
 	Reset, EverythingReset, ConnectionsBlowUp, CutAtFrame, HalfOpen, OneWay, Latency, AnswersHeld, AnswersLate, Refuse,
-	BrokerKilled, BrokerStopped, MemoryAlarm, DiskAlarm, WorkerKilled, WorkerDrained, LeaderMoved, ClockDiffers,
-	QueueForgotten, DelayDeleted, DelayRedeclared, ExchangeDeleted, BindingDeleted, ForwardsStuck, DeadQueueFull, DeadQueueDeleted,
+	BrokerKilled, BrokerStopped, MemoryAlarm, DiskAlarm, WorkerKilled, WorkerDrained, LeaderMoved, ClockDiffers, ClockJumps,
+	QueueForgotten, QueueRedeclared, DelayDeleted, DelayRedeclared, DelayFull, ForwardsStuck, DeadQueueDeleted, DeadQueueRedeclared, DeadQueueFull,
+	ParkingDeleted, ParkingFull, ExchangeDeleted, ExchangeRedeclared, BindingDeleted, BindingRedeclared, PolicyDeleted, PolicyRedeclared,
 }
 
-// told are the faults that somebody must tell of, if there are connections that they hit.
-var told = map[Kind]bool{
+// lasting are the faults that last longer than the others: a lane's messages have to meet
+// with them.
+var lasting = map[Kind]time.Duration{
+	ForwardsStuck: 6 * time.Minute, // until those that fail would hold every slot
+	DelayFull:     2 * time.Minute, ParkingFull: 2 * time.Minute, DeadQueueFull: 5 * time.Minute,
+	ExchangeRedeclared: time.Minute, BindingRedeclared: time.Minute, PolicyRedeclared: time.Minute,
+}
+
+// mustBeTold are the faults that somebody must tell of, if there is something that they hit.
+var mustBeTold = map[Kind]bool{
 	EverythingReset: true, ConnectionsBlowUp: true, HalfOpen: true, Refuse: true, BrokerKilled: true, BrokerStopped: true,
-	DelayRedeclared: true, ForwardsStuck: true,
+	QueueForgotten: true, QueueRedeclared: true, DelayRedeclared: true, ForwardsStuck: true, DeadQueueRedeclared: true,
 }
 
 // simFault is one fault of a schedule.
@@ -70,6 +90,9 @@ func (s *simulation) schedule() []simFault {
 			r.Shuffle(len(bag), func(i, j int) { bag[i], bag[j] = bag[j], bag[i] })
 		}
 		f := simFault{kind: bag[0], lasts: 500*time.Millisecond + time.Duration(r.Int64N(int64(11*time.Second))), dice: rand.New(rand.NewPCG(s.Seed, 1000+uint64(i)))}
+		if d := lasting[f.kind]; d > 0 {
+			f.lasts = d
+		}
 		bag = bag[1:]
 		faults = append(faults, f)
 	}
@@ -77,18 +100,18 @@ func (s *simulation) schedule() []simFault {
 }
 
 // breakAll does one fault after the other.
-func (s *simulation) breakAll(ctx context.Context) (done, silent map[Kind]int) {
+func (s *simulation) breakAll(ctx context.Context, faults []simFault) (done, silent map[Kind]int) {
 	done, silent = map[Kind]int{}, map[Kind]int{}
-	for i, f := range s.schedule() {
-		at := time.Duration(i)*faultEvery + 5*time.Second
+	for i, f := range faults {
 		s.hopeless()
-		pauseFor(ctx, at-time.Since(s.began))
+		pauseFor(ctx, firstFault)
 		if ctx.Err() != nil {
 			return done, silent
 		}
 		s.quiet = append(s.quiet, span{s.quietSince(), time.Since(s.began)})
 		heard, harms := s.heard.Load(), s.harms.Load()
 		s.say("fault %d: %s for %v", i, f.kind, f.lasts)
+		close(s.during[i])
 		heal := s.inject(ctx, f)
 		pauseFor(ctx, f.lasts)
 		if heal != nil {
@@ -103,14 +126,23 @@ func (s *simulation) breakAll(ctx context.Context) (done, silent map[Kind]int) {
 			after = healed + zombie
 		}
 		s.quiet = append(s.quiet, span{after, after})
-		if s.heard.Load() == heard {
-			silent[f.kind]++
-			if told[f.kind] && s.harms.Load() > harms {
-				s.wrong(Silence, 0, "fault %d, %s for %v: no event and no log told of it", i, f.kind, f.lasts)
-			}
-		}
+		s.judge(i, f, s.heard.Load() != heard, s.harms.Load() > harms, silent)
+		close(s.after[i])
+		pauseFor(ctx, sendingAfter)
 	}
 	return done, silent
+}
+
+// judge counts a fault that nobody told of. It is wrong if it has done harm, and somebody
+// must tell of it then.
+func (s *simulation) judge(i int, f simFault, told, harmed bool, silent map[Kind]int) {
+	if told {
+		return
+	}
+	silent[f.kind]++
+	if mustBeTold[f.kind] && harmed {
+		s.wrong(Silence, 0, "fault %d, %s for %v: no event and no log told of it", i, f.kind, f.lasts)
+	}
 }
 
 // Silence is a fault that nobody told of.
@@ -139,9 +171,6 @@ func (s *simulation) conns(side Side) (found []*hopbacktest.Connection) {
 	}
 	return found
 }
-
-// stuckFor is how long ForwardsStuck lasts: until those that fail would hold every slot.
-const stuckFor = 6 * time.Minute
 
 // inject does a fault, and returns what undoes it; nil if nothing has to.
 func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
@@ -236,57 +265,45 @@ func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 		}
 		w.ahead.Store(int64(by))
 		w.drain(0)
+	case ClockJumps:
+		by := time.Duration(r.Int64N(int64(6*time.Hour))) - 3*time.Hour
+		if r.IntN(2) == 0 {
+			by /= 1800 // seconds
+		}
+		// Its next retry is stamped by the clock as it is, and may wait once more when the
+		// worker has learned better.
+		from := time.Since(s.began)
+		l.broken = append(l.broken, span{from, from + clockRelearned})
+		w.ahead.Store(int64(by))
 	default:
 		return s.breakTopology(ctx, f, l)
 	}
 	return nil
 }
 
+// clockRelearned is how long after a jump of its clock a worker may give a message the
+// wrong time. It asks for the broker's time when a message fails.
+const clockRelearned = 10 * time.Minute
+
 // breakTopology does what an operator does by mistake.
 func (s *simulation) breakTopology(ctx context.Context, f simFault, l *simLane) (heal func()) {
 	r, m := f.dice, s.admin.Management()
+	if f.kind == ForwardsStuck {
+		l = s.lanes[0]
+	}
 	l.ledger.Broken()
+	from := time.Since(s.began)
+	l.broken = append(l.broken, span{from, from + f.lasts + letterRetry})
 	repair := func() {
 		s.insist(ctx, "repair lane "+l.name, func(ctx context.Context) error { return l.declare(ctx) })
 	}
-	dead := l.policies[0].Names.DeadLetterQueue(l.queue)
-	var waiting []string // delay and hold queues
-	for _, q := range l.queues() {
-		if q != l.queue && q != dead && !strings.Contains(q, "parking") {
-			waiting = append(waiting, q)
-		}
-	}
-	switch f.kind {
-	case QueueForgotten:
-		s.drop(ctx, l, l.queue)
-	case DeadQueueDeleted:
-		s.drop(ctx, l, dead)
-	case DelayDeleted:
-		if len(waiting) > 0 {
-			s.drop(ctx, l, waiting[r.IntN(len(waiting))])
-		}
-	case DelayRedeclared:
-		if len(waiting) == 0 {
-			return nil
-		}
-		name := waiting[r.IntN(len(waiting))]
-		s.drop(ctx, l, name)
-		s.insist(ctx, "redeclare "+name, func(ctx context.Context) error {
-			_, err := declare.Apply(ctx, m, declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: name, DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited}}})
+	apply := func(t declare.Topology) {
+		s.insist(ctx, "declare otherwise", func(ctx context.Context) error {
+			_, err := declare.Apply(ctx, m, t)
 			return err
 		})
-		// A worker that starts now must not take it.
-		s.harms.Add(1)
-		for _, w := range l.workers {
-			w.drain(0)
-		}
-		return func() { // the operator's way out: what is in it is lost, and noted
-			s.drop(ctx, l, name)
-			repair()
-		}
-	case ExchangeDeleted:
-		name := l.topology.Exchanges[r.IntN(len(l.topology.Exchanges))].Name
-		s.say("exchange %s", name)
+	}
+	deleteExchange := func(name string) {
 		s.insist(ctx, "delete exchange "+name, func(ctx context.Context) error {
 			err := declare.DeleteExchange(ctx, m, name)
 			if errors.Is(err, declare.ErrMissing) {
@@ -294,26 +311,152 @@ func (s *simulation) breakTopology(ctx context.Context, f simFault, l *simLane) 
 			}
 			return err
 		})
-	case BindingDeleted:
-		b := l.topology.Bindings[r.IntN(len(l.topology.Bindings))]
-		s.say("binding %+v", b)
+	}
+	deleteBinding := func(b declare.Binding) {
 		s.insist(ctx, "delete a binding", func(ctx context.Context) error { return declare.DeleteBinding(ctx, m, b) })
-	case ForwardsStuck:
-		l = s.lanes[0]
-		l.ledger.Broken()
-		exchange := l.policies[0].Names.Prefix + "retry_exchange"
-		s.insist(ctx, "delete exchange "+exchange, func(ctx context.Context) error { return declare.DeleteExchange(ctx, m, exchange) })
-		from, failed := time.Since(s.began), l.failed.Load()
-		pauseFor(ctx, stuckFor)
-		s.harms.Add(l.failed.Load() - failed)
-		s.flowing = append(s.flowing, flowing{l.n, span{from + stuckFor/3, from + stuckFor}})
-	case DeadQueueFull:
-		_ = s.broker.SetPolicy("/", "full", hopbacktest.Policy{
-			Pattern: "^" + regexp.QuoteMeta(dead) + "$", ApplyTo: "queues", Definition: map[string]any{"max-length": int64(1), "overflow": "reject-publish"},
-		})
+	}
+	// redeclare deletes a queue, and declares it otherwise. A worker that starts now must
+	// not take it. The way out is the operator's: what is in it is lost, and noted.
+	redeclare := func(q declare.QuorumQueue, bindings ...declare.Binding) (heal func()) {
+		s.drop(ctx, l, q.Name)
+		apply(declare.Topology{Queues: []declare.Queue{q}, Bindings: bindings})
+		s.harms.Add(1)
+		for _, w := range l.workers {
+			w.drain(0)
+		}
+		return func() {
+			s.drop(ctx, l, q.Name)
+			repair()
+		}
+	}
+	full := func(names ...string) (heal func()) {
+		for i, n := range names {
+			names[i] = regexp.QuoteMeta(n)
+		}
+		s.setPolicy("full", "^("+strings.Join(names, "|")+")$", map[string]any{"max-length": int64(1), "overflow": "reject-publish"})
 		return func() { s.broker.DeletePolicy("/", "full", false) }
 	}
+	dead, parking := l.policies[0].Names.DeadLetterQueue(l.queue), l.policies[0].Names.ParkingQueue()
+	var waiting []string // delay and hold queues
+	for _, q := range l.queues() {
+		if q != l.queue && q != dead && q != parking {
+			waiting = append(waiting, q)
+		}
+	}
+	switch f.kind {
+	case QueueForgotten:
+		s.harms.Add(1)
+		s.drop(ctx, l, l.queue)
+	case QueueRedeclared:
+		return redeclare(declare.QuorumQueue{Name: l.queue, DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
+	case DeadQueueDeleted:
+		s.drop(ctx, l, dead)
+	case DeadQueueRedeclared:
+		q := declare.QuorumQueue{Name: dead, DeliveryLimit: 1, DeadLetter: declare.DeadLetterTarget{Exchange: l.policies[0].Names.Prefix + "parking_exchange", Strategy: declare.AtLeastOnce}}
+		for _, b := range l.topology.Bindings {
+			if b.Queue == dead {
+				return redeclare(q, b)
+			}
+		}
+	case ParkingDeleted:
+		s.drop(ctx, l, parking)
+	case DelayDeleted:
+		if len(waiting) > 0 {
+			s.drop(ctx, l, waiting[r.IntN(len(waiting))])
+		}
+	case DelayRedeclared:
+		if len(waiting) > 0 {
+			return redeclare(declare.QuorumQueue{Name: waiting[r.IntN(len(waiting))], DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
+		}
+	case DelayFull:
+		if len(waiting) > 0 {
+			return full(waiting...)
+		}
+	case DeadQueueFull:
+		l.buriers[dead].pause()
+		emptied := full(dead)
+		return func() {
+			emptied()
+			l.buriers[dead].resume()
+		}
+	case ParkingFull:
+		l.buriers[parking].pause()
+		emptied := full(parking)
+		for _, b := range l.topology.Bindings {
+			if b.Queue == l.queue {
+				deleteBinding(b) // of what comes back
+			}
+		}
+		return func() {
+			emptied()
+			repair()
+			l.buriers[parking].resume()
+		}
+	case ExchangeDeleted:
+		name := l.topology.Exchanges[r.IntN(len(l.topology.Exchanges))].Name
+		s.say("exchange %s", name)
+		deleteExchange(name)
+	case ExchangeRedeclared:
+		x := l.topology.Exchanges[r.IntN(len(l.topology.Exchanges))]
+		other := declare.Exchange{Name: x.Name, Type: declare.Fanout}
+		if x.Type == declare.Fanout {
+			other.Type = declare.Topic
+		}
+		s.say("exchange %s", x.Name)
+		deleteExchange(x.Name)
+		apply(declare.Topology{Exchanges: []declare.Exchange{other}})
+		return func() {
+			deleteExchange(x.Name)
+			repair()
+		}
+	case BindingDeleted, BindingRedeclared:
+		b := l.topology.Bindings[r.IntN(len(l.topology.Bindings))]
+		s.say("binding %+v", b)
+		deleteBinding(b)
+		if f.kind == BindingRedeclared {
+			other := b
+			other.Key = "elsewhere"
+			if len(b.Headers) > 0 {
+				other.Headers = map[string]any{"elsewhere": true}
+			}
+			apply(declare.Topology{Bindings: []declare.Binding{other}})
+			return func() {
+				deleteBinding(other)
+				repair()
+			}
+		}
+	case PolicyDeleted:
+		s.broker.DeletePolicy("/", l.name, false)
+		return l.setPolicy
+	case PolicyRedeclared:
+		narrow := map[string]any{"max-length": int64(2), "overflow": "reject-publish"}
+		if r.IntN(2) == 0 {
+			narrow = map[string]any{"delivery-limit": int64(3)}
+		}
+		s.setPolicy(l.name, "^"+regexp.QuoteMeta(l.queue)+"$", narrow)
+		return l.setPolicy
+	case ForwardsStuck:
+		deleteExchange(l.policies[0].Names.Prefix + "retry_exchange")
+		failed := l.failed.Load()
+		return func() {
+			s.harms.Add(l.failed.Load() - failed)
+			s.flowing = append(s.flowing, flowing{l.n, span{from + f.lasts/3, from + f.lasts}})
+			repair()
+		}
+	}
 	return repair
+}
+
+// setPolicy sets a policy of a broker that runs.
+func (s *simulation) setPolicy(name, pattern string, definition map[string]any) {
+	if err := s.broker.SetPolicy("/", name, hopbacktest.Policy{Pattern: pattern, ApplyTo: "queues", Definition: definition}); err != nil {
+		s.wrong(Stuck, 0, "set policy %s: %v", name, err)
+	}
+}
+
+// setPolicy sets the policy that the lane's work queue has.
+func (l *simLane) setPolicy() {
+	l.simulation.setPolicy(l.name, "^"+regexp.QuoteMeta(l.queue)+"$", map[string]any{"max-length": int64(1_000_000), "overflow": "reject-publish"})
 }
 
 // insist does something until it works.

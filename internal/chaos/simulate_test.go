@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"io"
+	"log/slog"
 	"maps"
 	"os"
 	"slices"
@@ -15,6 +17,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/retry"
 )
 
 // See "make simulate".
@@ -24,7 +29,7 @@ var (
 	simVersions = flag.String("simulate.versions", "4.3.6,4.0.5", "of RabbitMQ")
 	simMessages = flag.Int("simulate.messages", 1_000, "with each seed")
 	simFaults   = flag.Int("simulate.faults", len(SimulatedKinds), "with each seed")
-	simKinds    = flag.String("simulate.kinds", "all", "of faults, separated by commas")
+	simKinds    = flag.String("simulate.kinds", "all", fmt.Sprintf("of faults, separated by commas: some of %v", SimulatedKinds))
 	simVerbose  = flag.Bool("simulate.verbose", false, "print all that happens")
 )
 
@@ -49,6 +54,7 @@ func TestSimulate(t *testing.T) {
 	var sum Tally
 	faults, silent, violations := map[Kind]int{}, map[Kind]int{}, map[ViolationKind]int{}
 	var virtual, healthy time.Duration
+	due := 0
 	t.Run("seeds", func(t *testing.T) {
 		for version := range strings.SplitSeq(*simVersions, ",") {
 			for i := range *simSeeds {
@@ -67,6 +73,7 @@ func TestSimulate(t *testing.T) {
 					sum.add(rep.Tally)
 					virtual += rep.Virtual
 					healthy = max(healthy, rep.Healthy)
+					due += rep.Due
 					for k, n := range rep.Faults {
 						faults[k] += n
 					}
@@ -98,7 +105,7 @@ func TestSimulate(t *testing.T) {
 	}
 	t.Logf("REPORT simulate: %d faults, %d messages, %d accepted, %d handled, %d dead, %d parked, %d duplicates, %d gone with their queue, %d lost, %.1f hours in %.0f s",
 		n, sum.Messages, sum.Accepted, sum.Handled, sum.Dead, sum.Parked, sum.Duplicates, sum.Taken, sum.Lost, virtual.Hours(), time.Since(began).Seconds())
-	t.Logf("REPORT simulate: a message that never fails waited at most %v where nothing was broken; faults that nobody told of: %v", healthy.Round(time.Millisecond), sorted(silent))
+	t.Logf("REPORT simulate: a message that never fails waited at most %v where nothing was broken; %d retries were due then; faults that nobody told of: %v", healthy.Round(time.Millisecond), due, sorted(silent))
 	assert.Empty(t, violations)
 	if kinds == nil {
 		assert.Len(t, faults, min(*simFaults, len(SimulatedKinds)))
@@ -125,6 +132,118 @@ func (w *lockedWriter) Write(b []byte) (int, error) {
 		w.w.Reset() // the end is what matters
 	}
 	return w.w.Write(b)
+}
+
+// counted is a simulation of one lane that has nothing broken but for its first minutes.
+func counted() (*simulation, *simLane) {
+	s := &simulation{script: Script{Seed: 7, Delays: simDelays}, quiet: []span{{5 * time.Minute, time.Hour}}}
+	l := &simLane{simulation: s, name: "republish", ledger: NewLedger(s.script, 0, testMessages)}
+	s.lanes, s.waits = []*simLane{l}, [][]wait{make([]wait, testMessages)}
+	return s, l
+}
+
+func (s *simulation) with(end End, failures int) uint32 {
+	for id := range uint32(testMessages) {
+		if s.script.Fate(0, id) == (Fate{end, failures}) {
+			return id
+		}
+	}
+	panic("no such message")
+}
+
+func TestAHealthyMessageThatWaitsIsStarved(t *testing.T) {
+	const late = healthyWithin + time.Second
+	for name, c := range map[string]struct {
+		failures       int
+		accepted, took time.Duration
+		starved        bool
+	}{
+		"at once":                        {0, 10 * time.Minute, time.Second, false},
+		"late":                           {0, 10 * time.Minute, late, true},
+		"late, and something was broken": {0, time.Minute, late, false},
+		"late, up to the next fault":     {0, time.Hour - time.Second, late, false},
+		"late, and it fails itself":      {1, 10 * time.Minute, late, false},
+		"late, while others fail":        {0, 2 * time.Minute, late, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, l := counted()
+			s.flowing = []flowing{{0, span{90 * time.Second, 3 * time.Minute}}, {1, span{0, 3 * time.Minute}}}
+			s.waits[0][s.with(Handled, c.failures)] = wait{c.accepted, c.accepted + c.took}
+			s.checkWaits(l)
+			assert.Equal(t, c.starved, s.trouble.count[Starved] == 1, "%v", s.trouble.list)
+		})
+	}
+}
+
+func TestARetryThatIsLateIsStalled(t *testing.T) {
+	const late = healthyWithin + time.Second
+	for name, c := range map[string]struct {
+		lane    string
+		failed  time.Duration
+		took    time.Duration
+		stalled bool
+	}{
+		"in time":                          {"republish", 10 * time.Minute, simDelays[0] + time.Second, false},
+		"late":                             {"republish", 10 * time.Minute, simDelays[0] + late, true},
+		"late, and something was broken":   {"republish", 4 * time.Minute, simDelays[0] + late, false},
+		"late, and its lane was broken":    {"republish", 20 * time.Minute, simDelays[0] + late, false},
+		"in time by the later version":     {"versions", 10 * time.Minute, simDelays[0] + late, false},
+		"late by the later version, too":   {"versions", 10 * time.Minute, 2*simDelays[0] + late, true},
+		"late, long after what was broken": {"republish", 40 * time.Minute, simDelays[0] + late, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, l := counted()
+			l.name, l.broken = c.lane, []span{{19 * time.Minute, 25 * time.Minute}}
+			id := s.with(Handled, 1)
+			l.ledger.attempted(record{id: id, attempt: 1, at: uint32(c.failed.Milliseconds()), what: failed})
+			l.ledger.attempted(record{id: id, attempt: 2, at: uint32((c.failed + c.took).Milliseconds()), what: handled})
+			s.checkRetries(l)
+			assert.Equal(t, c.stalled, s.trouble.count[Stalled] == 1, "%v", s.trouble.list)
+		})
+	}
+}
+
+func TestAFaultThatNobodyTellsOfIsSilence(t *testing.T) {
+	for name, c := range map[string]struct {
+		kind          Kind
+		told, harmed  bool
+		silent, wrong int
+	}{
+		"told":              {ForwardsStuck, true, true, 0, 0},
+		"silent":            {ForwardsStuck, false, true, 1, 1},
+		"nothing was there": {ForwardsStuck, false, false, 1, 0},
+		"need not be told":  {LeaderMoved, false, true, 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := counted()
+			silent := map[Kind]int{}
+			s.judge(1, simFault{kind: c.kind}, c.told, c.harmed, silent)
+			assert.Equal(t, c.silent, silent[c.kind])
+			assert.Equal(t, c.wrong, s.trouble.count[Silence])
+		})
+	}
+}
+
+func TestWhatTellsOfAFault(t *testing.T) {
+	s, _ := counted()
+	s.Out = io.Discard
+	log := slog.New(simLog{s, "worker"})
+	tells := func(what func()) bool {
+		before := s.heard.Load()
+		what()
+		return s.heard.Load() > before
+	}
+	for _, reason := range []client.Reason{retry.ReasonPermanent, retry.ReasonExhausted, reasonDeclined} {
+		assert.False(t, tells(func() { log.Warn("hopback: a message is dead-lettered", "reason", string(reason)) }), "%s is in the script", reason)
+	}
+	assert.False(t, tells(func() { log.Error("hopback: a handler panicked; the message is dead-lettered") }))
+	assert.False(t, tells(func() { log.Info("hopback: anything") }))
+	assert.True(t, tells(func() { log.Warn("hopback: a message is dead-lettered", "reason", string(retry.ReasonNoDelayQueue)) }))
+	assert.True(t, tells(func() { log.Error("hopback: the guards found a fault in the topology of a running consumer") }))
+	observe := s.config("worker", 0, Workers).Observe
+	assert.False(t, tells(func() { observe(client.Event{Kind: client.EventUp}) }))
+	assert.True(t, tells(func() { observe(client.Event{Kind: client.EventUp, Down: time.Second}) }))
+	assert.True(t, tells(func() { observe(client.Event{Kind: client.EventLost}) }))
 }
 
 // The schedule is a pure function of the seed.

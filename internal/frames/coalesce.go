@@ -26,9 +26,10 @@ type coalescer struct {
 	err      error
 	closing  bool
 	joiner   joiner
-	frames   int  // written since the last flush
-	busy     bool // the last flush took several
-	hasty    int  // so many flushes aren't to wait for more
+	settled  func(n int) // nil: nobody is told
+	frames   int         // written since the last flush
+	busy     bool        // the last flush took several
+	hasty    int         // so many flushes aren't to wait for more
 	// work wakes the flusher, room those who wait for the buffer to empty.
 	work, room *sync.Cond
 	done       chan struct{} // the flusher has ended
@@ -91,7 +92,11 @@ func (w *coalescer) flush() {
 		out, deadline := w.pending, w.deadline
 		w.pending, w.spare = w.spare[:0], nil
 		w.joiner.flushed()
+		sizes := w.joiner.take()
 		w.mu.Unlock()
+		for _, n := range sizes {
+			w.settled(n)
+		}
 		err := w.Conn.SetWriteDeadline(deadline)
 		if err == nil {
 			_, err = w.Conn.Write(out)

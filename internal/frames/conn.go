@@ -29,11 +29,17 @@ type Config struct {
 	// a session or of the connection says nothing of that. It is called with a lock
 	// held, on the goroutine that reads: it must not block, and must not call the Conn.
 	Blocked func(blocked bool)
+	// Settled, if not nil, is called for each disposition that settles deliveries, just
+	// before it is written, with how many they are. It is called without a lock, on the
+	// goroutine that writes.
+	Settled func(n int)
 }
 
 // Wrap makes a Conn of c, which has just been opened. Close ends both.
 func Wrap(c net.Conn, cfg Config) *Conn {
 	w := &Conn{Conn: c, out: coalesce(c)}
+	w.out.settled = cfg.Settled
+	w.out.joiner.counts = cfg.Settled != nil
 	w.sessions.tell = cfg.Blocked
 	if w.sessions.tell == nil {
 		w.sessions.tell = func(bool) {}

@@ -17,6 +17,10 @@ import (
 // and when the buffer leaves.
 type joiner struct {
 	ranges []dispositionRange
+	// counts says that sizes is wanted: how many deliveries each range settles that is
+	// closed. spare is the slice that isn't in use.
+	counts       bool
+	sizes, spare []int
 	// state and entries are for work.
 	state   []byte
 	entries []mapEntry
@@ -82,7 +86,13 @@ func (j *joiner) put(buffer, frame []byte) []byte {
 	if !ok {
 		if len(j.ranges) > 0 && len(frame) >= 8 {
 			channel := binary.BigEndian.Uint16(frame[6:])
-			j.ranges = slices.DeleteFunc(j.ranges, func(r dispositionRange) bool { return r.channel == channel })
+			j.ranges = slices.DeleteFunc(j.ranges, func(r dispositionRange) bool {
+				if r.channel != channel {
+					return false
+				}
+				j.close(r)
+				return true
+			})
 		}
 		return append(buffer, frame...)
 	}
@@ -104,6 +114,7 @@ func (j *joiner) put(buffer, frame []byte) []byte {
 		return buffer
 	}
 	if len(j.ranges) == maxRanges {
+		j.close(j.ranges[0])
 		j.ranges = slices.Delete(j.ranges, 0, 1)
 	}
 	r := dispositionRange{at: len(buffer), end: len(buffer) + rangeState + len(j.state), channel: d.channel, first: d.id, last: d.id}
@@ -123,7 +134,27 @@ func (j *joiner) put(buffer, frame []byte) []byte {
 }
 
 // flushed is called when the buffer has left: what comes goes into a new one.
-func (j *joiner) flushed() { j.ranges = j.ranges[:0] }
+func (j *joiner) flushed() {
+	for _, r := range j.ranges {
+		j.close(r)
+	}
+	j.ranges = j.ranges[:0]
+}
+
+// close notes the size of a range that grows no more.
+func (j *joiner) close(r dispositionRange) {
+	if j.counts {
+		j.sizes = append(j.sizes, int(r.last-r.first)+1)
+	}
+}
+
+// take returns the sizes of the ranges that were closed since. They are valid until the
+// next call.
+func (j *joiner) take() []int {
+	taken := j.sizes
+	j.sizes, j.spare = j.spare[:0], taken
+	return taken
+}
 
 // mapEntry is where a key begins in a map, and where its value begins and ends.
 type mapEntry struct{ key, value, end int }

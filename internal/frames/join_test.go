@@ -168,7 +168,15 @@ func TestRangesSettleWhatWasSettledAndNothingElse(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	merged := 0
 	for range 300 {
-		var s joiner
+		s := joiner{counts: true}
+		counted, written := 0, 0
+		count := func() {
+			s.flushed()
+			for _, n := range s.take() {
+				counted += n
+				written++
+			}
+		}
 		var all []byte
 		var b []byte
 		want, rest := map[string]string{}, [][]byte(nil)
@@ -189,7 +197,7 @@ func TestRangesSettleWhatWasSettledAndNothingElse(t *testing.T) {
 			switch r.IntN(20) {
 			case 0:
 				all, b = append(all, b...), b[:0]
-				s.flushed()
+				count()
 				continue
 			case 1:
 				f := performative(0x14, uint16(r.IntN(3)), r.IntN(50))
@@ -212,6 +220,8 @@ func TestRangesSettleWhatWasSettledAndNothingElse(t *testing.T) {
 		got, frames, others := readRanges(t, append(all, b...))
 		require.Equal(t, want, got)
 		require.Equal(t, rest, others)
+		count()
+		require.Equal(t, []int{len(want), frames}, []int{counted, written}, "sizes are told")
 		merged += len(want) - frames
 	}
 	assert.Positive(t, merged)

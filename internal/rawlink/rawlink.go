@@ -40,7 +40,9 @@ const (
 	// maxUnwritten is how many bytes wait for the network before writers wait.
 	maxUnwritten = 1 << 20
 	writeLimit   = 30 * time.Second
-	channel      = 0
+	// maxLinks bounds the links of a session, among them those that are being detached.
+	maxLinks = 256
+	channel  = 0
 )
 
 // ErrClosed is the error of a Conn that was closed by its user.
@@ -219,7 +221,7 @@ func (c *Conn) handshake(d Dialed) error {
 		Properties: frames.Map{
 			{Key: frames.Symbol("connection_name"), Value: d.Name}, {Key: frames.Symbol("product"), Value: "hopback"},
 		},
-	}}, frames.Frame{Channel: channel, Body: &frames.Begin{IncomingWindow: window, OutgoingWindow: 1 << 30, HandleMax: frames.Some(uint32(255))}})
+	}}, frames.Frame{Channel: channel, Body: &frames.Begin{IncomingWindow: window, OutgoingWindow: 1 << 30, HandleMax: frames.Some(uint32(maxLinks - 1))}})
 	if err != nil {
 		return err
 	}
@@ -237,6 +239,9 @@ func (c *Conn) handshake(d Dialed) error {
 			c.props = b.Properties
 			continue
 		case *frames.Begin:
+			if !opened {
+				return errors.New("the broker begins a session before it opens the connection")
+			}
 			c.nextIn, c.peerWindow = b.NextOutgoingID, b.IncomingWindow
 			_ = c.net.SetDeadline(time.Time{})
 			return nil
@@ -436,6 +441,9 @@ func (c *Conn) take(f frames.Frame) error {
 	case *frames.Attach:
 		for _, l := range c.links {
 			if l.name == b.Name {
+				if l.attached || c.peers[b.Handle] != nil {
+					return errors.New("the broker attaches a link twice")
+				}
 				l.attached = true
 				if !l.sender {
 					l.deliveryCount = b.InitialDeliveryCount.Or(0)
@@ -636,11 +644,14 @@ func (c *Conn) disposition(d *frames.Disposition) error {
 func (c *Conn) attach(ctx context.Context, l *link, a *frames.Attach) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if len(c.links) >= maxLinks {
+		return errors.New("the broker doesn't answer the end of links")
+	}
 	for c.links[c.nextHandle] != nil {
-		c.nextHandle = (c.nextHandle + 1) % 256
+		c.nextHandle = (c.nextHandle + 1) % maxLinks
 	}
 	l.handle = c.nextHandle
-	c.nextHandle = (c.nextHandle + 1) % 256
+	c.nextHandle = (c.nextHandle + 1) % maxLinks
 	l.name = fmt.Sprintf("desk-%d-%d", l.handle, time.Now().UnixNano())
 	c.links[l.handle] = l
 	a.Name, a.Handle = l.name, l.handle

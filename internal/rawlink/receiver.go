@@ -86,6 +86,26 @@ func (r *Receiver) GiveBack(first, last uint32) error {
 	return r.settle(first, last, &frames.Modified{})
 }
 
+// Move settles a delivery as modified and undeliverable-here, so that the queue
+// dead-letters it, with these annotations added to its own or in their place. It waits
+// while much is to be written.
+func (r *Receiver) Move(ctx context.Context, id uint32, annotations frames.Map) error {
+	c := r.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.awaitLocked(ctx, func() bool { return r.l.gone != nil || len(c.unwritten) < maxUnwritten }); err != nil {
+		return err
+	}
+	if c.err != nil {
+		return c.err
+	}
+	if r.l.gone != nil {
+		return r.l.gone
+	}
+	c.put(&frames.Disposition{Role: frames.RoleReceiver, First: id, Last: frames.Some(id), Settled: frames.Some(true), State: &frames.Modified{UndeliverableHere: true, Annotations: annotations}}, nil)
+	return nil
+}
+
 func (r *Receiver) settle(first, last uint32, state any) error {
 	c := r.c
 	c.mu.Lock()

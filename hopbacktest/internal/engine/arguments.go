@@ -77,6 +77,15 @@ var checks = []struct {
 		return ""
 	}},
 	{"x-overflow", oneOf("invalid_overflow", "drop-head", "reject-publish", "reject-publish-dlx")},
+	{"x-queue-mode", func(a argument, all table) string {
+		if text := checkText(a, all); text != "" {
+			return text
+		}
+		if mode := a.value.(string); mode != "default" && mode != "lazy" {
+			return fmt.Sprintf("%q", "unsupported queue mode '"+mode+"'")
+		}
+		return ""
+	}},
 	{"x-queue-version", func(a argument, all table) string {
 		if text := checkNatural(a, all); text != "" {
 			return text
@@ -194,7 +203,7 @@ func (v *version) checkArguments(args table, what string) (kind, problem string)
 	}
 	mine := v.arguments(kind)
 	for _, c := range checks {
-		if a, ok := args.get(c.name); ok && slices.Contains(mine, c.name) {
+		if a, ok := args.get(c.name); ok && slices.Contains(mine, c.name) && (c.name != "x-queue-mode" || !v.newer) {
 			if text := c.check(a, args); text != "" {
 				return "", invalid(c.name, text)
 			}

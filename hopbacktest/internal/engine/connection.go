@@ -176,8 +176,9 @@ func (c *Connection) end() {
 }
 
 // crash is what RabbitMQ does when a session's process ends unexpectedly: it closes the
-// connection.
-func (c *Connection) crash(*Session) {
+// connection. The session confirms nothing any more.
+func (c *Connection) crash(s *Session) {
+	c.purge(func(e *Event) bool { return e.Kind == Confirmed && e.Session == s })
 	c.shut(&frames.Error{Condition: "amqp:internal-error", Description: "Session error: function_clause"})
 }
 

@@ -68,6 +68,9 @@ func (d *Delivery) Settled() bool { return d.Consumer.settled }
 
 // DeliveryTag is what RabbitMQ puts into the transfer frame.
 func (d *Delivery) DeliveryTag() []byte {
+	if !d.quorum && d.Settled() { // a classic queue doesn't count what it needs no answer for
+		return []byte{}
+	}
 	if d.id > 1<<32-1 {
 		return []byte{byte(d.id >> 56), byte(d.id >> 48), byte(d.id >> 40), byte(d.id >> 32), byte(d.id >> 24), byte(d.id >> 16), byte(d.id >> 8), byte(d.id)}
 	}
@@ -115,6 +118,12 @@ func (q *queue) hold(c *Consumer, e *entry) *Delivery {
 	d := q.delivery(e)
 	d.Consumer, d.entry, d.id = c, e, c.nextID
 	c.nextID++
+	if q.kind == typeClassic { // it numbers its messages
+		d.id = e.index - 1
+		if c.settled && e == q.fresh {
+			q.index-- // but not those that it needn't keep
+		}
+	}
 	if d.prev = c.newest; d.prev != nil {
 		d.prev.next = d
 	} else {
@@ -298,10 +307,10 @@ func (q *queue) activate() {
 		return
 	default:
 		q.active = best
-		if q.b.version.newer {
+		if q.b.version.newer && q.quorum() {
 			for _, c := range []*Consumer{was, best} {
 				if c != nil && c.attached {
-					c.tell(false)
+					c.tell(c.drain)
 				}
 			}
 		}

@@ -34,15 +34,15 @@ func (s *Session) OpenConsumer(attach *frames.Attach) (*Consumer, *Fault) {
 		source.Address, source.Capabilities = "/queues/"+url.PathEscape(own), []frames.Symbol{"temporary-queue"}
 		source.Durable, source.ExpiryPolicy, source.Timeout = frames.Some[uint32](0), "link-detach", frames.Some[uint32](0)
 	} else {
-		address, _ := source.Address.(string)
+		address, isText := source.Address.(string)
 		rest, ok := strings.CutPrefix(address, "/queues/")
 		var err error
 		if ok {
 			name, err = decode(rest)
 		}
-		if !ok || err != nil {
+		if !ok || err != nil || strings.Contains(rest, "/") {
 			reason := "bad_address"
-			if b.version.newer && !ok && address != "" {
+			if b.version.newer && isText && !ok {
 				reason = "amqp_address_v1_not_permitted"
 			}
 			return nil, s.refuseAddress(fmt.Sprintf("{%s,%s}", reason, term(source.Address)))

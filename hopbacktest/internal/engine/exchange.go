@@ -67,7 +67,7 @@ func (x *exchange) index() {
 	case typeTopic:
 		x.topics = new(topic)
 		for _, b := range x.bindings {
-			x.topics.add(strings.Split(b.key, "."), b)
+			x.topics.add(words(b.key), b)
 		}
 	}
 }
@@ -90,7 +90,7 @@ func (x *exchange) matches(m *message, headers func() map[string]any, f func(*bi
 		}
 	case typeTopic:
 		for _, key := range m.keys {
-			x.topics.match(strings.Split(key, "."), map[place]bool{}, f)
+			x.topics.match(words(key), map[place]bool{}, f)
 		}
 	case typeRandom:
 		if len(x.bindings) > 0 {
@@ -179,4 +179,12 @@ func (b *binding) matchesHeaders(headers map[string]any) bool {
 		}
 	}
 	return !any
+}
+
+// words are those of a topic key. An empty one has none.
+func words(key string) []string {
+	if key == "" {
+		return nil
+	}
+	return strings.Split(key, ".")
 }

@@ -18,8 +18,10 @@ type QueueInfo struct {
 	Arguments map[string]any
 	// Policy and OperatorPolicy are their names, "" for none.
 	Policy, OperatorPolicy string
-	Leader                 string
-	Nodes                  []string
+	// EffectivePolicy is what both set together. It is nil if neither applies.
+	EffectivePolicy map[string]any
+	Leader          string
+	Nodes           []string
 	// Ready messages can be delivered. Unacknowledged ones are held by consumers.
 	// DeadLettering ones wait to be handed on at least once, and Delayed ones for their
 	// time. Messages is the sum of all.
@@ -54,6 +56,9 @@ func (q *queue) info() QueueInfo {
 	}
 	if p := best(q.vhost.operators, q.name, kinds); p != nil {
 		i.OperatorPolicy = p.name
+	}
+	if p := q.vhost.policyFor(q); p != nil {
+		i.EffectivePolicy = p.definition.plain()
 	}
 	for _, d := range q.delayed.h {
 		at := time.UnixMilli(d.at)

@@ -112,13 +112,15 @@ func (s *Session) handle(method, target string, body any) (answer, *Fault) {
 	return answer{}, internalError("function_clause\n[{rabbit_amqp_management,handle_http_req,[<<%q>>,%q]}]", method, segments)
 }
 
+var dots = strings.NewReplacer("%2E", ".", "%2e", ".")
+
 // pathSegments are the segments of a path, normalized as RabbitMQ does it: a dot is a dot, and
 // the segments . and .. have their meaning.
 func pathSegments(path string) []string {
 	if !strings.HasPrefix(path, "/") {
 		return nil
 	}
-	path = strings.NewReplacer("%2E", ".", "%2e", ".").Replace(path)
+	path = dots.Replace(path)
 	var segments []string
 	all := strings.Split(path[1:], "/")
 	for i, s := range all {

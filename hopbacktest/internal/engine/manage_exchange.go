@@ -271,9 +271,11 @@ func (s *Session) getBindings(query url.Values) (answer, *Fault) {
 	return answer{200, list}, nil
 }
 
+var unquoted = strings.NewReplacer("+", "%20", "*", "%2A")
+
 // quote encodes a part of a binding's location: all but the unreserved characters.
 func quote(s string) string {
-	return strings.NewReplacer("+", "%20", "*", "%2A").Replace(url.QueryEscape(s))
+	return unquoted.Replace(url.QueryEscape(s))
 }
 
 // between are the bindings between two ends.

@@ -36,6 +36,9 @@ func (s *Session) getQueue(name string) (answer, *Fault) {
 // describe is a queue as the management shows it.
 func (q *queue) describe() frames.Map {
 	messages, consumers := q.ready.n, len(q.consumers)
+	if q.quorum() && q.single { // those that wait their turn aren't counted
+		consumers = min(consumers, 1)
+	}
 	nodes := []string{q.b.cfg.Node}
 	if q.quorum() {
 		nodes = q.b.cfg.Nodes
@@ -141,10 +144,17 @@ func (v *vhost) declare(d declaration, owner *Connection) (q *queue, is bool, st
 		return nil, false, 409, problem
 	}
 	if kind != typeClassic {
-		for property, wrong := range map[string]bool{"auto-delete": d.autoDelete, "exclusive-owner": owner != nil, "non-durable": !d.durable} {
-			if wrong {
-				return nil, false, 400, "invalid property '" + property + "' for " + what
-			}
+		property := ""
+		switch {
+		case d.autoDelete:
+			property = "auto-delete"
+		case owner != nil:
+			property = "exclusive-owner"
+		case !d.durable:
+			property = "non-durable"
+		}
+		if property != "" {
+			return nil, false, 400, "invalid property '" + property + "' for " + what
 		}
 	}
 	if limit, ok := v.limits["max-queues"]; ok && limit >= 0 && int64(len(v.queues)) >= limit {

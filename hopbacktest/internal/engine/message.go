@@ -28,14 +28,23 @@ type message struct {
 	id       string // the encoded message-id, if it isn't long
 	first    entry  // its place in the first queue
 	used     bool   // first is taken
+	guess    int    // the size of its annotations
 }
 
-func (m *message) size() int { return len(m.Bare) }
+// guessedSize is what RabbitMQ 4.3 takes annotations for in the bytes of a queue.
+const guessedSize = 100
+
+func (m *message) size() int { return len(m.Bare) + m.guess }
 
 var errNoBody = errors.New("missing_amqp_message_body")
 
 // parse reads what the broker needs of a published message.
 func parse(payload []byte, version *version) (*message, error) {
+	if version.newer {
+		if problem := illFormed(payload); problem != "" {
+			return nil, errors.New(problem)
+		}
+	}
 	s, err := frames.SplitMessage(payload)
 	if err != nil {
 		return nil, err
@@ -69,6 +78,9 @@ func parse(payload []byte, version *version) (*message, error) {
 			if e.Value == nil {
 				m.poisoned = true
 			}
+		}
+		if version.newer && len(m.sent) > 0 {
+			m.guess = guessedSize
 		}
 	}
 	return m, nil

@@ -263,7 +263,19 @@ func (p *Publisher) route(id uint32, settled bool, m *message) ([]*queue, *Fault
 				"user_id property set to '"+string(user)+"' but authenticated user was '"+s.conn.user.name+"'")
 		}
 	}
-	if cc, ok := m.sent.Get("x-cc"); ok && s.conn.b.version.newer {
+	cc, copied := m.sent.Get("x-cc")
+	copied = copied && s.conn.b.version.newer
+	if !copied && p.known == v.topology && p.targets != nil {
+		return p.targets, nil
+	}
+	x := v.exchanges[m.exchange]
+	switch {
+	case x == nil:
+		return nil, p.unroutable(id, settled, notFound("exchange", m.exchange, v.name))
+	case p.anonymous && x.internal:
+		return nil, p.fail("amqp:unauthorized-access", "forbidden to publish to internal exchange '"+x.name+"' in vhost '"+v.name+"'")
+	}
+	if copied {
 		keys := slices.Clone(m.keys)
 		list, ok := cc.(frames.List)
 		for _, key := range list {
@@ -273,19 +285,10 @@ func (p *Publisher) route(id uint32, settled bool, m *message) ([]*queue, *Fault
 		}
 		if !ok {
 			return nil, p.unroutable(id, settled, &frames.Error{
-				Condition: "amqp:invalid-field", Description: fmt.Sprintf("bad value for 'x-cc' message-annotation: %v", cc),
+				Condition: "amqp:invalid-field", Description: "bad value for 'x-cc' message-annotation: " + term(cc),
 			})
 		}
 		m.keys = keys
-	} else if p.known == v.topology && p.targets != nil {
-		return p.targets, nil
-	}
-	x := v.exchanges[m.exchange]
-	switch {
-	case x == nil:
-		return nil, p.unroutable(id, settled, notFound("exchange", m.exchange, v.name))
-	case p.anonymous && x.internal:
-		return nil, p.fail("amqp:unauthorized-access", "forbidden to publish to internal exchange '"+x.name+"' in vhost '"+v.name+"'")
 	}
 	targets := v.route(x, m)
 	if targets == nil {

@@ -34,6 +34,7 @@ type queue struct {
 	held      int   // unsettled deliveries
 	heldBytes int64
 	index     uint64 // of the last entry
+	fresh     *entry // that has just come
 
 	consumers []*Consumer // in the order of their attaching
 	service   service
@@ -181,6 +182,7 @@ func (q *queue) enqueue(m *message, from any) bool {
 	q.bytes += int64(m.size())
 	q.b.count(1, int64(m.size()))
 	q.ready.push(e)
+	q.fresh = e
 	q.published++
 	q.b.log(q, logPublished, m)
 	q.touch()
@@ -233,6 +235,7 @@ func (q *queue) run() {
 		}
 		q.deliver(c, q.next())
 	}
+	q.fresh = nil
 	if q.worker != nil {
 		q.worker.run()
 	}
@@ -287,6 +290,7 @@ func (q *queue) purge() int {
 		q.forget(q.next())
 		n++
 	}
+	q.ready.counter = 0 // RabbitMQ 4.0 begins anew with its turns, too
 	for {
 		e := q.delayed.pop()
 		if e == nil {

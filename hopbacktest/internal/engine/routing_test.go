@@ -22,7 +22,7 @@ func TestTopicBindings(t *testing.T) {
 			"a.b":     "a.b|a.*|a.#|#|*.b.#",
 			"a":       "a.#|#|*",
 			"a.b.c":   "a.#|#|*.b.#|*.*.c|#.c.#",
-			"":        "#||*",
+			"":        "#|", // no word at all
 			"a..b":    "a.#|#|a..b",
 			"x.c.y.z": "#|#.c.#",
 			"c":       "#|#.c.#|*",

@@ -126,21 +126,56 @@ func term(v any) string {
 	case nil:
 		return "undefined"
 	case string:
-		return fmt.Sprintf("{utf8,<<%q>>}", v)
+		return "{utf8," + binaryTerm(v) + "}"
+	case bool:
+		return fmt.Sprint(v)
+	case int8:
+		return fmt.Sprintf("{byte,%d}", v)
+	case int16:
+		return fmt.Sprintf("{short,%d}", v)
+	case int32:
+		return fmt.Sprintf("{int,%d}", v)
+	case int64:
+		return fmt.Sprintf("{long,%d}", v)
+	case uint8:
+		return fmt.Sprintf("{ubyte,%d}", v)
+	case uint16:
+		return fmt.Sprintf("{ushort,%d}", v)
 	case uint32:
 		return fmt.Sprintf("{uint,%d}", v)
 	case uint64:
 		return fmt.Sprintf("{ulong,%d}", v)
+	case []byte:
+		return "{binary," + binaryTerm(string(v)) + "}"
+	case frames.List:
+		items := make([]string, len(v))
+		for i, item := range v {
+			items[i] = term(item)
+		}
+		return "{list,[" + strings.Join(items, ",") + "]}"
+	case frames.Map:
+		items := make([]string, len(v))
+		for i, item := range v {
+			items[i] = "{" + term(item.Key) + "," + term(item.Value) + "}"
+		}
+		return "{map,[" + strings.Join(items, ",") + "]}"
 	case frames.Symbol:
-		return fmt.Sprintf("{symbol,<<%q>>}", string(v))
+		return "{symbol," + binaryTerm(string(v)) + "}"
 	}
 	return fmt.Sprint(v)
+}
+
+func binaryTerm(s string) string {
+	if s == "" {
+		return "<<>>"
+	}
+	return fmt.Sprintf("<<%q>>", s)
 }
 
 // notPermitted refuses an address of version 1. RabbitMQ 4.0 still takes these; this broker
 // doesn't.
 func (s *Session) notPermitted(address string) *Fault {
-	return s.refuseAddress(fmt.Sprintf("{amqp_address_v1_not_permitted,{utf8,<<%q>>}}", address))
+	return s.refuseAddress("{amqp_address_v1_not_permitted," + term(address) + "}")
 }
 
 // to is the target of a link or of a message.
@@ -160,7 +195,7 @@ func parseTarget(address string) (to, bool) {
 		}
 		return to{exchange: name, key: key}, err == nil
 	}
-	if rest, ok := strings.CutPrefix(address, "/queues/"); ok && rest != "" {
+	if rest, ok := strings.CutPrefix(address, "/queues/"); ok && rest != "" && !strings.Contains(rest, "/") {
 		name, err := decode(rest)
 		return to{key: name, queue: name}, err == nil
 	}

@@ -264,6 +264,14 @@ func (a argument) String() string {
 	return fmt.Sprint(a.value)
 }
 
+// quoted is the value as RabbitMQ writes it where it compares two values.
+func (a argument) quoted() string {
+	if a.value == nil {
+		return "none"
+	}
+	return "'" + a.String() + "'"
+}
+
 // class is what two types have to share for their values to be compared.
 func (a argument) class() string {
 	switch a.kind {
@@ -288,7 +296,7 @@ func (t table) differs(other table, what string, names []string) (text string, o
 			continue
 		}
 		if had && has {
-			return inequivalent(name, what, "'"+now.String()+"'", "'"+old.String()+"'"), true
+			return inequivalent(name, what, now.quoted(), old.quoted()), true
 		}
 		val := func(a argument, there bool) string {
 			if !there {

@@ -223,7 +223,7 @@ func (v *vhost) addBinding(b *binding) {
 	case b.source.kind == typeDirect:
 		b.source.direct[b.key] = append(b.source.direct[b.key], b)
 	case b.source.kind == typeTopic:
-		b.source.topics.add(strings.Split(b.key, "."), b)
+		b.source.topics.add(words(b.key), b)
 	}
 	if b.queue != nil {
 		b.queue.bindings = append(b.queue.bindings, b)

@@ -124,6 +124,17 @@ func TestWhatIsMadeIsReadByTheAudit(t *testing.T) {
 		assert.Len(t, got.Bindings, 2)
 		assert.Len(t, got.Policies, 2)
 		assert.Len(t, got.Exchanges, 8)
+		for name, most := range map[string]float64{"orders": 7, "a%2Fb": 7} {
+			var q struct {
+				Effective map[string]any `json:"effective_policy_definition"`
+			}
+			require.Equal(t, 200, s.call("GET", "/queues/v%2F1/"+name, nil, &q))
+			assert.Equal(t, map[string]any{"max-length": most}, q.Effective, "%s: the smaller of both limits", name)
+		}
+		var q map[string]any
+		require.Equal(t, 201, s.call("PUT", "/queues/%2F/plain", object{}, nil))
+		require.Equal(t, 200, s.call("GET", "/queues/%2F/plain", nil, &q))
+		assert.Equal(t, map[string]any{}, q["effective_policy_definition"])
 	})
 }
 

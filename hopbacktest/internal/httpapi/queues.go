@@ -65,8 +65,11 @@ func (a *api) queue(q engine.QueueInfo) object {
 		"arguments": q.Arguments, "node": q.Leader, "state": "running", "consumers": q.Consumers,
 		"messages": q.Messages, "messages_ready": q.Ready, "messages_unacknowledged": q.Unacknowledged,
 		"message_bytes": q.ReadyBytes + q.UnacknowledgedBytes, "message_bytes_ready": q.ReadyBytes, "message_bytes_unacknowledged": q.UnacknowledgedBytes,
-		"policy": orNull(q.Policy), "operator_policy": orNull(q.OperatorPolicy),
+		"policy": orNull(q.Policy), "operator_policy": orNull(q.OperatorPolicy), "effective_policy_definition": object{},
 		"message_stats": object{"publish": q.Published, "deliver": q.Delivered},
+	}
+	if q.EffectivePolicy != nil {
+		o["effective_policy_definition"] = q.EffectivePolicy
 	}
 	if q.Type != "classic" {
 		slices.Sort(q.Nodes)

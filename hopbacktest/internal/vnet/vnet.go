@@ -144,20 +144,7 @@ func (h *half) read(b []byte, limit *deadline) (int, error) {
 		if n > 0 || err != nil || len(b) == 0 {
 			return n, err
 		}
-		var arrival <-chan time.Time
-		var t *time.Timer
-		if wait > 0 {
-			t = time.NewTimer(wait)
-			arrival = t.C
-		}
-		select {
-		case <-h.readable:
-		case <-arrival:
-		case <-limit.ended():
-		}
-		if t != nil {
-			t.Stop()
-		}
+		limit.wait(h.readable, wait)
 	}
 }
 
@@ -233,10 +220,7 @@ func (h *half) write(b []byte, limit *deadline) (n int, err error) {
 		if err != nil || n == len(b) {
 			return n, err
 		}
-		select {
-		case <-h.writable:
-		case <-limit.ended():
-		}
+		limit.wait(h.writable, 0)
 	}
 }
 
@@ -312,42 +296,49 @@ func (h *half) reset() {
 	poke(h.writable)
 }
 
-// deadline is when a Read or a Write gives up.
+// deadline is when a Read or a Write gives up. It is set for each frame, so only one that
+// waits has a timer.
 type deadline struct {
-	mu    sync.Mutex
-	at    time.Time
-	timer *time.Timer
-	done  chan struct{} // closed at the deadline
+	mu sync.Mutex
+	at time.Time
 }
 
-// set changes the deadline, and wakes who waits by the old one.
+// set changes the deadline. Who waits by a later one is woken. Who waits by an earlier one
+// wakes then, and looks again.
 func (d *deadline) set(t time.Time, wake chan struct{}) {
 	d.mu.Lock()
-	if d.timer != nil {
-		d.timer.Stop()
-		d.timer = nil
-	}
+	sooner := !t.IsZero() && (d.at.IsZero() || t.Before(d.at))
 	d.at = t
-	if t.IsZero() {
-		d.done = nil
-	} else {
-		done := make(chan struct{})
-		d.done = done
-		if wait := time.Until(t); wait > 0 {
-			d.timer = time.AfterFunc(wait, func() { close(done) })
-		} else {
-			close(done)
-		}
-	}
 	d.mu.Unlock()
-	poke(wake)
+	if sooner {
+		poke(wake)
+	}
 }
 
-// ended is closed at the deadline. It is nil if there is none.
-func (d *deadline) ended() <-chan struct{} {
+// wait waits for a token, until the deadline, and for atMost, if that isn't 0.
+func (d *deadline) wait(token <-chan struct{}, atMost time.Duration) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.done
+	at := d.at
+	d.mu.Unlock()
+	if !at.IsZero() {
+		left := time.Until(at)
+		if left <= 0 {
+			return
+		}
+		if atMost <= 0 || left < atMost {
+			atMost = left
+		}
+	}
+	if atMost <= 0 {
+		<-token
+		return
+	}
+	t := time.NewTimer(atMost)
+	defer t.Stop()
+	select {
+	case <-token:
+	case <-t.C:
+	}
 }
 
 // over says whether the deadline has passed.

@@ -68,6 +68,8 @@ type Conn struct {
 	dirty      []*session     // with confirmations to tell
 	stalled    []*session     // with deliveries that wait
 	partial    int            // bytes of messages that have begun
+	attached   int            // bytes of the attach frames of the links
+	size       int            // of the frame that is carried out, if it is one of the rarer ones
 	blocked    bool           // by an alarm
 	closeSent  bool           // nothing else may be sent
 	closer     *time.Timer

@@ -34,6 +34,7 @@ func (c *Conn) handle(b []byte) error {
 		var f frames.Frame
 		if f, err = frames.Decode(bytes.Clone(b)); err == nil {
 			c.catchUp()
+			c.size = len(b)
 			c.general(f)
 		} else if foreign(b) {
 			err = nil

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"fmt"
 	"io"
 	"testing"
 	"testing/synctest"
@@ -89,15 +90,42 @@ func FuzzConnection(f *testing.F) {
 			_, _ = p.nc.Write(sent)
 			synctest.Wait()
 			for _, c := range w.server.Conns() {
-				c.mu.Lock()
-				require.LessOrEqual(t, c.partial, len(sent))
-				c.mu.Unlock()
+				require.Empty(t, c.excess(len(sent)))
 			}
 			require.NoError(t, p.nc.Close())
 			synctest.Wait()
 			require.Empty(t, w.server.Conns())
 		})
 	})
+}
+
+// excess is what a connection holds more of than its client's bytes and the limits allow.
+func (c *Conn) excess(sent int) (what []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	atMost := func(name string, n, limit int) {
+		if n > limit {
+			what = append(what, fmt.Sprintf("%s: %d, and the limit is %d", name, n, limit))
+		}
+	}
+	atMost("unfinished messages", c.partial, sent)
+	atMost("attach frames", c.attached, sent)
+	atMost("frames to write", len(c.out), 2*maxOut)
+	atMost("sessions", len(c.sessions), c.server.cfg.MaxSessions)
+	attached := 0
+	for _, s := range c.sessions {
+		atMost("links", len(s.links), c.server.cfg.MaxLinks)
+		atMost("replies", s.pendingReplies, maxReplies)
+		atMost("flows", s.pendingFlows, maxFlows)
+		atMost("deliveries", len(s.unsettled)+s.pending.len(), sent)
+		for _, l := range s.links {
+			attached += l.size
+		}
+	}
+	if attached != c.attached && !c.closeSent {
+		what = append(what, fmt.Sprintf("the links' attach frames have %d bytes, and %d are counted", attached, c.attached))
+	}
+	return what
 }
 
 // The same from the first byte on.

@@ -69,7 +69,8 @@ func (l *link) message(t *frames.Transfer, payload []byte) *engine.Fault {
 	if l.credit == 0 {
 		return &engine.Fault{Ends: engine.EndsLink, Err: &frames.Error{Condition: "amqp:link:transfer-limit-exceeded"}}
 	}
-	if l.partial != nil {
+	parts := l.partial != nil
+	if parts {
 		s.c.partial -= len(l.partial.payload)
 		payload = append(l.partial.payload, payload...)
 		l.partial = nil
@@ -88,7 +89,10 @@ func (l *link) message(t *frames.Transfer, payload []byte) *engine.Fault {
 		return fault
 	}
 	if fault := l.pub.Publish(id, settled, payload); fault != nil {
-		if l.anonymous && settled && fault.Ends == engine.EndsLink {
+		if l.anonymous && settled && fault.Ends == engine.EndsLink && fault.Err.Condition != "amqp:decode-error" {
+			if parts { // RabbitMQ looks for the tag in the last frame, and crashes
+				return &engine.Fault{Ends: engine.EndsConnection, Err: &frames.Error{Condition: "amqp:internal-error", Description: "Session error: function_clause"}}
+			}
 			// No disposition can tell which one it was.
 			err := *fault.Err
 			err.Info = frames.Map{{Key: frames.Symbol("delivery-tag"), Value: l.tag}}

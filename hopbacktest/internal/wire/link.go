@@ -26,6 +26,7 @@ type link struct {
 	kind   kind
 	name   string
 	handle uint32
+	size   int // of the attach frame
 	gone   bool
 
 	// What credit the sender has, and its delivery-count.
@@ -58,6 +59,9 @@ type partial struct {
 
 // forget releases what the link holds. The engine knows of its end.
 func (l *link) forget() {
+	if !l.gone {
+		l.s.c.attached -= l.size
+	}
 	l.gone = true
 	l.dropPartial()
 }
@@ -104,11 +108,22 @@ func (s *session) attach(a *frames.Attach) *engine.Fault {
 	} else if l != nil {
 		return sessionFault("amqp:session:handle-in-use", "handle %d is already associated with a link", a.Handle)
 	}
+	if s.c.attached+s.c.size > s.c.server.cfg.MaxAttached {
+		return &engine.Fault{Ends: engine.EndsConnection, Err: &frames.Error{
+			Condition: "amqp:resource-limit-exceeded", Description: "too many bytes in the attach frames of links",
+		}}
+	}
 	fault := s.validate(a)
 	if fault == nil {
 		fault = s.open(a)
 	}
-	if fault == nil || fault.Ends != engine.EndsLink {
+	if fault == nil {
+		l := s.links[a.Handle]
+		l.size = s.c.size
+		s.c.attached += l.size
+		return nil
+	}
+	if fault.Ends != engine.EndsLink {
 		return fault
 	}
 	s.c.server.log(s.c, fmt.Sprintf("refusing link '%s': %v", a.Name, fault))
@@ -246,8 +261,8 @@ func (l *link) shut() {
 func (s *session) drop(l *link) {
 	l.forget()
 	delete(s.links, l.handle)
+	s.pending.remove(l)
 	if l.kind == consuming {
-		s.pending.remove(l)
 		for id, d := range s.unsettled {
 			if d.Consumer == l.con {
 				delete(s.unsettled, id)

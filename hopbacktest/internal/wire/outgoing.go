@@ -14,6 +14,10 @@ import (
 // for.
 const maxAsked = 256
 
+// maxFlows is how many answers to flow frames may wait behind a delivery that the session's
+// window doesn't let go.
+const maxFlows = 1024
+
 // queue is what waits for a session's window, in order.
 type queue struct {
 	items []waiting
@@ -50,7 +54,18 @@ func (q *queue) pop() {
 
 // remove takes out what is for a link.
 func (q *queue) remove(l *link) {
-	q.items = slices.DeleteFunc(q.items[q.first:], func(w waiting) bool { return w.link == l })
+	q.items = slices.DeleteFunc(q.items[q.first:], func(w waiting) bool {
+		if w.link != l {
+			return false
+		}
+		switch {
+		case w.flow != nil:
+			l.s.pendingFlows--
+		case w.delivery == nil:
+			l.s.pendingReplies--
+		}
+		return true
+	})
 	q.first = 0
 }
 
@@ -72,8 +87,14 @@ func (s *session) push(w waiting) {
 	if s.pending.len() == 0 && s.put(&w) || s.gone {
 		return
 	}
-	if w.delivery != nil {
+	switch {
+	case w.delivery != nil:
 		w.link.waiting++
+	case w.flow != nil:
+		if s.pendingFlows++; s.pendingFlows > maxFlows {
+			s.fail(sessionFault("amqp:resource-limit-exceeded", "%d flow frames wait for the session's window", maxFlows))
+			return
+		}
 	}
 	s.pending.push(w)
 	s.stall()
@@ -83,11 +104,14 @@ func (s *session) push(w waiting) {
 func (s *session) pump() {
 	for !s.gone && s.pending.len() > 0 && len(s.c.out) < maxOut {
 		w := &s.pending.items[s.pending.first]
-		l, counts := w.link, w.delivery != nil
+		l, counts, flow := w.link, w.delivery != nil, w.flow != nil
 		if !s.put(w) || s.gone {
 			return
 		}
 		s.pending.pop()
+		if flow {
+			s.pendingFlows--
+		}
 		if counts {
 			l.waiting--
 			l.askMore()

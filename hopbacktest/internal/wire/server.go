@@ -26,6 +26,9 @@ type Config struct {
 	// MaxPartial is how many bytes of messages a connection may have begun and not
 	// ended. Default: 64 MiB.
 	MaxPartial int
+	// MaxAttached is how many bytes the attach frames of a connection's links may have. The
+	// links hold what is in them. Default: 4 MiB.
+	MaxAttached int
 	// Heartbeat is how long a client may be silent, in whole seconds; it is told half of
 	// that. As RabbitMQ does, the server looks at the end of each such time, and ends a
 	// connection that has been silent for two of them. Default: 60 s.
@@ -59,6 +62,7 @@ func (c Config) withDefaults() Config {
 	number(&c.MaxLinks, 256)
 	number(&c.MaxMessageSize, 16<<20)
 	number(&c.MaxPartial, 64<<20)
+	number(&c.MaxAttached, 4<<20)
 	duration(&c.Heartbeat, time.Minute)
 	duration(&c.HandshakeTimeout, 10*time.Second)
 	duration(&c.RefusalDelay, 3*time.Second)

@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"io"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -382,6 +383,63 @@ func TestUnfinishedMessagesAreBounded(t *testing.T) {
 		for i := range uint32(11) {
 			p.transfer(1, &frames.Transfer{Handle: i % 2, DeliveryID: frames.Some(i % 2), DeliveryTag: []byte{1}, More: true}, part)
 		}
+		assert.Equal(t, frames.Symbol("amqp:resource-limit-exceeded"), expect[*frames.Close](p).Error.Condition)
+	})
+}
+
+// What a client asks for can wait behind a window that it never opens, and a name can be as
+// long as a frame: both are bounded.
+func TestAnswersThatWaitAreBounded(t *testing.T) {
+	each(t, Config{}, func(t *testing.T, w *world, old bool) {
+		p := w.dial()
+		p.open(nil)
+		p.declare(0, "q")
+		p.begin(1)
+		p.send(1, target("q"))
+		expect[*frames.Attach](p)
+		expect[*frames.Flow](p)
+		p.publish(1, 0, []byte("text"))
+		expect[*frames.Disposition](p)
+		p.send(2, &frames.Begin{IncomingWindow: 0, OutgoingWindow: 5000})
+		expect[*frames.Begin](p)
+		p.send(2, source("q"))
+		expect[*frames.Attach](p)
+		echo := &frames.Flow{IncomingWindow: 0, OutgoingWindow: 5000, Handle: frames.Some[uint32](1), LinkCredit: frames.Some[uint32](1), Echo: true}
+		for range maxFlows + 1 {
+			p.send(2, echo)
+		}
+		assert.Equal(t, frames.Symbol("amqp:resource-limit-exceeded"), expect[*frames.End](p).Error.Condition)
+		c := w.server.Conns()[0]
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		assert.Len(t, c.sessions, 1, "the other sessions stay")
+	})
+}
+
+func TestLinksHoldABoundedNumberOfBytes(t *testing.T) {
+	each(t, Config{}, func(t *testing.T, w *world, old bool) {
+		p := w.dial()
+		p.open(nil)
+		p.declare(0, "q")
+		p.begin(1)
+		attach := func(handle uint32) {
+			a := target("q")
+			a.Name, a.Handle = strings.Repeat("n", 100_000), handle
+			p.send(1, a)
+		}
+		for i := range uint32(200) { // one after the other is no harm
+			attach(i)
+			expect[*frames.Attach](p)
+			expect[*frames.Flow](p)
+			p.send(1, &frames.Detach{Handle: i, Closed: true})
+			expect[*frames.Detach](p)
+		}
+		for i := range uint32(41) {
+			attach(i)
+			expect[*frames.Attach](p)
+			expect[*frames.Flow](p)
+		}
+		attach(41)
 		assert.Equal(t, frames.Symbol("amqp:resource-limit-exceeded"), expect[*frames.Close](p).Error.Condition)
 	})
 }

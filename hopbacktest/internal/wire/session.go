@@ -41,6 +41,7 @@ type session struct {
 	accepted       []uint32
 	granted        []*link // that are to get credit, with the confirmations
 	pendingReplies int
+	pendingFlows   int
 }
 
 // begin begins a session. c.mu is held.

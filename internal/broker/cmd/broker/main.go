@@ -18,6 +18,7 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/internal/service"
 )
 
 const usage = `broker starts real RabbitMQ brokers, 4.3 and 4.0 side by side, and ends them.
@@ -28,12 +29,17 @@ Usage:
   broker status [--quiet] [VERSION...]           tell what runs; exit code 1
                                                  if one of VERSION doesn't serve
   broker env                                     print export lines of what runs
-  broker run [VERSION...] -- COMMAND [ARG...]    run a command with brokers there
+  broker run [VERSION...] [SERVER...] -- COMMAND [ARG...]
+                                                 run a command with brokers there
   broker clean                                   end all, remove cache and images
 
 VERSION is 4.3, 4.0 or any: the newest that can be had. Without it, up means
 4.3 and 4.0, run means any, and down and status mean all. For run it can be
 any-or-none: where no broker can be had, the command runs without.
+
+SERVER is postgres or redis. It is HOPBACK_POSTGRES_URL's or HOPBACK_REDIS_URL's
+server, or one of our own from Debian's packages, which ends with the command.
+The command finds its URL in that variable.
 
   --env         up prints the export lines, as "broker env" does
   --write FILE  up writes them to FILE
@@ -243,7 +249,15 @@ func env(ctx context.Context, stdout io.Writer) error {
 }
 
 // runWith runs a command while it holds brokers, and returns its exit code.
-func runWith(ctx context.Context, versions, command []string, stdout, stderr io.Writer) (code int, err error) {
+func runWith(ctx context.Context, names, command []string, stdout, stderr io.Writer) (code int, err error) {
+	var versions, servers []string
+	for _, name := range names {
+		if name == "postgres" || name == "redis" {
+			servers = append(servers, name)
+		} else {
+			versions = append(versions, name)
+		}
+	}
 	if len(versions) == 0 {
 		versions = []string{"any"}
 	}
@@ -276,6 +290,18 @@ func runWith(ctx context.Context, versions, command []string, stdout, stderr io.
 	for _, b := range brokers {
 		v := strings.ReplaceAll(b.Version, ".", "_")
 		cmd.Env = append(cmd.Env, "HOPBACK_URL_"+v+"="+b.URL, "HOPBACK_MANAGEMENT_URL_"+v+"="+b.ManagementURL)
+	}
+	for _, name := range servers {
+		get, variable := service.Postgres, "HOPBACK_POSTGRES_URL"
+		if name == "redis" {
+			get, variable = service.Redis, "HOPBACK_REDIS_URL"
+		}
+		s, err := get(ctx, stderr)
+		if err != nil {
+			return 0, err
+		}
+		defer s.Close()
+		cmd.Env = append(cmd.Env, variable+"="+s.URL)
 	}
 	err = cmd.Run()
 	var exit *exec.ExitError

@@ -1,0 +1,16 @@
+// Package service starts the servers other than RabbitMQ that tests, examples and
+// benchmarks need: PostgreSQL, Redis and Prometheus.
+//
+// A server is found in this order:
+//
+//  1. The environment names one that runs: HOPBACK_POSTGRES_URL, HOPBACK_REDIS_URL or
+//     HOPBACK_PROMETHEUS_URL. It is used as it is, and never stopped.
+//  2. Its program is on this machine, in PATH or where Debian puts it.
+//  3. This process is root on Debian: apt-get installs the package.
+//
+// Otherwise the error is a [*NoWayError], which says what to set.
+//
+// A started server listens on a free port of 127.0.0.1, keeps its data in a temporary
+// folder, and ends with the process that started it, even if that is killed. It is for
+// tests: it has no password, and it writes to the disk without waiting.
+package service
