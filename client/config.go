@@ -67,8 +67,12 @@ type Config struct {
 	// it. When more than 1,024 events wait, the oldest are dropped, and Event.Dropped
 	// counts them. Observe may be called after Close has returned.
 	Observe func(Event)
+	// Instrument, if not nil, follows each message that is sent and handled, for traces and
+	// metrics. Package otel has one for OpenTelemetry. Without one it costs nothing.
+	Instrument Instrument
 	// Logger receives what no call returns, such as lost connections and deliveries
-	// that couldn't be settled. Default: slog.Default().
+	// that couldn't be settled. What is about a delivery is logged with the ctx that an
+	// Instrument has given its handler. Default: slog.Default().
 	Logger *slog.Logger
 
 	// test is what tests outside of this package have changed.

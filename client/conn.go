@@ -30,6 +30,8 @@ type Conn struct {
 	endpoints []endpoint
 	log       *slog.Logger
 	observer  *observer
+	hooks     *hooks // nil: no Instrument
+	unhook    func() // tells it of Close; set by Connect
 	// connect is dial, and idle is lineIdle, but in tests.
 	connect func(context.Context, endpoint, Config) (*wire, error)
 	idle    time.Duration
@@ -64,6 +66,13 @@ type Conn struct {
 	growing    *growth   // nil: no line is being opened
 	refusal    error     // why the last one was not opened; holds for Reconnect.Min
 	refusedAt  time.Time // when
+	past       past
+}
+
+// past is what a Conn counts; guarded by its mu.
+type past struct {
+	lost, rebuilt uint64        // connections
+	blocked       time.Duration // of connections that have ended
 }
 
 // closer is what lives on a Conn and must end before it: consumers, publishers.

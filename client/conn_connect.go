@@ -33,6 +33,7 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 		w, at, err := c.dial(ctx, i, first.cfg)
 		if err == nil {
 			first.run(w, at)
+			c.unhook = c.hooks.connect(c.Stats)
 			return c, nil
 		}
 		errs = append(errs, err)
@@ -54,6 +55,7 @@ func newConn(cfg Config, eps []endpoint) *Conn {
 		closing: make(chan struct{}), changed: make(chan struct{}), users: map[closer]struct{}{},
 		observer: &observer{call: cfg.Observe, log: cfg.Logger},
 	}
+	c.hooks = newHooks(cfg.Instrument, cfg.Logger)
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.hurry, c.cutOff = context.WithCancel(context.Background())
 	c.clock.ask = c.askTime
@@ -105,6 +107,7 @@ func (c *Conn) Close(ctx context.Context) error {
 			wg.Go(func() { l.close(ctx) })
 		}
 		wg.Wait()
+		c.hooks.closed(c.unhook)
 		if err := errors.Join(errs...); err != nil {
 			c.closeErr = fmt.Errorf("hopback: close: %w", err)
 		}

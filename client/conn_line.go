@@ -78,6 +78,7 @@ func (l *line) begin(w *wire, at, attempts int) {
 	defer c.mu.Unlock()
 	e := Event{Kind: EventUp, Attempt: attempts}
 	if l.generation > 0 {
+		c.past.rebuilt++
 		e.Down = time.Since(l.since)
 	}
 	c.generation++
@@ -96,6 +97,8 @@ func (l *line) end(w *wire, why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l.since = time.Now()
+	c.past.lost++
+	c.past.blocked += w.blockage.total()
 	c.tell(w, Event{Kind: EventLost, Err: why})
 	l.change(nil, why)
 }
@@ -184,6 +187,9 @@ func (l *line) close(ctx context.Context) {
 	<-l.done
 	c.mu.Lock()
 	w := l.live
+	if w != nil {
+		c.past.blocked += w.blockage.total()
+	}
 	l.change(nil, ErrClosed)
 	if l.idle != nil {
 		l.idle.Stop()

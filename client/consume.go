@@ -69,7 +69,7 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	defer booking.release()
 	k := newConsumer(queue, source, h, cfg, consumerDeps{
 		sessions: booking, backoff: c.cfg.Reconnect, log: c.log, tell: booking.tell,
-		deadLetters: c.mgmt.deadLetters, look: c.mgmt.look, starving: c.starving, now: c.brokerNow,
+		deadLetters: c.mgmt.deadLetters, look: c.mgmt.look, starving: c.starving, now: c.brokerNow, hooks: c.hooks,
 	})
 	k.order = order
 	if err := c.join(k); err != nil {
@@ -233,7 +233,7 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 		dead:    make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
 		worn: make(chan struct{}, 1),
 	}
-	s.crew = newCrew(s, k.cfg.Concurrency, k.slots)
+	s.crew = newCrew(s, k.cfg.Concurrency, k.slots, &k.workers)
 	s.settler = newSettler(s)
 	var takenBack func([]byte)
 	if !s.counts { // 4.3 brought the consumer timeout to AMQP 1.0

@@ -24,14 +24,18 @@ type consumer struct {
 	// slots holds the right to run a handler. A worker holds one while it lives;
 	// one that outlives its stint, in a long handler, keeps the next stint's from
 	// beginning, so that Concurrency holds across a reconnect.
-	slots chan struct{}
+	slots   chan struct{}
+	workers roster
 
 	appetite *appetite // nil: Prefetch was given
 	hunger   hunger    // of the stint that runs
 	control  *Control
 	mu       sync.Mutex
-	limit    int                   // the Control's
-	current  interface{ resize() } // the stint that runs; nil: none
+	limit    int       // the Control's
+	current  running   // the stint that runs; nil: none
+	up       bool      // there is a link, or one that takes over from it
+	since    time.Time // since when up is so
+	why      error     // why it is false
 
 	closed context.Context // ends when shut is called
 	close  context.CancelFunc
@@ -39,6 +43,12 @@ type consumer struct {
 	// hurry ends the drain's patience: shut's ctx has ended.
 	hurry     chan struct{}
 	hurryOnce sync.Once
+}
+
+// running is the consumer's stint, as long as it runs.
+type running interface {
+	resize()
+	count(*ConsumerStats)
 }
 
 // consumerDeps is what a consumer takes from outside, so that it runs on faulty
@@ -56,7 +66,8 @@ type consumerDeps struct {
 	// starving is after how long without a delivery that is asked. 0: the default.
 	starving time.Duration
 	// now is the broker's time; false while it isn't known. nil: this host's.
-	now func() (time.Time, bool)
+	now   func() (time.Time, bool)
+	hooks *hooks // nil: no Instrument
 }
 
 func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consumerDeps) *consumer {
@@ -76,6 +87,7 @@ func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consu
 		log:      deps.log.With("queue", queue),
 		forwards: newForwarder(deps.sessions, senderConfig{depth: cfg.Prefetch, backoff: deps.backoff, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
 		slots:    make(chan struct{}, cfg.Concurrency),
+		since:    time.Now(),
 		gone:     make(chan struct{}), hurry: make(chan struct{}),
 	}
 	k.closed, k.close = context.WithCancel(context.Background())
@@ -101,10 +113,24 @@ func (k *consumer) allowed() int {
 }
 
 // setCurrent notes the stint that runs; nil: none does.
-func (k *consumer) setCurrent(s interface{ resize() }) {
+func (k *consumer) setCurrent(s running) {
 	k.mu.Lock()
 	k.current = s
 	k.mu.Unlock()
+}
+
+func (k *consumer) count(all *Stats) {
+	one := ConsumerStats{Queue: k.queue, Concurrency: k.cfg.Concurrency}
+	k.mu.Lock()
+	s := k.current
+	one.Up, one.Since, one.Err = k.up, k.since, k.why
+	k.mu.Unlock()
+	one.Handling, one.Oldest, one.Newest = k.workers.running()
+	if s != nil {
+		s.count(&one)
+	}
+	k.forwards.count(&one)
+	all.Consumers = append(all.Consumers, one)
 }
 
 // shut drains the consumer, within ctx.
@@ -122,10 +148,26 @@ func (k *consumer) shut(ctx context.Context) error {
 
 // event tells of the consumer.
 func (k *consumer) event(e Event) {
+	switch e.Kind {
+	case EventUp:
+		k.note(true, nil)
+	case EventLost, EventRefused:
+		k.note(false, e.Err)
+	}
 	if k.deps.tell != nil {
 		e.Op, e.Target = "consume", k.queue
 		k.deps.tell(e)
 	}
+}
+
+// note notes whether the consumer has a link, and why not.
+func (k *consumer) note(up bool, why error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if up != k.up {
+		k.up, k.since = up, time.Now()
+	}
+	k.why = why
 }
 
 // errGraceOver is the cause of a handler's ctx that the drain has ended.

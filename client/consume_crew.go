@@ -1,6 +1,10 @@
 package client
 
-import "sync"
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
 
 // crew is a stint's workers: goroutines that run its handlers, at most Concurrency of
 // them, one delivery at a time each.
@@ -26,6 +30,7 @@ type crew struct {
 	of    interface{ work(*Delivery) } // whose deliveries they are
 	most  int
 	slots chan struct{} // see consumer.slots
+	all   *roster
 
 	mu      sync.Mutex
 	waiting fifo[*Delivery]
@@ -38,14 +43,63 @@ type crew struct {
 	running sync.WaitGroup
 }
 
-func newCrew(of interface{ work(*Delivery) }, most int, slots chan struct{}) *crew {
-	return &crew{of: of, most: most, slots: slots, ended: make(chan struct{})}
+func newCrew(of interface{ work(*Delivery) }, most int, slots chan struct{}, all *roster) *crew {
+	return &crew{of: of, most: most, slots: slots, all: all, ended: make(chan struct{})}
 }
 
 // worker is one goroutine of a crew.
 type worker struct {
 	// called has one value when the worker is to look for a delivery.
 	called chan struct{}
+	// current is the delivery that it has; nil: none.
+	current atomic.Pointer[Delivery]
+}
+
+// roster is the workers of a consumer, on whatever link. A worker is entered once, not for
+// each delivery.
+type roster struct {
+	mu      sync.Mutex
+	workers map[*worker]struct{}
+}
+
+func (r *roster) enter(w *worker) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.workers == nil {
+		r.workers = map[*worker]struct{}{}
+	}
+	r.workers[w] = struct{}{}
+}
+
+func (r *roster) leave(w *worker) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.workers, w)
+}
+
+// running returns how many handlers run, and when the first and the last of them began.
+func (r *roster) running() (n int, oldest, newest time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var first, last int64
+	for w := range r.workers {
+		d := w.current.Load()
+		if d == nil {
+			continue
+		}
+		began := d.began.Load()
+		if began == 0 {
+			continue
+		}
+		if n == 0 {
+			first, last = began, began
+		}
+		n, first, last = n+1, min(first, began), max(last, began)
+	}
+	if n == 0 {
+		return 0, time.Time{}, time.Time{}
+	}
+	return n, time.Unix(0, first), time.Unix(0, last)
 }
 
 // put hands d to the workers. It doesn't block.
@@ -62,6 +116,13 @@ func (c *crew) pop() *Delivery {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.waiting.pop()
+}
+
+// count is how many wait.
+func (c *crew) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.waiting.len()
 }
 
 // call has a worker come, if one is wanted and none is on its way. It is called with mu
@@ -101,8 +162,12 @@ func (c *crew) work(coming bool) {
 	}
 	defer func() { <-c.slots }()
 	w := &worker{called: make(chan struct{}, 1)}
+	c.all.enter(w)
+	defer c.all.leave(w)
 	for d := c.next(w, coming); d != nil; d = c.next(w, false) {
+		w.current.Store(d)
 		c.of.work(d)
+		w.current.Store(nil)
 	}
 }
 
@@ -190,6 +255,8 @@ type fifo[T any] struct {
 }
 
 func (q *fifo[T]) empty() bool { return q.head == len(q.all) }
+
+func (q *fifo[T]) len() int { return len(q.all) - q.head }
 
 func (q *fifo[T]) push(v T) {
 	if len(q.all) == cap(q.all) && q.head > len(q.all)/2 {

@@ -92,7 +92,7 @@ func (s *stint) leaseEnded(tag []byte) {
 // nothing more until the stale delivery is settled, so that is done at once; what
 // the handler decides on it comes to nothing, and the handler is told by its ctx.
 func (s *stint) takenBack(d *Delivery) {
-	s.consumer.log.Warn("hopback: the broker took a delivery back because it was held for longer than the consumer timeout", "message_id", messageID(d.message), "held", time.Since(d.received).Round(time.Millisecond))
+	s.consumer.log.WarnContext(d.logCtx(), "hopback: the broker took a delivery back because it was held for longer than the consumer timeout", "message_id", messageID(d.message), "held", time.Since(d.received).Round(time.Millisecond))
 	d.end(ErrConsumerTimeout)
 	s.push(d, disposition{kind: released})
 }
@@ -138,13 +138,14 @@ func (s *stint) mayBegin(d *Delivery) bool {
 func (s *stint) handle(ctx context.Context, d *Delivery) {
 	defer s.unlane(d)
 	defer d.end(nil) // frees what its ctx holds
-	d.ctx.Context, d.ctx.delivery = ctx, d
+	d.ctx.Context, d.ctx.delivery = s.observe(ctx, d), d
+	began := time.Now()
+	d.began.Store(began.UnixNano())
+	err := s.call(&d.ctx, d)
 	if s.consumer.appetite == nil {
-		s.carryOut(d, s.call(&d.ctx, d))
+		s.carryOut(d, err)
 		return
 	}
-	began := time.Now()
-	err := s.call(&d.ctx, d)
 	if s.consumer.appetite.handled(time.Since(began)) {
 		s.resize()
 	}
@@ -177,6 +178,7 @@ func (s *stint) call(ctx context.Context, d *Delivery) (err error) {
 
 // carryOut does what the outcome says, without waiting for the broker.
 func (s *stint) carryOut(d *Delivery, err error) {
+	d.observed.Load().handled(err)
 	if err == nil {
 		s.push(d, disposition{kind: accepted})
 		return
@@ -187,17 +189,17 @@ func (s *stint) carryOut(d *Delivery, err error) {
 	}
 	r := resolve(o)
 	if r.Refused != nil {
-		s.consumer.log.Error("hopback: an outcome can't be carried out as it is", "message_id", messageID(d.message), "outcome", ErrorText(o), "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
+		s.consumer.log.ErrorContext(d.logCtx(), "hopback: an outcome can't be carried out as it is", "message_id", messageID(d.message), "outcome", ErrorText(o), "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
 	}
 	s.carryOutAs(d, r)
 }
 
 func (s *stint) logDeadLetter(d *Delivery, o DeadLetter) {
 	if p, ok := panicIn(o.Err); ok {
-		s.consumer.log.Error("hopback: a handler panicked; the message is dead-lettered", "message_id", messageID(d.message), "panic", ErrorText(p), "stack", string(p.Stack))
+		s.consumer.log.ErrorContext(d.logCtx(), "hopback: a handler panicked; the message is dead-lettered", "message_id", messageID(d.message), "panic", ErrorText(p), "stack", string(p.Stack))
 		return
 	}
-	s.consumer.log.Warn("hopback: a message is dead-lettered", "message_id", messageID(d.message), "reason", clip(string(o.Reason), 255), "error", ErrorText(o.Err))
+	s.consumer.log.WarnContext(d.logCtx(), "hopback: a message is dead-lettered", "message_id", messageID(d.message), "reason", clip(string(o.Reason), 255), "error", ErrorText(o.Err))
 }
 
 func (s *stint) carryOutAs(d *Delivery, r Resolution) {
@@ -236,8 +238,12 @@ func (s *stint) forward(d *Delivery, o Forward) {
 		to = &builtAddress{o.To, encoded}
 		s.lastTarget.Store(to)
 	}
+	m := o.Message
+	if followed := d.observed.Load(); followed != nil {
+		m = followed.forwarding(o.To, m)
+	}
 	f := &forwarding{s: s, d: d, o: o, forward: forward{
-		target: to.encoded, msg: o.Message, patience: patienceFor(s.consumer.cfg.ForwardPatience, d.DeliveryCount()), abandoned: s.dead,
+		target: to.encoded, msg: m, patience: patienceFor(s.consumer.cfg.ForwardPatience, d.DeliveryCount()), abandoned: s.dead,
 	}}
 	f.original = f
 	s.consumer.forwards.send(&f.forward)
@@ -253,7 +259,7 @@ type forwarding struct {
 }
 
 func (f *forwarding) report(err error, again time.Duration) {
-	f.s.consumer.log.Warn("hopback: a copy was not accepted; the original is kept, and its copy is tried again", "to", f.o.To.String(), "error", err, "again_in", again)
+	f.s.consumer.log.WarnContext(f.d.logCtx(), "hopback: a copy was not accepted; the original is kept, and its copy is tried again", "to", f.o.To.String(), "error", err, "again_in", again)
 }
 
 func (f *forwarding) setAside(mayReturn bool) (aside, returned bool) {
@@ -262,6 +268,7 @@ func (f *forwarding) setAside(mayReturn bool) (aside, returned bool) {
 
 func (f *forwarding) done(err error) {
 	s := f.s
+	f.d.observed.Load().forwarded(err)
 	switch {
 	case err == nil:
 		s.push(f.d, disposition{kind: accepted})
@@ -294,14 +301,14 @@ func (s *stint) notForwarded(d *Delivery, o Forward, err error) {
 		s.push(d, disposition{kind: released})
 		return
 	default:
-		s.consumer.log.Error("hopback: a forward failed; the original is kept, as its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err)
+		s.consumer.log.ErrorContext(d.logCtx(), "hopback: a forward failed; the original is kept, as its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err)
 		s.forward(d, o)
 		return
 	}
-	s.consumer.log.Error("hopback: a forward failed; the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which the queue's delivery limit sends to its dead-letter exchange")
+	s.consumer.log.ErrorContext(d.logCtx(), "hopback: a forward failed; the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which the queue's delivery limit sends to its dead-letter exchange")
 	r := o.Unaccepted(err)
 	if r.Refused != nil {
-		s.consumer.log.Error("hopback: annotations were refused; the message goes back without them", "message_id", messageID(d.message), "error", r.Refused)
+		s.consumer.log.ErrorContext(d.logCtx(), "hopback: annotations were refused; the message goes back without them", "message_id", messageID(d.message), "error", r.Refused)
 	}
 	s.carryOutAs(d, r)
 }
@@ -332,19 +339,22 @@ func (s *stint) keepsDead() bool {
 // unforwardable deals with an original whose copy can never be sent.
 func (s *stint) unforwardable(d *Delivery, o Forward, err error) {
 	r := o.Unsendable(err)
-	s.consumer.log.Error("hopback: a copy can't be sent; another outcome replaces the forward", "message_id", messageID(d.message), "to", o.To.String(), "error", err, "instead", r.Kind, "dead_lettered", r.DeadLetter)
+	s.consumer.log.ErrorContext(d.logCtx(), "hopback: a copy can't be sent; another outcome replaces the forward", "message_id", messageID(d.message), "to", o.To.String(), "error", err, "instead", r.Kind, "dead_lettered", r.DeadLetter)
 	s.carryOutAs(d, r)
 }
 
 // push hands a settlement to the settling goroutine.
 func (s *stint) push(d *Delivery, disp disposition) {
 	if !d.settling.CompareAndSwap(false, true) {
-		s.consumer.log.Warn("hopback: a delivery was handled after the broker had taken it back; the broker delivers it again", "message_id", messageID(d.message))
+		s.consumer.log.WarnContext(d.logCtx(), "hopback: a delivery was handled after the broker had taken it back; the broker delivers it again", "message_id", messageID(d.message))
 		s.consumer.event(Event{Kind: EventLate, Err: ErrConsumerTimeout})
 		return
 	}
 	if disp.kind == modified {
 		disp.annotations = withKnownCount(d, disp)
+	}
+	if followed := d.observed.Load(); followed != nil {
+		disp = followed.settling(disp)
 	}
 	if s.over() {
 		s.late(d)
@@ -355,7 +365,8 @@ func (s *stint) push(d *Delivery, disp disposition) {
 }
 
 func (s *stint) late(d *Delivery) {
-	s.consumer.log.Warn("hopback: a delivery was handled, but its link was lost; the broker delivers it again", "message_id", messageID(d.message))
+	d.observed.Load().settled(ErrConnectionLost)
+	s.consumer.log.WarnContext(d.logCtx(), "hopback: a delivery was handled, but its link was lost; the broker delivers it again", "message_id", messageID(d.message))
 	s.consumer.event(Event{Kind: EventLate, Err: ErrConnectionLost})
 }
 
@@ -462,6 +473,7 @@ func (s *stint) settle(finish <-chan struct{}) {
 			s.late(x.delivery)
 			return
 		}
+		x.delivery.observed.Load().settled(nil)
 		s.leases.end(x.delivery)
 		s.line(s.quarantine.settled(x.delivery))
 		more := len(s.settles.c) > 0
@@ -544,7 +556,10 @@ func (s *stint) hold(d *Delivery) {
 		defer cancel()
 		if s.consumer.deps.deadLetters != nil && s.consumer.deps.deadLetters(ctx, s.consumer.queue) {
 			s.consumer.log.Error("hopback: a message can't be decoded; it is dead-lettered", "error", err)
-			s.carryOutAs(d, DeadLetter{Reason: ReasonUndecodable, Err: err}.resolve())
+			dead := DeadLetter{Reason: ReasonUndecodable, Err: err}
+			s.observe(s.handlerCtx, d)
+			d.observed.Load().handled(dead)
+			s.carryOutAs(d, dead.resolve())
 			return
 		}
 		s.consumer.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer ends", "error", err)

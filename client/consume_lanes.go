@@ -84,3 +84,13 @@ func (l *lanes) empty() []*Delivery {
 	}
 	return all
 }
+
+// count is how many wait.
+func (l *lanes) count() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, queue := range l.waiting {
+		n += len(queue)
+	}
+	return n
+}

@@ -133,6 +133,13 @@ func (q *quarantine) empty() []*Delivery {
 	return all
 }
 
+// count is how many wait.
+func (q *quarantine) count() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.suspects)
+}
+
 // suspectAfter is how many failures without a known reason make a suspect.
 const suspectAfter = 2
 

@@ -33,6 +33,7 @@ type window struct {
 	// quiet is when the last delivery came, or when credit was granted with none
 	// left; came says that a delivery has come at all.
 	quiet time.Time
+	last  time.Time // when the last delivery came
 	came  bool
 	trip  trip
 }
@@ -98,7 +99,7 @@ func (w *window) received(now time.Time) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.unsettled++
-	w.quiet, w.came = now, true
+	w.quiet, w.last, w.came = now, now, true
 	// A delivery that overtook the end of a drain was counted off with it.
 	w.granted = max(w.granted-1, 0)
 	return w.trip.arrive(now)
@@ -131,6 +132,14 @@ func (w *window) open() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.unsettled
+}
+
+// count adds its numbers.
+func (w *window) count(c *ConsumerStats) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c.Window, c.Unsettled = w.limit, w.unsettled
+	c.Delivered = w.last
 }
 
 // starving says since when there has been credit and no delivery; false if there is

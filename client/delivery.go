@@ -29,7 +29,9 @@ type Delivery struct {
 	// settling is set when what becomes of it is on its way to the broker.
 	settling atomic.Bool
 	lease    lease
-	lastWord error // see package lastword
+	lastWord error                    // see package lastword
+	observed atomic.Pointer[observed] // nil: no Instrument follows it
+	began    atomic.Int64             // when its handler began, in Unix nanoseconds; 0: it hasn't
 	// ctx is the one that its consumer calls the handler with, here so that it needn't
 	// be allocated.
 	ctx deliveryContext
@@ -66,6 +68,22 @@ func (d *Delivery) Property(key string) any { return d.message.ApplicationProper
 
 // Annotation returns the message annotation key, or nil.
 func (d *Delivery) Annotation(key string) any { return d.message.Annotations[key] }
+
+// Report tells the consumer's Instrument what has been decided about the delivery. It is
+// for middleware, which calls it within Handle. Without an Instrument it does nothing.
+func (d *Delivery) Report(x Decision) {
+	if o := d.observed.Load(); o != nil {
+		o.decided(x)
+	}
+}
+
+// logCtx is the ctx for log lines about the delivery: an Instrument's for it, if it has one.
+func (d *Delivery) logCtx() context.Context {
+	if o := d.observed.Load(); o != nil {
+		return o.ctx
+	}
+	return context.Background()
+}
 
 // deliveryKey finds the Delivery in a handler's ctx.
 type deliveryKey struct{}

@@ -313,6 +313,24 @@ func (s *forwardSender) event(w *forwarder, e Event) {
 	}
 }
 
+// count adds how many forwards aren't confirmed, and how many of them are to an address
+// that takes nothing.
+func (w *forwarder) count(c *ConsumerStats) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.senders {
+		n := len(s.sent) + len(s.parked)
+		c.Forwarding += n
+		if s.stalled.IsZero() || n == 0 {
+			continue
+		}
+		c.Stalled += n
+		if c.StalledSince.IsZero() || s.stalled.Before(c.StalledSince) {
+			c.StalledSince, c.StalledErr = s.stalled, s.why
+		}
+	}
+}
+
 // watch has look called as long as forwards are under way.
 func (w *forwarder) watch() {
 	if w.looking {

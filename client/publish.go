@@ -81,7 +81,7 @@ func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cf
 	if err := checkEncode[T](cfg.Codec); err != nil {
 		return nil, err
 	}
-	core, err := newPublisher(ctx, conn, target, senderConfig{depth: cfg.Pending, bytes: int64(cfg.PendingBytes), resend: !cfg.NoResend})
+	core, err := newPublisher(ctx, conn, to, target, senderConfig{depth: cfg.Pending, bytes: int64(cfg.PendingBytes), resend: !cfg.NoResend})
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +127,10 @@ func (p *Publisher[T]) Publish(ctx context.Context, v T, edit ...func(*Message))
 			e(m)
 		}
 	}
-	if err := p.check(m); err != nil {
+	if p.core.hooks != nil {
+		return p.core.observed(ctx, m)
+	}
+	if err := p.core.check(m); err != nil {
 		return err
 	}
 	return p.core.s.do(ctx, m)
@@ -154,6 +157,7 @@ func (p *Publisher[T]) PublishAll(ctx context.Context, vs []T, edit ...func(v T,
 		return nil
 	}
 	b := newBatch(p.core.s, len(vs))
+	b.observe(p.core.hooks, p.core.hooks.publishAll(ctx, p.core.to, len(vs)))
 	if err := p.core.s.enter(); err != nil {
 		b.rest(0, err)
 		return b.err()
@@ -171,7 +175,8 @@ func (p *Publisher[T]) PublishAll(ctx context.Context, vs []T, edit ...func(v T,
 					e(v, m)
 				}
 			}
-			err = p.check(m)
+			b.begin(i, p.core.to, m)
+			err = p.core.check(m)
 		}
 		if err != nil {
 			b.failed(i, m, err)
@@ -192,16 +197,6 @@ func (p *Publisher[T]) Blocked() (since time.Time, blocked bool) {
 	}
 	now := in.Now()
 	return now.Since, now.Blocked
-}
-
-// check completes a message that the caller may have edited, and refuses one that
-// can't be carried.
-func (p *Publisher[T]) check(m *Message) error {
-	complete(m) // an edit may have removed what must be there
-	if p.core.s.target == "" && (m.Properties.To == nil || *m.Properties.To == "") {
-		return argument.New("message Properties.To", nil, "is missing", "this publisher has no address of its own: set one with client.PublishTo")
-	}
-	return Validate(m)
 }
 
 // PublishTo returns an edit that sets the address of a message, for a publisher without
@@ -261,11 +256,13 @@ func (p *Publisher[T]) message(v T) (m *Message, err error) {
 type publisher struct {
 	conn    *Conn
 	booking *booking
+	to      address.Address // zero: each message names its own
 	s       *sender
+	hooks   *hooks // nil: no Instrument
 }
 
-func newPublisher(ctx context.Context, conn *Conn, target string, cfg senderConfig) (*publisher, error) {
-	p := &publisher{conn: conn, booking: conn.book(publisherSessions)}
+func newPublisher(ctx context.Context, conn *Conn, to address.Address, target string, cfg senderConfig) (*publisher, error) {
+	p := &publisher{conn: conn, booking: conn.book(publisherSessions), to: to, hooks: conn.hooks}
 	cfg.backoff, cfg.tell, cfg.log, cfg.outage = conn.cfg.Reconnect, p.booking.tell, conn.log, p.booking.outage
 	p.s = newSender("publish", target, cfg, p.booking)
 	if err := conn.join(p); err != nil {
@@ -287,6 +284,28 @@ func newPublisher(ctx context.Context, conn *Conn, target string, cfg senderConf
 	return p, nil
 }
 
+// check completes a message that the caller may have edited, and refuses one that
+// can't be carried.
+func (p *publisher) check(m *Message) error {
+	complete(m) // an edit may have removed what must be there
+	if p.s.target == "" && (m.Properties.To == nil || *m.Properties.To == "") {
+		return argument.New("message Properties.To", nil, "is missing", "this publisher has no address of its own: set one with client.PublishTo")
+	}
+	return Validate(m)
+}
+
+// observed checks m and publishes it, which an Instrument follows.
+func (p *publisher) observed(ctx context.Context, m *Message) error {
+	complete(m)
+	followed := p.hooks.publish(ctx, Sending{p.to, m})
+	err := p.check(m)
+	if err == nil {
+		err = p.s.do(ctx, m)
+	}
+	p.hooks.published(followed, err)
+	return err
+}
+
 func (p *publisher) abandon() {
 	p.s.cut()
 	p.booking.release()
@@ -297,4 +316,8 @@ func (p *publisher) shut(ctx context.Context) error {
 	defer p.conn.leave(p)
 	defer p.booking.release()
 	return p.s.close(ctx)
+}
+
+func (p *publisher) count(all *Stats) {
+	all.Publishers = append(all.Publishers, PublisherStats{To: p.to, Queued: len(p.s.queue), Unconfirmed: int(p.s.unanswered())})
 }

@@ -435,14 +435,6 @@ func (a *answers) answersElsewhere(ctx context.Context, m *Message) bool {
 	return err == nil
 }
 
-// addressOf is where a message of a publisher without an address goes.
-func addressOf(m *Message) string {
-	if m.Properties == nil || m.Properties.To == nil {
-		return ""
-	}
-	return *m.Properties.To
-}
-
 // silent says whether the connection has given no sign of life either: no answer and
 // no delivery, on any of its sessions, for about as long as the limit.
 func (a *answers) silent() bool {

@@ -13,6 +13,8 @@ import (
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
 )
 
 // answerOnly answers what is withheld of the messages with these ids, or of all but
@@ -395,7 +397,7 @@ func TestABrokerThatDoesNotAnswerIsLeftForTheNextEndpoint(t *testing.T) {
 	other := hostileServer(t, "no step", nil)
 	conn, err := Connect(t.Context(), "amqp://u:p@"+silent+"/", Config{Logger: quiet, Endpoints: []string{"amqp://u:p@" + other + "/"}})
 	require.NoError(t, err)
-	p, err := newPublisher(t.Context(), conn, "/queues/q", senderConfig{depth: 10, resend: true, overdue: 200 * time.Millisecond})
+	p, err := newPublisher(t.Context(), conn, address.Queue("q"), "/queues/q", senderConfig{depth: 10, resend: true, overdue: 200 * time.Millisecond})
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+
+	"github.com/hopback/hopback/address"
 )
 
 // BatchError lists the messages of a PublishAll that were not accepted. All others
@@ -58,6 +60,11 @@ type batch struct {
 	out []outgoing
 	end error // why no more is sent
 
+	// hooks, followed and each are set where an Instrument follows the batch.
+	hooks    *hooks
+	followed Batch
+	each     []Publication
+
 	mu       sync.Mutex
 	open     int // without an answer
 	failures []BatchFailure
@@ -66,6 +73,21 @@ type batch struct {
 
 func newBatch(s *sender, n int) *batch {
 	return &batch{s: s, out: make([]outgoing, n), open: n, done: make(chan struct{})}
+}
+
+// observe has an Instrument follow the batch; none if followed is nil.
+func (b *batch) observe(h *hooks, followed Batch) {
+	if followed != nil {
+		b.hooks, b.followed, b.each = h, followed, make([]Publication, len(b.out))
+	}
+}
+
+// begin has the Instrument follow the i-th message, which isn't checked yet.
+func (b *batch) begin(i int, to address.Address, m *Message) {
+	if b.followed != nil {
+		complete(m)
+		b.each[i] = b.hooks.publishOf(b.followed, Sending{to, m})
+	}
 }
 
 // answered is called by the sender.
@@ -78,6 +100,9 @@ func (b *batch) answered(o *outgoing, err error) {
 func (b *batch) failed(i int, m *Message, err error) { b.tell(i, m, err) }
 
 func (b *batch) tell(i int, m *Message, err error) {
+	if b.followed != nil {
+		b.hooks.published(b.each[i], err)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err != nil {
@@ -158,6 +183,14 @@ func (b *batch) wait(ctx context.Context) {
 
 // err is nil if all were accepted. Nothing is under way any more.
 func (b *batch) err() error {
+	err := b.result()
+	if b.followed != nil {
+		b.hooks.publishedAll(b.followed, err)
+	}
+	return err
+}
+
+func (b *batch) result() error {
 	if len(b.failures) == 0 {
 		return nil
 	}

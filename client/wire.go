@@ -49,6 +49,7 @@ type wire struct {
 	broker     Broker
 	token      Token                 // that it logged in with, if it did
 	limit      int                   // sessions that it can carry
+	sessions   atomic.Int64          // that are open
 	spare      chan struct{}         // has one for each session of the machinery itself
 	heard      atomic.Uint64         // answers to messages, and deliveries
 	givenUp    atomic.Pointer[error] // why; another endpoint is to be tried first
@@ -81,7 +82,7 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 	}
 	alarm := &blockage{log: cfg.Logger, endpoint: ep.shown}
 	up := &uplink{Conn: raw}
-	watched := frames.Wrap(up, frames.Config{Blocked: alarm.tell})
+	watched := frames.Wrap(up, frames.Config{Blocked: alarm.tell, Settled: newHooks(cfg.Instrument, cfg.Logger).settledRange()})
 	conn, err := amqp.NewConn(ctx, watched, &amqp.ConnOptions{
 		ContainerID:  cfg.Name,
 		HostName:     "vhost:" + ep.vhost,

@@ -14,9 +14,10 @@ type blockage struct {
 	endpoint, node string
 
 	mu     sync.Mutex
-	event  func(Event) // nil before start, and after end
-	since  time.Time   // zero: the broker takes messages
-	timer  *time.Timer // to notice; nil unless it is blocked
+	event  func(Event)   // nil before start, and after end
+	since  time.Time     // zero: the broker takes messages
+	spent  time.Duration // in blockages that are over
+	timer  *time.Timer   // to notice; nil unless it is blocked
 	logged bool
 }
 
@@ -34,6 +35,7 @@ func (b *blockage) tell(blocked bool) {
 		b.announce()
 	case !blocked && !since.IsZero():
 		b.since = time.Time{}
+		b.spent += time.Since(since)
 		if b.event == nil {
 			return
 		}
@@ -89,6 +91,19 @@ func (b *blockage) blockedSince() time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.since
+}
+
+// total is for how long the broker has taken no messages on the connection.
+func (b *blockage) total() time.Duration {
+	if b == nil {
+		return 0
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.since.IsZero() {
+		return b.spent
+	}
+	return b.spent + time.Since(b.since)
 }
 
 func (b *blockage) notice() {

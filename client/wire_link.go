@@ -119,6 +119,7 @@ func (w *wire) session(ctx context.Context, after uint64, ended func()) (session
 				ended()
 				return nil, err
 			}
+			w.sessions.Add(1)
 			// Sessions begin one at a time, see bounded.
 			return &amqpSession{w: w, s: s, in: w.frames.Intake(), after: after, ended: ended}, nil
 		},
@@ -176,6 +177,7 @@ func (s *amqpSession) close(ctx context.Context) {
 		_, _ = end(s.w.ctx, s.w, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, s.s.Close(ctx)
 		}, func(struct{}) {})
+		s.w.sessions.Add(-1)
 		s.ended()
 	}()
 	select {

@@ -7,8 +7,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/frames"
-	"github.com/hopback/hopback/retry"
 )
 
 // Edit is a message that is about to be replayed, for ReplayConfig.Edit to change. Sections
@@ -66,7 +66,7 @@ func (l *letter) renewed(mark ReplayMark, e *Edit) ([]byte, error) {
 		return nil, &unsendable{l.bad}
 	}
 	// What goes, and what stays, is package retry's to say.
-	c := retry.Replay(l.m)
+	c := anew.Copy(l.m)
 	out := frames.Message{
 		Header: &frames.MessageHeader{Durable: true, Priority: frames.Some(l.priority())},
 	}

@@ -153,13 +153,13 @@ func (d *Desk) Terms(ctx context.Context, queue string) (Terms, error) {
 			add(CaveatPolicies, false, "without the HTTP API it can't be told whether a policy sets a delivery limit")
 		}
 	} else {
-		set, has, err := d.policyLimit(ctx, queue)
+		policy, err := d.policy(ctx, queue)
 		if err != nil {
 			return Terms{}, err
 		}
 		// A limit in either place counts; of two, the smaller one.
-		if has && set >= 0 && (!limited || set < limit) {
-			limit, limited = set, true
+		if set := policy.Limit; set != nil && *set >= 0 && (!limited || *set < limit) {
+			limit, limited = *set, true
 		}
 	}
 	if limited && info.Type == "quorum" {
@@ -192,26 +192,29 @@ func deliveryLimit(info declare.QueueInfo) (limit int64, limited bool) {
 	}
 }
 
-// policyLimit is the limit that policies set.
-func (d *Desk) policyLimit(ctx context.Context, queue string) (limit int64, has bool, err error) {
+// policy is what policies set for a queue.
+type policy struct {
+	Limit     *int64 `json:"delivery-limit"`
+	MaxLength *int64 `json:"max-length"`
+	MaxBytes  *int64 `json:"max-length-bytes"`
+}
+
+func (d *Desk) policy(ctx context.Context, queue string) (set policy, err error) {
 	reply, err := d.cfg.HTTP.Get(ctx, "/queues/"+address.Escape(d.cfg.HTTP.VHost())+"/"+address.Escape(queue))
 	if err != nil {
-		return 0, false, err
+		return policy{}, err
 	}
 	var q struct {
 		// An empty one is a list, as Erlang writes it.
 		Policy json.RawMessage `json:"effective_policy_definition"`
 	}
 	if err := json.Unmarshal(reply, &q); err != nil {
-		return 0, false, fmt.Errorf("hopback: the HTTP API's reply about queue %q can't be read: %w", queue, err)
+		return policy{}, fmt.Errorf("hopback: the HTTP API's reply about queue %q can't be read: %w", queue, err)
 	}
-	var policy struct {
-		Limit *int64 `json:"delivery-limit"`
+	if json.Unmarshal(q.Policy, &set) != nil {
+		return policy{}, nil
 	}
-	if json.Unmarshal(q.Policy, &policy) != nil || policy.Limit == nil {
-		return 0, false, nil
-	}
-	return *policy.Limit, true, nil
+	return set, nil
 }
 
 // terms refuses what wasn't accepted.

@@ -337,3 +337,17 @@ func BenchmarkReplayMessage(b *testing.B) {
 		}
 	}
 }
+
+// A letter has its whole body, whatever of it is shown, in room of its own.
+func TestRawBody(t *testing.T) {
+	t.Parallel()
+	payload := deadLetter(t, died)
+	w := open(payload).whole(0)
+	assert.Equal(t, `{"order":1}`, string(w.RawBody))
+	clear(payload)
+	assert.Equal(t, `{"order":1}`, string(w.RawBody))
+	assert.Equal(t, "no message", string(open([]byte("no message")).whole(0).RawBody))
+	value, err := frames.AppendValue(nil, frames.Described{Descriptor: uint64(frames.SectionValue), Value: int32(1)})
+	require.NoError(t, err)
+	assert.Nil(t, open(deadLetter(t, died, func(m *frames.Message) { m.Body = value })).whole(0).RawBody)
+}

@@ -3,7 +3,7 @@
 //
 //	d, err := desk.New(conn, desk.Config{HTTP: api})
 //	survey, err := d.Survey(ctx, desk.SurveyConfig{})      // what is dead, by group
-//	letter, err := d.Show(ctx, "orders.dead", survey.Groups[0].Example)
+//	letter, err := d.Show(ctx, desk.ShowConfig{Queue: "orders.dead", ID: survey.Groups[0].Example})
 //	report, err := d.Replay(ctx, desk.ReplayConfig{
 //		Queue: "orders.dead", Filter: desk.Filter{Groups: []string{survey.Groups[0].ID}}, By: "ada",
 //	})
@@ -25,12 +25,13 @@
 //   - Other consumers of the queue don't get the messages that are held.
 //
 // If the connection is lost or the process is killed, the broker puts the held messages
-// back in order and counts a failed delivery for each. Dead-letter and parking queues of
-// package retry have no delivery limit, so the count does no harm there. The order can
-// change in one case: a queue delivers returned messages first, and puts newly returned
-// ones behind them. If a walk is lost after it has received only some of the messages that
-// an earlier walk gave back, those come behind the rest. No message is lost or duplicated
-// by that.
+// back and counts a failed delivery for each. Dead-letter and parking queues of package
+// retry have no delivery limit, so the count does no harm there. The order can change for a
+// while: a queue delivers returned messages first, and puts newly returned ones behind
+// them. So if a walk is lost after it has received only some of the messages that an
+// earlier walk gave back, those come behind the rest. The next walk notices that, puts them
+// back in order, and begins again. It can't where the connection is lost in the moment in
+// which the messages are given back. No message is lost or duplicated by that.
 //
 // Terms reports what can't be promised for a queue, before anything is read. The main case:
 // RabbitMQ below 4.3 counts each walk toward the delivery limit of a queue that has one,
@@ -46,8 +47,11 @@
 // one larger copy. An Export with Resume needs some 30 bytes for each line in the file. The
 // broker keeps a few hundred bytes for each held message.
 //
+// A replay adds at most 9 KiB to a message, however often it is replayed.
+//
 // A walk that is stopped early first reads on to the end of the messages that an earlier
-// walk gave back, to keep the order. That takes 5 minutes at most.
+// walk gave back, to keep the order. That takes 5 minutes at most. ListConfig.Found and
+// ShowConfig.Found get what is wanted before that.
 //
 // A walk holds messages for 15 minutes at most, because RabbitMQ 4.3 takes a message back
 // after 30. A Replay then gives its messages back and walks again.

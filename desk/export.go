@@ -68,13 +68,13 @@ func (d *Desk) Export(ctx context.Context, file *os.File, cfg ExportConfig) (Exp
 	}
 	match := cfg.Filter.matcher()
 	tell := teller{tell: cfg.Progress}
+	before := uint64(len(out.there))
 	// Where the walk begins again, what is in the file is skipped.
-	err = d.look(ctx, cfg.Queue, func() {
+	err = d.look(ctx, cfg.Queue, looking{reset: func() {
 		out.remember()
-		report.Seen, report.Matched = 0, 0
-	}, func(v rawlink.Delivery) error {
+		report.Seen, report.Matched, report.Skipped = 0, 0, 0
+	}, visit: func(_ rawlink.Delivery, l *letter) error {
 		report.Seen++
-		l := open(v.Payload)
 		if match.matches(l) {
 			report.Matched++
 			wrote, err := out.write(l, cfg.Queue)
@@ -83,15 +83,19 @@ func (d *Desk) Export(ctx context.Context, file *os.File, cfg ExportConfig) (Exp
 			}
 			if wrote {
 				report.Exported++
+			} else {
+				report.Skipped++
 			}
 		}
 		tell.now(Progress{Seen: report.Seen, Matched: report.Matched, Done: report.Exported, Of: t.Messages})
 		return nil
-	})
-	report.Skipped = report.Matched - min(report.Exported, report.Matched)
+	}})
+	report.Skipped = min(report.Skipped, before)
 	if synced := out.sync(); synced != nil {
 		report.Exported = 0
-		err = errors.Join(err, synced)
+		if err == nil || !errors.Is(synced, err) && !errors.Is(err, synced) {
+			err = errors.Join(err, synced)
+		}
 	}
 	report.Took = time.Since(began)
 	return report, err
@@ -306,9 +310,10 @@ func (d *Desk) Discard(ctx context.Context, cfg DiscardConfig) (DiscardReport, e
 	groups := newTally(maxGroups)
 	match := cfg.Filter.matcher()
 	tell := teller{tell: cfg.Progress}
+	turns := 0
 	for more := true; more && err == nil; {
 		var selected []uint32
-		more, err = w.next(ctx, batch, func(v rawlink.Delivery) error {
+		more, err = w.next(ctx, batch, func(v rawlink.Delivery, l *letter) error {
 			switch {
 			case ctx.Err() != nil:
 				return context.Cause(ctx)
@@ -318,7 +323,6 @@ func (d *Desk) Discard(ctx context.Context, cfg DiscardConfig) (DiscardReport, e
 				return &HoldError{Queue: cfg.Queue, After: maxHold}
 			}
 			report.Seen++
-			l := open(v.Payload)
 			if match.matches(l) {
 				if out != nil {
 					wrote, err := out.write(l, cfg.Queue)
@@ -336,21 +340,37 @@ func (d *Desk) Discard(ctx context.Context, cfg DiscardConfig) (DiscardReport, e
 			tell.now(Progress{Seen: report.Seen, Matched: report.Matched, Done: report.Discarded, Of: t.Messages})
 			return nil
 		})
-		if cfg.DryRun || len(selected) == 0 {
-			continue
+		turned := errors.Is(err, errTurned)
+		if turned {
+			err = nil
 		}
-		if out != nil {
-			if synced := out.sync(); synced != nil {
-				err = errors.Join(err, synced)
-				break
+		if !cfg.DryRun && len(selected) > 0 {
+			if out != nil {
+				if synced := out.sync(); synced != nil {
+					err = errors.Join(err, synced)
+					break
+				}
+			}
+			for _, id := range selected {
+				if settled := w.r.Accept(id, id); settled != nil {
+					err = errors.Join(err, settled)
+					break
+				}
+				report.Discarded++
 			}
 		}
-		for _, id := range selected {
-			if settled := w.r.Accept(id, id); settled != nil {
-				err = errors.Join(err, settled)
-				break
+		if turned && turns < maxTurns && err == nil {
+			turns++
+			if err = w.end(); err != nil {
+				return report, walkError(cfg.Queue, err)
 			}
-			report.Discarded++
+			if w, err = d.begin(ctx, cfg.Queue); err != nil {
+				return report, err
+			}
+			more, report.Seen = true, 0
+			if cfg.DryRun {
+				report.Matched, groups = 0, newTally(maxGroups)
+			}
 		}
 	}
 	if errors.Is(err, errStop) {

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -25,7 +26,15 @@ type ListConfig struct {
 	Count bool
 	// Accept lists the caveats that the caller accepts. See [Caveat].
 	Accept []CaveatCode
-	// Progress, if not nil, is called a few times a second. It must not block.
+	// Found, if not nil, is called with the page as soon as it is complete, at most once and
+	// before List returns. At that time the messages are still held, and other consumers
+	// don't get them. List goes on to give them back in order, which can take minutes: see
+	// the package's documentation. If the connection is lost meanwhile, List begins again,
+	// and may return another page. Found isn't called if List fails before the page is
+	// complete. It must not block.
+	Found func(List)
+	// Progress, if not nil, is called a few times a second, also after Found. It must not
+	// block.
 	Progress func(Progress)
 }
 
@@ -72,10 +81,18 @@ func (d *Desk) List(ctx context.Context, cfg ListConfig) (List, error) {
 	list := List{Terms: t}
 	match := cfg.Filter.matcher()
 	tell := teller{tell: cfg.Progress}
-	err = d.look(ctx, cfg.Queue, func() { list.Seen, list.Matched, list.More, list.Messages = 0, 0, false, []Summary{} }, func(v rawlink.Delivery) error {
+	reset := func() { list.Seen, list.Matched, list.More, list.Messages = 0, 0, false, []Summary{} }
+	look := looking{reset: reset, passed: func(seen uint64) { tell.now(Progress{Seen: seen, Matched: list.Matched, Of: t.Messages}) }}
+	if cfg.Found != nil {
+		look.found = func() {
+			found := list
+			found.Messages = slices.Clone(list.Messages) // the caller's own
+			cfg.Found(found)
+		}
+	}
+	look.visit = func(v rawlink.Delivery, l *letter) error {
 		position := int(list.Seen)
 		list.Seen++
-		l := open(v.Payload)
 		if match.matches(l) {
 			list.Matched++
 			switch {
@@ -91,7 +108,8 @@ func (d *Desk) List(ctx context.Context, cfg ListConfig) (List, error) {
 		}
 		tell.now(Progress{Seen: list.Seen, Matched: list.Matched, Of: t.Messages})
 		return nil
-	})
+	}
+	err = d.look(ctx, cfg.Queue, look)
 	return list, err
 }
 
@@ -115,6 +133,9 @@ type Letter struct {
 	BodyForm BodyForm `json:"body_form"`
 	BodySize int      `json:"body_size"`
 	BodyCut  bool     `json:"body_cut,omitempty"`
+	// RawBody is the whole body if it is bytes or text, and nil if it isn't. If the message
+	// can't be decoded, it is the encoded message.
+	RawBody []byte `json:"-"`
 	// Hops is the message's history, oldest first.
 	Hops []Hop `json:"hops"`
 }
@@ -132,34 +153,67 @@ const (
 
 const maxShown = 1 << 20
 
-// Show returns the first message of a queue whose ID or message-id is id. It walks the
+// ShowConfig selects the message of a Show. Queue and ID are required.
+type ShowConfig struct {
+	Queue string
+	// ID is an ID of List, or a message-id.
+	ID string
+	// Accept lists the caveats that the caller accepts. See [Caveat].
+	Accept []CaveatCode
+	// Found, if not nil, is called with the message as soon as it is read, at most once and
+	// before Show returns. What it means is what [ListConfig] says of its Found. The slices
+	// of the Letter are also those of Show's result.
+	Found func(Letter)
+	// Progress, if not nil, is called a few times a second, also after Found. It must not
+	// block.
+	Progress func(Progress)
+}
+
+// Show returns the first message of a queue whose ID or message-id is cfg.ID. It walks the
 // queue up to that message and changes none. The errors are those of List, and a
-// *NoMessageError if there is no such message. accept lists the caveats that the caller
-// accepts.
-func (d *Desk) Show(ctx context.Context, queue, id string, accept ...CaveatCode) (Letter, error) {
-	if id == "" {
-		return Letter{}, argument.At(argument.Root("id"), argument.Missing, nil, "is empty", "give an ID of List, or a message-id")
+// *NoMessageError if there is no such message.
+func (d *Desk) Show(ctx context.Context, cfg ShowConfig) (Letter, error) {
+	if cfg.ID == "" {
+		return Letter{}, argument.At(argument.Root("ShowConfig").Field("ID"), argument.Missing, nil, "is empty", "give an ID of List, or a message-id")
 	}
-	if _, err := d.terms(ctx, queue, accept); err != nil {
+	t, err := d.terms(ctx, cfg.Queue, cfg.Accept)
+	if err != nil {
 		return Letter{}, err
 	}
 	var found *Letter
 	seen := 0
-	match := Filter{IDs: []string{id}}.matcher()
-	err := d.look(ctx, queue, func() { seen = 0 }, func(v rawlink.Delivery) error {
-		l := open(v.Payload)
+	match := Filter{IDs: []string{cfg.ID}}.matcher()
+	tell := teller{tell: cfg.Progress}
+	now := func(seen uint64) {
+		p := Progress{Seen: seen, Of: t.Messages}
+		if found != nil {
+			p.Matched = 1
+		}
+		tell.now(p)
+	}
+	look := looking{reset: func() { seen = 0 }, passed: now}
+	if cfg.Found != nil {
+		look.found = func() {
+			if found != nil {
+				cfg.Found(*found)
+			}
+		}
+	}
+	look.visit = func(v rawlink.Delivery, l *letter) error {
 		if match.matches(l) {
 			found = l.whole(seen)
 			return errStop
 		}
 		seen++
+		now(uint64(seen))
 		return nil
-	})
+	}
+	err = d.look(ctx, cfg.Queue, look)
 	if found != nil && err == nil {
 		return *found, nil
 	}
 	if err == nil {
-		err = &NoMessageError{Queue: queue, ID: id, Seen: seen}
+		err = &NoMessageError{Queue: cfg.Queue, ID: cfg.ID, Seen: seen}
 	}
 	return Letter{}, err
 }
@@ -198,6 +252,13 @@ func (l *letter) whole(position int) *Letter {
 		}
 	}
 	w.Body, w.BodyForm, w.BodySize, w.BodyCut = l.shownBody()
+	raw, ok := l.bytes()
+	if l.bad != nil {
+		raw, ok = l.payload, true
+	}
+	if ok {
+		w.RawBody = append([]byte{}, raw...) // the payload's room is used again
+	}
 	return w
 }
 

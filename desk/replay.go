@@ -44,6 +44,8 @@ type ReplayConfig struct {
 	Rate float64
 	// Max limits the messages that are replayed. 0 means no limit.
 	Max uint64
+	// Copy has all messages copied. By default those are moved that can be: see Replay.
+	Copy bool
 	// Edit, if not nil, changes each selected message before it is sent. If it returns an
 	// error the message stays in the queue and counts as failed.
 	Edit func(*Edit) error
@@ -64,18 +66,22 @@ type ReplayReport struct {
 	// Matched is the number of selected messages: those replayed, those that a dry run
 	// would replay, and those that failed.
 	Matched uint64 `json:"matched"`
-	// Replayed is the number of messages whose copy is confirmed and whose original is gone
-	// from the queue.
+	// Replayed is the number of messages that were moved, or whose copy is confirmed and
+	// whose original is gone from the queue.
 	Replayed uint64 `json:"replayed"`
+	// Moved is how many of them were moved without a copy, or would be in a dry run.
+	Moved uint64 `json:"moved,omitempty"`
 	// Again is the number of messages that match but were in this replay before. They have
 	// died again, and stay in the queue.
 	Again uint64 `json:"again,omitempty"`
-	// Failed is the number of messages that couldn't be sent and stay in the queue.
+	// Failed is the number of messages that couldn't be sent and stay in the queue. A dry run
+	// finds those whose destination doesn't exist, and those that can't be decoded.
 	// Failures has the first 20 of them.
 	Failed   uint64    `json:"failed"`
 	Failures []Failure `json:"failures,omitempty"`
-	// Unsure is the number of messages that may exist twice: the connection was lost before
-	// the copy was confirmed, or before the original was certainly gone.
+	// Unsure is the number of messages for which the connection was lost before it was
+	// certain that they were replayed. Each may exist twice if it was copied. One that was
+	// moved is either back or still dead.
 	Unsure uint64 `json:"unsure,omitempty"`
 	// Groups counts the selected messages by group, the largest first, at most 100. Others
 	// counts the messages of all other groups.
@@ -124,10 +130,17 @@ const (
 )
 
 // Replay sends the selected messages of a queue back to where they came from, as new: the
-// retry count, the first failure and the delivery time start over. Replay publishes a copy
-// of each, and accepts the original only after the broker has confirmed the copy. So a
-// message may be duplicated, but never lost. All other messages stay in the queue, in
-// order.
+// retry count, the first failure and the delivery time start over. All other messages stay
+// in the queue, in order.
+//
+// Replay publishes a copy of each message, and accepts the original only after the broker
+// has confirmed the copy. So a message may be duplicated, but never lost.
+//
+// Where the topology has retry.Policy.ReplayByMove, the broker moves the messages back
+// instead, at least once: nothing is published, and a lost connection duplicates nothing. A
+// message can be moved only to its work queue, and only if that has no maximum length. It
+// is copied if it was ever delivered and not settled (its delivery-count is above 0), has a
+// time to live or an x-retry-count, or if ReplayConfig.Edit or Copy is set.
 //
 // Replay survives lost connections. When ctx ends it stops: the originals of confirmed
 // copies are accepted, all others stay in the queue, and the error is ctx's cause. Call it
@@ -147,8 +160,11 @@ func (d *Desk) Replay(ctx context.Context, cfg ReplayConfig) (ReplayReport, erro
 	}
 	r := &replay{
 		d: d, cfg: cfg, match: cfg.Filter.matcher(), of: t.Messages, tell: teller{tell: cfg.Progress},
-		failed: map[string]bool{}, refused: map[string]error{}, known: map[string]bool{}, groups: newTally(maxGroups),
+		waysBack: map[string]bool{}, failed: map[string]bool{}, refused: map[string]error{}, known: map[string]bool{}, groups: newTally(maxGroups),
 		changed: make(chan struct{}, 1), report: ReplayReport{ID: cfg.ID, DryRun: cfg.DryRun},
+	}
+	if info, err := declare.Inspect(ctx, d.conn.Management(), cfg.Queue); err == nil {
+		r.wayOut = wayOut(info)
 	}
 	err = r.run(ctx)
 	report := r.report
@@ -193,9 +209,13 @@ type replay struct {
 	of    uint64
 	tell  teller
 	next  time.Time // when the rate allows another message
+	turns int       // walks that ended to put the queue in order
 
 	refused map[string]error // addresses that take nothing, and why
 	known   map[string]bool  // addresses that were attached to
+
+	wayOut   string          // the exchange that moves messages, or ""
+	waysBack map[string]bool // queues that it moves them to
 
 	changed chan struct{} // has one when an answer has come
 
@@ -207,6 +227,7 @@ type replay struct {
 	openBytes int
 	lost      uint64 // copies whose answer will not come
 	accepted  uint64 // since it was last certain that the broker had read of them
+	moving    uint64 // messages moved since then
 }
 
 // run walks the queue until it is through.
@@ -247,7 +268,8 @@ var errHeld = errors.New("held for long enough")
 func (r *replay) pass(ctx context.Context) (again bool, err error) {
 	r.report.Seen, r.report.Again = 0, 0
 	if r.cfg.DryRun {
-		r.report.Matched = 0
+		r.report.Matched, r.report.Moved, r.report.Failed, r.report.Failures = 0, 0, 0, nil
+		clear(r.failed)
 		r.groups = newTally(maxGroups)
 	}
 	w, err := r.d.begin(ctx, r.cfg.Queue)
@@ -261,10 +283,13 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 		if r.cfg.Rate > 0 { // what is asked for is held until it was looked at
 			n = int(max(min(r.cfg.Rate, batch), 10))
 		}
-		more, err = w.next(ctx, n, func(v rawlink.Delivery) error { return r.visit(ctx, w, out, v) })
+		more, err = w.next(ctx, n, func(v rawlink.Delivery, l *letter) error { return r.visit(ctx, w, out, v, l) })
+		if errors.Is(err, errTurned) && r.turns >= maxTurns {
+			err = nil
+		}
 		if err == nil {
 			r.mu.Lock()
-			r.accepted = 0 // the broker has read all that was written before it answered
+			r.certain() // the broker has read all that was written before it answered
 			r.mu.Unlock()
 		}
 	}
@@ -273,16 +298,20 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if back != nil {
-		r.report.Unsure += r.accepted
+		r.report.Unsure += r.accepted + r.moving
+		r.moving = 0
 		err = errors.Join(err, walkError(r.cfg.Queue, back))
 	}
-	r.accepted = 0
+	r.certain()
 	unanswered := r.lost
 	r.lost = 0
 	r.report.Unsure += unanswered
 	switch {
 	case errors.Is(err, errStop):
 		return false, nil
+	case errors.Is(err, errTurned) && back == nil:
+		r.turns++
+		return true, nil
 	case errors.Is(err, errHeld):
 		return true, nil
 	case err != nil:
@@ -294,10 +323,17 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 	return false, nil
 }
 
+// certain counts what the broker has read of for certain. It is called with mu held.
+func (r *replay) certain() {
+	r.report.Replayed += r.moving
+	r.report.Moved += r.moving
+	r.accepted, r.moving = 0, 0
+}
+
 var errUnanswered = errors.New("copies without an answer")
 
 // visit looks at one message, and sends it on if it is selected.
-func (r *replay) visit(ctx context.Context, w *walk, out *outbox, v rawlink.Delivery) error {
+func (r *replay) visit(ctx context.Context, w *walk, out *outbox, v rawlink.Delivery, l *letter) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -309,7 +345,6 @@ func (r *replay) visit(ctx context.Context, w *walk, out *outbox, v rawlink.Deli
 	}
 	position := int(r.report.Seen)
 	r.report.Seen++
-	l := open(v.Payload)
 	if !r.match.matches(l) {
 		r.progress()
 		return nil
@@ -327,6 +362,17 @@ func (r *replay) visit(ctx context.Context, w *walk, out *outbox, v rawlink.Deli
 	}
 	if r.cfg.DryRun {
 		r.selected(l, id)
+		to, err := l.target(r.cfg.To, r.cfg.Address)
+		if err == nil {
+			err = r.sendable(ctx, to, l)
+		}
+		var bad *unsendable
+		switch {
+		case errors.As(err, &bad):
+			r.fail(id, l.messageID(), "", bad)
+		case err == nil && r.moves(ctx, l, to):
+			r.report.Moved++
+		}
 		r.progress()
 		return nil
 	}
@@ -348,7 +394,7 @@ func (r *replay) sending() uint64 {
 	if r.cfg.DryRun {
 		return r.report.Matched
 	}
-	return r.report.Replayed + uint64(r.open)
+	return r.report.Replayed + r.moving + uint64(r.open)
 }
 
 func (r *replay) selected(l *letter, id string) {
@@ -372,7 +418,7 @@ func (r *replay) fail(id, messageID, target string, err error) {
 
 func (r *replay) progress() {
 	r.mu.Lock()
-	p := Progress{Seen: r.report.Seen, Matched: r.report.Matched, Done: r.report.Replayed, Of: r.of}
+	p := Progress{Seen: r.report.Seen, Matched: r.report.Matched, Done: r.report.Replayed + r.moving, Of: r.of}
 	r.mu.Unlock()
 	r.tell.now(p)
 }
@@ -384,11 +430,14 @@ func (r *replay) send(ctx context.Context, w *walk, out *outbox, v rawlink.Deliv
 		return err
 	}
 	if to == address.Queue(r.cfg.Queue) {
-		return &unsendable{errors.New("it would come back to the queue that it is in")}
+		return &unsendable{errBack}
 	}
 	target := to.String()
 	if err := r.refused[target]; err != nil {
 		return &unsendable{err}
+	}
+	if r.moves(ctx, l, to) {
+		return r.move(ctx, w, out, v, l, id, to.QueueName())
 	}
 	if err := r.there(ctx, to); err != nil {
 		return err
@@ -471,6 +520,25 @@ func (r *replay) send(ctx context.Context, w *walk, out *outbox, v rawlink.Deliv
 var final = map[string]bool{
 	"amqp:not-found": true, "amqp:resource-deleted": true, "amqp:unauthorized-access": true, "amqp:not-allowed": true, "amqp:precondition-failed": true,
 }
+
+// sendable is the answer of a dry run.
+func (r *replay) sendable(ctx context.Context, to address.Address, l *letter) error {
+	switch {
+	case to == address.Queue(r.cfg.Queue):
+		return &unsendable{errBack}
+	case l.bad != nil:
+		return &unsendable{l.bad}
+	case r.refused[to.String()] != nil:
+		return &unsendable{r.refused[to.String()]}
+	}
+	err := r.there(ctx, to)
+	if err == nil && len(r.known) < 10_000 {
+		r.known[to.String()] = true
+	}
+	return err
+}
+
+var errBack = errors.New("it would come back to the queue that it is in")
 
 // there asks once whether a queue exists: RabbitMQ 4.0 ends the session over an attach to
 // one that doesn't.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -143,17 +142,16 @@ func (d *Desk) surveyQueue(ctx context.Context, q *QueueSurvey, cfg SurveyConfig
 		tell.tell = func(p Progress) { cfg.Progress(q.Name, p) }
 	}
 	groups := newTally(maxGroups)
-	err = d.look(ctx, q.Name, func() {
+	err = d.look(ctx, q.Name, looking{reset: func() {
 		groups = newTally(maxGroups)
 		q.Seen, q.Oldest, q.Newest = 0, time.Time{}, time.Time{}
-	}, func(v rawlink.Delivery) error {
+	}, visit: func(_ rawlink.Delivery, l *letter) error {
 		q.Seen++
-		l := open(v.Payload)
 		groups.add(l, "")
 		widen(&q.Oldest, &q.Newest, l.died())
 		tell.now(Progress{Seen: q.Seen, Matched: q.Seen, Done: q.Seen, Of: t.Messages})
 		return nil
-	})
+	}})
 	top, others := groups.top(maxGroups)
 	return top, others, err
 }
@@ -287,7 +285,7 @@ func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error
 	}
 	for _, name := range names {
 		if !slices.ContainsFunc(all, func(q QueueSurvey) bool { return q.Name == name }) {
-			return nil, errors.Join(fmt.Errorf("hopback: there is no queue %q", name), declare.ErrMissing)
+			return nil, fmt.Errorf("hopback: there is no queue %q: %w", name, declare.ErrMissing)
 		}
 	}
 	order := map[Role]int{RoleDead: 0, RoleParking: 1, RoleWork: 2, RoleDelay: 3}

@@ -25,6 +25,11 @@ const (
 	reachLimit = 5 * time.Minute
 	// giveBack is how many messages are given back with one command of the broker.
 	giveBack = 1000
+	// turnBatch is how many messages are asked for at a time in a queue that is out of
+	// order, so that few are held behind its end. maxTurns is how often an operation begins
+	// again to put a queue in order: others who consume from it could make it do so for ever.
+	turnBatch = 100
+	maxTurns  = 3
 )
 
 // walk holds the messages of a queue from its head on, unsettled, and gives them back in
@@ -41,6 +46,8 @@ type walk struct {
 	held        bool // first and last are set
 	more        bool // there may be more in the queue
 	returned    bool // the last one was given back before
+	turn        turn
+	passed      func(seen uint64) // called for each batch of reach, unless nil
 }
 
 // begin attaches to a queue.
@@ -64,73 +71,123 @@ func (d *Desk) begin(ctx context.Context, queue string) (*walk, error) {
 }
 
 // next shows the next batch of messages. more is false where the queue has no more. An
-// error of visit ends the batch: what follows is held and isn't shown. ctx isn't looked at
-// amid a batch, but by visit.
-func (w *walk) next(ctx context.Context, n int, visit func(rawlink.Delivery) error) (more bool, err error) {
+// error of visit ends the batch: what follows is held and isn't shown. A nil visit shows
+// nothing. ctx isn't looked at amid a batch, but by visit.
+func (w *walk) next(ctx context.Context, n int, visit func(rawlink.Delivery, *letter) error) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
 	defer cancel()
-	var latest []byte
+	if w.turn.found {
+		n = min(n, turnBatch)
+	}
+	var latest rawlink.Delivery
+	var opened *letter // is latest, unless nil
 	var stop error
 	got, last, err := w.r.Fetch(ctx, uint32(n), func(v rawlink.Delivery) error {
 		if !w.held {
 			w.held, w.first = true, v.ID
 		}
-		latest = v.Payload
-		if stop == nil {
-			stop = visit(v)
+		latest, opened = v, nil
+		if stop == nil && visit != nil || !w.turn.over {
+			opened = open(v.Payload)
+		}
+		w.turn.see(v.ID, opened)
+		if stop == nil && visit != nil {
+			stop = visit(v, opened)
 		}
 		return nil
 	})
 	if last != nil {
 		w.last = *last
 	}
-	if latest != nil {
-		w.returned = wasReturned(latest)
+	if got > 0 {
+		if opened == nil {
+			opened = open(latest.Payload)
+		}
+		w.returned = opened.returns() > 0
 	}
 	w.more = got == uint32(n) && err == nil
+	if w.turned() && stop == nil && err == nil && visit != nil {
+		stop = errTurned
+	}
 	return w.more, errors.Join(err, stop)
 }
 
-// wasReturned says whether a message may have been given back to its queue before.
-func wasReturned(payload []byte) bool {
-	l := open(payload)
+// returns is how often the message was given back to its queue, by whom and however. It
+// may be too high for a message that was never given back.
+func (l *letter) returns() uint64 {
 	for _, key := range []string{"x-acquired-count", "x-delivery-count"} {
-		if v, ok := l.annotations.Get(key); ok && v != uint64(0) && v != int64(0) && v != uint32(0) {
-			return true
+		switch v, _ := l.annotations.Get(key); v := v.(type) {
+		case uint64:
+			return v
+		case uint32:
+			return uint64(v)
+		case int64:
+			return uint64(max(v, 0))
 		}
 	}
-	return l.bad != nil || l.header != nil && l.header.DeliveryCount > 0
+	if l.bad != nil || l.header != nil && l.header.DeliveryCount > 0 {
+		return 1
+	}
+	return 0
 }
 
 // reach goes on to where what was given back before ends. A queue delivers that first, and
 // puts what is given back at its end. So a walk that stops amid of it would put what it has
 // seen behind what it hasn't.
 func (w *walk) reach() error {
-	for began := time.Now(); w.held && w.more && w.returned && time.Since(began) < reachLimit; {
-		if _, err := w.next(context.Background(), batch, func(rawlink.Delivery) error { return nil }); err != nil {
+	for began := time.Now(); w.held && w.more && (w.returned || w.turn.found && !w.turn.over) && time.Since(began) < reachLimit; {
+		if _, err := w.next(context.Background(), batch, nil); err != nil {
 			return err
+		}
+		if w.passed != nil {
+			w.passed(uint64(w.last-w.first) + 1)
 		}
 	}
 	return nil
 }
 
+// turned says that the messages which were given back before are out of order, and that
+// all of them are held. end puts them in order.
+func (w *walk) turned() bool { return w.turn.found && (w.turn.over || !w.more) }
+
+// errTurned ends a walk that has found its queue out of order.
+var errTurned = errors.New("the queue is out of order")
+
 // end gives back what is held, in order, and closes the connection.
 func (w *walk) end() error {
 	err := w.reach()
-	for at := w.first; w.held && err == nil; {
-		to := w.last
-		if to-at >= giveBack {
-			to = at + giveBack - 1
+	if w.held && err == nil {
+		first := w.first
+		if w.turned() {
+			// What is behind the cut was before it.
+			behind := w.last
+			if w.turn.over {
+				behind = w.turn.end - 1
+			}
+			err = errors.Join(w.back(w.turn.cut, behind), w.back(first, w.turn.cut-1))
+			first = behind + 1
 		}
-		err = w.r.GiveBack(at, to)
-		if to == w.last {
-			break
+		if first != w.last+1 {
+			err = errors.Join(err, w.back(first, w.last))
 		}
-		at = to + 1
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
 	defer cancel()
 	return errors.Join(err, w.in.Close(ctx))
+}
+
+// back gives back from first to last.
+func (w *walk) back(first, last uint32) error {
+	for at := first; ; {
+		to := last
+		if to-at >= giveBack {
+			to = at + giveBack - 1
+		}
+		if err := w.r.GiveBack(at, to); err != nil || to == last {
+			return err
+		}
+		at = to + 1
+	}
 }
 
 // abandon closes a connection that holds nothing, or whose messages go back by themselves.
@@ -166,13 +223,42 @@ func walkError(queue string, err error) error {
 // connection.
 const lookTries = 5
 
+// looking is what a look tells. found and passed may be nil.
+type looking struct {
+	reset func() // before each walk
+	visit func(rawlink.Delivery, *letter) error
+	// found says that all was visited that is wanted. The messages are still held. It is
+	// called once, although the look may begin again because the connection is lost.
+	found func()
+	// passed says how many messages the walk has read, while it goes on to keep the order.
+	passed func(seen uint64)
+}
+
 // look shows all messages of a queue from its head on, until visit returns errStop. It
 // begins again where the connection is lost, after reset.
-func (d *Desk) look(ctx context.Context, queue string, reset func(), visit func(v rawlink.Delivery) error) error {
+func (d *Desk) look(ctx context.Context, queue string, l looking) error {
+	if found := l.found; found != nil {
+		called := false
+		l.found = func() {
+			if !called {
+				called = true
+				found()
+			}
+		}
+	}
+	turns := 0
 	for try := 1; ; try++ {
-		reset()
-		err := d.lookOnce(ctx, queue, visit)
-		if err == nil || ctx.Err() != nil || try == lookTries || !errors.Is(err, client.ErrConnectionLost) {
+		l.reset()
+		err := d.lookOnce(ctx, queue, l, turns < maxTurns)
+		if errors.Is(err, errTurned) {
+			turns++
+			try--
+			continue
+		}
+		if err != nil && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err == nil || try == lookTries || !errors.Is(err, client.ErrConnectionLost) {
 			return err
 		}
 		d.log.Warn("hopback: the connection was lost while a queue was looked into, beginning again", "queue", queue, "error", err)
@@ -182,29 +268,42 @@ func (d *Desk) look(ctx context.Context, queue string, reset func(), visit func(
 	}
 }
 
-func (d *Desk) lookOnce(ctx context.Context, queue string, visit func(v rawlink.Delivery) error) error {
+func (d *Desk) lookOnce(ctx context.Context, queue string, look looking, turn bool) error {
 	w, err := d.begin(ctx, queue)
 	if err != nil {
 		return err
 	}
+	w.passed = look.passed
+	var own error // of visit, such as a full disk
 	for more := true; more && err == nil; {
-		if more, err = w.next(ctx, batch, func(v rawlink.Delivery) error {
+		more, err = w.next(ctx, batch, func(v rawlink.Delivery, l *letter) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			return visit(v)
-		}); err == nil && time.Since(w.began) > maxHold {
+			own = look.visit(v, l)
+			return own
+		})
+		if errors.Is(err, errTurned) && !turn {
+			err = nil
+		}
+		if err == nil && time.Since(w.began) > maxHold {
 			err = &HoldError{Queue: queue, After: maxHold}
 		}
 	}
 	if errors.Is(err, errStop) {
 		err = nil
 	}
+	if err == nil && look.found != nil {
+		look.found()
+	}
 	back := w.end()
-	if err == nil {
+	if err == nil || errors.Is(err, errTurned) && back != nil {
 		err = back
 	}
-	if ctx.Err() != nil || errors.As(err, new(*HoldError)) {
+	if own != nil && !errors.Is(own, errStop) {
+		return own
+	}
+	if ctx.Err() != nil || errors.Is(err, errTurned) || errors.As(err, new(*HoldError)) {
 		return err
 	}
 	return walkError(queue, err)

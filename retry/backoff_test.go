@@ -1,7 +1,11 @@
 package retry
 
 import (
+	"errors"
+	"fmt"
 	"math"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -148,6 +152,7 @@ func TestPolicyRefusesEachBadFieldByItsName(t *testing.T) {
 		"Policy.Names.DeadLetterExchange": {Names: Names{DeadLetterExchange: "a\nb"}},
 		"Policy.Names.GivenUpExchange":    {Names: Names{GivenUpExchange: "\xff"}},
 		"Policy.Names.ReturnExchange":     {Names: Names{ReturnExchange: long}},
+		"Policy.Names.ReplayExchange":     {Names: Names{ReplayExchange: long}},
 		"Policy.Names.Parking":            {Names: Names{Parking: long}},
 		"Policy.Names.DelayPrefix":        {Names: Names{DelayPrefix: long}},
 		"Policy.Names.HoldPrefix":         {Names: Names{HoldPrefix: long}},
@@ -184,4 +189,30 @@ func TestOnMatchesItsTargetsAndNoNil(t *testing.T) {
 	assert.False(t, on(errB))
 	assert.False(t, on(nil))
 	assert.False(t, On()(errA))
+}
+
+// typedError is an error of a type of its own, as libraries have them.
+type typedError struct{ code int }
+
+func (e *typedError) Error() string { return "code " + strconv.Itoa(e.code) }
+
+func TestOnTypeMatchesByTheTypeOfAnErrorInTheChain(t *testing.T) {
+	t.Parallel()
+	on := OnType[*typedError]()
+	assert.True(t, on(&typedError{7}))
+	assert.True(t, on(fmt.Errorf("charge: %w", errors.Join(errA, &typedError{7}))))
+	assert.True(t, on(Permanent(&typedError{7})))
+	assert.False(t, on(errA))
+	assert.False(t, on(nil))
+	byInterface := OnType[interface {
+		error
+		Timeout() bool
+	}]()
+	assert.True(t, byInterface(fmt.Errorf("dial: %w", os.ErrDeadlineExceeded)))
+	assert.False(t, byInterface(errA))
+
+	pl := planOf(t, Policy{MaxRetries: 3, Backoff: Delays(time.Second), Rules: []ErrorRule{{If: on, Backoff: Delays(time.Minute)}}, RetryIf: byInterface})
+	assert.Equal(t, time.Minute, fails(pl, fmt.Errorf("charge: %w", &typedError{7})).delay, "the rule")
+	assert.Equal(t, time.Second, fails(pl, os.ErrDeadlineExceeded).delay, "RetryIf")
+	assert.Equal(t, ReasonPermanent, fails(pl, errA).reason)
 }

@@ -63,3 +63,14 @@ func BenchmarkAutopsy(b *testing.B) {
 		}
 	}
 }
+
+func BenchmarkCentral(b *testing.B) {
+	h := Central(Policy{}, CentralConfig{Queues: []string{"orders"}})
+	m := failed("orders", "orders", "rejected")
+	m.ApplicationProperties = map[string]any{"tenant": "acme"}
+	d := client.NewDelivery("failed_queue", m)
+	b.ReportAllocs()
+	for b.Loop() {
+		_ = h.Handle(b.Context(), d)
+	}
+}

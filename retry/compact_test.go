@@ -80,12 +80,12 @@ func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 		assert.NotContains(t, back.Annotations, AnnotationHistory, "older single annotations would go before it")
 		assert.Equal(t, errA.Error(), back.Annotations[client.AnnotationError])
 		assert.NotContains(t, back.Annotations, AnnotationRetries)
-		replayed := Replay(m)
-		assert.Equal(t, Death{RoutingKey: d.RoutingKey}, DeathOf(replayed), name)
+		anew := replayed(m)
+		assert.Equal(t, Death{RoutingKey: d.RoutingKey}, DeathOf(anew), name)
 	}
-	replayed := Replay(second.Message)
-	assert.Equal(t, Death{RoutingKey: d.RoutingKey}, DeathOf(replayed), "from the compact form alone")
-	assert.NotContains(t, replayed.Annotations, AnnotationHistory)
+	anew := replayed(second.Message)
+	assert.Equal(t, Death{RoutingKey: d.RoutingKey}, DeathOf(anew), "from the compact form alone")
+	assert.NotContains(t, anew.Annotations, AnnotationHistory)
 }
 
 // A panic and the policy's time count from the failure that the compact form tells.
@@ -126,14 +126,14 @@ func TestCompactHistoryThatIsNone(t *testing.T) {
 		assert.Equal(t, Death{}, DeathOf(m), "%.20v", hostile)
 		f := handle(t, p, m, returns(errA)).(client.Forward)
 		assert.Equal(t, "shop", DeathOf(f.Message).Exchange)
-		assert.NotPanics(t, func() { Replay(m) })
+		assert.NotPanics(t, func() { replayed(m) })
 	}
 	long := strings.Repeat("k", maxOrigin+1)
 	m := client.NewMessage(nil)
 	m.Annotations = map[any]any{AnnotationHistory: `{"key":"` + long + `"}`}
 	f := handle(t, p, m, returns(errA)).(client.Forward)
 	assert.Empty(t, DeathOf(f.Message).RoutingKey, "it doesn't travel on")
-	assert.NotContains(t, Replay(m).Annotations, AnnotationRoutingKey)
+	assert.NotContains(t, replayed(m).Annotations, AnnotationRoutingKey)
 }
 
 func FuzzCompactHistory(f *testing.F) {

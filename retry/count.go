@@ -40,7 +40,33 @@ func Attempt(ctx context.Context) int {
 // rather than beginning it anew.
 func parseCount(v any) (n int, text bool) {
 	const huge = math.MaxInt32
-	var f float64
+	f, ok := number(v)
+	if !ok {
+		digits, isText := v.(string)
+		if !isText {
+			return 0, false
+		}
+		digits = strings.TrimSpace(digits)
+		if len(digits) > 64 {
+			return 0, true
+		}
+		parsed, err := strconv.ParseFloat(digits, 64)
+		if err != nil && !math.IsInf(parsed, 1) {
+			return 0, true
+		}
+		f, text = parsed, true
+	}
+	switch {
+	case math.IsNaN(f) || f < 1:
+		return 0, text
+	case f > huge:
+		return huge, text
+	}
+	return int(f), text
+}
+
+// number returns the value of a number of any type.
+func number(v any) (f float64, ok bool) {
 	switch v := v.(type) {
 	case int:
 		f = float64(v)
@@ -66,38 +92,22 @@ func parseCount(v any) (n int, text bool) {
 		f = float64(v)
 	case float64:
 		f = v
-	case string:
-		s := strings.TrimSpace(v)
-		if len(s) > 64 {
-			return 0, true
-		}
-		parsed, err := strconv.ParseFloat(s, 64)
-		if err != nil && !math.IsInf(parsed, 1) {
-			return 0, true
-		}
-		f, text = parsed, true
 	default:
 		return 0, false
 	}
-	switch {
-	case math.IsNaN(f) || f < 1:
-		return 0, text
-	case f > huge:
-		return huge, text
-	}
-	return int(f), text
+	return f, true
 }
 
-// setCount writes the counter as it was found: as a string if a worker that
+// setCount writes a counter as it was found: as a string if a worker that
 // writes strings shares the queue, else as a number (an AMQP long).
-func setCount(m *client.Message, n int) {
-	_, text := parseCount(m.ApplicationProperties[CountProperty])
+func setCount(m *client.Message, property string, n int) {
+	_, text := parseCount(m.ApplicationProperties[property])
 	if m.ApplicationProperties == nil {
 		m.ApplicationProperties = map[string]any{}
 	}
 	if text {
-		m.ApplicationProperties[CountProperty] = strconv.Itoa(n)
+		m.ApplicationProperties[property] = strconv.Itoa(n)
 	} else {
-		m.ApplicationProperties[CountProperty] = int64(n)
+		m.ApplicationProperties[property] = int64(n)
 	}
 }

@@ -75,7 +75,7 @@ func TestWrittenCountIsReadBackWhateverWasThere(t *testing.T) {
 	t.Parallel()
 	for _, c := range hostileCounts {
 		m := &client.Message{ApplicationProperties: map[string]any{CountProperty: c.claim}}
-		setCount(m, c.count+1)
+		setCount(m, CountProperty, c.count+1)
 		assert.Equal(t, min(c.count+1, math.MaxInt32), Count(m), "%.40v", c.claim)
 		_, text := m.ApplicationProperties[CountProperty].(string)
 		assert.Equal(t, c.text, text, "the type that a worker in another language reads: %.40v", c.claim)

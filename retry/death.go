@@ -18,6 +18,11 @@ const (
 	ReasonRejected client.Reason = "rejected"
 )
 
+// ReasonReplayed is no death. Package desk writes it to AnnotationReason when it moves a
+// message from its dead-letter queue back to its work queue. DeathOf then returns no Reason,
+// until the message dies again.
+const ReasonReplayed client.Reason = "replayed"
+
 // Reasons that DeathOf concludes from what the broker wrote. No worker gave these
 // messages up.
 const (
@@ -36,6 +41,10 @@ const (
 	// queue or a binding was gone. The parking queue holds such messages.
 	ReasonUnroutable client.Reason = "unroutable"
 )
+
+// ReasonUnknownQueue is that of a message that Central can't return: the message doesn't
+// tell which work queue it failed in, or it is one that Central isn't for.
+const ReasonUnknownQueue client.Reason = "unknown-queue"
 
 // Death is the history that a dead letter carries. A field is zero where the message
 // doesn't have it: a message that the broker dead-lettered has an error only if it had
@@ -85,6 +94,12 @@ func DeathOf(m *client.Message) Death {
 		switch d.Reason = client.Reason(text(client.AnnotationReason)); d.Reason {
 		case reasonRetry:
 			d.Reason = ReasonNoDelayQueue
+		case ReasonReplayed:
+			if text("x-last-death-queue") != d.Queue {
+				d.Reason, d.Queue = "", ""
+				return d // it was moved out of its dead-letter queue
+			}
+			d.Reason = ReasonRejected // by another client, after that
 		case "", reasonWaits:
 			d.Reason = ReasonRejected
 		}
@@ -97,9 +112,20 @@ func DeathOf(m *client.Message) Death {
 		}
 	case "maxlen":
 		d.Reason = ReasonMaxLength
+	case "":
+		// Central publishes what it gives up, so the broker has no account of it.
+		if r := client.Reason(text(client.AnnotationReason)); t.Queue != "" && givenUp(r) {
+			d.Reason = r
+		}
 	}
 	if q := text("x-last-death-queue"); q != "" && d.Reason != ReasonUnroutable {
 		d.Queue = q
 	}
 	return d
+}
+
+// givenUp reports whether a reason is that of a death, and not the mark of a retry or of a
+// replay.
+func givenUp(r client.Reason) bool {
+	return r != "" && r != reasonRetry && r != reasonWaits && r != ReasonReplayed
 }

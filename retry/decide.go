@@ -1,6 +1,7 @@
 package retry
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -28,7 +29,10 @@ type failure struct {
 	now   time.Time
 	// strategy that the message would wait by.
 	strategy Strategy
-	u        float64 // random, at least 0 and below 1
+	// dead is what the message is dead of unless a rule retries it. It is empty for a
+	// failure of a handler.
+	dead client.Reason
+	u    float64 // random, at least 0 and below 1
 }
 
 // decision is what to do about a failure.
@@ -39,6 +43,8 @@ type decision struct {
 	asked bool          // decidedRetry: the handler named the delay
 	// early is how often in a row the message has come before its time; see clock.
 	early int
+	// attempt is the number of the attempt that this is about.
+	attempt int
 	// snoozed says of a decidedRetry that nothing has failed.
 	snoozed bool
 	// reason and err are of a decidedDead.
@@ -79,7 +85,7 @@ func (pl *plan) decide(f failure) decision {
 		matched = true
 		switch r.do {
 		case ActionDeadLetter:
-			return decision{do: decidedDead, reason: ReasonPermanent, err: f.err}
+			return decision{do: decidedDead, reason: cmp.Or(f.dead, ReasonPermanent), err: f.err}
 		case ActionDiscard:
 			return decision{do: decidedDiscard}
 		case ActionRetryUncounted:
@@ -87,6 +93,9 @@ func (pl *plan) decide(f failure) decision {
 		}
 		limit, delays = r.max, r.delays
 		break
+	}
+	if !matched && f.dead != "" {
+		return decision{do: decidedDead, reason: f.dead, err: f.err}
 	}
 	if !matched && !asked && pl.retryIf != nil && !pl.retryIf(f.err) {
 		return decision{do: decidedDead, reason: ReasonPermanent, err: f.err}

@@ -30,6 +30,13 @@
 //
 //	orders ──rejected──▶ dead_letter_exchange ──▶ given_up_exchange ──orders──▶ orders.dead
 //
+// # Workers of other kinds
+//
+// Central does the same for workers that only reject, in any language. It consumes what work
+// queues dead-letter, and retries it as StrategyRepublish does:
+//
+//	orders ──rejected──▶ failed_queue ──▶ Central ──▶ retry_exchange ──delay.10000.#──▶ delay_10s ──expired──▶ ... ──▶ orders
+//
 // DeathOf reads from such a message why it died. Topology returns all these queues,
 // exchanges and bindings.
 package retry

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/retry"
@@ -138,23 +137,6 @@ func deadOrder() *client.Message {
 		"x-last-death-queue":    "orders",
 	}
 	return m
-}
-
-// A worker on the dead-letter queue sends messages back whose retries were used up, and
-// moves all others to a queue for people. Package desk does this without a worker.
-func ExampleReplay() {
-	handler := client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
-		death := retry.DeathOf(d.Message())
-		if death.Reason != retry.ReasonExhausted {
-			return client.Forward{To: address.Queue("orders.manual"), Message: client.Copy(d.Message())}
-		}
-		return client.Forward{To: address.Queue(death.Queue), Message: retry.Replay(d.Message())}
-	})
-	err := handler.Handle(context.Background(), client.NewDelivery("orders.dead", deadOrder()))
-	forward, _ := errors.AsType[client.Forward](err)
-	fmt.Println(forward.To, "with", retry.Count(forward.Message), "retries")
-	// Output:
-	// /queues/orders with 0 retries
 }
 
 func ExampleDeathOf() {

@@ -31,7 +31,7 @@ func FuzzParseCount(f *testing.F) {
 			require.Equal(t, ok, isText)
 			// What is written is read back, so that retries can't begin anew.
 			m := &client.Message{ApplicationProperties: map[string]any{CountProperty: claim}}
-			setCount(m, n+1)
+			setCount(m, CountProperty, n+1)
 			require.Equal(t, min(n+1, math.MaxInt32), Count(m))
 		}
 	})

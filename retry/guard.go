@@ -66,7 +66,7 @@ const (
 	GuardStrategy Guard = "strategy"
 )
 
-var allGuards = []Guard{GuardDeadLetter, GuardAtMostOnce, GuardDeliveryLimit, GuardDelayQueue, GuardMaxLength}
+var allGuards = []Guard{GuardDeadLetter, GuardAtMostOnce, GuardDeliveryLimit, GuardDelayQueue, GuardMaxLength, GuardFailedQueue}
 
 // AllGuards returns every guard that can be waived. It is for Policy.Waive with topology
 // that can't be changed, such as another system's.
@@ -124,7 +124,7 @@ func (pl *plan) prepare(ctx context.Context, s client.Start) (Strategy, *watch, 
 	if err != nil {
 		return "", nil, err
 	}
-	w := newWatch(s.Log, s.Queue, func(ctx context.Context) (inspection, error) {
+	w := newWatch(s.Log, s.Queue, pl.now, func(ctx context.Context) (inspection, error) {
 		return pl.inspect(ctx, s.Management, s.Queue, strategy)
 	})
 	return strategy, w, w.start(ctx)

@@ -202,6 +202,10 @@ func errorType(err error) any {
 			return "retry.After"
 		case *unreadable:
 			return e.kind
+		case *Rejected:
+			if e.ErrorType != "" {
+				return e.ErrorType
+			}
 		}
 		t := reflect.TypeOf(err)
 		if t == nil {

@@ -32,10 +32,17 @@ type Names struct {
 	// ReturnExchange is the direct exchange that returns messages to their work queues
 	// after a delay by StrategyDeadLetter. Default: "return_exchange".
 	ReturnExchange string
+	// ReplayExchange is the headers exchange that the dead-letter queues of a policy with
+	// ReplayByMove dead-letter to. It returns messages to their work queues when package
+	// desk replays them. Default: "replay_exchange".
+	ReplayExchange string
 	// Parking names the exchange and the queue for messages that can't return because
 	// their work queue or a binding is gone: a fanout exchange with "_exchange" appended,
 	// and a queue with "_queue" appended. Default: "parking".
 	Parking string
+	// FailedQueue is the queue that work queues dead-letter to for Central. Default:
+	// "failed_queue".
+	FailedQueue string
 	// DelayPrefix begins the names of StrategyRepublish's delay queues, such as
 	// "delay_10s". HoldPrefix begins those of StrategyDeadLetter's, such as "hold_10s".
 	// Defaults: "delay_" and "hold_".
@@ -60,7 +67,9 @@ func (n Names) withDefaults(at argument.Path) (Names, error) {
 		{"DeadLetterExchange", &n.DeadLetterExchange, "dead_letter_exchange"},
 		{"GivenUpExchange", &n.GivenUpExchange, "given_up_exchange"},
 		{"ReturnExchange", &n.ReturnExchange, "return_exchange"},
+		{"ReplayExchange", &n.ReplayExchange, "replay_exchange"},
 		{"Parking", &n.Parking, "parking"},
+		{"FailedQueue", &n.FailedQueue, "failed_queue"},
 		{"DelayPrefix", &n.DelayPrefix, "delay_"},
 		{"HoldPrefix", &n.HoldPrefix, "hold_"},
 		{"LadderPrefix", &n.LadderPrefix, "retry_ladder_"},
@@ -89,7 +98,7 @@ func (n Names) distinct(at argument.Path) error {
 	fields := map[string]argument.Path{}
 	for _, x := range []struct{ field, name string }{
 		{"RetryExchange", n.RetryExchange}, {"RequeueExchange", n.RequeueExchange}, {"DeadLetterExchange", n.DeadLetterExchange},
-		{"GivenUpExchange", n.GivenUpExchange}, {"ReturnExchange", n.ReturnExchange}, {"Parking", n.parkingExchange()},
+		{"GivenUpExchange", n.GivenUpExchange}, {"ReturnExchange", n.ReturnExchange}, {"ReplayExchange", n.ReplayExchange}, {"Parking", n.parkingExchange()},
 		// A space keeps the prefixes of queues apart from the exchanges.
 		{"DelayPrefix", n.DelayPrefix + " "}, {"HoldPrefix", n.HoldPrefix + " "},
 	} {

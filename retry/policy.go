@@ -63,6 +63,11 @@ type Policy struct {
 	// AnyDelay replaces the queue for each delay by a ladder of queues, which holds
 	// messages for any delay. It is for StrategyRepublish only. Default: nil, no ladder.
 	AnyDelay *Ladder
+	// ReplayByMove lets package desk replay dead letters without copying them: Topology
+	// gives the dead-letter queues a way back to their work queues. It is for Topology only,
+	// and needs new dead-letter queues, or a migration of those that exist. Default: false,
+	// and a replay publishes copies.
+	ReplayByMove bool
 	// Worker names this process in dead letters, in at most 255 bytes. Default: the
 	// host's name.
 	Worker string
@@ -85,7 +90,7 @@ func init() {
 
 // ErrorRule treats some errors differently from the rest of the policy.
 type ErrorRule struct {
-	// If reports whether the rule is for an error. It must not be nil; On returns one.
+	// If reports whether the rule is for an error. It must not be nil; On and OnType return one.
 	If func(error) bool
 	// Do is what becomes of the message. Default: ActionRetry.
 	Do ErrorAction
@@ -125,6 +130,17 @@ func On(targets ...error) func(error) bool {
 			}
 		}
 		return false
+	}
+}
+
+// OnType returns a condition for ErrorRule.If and Policy.RetryIf: it is true for errors
+// that have an E in their chain, by errors.As.
+//
+//	retry.ErrorRule{If: retry.OnType[*net.OpError](), Backoff: retry.Delays(time.Minute)}
+func OnType[E error]() func(error) bool {
+	return func(err error) bool {
+		_, ok := errors.AsType[E](err)
+		return ok
 	}
 }
 
@@ -171,6 +187,8 @@ type plan struct {
 	ladder    *Ladder
 	names     Names
 	worker    string
+	// replayByMove is for Topology.
+	replayByMove bool
 	// workerValue is worker as a value of an annotation.
 	workerValue any
 	waived      map[Guard]bool
@@ -186,7 +204,7 @@ type rule struct {
 }
 
 func (p Policy) plan() (plan, error) {
-	pl := plan{jitter: cmp.Or(p.Jitter, NoJitter), giveUp: p.GiveUpAfter, immediate: p.Immediate, retryIf: p.RetryIf, strategy: cmp.Or(p.Strategy, StrategyRepublish), worker: p.Worker, now: p.now}
+	pl := plan{jitter: cmp.Or(p.Jitter, NoJitter), giveUp: p.GiveUpAfter, immediate: p.Immediate, retryIf: p.RetryIf, strategy: cmp.Or(p.Strategy, StrategyRepublish), worker: p.Worker, now: p.now, replayByMove: p.ReplayByMove}
 	if pl.now == nil {
 		pl.now = time.Now
 	}

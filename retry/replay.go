@@ -4,18 +4,13 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/anew"
 )
 
-// Replay returns a copy of a dead letter that starts over: its retries count from 0,
-// and Policy.GiveUpAfter counts from its next failure. Publish it to the queue that it
-// died in:
-//
-//	client.Forward{To: address.Queue(retry.DeathOf(m).Queue), Message: retry.Replay(m)}
-//
-// The copy has everything that client.Copy keeps except the history of failures and
-// waits. It keeps the exchange and the routing key that the message was first published
-// with. m isn't changed. Replay(nil) is nil.
-func Replay(m *client.Message) *client.Message {
+func init() { anew.Copy = replayed }
+
+// replayed is anew.Copy.
+func replayed(m *client.Message) *client.Message {
 	c := client.Copy(m)
 	if c == nil {
 		return nil

@@ -25,7 +25,7 @@ func TestReplayedMessageBeginsAnew(t *testing.T) {
 	m.Annotations[AnnotationDeliveryTime] = long.UnixMilli()
 	require.IsType(t, client.DeadLetter{}, handle(t, p, m, returns(errA)), "as it is, it dies again at once")
 
-	c := Replay(m)
+	c := replayed(m)
 	require.NoError(t, client.Validate(c))
 	assert.Equal(t, map[any]any{
 		"x-opt-tenant": "acme", "x-opt-list": []any{int64(1)}, AnnotationExchange: "shop", AnnotationRoutingKey: "k",
@@ -40,5 +40,5 @@ func TestReplayedMessageBeginsAnew(t *testing.T) {
 	require.True(t, ok)
 	assert.Equal(t, int64(1), retried.Annotations[AnnotationRetries])
 	assert.WithinDuration(t, time.Now(), millis(retried.Annotations[AnnotationFirstFailure]), time.Minute)
-	assert.Nil(t, Replay(nil))
+	assert.Nil(t, replayed(nil))
 }

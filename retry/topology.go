@@ -36,6 +36,11 @@ import (
 //	                               the message's annotation names; dead-letters to
 //	return_exchange       direct   returns by the work queue's name
 //
+// With Policy.ReplayByMove, which package desk uses:
+//
+//	replay_exchange       headers  returns messages from the dead-letter queues, which
+//	                               dead-letter to it, to their work queues
+//
 // All of these queues dead-letter at least once, with overflow reject-publish. So no
 // message is lost when the next exchange, binding or queue is missing. Every exchange
 // behind a delay queue has the parking exchange as its alternate exchange. So a message
@@ -64,7 +69,7 @@ func Topology(p Policy, work ...declare.QuorumQueue) (declare.Topology, error) {
 func (pl *plan) ends() declare.Topology {
 	n := pl.names
 	parking := n.ParkingQueue()
-	return declare.Topology{
+	t := declare.Topology{
 		Exchanges: []declare.Exchange{
 			{Name: n.parkingExchange(), Type: declare.Fanout},
 			{Name: n.GivenUpExchange, Type: declare.Direct, AlternateExchange: n.parkingExchange()},
@@ -75,6 +80,25 @@ func (pl *plan) ends() declare.Topology {
 			declare.QuorumQueue{Name: parking, DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
 		},
 		Bindings: []declare.Binding{{Source: n.parkingExchange(), Queue: parking}},
+	}
+	if pl.replayByMove {
+		// What is rejected in a dead-letter queue and isn't replayed is kept in the parking
+		// queue.
+		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: n.ReplayExchange, Type: declare.Headers, AlternateExchange: n.parkingExchange()})
+	}
+	return t
+}
+
+// replayBinding matches what package desk moves back to the work queue. A worker that fails
+// overwrites the reason.
+func (pl *plan) replayBinding(queue string) declare.Binding {
+	return declare.Binding{
+		Source: pl.names.ReplayExchange, Queue: queue, Match: declare.AllWithX,
+		Headers: map[string]any{
+			client.AnnotationReason: string(ReasonReplayed),
+			AnnotationQueue:         queue,
+			"x-last-death-reason":   "rejected",
+		},
 	}
 }
 
@@ -176,17 +200,28 @@ func (pl *plan) workQueue(at argument.Path, s Strategy, q declare.QuorumQueue) (
 	case q.DeadLetter.IsZero():
 		dead := n.DeadLetterQueue(q.Name)
 		q.DeadLetter = declare.DeadLetterTarget{Exchange: n.DeadLetterExchange, RoutingKey: q.Name, Strategy: declare.AtLeastOnce}
-		t.Queues = append(t.Queues, declare.QuorumQueue{
-			// A dead letter brings its delivery count along: a limit here would end
-			// it at once.
-			Name: dead, DeliveryLimit: declare.Unlimited,
-			// What is rejected even here is kept in the parking queue.
-			DeadLetter: declare.DeadLetterTarget{Exchange: n.parkingExchange(), Strategy: declare.AtLeastOnce},
-		})
+		if pl.replayByMove {
+			t.Bindings = append(t.Bindings, pl.replayBinding(q.Name))
+		}
+		t.Queues = append(t.Queues, pl.deadLetterQueue(q.Name))
 		t.Bindings = append(t.Bindings, declare.Binding{Source: n.GivenUpExchange, Queue: dead, Key: q.Name})
 	case s == StrategyDeadLetter:
 		return t, argument.At(at.Field("DeadLetter"), argument.Conflict, nil, fmt.Sprintf("is set, but the strategy %s retries by the work queue's own dead-lettering", s), "leave it out, or use another strategy")
 	}
 	t.Queues = append(t.Queues, q)
 	return t, nil
+}
+
+// deadLetterQueue is that of a work queue.
+func (pl *plan) deadLetterQueue(work string) declare.QuorumQueue {
+	behind := pl.names.parkingExchange()
+	if pl.replayByMove {
+		behind = pl.names.ReplayExchange
+	}
+	return declare.QuorumQueue{
+		// A dead letter brings its delivery count along: a limit here would end it at once.
+		Name: pl.names.DeadLetterQueue(work), DeliveryLimit: declare.Unlimited,
+		// What is rejected even here is kept in the parking queue.
+		DeadLetter: declare.DeadLetterTarget{Exchange: behind, Strategy: declare.AtLeastOnce},
+	}
 }

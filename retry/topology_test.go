@@ -255,7 +255,7 @@ func TestTopologyHandsOnAtLeastOnceEverywhere(t *testing.T) {
 	for name, set := range waits {
 		var p Policy
 		set(&p)
-		p.Backoff = Delays(time.Second)
+		p.Backoff, p.ReplayByMove = Delays(time.Second), len(name)%2 == 0
 		topology, err := Topology(p, workQueues([]string{"orders"})...)
 		require.NoError(t, err)
 		behind := map[string]bool{}

@@ -31,10 +31,16 @@ const (
 type watch struct {
 	queue string
 	log   *slog.Logger
-	look  func(context.Context) (inspection, error)
+	// oneWay: this consumer doesn't see retries when they return.
+	oneWay bool
+	look   func(context.Context) (inspection, error)
+	now    func() time.Time
+	// began is when this watch was made. Times are counted from it, by the monotonic
+	// clock: the guards look, too, while a host's clock that was set back catches up.
+	began time.Time
 
-	// due is when the first retry that was sent should be back, in milliseconds since
-	// 1970. It is 0 if one has come back since, or none was sent.
+	// due is when the first retry that was sent should be back, in milliseconds. It is 0
+	// if one has come back since, or none was sent.
 	due atomic.Int64
 	// next is the time of the next look, and soon the earliest one.
 	next, soon atomic.Int64
@@ -58,12 +64,15 @@ type deadCount struct {
 	deaths   int64
 }
 
-func newWatch(log *slog.Logger, queue string, look func(context.Context) (inspection, error)) *watch {
+func newWatch(log *slog.Logger, queue string, now func() time.Time, look func(context.Context) (inspection, error)) *watch {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &watch{queue: queue, log: log.With("queue", queue), look: look}
+	return &watch{queue: queue, log: log.With("queue", queue), look: look, now: now, began: now().Add(-time.Second)}
 }
+
+// millis counts the milliseconds until t. They are never 0.
+func (w *watch) millis(t time.Time) int64 { return t.Sub(w.began).Milliseconds() }
 
 // start is the look before the first delivery. It returns its findings, except those of
 // waived guards and what the user may not look at.
@@ -82,7 +91,7 @@ func (w *watch) start(ctx context.Context) error {
 	for _, e := range in.waived {
 		w.log.Warn("hopback: a waived guard found a fault in the topology", "guard", string(e.Guard), "at", e.Queue, "problem", e.Problem, "remedy", e.Remedy)
 	}
-	w.record(&in, time.Now(), 0)
+	w.record(&in, w.now(), 0)
 	return nil
 }
 
@@ -105,12 +114,14 @@ func (w *watch) retryReturned(m *client.Message, now time.Time) {
 func (w *watch) awaits() bool { return w != nil && w.due.Load() != 0 }
 
 // retrySent notes a retry that should come back after delay.
-func (w *watch) retrySent(now time.Time, delay time.Duration) {
+func (w *watch) retrySent(delay time.Duration) {
 	if w == nil {
 		return
 	}
-	ms := now.UnixMilli()
-	if due := w.due.Load(); due == 0 {
+	ms := w.millis(w.now())
+	if due := w.due.Load(); w.oneWay {
+		// nothing is awaited
+	} else if due == 0 {
 		w.due.CompareAndSwap(0, ms+delay.Milliseconds())
 	} else if ms > due+overdue.Milliseconds() {
 		w.due.Store(0) // one look for each missing retry
@@ -120,12 +131,12 @@ func (w *watch) retrySent(now time.Time, delay time.Duration) {
 }
 
 // messageGivenUp notes a death.
-func (w *watch) messageGivenUp(now time.Time) {
+func (w *watch) messageGivenUp() {
 	if w == nil {
 		return
 	}
 	w.deaths.Add(1)
-	w.tick(now.UnixMilli())
+	w.tick(w.millis(w.now()))
 }
 
 func (w *watch) hurry() { w.next.Store(min(w.next.Load(), w.soon.Load())) }
@@ -143,7 +154,7 @@ func (w *watch) again() {
 	defer cancel()
 	deaths := w.deaths.Load()
 	in, err := w.look(ctx)
-	now := time.Now()
+	now := w.now()
 	if err != nil {
 		w.log.Debug("hopback: the guards can't read the topology", "error", err)
 		w.schedule(now, now.Add(lookSoon))
@@ -183,8 +194,8 @@ func (w *watch) record(in *inspection, now time.Time, deaths int64) {
 }
 
 func (w *watch) schedule(now, soon time.Time) {
-	w.soon.Store(soon.UnixMilli())
-	w.next.Store(now.Add(lookEvery).UnixMilli())
+	w.soon.Store(w.millis(soon))
+	w.next.Store(w.millis(now.Add(lookEvery)))
 }
 
 // arriving compares what this consumer gives up with what arrives in the dead-letter

@@ -15,6 +15,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/clockstep"
 )
 
 // watched is a watch over a topology that the test makes up.
@@ -28,8 +29,13 @@ type watched struct {
 
 func newWatched(t *testing.T) *watched {
 	t.Helper()
+	return newWatchedBy(t, time.Now)
+}
+
+func newWatchedBy(t *testing.T, now func() time.Time) *watched {
+	t.Helper()
 	w := &watched{began: time.Now()}
-	w.watch = newWatch(slog.New(slog.NewTextHandler(&w.log, nil)), "orders", func(context.Context) (inspection, error) {
+	w.watch = newWatch(slog.New(slog.NewTextHandler(&w.log, nil)), "orders", now, func(context.Context) (inspection, error) {
 		w.looks = append(w.looks, time.Since(w.began))
 		return w.see, nil
 	})
@@ -53,11 +59,25 @@ func TestGuardsLookAgainOnlyWhileMessagesFail(t *testing.T) {
 		synctest.Wait()
 		assert.Len(t, w.looks, 1, "nothing has failed")
 		// Its own retries come back, or nobody knows that they don't.
-		w.every(5*time.Minute, func() { w.retrySent(time.Now(), time.Millisecond); w.due.Store(0) })
+		w.every(5*time.Minute, func() { w.retrySent(time.Millisecond); w.due.Store(0) })
 		assert.Len(t, w.looks, 1+5)
-		w.every(5*time.Minute, func() { w.messageGivenUp(time.Now()) })
+		w.every(5*time.Minute, func() { w.messageGivenUp() })
 		assert.Len(t, w.looks, 1+5+5)
 	})
+}
+
+// A host's clock may be set back by hours.
+func TestGuardsLookWhateverTheClockIsSetTo(t *testing.T) {
+	t.Parallel()
+	for _, by := range []time.Duration{-3 * time.Hour, 3 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			var step time.Duration
+			w := newWatchedBy(t, func() time.Time { return clockstep.Step(time.Now(), step) })
+			step = by
+			w.every(3*time.Minute, func() { w.messageGivenUp() })
+			assert.Len(t, w.looks, 1+2, "%v", by)
+		})
+	}
 }
 
 func TestGuardsLookSoonWhenRetriesAreEarlyOrMissing(t *testing.T) {
@@ -69,23 +89,23 @@ func TestGuardsLookSoonWhenRetriesAreEarlyOrMissing(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatched(t)
-		w.every(20*time.Second, func() { w.retrySent(time.Now(), 2*time.Second) })
+		w.every(20*time.Second, func() { w.retrySent(2 * time.Second) })
 		assert.Equal(t, []time.Duration{0, 10 * time.Second}, w.looks, "none came back")
 
 		w = newWatched(t)
 		time.Sleep(lookSoon)
-		w.retrySent(time.Now(), 2*time.Second)
+		w.retrySent(2 * time.Second)
 		w.retryReturned(message(time.Now().Add(-2*time.Second)), time.Now())
-		w.retrySent(time.Now(), 2*time.Second)
+		w.retrySent(2 * time.Second)
 		synctest.Wait()
 		assert.Len(t, w.looks, 1, "on time")
 		w.retryReturned(message(time.Now().Add(-100*time.Millisecond)), time.Now())
-		w.retrySent(time.Now(), 2*time.Second)
+		w.retrySent(2 * time.Second)
 		synctest.Wait()
 		assert.Len(t, w.looks, 2, "early")
 		w.every(50*time.Second, func() {
 			w.retryReturned(message(time.Now().Add(-100*time.Millisecond)), time.Now())
-			w.retrySent(time.Now(), 2*time.Second)
+			w.retrySent(2 * time.Second)
 		})
 		assert.Len(t, w.looks, 2, "it hurries once for nothing: the clocks may differ")
 	})
@@ -97,7 +117,7 @@ func TestChangedTopologyIsToldOnceAndItsRepairToo(t *testing.T) {
 		w := newWatched(t)
 		bad := &GuardError{Guard: GuardDelayQueue, Queue: "delay_1s", Problem: "it drops messages", Remedy: remedyApply}
 		w.see = inspection{found: []*GuardError{bad}, losing: []error{bad, nil, bad}}
-		w.every(3*time.Minute, func() { w.messageGivenUp(time.Now()) })
+		w.every(3*time.Minute, func() { w.messageGivenUp() })
 		assert.Equal(t, 1, strings.Count(w.log.String(), "found a fault in the topology"))
 		assert.Greater(t, len(w.looks), 10, "it looks for the repair")
 		for i, want := range []int{1, 1, 1} {
@@ -106,11 +126,11 @@ func TestChangedTopologyIsToldOnceAndItsRepairToo(t *testing.T) {
 			assert.Equal(t, want, got)
 		}
 		w.see = inspection{found: []*GuardError{bad}, losing: []error{bad, bad, bad}}
-		w.every(time.Minute, func() { w.messageGivenUp(time.Now()) })
+		w.every(time.Minute, func() { w.messageGivenUp() })
 		_, err := w.usable(1)
 		require.ErrorIs(t, err, bad)
 		w.see = inspection{losing: []error{nil, nil, nil}}
-		w.every(time.Minute, func() { w.messageGivenUp(time.Now()) })
+		w.every(time.Minute, func() { w.messageGivenUp() })
 		assert.Equal(t, 1, strings.Count(w.log.String(), "the guards no longer find a fault in the topology"))
 		got, err := w.usable(2)
 		require.NoError(t, err)
@@ -138,7 +158,7 @@ func TestDeadLettersThatDontArriveAreTold(t *testing.T) {
 			w.look = func(context.Context) (inspection, error) {
 				return inspection{dead: &declare.QueueInfo{Name: "orders.dead", Messages: uint64(c.arrives(given)), Consumers: c.readers}}, nil
 			}
-			w.every(4*time.Minute, func() { given++; w.messageGivenUp(time.Now()) })
+			w.every(4*time.Minute, func() { given++; w.messageGivenUp() })
 			assert.Equal(t, c.told, strings.Contains(w.log.String(), "don't arrive"), "%s: %s", name, w.log.String())
 		})
 	}
@@ -153,7 +173,7 @@ func TestLookThatFailsIsRepeated(t *testing.T) {
 			failed++
 			return inspection{}, errors.New("alarm")
 		}
-		w.every(5*time.Minute, func() { w.messageGivenUp(time.Now()) })
+		w.every(5*time.Minute, func() { w.messageGivenUp() })
 		assert.Equal(t, 4, failed)
 		assert.NotContains(t, w.log.String(), "ERROR")
 	})

@@ -210,6 +210,7 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, was past) 
 		})
 		switch what.do {
 		case decidedDiscard:
+			del.Report(client.Decision{Kind: client.DecisionDiscard, Attempt: was.count + 1, Err: err})
 			return nil
 		case decidedDead:
 			return d.dead(del, what.reason, what.err, was, now)
@@ -230,10 +231,12 @@ func (d *decorator) decidedByHandler(del *client.Delivery, o client.Outcome, was
 		if o.Reason == "" {
 			o.Reason = ReasonRejected
 		}
+		report(del, decision{attempt: was.count + 1}, client.DecisionDeadLetter, string(o.Reason), 0, o.Err)
 		o.Annotations = d.withHistory(del, o.Err, o.Annotations, was)
 		return o
 	case client.Modify:
 		if o.DeadLetter {
+			report(del, decision{attempt: was.count + 1}, client.DecisionDeadLetter, string(ReasonRejected), 0, o.Err)
 			if _, marked := o.Annotations[client.AnnotationReason]; !marked {
 				o.Annotations = d.withHistory(del, o.Err, o.Annotations, was)
 				o.Annotations[client.AnnotationReason] = string(ReasonRejected)
@@ -253,7 +256,8 @@ func (d *decorator) withHistory(del *client.Delivery, err error, annotations map
 }
 
 func (d *decorator) dead(del *client.Delivery, reason client.Reason, err error, was past, now time.Time) error {
-	d.state(del.Queue()).watch.messageGivenUp(time.Now())
+	d.state(del.Queue()).watch.messageGivenUp()
+	report(del, decision{attempt: was.count + 1}, client.DecisionDeadLetter, string(reason), 0, err)
 	return client.DeadLetter{Reason: reason, Err: err, Annotations: d.plan.history(del, err, was, now)}
 }
 
@@ -263,6 +267,7 @@ func (d *decorator) wait(del *client.Delivery, what decision, err error, was pas
 	if q.unusable != nil {
 		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, err), was, now)
 	}
+	what.attempt = was.count + 1
 	was.count = what.count
 	var a account
 	if what.snoozed {
@@ -277,6 +282,7 @@ func (d *decorator) wait(del *client.Delivery, what decision, err error, was pas
 func (d *decorator) carryOut(del *client.Delivery, q *queueState, strategy Strategy, what decision, a *account, err error) error {
 	switch {
 	case strategy == StrategyNative:
+		report(del, what, kindOf(what), string(strategy), what.delay, err)
 		h := a.annotations()
 		h[client.AnnotationReason] = reasonWaits
 		h[AnnotationDelay] = what.delay.Milliseconds()
@@ -285,20 +291,39 @@ func (d *decorator) carryOut(del *client.Delivery, q *queueState, strategy Strat
 	case strategy == StrategyDeadLetter && len(d.plan.rungs) > 0:
 		rung, bad := q.watch.usable(d.plan.rung(what.delay))
 		if bad != nil {
-			return q.cannotWait(a, errors.Join(bad, err))
+			return q.cannotWait(del, what, a, errors.Join(bad, err))
 		}
+		report(del, what, kindOf(what), string(strategy), d.plan.rungs[rung], err)
 		h := a.annotations()
 		h[client.AnnotationReason] = reasonRetry
 		h[AnnotationDelay] = d.plan.rungs[rung].Milliseconds()
-		q.watch.retrySent(time.Now(), d.plan.rungs[rung])
+		q.watch.retrySent(d.plan.rungs[rung])
 		return client.Modify{DeadLetter: true, Annotations: h, Err: err}
 	}
 	return d.republish(del, q, what, a, err)
 }
 
+// report tells an Instrument. Without one it does nothing.
+func report(del *client.Delivery, what decision, kind client.DecisionKind, lane string, wait time.Duration, err error) {
+	x := client.Decision{Kind: kind, Attempt: what.attempt, Lane: lane, Err: err}
+	if kind != client.DecisionDeadLetter {
+		x.Delay, x.Wait = what.delay, wait
+	}
+	del.Report(x)
+}
+
+// kindOf is what a retry is to an Instrument.
+func kindOf(what decision) client.DecisionKind {
+	if what.snoozed || what.early > 0 {
+		return client.DecisionWait
+	}
+	return client.DecisionRetry
+}
+
 // cannotWait gives up a message that has no place to wait.
-func (q *queueState) cannotWait(a *account, err error) error {
-	q.watch.messageGivenUp(time.Now())
+func (q *queueState) cannotWait(del *client.Delivery, what decision, a *account, err error) error {
+	report(del, what, client.DecisionDeadLetter, string(client.ReasonUnforwardable), 0, err)
+	q.watch.messageGivenUp()
 	return client.DeadLetter{Reason: client.ReasonUnforwardable, Err: err, Annotations: a.annotations()}
 }
 
@@ -321,12 +346,13 @@ func hasTTL(m *client.Message) bool { return m.Header != nil && m.Header.TTL > 0
 func (d *decorator) republish(del *client.Delivery, q *queueState, what decision, a *account, err error) error {
 	to, delay, bad := d.plan.target(q, what.delay, del.Queue())
 	if bad != nil {
-		return q.cannotWait(a, errors.Join(bad, err))
+		return q.cannotWait(del, what, a, errors.Join(bad, err))
 	}
-	q.watch.retrySent(time.Now(), delay)
+	report(del, what, kindOf(what), string(StrategyRepublish), delay, err)
+	q.watch.retrySent(delay)
 	m := del.Message()
 	c := client.Copy(m)
-	setCount(c, what.count)
+	setCount(c, CountProperty, what.count)
 	for k := range c.Annotations {
 		if s, ok := k.(string); ok && (keyValues[s] != nil || s == client.AnnotationKnownCount) {
 			delete(c.Annotations, k) // older history; the copy's delivery count begins at zero
@@ -436,7 +462,7 @@ func (d *decorator) tooEarly(del *client.Delivery, q *queueState, left time.Dura
 		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, errEarly), was, now)
 	}
 	a := d.plan.story(del, was, now)
-	return d.carryOut(del, q, d.strategyFor(q, del.Message()), decision{delay: wholeMillis(left), count: was.count, early: early}, &a, errEarly)
+	return d.carryOut(del, q, d.strategyFor(q, del.Message()), decision{delay: wholeMillis(left), count: was.count, early: early, attempt: was.count + 1}, &a, errEarly)
 }
 
 // firstMillis returns the time of the message's first failure, or 0 if it has none.

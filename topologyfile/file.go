@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/retry"
 )
@@ -22,10 +23,12 @@ const MaxSize = 1 << 20
 
 // File is a valid topology file.
 type File struct {
-	// Policy is the policy of the section retry, for retry.With in a worker. The
-	// worker adds RetryIf and Rules. A rule with delays of its own needs queues
-	// for them, which aren't in Topology.
+	// Policy is the policy of the section retry, for retry.With in a worker and for
+	// retry.Central. Its Rules are for Central. A worker adds RetryIf and Rules. A rule that
+	// it adds with delays of its own needs queues for them, which aren't in Topology.
 	Policy retry.Policy
+	// Central is the section central, for retry.Central. It is nil without one.
+	Central *retry.CentralConfig
 	// Work holds the work-queues. Other holds the queues, exchanges and bindings.
 	Work  []declare.QuorumQueue
 	Other declare.Topology
@@ -142,7 +145,7 @@ func (l *lineReader) Read(p []byte) (int, error) {
 func (s retrySection) policy(r *reader, root *yaml.Node) retry.Policy {
 	p := retry.Policy{
 		MaxRetries: int(s.maxRetries), Jitter: s.jitter, GiveUpAfter: s.giveUpAfter, Immediate: s.immediate,
-		Strategy: s.strategy, Names: s.names,
+		Strategy: s.strategy, ReplayByMove: s.replayByMove, Names: s.names,
 	}
 	here := retryPlace(root)
 	switch {
@@ -163,10 +166,36 @@ func (s retrySection) policy(r *reader, root *yaml.Node) retry.Policy {
 	if s.hasLadder {
 		p.AnyDelay = &s.anyDelay
 	}
+	for _, u := range s.rules {
+		p.Rules = append(p.Rules, u.rule())
+	}
 	if len(r.errs) == 0 {
 		r.check(here, p.Validate())
 	}
 	return p
+}
+
+func (u ruleSection) rule() retry.ErrorRule {
+	e := retry.ErrorRule{Do: u.do, MaxRetries: int(u.maxRetries)}
+	if len(u.delays) > 0 {
+		e.Backoff = retry.Delays(u.delays...)
+	}
+	var values []any
+	if u.value != nil {
+		values = append(values, u.value)
+	}
+	byReason, byHeader := retry.OnReason(client.Reason(u.reason)), retry.OnHeader(u.header, values...)
+	e.If = func(err error) bool {
+		return (u.reason == "" || byReason(err)) && (u.header == "" || byHeader(err))
+	}
+	return e
+}
+
+func (c centralSection) config() retry.CentralConfig {
+	return retry.CentralConfig{
+		Queues: c.queues, FailedQueue: c.failedQueue, Counter: c.counter, CounterEnd: c.counterEnd, CounterExchange: c.counterExchange,
+		ReasonKey: c.reasonKey, TextKey: c.textKey, TypeKey: c.typeKey,
+	}
 }
 
 // retryPlace is the place of the retry section, of which a policy is made.
@@ -208,7 +237,9 @@ func (d *document) build(r *reader, f *File) {
 // join makes one topology of all.
 func (d *document) join(r *reader, root *yaml.Node, f *File) {
 	parts := []declare.Topology{}
-	if d.hasRetry || len(d.work) > 0 {
+	if d.centralAt != nil {
+		parts = d.centralParts(r, f)
+	} else if d.hasRetry || len(d.work) > 0 {
 		// Each work queue alone, so that what is wrong with it has its place.
 		for i, w := range d.work {
 			one, err := retry.Topology(f.Policy, f.Work[i])
@@ -231,9 +262,35 @@ func (d *document) join(r *reader, root *yaml.Node, f *File) {
 		return
 	}
 	f.Topology = all
-	if len(all.Exchanges)+len(all.Queues)+len(all.Bindings) == 0 {
+	if len(all.Exchanges)+len(all.Queues)+len(all.Bindings) == 0 && f.Central == nil {
 		r.bad(at{node: root}, nil, "declares nothing", "name a work queue:\n\nwork-queues:\n  orders:\n")
 	}
+}
+
+// centralParts is the topology for the section central.
+func (d *document) centralParts(r *reader, f *File) (parts []declare.Topology) {
+	here := place{at{d.centralAt, argument.Root("central")}, d.centralKeys, goFields(centralKeys)}
+	cfg := d.central.config()
+	if len(d.work) == 0 || len(cfg.Queues) > 0 {
+		existing, err := retry.CentralTopology(f.Policy, cfg)
+		r.check(here, err)
+		parts = append(parts, existing)
+	}
+	all := cfg
+	for i, w := range d.work {
+		one := cfg
+		one.Queues = nil
+		t, err := retry.CentralTopology(f.Policy, one, f.Work[i])
+		if e := (*argument.Error)(nil); errors.As(err, &e) && e.Path[0].Name == "CentralConfig" && e.Path[1].Name != "Queues" {
+			r.check(here, err)
+			break // the same for all
+		}
+		r.check(w.place(goFields(workKeys)), err)
+		parts = append(parts, t)
+		all.Queues = append(all.Queues, w.name)
+	}
+	f.Central = &all
+	return parts
 }
 
 // contradictions finds the places of what is declared twice with different values: in

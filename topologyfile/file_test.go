@@ -5,10 +5,12 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -341,7 +343,9 @@ func TestSchemaAndParserKnowTheSameKeys(t *testing.T) {
 	t.Parallel()
 	s := newSchema(t)
 	seen := map[string]bool{}
-	for name, text := range examples(t) {
+	all := examples(t)
+	all["elsewhere"] = elsewhere
+	for name, text := range all {
 		doc := decode(t, text)
 		assert.Empty(t, s.check(doc), name)
 		s.seen(doc, seen)
@@ -371,7 +375,7 @@ func TestSchemaRefusesNothingThatTheParserTakes(t *testing.T) {
 		"work-queues: {a: 1}", "work-queues: [a]", "retry: {delays: [10]}", "retry: {delays: []}", "retry: {strategy: x}", "retry: {delays: [1s], exponential: {first: 1s}}",
 		"retry: {max-retries: -1}", "retry: {max-retries: 1.5}", "queues: {a: }", "queues: {a: {type: classic}}", "queues: {a: {type: stream, delivery-limit: 1}}",
 		"bindings: [{source: a}]", "bindings: [{queue: a}]", "bindings: [{source: a, queue: b, exchange: c}]", "work-queues: {a: {delivery-limit: -2}}",
-		"work-queues: {a: {arguments: {x-a: {}}}}", "queues: {a: {dead-letter: {}}}", "queues: {a: {dead-letter: no}}", "{}", "exchanges: {x: {type: 1}}", "exchanges: {x: {internal: 'true'}}",
+		"work-queues: {a: {arguments: {x-a: {}}}}", "retry: {rules: [{do: discard}]}", "retry: {rules: []}", "retry: {rules: [{reason: a, value: [1]}]}", "central: {queues: []}", "central: {counter-end: x}", "central: 1", "queues: {a: {dead-letter: {}}}", "queues: {a: {dead-letter: no}}", "{}", "exchanges: {x: {type: 1}}", "exchanges: {x: {internal: 'true'}}",
 	} {
 		assert.NotEmpty(t, s.check(decode(t, text)), text)
 		_, err := topologyfile.Parse("f", []byte(text))
@@ -408,9 +412,10 @@ func TestEveryFieldHasAKey(t *testing.T) {
 			}
 		}
 	}
-	for _, text := range examples(t) {
+	for _, text := range append(slices.Collect(maps.Values(examples(t))), elsewhere) {
 		f := parse(t, text)
 		fields(reflect.ValueOf(f.Policy))
+		fields(reflect.ValueOf(f.Central))
 		for _, q := range f.Work {
 			fields(reflect.ValueOf(q))
 		}
@@ -425,9 +430,9 @@ func TestEveryFieldHasAKey(t *testing.T) {
 		}
 	}
 	// What only code can say, and the clock that tests set.
-	for _, code := range []string{"RetryIf", "Rules", "Worker", "Waive", "now"} {
-		require.True(t, want["retry.Policy."+code], code)
-		delete(want, "retry.Policy."+code)
+	for _, code := range []string{"Policy.RetryIf", "Policy.Worker", "Policy.Waive", "Policy.now", "CentralConfig.HTTP"} {
+		require.True(t, want["retry."+code], code)
+		delete(want, "retry."+code)
 	}
 	assert.Greater(t, len(want), 60)
 	for path := range want {
@@ -486,6 +491,9 @@ func FuzzParse(f *testing.F) {
 		require.NoError(t, file.Topology.Validate())
 		require.NoError(t, file.Policy.Validate())
 		require.Empty(t, s.check(decode(t, text)))
+		if file.Central != nil && len(file.Topology.Queues)+len(file.Topology.Exchanges)+len(file.Topology.Bindings) == 0 {
+			return // all is there already
+		}
 		encoded, err := topologyfile.Encode(file.Topology)
 		require.NoError(t, err)
 		again, err := topologyfile.Parse("again", encoded)
@@ -514,4 +522,60 @@ func TestLargeFiles(t *testing.T) {
 		assert.ErrorContains(t, err, "isn't YAML")
 	}
 	assert.Less(t, time.Since(began), 20*time.Second)
+}
+
+// elsewhere is a file for another system's queues.
+const elsewhere = `
+retry: {delays: [10s, 1m, 10m], max-retries: 3}
+central:
+  queues: [orders]
+  failed-queue: failed
+  counter: count
+  counter-end: -1
+  counter-exchange: deadletter
+`
+
+// The section central is a CentralConfig for all work queues, and its topology; rules look
+// at what a worker has rejected.
+func TestCentralIsRead(t *testing.T) {
+	t.Parallel()
+	f := parse(t, examples(t)["testdata/central.yaml"])
+	require.NotNil(t, f.Central)
+	assert.Equal(t, retry.CentralConfig{
+		Queues: []string{"invoices", "orders"}, FailedQueue: "errors", Counter: "count", CounterEnd: -1, ReasonKey: "why", TextKey: "message", TypeKey: "exception",
+	}, *f.Central)
+	want, err := retry.CentralTopology(f.Policy, *f.Central, f.Work...)
+	require.NoError(t, err)
+	assert.Equal(t, audit.FromTopology(want), audit.FromTopology(f.Topology))
+	require.Len(t, f.Policy.Rules, 3)
+	assert.True(t, f.Policy.Rules[0].If(&retry.Rejected{Reason: "fatal"}))
+	assert.False(t, f.Policy.Rules[0].If(&retry.Rejected{Reason: "other"}))
+	assert.False(t, f.Policy.Rules[1].If(&retry.Rejected{Reason: "fatal"}))
+	assert.Equal(t, retry.ActionDeadLetter, f.Policy.Rules[0].Do)
+	assert.Equal(t, 10, f.Policy.Rules[1].MaxRetries)
+	delays, err := f.Policy.QueueDelays()
+	require.NoError(t, err)
+	assert.Equal(t, []time.Duration{time.Second, 10 * time.Second, time.Minute}, delays, "a rule's delays have queues")
+
+	f = parse(t, elsewhere)
+	assert.Empty(t, f.Topology, "all is there already")
+	assert.Equal(t, "deadletter", f.Central.CounterExchange)
+	assert.Nil(t, parse(t, "work-queues: {orders: }").Central)
+	assert.Equal(t, []string{"orders"}, parse(t, "central:\nwork-queues: {orders: }").Central.Queues)
+	for text, place := range map[string]string{
+		"central:\n  counter: c\n":                                                  "central.queues",
+		"central:\n  queues: [a, a]\n":                                              "central.queues[1]",
+		"central:\n  counter-end: -1\nwork-queues: {a: }\n":                         "central.counter",
+		"central:\nwork-queues:\n  failed_queue:\n":                                 "work-queues.failed_queue",
+		"retry:\n  rules:\n    - {reason: a, delays: [90000h]}\nwork-queues: {a: }": "retry.rules[0].delays[0]",
+		"retry:\n  rules:\n    - {do: discard}\nwork-queues: {a: }":                 "retry.rules[0]",
+		"retry:\n  rules:\n    - {header: a, value: }\nwork-queues: {a: }":          "retry.rules[0].value",
+		"retry:\n  rules:\n    - {reason: a, value: b}\nwork-queues: {a: }":         "retry.rules[0]",
+		"retry:\n  rules:\n    - {reason: a, do: nothing}\nwork-queues: {a: }":      "retry.rules[0].do",
+	} {
+		_, err := topologyfile.Parse("f", []byte(text))
+		require.Error(t, err, text)
+		assert.Contains(t, err.Error(), place, text)
+		t.Log(err)
+	}
 }

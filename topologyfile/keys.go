@@ -12,12 +12,15 @@ import (
 
 // document is the whole file as it is written.
 type document struct {
-	retry     retrySection
-	hasRetry  bool
-	work      []named[declare.QuorumQueue]
-	queues    []named[declare.Queue]
-	exchanges []named[declare.Exchange]
-	bindings  []placed[declare.Binding]
+	retry    retrySection
+	hasRetry bool
+	central  centralSection
+	// centralAt and centralKeys are where the section central is; nil without one.
+	centralAt, centralKeys *yaml.Node
+	work                   []named[declare.QuorumQueue]
+	queues                 []named[declare.Queue]
+	exchanges              []named[declare.Exchange]
+	bindings               []placed[declare.Binding]
 }
 
 // named is an entry of a mapping whose keys are names.
@@ -37,16 +40,36 @@ type placed[V any] struct {
 
 // retrySection is what of a retry.Policy can be written down.
 type retrySection struct {
-	strategy    retry.Strategy
-	delays      []time.Duration
-	exponential exponential
-	maxRetries  retries
-	jitter      retry.Jitter
-	giveUpAfter time.Duration
-	immediate   int
-	anyDelay    retry.Ladder
-	hasLadder   bool
-	names       retry.Names
+	strategy     retry.Strategy
+	delays       []time.Duration
+	exponential  exponential
+	maxRetries   retries
+	jitter       retry.Jitter
+	giveUpAfter  time.Duration
+	immediate    int
+	anyDelay     retry.Ladder
+	hasLadder    bool
+	names        retry.Names
+	replayByMove bool
+	rules        []ruleSection
+}
+
+// ruleSection is what of a retry.ErrorRule can be written down.
+type ruleSection struct {
+	reason, header string
+	value          any
+	do             retry.ErrorAction
+	maxRetries     retries
+	delays         []time.Duration
+}
+
+// centralSection is a retry.CentralConfig.
+type centralSection struct {
+	queues                      []string
+	failedQueue, counter        string
+	counterEnd                  int
+	counterExchange             string
+	reasonKey, textKey, typeKey string
 }
 
 type exponential struct {
@@ -67,6 +90,14 @@ func fileKeys() []key[document] {
 			read: func(r *reader, a at, d *document) {
 				d.hasRetry = true
 				d.retry, _ = object(retryKeys).read(r, a)
+			},
+		},
+		{
+			name: "central", about: "Retry what workers of any kind reject, by the process that hopback retry run starts. It is for all work queues here.",
+			schema: objectSchema(centralKeys),
+			read: func(r *reader, a at, d *document) {
+				d.centralAt, d.centralKeys = a.node, a.node
+				d.central, _ = object(centralKeys).read(r, a)
 			},
 		},
 		collection("work-queues", "Quorum queues whose failed messages are retried, by name. Each gets a dead-letter queue of its own.", object(workKeys),
@@ -155,7 +186,76 @@ var retryKeys = []key[retrySection]{
 			s.anyDelay, s.hasLadder = object(ladderKeys).read(r, a)
 		},
 	},
+	with("replay-by-move", "Give dead-letter queues a way back to their work queues, so that hopback dead replay moves messages rather than copying them. Default: false.", flag,
+		func(s *retrySection) *bool { return &s.replayByMove }),
+	{
+		name: "rules", about: "Treat some messages differently that workers have rejected. The first rule that matches decides.",
+		schema: map[string]any{"type": "array", "items": ruleSchema(), "minItems": 1},
+		field:  goField{path: []string{"Rules"}, keys: []string{"rules"}, within: append(goFields(ruleKeys), goField{path: []string{"Backoff"}, keys: []string{"delays"}})},
+		read: func(r *reader, a at, s *retrySection) {
+			s.rules, _ = listOf(rule, "write a line that begins with a dash for each rule").read(r, a)
+		},
+	},
 	with("names", "Names of what lies in between.", object(nameKeys), func(s *retrySection) *retry.Names { return &s.names }),
+}
+
+var ruleKeys = []key[ruleSection]{
+	with("reason", "The reason that a worker gave, or rejected, delivery-limit, expired or max-length.", text, func(u *ruleSection) *string { return &u.reason }),
+	with("header", "A header of the message: an application property or an annotation.", text, func(u *ruleSection) *string { return &u.header }),
+	with("value", "The value of header. Default: any.", scalar, func(u *ruleSection) *any { return &u.value }),
+	with("do", "retry (default), retry-uncounted, dead-letter or discard.",
+		like[retry.ErrorAction](word(string(retry.ActionRetry), string(retry.ActionRetryUncounted), string(retry.ActionDeadLetter), string(retry.ActionDiscard))),
+		func(u *ruleSection) *retry.ErrorAction { return &u.do }),
+	with("max-retries", "In place of the policy's, for all retries of the message.", maxRetries, func(u *ruleSection) *retries { return &u.maxRetries }),
+	with("delays", "In place of the policy's.", listOf(duration, "write a list of times, such as [10s, 1m, 10m]"), func(u *ruleSection) *[]time.Duration { return &u.delays }),
+}
+
+func ruleSchema() map[string]any {
+	s := objectSchema(ruleKeys)
+	s["type"] = "object"
+	s["anyOf"] = oneOfKeys("reason", "header")
+	return s
+}
+
+// rule is a mapping that says which messages it is for.
+var rule = shape[ruleSection]{
+	read: func(r *reader, a at) (ruleSection, bool) {
+		u, ok := object(ruleKeys).read(r, a)
+		switch {
+		case !ok:
+		case u.reason == "" && u.header == "":
+			r.bad(a, nil, "names neither a reason nor a header", "write reason: WORD, or header: NAME and value: VALUE")
+			ok = false
+		case u.value != nil && u.header == "":
+			r.bad(a, nil, "has a value and no header", "write header: NAME")
+			ok = false
+		}
+		return u, ok
+	},
+}
+
+// scalar is text, a number, or true or false.
+var scalar = shape[any]{
+	schema: map[string]any{"type": []string{"string", "boolean", "number"}},
+	read: func(r *reader, a at) (any, bool) {
+		if a.node.Kind != yaml.ScalarNode || a.node.ShortTag() == "!!null" {
+			r.bad(a, value(a.node), fmt.Sprintf("is %s", is(a.node)), "write text, a number, true or false")
+			return nil, false
+		}
+		return r.any(a, 0)
+	},
+}
+
+var centralKeys = []key[centralSection]{
+	with("queues", "Further work queues, which exist already and stay as they are.", listOf(text, "write a list of names"), func(c *centralSection) *[]string { return &c.queues }),
+	with("failed-queue", "An existing queue that failed messages arrive in. Default: failed_queue, which is declared.", text, func(c *centralSection) *string { return &c.failedQueue }),
+	with("counter", "A header that counts retries for other systems, beside x-retry-count.", text, func(c *centralSection) *string { return &c.counter }),
+	with("counter-end", "What the counter is set to when a message is given up. Default: it stays.", integer[int](-1<<31), func(c *centralSection) *int { return &c.counterEnd }),
+	with("counter-exchange", "Another system's headers exchange, which holds messages by the counter, in place of delay queues and dead-letter queues.", text,
+		func(c *centralSection) *string { return &c.counterExchange }),
+	with("reason-key", "The header by which workers tell why they reject. Default: x-reason.", text, func(c *centralSection) *string { return &c.reasonKey }),
+	with("text-key", "The header with the error's text. Default: x-error.", text, func(c *centralSection) *string { return &c.textKey }),
+	with("type-key", "The header with the error's type. Default: x-error-type.", text, func(c *centralSection) *string { return &c.typeKey }),
 }
 
 var exponentialKeys = []key[exponential]{
@@ -200,7 +300,9 @@ var nameKeys = []key[retry.Names]{
 	with("dead-letter-exchange", "Takes what work queues dead-letter. Default: dead_letter_exchange.", text, func(n *retry.Names) *string { return &n.DeadLetterExchange }),
 	with("given-up-exchange", "Takes what isn't retried any more. Default: given_up_exchange.", text, func(n *retry.Names) *string { return &n.GivenUpExchange }),
 	with("return-exchange", "Brings back what the strategy dead-letter has delayed. Default: return_exchange.", text, func(n *retry.Names) *string { return &n.ReturnExchange }),
+	with("replay-exchange", "Takes what is moved back from dead-letter queues, with replay-by-move. Default: replay_exchange.", text, func(n *retry.Names) *string { return &n.ReplayExchange }),
 	with("parking", "Takes what can't be brought back: an exchange and a queue that begin with it. Default: parking.", text, func(n *retry.Names) *string { return &n.Parking }),
+	with("failed-queue", "Takes what workers reject, for central. Default: failed_queue.", text, func(n *retry.Names) *string { return &n.FailedQueue }),
 	with("delay-prefix", "Begins the names of delay queues. Default: delay_.", text, func(n *retry.Names) *string { return &n.DelayPrefix }),
 	with("hold-prefix", "Begins the names of the strategy dead-letter's delay queues. Default: hold_.", text, func(n *retry.Names) *string { return &n.HoldPrefix }),
 	with("ladder-prefix", "Begins the names of any-delay's queues and exchanges. Default: retry_ladder_.", text, func(n *retry.Names) *string { return &n.LadderPrefix }),
@@ -380,6 +482,7 @@ func init() {
 	sections = []section{
 		{"at the top", namesOf(fileKeys())}, {"under retry", namesOf(retryKeys)}, {"under retry.names", namesOf(nameKeys)},
 		{"under retry.exponential", namesOf(exponentialKeys)}, {"under retry.any-delay", namesOf(ladderKeys)},
+		{"to a rule under retry.rules", namesOf(ruleKeys)}, {"under central", namesOf(centralKeys)},
 		{"to a queue", namesOf(workKeys)}, {"to an exchange", namesOf(exchangeKeys)}, {"to a binding", namesOf(bindingKeys)},
 		{"to a classic queue", namesOf(classicKeys)}, {"to a stream", namesOf(streamKeys)}, {"to a dead-letter", namesOf(targetKeys)},
 	}

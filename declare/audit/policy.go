@@ -54,6 +54,12 @@ func (s Snapshot) policyOf(operator bool, kind declare.Kind, queueType, name str
 	return best
 }
 
+// Effective returns the arguments of a queue with the policies that apply to it. A snapshot
+// without policies returns the queue's own.
+func (s Snapshot) Effective(q declare.QueueInfo) map[string]any {
+	return s.effective(declare.KindQueue, q.Type, q.Name, q.Arguments)
+}
+
 // effective merges policies into arguments as RabbitMQ does: of two numbers the
 // smaller one counts, of other values the argument's, and an operator's policy
 // goes over a user's.

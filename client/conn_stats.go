@@ -1,0 +1,41 @@
+package client
+
+import (
+	"slices"
+	"strings"
+)
+
+// counted is a consumer or a publisher that has numbers.
+type counted interface{ count(*Stats) }
+
+// Stats returns numbers of the connections, consumers and publishers. It asks nobody, and
+// may be called often. After Close there are no consumers and no publishers.
+func (c *Conn) Stats() Stats {
+	var s Stats
+	c.mu.Lock()
+	s.Lost, s.Rebuilt, s.Blocked = c.past.lost, c.past.rebuilt, c.past.blocked
+	for _, l := range c.lines {
+		if l.live == nil {
+			continue
+		}
+		s.Connections++
+		s.Sessions += int(l.live.sessions.Load())
+		s.Blocked += l.live.blockage.total()
+		if !l.live.blockage.blockedSince().IsZero() {
+			s.BlockedNow++
+		}
+	}
+	users := make([]counted, 0, len(c.users))
+	for u := range c.users {
+		if u, ok := u.(counted); ok {
+			users = append(users, u)
+		}
+	}
+	c.mu.Unlock()
+	for _, u := range users {
+		u.count(&s)
+	}
+	slices.SortFunc(s.Consumers, func(a, b ConsumerStats) int { return strings.Compare(a.Queue, b.Queue) })
+	slices.SortFunc(s.Publishers, func(a, b PublisherStats) int { return strings.Compare(a.To.String(), b.To.String()) })
+	return s
+}

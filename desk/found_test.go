@@ -1,0 +1,163 @@
+package desk_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/hopbacktest"
+)
+
+// batchOfWalk is how many messages a walk asks for at a time.
+const batchOfWalk = 2000
+
+// lookedAt starts a broker with n messages that a walk has given back before.
+func lookedAt(t *testing.T, n int) (*hopbacktest.Broker, *desk.Desk) {
+	t.Helper()
+	quiet := slog.New(slog.DiscardHandler)
+	broker := hopbacktest.Start(t, hopbacktest.Config{})
+	conn, err := client.Connect(t.Context(), broker.URL(), client.Config{Dial: broker.Dial, Logger: quiet})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	_, err = declare.Apply(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{
+		declare.QuorumQueue{Name: "dead", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
+	}})
+	require.NoError(t, err)
+	p, err := client.NewPublisher[int](t.Context(), conn, address.Queue("dead"), client.PublisherConfig{})
+	require.NoError(t, err)
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	require.NoError(t, p.PublishAll(t.Context(), all, func(i int, m *client.Message) { m.Properties.MessageID = fmt.Sprint("m-", i) }))
+	d, err := desk.New(conn, desk.Config{Logger: quiet})
+	require.NoError(t, err)
+	inOrder(t, d, n)
+	return broker, d
+}
+
+// inOrder reads all messages, which gives them back once more.
+func inOrder(t *testing.T, d *desk.Desk, n int) {
+	t.Helper()
+	l, err := d.List(t.Context(), desk.ListConfig{Queue: "dead", Limit: 10_000, Count: true})
+	require.NoError(t, err)
+	require.EqualValues(t, n, l.Matched)
+	for i, m := range l.Messages {
+		require.Equal(t, fmt.Sprint("m-", i), m.MessageID)
+	}
+}
+
+// What was found is handed over while the messages are held, and before the walk reads on to
+// the end of what was given back before. The order and the result are as without.
+func TestFoundBeforeTheOrderIsRestored(t *testing.T) {
+	t.Parallel()
+	const n = 4 * batchOfWalk
+	broker, d := lookedAt(t, n)
+	broker.SetLatency(20 * time.Millisecond)
+	ready := func() int { return broker.Queue("dead").Counts().Ready }
+	check := func(name string, look func(found func(), progress func(desk.Progress)) error) {
+		calls, after := 0, uint64(0)
+		require.NoError(t, look(func() {
+			calls++
+			assert.Equal(t, n-batchOfWalk, ready(), name)
+		}, func(p desk.Progress) {
+			assert.EqualValues(t, n, p.Of, name)
+			if calls > 0 {
+				after = p.Seen
+			}
+		}), name)
+		assert.Equal(t, 1, calls, name)
+		assert.Greater(t, after, uint64(batchOfWalk), "%s: the progress goes on", name)
+		waiting, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		require.NoError(t, broker.Queue("dead").Await(waiting, func(c hopbacktest.Counts) bool { return c.Ready == n }), name)
+	}
+	var early, list desk.List
+	check("List", func(found func(), progress func(desk.Progress)) (err error) {
+		list, err = d.List(t.Context(), desk.ListConfig{Queue: "dead", Skip: 100, Found: func(l desk.List) { early = l; found() }, Progress: progress})
+		return err
+	})
+	assert.Equal(t, list, early)
+	require.Len(t, list.Messages, 50)
+	assert.Equal(t, "m-100", list.Messages[0].MessageID)
+	assert.EqualValues(t, 151, list.Seen)
+	assert.True(t, list.More)
+	early.Messages[0].MessageID = "changed"
+	assert.Equal(t, "m-100", list.Messages[0].MessageID, "the page is the caller's")
+	var shownEarly, shown desk.Letter
+	check("Show", func(found func(), progress func(desk.Progress)) (err error) {
+		shown, err = d.Show(t.Context(), desk.ShowConfig{Queue: "dead", ID: "m-7", Found: func(l desk.Letter) { shownEarly = l; found() }, Progress: progress})
+		return err
+	})
+	assert.Equal(t, shown, shownEarly)
+	assert.Equal(t, "m-7", shown.MessageID)
+	// A ctx that ends once it was found ends nothing: the order is worth more.
+	ctx, cancel := context.WithCancel(t.Context())
+	check("stopped", func(found func(), progress func(desk.Progress)) error {
+		_, err := d.List(ctx, desk.ListConfig{Queue: "dead", Found: func(desk.List) { found(); cancel() }, Progress: progress})
+		return err
+	})
+	broker.SetLatency(0)
+	inOrder(t, d, n)
+}
+
+// Found is called before the messages of a page that ends with the queue go back, and not at
+// all where nothing is found or asked.
+func TestFoundAtTheEnd(t *testing.T) {
+	t.Parallel()
+	const n = 30
+	broker, d := lookedAt(t, n)
+	var calls int
+	_, err := d.List(t.Context(), desk.ListConfig{Queue: "dead", Count: true, Found: func(l desk.List) {
+		calls++
+		assert.Len(t, l.Messages, n)
+		assert.Zero(t, broker.Queue("dead").Counts().Ready)
+	}})
+	require.NoError(t, err)
+	assert.Equal(t, 1, calls)
+	none := func(desk.Letter) { assert.Fail(t, "nothing is found") }
+	_, err = d.Show(t.Context(), desk.ShowConfig{Queue: "dead", ID: "none", Found: none})
+	require.ErrorAs(t, err, new(*desk.NoMessageError))
+	_, err = d.Show(t.Context(), desk.ShowConfig{Queue: "dead", Found: none})
+	require.ErrorContains(t, err, "ShowConfig.ID")
+	_, err = d.Show(t.Context(), desk.ShowConfig{ID: "m-1", Found: none})
+	require.Error(t, err)
+	inOrder(t, d, n)
+}
+
+// If the connection is lost while the order is restored, the walk begins again, and Found
+// isn't called again.
+func TestFoundOnceAlthoughTheConnectionIsLost(t *testing.T) {
+	t.Parallel()
+	const n = 3 * batchOfWalk
+	broker, d := lookedAt(t, n)
+	for name, cut := range map[string]func(*hopbacktest.Connection){
+		"at once":                func(c *hopbacktest.Connection) { c.Cut() },
+		"amid the second batch":  func(c *hopbacktest.Connection) { c.CutAfter(hopbacktest.ToClient, batchOfWalk/2) },
+		"before the second flow": func(c *hopbacktest.Connection) { c.CutBefore(hopbacktest.FromClient, 1) },
+	} {
+		var calls atomic.Int32
+		lost := 0
+		_, err := d.List(t.Context(), desk.ListConfig{Queue: "dead", Found: func(l desk.List) {
+			calls.Add(1)
+			assert.Equal(t, "m-0", l.Messages[0].MessageID, name)
+			all := broker.Connections()
+			lost = int(all[len(all)-1].Info().ID)
+			cut(all[len(all)-1])
+		}})
+		require.NoError(t, err, name)
+		assert.EqualValues(t, 1, calls.Load(), name)
+		assert.Greater(t, lost, 1, "%s: it is the walk's connection", name)
+		inOrder(t, d, n)
+	}
+}

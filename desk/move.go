@@ -1,0 +1,150 @@
+package desk
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/rawlink"
+	"github.com/hopback/hopback/retry"
+)
+
+// A dead-letter queue that is declared with retry.Policy.ReplayByMove dead-letters to an
+// exchange that leads back. A message there that is settled as modified and
+// undeliverable-here goes to its work queue, with the annotations of the settlement: the
+// broker moves it, at least once, and nothing is published.
+//
+// A settlement can add annotations and overwrite them. It can't take any away, and can't
+// change anything else. So what a replay has to forget is overwritten with "" and 0, which
+// package retry reads as nothing, and some messages can't be moved: see movable.
+
+// wayOut is the exchange that a queue dead-letters to at least once, or "".
+func wayOut(info declare.QueueInfo) string {
+	text := func(key string) string {
+		s, _ := info.Arguments[key].(string)
+		return s
+	}
+	if info.Type != "quorum" || text("x-dead-letter-strategy") != string(declare.AtLeastOnce) || text("x-overflow") != string(declare.RejectPublish) {
+		return "" // it could lose what it moves
+	}
+	return text("x-dead-letter-exchange")
+}
+
+// wayBack says whether exchange brings what is replayed to queue.
+func (d *Desk) wayBack(ctx context.Context, exchange, queue string) bool {
+	if d.cfg.HTTP != nil {
+		reply, err := d.cfg.HTTP.Get(ctx, "/exchanges/"+address.Escape(d.cfg.HTTP.VHost())+"/"+address.Escape(exchange))
+		var x struct{ Type string }
+		if err != nil || json.Unmarshal(reply, &x) != nil || x.Type != string(declare.Headers) {
+			return false
+		}
+		// Where 32 messages can't be delivered, all that the dead-letter queue moves wait.
+		p, err := d.policy(ctx, queue)
+		if err != nil || p.MaxLength != nil || p.MaxBytes != nil {
+			return false
+		}
+	}
+	info, err := declare.Inspect(ctx, d.conn.Management(), queue)
+	if err != nil || info.Arguments["x-max-length"] != nil || info.Arguments["x-max-length-bytes"] != nil {
+		return false
+	}
+	bindings, err := declare.Bindings(ctx, d.conn.Management(), declare.Binding{Source: exchange, Queue: queue})
+	if err != nil {
+		return false
+	}
+	want := map[string]any{client.AnnotationReason: string(retry.ReasonReplayed), retry.AnnotationQueue: queue, "x-last-death-reason": "rejected"}
+	for _, b := range bindings {
+		if b.Match == declare.AllWithX && maps.Equal(b.Headers, want) {
+			return true
+		}
+	}
+	return false
+}
+
+// movable says whether the message is as new once its annotations are.
+func (l *letter) movable(now time.Time) bool {
+	if l.bad != nil {
+		return false
+	}
+	if h := l.header; h != nil && (h.DeliveryCount > 0 || h.TTL.Set) {
+		// RabbitMQ takes the count along, and 4.3 counts it toward the work queue's limit.
+		return false
+	}
+	if _, counted := l.m.ApplicationProperties[retry.CountProperty]; counted {
+		return false
+	}
+	held, ok := l.m.Annotations[retry.AnnotationDeliveryTime]
+	if !ok {
+		return true
+	}
+	due, ok := held.(time.Time)
+	if ms, is := held.(int64); is {
+		due, ok = time.UnixMilli(ms), true
+	}
+	return ok && due.Before(now)
+}
+
+// Annotations that a replay forgets, and what says so.
+var forgotten = map[string]any{
+	client.AnnotationError: "", retry.AnnotationErrorType: "", retry.AnnotationHistory: "", retry.AnnotationWorker: "", AnnotationReplayedBy: "",
+	retry.AnnotationRetries: int64(0), retry.AnnotationFirstFailure: int64(0), retry.AnnotationLastFailure: int64(0), retry.AnnotationDelay: int64(0),
+	client.AnnotationKnownCount: int64(0),
+}
+
+// moved are the annotations that make the message as new on its way to queue.
+func (l *letter) moved(mark ReplayMark, queue string) frames.Map {
+	out := frames.Map{
+		{Key: frames.Symbol(client.AnnotationReason), Value: string(retry.ReasonReplayed)},
+		{Key: frames.Symbol(retry.AnnotationQueue), Value: queue},
+	}
+	set := l.marks(mark)
+	out = append(out, set...)
+	for k, nothing := range forgotten {
+		_, has := l.m.Annotations[k]
+		if _, anew := set.Get(k); has && !anew {
+			out = append(out, frames.Entry{Key: frames.Symbol(k), Value: nothing})
+		}
+	}
+	for k, origin := range map[string]string{retry.AnnotationExchange: l.death.Exchange, retry.AnnotationRoutingKey: l.death.RoutingKey} {
+		if _, has := l.m.Annotations[k]; !has && (l.death.Exchange != "" || l.death.RoutingKey != "") {
+			out = append(out, frames.Entry{Key: frames.Symbol(k), Value: origin})
+		}
+	}
+	return out
+}
+
+// moves says whether a message goes to its queue without a copy.
+func (r *replay) moves(ctx context.Context, l *letter, to address.Address) bool {
+	if r.wayOut == "" || r.cfg.Edit != nil || r.cfg.Copy || !to.IsQueue() || !l.movable(time.Now()) {
+		return false
+	}
+	queue := to.QueueName()
+	leads, known := r.waysBack[queue]
+	if !known {
+		leads = r.d.wayBack(ctx, r.wayOut, queue)
+		if len(r.waysBack) < 10_000 && ctx.Err() == nil {
+			r.waysBack[queue] = leads
+		}
+	}
+	return leads
+}
+
+// move has the broker bring a message to queue.
+func (r *replay) move(ctx context.Context, w *walk, out *outbox, v rawlink.Delivery, l *letter, id, queue string) error {
+	if err := r.room(ctx, w, out, 0, false); err != nil {
+		return err
+	}
+	if err := w.r.Move(ctx, v.ID, l.moved(ReplayMark{ID: r.cfg.ID, By: r.cfg.By, At: time.Now()}, queue)); err != nil {
+		return err
+	}
+	r.selected(l, id)
+	r.mu.Lock()
+	r.moving++
+	r.mu.Unlock()
+	return nil
+}

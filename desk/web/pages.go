@@ -1,0 +1,876 @@
+package web
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"html/template"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/desk"
+)
+
+// routes are all paths, without the prefix and the slash. A path that isn't there is no
+// page.
+func (h *Handler) routes() {
+	h.paths = map[string]route{
+		"":         {http.MethodGet, ActionView, h.overview},
+		"messages": {http.MethodGet, ActionView, h.messages},
+		"message":  {http.MethodGet, ActionView, h.message},
+		"body":     {http.MethodGet, ActionBody, h.body},
+		"download": {http.MethodGet, ActionBody, h.download},
+		"edit":     {http.MethodGet, ActionEdit, h.editForm},
+		"runs":     {http.MethodGet, ActionView, h.runList},
+		"run":      {http.MethodGet, ActionView, h.runPage},
+
+		"survey":      {http.MethodPost, ActionView, h.startSurvey},
+		"stop-survey": {http.MethodPost, ActionStop, h.stopSurvey},
+		"look":        {http.MethodPost, ActionAccept, h.accept},
+		"dry-run":     {http.MethodPost, ActionDryRun, h.dryRun},
+		"replay":      {http.MethodPost, ActionReplay, h.replay},
+		"discard":     {http.MethodPost, ActionDiscard, h.discard},
+		"mend":        {http.MethodPost, ActionEdit, h.mend},
+		"stop":        {http.MethodPost, ActionStop, h.stop},
+	}
+}
+
+type route struct {
+	method string
+	action Action
+	do     func(v *visit) *refusal
+}
+
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
+	guard(w)
+	path := strings.TrimPrefix(r.URL.Path, "/")
+	get := r.Method == http.MethodGet || r.Method == http.MethodHead
+	if f, ok := h.static[path]; ok && get {
+		// The files are the same for everybody. Their content is in their address.
+		w.Header().Set("Content-Type", f.kind)
+		w.Header().Set("Cache-Control", "private, max-age=86400")
+		_, _ = w.Write(f.content)
+		return
+	}
+	to, ok := h.paths[path]
+	switch {
+	case !ok:
+		h.refused(w, r, nil, "", refuse(http.StatusNotFound, "There is no such page", "Begin at the overview."))
+		return
+	case to.method == http.MethodPost && r.Method != http.MethodPost, to.method == http.MethodGet && !get:
+		w.Header().Set("Allow", to.method)
+		h.refused(w, r, nil, to.action, refuse(http.StatusMethodNotAllowed, "Not like this", "This address takes "+to.method+" alone."))
+		return
+	}
+	v, no := h.enter(w, r, to.action)
+	if no == nil {
+		if to.action == ActionBody || to.method == http.MethodPost {
+			w.Header().Set("Cache-Control", "no-store")
+		}
+		no = to.do(v)
+	}
+	if no != nil {
+		h.refused(w, r, v, to.action, no)
+	}
+}
+
+// refused answers a request that isn't done.
+func (h *Handler) refused(w http.ResponseWriter, r *http.Request, v *visit, a Action, no *refusal) {
+	if no.status == http.StatusForbidden {
+		who := ""
+		if v != nil {
+			who = v.who
+		}
+		h.log.Warn("hopback desk: refused", "action", a, "path", r.URL.Path, "remote", r.RemoteAddr, "who", who, "error", no)
+	}
+	text := no.text
+	if text == "" && no.err != nil {
+		text = plainError(no.err)
+	}
+	p := h.page(v, no.title)
+	if v == nil {
+		p.Who = ""
+	}
+	h.render(w, no.status, "refused", struct {
+		page
+		Text string
+	}{p, text})
+}
+
+// page is what every page has.
+type page struct {
+	Title    string
+	Broker   string
+	Who      string
+	Token    string
+	Writable bool
+	Discards bool
+	Refresh  int // seconds; 0: the page doesn't change by itself
+	Active   int // runs
+	Now      time.Time
+}
+
+func (h *Handler) page(v *visit, title string) page {
+	p := page{Title: title, Broker: clean(short(h.cfg.Title)), Writable: h.cfg.Writable, Discards: h.cfg.DiscardDir != "", Now: time.Now()}
+	if v != nil {
+		p.Who, p.Token = v.who, v.token
+		for _, r := range h.runs.list() {
+			if !r.over() {
+				p.Active++
+			}
+		}
+	}
+	return p
+}
+
+func (h *Handler) render(w http.ResponseWriter, status int, name string, data any) {
+	var b bytes.Buffer
+	if err := h.pages.ExecuteTemplate(&b, name, data); err != nil {
+		h.log.Error("hopback desk: a page can't be written", "page", name, "error", err)
+		http.Error(w, "The page can't be written. The log says why.", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = b.WriteTo(w)
+}
+
+// to redirects to a page, by a link that is relative to this one: the prefix isn't known.
+func (v *visit) to(page string, query template.URL) {
+	location := "./" + page
+	if query != "" {
+		location += "?" + string(query)
+	}
+	v.w.Header().Set("Location", location)
+	v.w.WriteHeader(http.StatusSeeOther)
+}
+
+// overview is the first page.
+func (h *Handler) overview(v *visit) *refusal {
+	queues, at, err := h.counts.get(v.Context(), h)
+	if v.Context().Err() != nil {
+		return refuse(http.StatusServiceUnavailable, "Interrupted", "")
+	}
+	var dead uint64
+	var deadQueues, with int // queues for the dead, and those that hold some
+	for _, q := range queues {
+		if isDead(q) {
+			dead += deadIn(q)
+			if deadQueues++; deadIn(q) > 0 {
+				with++
+			}
+		}
+	}
+	running, last, stale := h.survey.state()
+	// A page that refreshes itself doesn't look into queues by itself.
+	if v.Header.Get("X-Hopback-Refresh") == "" && running == nil && err == nil && dead <= autoSurvey && deadQueues > 0 &&
+		(last == nil || stale || time.Since(last.at) > autoAge) {
+		if h.survey.start(h, v.who) {
+			// A small one is there at once.
+			for end := time.Now().Add(patience); time.Now().Before(end); {
+				if running, last, stale = h.survey.state(); running == nil {
+					break
+				}
+				pause(v.Context(), 20*time.Millisecond)
+			}
+		}
+	}
+	data := overviewData{page: h.page(v, "Overview"), Queues: queues, CountsAt: at, Err: plainError(err), Dead: dead, With: with, Stale: stale, Counted: true}
+	data.Refresh = 5
+	data.All = v.FormValue("all") != ""
+	if running != nil {
+		data.Refresh = 1
+		data.Surveying = &progress{Done: running.seen, Of: max(running.of, running.seen), Began: running.began, Where: running.queue}
+		data.Surveying.Waits = h.waits(running.queue, "a survey")
+	}
+	if last != nil {
+		data.Surveyed = &surveyView{At: last.at, Took: last.took, Who: last.who, Others: last.others, Err: plainError(last.err), Count: len(last.groups)}
+		groups := last.groups
+		if len(groups) > shownGroups && !data.All {
+			groups = groups[:shownGroups]
+			data.Surveyed.Cut = true
+		}
+		for _, g := range groups {
+			data.Groups = append(data.Groups, groupView{SurveyGroup: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason)), Query: query("in", g.In, "group", g.ID)})
+		}
+		for _, q := range last.queues {
+			for _, c := range q.Caveats {
+				data.Notes = append(data.Notes, q.Name+": "+c.Text)
+			}
+			if q.Unread != "" {
+				data.Notes = append(data.Notes, q.Name+" wasn't read to its end: "+strings.ReplaceAll(q.Unread, "hopback: ", ""))
+			}
+			if !q.Oldest.IsZero() && (data.Oldest.IsZero() || q.Oldest.Before(data.Oldest)) {
+				data.Oldest = q.Oldest
+			}
+		}
+		if len(data.Notes) > 20 {
+			data.Notes = append(data.Notes[:20], "…")
+		}
+	}
+	for _, q := range queues {
+		data.Counted = data.Counted && q.Counted
+	}
+	data.Drawings = []drawing{wide(queues), narrow(queues)}
+	if data.Of = len(queues); data.Of > shownQueues && !data.All {
+		full := slices.Clone(queues)
+		slices.SortStableFunc(full, func(a, b desk.QueueSurvey) int { return cmp.Compare(b.Messages, a.Messages) })
+		data.Queues = full[:shownQueues]
+	}
+	for _, r := range h.runs.list()[:min(5, len(h.runs.list()))] {
+		data.Runs = append(data.Runs, h.runView(r))
+	}
+	h.render(v.w, http.StatusOK, "overview", data)
+	return nil
+}
+
+const (
+	// autoSurvey is up to how many dead letters the overview surveys by itself.
+	autoSurvey = 20_000
+	autoAge    = 30 * time.Second
+	// shownGroups are shown at first, of up to 1,000, and shownQueues of all.
+	shownGroups = 100
+	shownQueues = 100
+)
+
+type overviewData struct {
+	page
+	Queues    []desk.QueueSurvey
+	Of        int // all queues
+	CountsAt  time.Time
+	Err       string
+	Counted   bool
+	Dead      uint64
+	With      int // queues that hold some
+	Oldest    time.Time
+	Drawings  []drawing
+	Surveying *progress
+	Surveyed  *surveyView
+	Stale     bool
+	Groups    []groupView
+	All       bool
+	Notes     []string
+	Runs      []runView
+}
+
+type surveyView struct {
+	At     time.Time
+	Took   time.Duration
+	Who    string
+	Others uint64
+	Count  int
+	Cut    bool
+	Err    string
+}
+
+type groupView struct {
+	desk.SurveyGroup
+	Line  string
+	Query template.URL
+}
+
+// progress is how far something is.
+type progress struct {
+	Done, Of uint64
+	Began    time.Time
+	Where    string
+	Waits    string // for what the queue is in use
+}
+
+// Percent is for people.
+func (p progress) Percent() int {
+	if p.Of == 0 {
+		return 0
+	}
+	return int(min(p.Done*100/p.Of, 100))
+}
+
+// Rate is in messages a second.
+func (p progress) Rate() float64 { return float64(p.Done) / max(time.Since(p.Began).Seconds(), 0.1) }
+
+// Took is how long it has taken so far.
+func (p progress) Took() string { return time.Since(p.Began).Round(time.Second).String() }
+
+// Left is an estimate.
+func (p progress) Left() string {
+	rate := p.Rate()
+	if p.Of <= p.Done || p.Done == 0 || time.Since(p.Began) < 2*time.Second {
+		return ""
+	}
+	left := float64(p.Of-p.Done) / rate
+	if left > 24*60*60 {
+		return "" // it says nothing
+	}
+	return took(time.Duration(left * float64(time.Second)).Round(time.Second))
+}
+
+// waits is for what a queue is in use, unless that is one's own look.
+func (h *Handler) waits(queue, own string) string {
+	if holder := h.queues.holder(queue); holder != own {
+		return holder
+	}
+	return ""
+}
+
+// wanted is the selection that a page's address makes, or a form's.
+func wanted(form url.Values) (selection, *refusal) {
+	s := selection{Queue: form.Get("in")}
+	if s.Queue == "" || len(s.Queue) > 255 {
+		return s, refuse(http.StatusBadRequest, "No queue is named", "Begin at the overview.")
+	}
+	f := &s.Filter
+	var words []string
+	if g := form.Get("group"); g != "" {
+		f.Groups = []string{g}
+		words = append(words, "of the group "+g)
+	}
+	if x := form.Get("reason"); x != "" {
+		f.Reasons = []client.Reason{client.Reason(x)}
+		words = append(words, "that died as "+x)
+	}
+	if x := form.Get("text"); x != "" {
+		f.Text = x
+		words = append(words, fmt.Sprintf("whose error contains %q", x))
+	}
+	if x := form.Get("find"); x != "" {
+		f.IDs = []string{x}
+		words = append(words, fmt.Sprintf("with the id %q", x))
+	}
+	if x := form.Get("property"); x != "" {
+		k, value, ok := strings.Cut(x, "=")
+		if !ok || k == "" {
+			return s, refuse(http.StatusBadRequest, "The property can't be read", "Write it as key=value.")
+		}
+		f.Properties = map[string]string{k: value}
+		words = append(words, fmt.Sprintf("with the property %q", x))
+	}
+	s.Back = query("in", s.Queue, "group", form.Get("group"), "reason", form.Get("reason"), "text", form.Get("text"), "find", form.Get("find"), "property", form.Get("property"))
+	if len(words) == 0 {
+		s.All = true
+	}
+	s.Words = "all messages " + strings.Join(words, ", ")
+	s.Words = strings.TrimSpace(s.Words)
+	return s, nil
+}
+
+const pageSize = 50
+
+// messages lists messages of a queue: those of a group, or others.
+func (h *Handler) messages(v *visit) *refusal {
+	sel, no := wanted(v.URL.Query())
+	if no != nil {
+		return no
+	}
+	skip, err := strconv.Atoi(cmp.Or(v.URL.Query().Get("skip"), "0"))
+	if err != nil || skip < 0 || skip > 1<<30 {
+		return refuse(http.StatusBadRequest, "There is no such page", "")
+	}
+	key := listKey(sel, skip)
+	here := sel.Back
+	if skip > 0 {
+		here += template.URL("&skip=" + strconv.Itoa(skip))
+	}
+	if v.URL.Query().Get("again") != "" {
+		h.looks.forget(sel.Queue, key)
+		v.to("messages", here)
+		return nil
+	}
+	k, no := h.looks.get(h, v, key, sel.Queue, h.list(sel, skip, nil))
+	if no != nil {
+		return no
+	}
+	state := h.looks.state(k)
+	if !state.there {
+		h.reading(v, k, "Messages in "+fit(sel.Queue, 60))
+		return nil
+	}
+	list, _ := state.value.(*listed)
+	if state.err != nil && (list == nil || list.Seen == 0) {
+		return h.unread(v, sel.Queue, "messages", here, state.err)
+	}
+	data := messagesData{
+		page: h.page(v, "Messages in "+fit(sel.Queue, 60)), Queue: sel.Queue, List: &list.List, Accept: list.accept, At: state.at, Took: state.at.Sub(k.began),
+		Skip: skip, First: skip + 1, Last: skip + len(list.Messages), Here: here, Form: v.URL.Query(), Whole: sel.All,
+	}
+	if data.Order = h.order(k, state, &data.page); !state.early {
+		data.Err = plainError(state.err)
+	}
+	if g, ok := h.survey.find(sel.Queue, v.URL.Query().Get("group")); ok {
+		data.Group = &groupView{SurveyGroup: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason))}
+		data.Title = fit(data.Group.Line, 60)
+	}
+	for _, m := range list.Messages {
+		line := errorLine(m.Error, m.ErrorType, string(m.Reason))
+		if m.Unreadable != "" {
+			line = "can't be decoded: " + m.Unreadable
+		} else if data.Group != nil && line == data.Group.Line {
+			line = "" // it stands above
+		}
+		data.Rows = append(data.Rows, messageRow{m, line, query("in", sel.Queue, "id", m.ID)})
+	}
+	if skip > 0 {
+		data.Before = sel.Back
+		if skip > pageSize {
+			data.Before += template.URL("&skip=" + strconv.Itoa(skip-pageSize))
+		}
+	}
+	if list.More {
+		data.Behind = sel.Back + template.URL("&skip="+strconv.Itoa(skip+len(list.Messages)))
+	}
+	h.render(v.w, http.StatusOK, "messages", data)
+	return nil
+}
+
+func listKey(sel selection, skip int) string { return fmt.Sprintf("list %s %d", sel.Back, skip) }
+
+// list is the look of the page messages.
+func (h *Handler) list(sel selection, skip int, accept []desk.CaveatCode) reader {
+	return func(ctx context.Context, found func(lookResult), tell func(desk.Progress)) (lookResult, error) {
+		keep := func(l desk.List) lookResult {
+			for i := range l.Messages {
+				trimSummary(&l.Messages[i])
+			}
+			return lookResult{value: &listed{l, accept}}
+		}
+		l, err := h.desk.List(ctx, desk.ListConfig{
+			Queue: sel.Queue, Filter: sel.Filter, Skip: skip, Limit: pageSize, Accept: accept, Found: func(l desk.List) { found(keep(l)) }, Progress: tell,
+		})
+		return keep(l), err
+	}
+}
+
+// listed is what is kept of a list.
+type listed struct {
+	desk.List
+	accept []desk.CaveatCode
+}
+
+type messagesData struct {
+	page
+	Queue             string
+	Whole             bool
+	Group             *groupView
+	List              *desk.List
+	Accept            []desk.CaveatCode
+	Rows              []messageRow
+	At                time.Time
+	Took              time.Duration
+	Err               string
+	Order             order
+	Skip, First, Last int
+	Here              template.URL
+	Before, Behind    template.URL
+	Form              url.Values
+}
+
+type messageRow struct {
+	desk.Summary
+	Line  string
+	Query template.URL
+}
+
+// Names are the fields that select messages.
+func (messagesData) Names() []string {
+	return []string{"group", "reason", "text", "find", "property"}
+}
+
+// Field is what a form had.
+func (d messagesData) Field(name string) string { return d.Form.Get(name) }
+
+// reading is the page that is shown while a look is under way.
+func (h *Handler) reading(v *visit, k *look, title string) {
+	now, held := k.now()
+	data := readingData{page: h.page(v, title), Queue: k.queue, Progress: progress{Done: now.Seen, Of: max(now.Of, now.Seen), Began: k.began}}
+	if !held {
+		data.Progress.Waits = h.queues.holder(k.queue)
+	}
+	data.Refresh = 1
+	h.render(v.w, http.StatusOK, "reading", data)
+}
+
+// order says of a page that was shown early whether its queue is in order again.
+type order struct {
+	Under *progress // it is being put in order
+	Err   string    // why it isn't
+}
+
+// order makes a page that was shown early load itself again until the queue is in order.
+func (h *Handler) order(k *look, state lookShown, p *page) (o order) {
+	switch {
+	case !state.early:
+	case state.over:
+		o.Err = plainError(state.err)
+	default:
+		now, _ := k.now()
+		o.Under = &progress{Done: now.Seen, Of: max(now.Of, now.Seen), Began: k.began}
+		p.Refresh = 5
+	}
+	return o
+}
+
+type readingData struct {
+	page
+	Queue    string
+	Progress progress
+}
+
+// unread says why a queue wasn't read. What looking would cost can be accepted.
+func (h *Handler) unread(v *visit, queue, page string, query template.URL, err error) *refusal {
+	if t := terms(err); t != nil {
+		data := termsData{page: h.page(v, "Looking has a price"), Queue: queue, Terms: t.Terms, Page: page, Query: query}
+		h.render(v.w, http.StatusConflict, "terms", data)
+		return nil
+	}
+	return h.failed(err)
+}
+
+type termsData struct {
+	page
+	Queue string
+	Terms desk.Terms
+	Page  string
+	Query template.URL
+}
+
+// failed is an error of the desk as an answer.
+func (h *Handler) failed(err error) *refusal {
+	var none *desk.NoMessageError
+	var own *refusal
+	switch {
+	case errors.As(err, &own):
+		return own
+	case errors.As(err, &none):
+		return &refusal{http.StatusNotFound, "The message isn't there", "It was replayed or discarded, or a consumer has it. Go back, and read the list again.", err}
+	case errors.Is(err, declare.ErrMissing), errors.Is(err, client.ErrNotFound):
+		return &refusal{status: http.StatusNotFound, title: "There is no such queue", err: err}
+	case errors.As(err, new(*argument.Error)):
+		return &refusal{status: http.StatusBadRequest, title: "This can't be asked", err: err}
+	case errors.Is(err, errIdle), errors.Is(err, context.Canceled), errors.Is(err, errStopped):
+		return &refusal{http.StatusServiceUnavailable, "Interrupted", "Load the page again.", err}
+	}
+	return &refusal{status: http.StatusBadGateway, title: "The broker didn't answer as it should", err: err}
+}
+
+// shown is what is kept of a message.
+type shown struct {
+	desk.Letter
+	Fields []section
+	accept []desk.CaveatCode
+	// whole is how many bytes the body has. It is -1 if it isn't bytes or text.
+	whole int
+}
+
+type section struct {
+	Name   string
+	Fields []field
+	More   bool // there are more
+}
+
+func (h *Handler) show(queue, id string, accept []desk.CaveatCode) reader {
+	keep := func(l desk.Letter) lookResult {
+		s := &shown{accept: accept, whole: -1}
+		for _, p := range []struct {
+			name string
+			json []byte
+		}{{"Properties", l.Properties}, {"Application properties", l.ApplicationProperties}, {"Annotations", l.Annotations}, {"Footer", l.Footer}} {
+			if fields, more := fieldsOf(p.json); len(fields) > 0 {
+				s.Fields = append(s.Fields, section{p.name, fields, more})
+			}
+		}
+		raw := l.RawBody
+		if raw != nil {
+			s.whole = len(raw)
+		}
+		l.RawBody, l.Properties, l.ApplicationProperties, l.Annotations, l.Footer = nil, nil, nil, nil, nil
+		trimLetter(&l)
+		s.Letter = l
+		return lookResult{s, raw}
+	}
+	return func(ctx context.Context, found func(lookResult), tell func(desk.Progress)) (lookResult, error) {
+		_, err := h.desk.Show(ctx, desk.ShowConfig{Queue: queue, ID: id, Accept: accept, Found: func(l desk.Letter) { found(keep(l)) }, Progress: tell})
+		return lookResult{}, err // there is no message without Found
+	}
+}
+
+func showKey(queue, id string) string { return "show " + string(query("in", queue, "id", id)) }
+
+// letter is the message that an address names. done says that the request is answered.
+func (h *Handler) letter(v *visit, path string) (s *shown, k *look, done bool, no *refusal) {
+	queue, id := v.FormValue("in"), v.FormValue("id")
+	if queue == "" || len(queue) > 255 || id == "" || len(id) > 1000 {
+		return nil, nil, false, refuse(http.StatusBadRequest, "No message is named", "Begin at the overview.")
+	}
+	here := query("in", queue, "id", id)
+	if v.URL.Query().Get("again") != "" {
+		h.looks.forget(queue, showKey(queue, id))
+		v.to(path, here)
+		return nil, nil, true, nil
+	}
+	k, no = h.looks.get(h, v, showKey(queue, id), queue, h.show(queue, id, nil))
+	if no != nil {
+		return nil, nil, false, no
+	}
+	state := h.looks.state(k)
+	if !state.there {
+		h.reading(v, k, "A message in "+fit(queue, 60))
+		return nil, nil, true, nil
+	}
+	if s, _ = state.value.(*shown); s == nil {
+		no = h.unread(v, queue, path, here, state.err)
+		return nil, nil, no == nil, no
+	}
+	return s, k, false, nil
+}
+
+// message shows one message. Its body is hidden.
+func (h *Handler) message(v *visit) *refusal { return h.showLetter(v, "message", false) }
+
+// body shows one message with its body.
+func (h *Handler) body(v *visit) *refusal { return h.showLetter(v, "body", true) }
+
+func (h *Handler) showLetter(v *visit, path string, body bool) *refusal {
+	s, k, done, no := h.letter(v, path)
+	if done || no != nil {
+		return no
+	}
+	queue := v.FormValue("in")
+	if body {
+		h.log.Info("hopback desk: a body is shown", "action", ActionBody, "who", v.who, "queue", queue, "id", s.ID, "messages", 1)
+	}
+	state := h.looks.state(k)
+	data := messageData{
+		page: h.page(v, fit(cmp.Or(s.MessageID, s.ID), 60)), Queue: queue, Letter: s.Letter, Fields: s.Fields, Accept: s.accept, At: state.at, ShowBody: body,
+		Line: errorLine(s.Error, s.ErrorType, string(s.Reason)), Here: query("in", queue, "id", v.FormValue("id")), Back: query("in", queue, "group", s.Group),
+		Whole: s.whole, Kept: h.looks.rawOf(k) != nil || s.whole == 0, Shown: len(s.Body),
+	}
+	data.Order = h.order(k, state, &data.page)
+	h.render(v.w, http.StatusOK, "message", data)
+	return nil
+}
+
+type messageData struct {
+	page
+	Queue    string
+	Letter   desk.Letter
+	Line     string
+	Fields   []section
+	Accept   []desk.CaveatCode
+	At       time.Time
+	Here     template.URL
+	Back     template.URL
+	ShowBody bool
+	Shown    int
+	Whole    int
+	Kept     bool // for a download
+	Order    order
+}
+
+// download sends the whole body as a file that no browser opens by itself.
+func (h *Handler) download(v *visit) *refusal {
+	s, k, done, no := h.letter(v, "download")
+	if done || no != nil {
+		return no
+	}
+	raw := h.looks.rawOf(k)
+	if s.whole > maxRaw || s.whole < 0 {
+		return refuse(http.StatusUnprocessableEntity, "Not from here", "The body is larger than 64 MiB, or has AMQP types. Use hopback dead export.")
+	}
+	if raw == nil && s.whole > 0 {
+		// It was dropped for others. It is read again.
+		h.looks.forget(k.queue, k.key)
+		if s, k, done, no = h.letter(v, "download"); done || no != nil {
+			return no
+		}
+		if raw = h.looks.rawOf(k); raw == nil && s.whole > 0 {
+			return refuse(http.StatusServiceUnavailable, "Too much at a time", "Try again in a moment.")
+		}
+	}
+	h.log.Info("hopback desk: a body is downloaded", "action", ActionBody, "who", v.who, "queue", k.queue, "id", s.ID, "messages", 1, "bytes", len(raw))
+	header := v.w.Header()
+	header.Set("Content-Type", "application/octet-stream")
+	header.Set("Content-Disposition", `attachment; filename="body-`+s.ID+`.bin"`)
+	header.Set("Content-Length", strconv.Itoa(len(raw)))
+	_, _ = v.w.Write(raw)
+	return nil
+}
+
+// maxEdit bounds the bodies that are edited in a form.
+const maxEdit = 256 << 10
+
+// editForm shows the form to edit a message.
+func (h *Handler) editForm(v *visit) *refusal {
+	s, k, done, no := h.letter(v, "edit")
+	if done || no != nil {
+		return no
+	}
+	queue := v.FormValue("in")
+	data := editData{page: h.page(v, "Edit "+fit(cmp.Or(s.MessageID, s.ID), 60)), Queue: queue, Letter: s.Letter, Accept: s.accept, Here: query("in", queue, "id", v.FormValue("id"))}
+	raw := h.looks.rawOf(k)
+	switch {
+	case s.Unreadable != "":
+		return refuse(http.StatusUnprocessableEntity, "Not this message", "It can't be decoded, so it can't be replayed. It can be exported and discarded.")
+	case s.BodyForm != desk.BodyJSON && s.BodyForm != desk.BodyText || s.whole < 0:
+		data.Why = "The body isn't text, so it can't be edited here."
+	case s.whole > maxEdit || raw == nil && s.whole > 0:
+		data.Why = "The body is larger than 256 KiB, so it can't be edited here."
+	case bytes.ContainsRune(raw, '\r'):
+		data.Why = "The body has carriage returns, which a browser would change, so it can't be edited here."
+	case clean(string(raw)) != string(raw):
+		data.Why = "The body has characters that can't be seen, so it can't be edited here."
+	default:
+		data.Body = string(raw)
+		h.log.Info("hopback desk: a body is shown", "action", ActionEdit, "who", v.who, "queue", queue, "id", s.ID, "messages", 1)
+	}
+	for _, f := range s.Fields {
+		if f.Name == "Application properties" {
+			data.Properties = f.Fields
+		}
+	}
+	h.render(v.w, http.StatusOK, "edit", data)
+	return nil
+}
+
+type editData struct {
+	page
+	Queue      string
+	Letter     desk.Letter
+	Accept     []desk.CaveatCode
+	Here       template.URL
+	Body, Why  string
+	Properties []field
+}
+
+// runView is a run for people.
+type runView struct {
+	ID, Name, Title, Who, Queue, Words string
+	Back                               template.URL
+	Verb                               string
+	Dry, Over, Stopped, Failed         bool
+	Began, Ended                       time.Time
+	Took                               time.Duration
+	Progress                           progress
+	Matched, Sent                      uint64
+	Replay                             *desk.ReplayReport
+	Discard                            *desk.DiscardReport
+	Groups                             []groupView
+	Others                             uint64
+	Seen                               uint64
+	File                               string
+	Err                                string
+	State                              string
+	Resume                             bool
+}
+
+func (h *Handler) runView(r *run) runView {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	name := r.name()
+	w := runView{
+		ID: r.id, Name: strings.ToUpper(name[2:3]) + name[3:], Who: r.who, Queue: r.sel.Queue, Words: r.sel.Words, Back: r.sel.Back, Verb: string(r.verb), Dry: r.dry,
+		Over: !r.ended.IsZero(), Stopped: r.err != nil && (errors.Is(r.err, errStopped) || errors.Is(r.err, context.Canceled)), Began: r.began, Ended: r.ended, File: r.file,
+		Replay: r.replayed, Discard: r.discard,
+	}
+	if strings.HasPrefix(name, "the ") {
+		w.Name = "Edit"
+	}
+	w.Failed = r.err != nil && !w.Stopped
+	if w.Failed {
+		w.Err = plainError(r.err)
+	}
+	p := r.progress
+	began := r.started
+	if began.IsZero() {
+		began = r.began
+	}
+	w.Progress = progress{Done: p.Seen, Of: max(p.Of, p.Seen), Began: began}
+	w.Matched, w.Sent, w.Seen = p.Matched, p.Done, p.Seen
+	if r.waiting {
+		w.Progress.Waits = h.waits(r.sel.Queue, r.name())
+	}
+	add := func(groups []desk.GroupCount) {
+		for _, g := range groups {
+			w.Groups = append(w.Groups, groupView{SurveyGroup: desk.SurveyGroup{In: r.sel.Queue, GroupCount: g}, Line: errorLine(g.Text, g.ErrorType, string(g.Reason)), Query: query("in", r.sel.Queue, "group", g.ID)})
+		}
+	}
+	if p := r.replayed; p != nil {
+		w.Matched, w.Sent, w.Seen, w.Others = p.Matched, p.Replayed, p.Seen, p.Others
+		add(p.Groups)
+	}
+	if p := r.discard; p != nil {
+		w.Matched, w.Sent, w.Seen, w.Others = p.Matched, p.Discarded, p.Seen, p.Others
+		add(p.Groups)
+	}
+	switch {
+	case !w.Over && r.waiting:
+		w.State = "waiting"
+	case !w.Over && r.stopping != "":
+		w.State = "stopping"
+	case !w.Over:
+		w.State = "running"
+	case w.Stopped:
+		w.State = "stopped"
+	case w.Failed:
+		w.State = "failed"
+	case r.replayed != nil && r.replayed.Failed > 0:
+		w.State = "incomplete"
+	default:
+		w.State = "done"
+	}
+	if w.Over {
+		w.Took = r.ended.Sub(began)
+	}
+	w.Resume = w.Over && !w.Dry && r.verb == verbReplay && (w.Stopped || w.Failed)
+	return w
+}
+
+func (h *Handler) runList(v *visit) *refusal {
+	data := runsData{page: h.page(v, "Runs")}
+	for _, r := range h.runs.list() {
+		data.Runs = append(data.Runs, h.runView(r))
+	}
+	if data.Refresh = 5; data.Active > 0 {
+		data.Refresh = 2
+	}
+	h.render(v.w, http.StatusOK, "runs", data)
+	return nil
+}
+
+type runsData struct {
+	page
+	Runs []runView
+}
+
+func (h *Handler) runPage(v *visit) *refusal {
+	r, no := h.namedRun(v.URL.Query().Get("id"))
+	if no != nil {
+		return no
+	}
+	view := h.runView(r)
+	data := runData{page: h.page(v, view.Name), Run: view}
+	if !view.Over {
+		data.Refresh = 1
+	}
+	h.render(v.w, http.StatusOK, "run", data)
+	return nil
+}
+
+type runData struct {
+	page
+	Run runView
+}
+
+func (h *Handler) namedRun(id string) (*run, *refusal) {
+	if r := h.runs.find(id); r != nil {
+		return r, nil
+	}
+	return nil, refuse(http.StatusNotFound, "There is no such run", "The last 100 are remembered, until the server of this page ends.")
+}

@@ -1,0 +1,635 @@
+package web
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/desk"
+)
+
+// queueLocks let one walk at a time into a queue: of two, each would see a part.
+type queueLocks struct {
+	mu  sync.Mutex
+	all map[string]*queueLock
+}
+
+type queueLock struct {
+	free   chan struct{} // has one while nobody has the lock
+	holder string
+	users  int // who has it or waits for it
+}
+
+// acquire waits for the queue. holder says what for, to those who wait meanwhile.
+func (q *queueLocks) acquire(ctx context.Context, queue, holder string) (release func(), err error) {
+	q.mu.Lock()
+	if q.all == nil {
+		q.all = map[string]*queueLock{}
+	}
+	l := q.all[queue]
+	if l == nil {
+		l = &queueLock{free: make(chan struct{}, 1)}
+		l.free <- struct{}{}
+		q.all[queue] = l
+	}
+	l.users++
+	q.mu.Unlock()
+	leave := func() {
+		if l.users--; l.users == 0 {
+			delete(q.all, queue)
+		}
+	}
+	select {
+	case <-l.free:
+	case <-ctx.Done():
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		leave()
+		return nil, context.Cause(ctx)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l.holder = holder
+	return func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		l.holder = ""
+		l.free <- struct{}{}
+		leave()
+	}, nil
+}
+
+// rename changes what the queue is in use for.
+func (q *queueLocks) rename(queue, holder string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.all[queue].holder = holder
+}
+
+// holder is what the queue is in use for.
+func (q *queueLocks) holder(queue string) string {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if l := q.all[queue]; l != nil {
+		return l.holder
+	}
+	return ""
+}
+
+const (
+	// countsFresh is how long counts are shown for. However many pages are open, the broker
+	// is asked no more often.
+	countsFresh = 2 * time.Second
+	// askLimit bounds a question to the broker that reads no message.
+	askLimit = 5 * time.Second
+)
+
+// counts are the queues' counts, without a look at a message.
+type counts struct {
+	mu     sync.Mutex
+	last   []desk.QueueSurvey
+	at     time.Time
+	err    error
+	asking chan struct{} // closed when the answer is there
+}
+
+// get returns the latest counts and when they were asked for. After an error they are old.
+func (c *counts) get(ctx context.Context, h *Handler) ([]desk.QueueSurvey, time.Time, error) {
+	c.mu.Lock()
+	if time.Since(c.at) < countsFresh {
+		defer c.mu.Unlock()
+		return c.last, c.at, c.err
+	}
+	asking := c.asking
+	if asking == nil {
+		asking = make(chan struct{})
+		ok := h.spawn(func() {
+			ctx, cancel := context.WithTimeout(h.ctx, askLimit)
+			defer cancel()
+			s, err := h.desk.Survey(ctx, desk.SurveyConfig{Queues: h.cfg.Queues, CountsOnly: true})
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.at, c.err = time.Now(), err; err == nil {
+				c.last = s.Queues
+			}
+			c.asking = nil
+			close(asking)
+		})
+		if !ok {
+			c.mu.Unlock()
+			return nil, time.Time{}, errEnding
+		}
+		c.asking = asking
+	}
+	known := c.last != nil
+	c.mu.Unlock()
+	wait := time.NewTimer(patience)
+	defer wait.Stop()
+	var enough <-chan time.Time
+	if known { // the old ones are better than none
+		enough = wait.C
+	}
+	select {
+	case <-asking:
+	case <-enough:
+	case <-ctx.Done():
+		return nil, time.Time{}, context.Cause(ctx)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last, c.at, c.err
+}
+
+// there returns an error if the broker doesn't answer, or if looking into the queue is
+// refused. Without it a walk waits for a broker that is away.
+func (h *Handler) there(ctx context.Context, queue string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, askLimit, errSilent)
+	defer cancel()
+	_, err := h.desk.Terms(ctx, queue)
+	if err != nil && context.Cause(ctx) == errSilent {
+		return errors.Join(errSilent, err)
+	}
+	return err
+}
+
+var errSilent = errors.New("the broker didn't answer within 5 s; it may be away, and the page connects again by itself")
+
+// surveyor counts the dead by group, one survey at a time, and keeps the last one.
+type surveyor struct {
+	mu      sync.Mutex
+	running *surveying
+	last    *surveyed
+	stale   bool // something has been replayed or discarded since
+}
+
+// surveying is a survey under way.
+type surveying struct {
+	who    string
+	began  time.Time
+	cancel context.CancelCauseFunc
+	queue  string // that is looked into
+	seen   uint64
+	of     uint64
+}
+
+// surveyed is the result of a survey.
+type surveyed struct {
+	at     time.Time // when it began
+	took   time.Duration
+	who    string
+	queues map[string]desk.QueueSurvey
+	groups []desk.SurveyGroup
+	others uint64
+	err    error // why it ended early
+}
+
+// fewQueues is up to how many queues a survey looks into that seem to be empty.
+const fewQueues = 20
+
+// maxGroups bounds the groups that are kept.
+const maxGroups = 1000
+
+var errStopped = errors.New("stopped")
+
+// start begins a survey, unless there is one under way.
+func (s *surveyor) start(h *Handler, who string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running != nil {
+		return false
+	}
+	ctx, cancel := context.WithCancelCause(h.ctx)
+	now := &surveying{who: who, began: time.Now(), cancel: cancel}
+	ok := h.spawn(func() {
+		defer cancel(nil)
+		result := s.run(ctx, h, now)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.running = nil
+		if result.err != nil && s.last != nil && errors.Is(result.err, errStopped) {
+			s.last.err = result.err // the last whole one is better than a part
+			return
+		}
+		s.last = result
+	})
+	if !ok {
+		cancel(nil)
+		return false
+	}
+	s.running, s.stale = now, false
+	return true
+}
+
+func (s *surveyor) run(ctx context.Context, h *Handler, now *surveying) *surveyed {
+	result := &surveyed{at: now.began, who: now.who, queues: map[string]desk.QueueSurvey{}}
+	defer func() { result.took = time.Since(now.began) }()
+	asking, cancel := context.WithTimeoutCause(ctx, askLimit, errSilent)
+	all, err := h.desk.Survey(asking, desk.SurveyConfig{Queues: h.cfg.Queues, CountsOnly: true})
+	cancel()
+	if err != nil {
+		result.err = err
+		return result
+	}
+	dead := 0
+	for _, q := range all.Queues {
+		if isDead(q) {
+			dead++
+			s.tell(func() { now.of += deadIn(q) })
+		}
+	}
+	var before uint64
+	for _, q := range all.Queues {
+		// The counts of the HTTP API are some seconds old. Where there are few queues, the
+		// empty ones are looked into, too.
+		if !isDead(q) || deadIn(q) == 0 && (!q.Counted || dead > fewQueues) {
+			continue
+		}
+		part, err := s.look(ctx, h, now, q, before)
+		if err != nil {
+			if ctx.Err() != nil {
+				result.err = context.Cause(ctx)
+				break
+			}
+			q.Unread = err.Error()
+			result.queues[q.Name] = q
+			continue
+		}
+		for _, q := range part.Queues {
+			trimQueue(&q)
+			result.queues[q.Name] = q
+			before += q.Seen
+		}
+		for _, g := range part.Groups {
+			trimGroup(&g.GroupCount)
+			result.groups = append(result.groups, g)
+		}
+		result.others += part.Others
+	}
+	slices.SortStableFunc(result.groups, func(a, b desk.SurveyGroup) int { return cmp.Compare(b.Count, a.Count) })
+	for _, g := range result.groups[min(len(result.groups), maxGroups):] {
+		result.others += g.Count
+	}
+	result.groups = slices.Clone(result.groups[:min(len(result.groups), maxGroups)])
+	return result
+}
+
+// look surveys one queue.
+func (s *surveyor) look(ctx context.Context, h *Handler, now *surveying, q desk.QueueSurvey, before uint64) (desk.Survey, error) {
+	s.tell(func() { now.queue = q.Name })
+	release, err := h.queues.acquire(ctx, q.Name, "a survey")
+	if err != nil {
+		return desk.Survey{}, err
+	}
+	defer release()
+	if err := h.there(ctx, q.Name); err != nil {
+		return desk.Survey{}, err
+	}
+	return h.desk.Survey(ctx, desk.SurveyConfig{Queues: []string{q.Name}, Progress: func(_ string, p desk.Progress) {
+		s.tell(func() { now.seen = before + p.Seen })
+	}})
+}
+
+func (s *surveyor) tell(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
+}
+
+// state returns copies of what there is.
+func (s *surveyor) state() (running *surveying, last *surveyed, stale bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running != nil {
+		copied := *s.running
+		running = &copied
+	}
+	if s.last != nil {
+		copied := *s.last
+		last = &copied
+	}
+	return running, last, s.stale
+}
+
+// find returns a group of the last survey.
+func (s *surveyor) find(queue, id string) (desk.SurveyGroup, bool) {
+	_, last, _ := s.state()
+	if last != nil {
+		for _, g := range last.groups {
+			if g.In == queue && g.ID == id {
+				return g, true
+			}
+		}
+	}
+	return desk.SurveyGroup{}, false
+}
+
+func (s *surveyor) stop() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running == nil {
+		return false
+	}
+	s.running.cancel(errStopped)
+	return true
+}
+
+func isDead(q desk.QueueSurvey) bool { return q.Role == desk.RoleDead || q.Role == desk.RoleParking }
+
+// deadIn is how many dead letters a queue has, those included that a look or a replay
+// holds.
+func deadIn(q desk.QueueSurvey) uint64 { return q.Messages + q.Unacknowledged }
+
+const (
+	// patience is how long a request waits for a look before it answers with the progress.
+	patience = 1500 * time.Millisecond
+	// orderPatience is how long a request waits, once its look has found what it shows, for
+	// the queue to be in order again. Mostly it takes no time.
+	orderPatience = 300 * time.Millisecond
+	// lookIdle is how long a look goes on that nobody asks for any more, while it hasn't found
+	// what it shows.
+	lookIdle = 20 * time.Second
+	// lookFresh is how long the result of a look is shown for; that of one that took long is
+	// shown for longer.
+	lookFresh = time.Minute
+	maxLooks  = 64 // that are kept
+	maxOpen   = 16 // that are under way
+	// maxRaw bounds the whole bodies that are kept for downloads, in bytes.
+	maxRaw = 64 << 20
+)
+
+// looks are walks that read for a page: a list, or one message. A page doesn't wait for
+// long. It is shown the progress, and asks again.
+type looks struct {
+	mu  sync.Mutex
+	all map[string]*look
+}
+
+type look struct {
+	key, queue string
+	began      time.Time
+	done       chan struct{} // closed in the end
+	cancel     context.CancelCauseFunc
+	idle       *time.Timer
+
+	mu       sync.Mutex
+	held     bool // it has the queue
+	progress desk.Progress
+
+	// The mutex of looks guards these. raw may be dropped later.
+	lookResult
+	there chan struct{} // closed when there is something to show
+	early bool          // it was there before the end
+	at    time.Time     // when it was there
+	err   error         // known in the end
+	old   *time.Timer
+}
+
+var errIdle = errors.New("nobody waits for it any more")
+
+// lookResult is what a look has found.
+type lookResult struct {
+	value any
+	raw   []byte
+}
+
+// reader reads for a look. It calls found as soon as it has what is wanted, unless it
+// fails. It returns when the queue is in order again.
+type reader func(ctx context.Context, found func(lookResult), tell func(desk.Progress)) (lookResult, error)
+
+// get returns the look of that key. It begins one if there is none, and waits a moment for
+// what it finds.
+func (l *looks) get(h *Handler, v *visit, key, queue string, read reader) (*look, *refusal) {
+	l.mu.Lock()
+	if l.all == nil {
+		l.all = map[string]*look{}
+	}
+	k := l.all[key]
+	if k == nil {
+		no := l.room()
+		if no == nil {
+			if k = l.begin(h, key, queue, read); k == nil {
+				no = errEnding
+			}
+		}
+		if no != nil {
+			l.mu.Unlock()
+			return nil, no
+		}
+	}
+	if !k.early { // what puts a queue in order goes on
+		k.idle.Reset(lookIdle)
+	}
+	l.mu.Unlock()
+	wait := time.NewTimer(patience)
+	defer wait.Stop()
+	select {
+	case <-k.there:
+		wait.Reset(orderPatience)
+		select {
+		case <-k.done:
+		case <-wait.C:
+		case <-v.Context().Done():
+		}
+	case <-wait.C:
+	case <-v.Context().Done():
+	}
+	return k, nil
+}
+
+// room forgets the oldest result if there are too many.
+func (l *looks) room() *refusal {
+	open := 0
+	var oldest *look
+	for _, k := range l.all {
+		select {
+		case <-k.done:
+			if oldest == nil || k.at.Before(oldest.at) {
+				oldest = k
+			}
+		default:
+			open++
+		}
+	}
+	if open >= maxOpen {
+		return refuse(http.StatusServiceUnavailable, "Too much at a time", "Many queues are being read for other pages. Try again in a moment.")
+	}
+	if len(l.all) >= maxLooks && oldest != nil {
+		l.drop(oldest)
+	}
+	return nil
+}
+
+func (l *looks) begin(h *Handler, key, queue string, read reader) *look {
+	ctx, cancel := context.WithCancelCause(h.ctx)
+	k := &look{key: key, queue: queue, began: time.Now(), done: make(chan struct{}), there: make(chan struct{}), cancel: cancel}
+	k.idle = time.AfterFunc(lookIdle, func() { cancel(errIdle) })
+	ok := h.spawn(func() {
+		defer cancel(nil)
+		var result lookResult
+		release, err := h.queues.acquire(ctx, queue, "another look")
+		if err == nil {
+			k.mu.Lock()
+			k.held = true
+			k.mu.Unlock()
+			err = h.there(ctx, queue)
+		}
+		if err == nil {
+			result, err = read(ctx, func(r lookResult) {
+				h.queues.rename(queue, "another look, which puts it back in order")
+				l.found(k, r)
+			}, func(p desk.Progress) {
+				k.mu.Lock()
+				defer k.mu.Unlock()
+				k.progress = p
+			})
+		}
+		if release != nil {
+			release()
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		k.idle.Stop()
+		ended := time.Now()
+		if k.err = err; !k.early {
+			k.lookResult, k.at = result, ended
+			close(k.there)
+			l.boundRaw(k)
+		}
+		close(k.done)
+		if l.all[key] != k {
+			return
+		}
+		if ctx.Err() != nil {
+			l.drop(k)
+			return
+		}
+		fresh := max(lookFresh, 10*ended.Sub(k.began))
+		if err != nil && !k.early {
+			fresh = 2 * patience // long enough for the page that waits
+		}
+		k.old = time.AfterFunc(fresh, func() {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if l.all[key] == k {
+				l.drop(k)
+			}
+		})
+	})
+	if !ok {
+		k.idle.Stop()
+		cancel(nil)
+		return nil
+	}
+	l.all[key] = k
+	return k
+}
+
+// found keeps what a look has found. The look goes on, whether anybody asks for it or not:
+// if it ended now, the queue would be out of order.
+func (l *looks) found(k *look, r lookResult) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k.idle.Stop()
+	k.lookResult, k.early, k.at = r, true, time.Now()
+	close(k.there)
+	l.boundRaw(k)
+}
+
+// lookShown is what a page shows of a look.
+type lookShown struct {
+	value any
+	there bool
+	early bool // it was there before the look had ended
+	over  bool
+	at    time.Time
+	err   error
+}
+
+// state is what there is of a look.
+func (l *looks) state(k *look) lookShown {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return lookShown{value: k.value, there: !k.at.IsZero(), early: k.early, over: k.over(), at: k.at, err: k.err}
+}
+
+// boundRaw drops whole bodies, the oldest first.
+func (l *looks) boundRaw(newest *look) {
+	if len(newest.raw) > maxRaw {
+		newest.raw = nil
+	}
+	for {
+		sum := 0
+		var oldest *look
+		for _, k := range l.all {
+			if len(k.raw) == 0 {
+				continue
+			}
+			sum += len(k.raw)
+			if k != newest && (oldest == nil || k.at.Before(oldest.at)) {
+				oldest = k
+			}
+		}
+		if sum <= maxRaw || oldest == nil {
+			return
+		}
+		oldest.raw = nil
+	}
+}
+
+// rawOf returns the whole body, if it was kept.
+func (l *looks) rawOf(k *look) []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return k.raw
+}
+
+func (l *looks) drop(k *look) {
+	if k.old != nil {
+		k.old.Stop()
+	}
+	delete(l.all, k.key)
+}
+
+// forget drops the results of a queue that has changed; with a key, that one alone.
+func (l *looks) forget(queue, key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range l.all {
+		select {
+		case <-k.done:
+			if k.queue == queue && (key == "" || k.key == key) {
+				l.drop(k)
+			}
+		default:
+		}
+	}
+}
+
+func (l *looks) clear() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range l.all {
+		l.drop(k)
+	}
+}
+
+// over reports whether the look has ended.
+func (k *look) over() bool {
+	select {
+	case <-k.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// now is how far the look is, and whether it has the queue.
+func (k *look) now() (p desk.Progress, held bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.progress, k.held
+}

@@ -1,0 +1,197 @@
+package web
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"html/template"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/desk"
+)
+
+// Config configures a Handler. The zero value is read-only and answers this machine alone.
+type Config struct {
+	// Title says which broker it is, in the head of every page. It is optional.
+	Title string
+	// Writable allows everything that changes a queue: replays, edits, discards, and looks
+	// whose costs a person has accepted. Authorize is asked for each of them, too.
+	Writable bool
+	// Authorize decides about every request. It returns who asks, which is logged and is
+	// written into replayed messages. An error refuses the request. Its text is logged and
+	// isn't shown. Authorize is called concurrently. Default: [Loopback].
+	Authorize func(r *http.Request, a Action) (who string, err error)
+	// DiscardDir is the directory of the files that discarded messages are written to
+	// before they are removed. Without it nothing can be discarded.
+	DiscardDir string
+	// Queues are the names of the queues to show. Default: all queues of the virtual host.
+	// It is required if the Desk has no HTTP API.
+	Queues []string
+	// Logger receives a line for each action. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// Action is what a request wants to do.
+type Action string
+
+// The actions. ActionView and ActionBody need no Config.Writable.
+const (
+	// ActionView shows a page. It may look into dead-letter and parking queues.
+	ActionView Action = "view"
+	// ActionBody shows or downloads the body of a message.
+	ActionBody Action = "body"
+	// ActionAccept looks into a queue although that costs something, such as a delivery.
+	ActionAccept Action = "accept"
+	// ActionDryRun counts what a replay or a discard would select. It changes nothing.
+	ActionDryRun Action = "dry-run"
+	// ActionReplay replays messages.
+	ActionReplay Action = "replay"
+	// ActionEdit changes a message and replays it.
+	ActionEdit Action = "edit"
+	// ActionDiscard discards messages, after they were written to a file.
+	ActionDiscard Action = "discard"
+	// ActionStop stops a run of anybody's.
+	ActionStop Action = "stop"
+)
+
+// changes reports whether the action needs Config.Writable.
+func (a Action) changes() bool { return a != ActionView && a != ActionBody }
+
+// Handler serves the page. It is safe for concurrent use. Its state is in memory: the last
+// survey, what was read in the last minutes, and the runs that are under way or ended
+// lately. All of it is bounded.
+type Handler struct {
+	desk   *desk.Desk
+	cfg    Config
+	log    *slog.Logger
+	secret [32]byte // signs the tokens against forged requests
+
+	pages  *template.Template
+	static map[string]file
+	paths  map[string]route
+
+	ctx    context.Context // ends with Shutdown
+	cancel context.CancelFunc
+	life   sync.Mutex
+	ended  bool
+	work   sync.WaitGroup
+
+	queues queueLocks
+	counts counts
+	survey surveyor
+	looks  looks
+	runs   runs
+}
+
+//go:embed page/*.html
+var pageFiles embed.FS
+
+//go:embed static
+var staticFiles embed.FS
+
+// file is an embedded file that pages refer to.
+type file struct {
+	kind    string
+	content []byte
+	version string
+}
+
+// New returns a Handler that serves the page at the path "/" and below. Its links are
+// relative, so it works under any prefix with http.StripPrefix:
+//
+//	http.Handle("/ops/dead/", http.StripPrefix("/ops/dead", handler))
+//
+// A nil d is an *argument.Error, and so is a DiscardDir that isn't a directory. Call
+// Shutdown in the end.
+func New(d *desk.Desk, cfg Config) (*Handler, error) {
+	if d == nil {
+		return nil, argument.At(argument.Root("d"), argument.Missing, nil, "is nil", "use the Desk that desk.New has returned")
+	}
+	if cfg.DiscardDir != "" {
+		if info, err := os.Stat(cfg.DiscardDir); err != nil || !info.IsDir() {
+			return nil, argument.At(argument.Root("Config").Field("DiscardDir"), argument.Unsupported, cfg.DiscardDir, "isn't a directory", "make it, or name another one")
+		}
+	}
+	if cfg.Authorize == nil {
+		cfg.Authorize = Loopback
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	cfg.Queues = slices.Clone(cfg.Queues)
+	h := &Handler{desk: d, cfg: cfg, log: cfg.Logger, static: map[string]file{}}
+	if _, err := rand.Read(h.secret[:]); err != nil {
+		return nil, err
+	}
+	err := fs.WalkDir(staticFiles, "static", func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		content, err := staticFiles.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		name := strings.TrimPrefix(path, "static/")
+		sum := sha256.Sum256(content)
+		kind := map[string]string{"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}[name[strings.LastIndexByte(name, '.')+1:]]
+		h.static[name] = file{kind, content, hex.EncodeToString(sum[:6])}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if h.pages, err = template.New("").Funcs(h.funcs()).ParseFS(pageFiles, "page/*.html"); err != nil {
+		return nil, err
+	}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.routes()
+	return h, nil
+}
+
+// ServeHTTP serves a page, or carries out an action.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.serve(w, r) }
+
+// Shutdown stops all runs and looks, and waits until they have given their messages back,
+// or until ctx ends. Requests that come later are refused. A replay that was stopped can be
+// continued by its ID.
+func (h *Handler) Shutdown(ctx context.Context) error {
+	h.life.Lock()
+	h.ended = true
+	h.life.Unlock()
+	h.cancel()
+	done := make(chan struct{})
+	go func() {
+		h.work.Wait()
+		h.looks.clear()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// spawn runs f in the background, unless the Handler has ended.
+func (h *Handler) spawn(f func()) bool {
+	h.life.Lock()
+	defer h.life.Unlock()
+	if h.ended {
+		return false
+	}
+	h.work.Go(f)
+	return true
+}
+
+// errEnding refuses what comes after Shutdown.
+var errEnding = refuse(http.StatusServiceUnavailable, "This page is ending", "Open it again when its server has been started again.")

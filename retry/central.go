@@ -1,0 +1,509 @@
+package retry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/internal/refusal"
+)
+
+// CentralConfig configures Central. Queues is required.
+type CentralConfig struct {
+	// Queues are the work queues whose failed messages are handled.
+	Queues []string
+	// FailedQueue is an existing queue that the failed messages arrive in. Default: that
+	// of Policy.Names, which CentralTopology declares.
+	FailedQueue string
+	// Counter names a header that counts retries for other systems, beside CountProperty.
+	// It is read from application properties and annotations, and written as an
+	// application property. A value below 1 counts as 0. Default: none.
+	Counter string
+	// CounterEnd is written to Counter when a message is given up. Default: 0, which
+	// leaves the counter as it is.
+	CounterEnd int
+	// CounterExchange is another system's headers exchange, which holds messages by
+	// Counter. Retries and dead letters are published there with the name of their work
+	// queue as routing key, in place of the policy's delay queues and the dead-letter
+	// queues. Default: none.
+	CounterExchange string
+	// ReasonKey, TextKey and TypeKey name the headers by which a worker tells why it
+	// rejected a message: Rejected.Reason, Text and ErrorType. They are annotations of a
+	// modified outcome, or application properties of a message that a worker has published
+	// to the failed queue itself. A retry removes them. Defaults: "x-reason", "x-error" and
+	// "x-error-type".
+	ReasonKey, TextKey, TypeKey string
+	// HTTP reads the management HTTP API for the guards, which see policies by it. Package
+	// httpapi has one. Default: nil; AMQP doesn't show policies.
+	HTTP audit.Reader
+}
+
+// Central returns a Handler for the failed queue: the queue that work queues dead-letter
+// to. It retries by p what workers of any kind have rejected, so the workers need no code
+// of this package, and no counter.
+//
+//	conn.Consume(ctx, "failed_queue", retry.Central(policy, retry.CentralConfig{Queues: []string{"orders"}}),
+//		client.ConsumerConfig{Prefetch: 1000, NoQuarantine: true})
+//
+// It does what With does, from another source:
+//
+//	orders ──rejected──▶ failed_queue ──▶ Central ──▶ retry_exchange ──▶ delay_10s ──expired──▶ requeue_exchange ──▶ orders
+//	                                         └──given up──▶ orders.dead
+//
+// A delivery is accepted once its copy is confirmed. All state is in the messages, so any
+// number of instances may run. It always waits as with StrategyRepublish, whatever
+// Policy.Strategy is, and ignores Policy.Immediate. The error that rules and RetryIf see is
+// a *Rejected. A message that the broker dead-lettered is retried only if a rule says so:
+// its Reason is ReasonDeliveryLimit, ReasonExpired or ReasonMaxLength.
+//
+// The work queue is the one that the broker says the message died in last, or else the
+// routing key. A message that is of none of CentralConfig.Queues goes to the dead-letter
+// queue of the failed queue, with ReasonUnknownQueue. A message that a worker with With has
+// given up goes to the dead-letter queue as it is. So a work queue can have both kinds of
+// workers.
+//
+// When the consumer starts, it checks the topology for every work queue: see Guard. With a
+// bad configuration it doesn't start; the error is an *argument.Error.
+func Central(p Policy, cfg CentralConfig) client.Handler {
+	c := &central{log: slog.New(slog.DiscardHandler)}
+	p.Strategy = StrategyRepublish
+	pl, err := p.plan()
+	if err == nil {
+		cfg, err = cfg.withDefaults(&pl)
+	}
+	c.cfg, c.invalid = cfg, err
+	c.retries = &decorator{plan: &pl}
+	c.clock = &clock{own: pl.now}
+	c.queues = make(map[string]bool, len(cfg.Queues))
+	for _, q := range cfg.Queues {
+		c.queues[q] = true
+	}
+	return c
+}
+
+// centralPath is where the errors of a CentralConfig begin.
+var centralPath = argument.Root("CentralConfig")
+
+// withDefaults checks cfg.
+func (cfg CentralConfig) withDefaults(pl *plan) (CentralConfig, error) {
+	cfg.Queues = slices.Clone(cfg.Queues)
+	cfg.FailedQueue = cmp.Or(cfg.FailedQueue, pl.names.FailedQueue)
+	cfg.ReasonKey, cfg.TextKey, cfg.TypeKey = cmp.Or(cfg.ReasonKey, "x-reason"), cmp.Or(cfg.TextKey, "x-error"), cmp.Or(cfg.TypeKey, "x-error-type")
+	if err := checkQueue(centralPath.Field("FailedQueue"), cfg.FailedQueue); err != nil {
+		return cfg, err
+	}
+	if len(cfg.Queues) == 0 {
+		return cfg, argument.At(centralPath.Field("Queues"), argument.Missing, nil, "is empty", "name the work queues whose failed messages are retried")
+	}
+	for i, q := range cfg.Queues {
+		at := centralPath.Field("Queues").Index(i)
+		switch st := pl.stateFor(q, StrategyRepublish); {
+		case st.unusable != nil:
+			return cfg, checkQueue(at, q)
+		case st.noKey != nil:
+			return cfg, argument.At(at, argument.TooLong, q, "makes a routing key of more than 255 bytes", "use a shorter name")
+		case slices.Contains(cfg.Queues[:i], q):
+			return cfg, argument.At(at, argument.Conflict, q, "is named twice", "name each work queue once")
+		case address.Queue(q+pl.names.DeadSuffix).Validate() != nil:
+			return cfg, argument.At(at, argument.TooLong, q, "is too long for a dead-letter queue of its own", "use a shorter name")
+		case q == cfg.FailedQueue:
+			return cfg, argument.At(at, argument.Conflict, q, "is the failed queue itself: what fails would come back at once", "name the work queues only")
+		}
+	}
+	for _, f := range []struct {
+		name string
+		key  string
+	}{{"Counter", cfg.Counter}, {"CounterExchange", cfg.CounterExchange}, {"ReasonKey", cfg.ReasonKey}, {"TextKey", cfg.TextKey}, {"TypeKey", cfg.TypeKey}} {
+		if !utf8.ValidString(f.key) || len(f.key) > maxKey {
+			return cfg, argument.At(centralPath.Field(f.name), argument.Malformed, f.key, "is over 255 bytes or not valid UTF-8", "use a short name")
+		}
+	}
+	if cfg.Counter == "" && (cfg.CounterEnd != 0 || cfg.CounterExchange != "") {
+		return cfg, argument.At(centralPath.Field("Counter"), argument.Missing, nil, "is empty, but CounterEnd or CounterExchange is set", "name the header that counts")
+	}
+	return cfg, nil
+}
+
+// FailedQueueOf returns the name of the failed queue, which Central consumes.
+func (cfg CentralConfig) FailedQueueOf(p Policy) string {
+	n, _ := p.Names.withDefaults(nil)
+	return cmp.Or(cfg.FailedQueue, n.FailedQueue)
+}
+
+type central struct {
+	cfg     CentralConfig
+	invalid error
+	queues  map[string]bool // the work queues
+	// retries carries retries out, as for a handler of the work queue.
+	retries  *decorator
+	clock    *clock
+	prepared atomic.Bool
+	log      *slog.Logger
+
+	mu      sync.Mutex
+	unknown int       // messages of an unknown queue
+	told    time.Time // when they were last logged
+
+	// host is what the HTTP API showed last, at hostAt.
+	host   audit.Snapshot
+	hostAt time.Time
+	hostMu sync.Mutex
+}
+
+func (c *central) Prepare(ctx context.Context, s client.Start) error {
+	if c.invalid != nil {
+		return c.invalid
+	}
+	if s.Queue != c.cfg.FailedQueue {
+		return argument.At(argument.Root("queue"), argument.Conflict, s.Queue, fmt.Sprintf("isn't the failed queue, which is %.100q", c.cfg.FailedQueue),
+			"consume from that, or set CentralConfig.FailedQueue")
+	}
+	if s.Log != nil {
+		c.log = s.Log
+	}
+	watches, err := c.guards(ctx, s)
+	if err != nil {
+		return err
+	}
+	if c.retries.plan.giveUp > 0 {
+		c.clock.ask, c.clock.tell = s.BrokerTime, s.ClockDiffers
+		c.clock.learn(ctx)
+	}
+	for _, name := range c.cfg.Queues {
+		q := c.retries.plan.stateFor(name, StrategyRepublish)
+		q.clock, q.watch, q.prepared = c.clock, watches[name], true
+		c.retries.queues.Store(name, q)
+	}
+	c.prepared.Store(true)
+	return nil
+}
+
+func (c *central) Handle(ctx context.Context, d *client.Delivery) (err error) {
+	if c.invalid != nil {
+		return client.Requeue{Failed: true, Err: c.invalid}
+	}
+	if !c.prepared.Load() && refusal.Stop(ctx, errHidden) {
+		return client.Requeue{Err: errHidden}
+	}
+	f := c.read(d)
+	returned := false
+	defer func() {
+		if !returned { // a function of the policy has panicked
+			err = c.giveUp(d, f, client.ReasonPanicked, &client.PanicError{Value: recover(), Stack: debug.Stack()})
+		}
+	}()
+	err = c.handle(d, f)
+	returned = true
+	return err
+}
+
+// arrival is a message of the failed queue.
+type arrival struct {
+	// asWas is the delivery that failed: the message as the work queue's worker had it.
+	asWas *client.Delivery
+	known bool // the work queue is one of ours
+	was   past
+	err   *Rejected
+	// dead is what the message is dead of unless a rule retries it.
+	dead client.Reason
+	// given is the reason of a worker with With, which has given the message up.
+	given client.Reason
+}
+
+func (c *central) handle(d *client.Delivery, f arrival) error {
+	switch {
+	case !f.known:
+		c.tellUnknown(d, f)
+		return c.giveUp(d, f, ReasonUnknownQueue, f.err)
+	case f.given != "":
+		return c.passOn(d, f)
+	}
+	now := c.clock.now()
+	f.was = f.was.read()
+	what := c.retries.plan.decide(failure{
+		err: f.err, count: f.was.count, first: f.was.first, now: now,
+		strategy: StrategyRepublish, dead: f.dead, u: rand.Float64(),
+	})
+	what.attempt = f.was.count + 1
+	switch what.do {
+	case decidedDiscard:
+		report(d, what, client.DecisionDiscard, "", 0, f.err)
+		return nil
+	case decidedDead:
+		return c.giveUp(d, f, what.reason, what.err)
+	}
+	switch o := c.retries.wait(f.asWas, what, f.err, f.was, now).(type) {
+	case client.Forward:
+		report(d, what, client.DecisionRetry, string(StrategyRepublish), c.retries.plan.held(StrategyRepublish, what.delay), f.err)
+		return c.counted(o, what.count, f.err.Queue)
+	case client.DeadLetter:
+		return c.giveUp(d, f, o.Reason, o.Err)
+	default:
+		return fmt.Errorf("the retry of a failed message ended as %T", o)
+	}
+}
+
+// read finds out which work queue a message failed in, and why.
+func (c *central) read(d *client.Delivery) (f arrival) {
+	m := d.Message()
+	deaths := deathsOf(m)
+	queue, died := c.origin(m, deaths)
+	f.known = c.queues[queue]
+	f.err = &Rejected{Reason: ReasonRejected, Queue: cmp.Or(queue, d.Queue()), message: m}
+	switch died.reason {
+	case "delivery_limit":
+		f.err.Reason = ReasonDeliveryLimit
+	case "expired":
+		f.err.Reason = ReasonExpired
+	case "maxlen":
+		f.err.Reason = ReasonMaxLength
+	case "rejected":
+		own, _ := m.Annotations[client.AnnotationReason].(string)
+		// A copy that couldn't be stored gets a chance here.
+		if r := client.Reason(own); givenUp(r) && r != client.ReasonUnforwardable {
+			f.given = r
+		}
+	}
+	if f.err.Reason != ReasonRejected {
+		f.dead = f.err.Reason
+	} else {
+		// What a worker says about itself says nothing about these deaths.
+		f.err.Reason = client.Reason(cmp.Or(said(m, c.cfg.ReasonKey), string(ReasonRejected)))
+		f.err.Text, f.err.ErrorType = said(m, c.cfg.TextKey), said(m, c.cfg.TypeKey)
+	}
+	was := c.asItWas(m, died)
+	f.asWas, f.was = client.NewDelivery(f.err.Queue, was), pastOf(was)
+	if c.cfg.Counter != "" {
+		n, _ := parseCount(was.ApplicationProperties[c.cfg.Counter])
+		f.was.count = max(f.was.count, n)
+	}
+	return f
+}
+
+// origin returns the work queue of a message and its death there. What is called a death
+// history is believed only if the broker wrote it: a worker that publishes to the failed
+// queue may have copied old headers.
+func (c *central) origin(m *client.Message, deaths []death) (string, death) {
+	in := func(queue string) death {
+		i := slices.IndexFunc(deaths, func(d death) bool { return d.queue == queue })
+		if i < 0 {
+			return death{}
+		}
+		return deaths[i]
+	}
+	key, _ := m.Annotations["x-routing-key"].(string)
+	candidates := []string{key}
+	if len(deaths) > 0 {
+		candidates = []string{deaths[0].queue, key, deaths[len(deaths)-1].queue}
+	}
+	for _, q := range candidates {
+		if c.queues[q] {
+			return q, in(q)
+		}
+	}
+	if len(deaths) > 0 {
+		return deaths[0].queue, deaths[0]
+	}
+	return key, death{}
+}
+
+// asItWas returns m as the worker had it that rejected it: without what the broker has
+// added since, and without what the worker said about its failure.
+func (c *central) asItWas(m *client.Message, died death) *client.Message {
+	was := *m
+	was.Annotations = maps.Clone(m.Annotations)
+	for _, key := range []any{"x-opt-deaths", "x-exchange", "x-routing-key", c.cfg.ReasonKey, c.cfg.TextKey, c.cfg.TypeKey} {
+		delete(was.Annotations, key)
+	}
+	if died.queue != "" {
+		if was.Annotations == nil {
+			was.Annotations = map[any]any{}
+		}
+		was.Annotations["x-exchange"], was.Annotations["x-routing-key"] = died.exchange, died.key
+	}
+	own := false // the application properties are a copy
+	for _, key := range []string{c.cfg.ReasonKey, c.cfg.TextKey, c.cfg.TypeKey} {
+		if _, has := was.ApplicationProperties[key]; has {
+			if !own {
+				was.ApplicationProperties, own = maps.Clone(was.ApplicationProperties), true
+			}
+			delete(was.ApplicationProperties, key)
+		}
+	}
+	for _, counter := range []string{CountProperty, c.cfg.Counter} {
+		if _, has := was.Annotations[counter]; has && !own {
+			was.ApplicationProperties, own = maps.Clone(was.ApplicationProperties), true
+		}
+		counterToProperty(&was, counter)
+	}
+	return &was
+}
+
+// counterToProperty makes an application property of a counter that is an annotation: that
+// is what RabbitMQ makes of a header of AMQP 0-9-1 that begins with "x-". With both, a worker
+// over AMQP 0-9-1 would read the old one.
+func counterToProperty(m *client.Message, counter string) {
+	v, has := m.Annotations[counter]
+	if !has {
+		return
+	}
+	delete(m.Annotations, counter)
+	n, _ := parseCount(v)
+	if old, _ := parseCount(m.ApplicationProperties[counter]); n < old {
+		return
+	}
+	if m.ApplicationProperties == nil {
+		m.ApplicationProperties = map[string]any{}
+	}
+	m.ApplicationProperties[counter] = v
+}
+
+// counted makes the copy bear the other system's counter, and sends it where that system
+// holds messages.
+func (c *central) counted(o client.Forward, count int, queue string) client.Forward {
+	if c.cfg.Counter == "" {
+		return o
+	}
+	setCount(o.Message, c.cfg.Counter, count)
+	if c.cfg.CounterExchange != "" {
+		o.To = address.Exchange(c.cfg.CounterExchange, queue)
+		if e, ok := o.Else.(client.Forward); ok {
+			e.To = o.To
+			o.Else = e
+		}
+	}
+	return o
+}
+
+// giveUp sends a message to the dead-letter queue with its history.
+func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, err error) error {
+	h := c.retries.plan.history(f.asWas, err, f.was, c.clock.now())
+	h[client.AnnotationReason] = string(reason)
+	report(d, decision{attempt: f.was.count + 1}, client.DecisionDeadLetter, string(reason), 0, err)
+	return c.bury(d, f, h)
+}
+
+// passOn sends a message that a worker with With has given up to the dead-letter queue.
+func (c *central) passOn(d *client.Delivery, f arrival) error {
+	h := map[string]any{client.AnnotationReason: string(f.given), AnnotationRetries: int64(f.was.count)}
+	for k, v := range map[string]string{
+		AnnotationQueue: f.err.Queue, AnnotationExchange: said(f.asWas.Message(), "x-exchange"), AnnotationRoutingKey: said(f.asWas.Message(), "x-routing-key"),
+	} {
+		if _, has := d.Annotation(k).(string); !has {
+			h[k] = v
+		}
+	}
+	return c.bury(d, f, h)
+}
+
+// bury forwards a copy with these annotations.
+func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any) error {
+	m := client.Copy(d.Message())
+	for _, key := range []any{AnnotationHistory, AnnotationDelay, AnnotationDeliveryTime, client.AnnotationKnownCount} {
+		delete(m.Annotations, key)
+	}
+	if m.Annotations == nil {
+		m.Annotations = make(map[any]any, len(annotations))
+	}
+	for k, v := range annotations {
+		m.Annotations[k] = v
+	}
+	counterToProperty(m, CountProperty)
+	if c.cfg.Counter != "" {
+		counterToProperty(m, c.cfg.Counter)
+	}
+	if c.cfg.CounterEnd != 0 {
+		setCount(m, c.cfg.Counter, c.cfg.CounterEnd)
+	}
+	o := client.Forward{To: c.grave(d, f), Message: m}
+	if mayNotCopy(f.asWas.Message()) {
+		// The history may be what makes it too large.
+		small := *m
+		small.Annotations = maps.Clone(m.Annotations)
+		for _, key := range []any{client.AnnotationError, AnnotationErrorType, AnnotationExchange, AnnotationRoutingKey, AnnotationWorker, AnnotationLastFailure} {
+			delete(small.Annotations, key)
+		}
+		o.Else = client.Forward{To: o.To, Message: &small}
+	}
+	return o
+}
+
+// grave is where a message goes that is given up.
+func (c *central) grave(d *client.Delivery, f arrival) address.Address {
+	queue := f.err.Queue
+	if !f.known {
+		queue = c.cfg.FailedQueue
+	}
+	if c.cfg.CounterExchange != "" {
+		return address.Exchange(c.cfg.CounterExchange, queue)
+	}
+	return address.Queue(queue + c.retries.plan.names.DeadSuffix)
+}
+
+// tellUnknown logs, at most once a minute, that there are messages of an unknown queue.
+func (c *central) tellUnknown(d *client.Delivery, f arrival) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unknown++
+	if now := time.Now(); now.Sub(c.told) >= time.Minute {
+		c.told = now
+		c.log.Error("hopback: the failed queue has messages of a work queue that isn't configured; they are dead-lettered as "+string(ReasonUnknownQueue),
+			"queue", d.Queue(), "work_queue", f.err.Queue, "to", c.grave(d, f).String(), "messages", c.unknown)
+	}
+}
+
+// said returns a text that is a header of m, or "".
+func said(m *client.Message, key string) string {
+	s, ok := m.Annotations[key].(string)
+	if !ok {
+		s, _ = m.ApplicationProperties[key].(string)
+	}
+	if len(s) > client.ErrorTextLimit {
+		return client.ErrorText(errors.New(s))
+	}
+	return s
+}
+
+// death is an entry of the broker's history of a message.
+type death struct{ queue, reason, exchange, key string }
+
+// deathsOf returns the broker's history of m, the last death first. It is empty if the
+// broker has written none. Publishers can't: RabbitMQ takes an x-opt-deaths of this form
+// from nobody.
+func deathsOf(m *client.Message) []death {
+	list, _ := m.Annotations["x-opt-deaths"].([]map[any]any)
+	deaths := make([]death, 0, len(list))
+	for _, e := range list {
+		text := func(key string) string {
+			s, _ := e[key].(string)
+			return s
+		}
+		d := death{queue: text("queue"), reason: text("reason"), exchange: text("exchange")}
+		switch keys := e["routing-keys"].(type) {
+		case []string:
+			if len(keys) > 0 {
+				d.key = keys[0]
+			}
+		case []any:
+			if len(keys) > 0 {
+				d.key, _ = keys[0].(string)
+			}
+		}
+		deaths = append(deaths, d)
+	}
+	return deaths
+}

@@ -1,0 +1,94 @@
+package retry
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/hopback/hopback/client"
+)
+
+// Rejected is the error that Central decides on: a worker of another kind has rejected a
+// message, or the broker has dead-lettered it. Rules and RetryIf see it. See OnReason and
+// OnHeader for conditions.
+type Rejected struct {
+	// Reason is the worker's, if it gave one: see CentralConfig.ReasonKey. Otherwise it is
+	// ReasonRejected, ReasonDeliveryLimit, ReasonExpired or ReasonMaxLength.
+	Reason client.Reason
+	// Text and ErrorType are the worker's, if it gave any.
+	Text, ErrorType string
+	// Queue is the work queue that the message failed in.
+	Queue string
+
+	message *client.Message
+}
+
+// texts are what is said of a message whose worker gave no text.
+var texts = map[client.Reason]string{
+	ReasonRejected:      "a worker rejected the message and said nothing else",
+	ReasonDeliveryLimit: "the message reached the delivery limit of its queue",
+	ReasonExpired:       "the message expired in its queue",
+	ReasonMaxLength:     "the queue was full",
+}
+
+func (e *Rejected) Error() string {
+	switch {
+	case e.Text != "":
+		return e.Text
+	case texts[e.Reason] != "":
+		return texts[e.Reason]
+	}
+	return "rejected: " + string(e.Reason)
+}
+
+// Header returns an application property of the message, or else its annotation. AMQP
+// 0-9-1 calls both headers: those that begin with "x-" are annotations here. It returns
+// nil if the message has neither.
+func (e *Rejected) Header(name string) any {
+	if e.message == nil {
+		return nil
+	}
+	if v, ok := e.message.ApplicationProperties[name]; ok {
+		return v
+	}
+	return e.message.Annotations[name]
+}
+
+// OnReason returns a condition for ErrorRule.If: it is true for a *Rejected with one of
+// these reasons. No other error matches.
+func OnReason(reasons ...client.Reason) func(error) bool {
+	reasons = slices.Clone(reasons)
+	return func(err error) bool {
+		e, ok := errors.AsType[*Rejected](err)
+		return ok && e != nil && slices.Contains(reasons, e.Reason)
+	}
+}
+
+// OnHeader returns a condition for ErrorRule.If: it is true for a *Rejected whose message
+// has a header with one of these values, or with any value if none is named. Numbers of
+// different types are equal if their values are. No other error matches.
+func OnHeader(name string, values ...any) func(error) bool {
+	values = slices.Clone(values)
+	return func(err error) bool {
+		e, ok := errors.AsType[*Rejected](err)
+		if !ok || e == nil {
+			return false
+		}
+		have := e.Header(name)
+		return have != nil && (len(values) == 0 || slices.ContainsFunc(values, func(v any) bool { return sameValue(have, v) }))
+	}
+}
+
+// sameValue compares texts, bools and numbers.
+func sameValue(a, b any) bool {
+	switch x := a.(type) {
+	case string:
+		y, ok := b.(string)
+		return ok && x == y
+	case bool:
+		y, ok := b.(bool)
+		return ok && x == y
+	}
+	x, isNumber := number(a)
+	y, too := number(b)
+	return isNumber && too && x == y
+}
