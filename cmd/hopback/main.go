@@ -1,7 +1,7 @@
 // Command hopback plans, applies, checks and draws RabbitMQ topologies from small
 // files. "hopback topology --help" says how; package topologyfile has the files.
-// "hopback dead" shows and replays dead letters. "hopback broker" serves a RabbitMQ in
-// memory, for tests and for development.
+// "hopback dead" shows and replays dead letters, and "hopback desk" serves a page that
+// does. "hopback broker" serves a RabbitMQ in memory, for tests and for development.
 package main
 
 import (

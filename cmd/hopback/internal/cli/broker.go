@@ -35,11 +35,12 @@ type broker struct {
 	api   *httpapi.Reader // nil without
 	noAPI string          // why it is nil
 	conn  *client.Conn
+	level slog.Level // of the log
 }
 
 // broker takes the URLs from flags, the environment and the defaults.
 func (c *command) broker() (*broker, error) {
-	b := &broker{c: c, url: c.url}
+	b := &broker{c: c, url: c.url, level: slog.LevelWarn}
 	named := "--url"
 	if b.url == "" {
 		b.url, named = c.io.Env(urlVariable), urlVariable
@@ -124,12 +125,15 @@ func (b *broker) connect(ctx context.Context) error {
 	}
 	conn, err := client.Connect(ctx, b.url, client.Config{TLS: conf, SASL: sasl, Logger: b.logger()})
 	b.conn = conn
+	if err != nil && b.c.interrupted() {
+		return context.Cause(b.c.ctx)
+	}
 	return timedOut(ctx, err)
 }
 
 // logger writes to stderr.
 func (b *broker) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(b.c.stderr.w, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	return slog.New(slog.NewTextHandler(b.c.stderr.w, &slog.HandlerOptions{Level: b.level}))
 }
 
 // close ends the connection, if there is one.

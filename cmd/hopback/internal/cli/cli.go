@@ -160,6 +160,8 @@ func (c *command) codeOf(err error) int {
 		return Unknown // whatever it says, a 404 above all
 	case errors.As(err, new(*desk.TermsError)), errors.As(err, new(*desk.NoMessageError)), errors.As(err, new(*desk.LineError)):
 		return No
+	case refusedByGuards(err):
+		return No
 	case errors.Is(err, declare.ErrConflict), errors.Is(err, declare.ErrInUse), errors.Is(err, declare.ErrMissing), errors.Is(err, declare.ErrInvalid):
 		return No
 	}
@@ -194,7 +196,7 @@ func (c *command) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "hopback",
 		Short:         "Retry topologies for RabbitMQ, as code, and their dead letters",
-		Long:          "hopback plans, applies, checks and draws RabbitMQ topologies in which no message is lost,\nand shows, explains and replays their dead letters.\nIt serves a RabbitMQ in memory, for tests and development.\nStart with: hopback topology --help, hopback dead --help, hopback broker --help",
+		Long:          "hopback plans, applies, checks and draws RabbitMQ topologies in which no message is lost,\nand shows, explains and replays their dead letters.\nIt retries what workers of any kind reject. It serves a RabbitMQ in memory, for tests and development.\nStart with: hopback topology --help, hopback dead --help, hopback desk --help, hopback retry --help, hopback broker --help",
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -204,7 +206,7 @@ func (c *command) root() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usage("%s%s; see %s --help", err, flagHint(cmd, err), cmd.CommandPath())
 	})
-	root.AddCommand(c.topology(), c.dead(), c.serve())
+	root.AddCommand(c.topology(), c.dead(), c.desk(), c.retry(), c.serve())
 	return root
 }
 

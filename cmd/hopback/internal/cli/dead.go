@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"regexp"
@@ -16,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/retry"
@@ -90,15 +92,57 @@ func (c *command) atDesk(cmd *cobra.Command, do func(ctx context.Context, d *des
 		if err != nil {
 			return err
 		}
-		return timedOut(ctx, do(ctx, d))
+		return timedOut(ctx, flagged(do(ctx, d)))
 	})
+}
+
+// flags of the arguments that package desk names.
+var flagOf = map[string]string{
+	"ListConfig.Skip": "--skip", "ListConfig.Limit": "--limit", "Filter.MinReplays": "--min-replays", "Filter.MaxReplays": "--max-replays",
+	"Filter.DiedBefore": "--older-than", "Filter.DiedAfter": "--newer-than", "ReplayConfig.ID": "--replay-id", "ReplayConfig.By": "--by",
+	"ReplayConfig.Rate": "--rate", "ReplayConfig.Address": "--to", "DiscardConfig.To": "--to", "ImportConfig.Skip": "--skip", "file": "FILE", "queue": "QUEUE",
+}
+
+// flagged says bad input in the words of the command line.
+func flagged(err error) error {
+	var bad *argument.Error
+	if !errors.As(err, &bad) {
+		return err
+	}
+	switch path := bad.Path.String(); {
+	case path == "ReplayConfig.Filter", path == "DiscardConfig.Filter":
+		return usage("no flag selects messages; give --all if all are meant")
+	case path == "SurveyConfig.Queues":
+		return usage("queues can't be listed over AMQP; name the queues, or give --management-url")
+	case path == "file" && bad.Code == argument.Conflict:
+		return usage("%s isn't empty; name another file, or go on with this one by --resume", bad.Value)
+	case path == "Filter.DiedBefore" && bad.Code == argument.Conflict:
+		return usage("nothing can be both newer than --newer-than and older than --older-than; give a shorter --older-than")
+	case path == "Filter.MaxReplays" && bad.Code == argument.Conflict:
+		return usage("--max-replays is below --min-replays; give a larger one")
+	case flagOf[path] != "":
+		text := flagOf[path]
+		if bad.Value != "" {
+			text += " " + bad.Value
+		}
+		return usage("%s %s; %s", text, bad.Problem, bad.Remedy)
+	}
+	return err
+}
+
+// count is a number of things, such as "1 message".
+func count[N int | uint64](n N, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 // takes wants that many arguments, of which form names them.
 func takes(least, most int, form string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
-			return usage("%s has %d arguments; write it as %s %s", cmd.CommandPath(), len(args), cmd.CommandPath(), form)
+			return usage("%s has %s; write it as %s %s", cmd.CommandPath(), count(len(args), "argument"), cmd.CommandPath(), form)
 		}
 		for _, a := range args {
 			if a == "" {
@@ -179,7 +223,7 @@ func (c *command) walking(what string) (show func(desk.Progress), end func()) {
 	return func(now desk.Progress) {
 		done, rest := now.Seen, ""
 		rate := float64(done) / max(time.Since(began).Seconds(), 0.001)
-		if now.Of > done && rate > 0 {
+		if now.Of > done && done >= now.Of/50 && rate > 0 {
 			left := time.Duration(float64(now.Of-done) / rate * float64(time.Second)).Round(time.Second)
 			rest = fmt.Sprintf(", %v left", left)
 		}
@@ -198,10 +242,59 @@ func (c *command) result(report any, err error, text func(*strings.Builder), aga
 	} else {
 		_, printed = fmt.Fprint(c.stdout.w, out.String())
 	}
-	if err != nil && again != "" && (c.interrupted() || errors.Is(err, client.ErrConnectionLost) || errors.Is(err, context.DeadlineExceeded)) {
+	if err != nil && again != "" && (c.interrupted() || errors.Is(err, client.ErrConnectionLost) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, new(*fs.PathError))) {
 		err = errors.Join(err, errors.New("every message is in the queue, or where it was sent to; to go on: "+again))
 	}
 	return errors.Join(printed, err)
+}
+
+// early prints what a look has found before the queue is in order again.
+type early struct {
+	c       *command
+	ctx     context.Context
+	queue   string
+	show    func(desk.Progress)
+	end     func()
+	printed bool
+	err     error // of printing
+}
+
+// early begins to show the progress of a look. Its end must be called.
+func (c *command) early(ctx context.Context, queue string) *early {
+	e := &early{c: c, ctx: ctx, queue: queue}
+	e.show, e.end = c.walking("looking at " + queue)
+	return e
+}
+
+func (e *early) tell(p desk.Progress) { e.show(p) }
+
+// print prints what was found, and says from now on that the queue is put back in order.
+func (e *early) print(report any, text func(*strings.Builder)) {
+	e.end()
+	e.printed, e.err = true, e.c.result(report, nil, text, "")
+	p := e.c.progress("putting " + e.queue + " back in order")
+	e.show = func(now desk.Progress) {
+		p.set("putting %s back in order: %d of at most %d read", e.queue, now.Seen, max(now.Of, now.Seen))
+	}
+	said := make(chan struct{})
+	stop := context.AfterFunc(e.ctx, func() {
+		defer close(said)
+		e.c.say(fmt.Errorf("what was found is printed, and %s is still being put back in order; an interrupt ends that, and the next look puts it in order", e.queue))
+	})
+	e.end = func() {
+		if !stop() {
+			<-said
+		}
+		p.end()
+	}
+}
+
+// over is how a look has ended.
+func (e *early) over(err error) error {
+	if e.printed && err != nil {
+		err = fmt.Errorf("what was found is printed, but %s may be out of order until the next look: %w", e.queue, err)
+	}
+	return errors.Join(e.err, err)
 }
 
 func (c *command) deadSurvey() *cobra.Command {
@@ -230,9 +323,9 @@ text make no difference. Work and delay queues are counted and not looked into.`
 					}
 				}
 				if unread > 0 && err == nil {
-					err = coded(Unknown, fmt.Errorf("%d queues weren't looked into, or not to their end", unread))
+					err = coded(Unknown, fmt.Errorf("%s could not be read, or not to the end", count(unread, "queue")))
 				}
-				return c.result(s, err, func(b *strings.Builder) { surveyText(b, s) }, "")
+				return c.result(s, err, func(b *strings.Builder) { surveyText(b, s, err == nil && !counts) }, "")
 			})
 		},
 	}
@@ -241,7 +334,8 @@ text make no difference. Work and delay queues are counted and not looked into.`
 	return cmd
 }
 
-func surveyText(b *strings.Builder, s desk.Survey) {
+// surveyText shows a survey; looked says that the dead-letter queues were read to their end.
+func surveyText(b *strings.Builder, s desk.Survey, looked bool) {
 	rows := [][]string{{"QUEUE", "ROLE", "READY", "HELD", "DELAYED", "CONSUMERS", "IN/S", "OUT/S", "OLDEST", "NEWEST"}}
 	for _, q := range s.Queues {
 		known := func(n uint64) string {
@@ -265,7 +359,9 @@ func surveyText(b *strings.Builder, s desk.Survey) {
 		}
 	}
 	if len(s.Groups) == 0 {
-		b.WriteString("\nNo dead letters were found.\n")
+		if looked {
+			b.WriteString("\nNo dead letters were found.\n")
+		}
 		return
 	}
 	rows = [][]string{{"GROUP", "COUNT", "IN", "DIED IN", "REASON", "NEWEST", "ERROR"}}
@@ -296,10 +392,14 @@ where they are, in their order.`,
 				return err
 			}
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
-				show, end := c.walking("looking at " + args[0])
-				cfg.Queue, cfg.Filter, cfg.Accept, cfg.Progress = args[0], filter, c.accepted(), show
+				e := c.early(ctx, args[0])
+				cfg.Queue, cfg.Filter, cfg.Accept, cfg.Progress = args[0], filter, c.accepted(), e.tell
+				cfg.Found = func(l desk.List) { e.print(l, func(b *strings.Builder) { listText(b, l, cfg) }) }
 				l, err := d.List(ctx, cfg)
-				end()
+				e.end()
+				if e.printed {
+					return e.over(err)
+				}
 				if err != nil && l.Seen == 0 {
 					return err
 				}
@@ -329,6 +429,10 @@ func listText(b *strings.Builder, l desk.List, cfg desk.ListConfig) {
 		rows = append(rows, []string{m.ID, m.MessageID, when(m.Died), m.Queue, string(m.Reason), strconv.Itoa(m.Retries), strconv.Itoa(m.Replays), strconv.Itoa(m.Size), text})
 	}
 	table(b, rows)
+	if l.More && !cfg.Count {
+		fmt.Fprintf(b, "%d shown, and there are more: --skip %d.\n", len(l.Messages), cfg.Skip+len(l.Messages))
+		return
+	}
 	fmt.Fprintf(b, "%d shown; %d match of %d looked at", len(l.Messages), l.Matched, l.Seen)
 	if l.More {
 		fmt.Fprintf(b, "; for more: --skip %d", cfg.Skip+len(l.Messages))
@@ -345,13 +449,13 @@ func (c *command) deadShow() *cobra.Command {
 		Args:    takes(2, 2, "QUEUE ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
-				p := c.progress("looking for it in " + args[0])
-				m, err := d.Show(ctx, args[0], args[1], c.accepted()...)
-				p.end()
-				if err != nil {
-					return err
-				}
-				return c.result(m, nil, func(b *strings.Builder) { letterText(b, m) }, "")
+				e := c.early(ctx, args[0])
+				_, err := d.Show(ctx, desk.ShowConfig{
+					Queue: args[0], ID: args[1], Accept: c.accepted(), Progress: e.tell,
+					Found: func(m desk.Letter) { e.print(m, func(b *strings.Builder) { letterText(b, m) }) },
+				})
+				e.end()
+				return e.over(err)
 			})
 		},
 	}
@@ -462,7 +566,7 @@ func (c *command) replay(ctx context.Context, d *desk.Desk, cfg desk.ReplayConfi
 		return err
 	}
 	if err == nil && r.Failed > 0 {
-		err = coded(No, fmt.Errorf("%d messages couldn't be sent, and stay where they are", r.Failed))
+		err = coded(No, fmt.Errorf("%s can't be sent; see the lines that begin with \"not sent\". Each stays in its queue", count(r.Failed, "message")))
 	}
 	if again != "" {
 		again = fmt.Sprintf("the same command with --replay-id %s", r.ID)
@@ -477,8 +581,11 @@ func (c *command) deadReplay() *cobra.Command {
 		Use:   "replay QUEUE",
 		Short: "Send selected messages back to where they came from, as new",
 		Long: `Send the selected messages back to the queue that they died in, as new: their retries
-and their time begin again. Each is gone from QUEUE only after its copy is confirmed,
-so there may be two, and never none. All others stay, in their order.
+and their time begin again. All others stay, in their order.
+
+Each message is gone from QUEUE only after its copy is confirmed, so there may be two
+of it, and never none. Where the topology has replay-by-move, the broker moves the
+messages instead, and there is only ever one of each. --copy has them copied there, too.
 
 --dry-run shows what would be replayed. A replay can be stopped at any moment, and
 goes on with the same --replay-id. It doesn't send back twice what dies again.`,
@@ -502,6 +609,7 @@ goes on with the same --replay-id. It doesn't send back twice what dies again.`,
 	f := cmd.Flags()
 	f.BoolVar(&r.cfg.All, "all", false, "replay all messages of the queue, where no flag selects")
 	f.BoolVar(&r.cfg.DryRun, "dry-run", false, "select and count, and send nothing")
+	f.BoolVar(&r.cfg.Copy, "copy", false, "copy the messages that could be moved, too")
 	f.Float64Var(&r.cfg.Rate, "rate", 0, "at most `n` messages a second")
 	f.Uint64Var(&r.cfg.Max, "max", 0, "at most `n` messages")
 	return cmd
@@ -513,10 +621,16 @@ func replayText(b *strings.Builder, r desk.ReplayReport, cfg desk.ReplayConfig) 
 		fmt.Fprintf(b, "not sent: %s %s: %s\n", f.ID, clean(f.MessageID), clean(f.Err))
 	}
 	if r.DryRun {
-		fmt.Fprintf(b, "%d of %d messages would be replayed; nothing was sent.\n", r.Matched, r.Seen)
+		fmt.Fprintf(b, "%d of %s would be replayed; nothing was sent.\n", r.Matched-r.Failed, count(r.Seen, "message"))
+		if r.Moved > 0 {
+			fmt.Fprintf(b, "%d of them would be moved without a copy.\n", r.Moved)
+		}
 		return
 	}
-	fmt.Fprintf(b, "%d messages replayed from %q in %v, by replay %s.\n", r.Replayed, cfg.Queue, r.Took.Round(time.Millisecond), clean(r.ID))
+	fmt.Fprintf(b, "%s replayed from %q in %v, by replay %s.\n", count(r.Replayed, "message"), cfg.Queue, r.Took.Round(time.Millisecond), clean(r.ID))
+	if r.Moved > 0 {
+		fmt.Fprintf(b, "%d of them were moved without a copy. The broker may still be bringing the last of them.\n", r.Moved)
+	}
 	if r.Again > 0 {
 		fmt.Fprintf(b, "%d were in this replay before and are dead again; they stay.\n", r.Again)
 	}
@@ -524,7 +638,7 @@ func replayText(b *strings.Builder, r desk.ReplayReport, cfg desk.ReplayConfig) 
 		fmt.Fprintf(b, "%d couldn't be sent; the first %d are shown.\n", r.Failed, len(r.Failures))
 	}
 	if r.Unsure > 0 {
-		fmt.Fprintf(b, "%d of them may be there twice: the connection was lost before it was certain.\n", r.Unsure)
+		fmt.Fprintf(b, "The connection was lost before it was certain that %d more were replayed. A copied one may be there twice; a moved one is in one of the two queues.\n", r.Unsure)
 	}
 }
 

@@ -155,10 +155,10 @@ file, and the messages are gone for good. All others stay, in their order.`,
 				return c.result(r, err, func(b *strings.Builder) {
 					groupsText(b, r.Groups, r.Others)
 					if r.DryRun {
-						fmt.Fprintf(b, "%d of %d messages would be discarded; nothing was done.\n", r.Matched, r.Seen)
+						fmt.Fprintf(b, "%d of %s would be discarded; nothing was done.\n", r.Matched, count(r.Seen, "message"))
 						return
 					}
-					fmt.Fprintf(b, "%d messages discarded from %q; %d were written to the file.\n", r.Discarded, args[0], r.Exported)
+					fmt.Fprintf(b, "%s discarded from %q; %d written to the file.\n", count(r.Discarded, "message"), args[0], r.Exported)
 				}, "the same command")
 			})
 		},
@@ -212,7 +212,7 @@ the bit. FILE is synced. The messages stay where they are, in their order.`,
 					return err
 				}
 				return c.result(r, err, func(b *strings.Builder) {
-					fmt.Fprintf(b, "%d messages written to %s; %d were there before.\n", r.Exported, args[1], r.Skipped)
+					fmt.Fprintf(b, "%s written to %s; %d were there before.\n", count(r.Exported, "message"), args[1], r.Skipped)
 				}, "the same command with --resume")
 			})
 		},
@@ -242,6 +242,9 @@ are published. The report says how many lines to skip to go on.`,
 					return coded(Usage, err)
 				}
 				defer func() { _ = f.Close() }()
+				if info, err := f.Stat(); err == nil && info.IsDir() {
+					return usage("%s is a folder; name a file of hopback dead export", args[0])
+				}
 				in = f
 			}
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
@@ -254,10 +257,10 @@ are published. The report says how many lines to skip to go on.`,
 				}
 				return c.result(r, err, func(b *strings.Builder) {
 					if r.DryRun {
-						fmt.Fprintf(b, "%d lines can be imported; nothing was sent.\n", r.Lines)
+						fmt.Fprintf(b, "%s can be imported; nothing was sent.\n", count(r.Lines, "line"))
 						return
 					}
-					fmt.Fprintf(b, "%d messages imported; %d lines are done.\n", r.Imported, r.Lines)
+					fmt.Fprintf(b, "%s imported; %s done.\n", count(r.Imported, "message"), count(r.Lines, "line"))
 				}, "")
 			})
 		},
