@@ -1,0 +1,294 @@
+package observe_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	exporter "go.opentelemetry.io/otel/exporters/prometheus"
+	"go.opentelemetry.io/otel/sdk/metric"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/internal/service"
+	"github.com/hopback/hopback/otel"
+	"github.com/hopback/hopback/retry"
+)
+
+// A service is one that a Prometheus scrapes: one consumer with retries, and a publisher,
+// on a broker of its own.
+type aService struct {
+	queue   string
+	broker  *hopbacktest.Broker
+	conn    *client.Conn
+	control *client.Control
+	metrics *httptest.Server
+	publish func(t *testing.T, body string)
+}
+
+var errFails = errors.New("fails")
+
+// start starts a service whose handler does what a message's body says.
+func start(t *testing.T, queue string) *aService {
+	t.Helper()
+	s := &aService{queue: queue, control: &client.Control{}, broker: hopbacktest.Start(t, hopbacktest.Config{})}
+	registry := prometheus.NewRegistry()
+	reader, err := exporter.New(exporter.WithRegisterer(registry))
+	require.NoError(t, err)
+	provider := metric.NewMeterProvider(metric.WithReader(reader))
+	s.metrics = httptest.NewServer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	t.Cleanup(func() {
+		s.metrics.Close()
+		assert.NoError(t, provider.Shutdown(context.Background()))
+	})
+	cfg := client.Config{Dial: s.broker.Dial}
+	require.NoError(t, otel.Instrument(&cfg, otel.Config{MeterProvider: provider}))
+	s.conn, err = client.Connect(t.Context(), s.broker.URL(), cfg)
+	require.NoError(t, err)
+	policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(200 * time.Millisecond)}
+	topology, err := retry.Topology(policy, declare.QuorumQueue{Name: queue})
+	require.NoError(t, err)
+	_, err = declare.Apply(t.Context(), s.conn.Management(), topology)
+	require.NoError(t, err)
+	p, err := client.NewPublisher[string](t.Context(), s.conn, address.Queue(queue), client.PublisherConfig{})
+	require.NoError(t, err)
+	s.publish = func(t *testing.T, body string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		if err := p.Publish(ctx, body); err != nil && !errors.Is(err, client.ErrNotSent) && !errors.Is(err, client.ErrOutcomeUnknown) {
+			require.NoError(t, err)
+		}
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended, finish := make(chan error, 1), make(chan struct{})
+	go func() {
+		ended <- s.conn.Consume(ctx, queue, retry.With(policy)(client.JSON(func(_ context.Context, body string) error {
+			switch body {
+			case "hangs":
+				<-finish
+			case "fails":
+				return errFails
+			case "fails for good":
+				return retry.Permanent(errFails)
+			}
+			return nil
+		})), client.ConsumerConfig{Control: s.control, Concurrency: 4})
+	}()
+	t.Cleanup(func() {
+		close(finish)
+		stop()
+		<-ended
+		_ = s.conn.Close(context.Background())
+	})
+	return s
+}
+
+// quick makes the rules' times short, so that a test needn't wait for minutes.
+func quick(rules string) string {
+	rules = regexp.MustCompile(`for: \d+m`).ReplaceAllString(rules, "for: 1s")
+	rules = regexp.MustCompile(`\[\d+m\]`).ReplaceAllString(rules, "[6s]")
+	rules = strings.ReplaceAll(rules, "> 300", "> 2")
+	return strings.ReplaceAll(rules, "> 60", "> 1")
+}
+
+// firing is an alert that fires.
+type firing struct{ name, queue, instance string }
+
+func alerts(t *testing.T, at string) (all []firing) {
+	t.Helper()
+	var answer struct {
+		Data struct {
+			Alerts []struct {
+				State  string
+				Labels map[string]string
+			}
+		}
+	}
+	get(t, at+"/api/v1/alerts", &answer)
+	for _, a := range answer.Data.Alerts {
+		if a.State == "firing" {
+			all = append(all, firing{a.Labels["alertname"], a.Labels["messaging_destination_name"], a.Labels["instance"]})
+		}
+	}
+	return all
+}
+
+func get(t *testing.T, at string, into any) {
+	t.Helper()
+	answer, err := http.Get(at)
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, answer.StatusCode, "%s: %s", at, text)
+	require.NoError(t, json.Unmarshal(text, into))
+}
+
+func file(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	require.NoError(t, err)
+	return string(text)
+}
+
+// provocations are what makes each alert fire, in a service of its own.
+var provocations = map[string]func(t *testing.T, s *aService){
+	"HopbackDeadWithoutRetry": func(t *testing.T, s *aService) { s.publish(t, "fails for good") },
+	"HopbackRetriesLate": func(t *testing.T, s *aService) {
+		// Retries come back while the consumer is paused.
+		s.publish(t, "fails")
+		resume := s.control.Pause()
+		time.Sleep(2 * time.Second)
+		resume()
+	},
+	"HopbackBlocked": func(t *testing.T, s *aService) {
+		s.broker.SetAlarm(hopbacktest.MemoryAlarm, true)
+		s.publish(t, "waits")
+	},
+	"HopbackNoProgress": func(t *testing.T, s *aService) { s.publish(t, "hangs") },
+	"HopbackNoLink": func(t *testing.T, s *aService) {
+		_, _ = declare.DeleteQueue(t.Context(), s.conn.Management(), s.queue) // which is gone the second time
+	},
+	"HopbackForwardsWait": func(t *testing.T, s *aService) {
+		_ = declare.DeleteExchange(t.Context(), s.conn.Management(), "retry_exchange")
+		s.publish(t, "fails")
+	},
+}
+
+// Each query of the dashboard has a result, each alert fires where it is provoked, and
+// none elsewhere.
+func TestDashboardAndAlertsWithARealPrometheus(t *testing.T) {
+	rules := file(t, "alerts.yml")
+	var names []string
+	for _, m := range regexp.MustCompile(`alert: (\w+)`).FindAllStringSubmatch(rules, -1) {
+		names = append(names, m[1])
+	}
+	require.Len(t, provocations, len(names), "each alert has a provocation")
+
+	well := start(t, "well")
+	services := map[string]*aService{"": well}
+	targets := []string{strings.TrimPrefix(well.metrics.URL, "http://")}
+	instances := map[string]string{}
+	for _, name := range names {
+		require.Contains(t, provocations, name)
+		s := start(t, "queue-of-"+name)
+		services[name] = s
+		host := strings.TrimPrefix(s.metrics.URL, "http://")
+		targets = append(targets, host)
+		instances[name] = host
+	}
+	rabbit := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		// What RabbitMQ's plugin shows: TestFamiliesOfRabbitMQ has it from a real one.
+		_, _ = io.WriteString(w, "# TYPE rabbitmq_detailed_queue_messages_ready gauge\nrabbitmq_detailed_queue_messages_ready{vhost=\"/\",queue=\"orders\"} 3\n"+
+			"# TYPE rabbitmq_detailed_queue_messages_unacked gauge\nrabbitmq_detailed_queue_messages_unacked{vhost=\"/\",queue=\"orders\"} 1\n")
+	}))
+	defer rabbit.Close()
+	config, err := json.Marshal(map[string]any{
+		"global":     map[string]any{"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+		"rule_files": []string{"alerts.yml"},
+		"scrape_configs": []any{
+			map[string]any{"job_name": "service", "static_configs": []any{map[string]any{"targets": targets}}},
+			map[string]any{"job_name": "rabbitmq", "static_configs": []any{map[string]any{"targets": []string{strings.TrimPrefix(rabbit.URL, "http://")}}}},
+		},
+	})
+	require.NoError(t, err)
+	server, err := service.Prometheus(t.Context(), os.Stderr, string(config), map[string]string{"alerts.yml": quick(rules)})
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, server.Close()) }()
+
+	// work is done by the service that is well, all the time.
+	work := func() {
+		for _, body := range []string{"succeeds", "fails"} {
+			well.publish(t, body)
+		}
+	}
+	until := func(what string, done func() bool) {
+		t.Helper()
+		for end := time.Now().Add(2 * time.Minute); !done(); {
+			require.True(t, time.Now().Before(end), "%s: %v", what, alerts(t, server.URL))
+			work()
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
+
+	for _, q := range queries(t) {
+		until(q, func() bool {
+			var answer struct {
+				Data struct{ Result []struct{ Value []any } }
+			}
+			get(t, server.URL+"/api/v1/query?query="+url.QueryEscape(q), &answer)
+			return slices.ContainsFunc(answer.Data.Result, func(r struct{ Value []any }) bool { return r.Value[1] != "NaN" })
+		})
+	}
+	require.Empty(t, alerts(t, server.URL), "nothing is wrong yet")
+
+	for _, name := range names {
+		s := services[name]
+		until(name, func() bool {
+			provocations[name](t, s)
+			return slices.ContainsFunc(alerts(t, server.URL), func(f firing) bool {
+				return f.name == name && (f.queue == s.queue || f.instance == instances[name])
+			})
+		})
+	}
+	for _, f := range alerts(t, server.URL) {
+		assert.NotEqual(t, well.queue, f.queue, "%v fires where all is well", f)
+		assert.NotEqual(t, targets[0], f.instance, "%v fires where all is well", f)
+	}
+}
+
+// queries returns those of the dashboard, with its variables filled in.
+func queries(t *testing.T) (all []string) {
+	t.Helper()
+	var dashboard struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(file(t, "dashboard.json")), &dashboard))
+	for _, p := range dashboard.Panels {
+		for _, q := range p.Targets {
+			all = append(all, strings.NewReplacer("$queue", ".*", "$__rate_interval", "10s").Replace(q.Expr))
+		}
+	}
+	require.NotEmpty(t, all)
+	return all
+}
+
+// Prometheus' own tool accepts the files as they are.
+func TestPrometheusAcceptsTheFiles(t *testing.T) {
+	tool, err := exec.LookPath("promtool")
+	if err != nil {
+		server, err := service.Prometheus(t.Context(), os.Stderr, "{}", nil)
+		require.NoError(t, err)
+		require.NoError(t, server.Close())
+		if tool, err = exec.LookPath("promtool"); err != nil {
+			t.Skip("no promtool: the Prometheus of the environment is another machine's")
+		}
+	}
+	for _, args := range [][]string{{"check", "rules", "alerts.yml"}, {"check", "config", "prometheus.yml"}} {
+		out, err := exec.Command(tool, args...).CombinedOutput()
+		assert.NoError(t, err, "%s", out)
+	}
+	assert.FileExists(t, filepath.Join("grafana", "dashboards.yml"))
+}

@@ -1,0 +1,79 @@
+package otel
+
+import (
+	"context"
+	"reflect"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/mark"
+)
+
+// kinds are the values of error.type for errors that are known.
+var kinds = map[error]string{
+	client.ErrUnroutable: "unroutable", client.ErrRefused: "refused", client.ErrNotFound: "not_found",
+	client.ErrUnauthorized: "unauthorized", client.ErrTooLarge: "too_large", client.ErrSessionLimit: "session_limit",
+	client.ErrOutcomeUnknown: "outcome_unknown", client.ErrNotSent: "not_sent", client.ErrConnectionLost: "connection_lost",
+	client.ErrConsumerTimeout: "consumer_timeout", client.ErrHandlerTimeout: "timeout",
+	context.DeadlineExceeded: "timeout", context.Canceled: "canceled",
+}
+
+// maxErrors bounds how far an error is unwrapped, since one may unwrap to itself.
+const maxErrors = 100
+
+// typeOf is the value of the attribute error.type; "" for nil. It is one of kinds, or the
+// Go type of the error without what only wraps it.
+func typeOf(err error) (kind string) {
+	if err == nil {
+		return ""
+	}
+	defer func() {
+		if recover() != nil {
+			kind = "unreadable" // its methods panic
+		}
+	}()
+	named, last := "", ""
+	for range maxErrors {
+		switch e := err.(type) {
+		case *client.Error:
+			if k := kinds[e.Kind]; k != "" {
+				return k
+			}
+		case *client.PanicError:
+			return "panic"
+		case *client.BatchError:
+			err = e.Failed[0].Err
+			continue
+		case errReason:
+			return string(e)
+		}
+		t := reflect.TypeOf(err)
+		if t.Comparable() {
+			if k := kinds[err]; k != "" {
+				return k
+			}
+		}
+		if last = t.String(); named == "" && !wraps(err, last) {
+			named = last
+		}
+		u, ok := err.(interface{ Unwrap() error })
+		if !ok {
+			break
+		}
+		if err = u.Unwrap(); err == nil {
+			break
+		}
+	}
+	if named == "" {
+		named = last
+	}
+	return valid(named)
+}
+
+// wraps says whether err says nothing of its own.
+func wraps(err error, name string) bool {
+	switch err.(type) {
+	case *mark.Permanent, *mark.After, *mark.Discard:
+		return true
+	}
+	return name == "*fmt.wrapError"
+}

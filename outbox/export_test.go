@@ -1,0 +1,8 @@
+package outbox
+
+const (
+	// InsertOne is the statement that writes one message.
+	InsertOne = insertOne
+	// LockSleep is the advisory lock that a sleeping relay holds.
+	LockSleep = lockSleep
+)
