@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -144,11 +145,40 @@ func TestExportAndImportKeepEveryType(t *testing.T) {
 		letter, err := d.List(t.Context(), desk.ListConfig{Queue: "dead"})
 		require.NoError(t, err)
 		require.Len(t, letter.Messages, len(lines))
-		whole, err := d.Show(t.Context(), "dead", letter.Messages[1].ID)
+		whole, err := d.Show(t.Context(), desk.ShowConfig{Queue: "dead", ID: letter.Messages[1].ID})
 		require.NoError(t, err)
 		assert.Equal(t, desk.BodyTyped, whole.BodyForm)
 		assert.Contains(t, whole.Body, "decimal128")
 		assert.EqualValues(t, 7, whole.Priority)
+	})
+}
+
+// A disk that is full ends an export with that error, and isn't taken for a lost connection.
+func TestExportToAFullDisk(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(unlimited("dead")))
+		load(t, conn, "dead", 3000, func(_ int, m *client.Message) { m.Data = [][]byte{make([]byte, 1000)} })
+		full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
+		require.NoError(t, err)
+		defer func() { _ = full.Close() }()
+		r, err := newDesk(t, s, conn).Export(t.Context(), full, desk.ExportConfig{Queue: "dead"})
+		require.ErrorIs(t, err, syscall.ENOSPC)
+		require.NotErrorIs(t, err, client.ErrConnectionLost)
+		assert.Zero(t, r.Exported)
+		assert.Zero(t, r.Skipped)
+		assert.Less(t, r.Seen, uint64(3000), "it stops there")
+		poll(t, "all are there", func() bool { return ready(t, conn, "dead") == 3000 })
+		hopback := s.shell(t)
+		assert.Contains(t, hopback.dead(exitUnknown, "export", "dead", "/dev/full").stderr, "to go on: the same command with --resume")
+		for says, args := range map[string][]string{
+			"--limit 20000 is out of range": {"list", "dead", "--limit", "20000"},
+			"give --all if all are meant":   {"replay", "dead"},
+			"--to \"dead\" is the queue":    {"replay", "dead", "--all", "--to", "dead"},
+			"--rate \"-1\" is out of range": {"replay", "dead", "--all", "--rate", "-1"},
+		} {
+			assert.Contains(t, hopback.dead(exitUsage, args...).stderr, says)
+		}
 	})
 }
 

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -164,9 +165,11 @@ func TestHeldMessagesComeBackWhenTheConnectionEnds(t *testing.T) {
 			"some":          {4, 4, upTo(10)},
 			"more":          {4, 6, upTo(10)},
 			"less, rotated": {6, 4, strings.Fields("4 5 0 1 2 3 6 7 8 9")},
+			// A walk notices that, and gives back in the order that was.
+			"less, then looked at": {6, 4, upTo(10)},
 		} {
 			apply(t, conn, queueOf(unlimited(name)))
-			load(t, conn, name, 10)
+			load(t, conn, name, 10, func(i int, m *client.Message) { m.Properties.MessageID = fmt.Sprintf("m%d", i) })
 			for _, n := range []int{held.first, held.second} {
 				p := s.peer(t)
 				r := p.receiver(name, uint32(n))
@@ -175,6 +178,13 @@ func TestHeldMessagesComeBackWhenTheConnectionEnds(t *testing.T) {
 				}
 				require.NoError(t, p.conn.Close())
 				poll(t, "they are back", func() bool { return ready(t, conn, name) == 10 })
+			}
+			if strings.HasSuffix(name, "then looked at") {
+				d := newDesk(t, s, conn)
+				list, err := d.List(t.Context(), desk.ListConfig{Queue: name, Count: true})
+				require.NoError(t, err)
+				require.Len(t, list.Messages, 10)
+				assert.Equal(t, "m0", list.Messages[0].MessageID)
 			}
 			ms := s.peer(t).take(name, 10)
 			inOrder(t, held.order, bodies(ms))
@@ -203,7 +213,7 @@ func TestLookingIntoAQueueWithADeliveryLimit(t *testing.T) {
 			var refused *desk.TermsError
 			require.ErrorAs(t, err, &refused)
 			assert.ErrorContains(t, err, "limit is 3")
-			_, err = d.Show(t.Context(), "work", "x")
+			_, err = d.Show(t.Context(), desk.ShowConfig{Queue: "work", ID: "x"})
 			require.ErrorAs(t, err, &refused)
 			for range 4 { // that many are too many
 				_, err = d.List(t.Context(), desk.ListConfig{Queue: "work", Accept: []desk.CaveatCode{desk.CaveatLimit}})

@@ -1,16 +1,23 @@
 package integration
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"maps"
 	"math/rand/v2"
 	"net/url"
 	"os"
 	"os/exec"
-	"runtime"
+	"regexp"
 	"slices"
 	"strconv"
-	"sync"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -35,15 +42,80 @@ func sized(everyDay, full int) int {
 	return everyDay
 }
 
+// story is a queue as it is: of each message its number, which is its body, and all else of
+// it but for how often it was given back.
+type story struct {
+	order []string
+	whole map[string][sha256.Size]byte
+}
+
+// returnCounts are what changes when a message is given back, in a line of an export.
+var returnCounts = regexp.MustCompile(`"delivery-count":\{[^}]*\},?|,?\[\{"symbol":"x-(acquired|delivery)-count"\},[^\]]*\]`)
+
+// storyOf reads a queue by an export.
+func storyOf(t *testing.T, d *desk.Desk, queue string) story {
+	t.Helper()
+	f := tempFile(t, "story")
+	_, err := d.Export(t.Context(), f, desk.ExportConfig{Queue: queue})
+	require.NoError(t, err)
+	_, err = f.Seek(0, io.SeekStart)
+	require.NoError(t, err)
+	s := story{whole: map[string][sha256.Size]byte{}}
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var line struct {
+			Body []struct {
+				Text string `json:"text"`
+			} `json:"body"`
+			Encoding []byte `json:"encoding"`
+		}
+		require.NoError(t, json.Unmarshal(lines.Bytes(), &line))
+		require.Len(t, line.Body, 1)
+		// Every value with its type, and what the sender wrote byte for byte.
+		same, encoded, _ := bytes.Cut(returnCounts.ReplaceAll(lines.Bytes(), nil), []byte(`,"encoding":"`))
+		require.NotEmpty(t, encoded)
+		bare := bytes.Index(line.Encoding, []byte{0, 0x53, 0x73})
+		require.Positive(t, bare, "where the properties begin")
+		number := line.Body[0].Text
+		s.order = append(s.order, number)
+		s.whole[number] = sha256.Sum256(append(same, line.Encoding[bare:]...))
+	}
+	require.NoError(t, lines.Err())
+	require.Len(t, s.whole, len(s.order), "each once")
+	return s
+}
+
+// without leaves messages out.
+func (s story) without(out func(number string) bool) story {
+	kept := story{whole: map[string][sha256.Size]byte{}}
+	for _, number := range s.order {
+		if !out(number) {
+			kept.order = append(kept.order, number)
+			kept.whole[number] = s.whole[number]
+		}
+	}
+	return kept
+}
+
 // One lane among four is replayed, while the process is killed and the connection is cut.
-// None is lost, the other lanes are there in full, each replayed message is handled once or
-// more, and begins anew.
+// None is lost, and each is handled once or more, and begins anew. The other lanes are as
+// they were: the same messages bit for bit, but for how often they were given back, in the
+// same order.
 func TestReplayOfALaneSurvivesKillsAndCuts(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
-		n, kills, cuts := sized(4000, 100_000), sized(3, 10), sized(6, 20)
+		n, kills, cuts := sized(2000, 100_000), sized(3, 10), sized(6, 20)
 		conn, _ := s.connect(t)
 		policy := retry.Policy{MaxRetries: 2, GiveUpAfter: time.Hour, Backoff: retry.Exponential(time.Second, 2)}
 		morgue(t, conn, policy, n)
+		d := newDesk(t, s, conn)
+		permanent := func(number string) bool {
+			i, err := strconv.Atoi(number)
+			require.NoError(t, err)
+			return lanes[i%4] == retry.ReasonPermanent
+		}
+		before := storyOf(t, d, "orders.dead")
+		require.Len(t, before.order, n)
 		h := newHandled()
 		var old atomic.Int64 // messages that don't begin anew
 		consume(t, conn, "orders", retry.With(policy)(client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
@@ -73,7 +145,7 @@ func TestReplayOfALaneSurvivesKillsAndCuts(t *testing.T) {
 			}
 			return false
 		}
-		killed, cut := 0, 0
+		killed, cut, began := 0, 0, time.Now()
 		step := n / 4 / (kills + cuts + 2)
 		for killed < kills {
 			c := replay()
@@ -99,18 +171,11 @@ func TestReplayOfALaneSurvivesKillsAndCuts(t *testing.T) {
 			assert.Equal(t, retry.ReasonPermanent, lanes[i%4])
 		}
 		poll(t, "the other lanes are there", func() bool { return ready(t, conn, "orders.dead") == n*3/4 })
-		left := bodies(s.peer(t).take("orders.dead", n*3/4))
-		runs := 1
-		for i := 1; i < len(left); i++ {
-			a, _ := strconv.Atoi(left[i-1])
-			b, _ := strconv.Atoi(left[i])
-			if b < a-1000 { // the worker had twenty handlers, and so a little disorder
-				runs++
-			}
-		}
-		slices.Sort(left)
-		assert.Len(t, slices.Compact(left), n*3/4, "each of them once")
-		report(t, s, "%d dead, %d kills, %d cuts: none lost, %d replayed, %d of them twice or more; the other lanes in %d runs", n, killed, cut, distinct, twice, runs)
+		want, got := before.without(permanent), storyOf(t, d, "orders.dead")
+		inOrder(t, want.order, got.order)
+		assert.True(t, maps.Equal(want.whole, got.whole), "bit for bit")
+		inOrder(t, want.order, bodies(s.peer(t).take("orders.dead", n*3/4)))
+		report(t, s, "%d dead, %d kills, %d cuts: none lost, %d replayed and handled, %d more than once; the other lanes unchanged and in order, %v", n, killed, cut, distinct, twice, time.Since(began).Round(time.Second))
 	})
 }
 
@@ -120,87 +185,131 @@ func TestReplayIsStoppedAtAnyMoment(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		n, stops := sized(1000, 4000), sized(15, 100)
 		conn, _ := s.connect(t)
-		morgue(t, conn, retry.Policy{}, n)
 		d := newDesk(t, s, conn)
-		stopped, unsure := 0, uint64(0)
-		for range stops {
-			ctx, stop := context.WithCancelCause(t.Context())
-			enough := errors.New("enough")
-			timer := time.AfterFunc(time.Duration(rand.IntN(150))*time.Millisecond, func() { stop(enough) })
-			r, err := d.Replay(ctx, desk.ReplayConfig{Queue: "orders.dead", All: true, ID: "r1", Rate: float64(n)})
-			timer.Stop()
-			stop(nil)
-			if err != nil {
-				require.ErrorIs(t, err, enough)
-				stopped++
+		for _, way := range []string{"copied", "moved"} {
+			morgue(t, conn, retry.Policy{ReplayByMove: true}, n)
+			stopped, unsure := 0, uint64(0)
+			cfg := desk.ReplayConfig{Queue: "orders.dead", All: true, ID: "r1", Rate: float64(n), Copy: way == "copied"}
+			for range stops {
+				ctx, stop := context.WithCancelCause(t.Context())
+				enough := errors.New("enough")
+				timer := time.AfterFunc(time.Duration(rand.IntN(150))*time.Millisecond, func() { stop(enough) })
+				r, err := d.Replay(ctx, cfg)
+				timer.Stop()
+				stop(nil)
+				if err != nil {
+					require.ErrorIs(t, err, enough)
+					stopped++
+				}
+				assert.True(t, r.Replayed == 0 || (r.Moved == r.Replayed) == (way == "moved"), "%+v", r)
+				unsure += r.Unsure
+				poll(t, "dead + replayed = all", func() bool {
+					sum := ready(t, conn, "orders.dead") + ready(t, conn, "orders")
+					return sum >= n && sum <= n+int(unsure)
+				})
 			}
-			unsure += r.Unsure
-			poll(t, "dead + replayed = all", func() bool {
-				sum := ready(t, conn, "orders.dead") + ready(t, conn, "orders")
-				return sum >= n && sum <= n+int(unsure)
-			})
+			cfg.Rate = 0
+			_, err := d.Replay(t.Context(), cfg)
+			require.NoError(t, err)
+			poll(t, "all are back", func() bool { return ready(t, conn, "orders.dead") == 0 && ready(t, conn, "orders") >= n })
+			got := bodies(s.peer(t).take("orders", ready(t, conn, "orders")))
+			slices.Sort(got)
+			assert.Len(t, slices.Compact(slices.Clone(got)), n)
+			if way == "moved" {
+				assert.Len(t, got, n, "none twice")
+			}
+			report(t, s, "%s: %d stops, %d amid the replay; %d of %d twice", way, stops, stopped, len(got)-n, n)
 		}
-		_, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, ID: "r1"})
-		require.NoError(t, err)
-		poll(t, "all are back", func() bool { return ready(t, conn, "orders.dead") == 0 && ready(t, conn, "orders") >= n })
-		got := bodies(s.peer(t).take("orders", ready(t, conn, "orders")))
-		slices.Sort(got)
-		assert.Len(t, slices.Compact(slices.Clone(got)), n)
-		report(t, s, "%d stops, %d amid the replay; %d of %d twice", stops, stopped, len(got)-n, n)
 	})
 }
 
-// A survey and a list of a large queue need little memory here, and leave the queue as it
-// was.
+// A survey and a list of a large queue need little memory, and leave the queue as it was.
+// Each runs as a process of its own, which is measured.
 func TestLookingAtManyMessagesInBoundedMemory(t *testing.T) {
 	if !long() {
-		t.Log("with 100,000; HOPBACK_LONG takes 1,000,000")
+		t.Log("with 20,000; HOPBACK_LONG takes 1,000,000")
 	}
 	forEachBroker(t, func(t *testing.T, s *site) {
-		n := sized(100_000, 1_000_000)
+		n := sized(20_000, 1_000_000)
 		conn, _ := s.connect(t)
 		apply(t, conn, queueOf(unlimited("orders.dead")))
 		const part = 20_000
+		began := time.Now()
 		for range n / part {
 			load(t, conn, "orders.dead", part, func(i int, m *client.Message) {
 				m.Annotations = map[any]any{client.AnnotationError: "order " + strconv.Itoa(i) + " refused", "x-last-death-reason": "rejected", retry.AnnotationQueue: "orders"}
-				m.Data = [][]byte{make([]byte, 200)}
+				m.Data = [][]byte{make([]byte, 20)}
 			})
 		}
-		d := newDesk(t, s, conn)
-		var peak atomic.Uint64
-		watching, over := make(chan struct{}), sync.WaitGroup{}
-		over.Go(func() {
-			for tick := time.NewTicker(50 * time.Millisecond); ; {
-				select {
-				case <-watching:
-					tick.Stop()
-					return
-				case <-tick.C:
-					var m runtime.MemStats
-					runtime.ReadMemStats(&m)
-					peak.Store(max(peak.Load(), m.HeapInuse))
-				}
-			}
-		})
-		began := time.Now()
-		survey, err := d.Survey(t.Context(), desk.SurveyConfig{Queues: []string{"orders.dead"}})
+		report(t, s, "%d messages published in %v", n, time.Since(began).Round(time.Second))
+		bin, err := command()
 		require.NoError(t, err)
-		surveyed := time.Since(began)
+		memory := func() (broker, queue int) {
+			var nodes []struct {
+				Used int `json:"mem_used"`
+			}
+			s.http(t, "GET", "/nodes", nil, &nodes)
+			require.NotEmpty(t, nodes)
+			var q struct {
+				Memory int `json:"memory"`
+			}
+			s.http(t, "GET", "/queues/"+s.vhost+"/orders.dead", nil, &q)
+			return nodes[0].Used >> 20, q.Memory >> 20
+		}
+		look := func(reply any, args ...string) {
+			node, queue := memory()
+			var out, errs bytes.Buffer
+			c := exec.CommandContext(t.Context(), bin, append([]string{"dead"}, append(args, "--json")...)...)
+			c.Env = append(os.Environ(), "HOPBACK_URL="+s.url(), "HOPBACK_MANAGEMENT_URL=none")
+			c.Stdout, c.Stderr = &out, &errs
+			began := time.Now()
+			require.NoError(t, c.Start())
+			peak := peakOf(c.Process.Pid)
+			require.NoError(t, c.Wait(), "%s", &errs)
+			took := time.Since(began)
+			most := <-peak
+			require.NoError(t, json.Unmarshal(out.Bytes(), reply))
+			cpu := c.ProcessState.SystemTime() + c.ProcessState.UserTime()
+			poll(t, "all are there", func() bool { return ready(t, conn, "orders.dead") == n })
+			nodeAfter, queueAfter := memory()
+			require.NotZero(t, most)
+			assert.Less(t, most, 128, "MiB of the process")
+			report(t, s, "%s of %d: %v (%.0f a second), %.1f s of CPU (%.1f us a message), %d MiB at most; broker's memory %d MiB before, %d after, of the queue's process %d and %d", args[0], n,
+				took.Round(10*time.Millisecond), float64(n)/took.Seconds(), cpu.Seconds(), cpu.Seconds()*1e6/float64(n), most, node, nodeAfter, queue, queueAfter)
+		}
+		var survey desk.Survey
+		look(&survey, "survey", "orders.dead")
 		require.Empty(t, survey.Queues[0].Unread)
 		assert.EqualValues(t, n, survey.Queues[0].Seen)
 		require.Len(t, survey.Groups, 1)
 		assert.EqualValues(t, n, survey.Groups[0].Count)
-		began = time.Now()
-		list, err := d.List(t.Context(), desk.ListConfig{Queue: "orders.dead", Count: true, Skip: n / 2})
-		require.NoError(t, err)
-		listed := time.Since(began)
+		var list desk.List
+		look(&list, "list", "orders.dead", "--count", "--skip", strconv.Itoa(n/2))
 		assert.EqualValues(t, n, list.Matched)
-		close(watching)
-		over.Wait()
-		poll(t, "all are there", func() bool { return ready(t, conn, "orders.dead") == n })
-		assert.Less(t, peak.Load(), uint64(512<<20), "bytes in use, of all tests that run at once")
-		report(t, s, "%d messages: survey %v (%.0f a second), list %v (%.0f a second), heap of the process at most %d MiB", n,
-			surveyed.Round(time.Millisecond), float64(n)/surveyed.Seconds(), listed.Round(time.Millisecond), float64(n)/listed.Seconds(), peak.Load()>>20)
+		assert.Len(t, list.Messages, 50)
 	})
+}
+
+// peakOf tells how many MiB of memory a process has had at most, once it has ended. What
+// the kernel tells of a process that has ended won't do: it begins with the memory of the
+// process that has started it.
+func peakOf(pid int) <-chan int {
+	peak := make(chan int, 1)
+	go func() {
+		most := 0
+		for {
+			status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+			_, after, found := strings.Cut(string(status), "VmHWM:")
+			if err != nil || !found { // it has ended
+				peak <- most
+				return
+			}
+			var kib int
+			if _, err := fmt.Sscan(after, &kib); err == nil {
+				most = max(most, kib>>10)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	return peak
 }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -116,12 +118,12 @@ func TestReplayOfOneGroup(t *testing.T) {
 		assert.Equal(t, desk.RoleDead, survey.Queues[0].Role)
 		assert.EqualValues(t, n, survey.Queues[0].Seen)
 
-		letter, err := d.Show(t.Context(), "orders.dead", group.Example)
+		letter, err := d.Show(t.Context(), desk.ShowConfig{Queue: "orders.dead", ID: group.Example})
 		require.NoError(t, err)
 		assert.Equal(t, group.Example, letter.ID)
 		assert.Equal(t, desk.BodyJSON, letter.BodyForm)
 		assert.NotEmpty(t, letter.Hops)
-		_, err = d.Show(t.Context(), "orders.dead", "none")
+		_, err = d.Show(t.Context(), desk.ShowConfig{Queue: "orders.dead", ID: "none"})
 		require.ErrorAs(t, err, new(*desk.NoMessageError))
 
 		filter := desk.Filter{Groups: []string{group.ID}}
@@ -221,7 +223,7 @@ func TestReplayThatFailsAgain(t *testing.T) {
 					assert.Zero(t, same.Replayed)
 				}
 				if round == rounds {
-					letter, err := d.Show(t.Context(), dead, m.ID)
+					letter, err := d.Show(t.Context(), desk.ShowConfig{Queue: dead, ID: m.ID})
 					require.NoError(t, err)
 					replays := 0
 					for _, hop := range letter.Hops {
@@ -239,6 +241,45 @@ func TestReplayThatFailsAgain(t *testing.T) {
 				poll(t, "it fails again", func() bool { mu.Lock(); defer mu.Unlock(); return calls >= 2*round+2 })
 			}
 		}
+	})
+}
+
+// A message that fails again each time is replayed a thousand times, by copies and by moves
+// in turn. It counts them, and doesn't grow.
+func TestAThousandReplaysOfOneMessage(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		rounds := sized(60, 1000)
+		conn, _ := s.connect(t)
+		policy := retry.Policy{ReplayByMove: true, GiveUpAfter: time.Hour}
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders"})
+		load(t, conn, "orders", 1)
+		var calls atomic.Int64
+		consume(t, conn, "orders", retry.With(policy)(client.HandlerFunc(func(context.Context, *client.Delivery) error {
+			return retry.Permanent(fmt.Errorf("gateway 10.0.0.1 refused the order, for the time number %d: %s", calls.Add(1), strings.Repeat("no ", 300)))
+		})), client.ConsumerConfig{})
+		d := newDesk(t, s, conn)
+		who := strings.Repeat("w", 100)
+		var sizes []int
+		for round := 1; round <= rounds; round++ {
+			poll(t, "it is dead", func() bool { return ready(t, conn, "orders.dead") == 1 })
+			if round%50 == 0 || round < 20 {
+				list, err := d.List(t.Context(), desk.ListConfig{Queue: "orders.dead"})
+				require.NoError(t, err)
+				require.Len(t, list.Messages, 1)
+				require.Equal(t, round-1, list.Messages[0].Replays)
+				sizes = append(sizes, list.Messages[0].Size)
+			}
+			copied := round%2 == 0
+			r, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, ID: fmt.Sprintf("%0100d", round), By: who, Copy: copied})
+			require.NoError(t, err)
+			require.EqualValues(t, 1, r.Replayed)
+			require.Equal(t, !copied, r.Moved == 1, "round %d", round)
+			poll(t, "it fails again", func() bool { return calls.Load() == int64(round+1) })
+		}
+		last := sizes[len(sizes)-1]
+		assert.InDelta(t, sizes[len(sizes)-2], last, 200, "%v", sizes)
+		assert.Less(t, last-sizes[0], 9<<10, "%v", sizes)
+		report(t, s, "%d replays of one message: %d bytes before the first, %d at last; all sizes %v", rounds, sizes[0], last, sizes)
 	})
 }
 
@@ -263,6 +304,10 @@ func TestReplayToWhatIsGone(t *testing.T) {
 			}
 		})
 		d := newDesk(t, s, conn)
+		dry, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "dead", All: true, DryRun: true})
+		require.NoError(t, err)
+		assert.EqualValues(t, 25, dry.Matched)
+		assert.EqualValues(t, 10, dry.Failed, "a queue that is gone, and one that isn't named: %v", dry.Failures)
 		r, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "dead", All: true, To: desk.ToExchange})
 		require.NoError(t, err)
 		assert.EqualValues(t, 10, r.Replayed, "%+v", r)

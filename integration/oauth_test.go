@@ -28,7 +28,7 @@ var signingKey = []byte("a key that only the tests and their broker know")
 func base64URL(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
 // jwt is a token as an authorization server would give it, for everything in every
-// virtual host.
+// virtual host, and for the HTTP API.
 func jwt(key []byte, expires time.Time) string {
 	part := func(v any) string {
 		b, err := json.Marshal(v)
@@ -39,7 +39,7 @@ func jwt(key []byte, expires time.Time) string {
 	}
 	text := part(map[string]any{"alg": "HS256", "typ": "JWT", "kid": "test"}) + "." + part(map[string]any{
 		"aud": []string{"hopback"}, "sub": "worker", "client_id": "worker", "exp": expires.Unix(),
-		"scope": []string{"hopback.configure:*/*", "hopback.read:*/*/*", "hopback.write:*/*/*"},
+		"scope": []string{"hopback.configure:*/*", "hopback.read:*/*/*", "hopback.write:*/*/*", "hopback.tag:management"},
 	})
 	sum := hmac.New(sha256.New, key)
 	sum.Write([]byte(text))

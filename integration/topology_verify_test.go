@@ -25,7 +25,7 @@ func TestVerifyFindsNothingInOurOwnTopology(t *testing.T) {
 		all := shopTopology(t)
 		for name, policy := range map[string]retry.Policy{
 			"republish": {}, "dead-letter": {Strategy: retry.StrategyDeadLetter}, "native": {Strategy: retry.StrategyNative},
-			"auto": {Strategy: retry.StrategyAuto}, "any-delay": {AnyDelay: &retry.Ladder{}},
+			"auto": {Strategy: retry.StrategyAuto}, "any-delay": {AnyDelay: &retry.Ladder{}}, "replay-by-move": {ReplayByMove: true},
 		} {
 			policy.Names.Prefix = name + "."
 			topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "work-" + name, DeliveryLimit: 3})

@@ -10,7 +10,8 @@
 // milliseconds. And it never ends: RabbitMQ 4 starts the history of deaths again with
 // every publish, so the count stays at 1. hopback waits between retries and counts them
 // itself. Each message in its dead-letter queue has the reason, and can be replayed to its
-// own queue alone.
+// own queue alone. It begins anew there: though its first failure is longer ago than the
+// policy's GiveUpAfter, it is retried.
 //
 // The delays grow by 1.5 from 20 ms, ten times.
 //
@@ -26,6 +27,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/examples/internal/show"
 	"github.com/hopback/hopback/retry"
 )
@@ -43,9 +45,10 @@ const (
 var errDown = errors.New("the email service is down")
 
 var policy = retry.Policy{
-	MaxRetries: maxRequeues,
-	Backoff:    retry.Exponential(20*time.Millisecond, 1.5),
-	Names:      retry.Names{Prefix: "p6."},
+	MaxRetries:  maxRequeues,
+	Backoff:     retry.Exponential(20*time.Millisecond, 1.5),
+	GiveUpAfter: 6 * time.Second,
+	Names:       retry.Names{Prefix: "p6."},
 }
 
 func main() { show.Main(example) }
@@ -61,8 +64,8 @@ func example(s *show.Stage) {
 	replay(s)
 
 	s.Proven("the service that is down was called %d times in %d ms, with x-death's count at %d and the limit at %d; "+
-		"by hopback %d times in %d ms, no retry early; 4 reasons told apart, and 1 message replayed to its own queue alone",
-		enough, took.Milliseconds(), count, maxRequeues, calls, span.Milliseconds())
+		"by hopback %d times in %d ms, no retry early; 4 reasons told apart, and 1 message replayed to its own queue alone, where it was retried though its first failure was %v ago",
+		enough, took.Milliseconds(), count, maxRequeues, calls, span.Milliseconds(), policy.GiveUpAfter)
 }
 
 // hammer runs the old email worker and the consumer of requeue-queue. It returns the
@@ -172,32 +175,47 @@ func fourDeaths(s *show.Stage) (calls int, span time.Duration) {
 	return calls, span
 }
 
-// replay reads why the emails are dead, and sends those that have failed back to the queue
-// that they come from. The exchange would send them to the webhooks, too.
+// replay sends the emails that have failed back to the queue that they come from, long after
+// policy.GiveUpAfter. The exchange would send them to the webhooks, too. Each begins anew: the
+// one that fails once more is retried.
 func replay(s *show.Stage) {
+	d := show.Must(desk.New(s.Conn, desk.Config{Names: policy.Names}))
+	list := show.Must(d.List(s.Ctx, desk.ListConfig{Queue: emailDead}))
 	reasons := map[string]client.Reason{}
-	s.Consume(emailDead, client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
-		body, death := string(d.Message().GetData()), retry.DeathOf(d.Message())
-		reasons[body] = death.Reason
-		s.Say("%-8s  reason %-14s  retries %2d  error %q", body, death.Reason, death.Retries, death.Error)
-		if death.Reason != retry.ReasonExhausted {
-			return nil
+	var failed time.Time
+	for _, m := range list.Messages {
+		s.Say("%-8s  reason %-14s  retries %2d  error %q", m.MessageID, m.Reason, m.Retries, m.Error)
+		reasons[m.MessageID] = m.Reason
+		if m.Reason == retry.ReasonExhausted {
+			failed = m.FirstFailure
 		}
-		return client.Forward{To: address.Queue(death.Queue), Message: retry.Replay(d.Message())}
-	}), client.ConsumerConfig{})
-	sent := make(chan string, 1)
-	s.Consume(emailQueue, retry.With(policy)(client.Typed(client.RawCodec{}, func(ctx context.Context, body string) error {
-		s.Say("%s is sent, attempt %d", body, retry.Attempt(ctx))
-		sent <- body
-		return nil
-	})), client.ConsumerConfig{})
-	body := show.Next(s, sent, "the replay")
-	s.Holds(emailDead, 0)
-	s.Holds(webhookQueue, 3) // no worker was here: welcome, refused and poison, each once
-	s.Want(body == "welcome", "what has failed is replayed, not %s", body)
+	}
 	s.Want(maps.Equal(reasons, map[string]client.Reason{
 		"welcome": retry.ReasonExhausted, "refused": retry.ReasonRejected, "too late": retry.ReasonExpired, "poison": retry.ReasonDeliveryLimit,
 	}), "the reasons are told apart: %v", reasons)
+	time.Sleep(time.Until(failed.Add(policy.GiveUpAfter)))
+
+	attempts := make(chan int, 10)
+	s.Consume(emailQueue, retry.With(policy)(client.Typed(client.RawCodec{}, func(ctx context.Context, body string) error {
+		attempt := retry.Attempt(ctx)
+		s.Say("%s, attempt %d", body, attempt)
+		attempts <- attempt
+		if attempt == 1 {
+			return errDown
+		}
+		return nil
+	})), client.ConsumerConfig{})
+	r := show.Must(d.Replay(s.Ctx, desk.ReplayConfig{Queue: emailDead, Filter: desk.Filter{Reasons: []client.Reason{retry.ReasonExhausted}}, By: "p6"}))
+	s.Say("replayed %d of %d, %v after the first failure", r.Replayed, r.Seen, time.Since(failed).Round(time.Second))
+	s.Want(r.Replayed == 1, "what has failed is replayed: %+v", r)
+	first, second := show.Next(s, attempts, "the replay"), show.Next(s, attempts, "the retry")
+	s.Want(first == 1 && second == 2, "it begins anew: attempts %d and %d", first, second)
+	s.Holds(emailDead, 3)
+	s.Holds(webhookQueue, 3) // no worker was here: welcome, refused and poison, each once
 }
 
-func message(body string) *client.Message { return client.NewMessage([]byte(body)) }
+func message(body string) *client.Message {
+	m := client.NewMessage([]byte(body))
+	m.Properties.MessageID = body
+	return m
+}

@@ -1,0 +1,112 @@
+package differ
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// found are sequences that once differed, as they were shrunk.
+var found = []sequence{
+	{send{Link: "s0", On: "c1.1"}},
+	{send{Link: "s0", On: "c1.0", To: "/queues/@q1/more"}},
+	{receive{Link: "r0", On: "c1.2"}},
+	{receive{Link: "r2", On: "c0.2", From: "/queues/@q1/more"}},
+	{
+		declareExchange{Exchange: "@x1", Type: "fanout"},
+		send{Link: "s1", On: "c0.2", To: "/exchanges/@x1/a"},
+		publish{Link: "s1", Message: message{Annotations: args{"x-cc": []any{int64(1)}}}},
+	},
+	{
+		declare{Queue: "@q1", Kind: "none"},
+		send{Link: "s1", On: "c1.2", Anonymous: true},
+		publish{Link: "s1", Message: message{To: "/queues/@q1"}},
+	},
+	{declare{Queue: "@q0", Kind: "classic", Arguments: args{"x-single-active-consumer": true}}},
+	{
+		declare{Queue: "@q0", Arguments: args{"x-single-active-consumer": true}},
+		receive{Link: "r0", On: "c1.0", From: "/queues/@q0"},
+		receive{Link: "r1", On: "c0.2", From: "/queues/@q0"},
+		credit{Link: "r1", Drain: true},
+		hangUp{Conn: "c1"},
+	},
+	{
+		declare{Queue: "@q2"},
+		send{Link: "s1", On: "c1.1", To: "/queues/@q2"},
+		receive{Link: "r2", On: "c1.1", From: "/queues/@q2"},
+		credit{Link: "r2", N: 4},
+		publish{Link: "s1", Message: message{Annotations: args{"x-k": nil}}},
+	},
+	{
+		send{Link: "s0", On: "c1.0", Anonymous: true},
+		publish{Link: "s0", Settled: true, Frames: 3},
+	},
+	{
+		declare{Queue: "@q1", Arguments: args{"x-max-length-bytes": int64(163)}},
+		send{Link: "s0", On: "c1.2", To: "/queues/@q1"},
+		publish{Link: "s0", Count: 3, Message: message{Annotations: args{"x-opt-delivery-time": after(-1000)}}},
+	},
+	{
+		declare{Queue: "@q0"},
+		declareExchange{Exchange: "@x1", Type: "topic"},
+		bind{Source: "@x1", Queue: "@q0", Key: "*"},
+		send{Link: "s0", On: "c0.1", To: "/exchanges/@x1"},
+		publish{Link: "s0"},
+	},
+	{
+		declare{Queue: "@q0"},
+		send{Link: "s0", On: "c0.0", To: "/queues/@q0"},
+		publish{Link: "s0"},
+		purge{Queue: "@q0"},
+		publish{Link: "s0"},
+		publish{Link: "s0", Message: message{Priority: 6}},
+		publish{Link: "s0"},
+		publish{Link: "s0", Message: message{Priority: 6}},
+	},
+	{declare{Queue: "@q1", Transient: true, AutoDelete: true, Exclusive: true}},
+	{declare{Queue: "@q1", Transient: true, Exclusive: true}},
+	{declare{Queue: "@q2", Kind: "none", Arguments: args{"x-queue-mode": "2"}}},
+	{
+		declare{Queue: "@q1", Kind: "classic"},
+		send{Link: "s0", On: "c1.2", To: "/queues/@q1"},
+		receive{Link: "r1", On: "c1.1", From: "/queues/@q1", Presettled: true},
+		credit{Link: "r1", N: 1},
+		publish{Link: "s0"},
+		receive{Link: "r2", On: "c1.1", From: "/queues/@q1"},
+		credit{Link: "r2", N: 5},
+		publish{Link: "s0", Count: 2},
+		settle{Link: "r2", First: 1, Last: 1, Outcome: outcome{Kind: "modified"}},
+	},
+	{
+		declare{Queue: "@q0"},
+		send{Link: "s0", On: "c0.0", To: "/queues/@q0"},
+		publish{Link: "s0", Message: message{Raw: []byte("\x00Su")}},
+	},
+}
+
+func TestFoundSequencesComeToTheSame(t *testing.T) {
+	forEachVersion(t, func(t *testing.T, v *versus) {
+		for _, s := range found {
+			r := v.compare(t, s, 10*time.Second)
+			if known(v.version, r) != nil {
+				continue
+			}
+			require.NoError(t, r.err)
+			assert.Negative(t, r.at, "RabbitMQ %s and the one in memory differ:\n%s", v.version, r)
+		}
+	})
+}
+
+// A difference that isn't there any more isn't known any more.
+func TestKnownDifferencesAreStillThere(t *testing.T) {
+	forEachVersion(t, func(t *testing.T, v *versus) {
+		for _, k := range knownDifferences {
+			if k.version == v.version {
+				r := v.compare(t, k.shows, time.Second)
+				assert.Same(t, k, known(v.version, r), "%s:\n%s", k.reason, r)
+			}
+		}
+	})
+}
