@@ -58,7 +58,9 @@ const (
 	nWatermill = "watermill-amqp"
 
 	nRepublish  = "hopback republish"
+	nTraced     = "hopback, otel"
 	nDeadLetter = "hopback dead-letter"
+	nCentral    = "hopback central"
 	nNative     = "hopback native"
 	nTextbook   = "textbook (go-amqp)"
 	nOffBook    = "textbook (official)"
@@ -89,9 +91,20 @@ func contests() []contest {
 				{ours: nHop, peer: n091}, {ours: nHop, peer: nWatermill}},
 		},
 	}
+	// Traces that aren't sampled, and metrics.
+	two := []contestant{{name: nTraced, peer: hopback{traced: true}}, {name: nHop, peer: hopback{}}}
+	followed := []pair{{ours: nTraced, peer: nHop, faster: 0.85, allocs: 9}}
+	all = append(all,
+		contest{name: "otel-publish", title: "publish, confirmed, 256 B, with OpenTelemetry and without", quick: true, contestants: two, pairs: followed, run: runPublish(256)},
+		contest{name: "otel-consume", title: "consume and accept, 256 B, with OpenTelemetry and without", quick: true, contestants: two, pairs: followed, run: runConsume(256, false)})
 	for _, concurrency := range []int{1, 16, 256} {
 		all = append(all, failing(concurrency))
 	}
+	all = append(all, contest{
+		name: "central", title: "every message fails: handled by the central retrier, and by the decorator with 16 handlers", run: runCentral,
+		contestants: []contestant{{name: nCentral, peer: centralPeer{}}, {name: nRepublish, peer: hopback{strategy: retry.StrategyRepublish}}},
+		pairs:       []pair{{ours: nCentral, peer: nRepublish, faster: 1}},
+	})
 	all = append(all, contest{
 		name: "latency", title: "from Publish to the handler, at a tenth of full load, 256 B", quick: true, run: runLatency,
 		contestants: []contestant{{name: nHop, peer: hopback{}}, {name: nRaw, peer: rawPipelined{}}, {name: nOfficial, peer: official{}}, {name: n091, peer: amqp091Peer{}}},
@@ -100,8 +113,8 @@ func contests() []contest {
 	for _, d := range []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second} {
 		all = append(all, contest{
 			name: "lateness-" + d.String(), title: "lateness over an asked delay of " + d.String() + ", idle broker", quick: d < time.Second, maxRounds: 3, run: runLateness(d),
-			contestants: []contestant{{name: nRepublish, peer: hopback{retry.StrategyRepublish}}, {name: nDeadLetter, peer: hopback{retry.StrategyDeadLetter}},
-				{name: nNative, peer: hopback{retry.StrategyNative}, needs: since43}, {name: nTextbook, peer: rawOneByOne{}}, {name: nRawNative, peer: rawModify{native: true}, needs: since43}},
+			contestants: []contestant{{name: nRepublish, peer: hopback{strategy: retry.StrategyRepublish}}, {name: nDeadLetter, peer: hopback{strategy: retry.StrategyDeadLetter}},
+				{name: nNative, peer: hopback{strategy: retry.StrategyNative}, needs: since43}, {name: nTextbook, peer: rawOneByOne{}}, {name: nRawNative, peer: rawModify{native: true}, needs: since43}},
 			pairs:  []pair{{ours: nRepublish, peer: nTextbook}, {ours: nNative, peer: nRawNative}},
 			limits: []limit{{nRepublish, p99, 10}, {nDeadLetter, p99, 10}, {nNative, p99, 10}},
 		})
@@ -134,7 +147,7 @@ func contests() []contest {
 		shared("shared-1000", "the same with 1,000 queues", true, 1, 1000),
 		contest{
 			name: "parked", title: "client heap with messages parked in delay (-parked of them)", long: true, maxRounds: 1, run: runParked,
-			contestants: []contestant{{name: nRepublish, peer: hopback{retry.StrategyRepublish}}, {name: nNative, peer: hopback{retry.StrategyNative}, needs: since43}},
+			contestants: []contestant{{name: nRepublish, peer: hopback{strategy: retry.StrategyRepublish}}, {name: nNative, peer: hopback{strategy: retry.StrategyNative}, needs: since43}},
 			limits:      []limit{{nRepublish, heap, 4}, {nNative, heap, 4}},
 		})
 }
@@ -149,8 +162,8 @@ func failing(concurrency int) contest {
 	c := contest{
 		name: fmt.Sprintf("fail-%d", concurrency), title: fmt.Sprintf("every message fails, handler concurrency %d", concurrency),
 		quick: concurrency == 1, drawn: true, run: runFailing(concurrency),
-		contestants: []contestant{{name: nRepublish, peer: hopback{retry.StrategyRepublish}}, {name: nDeadLetter, peer: hopback{retry.StrategyDeadLetter}},
-			{name: nNative, peer: hopback{retry.StrategyNative}, needs: since43},
+		contestants: []contestant{{name: nRepublish, peer: hopback{strategy: retry.StrategyRepublish}}, {name: nDeadLetter, peer: hopback{strategy: retry.StrategyDeadLetter}},
+			{name: nNative, peer: hopback{strategy: retry.StrategyNative}, needs: since43},
 			{name: nTextbook, peer: rawOneByOne{}, fewer: slow}, {name: nOffBook, peer: official{}, fewer: slow}, {name: n091Book, peer: amqp091Peer{}, fewer: slow},
 			{name: nRawDead, peer: rawModify{}}, {name: nRawNative, peer: rawModify{native: true}, needs: since43}},
 	}
@@ -261,6 +274,53 @@ func runFailing(concurrency int) func(context.Context, *lab, contestant, int) (m
 		cancel()
 		return m.metrics(), <-ended
 	}
+}
+
+// runCentral handles failures that are in the failed queue. Its peer, a decorator, handles
+// messages that fail in their work queue.
+func runCentral(ctx context.Context, l *lab, c contestant, n int) (metrics, error) {
+	central, ok := c.peer.(centralPeer)
+	if !ok {
+		return runFailing(16)(ctx, l, c, n)
+	}
+	bed, err := l.retryBed(ctx, 1, 10*time.Minute)
+	if err != nil {
+		return nil, err
+	}
+	cfg := retry.CentralConfig{Queues: bed.queues}
+	t, err := retry.CentralTopology(bed.policy, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.apply(ctx, t); err != nil {
+		return nil, err
+	}
+	if err := retry.TakeOver(ctx, l.conn.Management(), bed.policy, cfg); err != nil {
+		return nil, err
+	}
+	m := newMeter(max(warmUp(n), 32), n)
+	if err := l.reject(ctx, bed.queues[0], cfg.FailedQueueOf(bed.policy), m.total()); err != nil {
+		return nil, err
+	}
+	settleDown()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- central.run(ctx, l.url, bed, cfg, m) }()
+	select {
+	case <-m.done:
+	case err := <-ended:
+		return nil, fmt.Errorf("ended early: %w", err)
+	case <-ctx.Done():
+		cancel()
+		<-ended
+		return nil, ctx.Err()
+	}
+	if err := l.holds(ctx, cfg.FailedQueueOf(bed.policy), 0); err != nil {
+		return nil, err
+	}
+	cancel()
+	return m.metrics(), <-ended
 }
 
 // runLatency sends at a tenth of what a raw publisher and a raw consumer do together.

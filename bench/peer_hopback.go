@@ -7,18 +7,42 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/trace"
+
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/otel"
 	"github.com/hopback/hopback/retry"
 )
 
 // hopback is the SDK, as its documentation uses it.
 type hopback struct {
 	strategy retry.Strategy
+	// traced has OpenTelemetry follow all messages, none of whose traces is sampled.
+	traced bool
 }
 
+// with is ctx for hopConnect.
+func (p hopback) with(ctx context.Context) context.Context {
+	if p.traced {
+		return context.WithValue(ctx, tracedKey{}, true)
+	}
+	return ctx
+}
+
+type tracedKey struct{}
+
 func hopConnect(ctx context.Context, url string) (*client.Conn, func(), error) {
-	conn, err := client.Connect(ctx, url, client.Config{Name: "hopback-bench", Logger: quiet})
+	cfg := client.Config{Name: "hopback-bench", Logger: quiet}
+	if ctx.Value(tracedKey{}) != nil {
+		// Metrics are read once a minute by default; the reader here is asked by nobody.
+		traces := trace.NewTracerProvider(trace.WithSampler(trace.NeverSample()))
+		if err := otel.Instrument(&cfg, otel.Config{TracerProvider: traces, MeterProvider: metric.NewMeterProvider(metric.WithReader(metric.NewManualReader()))}); err != nil {
+			return nil, nil, err
+		}
+	}
+	conn, err := client.Connect(ctx, url, cfg)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -30,18 +54,18 @@ func hopConnect(ctx context.Context, url string) (*client.Conn, func(), error) {
 }
 
 // publish has inFlight callers, each of which waits for its message.
-func (hopback) publish(ctx context.Context, url, queue string, body []byte, m *meter) error {
-	conn, hangUp, err := hopConnect(ctx, url)
+func (p hopback) publish(ctx context.Context, url, queue string, body []byte, m *meter) error {
+	conn, hangUp, err := hopConnect(p.with(ctx), url)
 	if err != nil {
 		return err
 	}
 	defer hangUp()
-	p, err := client.NewPublisher[[]byte](ctx, conn, address.Queue(queue), client.PublisherConfig{Codec: client.RawCodec{}})
+	pub, err := client.NewPublisher[[]byte](ctx, conn, address.Queue(queue), client.PublisherConfig{Codec: client.RawCodec{}})
 	if err != nil {
 		return err
 	}
 	return together(inFlight, m.total(), func() error {
-		if err := p.Publish(ctx, body); err != nil {
+		if err := pub.Publish(ctx, body); err != nil {
 			return err
 		}
 		m.tick()
@@ -71,12 +95,12 @@ func together(goroutines, n int, do func() error) error {
 	return <-failed
 }
 
-func (hopback) consume(ctx context.Context, url, queue string, json bool, m *meter) error {
+func (p hopback) consume(ctx context.Context, url, queue string, json bool, m *meter) error {
 	var h client.Handler = client.HandlerFunc(func(context.Context, *client.Delivery) error { m.tick(); return nil })
 	if json {
 		h = client.JSON(func(context.Context, order) error { m.tick(); return nil })
 	}
-	return hopConsume(ctx, url, queue, h, 1, m.done)
+	return hopConsume(p.with(ctx), url, queue, h, 1, m.done)
 }
 
 func hopConsume(ctx context.Context, url, queue string, h client.Handler, concurrency int, done <-chan struct{}) error {
@@ -112,6 +136,49 @@ func (p hopback) fail(ctx context.Context, url string, bed *retryBed, concurrenc
 		return retry.After(delay, errFailed)
 	})
 	return hopConsume(ctx, url, bed.queues[0], retry.With(policy)(h), concurrency, nil)
+}
+
+// centralPeer is the central retrier, as its documentation runs it.
+type centralPeer struct{}
+
+func (centralPeer) run(ctx context.Context, url string, bed *retryBed, cfg retry.CentralConfig, m *meter) error {
+	conn, hangUp, err := hopConnect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer hangUp()
+	central := retry.Central(bed.policy, cfg)
+	h := client.Wrap(central, func(ctx context.Context, d *client.Delivery) error {
+		m.tick()
+		return central.Handle(ctx, d)
+	})
+	return conn.Consume(ctx, cfg.FailedQueueOf(bed.policy), h, client.ConsumerConfig{Prefetch: 1000, NoQuarantine: true})
+}
+
+// reject fills a work queue and rejects all of it, into the failed queue.
+func (l *lab) reject(ctx context.Context, queue, failed string, n int) error {
+	if err := l.fill(ctx, queue, orderBody(256), n); err != nil {
+		return err
+	}
+	seen := make(chan struct{})
+	var left atomic.Int64
+	left.Store(int64(n))
+	err := hopConsume(ctx, l.url, queue, client.HandlerFunc(func(context.Context, *client.Delivery) error {
+		if left.Add(-1) == 0 {
+			close(seen)
+		}
+		return client.Modify{DeadLetter: true}
+	}), 1, seen)
+	if err != nil {
+		return err
+	}
+	// The broker dead-letters behind the settlements.
+	for range 20 {
+		if err = l.holds(ctx, failed, uint64(n)); err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	return err
 }
 
 func (hopback) stream(ctx context.Context, url, queue string, in <-chan []byte, ready func(), got func([]byte)) error {
