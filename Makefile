@@ -10,7 +10,7 @@ FUZZTIME ?= 30s
 BROKER = $(GO) run ./internal/broker/cmd/broker
 
 # Modules of their own, whose dependencies aren't the SDK's.
-MODULES = adapter/officialclient cmd/hopback docs/snippets
+MODULES = adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe
 
 # Packages whose tests need no broker.
 UNIT = $$($(GO) list ./... | grep -v -e /integration -e /examples -e /internal/broker -e /internal/proxy)
@@ -33,11 +33,11 @@ test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and e
 
 .PHONY: unit
 unit: ## The tests that need no broker
-	@{ $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry; $(GO) -C adapter/officialclient test -race -count=1 -json .; $(GO) -C cmd/hopback test -race -count=1 -json ./...; $(GO) -C docs/snippets test -count=1 -json ./...; } | $(GO) run ./internal/tally
+	@{ $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry; $(GO) -C adapter/officialclient test -race -count=1 -json .; $(GO) -C otel test -race -count=1 -json .; $(GO) -C otel test -count=1 -run '^TestAllocations' -json .; $(GO) -C cmd/hopback test -race -count=1 -json ./...; $(GO) -C docs/snippets test -count=1 -json ./...; } | $(GO) run ./internal/tally
 
 .PHONY: quick
 quick: ## The tests that need no broker, and those of integration with brokers in memory; without the race detector, within a minute
-	@{ $(GO) test -json $(UNIT); $(GO) -C adapter/officialclient test -json .; $(GO) -C cmd/hopback test -json ./...; $(GO) -C docs/snippets test -json ./...; $(GO) test -json ./integration -brokers=memory -parallel=64; } | $(GO) run ./internal/tally
+	@{ $(GO) test -json $(UNIT); $(GO) -C adapter/officialclient test -json .; $(GO) -C otel test -json .; $(GO) -C cmd/hopback test -json ./...; $(GO) -C docs/snippets test -json ./...; $(GO) test -json ./integration -brokers=memory -parallel=64; } | $(GO) run ./internal/tally
 
 .PHONY: lint
 lint: ## Check formatting, go vet and staticcheck
@@ -57,13 +57,17 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s)
 		done; \
 	done
 
+.PHONY: differ
+differ: ## Compare the RabbitMQ in memory with real ones: random sequences of 100,000 operations with each version; DIFFERFLAGS="-differ.seed=7 -differ.operations=1" repeats one
+	@$(GO) test -count=1 -timeout=0 -v -run '^TestRandomSequencesComeToTheSame$$' ./integration/differ -args -differ.operations=100000 $(DIFFERFLAGS) | grep -v -e '^=== '
+
 .PHONY: bench
 bench: ## Compare with other clients on a broker of our own; writes bench/latest.json and .svg; BENCHFLAGS=-quick takes two minutes
 	@$(BROKER) run any -- bash -c 'cd bench && HOPBACK_BENCH_URL="$$HOPBACK_URL" $(GO) run . -json latest.json -svg latest.svg $(BENCHFLAGS)'
 
 .PHONY: simulate
 simulate: ## Break a RabbitMQ in memory in virtual time, 10,000 faults and 1,000,000 messages in some ten minutes; SIMULATEFLAGS="-simulate.seed 7 -simulate.seeds 1" repeats a schedule
-	@GOGC=400 $(GO) test -count=1 -timeout=0 -v -run '^TestSimulate$$' ./internal/chaos -args -simulate.seeds 100 -simulate.messages 5000 -simulate.faults 50 $(SIMULATEFLAGS) | grep -v -e '^=== ' -e '--- PASS'
+	@GOGC=800 GOMEMLIMIT=2GiB $(GO) test -count=1 -timeout=0 -v -run '^TestSimulate$$' ./internal/chaos -args -simulate.seeds 100 -simulate.messages 5000 -simulate.faults 50 $(SIMULATEFLAGS) | grep -v -e '^=== ' -e '--- PASS'
 
 .PHONY: planted
 planted: ## Plant five faults in hopback, and see that simulations find each within a minute

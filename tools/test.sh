@@ -51,10 +51,16 @@ mapfile -t faulty < <($GO list ./internal/broker/... ./integration/chaos ./integ
 run_tests "${unit[@]}"
 # Allocations are counted without the race detector, which makes some of its own.
 [ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&3
+[ -z "$race" ] || $GO -C otel test -count=1 -timeout=1m -run '^TestAllocations' -json . >&3
 # Modules of their own, so that what they need isn't among what hopback needs.
 $GO -C adapter/officialclient test $race -count=1 -timeout=25m -json . >&3
+$GO -C otel test $race -count=1 -timeout=25m -json . >&3
 $GO -C cmd/hopback test $race -count=1 -timeout=25m -json ./... >&3
 $GO -C docs/snippets test -count=1 -timeout=5m -json ./... >&3
+# It starts a PostgreSQL of its own.
+$GO -C outbox test $race -count=1 -timeout=25m -json ./... >&3
+# It starts a Prometheus of its own.
+$GO -C observe test -count=1 -timeout=10m -json . >&3
 # With the brokers in memory the race detector looks on. With the real ones, which take
 # most of the CPU, it would only make everything slower once more.
 run_tests ./integration -brokers=memory
@@ -64,9 +70,25 @@ came_up=$?
 up=
 if [ $came_up -eq 0 ]; then
 	$GO test -count=1 -timeout=25m -json ./integration -brokers=real >&3
+	# A broker that has had all of that can take over 5 s to start a quorum queue for
+	# minutes, and RabbitMQ 4.3 gives up then (cluster_not_formed). So the rest gets fresh ones.
+	if [ ${#started[@]} -gt 0 ]; then
+		"$bin/broker" down "${started[@]}"
+		# Docker may still be removing the old ones.
+		for pause in 5 10 20 0; do
+			"$bin/broker" up "${started[@]}" && break
+			[ $pause -gt 0 ] || failed "integration: no fresh broker"
+			sleep $pause
+		done
+	fi
+	# Without Chromium it is skipped, and says so.
+	$GO test -count=1 -timeout=15m -json ./integration/browser >&3
+	$GO test -count=1 -timeout=10m -json ./integration/differ >&3
 	run_tests -p=1 "${timed[@]}"
 	run_tests -p=2 "${faulty[@]}"
 	$GO -C adapter/officialclient test $race -count=1 -timeout=25m -json ./integration >&3
+	$GO -C integration/foreign test -count=1 -timeout=25m -json . >&3
+	$GO -C otel test $race -count=1 -timeout=25m -json ./integration >&3
 else
 	failed "integration: no broker"
 fi
@@ -80,7 +102,7 @@ if [ $result -ne 0 ] && [ -s "$bin/again" ]; then
 	while read -r package test; do
 		dir=${package#github.com/hopback/hopback}
 		module=.
-		for m in adapter/officialclient cmd/hopback docs/snippets; do
+		for m in adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe; do
 			case $dir in /$m | /$m/*) module=$m dir=${dir#"/$m"} ;; esac
 		done
 		$GO -C "$module" test $race -count=1 -timeout=15m -json -run "^$test\$" ".$dir"

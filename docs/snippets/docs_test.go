@@ -120,7 +120,11 @@ func blocks(t *testing.T, document, language string) (found []string) {
 
 func goFiles(t *testing.T) (texts []string) {
 	t.Helper()
-	for _, folder := range []string{filepath.Join(root, "docs"), filepath.Join(root, "examples")} {
+	folders := []string{filepath.Join(root, "docs"), filepath.Join(root, "examples")}
+	// The examples of packages are compiled, too.
+	packages, err := filepath.Glob(filepath.Join(root, "*", "example*_test.go"))
+	require.NoError(t, err)
+	for _, folder := range append(folders, packages...) {
 		require.NoError(t, filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") {
 				return err

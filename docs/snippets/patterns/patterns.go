@@ -78,3 +78,10 @@ var (
 	_ = p7Policy
 	_ = p8
 )
+
+// Central runs the process that retries what workers of other kinds reject.
+func Central(ctx context.Context, conn *client.Conn, policy retry.Policy) error {
+	cfg := retry.CentralConfig{Queues: []string{"orders"}}
+	err := conn.Consume(ctx, "failed_queue", retry.Central(policy, cfg), client.ConsumerConfig{Prefetch: 1000, NoQuarantine: true})
+	return err
+}
