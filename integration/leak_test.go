@@ -70,6 +70,7 @@ func (s *site) sessions(t *testing.T) (n int) {
 //
 // It runs alone, since it counts what the whole process holds.
 func TestReconnectsLeaveNothingBehind(t *testing.T) {
+	runsAlone(t)
 	reconnects := 100
 	if os.Getenv("HOPBACK_LONG") != "" {
 		reconnects = 1000

@@ -165,7 +165,7 @@ const builtLabel = "hopback.built"
 // image is for docker.image.
 func (b *builder) image(ctx context.Context, version string, say sayFunc) (string, error) {
 	// The tag changes with the recipe, so an image of an older one isn't used.
-	image := "hopback-rabbitmq:" + version + "-" + recipeOf(version).hash()
+	image := "hopback-rabbitmq:" + version + "-" + recipeOf(version).hash() + "-v2"
 	if imagePresent(ctx, image) {
 		return image, nil
 	}
@@ -177,6 +177,8 @@ func (b *builder) image(ctx context.Context, version string, say sayFunc) (strin
 	_, err = run(ctx, nil, "docker", "import",
 		"--change", "LABEL "+builtLabel+"=true",
 		"--change", "USER rabbitmq",
+		// As in the official image: files of queues needn't go through a layered file system.
+		"--change", "VOLUME /var/lib/rabbitmq",
 		"--change", "ENV PATH=/usr/local/bin:"+treePath,
 		"--change", "ENV HOME=/var/lib/rabbitmq",
 		"--change", "ENV LANG=C.UTF-8",

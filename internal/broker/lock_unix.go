@@ -63,7 +63,12 @@ func waitLock(ctx context.Context, path string, shared bool, held func()) (*floc
 	}
 }
 
-func (k *flock) unlock() { _ = k.f.Close() }
+// unlock does more than close the file: a child that another goroutine has just forked
+// holds it, too, until it runs its program.
+func (k *flock) unlock() {
+	_ = syscall.Flock(int(k.f.Fd()), syscall.LOCK_UN)
+	_ = k.f.Close()
+}
 
 // ownGroup makes a command's process group its own, so that Ctrl-C reaches us
 // alone, who then end it, with all its children, in order.

@@ -1,6 +1,7 @@
 package frames
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -87,7 +88,11 @@ func (s *smallBroker) serve() error {
 		case *End:
 			answers = append(answers, &End{})
 		case *Close:
-			answers = append(answers, &Close{})
+			err := s.write(Frame{Body: &Close{}})
+			if errors.Is(err, io.ErrClosedPipe) {
+				err = nil // go-amqp needn't wait for it
+			}
+			return err
 		}
 		for _, a := range answers {
 			if err := s.write(Frame{Channel: f.Channel, Body: a}); err != nil {

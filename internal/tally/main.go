@@ -19,8 +19,10 @@
 //
 // writes the tests that failed to FILE, a package and a top-level test a line, to be
 // run again by themselves: on a noisy machine a test can fail that passes alone. FILE
-// is empty if all is well, if more than 5 tests failed, or if anything else did: then
-// it isn't the noise.
+// is empty if all is well, if more than 8 tests failed, or if anything else did, a data
+// race or a panic among it: then it isn't the noise. A package whose
+// process a failed test in virtual time has ended is run again as a whole: its line says
+// ".*" in the place of a test.
 package main
 
 import (

@@ -87,7 +87,17 @@ func (t *tally) fail(what string) {
 }
 
 // maxAgain is how many tests may fail and be run again.
-const maxAgain = 5
+const maxAgain = 8
+
+// What a test says whose failure isn't the noise of a machine.
+const (
+	dataRace = "WARNING: DATA RACE"
+	panicked = "panic: "
+)
+
+// leftBubble is said when a test in virtual time has failed and left goroutines behind.
+// It ends the process, so that the tests that hadn't had their turn have to be run, too.
+const leftBubble = "panic: deadlock: main bubble goroutine has exited"
 
 // again returns the tests to run again, a line each.
 func (t *tally) again() (lines []string) {
@@ -238,7 +248,22 @@ func (t *tally) endPackage(e event, p *pkg) {
 		}
 	}
 	if waiting > 0 {
-		t.fail(fmt.Sprintf("%s: %d tests had not had their turn", e.Package, waiting))
+		t.failures = append(t.failures, fmt.Sprintf("%s: %d tests had not had their turn", e.Package, waiting))
+	}
+	said := func(what string) bool {
+		return slices.ContainsFunc(names, func(name string) bool {
+			c := p.tests[name]
+			return c.ended == "fail" && strings.Contains("\n"+c.output.String(), "\n"+what)
+		})
+	}
+	switch {
+	case e.Action != "fail":
+	case said(dataRace):
+		t.other = true
+	case said(leftBubble):
+		t.failed[e.Package+" .*\n"] = true
+	case waiting > 0, said(panicked):
+		t.other = true
 	}
 	switch {
 	case e.Action == "fail":

@@ -181,6 +181,13 @@ func TestWhatFailedIsRunAgain(t *testing.T) {
 	require.Len(t, tests, 1)
 	assert.Regexp(t, `^m/a Test\w+\n$`, tests[0])
 	assert.Empty(t, again(bad+`{"Action":"fail","Package":"lint"}`), "the linter isn't noise")
+	said := func(what string) string {
+		return strings.Replace(bad, `"chatter`, `"`+what, 1)
+	}
+	assert.Len(t, again(said("chatter")), 1)
+	assert.Empty(t, again(said("WARNING: DATA RACE")))
+	assert.Empty(t, again(said("panic: nil map")))
+	assert.Equal(t, []string{"m/a .*\n", tests[0]}, again(said("panic: deadlock: main bubble goroutine has exited but blocked goroutines remain")))
 	var many string
 	for i := range maxAgain + 1 {
 		many += strings.ReplaceAll(bad, "m/a", fmt.Sprintf("m/a%d", i))
