@@ -26,6 +26,10 @@ import (
 var postgres *service.Service
 
 func TestMain(m *testing.M) {
+	if order := os.Getenv(relayOf); order != "" {
+		fmt.Fprintln(os.Stderr, runRelay(order, os.Args[1], os.Args[2]))
+		os.Exit(1)
+	}
 	var err error
 	if postgres, err = service.Postgres(context.Background(), os.Stderr); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -172,4 +176,13 @@ func left(t *testing.T, pool *pgxpool.Pool) (n int) {
 	t.Helper()
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM hopback_outbox").Scan(&n))
 	return n
+}
+
+// queueIsEmpty waits until all messages of a queue are settled.
+func queueIsEmpty(t *testing.T, conn *client.Conn, queue string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		info, err := declare.Inspect(t.Context(), conn.Management(), queue)
+		return err == nil && info.Messages == 0
+	}, time.Minute, 20*time.Millisecond)
 }

@@ -21,6 +21,7 @@ func Postgres(ctx context.Context, out io.Writer) (*Service, error) {
 	return start(ctx, out, kind{
 		name: "PostgreSQL", variable: "HOPBACK_POSTGRES_URL", pkg: "postgresql",
 		program: "postgres", places: []string{"/usr/lib/postgresql/*/bin/postgres"}, user: "postgres",
+		dying: "pre-existing shared memory block",
 		url: func(port int) string {
 			return fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", port)
 		},

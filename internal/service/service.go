@@ -1,6 +1,7 @@
 package service
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -43,6 +44,9 @@ type kind struct {
 	// arguments returns the program's arguments, once its files are in dir.
 	arguments func(ctx context.Context, s *Service, program string, port int) ([]string, error)
 	url       func(port int) string
+	// dying is what its log says when it can't start because processes of one that was
+	// killed haven't ended yet; empty: that doesn't happen.
+	dying string
 	// ready returns nil once it serves.
 	ready func(ctx context.Context, s *Service) error
 }
@@ -181,17 +185,32 @@ func (s *Service) Start(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	p, err := run(s.argv, s.Dir, s.user, log)
+	before, err := log.Seek(0, io.SeekEnd)
 	if err != nil {
 		return err
 	}
-	if err := s.awaitReadyOf(ctx, p); err != nil {
+	for began := time.Now(); ; {
+		p, err := run(s.argv, s.Dir, s.user, log)
+		if err != nil {
+			return err
+		}
+		err = s.awaitReadyOf(ctx, p)
+		if err == nil {
+			s.process = p
+			return nil
+		}
 		p.kill()
 		text, _ := os.ReadFile(log.Name())
-		return fmt.Errorf("it doesn't serve: %w: %s", err, lastLine(text))
+		text = text[min(before, int64(len(text))):]
+		if s.kind.dying == "" || !bytes.Contains(text, []byte(s.kind.dying)) || time.Since(began) > readyWithin {
+			return fmt.Errorf("it doesn't serve: %w: %s", err, bytes.TrimSpace(text))
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
 	}
-	s.process = p
-	return nil
 }
 
 // Kill ends the server at once, as kill -9 does. Its data stay for Start.

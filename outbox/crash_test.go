@@ -1,0 +1,311 @@
+package outbox_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/url"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/hopbacktest"
+	realbroker "github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/internal/service"
+	"github.com/hopback/hopback/outbox"
+)
+
+// relayOf makes this program a relay of that order, to be killed. The URLs of its
+// database and its broker are in its arguments.
+const relayOf = "HOPBACK_TEST_RELAY"
+
+// runRelay is the program's whole life as a relay.
+func runRelay(order, database, broker string) error {
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, database)
+	if err != nil {
+		return err
+	}
+	conn, err := client.Connect(ctx, broker, client.Config{})
+	if err != nil {
+		return err
+	}
+	relay, err := outbox.NewRelay(pool, conn, outbox.RelayConfig{Order: outbox.Order(order), Batch: 200, PublishTimeout: 5 * time.Second})
+	if err != nil {
+		return err
+	}
+	return relay.Run(ctx)
+}
+
+// relayProcess is a relay that can be killed.
+type relayProcess struct{ cmd *exec.Cmd }
+
+func startRelay(t *testing.T, order outbox.Order, database, broker string) *relayProcess {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], database, broker)
+	cmd.Env = append(os.Environ(), relayOf+"="+string(order))
+	cmd.Stderr = os.Stderr
+	_, err := cmd.StdinPipe() // which ends with this process
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	return &relayProcess{cmd}
+}
+
+func (p *relayProcess) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
+
+// crashing is a broker that can be killed and comes back with what it had confirmed.
+type crashing interface {
+	kill(t *testing.T)
+	start(t *testing.T)
+}
+
+type crashingReal struct{ *realbroker.Broker }
+
+func (b crashingReal) kill(t *testing.T)  { require.NoError(t, b.Kill(t.Context())) }
+func (b crashingReal) start(t *testing.T) { require.NoError(t, b.Start(t.Context())) }
+
+type crashingMemory struct{ *hopbacktest.Broker }
+
+func (b crashingMemory) kill(*testing.T)  { b.Kill() }
+func (b crashingMemory) start(*testing.T) { b.Restart() }
+
+// entry is a message of the crash test. Seq counts the committed ones of an account.
+type entry struct {
+	ID, Account, Seq int
+}
+
+// received is what has come.
+type received struct {
+	mu         sync.Mutex
+	times      map[int]int    // by entry.ID
+	messageIDs map[int]string // by entry.ID
+	last       map[int]int    // the highest Seq, by account
+	wrong      []string
+}
+
+func (r *received) add(ordered bool, messageID string, e entry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.times[e.ID]++; r.times[e.ID] > 1 {
+		if r.messageIDs[e.ID] != messageID {
+			r.wrong = append(r.wrong, fmt.Sprintf("entry %d came as message %s, and again as %s", e.ID, r.messageIDs[e.ID], messageID))
+		}
+		return
+	}
+	r.messageIDs[e.ID] = messageID
+	if ordered && e.Seq != r.last[e.Account]+1 {
+		r.wrong = append(r.wrong, fmt.Sprintf("entry %d of account %d came after entry %d", e.Seq, e.Account, r.last[e.Account]))
+	}
+	r.last[e.Account] = max(r.last[e.Account], e.Seq)
+}
+
+func (r *received) distinct() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.times)
+}
+
+// Sixteen writers write transactions, of which a third is rolled back, while relays, the
+// database and the broker are killed in turn. What was committed is published, what was
+// rolled back isn't, duplicates have the same message-id, and with ByKey what came first
+// of each entry is in order.
+func TestNothingIsLostOrInventedWhileEverythingIsKilled(t *testing.T) {
+	transactions, kills, brokers := 3000, 6, []string{"memory"}
+	if os.Getenv("HOPBACK_LONG") != "" {
+		transactions, kills, brokers = 100_000, 30, []string{"memory", "4.3", "4.0"}
+	}
+	for _, order := range orders {
+		for _, version := range brokers {
+			t.Run(string(order)+"/"+version, func(t *testing.T) {
+				database, err := service.Postgres(t.Context(), os.Stderr)
+				require.NoError(t, err)
+				t.Cleanup(func() { assert.NoError(t, database.Close()) })
+				var b crashing
+				var at string
+				if version == "memory" {
+					m := hopbacktest.Start(t, hopbacktest.Config{MaxEvents: -1})
+					at, err = m.Listen("127.0.0.1:0")
+					require.NoError(t, err)
+					b = crashingMemory{m}
+				} else {
+					own, err := realbroker.Own(t.Context(), os.Stderr, version)
+					require.NoError(t, err)
+					t.Cleanup(func() { assert.NoError(t, own.Release(context.Background())) })
+					b, at = crashingReal{own}, own.URL
+				}
+				crash(t, order, database, b, at, transactions, kills)
+			})
+		}
+	}
+}
+
+func crash(t *testing.T, order outbox.Order, database *service.Service, b crashing, brokerURL string, transactions, kills int) {
+	const writers, accounts = 16, 40
+	pool := databaseOf(t, database)
+	_, err := pool.Exec(t.Context(), `CREATE TABLE accounts (account int PRIMARY KEY, seq int NOT NULL);
+CREATE TABLE ledger (id int PRIMARY KEY)`)
+	require.NoError(t, err)
+	for i := range accounts {
+		_, err := pool.Exec(t.Context(), "INSERT INTO accounts VALUES ($1, 0)", i)
+		require.NoError(t, err)
+	}
+	conn, err := client.Connect(t.Context(), brokerURL, client.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, conn.Close(context.Background())) })
+	queues(t, conn, "entries")
+	at, err := url.Parse(database.URL)
+	require.NoError(t, err)
+	at.Path = "/" + pool.Config().ConnConfig.Database
+	relay := func() *relayProcess { return startRelay(t, order, at.String(), brokerURL) }
+
+	r := &received{times: map[int]int{}, messageIDs: map[int]string{}, last: map[int]int{}}
+	consuming, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- conn.Consume(consuming, "entries", client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+			m := d.Message()
+			var e entry
+			body, err := client.Body(m)
+			if err == nil {
+				err = json.Unmarshal(body, &e)
+			}
+			if err != nil {
+				return err
+			}
+			r.add(order == outbox.ByKey, fmt.Sprint(m.Properties.MessageID), e)
+			return nil
+		}), client.ConsumerConfig{})
+	}()
+
+	// Two relays share the work, or one stands by.
+	relays := []*relayProcess{relay(), relay()}
+	defer func() {
+		for _, p := range relays {
+			p.kill()
+		}
+	}()
+
+	var begun atomic.Int64
+	var unsure atomic.Int64
+	p := outbox.Publisher[entry]{To: address.Queue("entries"), Key: func(e entry) string { return fmt.Sprint(e.Account) }}
+	var all sync.WaitGroup
+	for range writers {
+		all.Go(func() {
+			for t.Context().Err() == nil {
+				id := int(begun.Add(1))
+				if id > transactions {
+					return
+				}
+				if err := transact(t.Context(), pool, p, id); err != nil {
+					unsure.Add(1)
+					for pool.Ping(t.Context()) != nil && t.Context().Err() == nil {
+						time.Sleep(10 * time.Millisecond)
+					}
+				}
+			}
+		})
+	}
+	for i := range kills {
+		for begun.Load() < int64(transactions*(i+1)/(kills+1)) {
+			time.Sleep(time.Millisecond)
+		}
+		switch i % 3 {
+		case 0:
+			k := i / 3 % len(relays)
+			relays[k].kill()
+			relays[k] = relay()
+		case 1:
+			require.NoError(t, database.Kill())
+			require.NoError(t, database.Start(t.Context()))
+		case 2:
+			b.kill(t)
+			b.start(t)
+		}
+	}
+	all.Wait()
+
+	committed := map[int]bool{}
+	rows, err := pool.Query(t.Context(), "SELECT id FROM ledger")
+	require.NoError(t, err)
+	for rows.Next() {
+		var id int
+		require.NoError(t, rows.Scan(&id))
+		committed[id] = true
+	}
+	require.NoError(t, rows.Err())
+	limit := time.Now().Add(2 * time.Minute)
+	for left(t, pool) > 0 || r.distinct() < len(committed) {
+		if time.Now().After(limit) {
+			require.Fail(t, "not all has come", "%d of %d, %d are in the outbox", r.distinct(), len(committed), left(t, pool))
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	// What is still in the queue comes before the consumer ends.
+	queueIsEmpty(t, conn, "entries")
+	stop()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		require.NoError(t, err)
+	}
+
+	var setAside int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM hopback_outbox_set_aside").Scan(&setAside))
+	assert.Zero(t, setAside)
+	assert.Empty(t, r.wrong)
+	twice := 0
+	for id, times := range r.times {
+		assert.True(t, committed[id], "transaction %d was rolled back, but its message came", id)
+		if times > 1 {
+			twice++
+		}
+	}
+	for id := range committed {
+		if r.times[id] == 0 {
+			assert.Fail(t, "lost", "transaction %d", id)
+		}
+	}
+	t.Logf("REPORT outbox, %s: %d transactions, %d kills: %d committed and all published, %d of them more than once, %d transactions were cut by a kill",
+		order, transactions, kills, len(committed), twice, unsure.Load())
+}
+
+// transact takes the next number of an account in one transaction with its message, and
+// rolls a third back.
+func transact(ctx context.Context, pool *pgxpool.Pool, p outbox.Publisher[entry], id int) error {
+	tx, err := pool.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback(ctx) }()
+	e := entry{ID: id, Account: rand.IntN(40)}
+	if err := tx.QueryRow(ctx, "UPDATE accounts SET seq = seq + 1 WHERE account = $1 RETURNING seq", e.Account).Scan(&e.Seq); err != nil {
+		return err
+	}
+	if _, err := p.Publish(ctx, tx, e); err != nil {
+		return err
+	}
+	if rand.IntN(3) == 0 {
+		return tx.Rollback(ctx)
+	}
+	if _, err := tx.Exec(ctx, "INSERT INTO ledger VALUES ($1)", id); err != nil {
+		return err
+	}
+	return tx.Commit(ctx)
+}
