@@ -75,7 +75,8 @@ func (l *letter) movable(now time.Time) bool {
 		// RabbitMQ takes the count along, and 4.3 counts it toward the work queue's limit.
 		return false
 	}
-	if _, counted := l.m.ApplicationProperties[retry.CountProperty]; counted {
+	_, counted := l.m.ApplicationProperties[retry.CountProperty]
+	if _, too := l.m.Annotations[retry.CountProperty]; counted || too {
 		return false
 	}
 	held, ok := l.m.Annotations[retry.AnnotationDeliveryTime]

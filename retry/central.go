@@ -353,25 +353,6 @@ func (c *central) asItWas(m *client.Message, died death) *client.Message {
 	return &was
 }
 
-// counterToProperty makes an application property of a counter that is an annotation: that
-// is what RabbitMQ makes of a header of AMQP 0-9-1 that begins with "x-". With both, a worker
-// over AMQP 0-9-1 would read the old one.
-func counterToProperty(m *client.Message, counter string) {
-	v, has := m.Annotations[counter]
-	if !has {
-		return
-	}
-	delete(m.Annotations, counter)
-	n, _ := parseCount(v)
-	if old, _ := parseCount(m.ApplicationProperties[counter]); n < old {
-		return
-	}
-	if m.ApplicationProperties == nil {
-		m.ApplicationProperties = map[string]any{}
-	}
-	m.ApplicationProperties[counter] = v
-}
-
 // counted makes the copy bear the other system's counter, and sends it where that system
 // holds messages.
 func (c *central) counted(o client.Forward, count int, queue string) client.Forward {

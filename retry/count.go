@@ -13,16 +13,19 @@ import (
 // languages may write it, too, as a number or as a string.
 const CountProperty = "x-retry-count"
 
-// Count returns how often m was retried. It is the larger of CountProperty, which
-// StrategyRepublish and other systems write, and AnnotationRetries, which the other
-// strategies write. A negative value, or one that is no number, counts as 0.
+// Count returns how often m was retried. It is the largest of CountProperty, which
+// StrategyRepublish and other systems write, AnnotationRetries, which the other strategies
+// write, and an annotation named like CountProperty: RabbitMQ makes one of a header
+// that a worker over AMQP 0-9-1 writes. A negative value, or one that is no number, counts
+// as 0.
 func Count(m *client.Message) int {
 	if m == nil {
 		return 0
 	}
 	n, _ := parseCount(m.ApplicationProperties[CountProperty])
 	own, _ := parseCount(m.Annotations[AnnotationRetries])
-	return max(n, own)
+	header, _ := parseCount(m.Annotations[CountProperty])
+	return max(n, own, header)
 }
 
 // Attempt returns the number of the current attempt, for use in a handler. The first
@@ -96,6 +99,25 @@ func number(v any) (f float64, ok bool) {
 		return 0, false
 	}
 	return f, true
+}
+
+// counterToProperty makes an application property of a counter that is an annotation: that
+// is what RabbitMQ makes of a header of AMQP 0-9-1 that begins with "x-". With both, a worker
+// over AMQP 0-9-1 would read the old one.
+func counterToProperty(m *client.Message, counter string) {
+	v, has := m.Annotations[counter]
+	if !has {
+		return
+	}
+	delete(m.Annotations, counter)
+	n, _ := parseCount(v)
+	if old, _ := parseCount(m.ApplicationProperties[counter]); n < old {
+		return
+	}
+	if m.ApplicationProperties == nil {
+		m.ApplicationProperties = map[string]any{}
+	}
+	m.ApplicationProperties[counter] = v
 }
 
 // setCount writes a counter as it was found: as a string if a worker that

@@ -65,6 +65,7 @@ func TestHostileCountsAreReadAsACountOrAsNone(t *testing.T) {
 		assert.Equal(t, c.text, text, "%.40v", c.claim)
 		assert.Equal(t, c.count, Count(&client.Message{ApplicationProperties: map[string]any{CountProperty: c.claim}}))
 		assert.Equal(t, c.count, Count(&client.Message{Annotations: map[any]any{AnnotationRetries: c.claim}}))
+		assert.Equal(t, c.count, Count(&client.Message{Annotations: map[any]any{CountProperty: c.claim}}))
 	}
 	assert.Zero(t, Count(nil))
 }
@@ -82,12 +83,37 @@ func TestWrittenCountIsReadBackWhateverWasThere(t *testing.T) {
 	}
 }
 
-func TestLargerOfTheTwoCountersCounts(t *testing.T) {
+func TestLargestOfTheCountersCounts(t *testing.T) {
 	t.Parallel()
 	m := &client.Message{ApplicationProperties: map[string]any{CountProperty: "2"}, Annotations: map[any]any{AnnotationRetries: int64(5)}}
 	assert.Equal(t, 5, Count(m))
 	m.ApplicationProperties[CountProperty] = int32(7)
 	assert.Equal(t, 7, Count(m))
+	m.Annotations[CountProperty] = "8"
+	assert.Equal(t, 8, Count(m))
+}
+
+// A worker over AMQP 0-9-1 that republishes has counted in a header, which is an annotation
+// here. The copy has one counter, of the same type: with two, that worker would read the old
+// one.
+func TestHeaderOfAWorkerThatRepublishesCounts(t *testing.T) {
+	t.Parallel()
+	p := Policy{MaxRetries: 3, Backoff: Delays(time.Second)}
+	for _, c := range []struct{ header, property, next any }{
+		{int64(2), nil, int64(3)}, {"2", nil, "3"}, {int64(2), int64(1), int64(3)}, {int64(1), "2", "3"}, {"x", int64(2), int64(3)},
+	} {
+		m := sent()
+		m.Annotations[CountProperty] = c.header
+		if delete(m.ApplicationProperties, CountProperty); c.property != nil {
+			m.ApplicationProperties[CountProperty] = c.property
+		}
+		f, ok := handle(t, p, m, returns(errA)).(client.Forward)
+		if assert.True(t, ok, "%v", c) {
+			assert.Equal(t, c.next, f.Message.ApplicationProperties[CountProperty], "%v", c)
+			assert.NotContains(t, f.Message.Annotations, CountProperty, "%v", c)
+			assert.IsType(t, client.DeadLetter{}, handle(t, p, f.Message, returns(errA)), "%v: that was the last retry", c)
+		}
+	}
 }
 
 func TestAttemptIsOneMoreThanTheRetries(t *testing.T) {

@@ -16,6 +16,7 @@ func replayed(m *client.Message) *client.Message {
 		return nil
 	}
 	delete(c.ApplicationProperties, CountProperty)
+	delete(c.Annotations, CountProperty)
 	t := historyOf(m)
 	for i, o := range originOf {
 		if s := t.origin(i); s != nil && c.Annotations[o.own] == nil && utf8.ValidString(*s) && len(*s) <= maxOrigin {

@@ -22,6 +22,7 @@ func TestReplayedMessageBeginsAnew(t *testing.T) {
 	}
 	m.Annotations[client.AnnotationReason] = string(ReasonExhausted)
 	m.Annotations[AnnotationDelay] = int64(1000)
+	m.Annotations[CountProperty] = int64(5) // a worker's over AMQP 0-9-1
 	m.Annotations[AnnotationDeliveryTime] = long.UnixMilli()
 	require.IsType(t, client.DeadLetter{}, handle(t, p, m, returns(errA)), "as it is, it dies again at once")
 

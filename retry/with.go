@@ -352,6 +352,7 @@ func (d *decorator) republish(del *client.Delivery, q *queueState, what decision
 	q.watch.retrySent(delay)
 	m := del.Message()
 	c := client.Copy(m)
+	counterToProperty(c, CountProperty)
 	setCount(c, CountProperty, what.count)
 	for k := range c.Annotations {
 		if s, ok := k.(string); ok && (keyValues[s] != nil || s == client.AnnotationKnownCount) {

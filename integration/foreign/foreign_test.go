@@ -375,3 +375,51 @@ func TestWorkersThatPublishTheirFailuresAreRetried(t *testing.T) {
 		})
 	}
 }
+
+// A worker over AMQP 0-9-1 republishes with a header that counts, and the next attempt is a
+// decorated worker's. RabbitMQ shows a header that begins with "x-" as an annotation, and
+// any other as an application property. The decorator goes on from the count, and a worker
+// over AMQP 0-9-1 reads on from the decorator's.
+func TestDecoratorGoesOnFromTheHeaderOfARepublishingWorker(t *testing.T) {
+	for name, c := range map[string]struct{ header, arrives, next any }{
+		"number": {int32(2), int32(2), int64(3)},
+		"long":   {int64(2), int64(2), int64(3)},
+		"text":   {"2", "2", "3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			forEachBroker(t, func(t *testing.T, s *site) {
+				policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(50 * time.Millisecond)}
+				topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "orders"})
+				require.NoError(t, err)
+				_, err = declare.Apply(t.Context(), s.conn.Management(), topology)
+				require.NoError(t, err)
+				seen := make(chan *client.Message, 10)
+				s.consume(t, "orders", retry.With(policy)(client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+					seen <- d.Message()
+					return errNotYet
+				})), client.ConsumerConfig{})
+				ch := s.channel091(t)
+				require.NoError(t, ch.Publish("", "orders", false, false, amqp091.Publishing{
+					Body: []byte("a"), DeliveryMode: 2, Headers: amqp091.Table{retry.CountProperty: c.header, "tenant": "acme"},
+				}))
+				var dead amqp091.Delivery
+				poll(t, "it is dead", func() bool {
+					var has bool
+					dead, has, err = ch.Get("orders.dead", true)
+					require.NoError(t, err)
+					return has
+				})
+				require.Len(t, seen, 2, "the third attempt, and the last")
+				first, last := <-seen, <-seen
+				assert.Equal(t, c.arrives, first.Annotations[retry.CountProperty])
+				assert.NotContains(t, first.ApplicationProperties, retry.CountProperty)
+				assert.Equal(t, "acme", first.ApplicationProperties["tenant"])
+				assert.Equal(t, 2, retry.Count(first))
+				assert.NotContains(t, last.Annotations, retry.CountProperty)
+				assert.Equal(t, c.next, last.ApplicationProperties[retry.CountProperty])
+				assert.Equal(t, c.next, dead.Headers[retry.CountProperty], "what a worker over AMQP 0-9-1 reads")
+				assert.Equal(t, "exhausted", dead.Headers[string(client.AnnotationReason)])
+			})
+		})
+	}
+}
