@@ -61,6 +61,7 @@ const (
 	nTraced     = "hopback, otel"
 	nDeadLetter = "hopback dead-letter"
 	nCentral    = "hopback central"
+	nTwoCentral = "two hopback central"
 	nNative     = "hopback native"
 	nTextbook   = "textbook (go-amqp)"
 	nOffBook    = "textbook (official)"
@@ -105,6 +106,17 @@ func contests() []contest {
 		contestants: []contestant{{name: nCentral, peer: centralPeer{}}, {name: nRepublish, peer: hopback{strategy: retry.StrategyRepublish}}},
 		pairs:       []pair{{ours: nCentral, peer: nRepublish, faster: 1}},
 	})
+	for _, distance := range []time.Duration{0, farBroker} {
+		name, title, faster := "central-two", "failures handled by two central retriers, and by one", 0.0
+		if distance > 0 {
+			name, title, faster = "central-two-far", fmt.Sprintf("%s, with a network latency of %v", title, distance), 1.6
+		}
+		all = append(all, contest{
+			name: name, title: title, run: runCentral,
+			contestants: []contestant{{name: nTwoCentral, peer: centralPeer{instances: 2, distance: distance}}, {name: nCentral, peer: centralPeer{distance: distance}}},
+			pairs:       []pair{{ours: nTwoCentral, peer: nCentral, faster: faster}},
+		})
+	}
 	all = append(all, contest{
 		name: "latency", title: "from Publish to the handler, at a tenth of full load, 256 B", quick: true, run: runLatency,
 		contestants: []contestant{{name: nHop, peer: hopback{}}, {name: nRaw, peer: rawPipelined{}}, {name: nOfficial, peer: official{}}, {name: n091, peer: amqp091Peer{}}},
@@ -200,6 +212,10 @@ func queuesName(n int) string {
 	}
 	return fmt.Sprintf("%d queues", n)
 }
+
+// farBroker is how far away the broker of "central-two-far" is, in one direction: so far that
+// one instance is bound by its window and its links, and not by what the broker can do.
+const farBroker = 200 * time.Millisecond
 
 // fit bounds what a run puts into the broker to 64 MiB.
 func fit(n, size int) int { return max(min(n, 64<<20/size), 8) }
@@ -298,7 +314,8 @@ func runCentral(ctx context.Context, l *lab, c contestant, n int) (metrics, erro
 	if err := retry.TakeOver(ctx, l.conn.Management(), bed.policy, cfg); err != nil {
 		return nil, err
 	}
-	m := newMeter(max(warmUp(n), 32), n)
+	// The first window costs no settlement.
+	m := newMeter(max(warmUp(n), 2*centralWindow*central.all()), n)
 	if err := l.reject(ctx, bed.queues[0], cfg.FailedQueueOf(bed.policy), m.total()); err != nil {
 		return nil, err
 	}

@@ -4,21 +4,29 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"slices"
 	"sync"
+	"time"
 )
 
-// cutter is a TCP proxy in front of the broker that can cut all connections.
+// cutter is a TCP proxy in front of the broker that can cut all connections, or put the
+// broker far away.
 type cutter struct {
 	url    string
 	listen net.Listener
 	to     string
+	// distance is how long each byte is under way, in each direction.
+	distance time.Duration
 
 	mu     sync.Mutex
 	closed bool
 	conns  map[net.Conn]bool
 }
 
-func newCutter(broker string) (*cutter, error) {
+func newCutter(broker string) (*cutter, error) { return farAway(broker, 0) }
+
+// farAway is a cutter whose broker is a distance away.
+func farAway(broker string, distance time.Duration) (*cutter, error) {
 	u, err := url.Parse(broker)
 	if err != nil {
 		return nil, err
@@ -32,7 +40,7 @@ func newCutter(broker string) (*cutter, error) {
 		return nil, err
 	}
 	u.Host = l.Addr().String()
-	c := &cutter{url: u.String(), listen: l, to: to, conns: map[net.Conn]bool{}}
+	c := &cutter{url: u.String(), listen: l, to: to, distance: distance, conns: map[net.Conn]bool{}}
 	go func() {
 		for {
 			in, err := l.Accept()
@@ -61,7 +69,11 @@ func (c *cutter) serve(in net.Conn) {
 	c.mu.Unlock()
 	var wg sync.WaitGroup
 	pipe := func(a, b net.Conn) {
-		_, _ = io.Copy(a, b)
+		if c.distance > 0 {
+			late(a, b, c.distance)
+		} else {
+			_, _ = io.Copy(a, b)
+		}
 		_, _ = a.Close(), b.Close()
 	}
 	wg.Go(func() { pipe(in, out) })
@@ -71,6 +83,35 @@ func (c *cutter) serve(in net.Conn) {
 	delete(c.conns, in)
 	delete(c.conns, out)
 	c.mu.Unlock()
+}
+
+// late copies from b to a, and holds each byte for a while. Any number of bytes may be under
+// way, as on a long line, so this bounds no throughput by itself.
+func late(a, b net.Conn, by time.Duration) {
+	type piece struct {
+		bytes []byte
+		due   time.Time
+	}
+	line := make(chan piece, 1<<14)
+	go func() {
+		defer close(line)
+		all := make([]byte, 64<<10)
+		for {
+			n, err := b.Read(all)
+			if n > 0 {
+				line <- piece{slices.Clone(all[:n]), time.Now().Add(by)}
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	for p := range line {
+		time.Sleep(time.Until(p.due))
+		if _, err := a.Write(p.bytes); err != nil {
+			_ = b.Close() // which ends the reader; what it has read is drained
+		}
+	}
 }
 
 func (c *cutter) cut() {

@@ -139,9 +139,44 @@ func (p hopback) fail(ctx context.Context, url string, bed *retryBed, concurrenc
 }
 
 // centralPeer is the central retrier, as its documentation runs it.
-type centralPeer struct{}
+type centralPeer struct {
+	// instances is how many there are, each with a connection of its own. 0 means one.
+	instances int
+	// distance is how far away the broker is, in each direction.
+	distance time.Duration
+}
 
-func (centralPeer) run(ctx context.Context, url string, bed *retryBed, cfg retry.CentralConfig, m *meter) error {
+// centralWindow is what the documentation recommends.
+const centralWindow = 1000
+
+func (p centralPeer) run(ctx context.Context, url string, bed *retryBed, cfg retry.CentralConfig, m *meter) error {
+	if p.distance > 0 {
+		line, err := farAway(url, p.distance)
+		if err != nil {
+			return err
+		}
+		defer line.close()
+		url = line.url
+	}
+	ended := make(chan error, p.all())
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for range p.all() {
+		go func() {
+			ended <- p.instance(ctx, url, bed, cfg, m)
+			cancel() // one that fails ends all
+		}()
+	}
+	var errs []error
+	for range p.all() {
+		errs = append(errs, <-ended)
+	}
+	return errors.Join(errs...)
+}
+
+func (p centralPeer) all() int { return max(p.instances, 1) }
+
+func (centralPeer) instance(ctx context.Context, url string, bed *retryBed, cfg retry.CentralConfig, m *meter) error {
 	conn, hangUp, err := hopConnect(ctx, url)
 	if err != nil {
 		return err
@@ -152,7 +187,7 @@ func (centralPeer) run(ctx context.Context, url string, bed *retryBed, cfg retry
 		m.tick()
 		return central.Handle(ctx, d)
 	})
-	return conn.Consume(ctx, cfg.FailedQueueOf(bed.policy), h, client.ConsumerConfig{Prefetch: 1000, NoQuarantine: true})
+	return conn.Consume(ctx, cfg.FailedQueueOf(bed.policy), h, client.ConsumerConfig{Prefetch: centralWindow, NoQuarantine: true})
 }
 
 // reject fills a work queue and rejects all of it, into the failed queue.
