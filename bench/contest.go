@@ -106,15 +106,30 @@ func contests() []contest {
 		contestants: []contestant{{name: nCentral, peer: centralPeer{}}, {name: nRepublish, peer: hopback{strategy: retry.StrategyRepublish}}},
 		pairs:       []pair{{ours: nCentral, peer: nRepublish, faster: 1}},
 	})
-	for _, distance := range []time.Duration{0, farBroker} {
-		name, title, faster := "central-two", "failures handled by two central retriers, and by one", 0.0
-		if distance > 0 {
-			name, title, faster = "central-two-far", fmt.Sprintf("%s, with a network latency of %v", title, distance), 1.6
-		}
+	all = append(all, contest{
+		name: "central-whole", title: "the same from the work queue on: a worker rejects, the broker dead-letters, the central retrier forwards", run: runCentral,
+		contestants: []contestant{{name: nCentral, peer: centralPeer{whole: true}}, {name: nRepublish, peer: hopback{strategy: retry.StrategyRepublish}}},
+		pairs:       []pair{{ours: nCentral, peer: nRepublish}},
+	})
+	const twice = "failures handled by two central retriers, and by one"
+	for _, c := range []struct {
+		name, title string
+		one         centralPeer
+		fewer       int
+		faster      float64
+	}{
+		{name: "central-two", title: twice},
+		{
+			name: "central-two-far", title: fmt.Sprintf("%s, with a network latency of %v, and a window of %d each", twice, farBroker, farWindow),
+			one: centralPeer{distance: farBroker, window: farWindow}, fewer: 4, faster: 1.6,
+		},
+	} {
+		both := c.one
+		both.instances = 2
 		all = append(all, contest{
-			name: name, title: title, run: runCentral,
-			contestants: []contestant{{name: nTwoCentral, peer: centralPeer{instances: 2, distance: distance}}, {name: nCentral, peer: centralPeer{distance: distance}}},
-			pairs:       []pair{{ours: nTwoCentral, peer: nCentral, faster: faster}},
+			name: c.name, title: c.title, run: runCentral,
+			contestants: []contestant{{name: nTwoCentral, peer: both, fewer: c.fewer}, {name: nCentral, peer: c.one, fewer: c.fewer}},
+			pairs:       []pair{{ours: nTwoCentral, peer: nCentral, faster: c.faster}},
 		})
 	}
 	all = append(all, contest{
@@ -213,9 +228,12 @@ func queuesName(n int) string {
 	return fmt.Sprintf("%d queues", n)
 }
 
-// farBroker is how far away the broker of "central-two-far" is, in one direction: so far that
-// one instance is bound by its window and its links, and not by what the broker can do.
-const farBroker = 200 * time.Millisecond
+// With these in "central-two-far" one instance does some hundred messages a second, whatever
+// else goes on: it waits for round trips, and the broker has next to nothing to do.
+const (
+	farBroker = 200 * time.Millisecond // in each direction
+	farWindow = 250
+)
 
 // fit bounds what a run puts into the broker to 64 MiB.
 func fit(n, size int) int { return max(min(n, 64<<20/size), 8) }
@@ -292,8 +310,9 @@ func runFailing(concurrency int) func(context.Context, *lab, contestant, int) (m
 	}
 }
 
-// runCentral handles failures that are in the failed queue. Its peer, a decorator, handles
-// messages that fail in their work queue.
+// runCentral handles failures that are in the failed queue, or with whole those that a
+// worker rejects meanwhile. Its peer, a decorator, handles messages that fail in their work
+// queue.
 func runCentral(ctx context.Context, l *lab, c contestant, n int) (metrics, error) {
 	central, ok := c.peer.(centralPeer)
 	if !ok {
@@ -315,8 +334,13 @@ func runCentral(ctx context.Context, l *lab, c contestant, n int) (metrics, erro
 		return nil, err
 	}
 	// The first window costs no settlement.
-	m := newMeter(max(warmUp(n), 2*centralWindow*central.all()), n)
-	if err := l.reject(ctx, bed.queues[0], cfg.FailedQueueOf(bed.policy), m.total()); err != nil {
+	m := newMeter(max(warmUp(n), 2*central.prefetch()*central.all()), n)
+	if central.whole {
+		err = l.fill(ctx, bed.queues[0], orderBody(256), m.total())
+	} else {
+		err = l.reject(ctx, bed.queues[0], cfg.FailedQueueOf(bed.policy), m.total())
+	}
+	if err != nil {
 		return nil, err
 	}
 	settleDown()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -144,6 +145,10 @@ type centralPeer struct {
 	instances int
 	// distance is how far away the broker is, in each direction.
 	distance time.Duration
+	// window is an instance's prefetch. 0 means centralWindow.
+	window int
+	// whole has a worker reject what the instances handle, as they do.
+	whole bool
 }
 
 // centralWindow is what the documentation recommends.
@@ -158,17 +163,25 @@ func (p centralPeer) run(ctx context.Context, url string, bed *retryBed, cfg ret
 		defer line.close()
 		url = line.url
 	}
-	ended := make(chan error, p.all())
+	var all []func(context.Context) error
+	for range p.all() {
+		all = append(all, func(ctx context.Context) error { return p.instance(ctx, url, bed, cfg, m) })
+	}
+	if p.whole {
+		rejecting := client.HandlerFunc(func(context.Context, *client.Delivery) error { return client.Modify{DeadLetter: true} })
+		all = append(all, func(ctx context.Context) error { return hopConsume(ctx, url, bed.queues[0], rejecting, 16, nil) })
+	}
+	ended := make(chan error, len(all))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	for range p.all() {
+	for _, run := range all {
 		go func() {
-			ended <- p.instance(ctx, url, bed, cfg, m)
+			ended <- run(ctx)
 			cancel() // one that fails ends all
 		}()
 	}
 	var errs []error
-	for range p.all() {
+	for range all {
 		errs = append(errs, <-ended)
 	}
 	return errors.Join(errs...)
@@ -176,7 +189,9 @@ func (p centralPeer) run(ctx context.Context, url string, bed *retryBed, cfg ret
 
 func (p centralPeer) all() int { return max(p.instances, 1) }
 
-func (centralPeer) instance(ctx context.Context, url string, bed *retryBed, cfg retry.CentralConfig, m *meter) error {
+func (p centralPeer) prefetch() int { return cmp.Or(p.window, centralWindow) }
+
+func (p centralPeer) instance(ctx context.Context, url string, bed *retryBed, cfg retry.CentralConfig, m *meter) error {
 	conn, hangUp, err := hopConnect(ctx, url)
 	if err != nil {
 		return err
@@ -187,7 +202,7 @@ func (centralPeer) instance(ctx context.Context, url string, bed *retryBed, cfg 
 		m.tick()
 		return central.Handle(ctx, d)
 	})
-	return conn.Consume(ctx, cfg.FailedQueueOf(bed.policy), h, client.ConsumerConfig{Prefetch: centralWindow, NoQuarantine: true})
+	return conn.Consume(ctx, cfg.FailedQueueOf(bed.policy), h, client.ConsumerConfig{Prefetch: p.prefetch(), NoQuarantine: true})
 }
 
 // reject fills a work queue and rejects all of it, into the failed queue.
