@@ -24,8 +24,8 @@ demo: ## Run examples/quickstart with a real broker, which is started and ended;
 	@$(BROKER) run any-or-none -- $(GO) run ./examples/quickstart
 
 .PHONY: examples
-examples: ## Run examples/p1 to p8, each an old retry system and its answer, and night-shift, with a real broker
-	@$(BROKER) run any -- bash -c 'for e in examples/p*/ examples/night-shift/; do echo "=== $$e"; $(GO) run "./$$e" || exit 1; done'
+examples: ## Run examples/p1 to p8, each an old retry system and its answer, night-shift and central-retrier, with a real broker
+	@$(BROKER) run any -- bash -c 'for e in examples/p*/ examples/night-shift/ examples/central-retrier/; do echo "=== $$e"; $(GO) run "./$$e" || exit 1; done'
 
 .PHONY: test
 test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and ended

@@ -1,4 +1,4 @@
-// Package examples runs the programs p1 to p8, and night-shift, against real brokers of both versions.
+// Package examples runs the programs p1 to p8, night-shift and central-retrier, against real brokers of both versions.
 package examples
 
 import (
@@ -31,7 +31,7 @@ func TestExamples(t *testing.T) {
 	names, err := filepath.Glob("p[1-8]-*")
 	require.NoError(t, err)
 	require.Len(t, names, 8)
-	names = append(names, "night-shift")
+	names = append(names, "night-shift", "central-retrier")
 	bin := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin+string(filepath.Separator))
 	for _, name := range names {
