@@ -55,6 +55,7 @@ func parse(args []string) (options, error) {
 	f.BoolVar(&o.quick, "quick", false, "fewer contests, shorter runs: about two minutes")
 	f.BoolVar(&o.long, "long", false, "also 1,000 queues, and many messages parked in delay")
 	f.IntVar(&parkedMessages, "parked", parkedMessages, "how many messages -long parks")
+	f.StringVar(&brokerCPU, "broker-cpu", "", "the file with the broker's CPU time, cpuacct.usage or cpu.stat of its container's control group: its CPU a message is shown, too")
 	f.StringVar(&o.json, "json", "", "write all results to this file")
 	f.StringVar(&o.svg, "svg", "", "draw the ratios to this file")
 	f.StringVar(&o.pprof, "pprof", "", "write a CPU profile of everything that runs to this file; use it with -only and -peers")

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"math"
+	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -12,14 +15,14 @@ import (
 // reading is what the process had used at one moment.
 type reading struct {
 	at             time.Time
-	cpu            time.Duration
+	cpu, broker    time.Duration
 	mallocs, bytes uint64
 }
 
 func read() reading {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return reading{time.Now(), cpuTime(), m.Mallocs, m.TotalAlloc}
+	return reading{time.Now(), cpuTime(), brokerTime(), m.Mallocs, m.TotalAlloc}
 }
 
 // cpuTime is what this process has used of the CPU, in user and kernel mode.
@@ -29,6 +32,29 @@ func cpuTime() time.Duration {
 		return 0
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// brokerCPU is the file of -broker-cpu.
+var brokerCPU string
+
+// brokerTime is what the broker's container has used of the CPU. It is 0 without brokerCPU.
+func brokerTime() time.Duration {
+	if brokerCPU == "" {
+		return 0
+	}
+	b, err := os.ReadFile(brokerCPU)
+	if err != nil {
+		return 0
+	}
+	text, unit := string(b), time.Nanosecond // cpuacct.usage
+	if _, v2, ok := strings.Cut(text, "usage_usec "); ok {
+		text, unit = v2, time.Microsecond // cpu.stat
+	}
+	var n int64
+	if _, err := fmt.Sscan(text, &n); err != nil {
+		return 0
+	}
+	return time.Duration(n) * unit
 }
 
 // meter measures a stretch of a run in full flow: from when warm messages are done
@@ -63,6 +89,7 @@ const (
 	cpu    = "cpu"    // microseconds of this process's CPU
 	allocs = "allocs" // allocations
 	bytes  = "bytes"  // bytes allocated
+	byIt   = "broker" // microseconds of the broker's CPU, with -broker-cpu
 	cores  = "cores"  // CPUs that this process kept busy
 	p50    = "p50"    // milliseconds
 	p99    = "p99"    // milliseconds
@@ -75,10 +102,14 @@ type metrics map[string]float64
 func (m *meter) metrics() metrics {
 	n, took := float64(m.n), m.to.at.Sub(m.from.at).Seconds()
 	used := (m.to.cpu - m.from.cpu).Seconds()
-	return metrics{
+	all := metrics{
 		rate: n / took, cpu: used * 1e6 / n, cores: used / took,
 		allocs: float64(m.to.mallocs-m.from.mallocs) / n, bytes: float64(m.to.bytes-m.from.bytes) / n,
 	}
+	if brokers := m.to.broker - m.from.broker; brokers > 0 {
+		all[byIt] = brokers.Seconds() * 1e6 / n
+	}
+	return all
 }
 
 // timings are the metrics of a set of durations.

@@ -55,6 +55,7 @@ type ratio struct {
 	Times  *spread `json:"times,omitempty"`
 	P99    *spread `json:"p99,omitempty"`
 	CPU    *spread `json:"cpu,omitempty"`
+	Broker *spread `json:"broker_cpu,omitempty"`
 	Allocs *spread `json:"more_allocs,omitempty"`
 
 	want pair
@@ -179,6 +180,9 @@ func (res *result) compare(c contest) {
 		if v := over(a, b, cpu, divide); len(v) > 0 {
 			q.CPU = ptr(spreadOf(v))
 			q.Allocs = ptr(spreadOf(over(a, b, allocs, func(x, y float64) float64 { return x - y })))
+		}
+		if v := over(a, b, byIt, divide); len(v) > 0 {
+			q.Broker = ptr(spreadOf(v))
 		}
 		if p.faster > 0 {
 			q.Targets = append(q.Targets, target{"times as fast, at least", p.faster, q.Times.Median, q.Times.Median >= p.faster})
@@ -331,6 +335,9 @@ func (res *result) printRatios(w io.Writer, l *lab) {
 			}
 		}
 		fmt.Fprintln(w, strings.TrimRight(line, " "))
+		if q.Broker != nil {
+			fmt.Fprintf(w, "  %-34s %s\n", "", "times the broker's CPU: "+q.Broker.times())
+		}
 	}
 	for _, x := range res.Limits {
 		fmt.Fprintf(w, "  %-34s %s %s (%s-%s) %s, target <=%s %s\n", x.Who, x.Metric, short(x.Got.Median), short(x.Got.Min), short(x.Got.Max), unit(x.Metric), short(x.Most), mark(x.Met))
@@ -363,6 +370,9 @@ func (r *report) print(w io.Writer) {
 				if c := column(runs, cpu); len(c) > 0 {
 					line = fmt.Sprintf("%-62s %6.1f us CPU %5.0f allocs %5.2f cores", line, spreadOf(c).Median,
 						spreadOf(column(runs, allocs)).Median, spreadOf(column(runs, cores)).Median)
+				}
+				if c := column(runs, byIt); len(c) > 0 {
+					line += fmt.Sprintf("  %.1f us the broker's", spreadOf(c).Median)
 				}
 				fmt.Fprintln(w, line)
 			}
@@ -430,7 +440,7 @@ func (r *report) write(o options) (err error) {
 func (r *report) writeJSON(path string) error {
 	for _, res := range r.Results {
 		for _, q := range res.Ratios {
-			for _, s := range []*spread{q.Times, q.P99, q.CPU, q.Allocs} {
+			for _, s := range []*spread{q.Times, q.P99, q.CPU, q.Broker, q.Allocs} {
 				if s != nil && (math.IsNaN(s.Median) || math.IsInf(s.Median, 0)) {
 					return errors.New("a ratio isn't a number: was anything measured?")
 				}
