@@ -94,7 +94,7 @@ func contests() []contest {
 	}
 	// Traces that aren't sampled, and metrics.
 	two := []contestant{{name: nTraced, peer: hopback{traced: true}}, {name: nHop, peer: hopback{}}}
-	followed := []pair{{ours: nTraced, peer: nHop, faster: 0.85, allocs: 9}}
+	followed := []pair{{ours: nTraced, peer: nHop, faster: 0.85, allocs: 5}}
 	all = append(all,
 		contest{name: "otel-publish", title: "publish, confirmed, 256 B, with OpenTelemetry and without", quick: true, contestants: two, pairs: followed, run: runPublish(256)},
 		contest{name: "otel-consume", title: "consume and accept, 256 B, with OpenTelemetry and without", quick: true, contestants: two, pairs: followed, run: runConsume(256, false)})

@@ -228,3 +228,19 @@ func BenchmarkConsume(b *testing.B) {
 		})
 	}
 }
+
+// An Instrument's properties take a map that was used before, so only their values are
+// allocated.
+func TestAllocationsOfProperties(t *testing.T) {
+	notUnderRace(t)
+	m := &Message{}
+	value := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	n := testing.AllocsPerRun(1000, func() {
+		added := addedPool.Get().(*addedProperties)
+		Sending{message: m, added: added}.SetProperty("traceparent", value)
+		require.Len(t, m.ApplicationProperties, 1)
+		added.recycle()
+	})
+	require.Nil(t, m.ApplicationProperties)
+	require.LessOrEqual(t, n, 1.0)
+}

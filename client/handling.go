@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"maps"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -18,12 +19,13 @@ import (
 type Sending struct {
 	to      address.Address // zero: the message names it
 	message *Message
+	added   *addedProperties // nil: SetProperty makes a map each time
 }
 
 // NewSending returns a Sending of m to an address, or to the one that m names if to is the
 // zero Address. It serves to call an Instrument outside of a Conn: in a test, or from
 // another client's publisher. m must not be nil, and the Instrument changes it.
-func NewSending(to address.Address, m *Message) Sending { return Sending{to, m} }
+func NewSending(to address.Address, m *Message) Sending { return Sending{to: to, message: m} }
 
 // Message returns the message. It must not be changed: use SetProperty and SetAnnotation.
 func (s Sending) Message() *Message { return s.message }
@@ -52,10 +54,50 @@ func (s Sending) SetProperty(key, value string) {
 	if !addable(key, value, maxAdded) {
 		return
 	}
+	if s.added != nil {
+		s.added.set(s.message, key, value)
+		return
+	}
 	m := make(map[string]any, len(s.message.ApplicationProperties)+1)
 	maps.Copy(m, s.message.ApplicationProperties)
 	m[key] = value
 	s.message.ApplicationProperties = m
+}
+
+// addedProperties is a message's properties with those of an Instrument. The map is used
+// for one message after the other: a new one for each would be a third of what an
+// Instrument makes the client allocate.
+type addedProperties struct {
+	all map[string]any
+	in  *Message       // whose properties all is; nil: none's yet
+	own map[string]any // what it had before
+}
+
+// maxKept bounds the maps that are kept, as a map never shrinks.
+const maxKept = 16
+
+var addedPool = sync.Pool{New: func() any { return &addedProperties{all: make(map[string]any, 4)} }}
+
+func (a *addedProperties) set(m *Message, key, value string) {
+	if a.in == nil {
+		a.in, a.own = m, m.ApplicationProperties
+		maps.Copy(a.all, a.own)
+		m.ApplicationProperties = a.all
+	}
+	a.all[key] = value
+}
+
+// recycle takes the map back. Nobody may send the message any more.
+func (a *addedProperties) recycle() {
+	if len(a.all) > maxKept {
+		return
+	}
+	if a.in != nil {
+		a.in.ApplicationProperties = a.own
+		clear(a.all)
+		a.in, a.own = nil, nil
+	}
+	addedPool.Put(a)
 }
 
 // SetAnnotation sets a message annotation of what is sent, as SetProperty does. The key
@@ -221,7 +263,7 @@ func (o *observed) forwarding(to address.Address, m *Message) (with *Message) {
 	with = m // after a panic
 	defer caught(o.log, "Handling.Forwarding")
 	c := *m
-	o.Forwarding(Sending{to, &c})
+	o.Forwarding(Sending{to: to, message: &c})
 	return &c
 }
 

@@ -258,6 +258,60 @@ func TestInstrumentFollowsEachMessage(t *testing.T) {
 	})
 }
 
+// marks sets a property that names the message.
+type marks struct{ client.NoInstrument }
+
+func (marks) Publish(_ context.Context, s client.Sending) client.Publication {
+	for _, key := range []string{"mark", "again"} {
+		s.SetProperty(key, fmt.Sprint(id(s.Message())))
+	}
+	return nil
+}
+
+// TestInstrumentAddsToEachMessageItsOwn properties, whoever publishes at the same time and
+// whatever becomes of other messages. The caller's see nothing of it afterwards.
+func TestInstrumentAddsToEachMessageItsOwn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		broker, conn := observe(t, marks{}, discard)
+		p, err := client.NewPublisher[*client.Message](t.Context(), conn, address.Queue("other"), client.PublisherConfig{})
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		for g := range 8 {
+			wg.Go(func() {
+				for i := range 50 {
+					given := message(fmt.Sprintf("%d-%d", g, i))
+					if i%2 == 0 {
+						given.ApplicationProperties = map[string]any{"own": id(given)}
+					}
+					ctx, cancel := context.WithCancel(t.Context())
+					if i%5 == 4 {
+						cancel()
+					}
+					var sent *client.Message
+					err := p.Publish(ctx, given, func(m *client.Message) { sent = m })
+					cancel()
+					if err == nil {
+						assert.Equal(t, given.ApplicationProperties, sent.ApplicationProperties)
+						assert.NotContains(t, given.ApplicationProperties, "mark")
+					}
+				}
+			})
+		}
+		wg.Wait()
+		stored := broker.Queue("other").Messages()
+		require.GreaterOrEqual(t, len(stored), 8*40)
+		for _, m := range stored {
+			want := map[string]any{"mark": id(m.Message), "again": id(m.Message)}
+			if _, ok := m.ApplicationProperties["own"]; ok {
+				want["own"] = id(m.Message)
+			}
+			require.Equal(t, want, m.ApplicationProperties)
+		}
+		require.NoError(t, conn.Close(t.Context()))
+	})
+}
+
 // TestInstrumentFollowsABatch: values that can't be sent are followed as others are.
 func TestInstrumentFollowsABatch(t *testing.T) {
 	t.Parallel()

@@ -297,12 +297,16 @@ func (p *publisher) check(m *Message) error {
 // observed checks m and publishes it, which an Instrument follows.
 func (p *publisher) observed(ctx context.Context, m *Message) error {
 	complete(m)
-	followed := p.hooks.publish(ctx, Sending{p.to, m})
+	added := addedPool.Get().(*addedProperties)
+	followed := p.hooks.publish(ctx, Sending{to: p.to, message: m, added: added})
 	err := p.check(m)
 	if err == nil {
 		err = p.s.do(ctx, m)
 	}
 	p.hooks.published(followed, err)
+	if err == nil { // otherwise the message may still be on its way
+		added.recycle()
+	}
 	return err
 }
 

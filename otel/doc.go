@@ -14,6 +14,7 @@ package otel
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -101,12 +102,16 @@ func (in *instrument) SettledRange(n int) { in.numbers.ranges.Record(context.Bac
 
 func (in *instrument) Publish(ctx context.Context, s client.Sending) client.Publication {
 	t := in.targets.get(targetKey{s.To(), s.PerMessage()})
-	p := &publication{in: in, target: t, began: time.Now()}
+	p := publications.Get().(*publication)
+	p.in, p.target, p.began = in, t, time.Now()
 	p.ctx, p.span = in.tracer.Start(ctx, t.publish, t.sendOptions...)
 	t.describe(p.span, s)
 	in.carrier.inject(p.ctx, p.span, s)
 	return p
 }
+
+// publications are those that aren't in use: Published is called once, and last.
+var publications = sync.Pool{New: func() any { return new(publication) }}
 
 // publication is a message of Publish.
 type publication struct {
@@ -123,6 +128,8 @@ func (p *publication) Published(err error) {
 	p.target.took.record(p.ctx, kind, time.Since(p.began))
 	failed(p.span, kind, err)
 	p.span.End()
+	*p = publication{}
+	publications.Put(p)
 }
 
 func (in *instrument) PublishAll(ctx context.Context, to address.Address, n int) client.Batch {

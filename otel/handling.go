@@ -55,8 +55,6 @@ type handling struct {
 	span     trace.Span
 	recorded bool
 	began    time.Time
-	// older and newer are the handlers' that run, see measuredQueue.
-	older, newer *handling
 
 	decision client.Decision
 	forward  forwarding
@@ -81,7 +79,7 @@ func (in *instrument) Handle(ctx context.Context, d *client.Delivery) (context.C
 	if h.recorded = h.span.IsRecording(); h.recorded {
 		h.describe(last, again, had)
 	}
-	q.measured.begin(h)
+	q.measured.consumed.add(h.ctx, "")
 	if again && last.delay > 0 {
 		q.measured.late(h.ctx, last.lane, had-last.delay)
 	}
@@ -146,7 +144,7 @@ func (h *handling) Decided(d client.Decision) { h.decision = d }
 func (h *handling) Handled(err error) {
 	cause := h.cause(err)
 	kind := h.in.numbers.errorType(cause)
-	h.queue.measured.end(h, kind)
+	h.queue.measured.processed.record(h.ctx, kind, time.Since(h.began))
 	if h.decision.Kind == client.DecisionRetry {
 		h.queue.measured.retried(h.ctx, h.decision.Lane, kind)
 	}
@@ -256,7 +254,7 @@ func (h *handling) lane(s client.Settlement) string {
 
 func (h *handling) Settled(err error) {
 	kind := h.in.numbers.errorType(err)
-	h.queue.measured.settled(h.ctx, kind, time.Since(h.settling))
+	h.queue.measured.settled.record(h.ctx, kind, time.Since(h.settling))
 	if !h.recorded {
 		return // nor is a child of it
 	}

@@ -32,7 +32,7 @@ type numbers struct {
 	observed                            observed
 
 	mu       sync.Mutex
-	running  map[string]*measuredQueue
+	known    map[string]*measuredQueue
 	watched  []*watched
 	register metric.Registration
 	// past are the counts of Conns that were closed.
@@ -61,7 +61,7 @@ func newNumbers(m metric.Meter, most int) *numbers {
 	n := &numbers{
 		meter:        m,
 		destinations: names{most: most}, queues: names{most: most}, lanes: names{most: most}, errors: names{most: most},
-		running: map[string]*measuredQueue{},
+		known: map[string]*measuredQueue{},
 	}
 	n.sent = counter(m, "messaging.client.sent.messages", "{message}", "Number of messages that producers attempted to send to the broker.")
 	n.consumed = counter(m, "messaging.client.consumed.messages", "{message}", "Number of messages that were delivered to the application.")
@@ -215,20 +215,16 @@ func (n *numbers) target(name, template string) *measuredTarget {
 
 // measuredQueue is a work queue in metrics.
 type measuredQueue struct {
-	n           *numbers
-	name        attribute.KeyValue
-	consumed    counted
-	processed   timed
-	settledTook timed
+	n         *numbers
+	name      attribute.KeyValue
+	consumed  counted
+	processed timed
+	settled   timed
 
-	mu   sync.Mutex
-	runs int64
-	// first and last are the ends of a list of the handlers that run, in the order in which
-	// they began.
-	first, last *handling
-	retries     map[string]*byError[metric.AddOption] // by lane
-	deaths      map[string][]metric.AddOption
-	lateness    map[string][]metric.RecordOption
+	mu       sync.Mutex
+	retries  map[string]*byError[metric.AddOption] // by lane
+	deaths   map[string][]metric.AddOption
+	lateness map[string][]metric.RecordOption
 }
 
 // queue returns what is known about a queue. All queues beyond so many are one.
@@ -236,7 +232,7 @@ func (n *numbers) queue(name string) *measuredQueue {
 	name = n.queues.bounded(valid(name))
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if q := n.running[name]; q != nil {
+	if q := n.known[name]; q != nil {
 		return q
 	}
 	q := &measuredQueue{
@@ -248,55 +244,9 @@ func (n *numbers) queue(name string) *measuredQueue {
 	}
 	q.consumed = counted{n.consumed, newByError(of("process"), addOption)}
 	q.processed = timed{n.processed, newByError(of("process"), recordOption)}
-	q.settledTook = timed{n.took, newByError(of("settle", semconv.MessagingOperationTypeSettle), recordOption)}
-	n.running[name] = q
+	q.settled = timed{n.took, newByError(of("settle", semconv.MessagingOperationTypeSettle), recordOption)}
+	n.known[name] = q
 	return q
-}
-
-// begin notes that a handler begins, and end that it has ended.
-func (q *measuredQueue) begin(h *handling) {
-	q.consumed.add(h.ctx, "")
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.runs++
-	if h.older = q.last; h.older == nil {
-		q.first = h
-	} else {
-		h.older.newer = h
-	}
-	q.last = h
-}
-
-func (q *measuredQueue) end(h *handling, kind string) {
-	q.mu.Lock()
-	q.runs--
-	if h.older == nil {
-		q.first = h.newer
-	} else {
-		h.older.newer = h.newer
-	}
-	if h.newer == nil {
-		q.last = h.older
-	} else {
-		h.newer.older = h.older
-	}
-	h.older, h.newer = nil, nil
-	q.mu.Unlock()
-	q.processed.record(h.ctx, kind, time.Since(h.began))
-}
-
-// oldest is for how long the handler has run that began first, and how many run.
-func (q *measuredQueue) oldest() (age time.Duration, runs int64) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.first != nil {
-		age = time.Since(q.first.began)
-	}
-	return age, q.runs
-}
-
-func (q *measuredQueue) settled(ctx context.Context, kind string, took time.Duration) {
-	q.settledTook.record(ctx, kind, took)
 }
 
 func (q *measuredQueue) retried(ctx context.Context, lane, kind string) {
@@ -364,18 +314,8 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 	n.mu.Lock()
 	all := slices.Clone(n.watched)
 	sum := n.past
-	queues := make([]*measuredQueue, 0, len(n.running))
-	for _, q := range n.running {
-		queues = append(queues, q)
-	}
 	n.mu.Unlock()
 	o := &n.observed
-	for _, q := range queues {
-		age, runs := q.oldest()
-		set := metric.WithAttributeSet(attribute.NewSet(q.name))
-		to.ObserveInt64(o.handling, runs, set)
-		to.ObserveFloat64(o.oldest, age.Seconds(), set)
-	}
 	var connections, sessions, blockedNow int
 	consumers, publishers := map[string]*client.ConsumerStats{}, map[string]*client.PublisherStats{}
 	up := map[string][2]int64{} // consumers without and with a link
@@ -392,6 +332,10 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 			if x == nil {
 				x = &client.ConsumerStats{}
 				consumers[name] = x
+			}
+			x.Handling += c.Handling
+			if c.Handling > 0 && (x.Oldest.IsZero() || c.Oldest.Before(x.Oldest)) {
+				x.Oldest = c.Oldest
 			}
 			x.Unsettled, x.Ready, x.Forwarding, x.Stalled = x.Unsettled+c.Unsettled, x.Ready+c.Ready, x.Forwarding+c.Forwarding, x.Stalled+c.Stalled
 			if c.Delivered.After(x.Delivered) {
@@ -428,6 +372,12 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 	to.ObserveFloat64(o.blocked, sum.blocked.Seconds())
 	for name, c := range consumers {
 		set := metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name)))
+		to.ObserveInt64(o.handling, int64(c.Handling), set)
+		oldest := 0.0
+		if c.Handling > 0 {
+			oldest = time.Since(c.Oldest).Seconds()
+		}
+		to.ObserveFloat64(o.oldest, oldest, set)
 		to.ObserveInt64(o.unsettled, int64(c.Unsettled), set)
 		to.ObserveInt64(o.ready, int64(c.Ready), set)
 		to.ObserveInt64(o.forwarding, int64(c.Forwarding), set)

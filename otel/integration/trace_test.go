@@ -115,7 +115,8 @@ func TestOrderThatFailsThrice(t *testing.T) {
 	})
 }
 
-// TestForeignTraceGoesOn through hops, the dead-letter queue and a replay.
+// TestForeignTraceGoesOn through hops, the dead-letter queue and a replay, by a copy and by
+// the broker's move.
 func TestForeignTraceGoesOn(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, version, url string) {
 		for _, strategy := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyNative} {
@@ -126,50 +127,62 @@ func TestForeignTraceGoesOn(t *testing.T) {
 				"property":   func(m *client.Message) { m.ApplicationProperties = map[string]any{"traceparent": foreign} },
 				"annotation": func(m *client.Message) { m.Annotations = map[any]any{"x-opt-traceparent": foreign} },
 			} {
-				t.Run(string(strategy)+", "+where, func(t *testing.T) {
-					p := retry.Policy{MaxRetries: 1, Backoff: retry.Delays(200 * time.Millisecond), Strategy: strategy, Names: retry.Names{Prefix: string(strategy) + where + "."}}
-					queue := "orders " + string(strategy) + where
-					l := connect(t, url, otel.Config{OneTrace: where == "annotation"})
-					dead, handled := make(chan struct{}), make(chan struct{})
-					calls := 0
-					l.consume(t, queue, p, func(context.Context, *client.Delivery) error {
-						switch calls++; calls {
-						case 1:
-							return errors.New("the bank is down")
-						case 2:
-							close(dead)
-							return errors.New("the bank is down")
+				for _, byMove := range []bool{false, true} {
+					kind := map[bool]string{false: "copy", true: "move"}[byMove]
+					t.Run(strings.Join([]string{string(strategy), where, kind}, ", "), func(t *testing.T) {
+						name := string(strategy) + where + kind
+						p := retry.Policy{MaxRetries: 1, Backoff: retry.Delays(100 * time.Millisecond), Strategy: strategy, ReplayByMove: byMove, Names: retry.Names{Prefix: name + "."}}
+						deaths := 2 // the attempt that the message dies of
+						if byMove && strategy == retry.StrategyRepublish {
+							deaths, p.RetryIf = 1, func(error) bool { return false } // a copy's counter can't be moved back
 						}
-						close(handled)
-						return nil
+						queue := "orders " + name
+						l := connect(t, url, otel.Config{OneTrace: where == "annotation"})
+						dead, handled := make(chan struct{}), make(chan struct{})
+						calls := 0
+						l.consume(t, queue, p, func(context.Context, *client.Delivery) error {
+							if calls++; calls > deaths {
+								close(handled)
+								return nil
+							}
+							if calls == deaths {
+								close(dead)
+							}
+							return errors.New("the bank is down")
+						})
+						theirs, err := client.Connect(within(t), url, client.Config{Logger: quiet})
+						require.NoError(t, err)
+						defer func() { assert.NoError(t, theirs.Close(within(t))) }()
+						pub, err := client.NewPublisher[*client.Message](within(t), theirs, address.Queue(queue), client.PublisherConfig{})
+						require.NoError(t, err)
+						m := client.NewMessage([]byte("an order"))
+						put(m)
+						require.NoError(t, pub.Publish(within(t), m))
+						await(t, dead)
+						d, err := desk.New(theirs, desk.Config{Logger: quiet})
+						require.NoError(t, err)
+						require.Eventually(t, func() bool {
+							report, err := d.Replay(within(t), desk.ReplayConfig{Queue: p.Names.DeadLetterQueue(queue), All: true})
+							if err != nil || report.Replayed == 0 {
+								return false
+							}
+							assert.EqualValues(t, 1, report.Replayed)
+							assert.Equal(t, byMove, report.Moved == 1)
+							return true
+						}, patience, 50*time.Millisecond, "it is in the dead-letter queue soon")
+						await(t, handled)
+						l.close(t)
+						attempts := named(l.spans.GetSpans(), "process "+queue)
+						require.Len(t, attempts, deaths+1)
+						for i, x := range attempts {
+							assert.Equal(t, foreignTrace, x.Links[0].SpanContext.TraceID().String())
+							assert.Equal(t, where == "annotation", x.SpanContext.TraceID().String() == foreignTrace)
+							if i > 0 {
+								assert.Equal(t, attempts[i-1].SpanContext.SpanID(), x.Links[1].SpanContext.SpanID())
+							}
+						}
 					})
-					theirs, err := client.Connect(within(t), url, client.Config{Logger: quiet})
-					require.NoError(t, err)
-					defer func() { assert.NoError(t, theirs.Close(within(t))) }()
-					pub, err := client.NewPublisher[*client.Message](within(t), theirs, address.Queue(queue), client.PublisherConfig{})
-					require.NoError(t, err)
-					m := client.NewMessage([]byte("an order"))
-					put(m)
-					require.NoError(t, pub.Publish(within(t), m))
-					await(t, dead)
-					d, err := desk.New(theirs, desk.Config{Logger: quiet})
-					require.NoError(t, err)
-					require.Eventually(t, func() bool {
-						report, err := d.Replay(within(t), desk.ReplayConfig{Queue: p.Names.DeadLetterQueue(queue), All: true})
-						return err == nil && report.Replayed == 1
-					}, patience, 50*time.Millisecond, "it is in the dead-letter queue soon")
-					await(t, handled)
-					l.close(t)
-					attempts := named(l.spans.GetSpans(), "process "+queue)
-					require.Len(t, attempts, 3)
-					for i, x := range attempts {
-						assert.Equal(t, foreignTrace, x.Links[0].SpanContext.TraceID().String())
-						assert.Equal(t, where == "annotation", x.SpanContext.TraceID().String() == foreignTrace)
-						if i > 0 {
-							assert.Equal(t, attempts[i-1].SpanContext.SpanID(), x.Links[1].SpanContext.SpanID())
-						}
-					}
-				})
+				}
 			}
 		}
 	})
