@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -42,6 +43,7 @@ type aService struct {
 	control *client.Control
 	metrics *httptest.Server
 	publish func(t *testing.T, body string)
+	batch   func(t *testing.T, n int) // of messages whose handlers take a while
 }
 
 var errFails = errors.New("fails")
@@ -78,6 +80,10 @@ func start(t *testing.T, queue string) *aService {
 			require.NoError(t, err)
 		}
 	}
+	s.batch = func(t *testing.T, n int) {
+		t.Helper()
+		require.NoError(t, p.PublishAll(t.Context(), slices.Repeat([]string{"takes a while"}, n)))
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	ended, finish := make(chan error, 1), make(chan struct{})
 	go func() {
@@ -85,13 +91,15 @@ func start(t *testing.T, queue string) *aService {
 			switch body {
 			case "hangs":
 				<-finish
+			case "takes a while":
+				time.Sleep(10 * time.Millisecond)
 			case "fails":
 				return errFails
 			case "fails for good":
 				return retry.Permanent(errFails)
 			}
 			return nil
-		})), client.ConsumerConfig{Control: s.control, Concurrency: 4})
+		})), client.ConsumerConfig{Control: s.control, Concurrency: 4, Prefetch: 16, Grace: time.Millisecond})
 	}()
 	t.Cleanup(func() {
 		close(finish)
@@ -106,6 +114,7 @@ func start(t *testing.T, queue string) *aService {
 func quick(rules string) string {
 	rules = regexp.MustCompile(`for: \d+m`).ReplaceAllString(rules, "for: 1s")
 	rules = regexp.MustCompile(`\[\d+m\]`).ReplaceAllString(rules, "[6s]")
+	rules = regexp.MustCompile(`offset \d+m`).ReplaceAllString(rules, "offset 6s")
 	rules = strings.ReplaceAll(rules, "> 300", "> 2")
 	return strings.ReplaceAll(rules, "> 60", "> 1")
 }
@@ -160,6 +169,10 @@ var provocations = map[string]func(t *testing.T, s *aService){
 		time.Sleep(2 * time.Second)
 		resume()
 	},
+	"HopbackOldestWaits": func(t *testing.T, s *aService) {
+		s.control.Pause()
+		s.publish(t, "waits")
+	},
 	"HopbackBlocked": func(t *testing.T, s *aService) {
 		s.broker.SetAlarm(hopbacktest.MemoryAlarm, true)
 		s.publish(t, "waits")
@@ -196,10 +209,20 @@ func TestDashboardAndAlertsWithARealPrometheus(t *testing.T) {
 		targets = append(targets, host)
 		instances[name] = host
 	}
+	// A queue that always has messages, none of which waits for long.
+	busy := start(t, "busy")
+	services["busy"] = busy
+	targets = append(targets, strings.TrimPrefix(busy.metrics.URL, "http://"))
+	// The brokers are in memory. What a real one shows has these names and labels:
+	// TestFamiliesOfRabbitMQ.
 	rabbit := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		// What RabbitMQ's plugin shows: TestFamiliesOfRabbitMQ has it from a real one.
-		_, _ = io.WriteString(w, "# TYPE rabbitmq_detailed_queue_messages_ready gauge\nrabbitmq_detailed_queue_messages_ready{vhost=\"/\",queue=\"orders\"} 3\n"+
-			"# TYPE rabbitmq_detailed_queue_messages_unacked gauge\nrabbitmq_detailed_queue_messages_unacked{vhost=\"/\",queue=\"orders\"} 1\n")
+		var ready, unacked strings.Builder
+		for _, s := range services {
+			n := s.broker.Queue(s.queue).Counts()
+			fmt.Fprintf(&ready, "rabbitmq_detailed_queue_messages_ready{vhost=\"/\",queue=%q} %d\n", s.queue, n.Ready)
+			fmt.Fprintf(&unacked, "rabbitmq_detailed_queue_messages_unacked{vhost=\"/\",queue=%q} %d\n", s.queue, n.Unacknowledged)
+		}
+		_, _ = io.WriteString(w, "# TYPE rabbitmq_detailed_queue_messages_ready gauge\n"+ready.String()+"# TYPE rabbitmq_detailed_queue_messages_unacked gauge\n"+unacked.String())
 	}))
 	defer rabbit.Close()
 	config, err := json.Marshal(map[string]any{
@@ -219,6 +242,9 @@ func TestDashboardAndAlertsWithARealPrometheus(t *testing.T) {
 	work := func() {
 		for _, body := range []string{"succeeds", "fails"} {
 			well.publish(t, body)
+		}
+		if busy.broker.Queue(busy.queue).Counts().Ready < 200 {
+			busy.batch(t, 400)
 		}
 	}
 	until := func(what string, done func() bool) {
@@ -250,7 +276,13 @@ func TestDashboardAndAlertsWithARealPrometheus(t *testing.T) {
 			})
 		})
 	}
+	var depth struct {
+		Data struct{ Result []struct{ Value []any } }
+	}
+	get(t, server.URL+"/api/v1/query?query="+url.QueryEscape(`min_over_time(rabbitmq_detailed_queue_messages_ready{queue="busy"}[5s]) > 0`), &depth)
+	require.NotEmpty(t, depth.Data.Result, "messages wait in the busy queue")
 	for _, f := range alerts(t, server.URL) {
+		assert.NotEqual(t, busy.queue, f.queue, "%v fires where none waits for long", f)
 		assert.NotEqual(t, well.queue, f.queue, "%v fires where all is well", f)
 		assert.NotEqual(t, targets[0], f.instance, "%v fires where all is well", f)
 	}
