@@ -27,6 +27,10 @@ demo: ## Run examples/quickstart with a real broker, which is started and ended;
 examples: ## Run examples/p1 to p8, each an old retry system and its answer, night-shift and central-retrier, with a real broker
 	@$(BROKER) run any -- bash -c 'for e in examples/p*/ examples/night-shift/ examples/central-retrier/; do echo "=== $$e"; $(GO) run "./$$e" || exit 1; done'
 
+.PHONY: observe
+observe: ## Start RabbitMQ, and Prometheus with hopback's alerts, until ^C; without an image from a registry. Your service's metrics are read from port 9464
+	@$(BROKER) run any prometheus -- sh -c 'echo "RabbitMQ at $$HOPBACK_URL; Prometheus at $$HOPBACK_PROMETHEUS_URL; ^C ends them"; exec tail -f /dev/null'
+
 .PHONY: test
 test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and ended
 	@tools/test.sh

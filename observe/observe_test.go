@@ -29,6 +29,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/internal/broker"
 	"github.com/hopback/hopback/internal/service"
 	"github.com/hopback/hopback/otel"
 	"github.com/hopback/hopback/retry"
@@ -323,4 +324,41 @@ func TestPrometheusAcceptsTheFiles(t *testing.T) {
 		assert.NoError(t, err, "%s", out)
 	}
 	assert.FileExists(t, filepath.Join("grafana", "dashboards.yml"))
+}
+
+// The names and labels that the rules use are those of RabbitMQ's plugin.
+func TestFamiliesOfRabbitMQ(t *testing.T) {
+	if os.Getenv("HOPBACK_LONG") == "" {
+		t.Skip("it takes a minute: set HOPBACK_LONG=1")
+	}
+	for _, version := range []string{"4.3", "4.0"} {
+		t.Run(version, func(t *testing.T) {
+			b, err := broker.Own(t.Context(), os.Stderr, version)
+			require.NoError(t, err)
+			defer func() { assert.NoError(t, b.Release(context.Background())) }()
+			_, err = b.Exec(t.Context(), "rabbitmq-plugins", "enable", "rabbitmq_prometheus")
+			require.NoError(t, err)
+			conn, err := client.Connect(t.Context(), b.URL, client.Config{})
+			require.NoError(t, err)
+			defer func() { assert.NoError(t, conn.Close(context.Background())) }()
+			_, err = declare.Apply(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()}}})
+			require.NoError(t, err)
+			p, err := client.NewPublisher[string](t.Context(), conn, address.Queue("orders"), client.PublisherConfig{})
+			require.NoError(t, err)
+			require.NoError(t, p.PublishAll(t.Context(), []string{"a", "b", "c"}))
+			// The port isn't published, so a shell beside the broker asks.
+			path := regexp.MustCompile(`metrics_path: (\S+)`).FindStringSubmatch(file(t, "prometheus.yml"))[1]
+			family := regexp.MustCompile(`family: \[(\w+)\]`).FindStringSubmatch(file(t, "prometheus.yml"))[1]
+			script := `exec 3<>/dev/tcp/127.0.0.1/15692; printf 'GET ` + path + `?family=` + family + ` HTTP/1.0\r\n\r\n' >&3; cat <&3`
+			var answer []byte
+			shows := func(line string) func() bool {
+				return func() bool {
+					answer, _ = b.Exec(t.Context(), "bash", "-c", script)
+					return strings.Contains(string(answer), line)
+				}
+			}
+			assert.Eventually(t, shows(`rabbitmq_detailed_queue_messages_ready{vhost="/",queue="orders"} 3`), time.Minute, 100*time.Millisecond, "%s", answer)
+			assert.Eventually(t, shows(`rabbitmq_detailed_queue_messages_unacked{vhost="/",queue="orders"} 0`), time.Minute, 100*time.Millisecond, "%s", answer)
+		})
+	}
 }

@@ -37,9 +37,12 @@ VERSION is 4.3, 4.0 or any: the newest that can be had. Without it, up means
 4.3 and 4.0, run means any, and down and status mean all. For run it can be
 any-or-none: where no broker can be had, the command runs without.
 
-SERVER is postgres or redis. It is HOPBACK_POSTGRES_URL's or HOPBACK_REDIS_URL's
-server, or one of our own from Debian's packages, which ends with the command.
-The command finds its URL in that variable.
+SERVER is postgres, redis or prometheus. It is the server of
+HOPBACK_POSTGRES_URL, HOPBACK_REDIS_URL or HOPBACK_PROMETHEUS_URL, or one of our
+own from Debian's packages, which ends with the command. The command finds its
+URL in that variable. Prometheus has the alerts of the folder observe. It
+scrapes the command's metrics at http://127.0.0.1:9464/metrics, and the queues
+of the first broker.
 
   --env         up prints the export lines, as "broker env" does
   --write FILE  up writes them to FILE
@@ -49,6 +52,8 @@ Examples:
   broker up                         both versions, until "broker down"
   eval "$(broker up --env 4.3)"     and HOPBACK_URL_4_3 is set in this shell
   broker run 4.0 -- go test ./...   4.0 for one command; its exit code is kept
+  broker run 4.3 prometheus -- go run ./myservice
+                                    with Prometheus and hopback's alerts
 
 "run" sets HOPBACK_URL_4_3 and so on for its command, and HOPBACK_URL to the
 first of its brokers.
@@ -252,7 +257,7 @@ func env(ctx context.Context, stdout io.Writer) error {
 func runWith(ctx context.Context, names, command []string, stdout, stderr io.Writer) (code int, err error) {
 	var versions, servers []string
 	for _, name := range names {
-		if name == "postgres" || name == "redis" {
+		if name == "postgres" || name == "redis" || name == "prometheus" {
 			servers = append(servers, name)
 		} else {
 			versions = append(versions, name)
@@ -292,6 +297,15 @@ func runWith(ctx context.Context, names, command []string, stdout, stderr io.Wri
 		cmd.Env = append(cmd.Env, "HOPBACK_URL_"+v+"="+b.URL, "HOPBACK_MANAGEMENT_URL_"+v+"="+b.ManagementURL)
 	}
 	for _, name := range servers {
+		if name == "prometheus" {
+			url, end, err := startPrometheus(ctx, stderr, brokers)
+			if err != nil {
+				return 0, err
+			}
+			defer func() { _ = end() }()
+			cmd.Env = append(cmd.Env, "HOPBACK_PROMETHEUS_URL="+url)
+			continue
+		}
 		get, variable := service.Postgres, "HOPBACK_POSTGRES_URL"
 		if name == "redis" {
 			get, variable = service.Redis, "HOPBACK_REDIS_URL"
