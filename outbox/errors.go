@@ -26,7 +26,7 @@ func fatalIn(err error) error {
 	}
 	switch pg.Code {
 	case "42P01", "42703": // undefined_table, undefined_column
-		return &fatalError{fmt.Errorf("outbox: the database has no outbox of this version; call outbox.Migrate: %w", err)}
+		return &fatalError{fmt.Errorf("outbox: the database has no outbox of this version; call outbox.Migrate, or run \"hopback outbox migrate\": %w", err)}
 	case "42501": // insufficient_privilege
 		return &fatalError{fmt.Errorf("outbox: the user lacks a right: %w", err)}
 	}

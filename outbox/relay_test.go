@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -238,6 +239,18 @@ func TestMessageThatCannotBePublishedIsSetAside(t *testing.T) {
 				t.Log(key, ": ", reason)
 			}
 			assert.Eventually(t, func() bool { return relay.Stats().SetAside == 4 }, 10*time.Second, 5*time.Millisecond)
+
+			// Mended, and put back as docs/outbox.md says.
+			queues(t, conn, "missing")
+			came := watch(t, conn, "missing")
+			docs, err := os.ReadFile("../docs/outbox.md")
+			require.NoError(t, err)
+			_, sql, _ := strings.Cut(string(docs), "```sql\n")
+			sql, _, _ = strings.Cut(sql, "```")
+			tag, err := pool.Exec(t.Context(), sql)
+			require.NoError(t, err)
+			assert.EqualValues(t, 2, tag.RowsAffected())
+			assert.Equal(t, []string{`"no queue"`}, came.await(t, 1))
 		})
 	}
 }

@@ -206,7 +206,7 @@ func (c *command) root() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usage("%s%s; see %s --help", err, flagHint(cmd, err), cmd.CommandPath())
 	})
-	root.AddCommand(c.topology(), c.dead(), c.desk(), c.retry(), c.serve())
+	root.AddCommand(c.topology(), c.dead(), c.desk(), c.retry(), c.outbox(), c.serve())
 	return root
 }
 
