@@ -37,10 +37,13 @@ up=$!
 
 exec 3> >(exec "$bin/tally" -again "$bin/again")
 tally=$!
+# phase tells where the time goes.
+phase() { echo "after $SECONDS s: $1"; }
 failed() { echo "{\"Action\":\"fail\",\"Package\":\"$1\"}" >&3; }
 # -count=1, as what a broker does is not in the test cache's key.
 run_tests() { $GO test $race -count=1 -timeout=25m -json "$@" >&3; }
 
+phase "lint"
 ${MAKE:-make} --no-print-directory lint || failed lint
 
 mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /examples -e /internal/broker -e /internal/proxy)
@@ -48,10 +51,12 @@ mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /examples -e /in
 mapfile -t timed < <($GO list ./internal/proxy ./examples/...)
 # These mostly wait for brokers of their own to start and to die.
 mapfile -t faulty < <($GO list ./internal/broker/... ./integration/chaos ./integration/cluster)
+phase "tests that need no broker"
 run_tests "${unit[@]}"
 # Allocations are counted without the race detector, which makes some of its own.
 [ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&3
 [ -z "$race" ] || $GO -C otel test -count=1 -timeout=1m -run '^TestAllocations' -json . >&3
+phase "modules of their own"
 # Modules of their own, so that what they need isn't among what hopback needs.
 $GO -C adapter/officialclient test $race -count=1 -timeout=25m -json . >&3
 $GO -C otel test $race -count=1 -timeout=25m -json . >&3
@@ -63,12 +68,14 @@ $GO -C outbox test $race -count=1 -timeout=25m -json ./... >&3
 $GO -C observe test -count=1 -timeout=10m -json . >&3
 # With the brokers in memory the race detector looks on. With the real ones, which take
 # most of the CPU, it would only make everything slower once more.
+phase "integration, in memory"
 run_tests ./integration -brokers=memory
 
 wait "$up"
 came_up=$?
 up=
 if [ $came_up -eq 0 ]; then
+	phase "integration, with real brokers"
 	# Tests that need a broker for themselves mostly wait for it, one after the other. The
 	# rest needn't wait for them.
 	alone="^($(paste -sd'|' integration/alone.txt))\$"
@@ -77,6 +84,7 @@ if [ $came_up -eq 0 ]; then
 	$GO test -count=1 -timeout=25m -json -skip "$alone" ./integration -brokers=real >&3
 	wait $alone_pid
 	cat "$bin/alone.json" >&3
+	phase "fresh brokers"
 	# A broker that has had all of that can take over 5 s to start a quorum queue for
 	# minutes, and RabbitMQ 4.3 gives up then (cluster_not_formed). So the rest gets fresh ones.
 	if [ ${#started[@]} -gt 0 ]; then
@@ -88,17 +96,21 @@ if [ $came_up -eq 0 ]; then
 			sleep $pause
 		done
 	fi
+	phase "a browser, random sequences, examples"
 	# Without Chromium it is skipped, and says so.
 	$GO test -count=1 -timeout=15m -json ./integration/browser >&3
 	$GO test -count=1 -timeout=10m -json ./integration/differ >&3
 	run_tests -p=1 "${timed[@]}"
+	phase "brokers that die"
 	run_tests -p=2 "${faulty[@]}"
+	phase "other clients, OpenTelemetry"
 	$GO -C adapter/officialclient test $race -count=1 -timeout=25m -json ./integration >&3
 	$GO -C integration/foreign test -count=1 -timeout=25m -json . >&3
 	$GO -C otel test $race -count=1 -timeout=25m -json ./integration >&3
 else
 	failed "integration: no broker"
 fi
+phase "done"
 exec 3>&-
 wait "$tally"
 result=$?
