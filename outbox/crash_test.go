@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net/url"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,10 +23,13 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
 	realbroker "github.com/hopback/hopback/internal/broker"
 	"github.com/hopback/hopback/internal/service"
 	"github.com/hopback/hopback/outbox"
+	"github.com/hopback/hopback/outbox/inbox"
+	"github.com/hopback/hopback/retry"
 )
 
 // relayOf makes this program a relay of that order, to be killed. The URLs of its
@@ -42,7 +47,7 @@ func runRelay(order, database, broker string) error {
 	if err != nil {
 		return err
 	}
-	conn, err := client.Connect(ctx, broker, client.Config{})
+	conn, err := client.Connect(ctx, broker, client.Config{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}
@@ -53,21 +58,63 @@ func runRelay(order, database, broker string) error {
 	return relay.Run(ctx)
 }
 
-// relayProcess is a relay that can be killed.
-type relayProcess struct{ cmd *exec.Cmd }
+// workerOf makes this program a worker with an inbox.
+const workerOf = "HOPBACK_TEST_WORKER"
 
-func startRelay(t *testing.T, order outbox.Order, database, broker string) *relayProcess {
+// patient retries for as long as a database may take to start.
+var patient = retry.Policy{MaxRetries: 1000, Backoff: retry.Delays(100 * time.Millisecond)}
+
+// runWorker is the program's whole life as a worker: it writes the effects of entries, and
+// fails now and then, before and after it has written.
+func runWorker(database, broker string) error {
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, database)
+	if err != nil {
+		return err
+	}
+	conn, err := client.Connect(ctx, broker, client.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	h := client.JSON(func(ctx context.Context, e entry) error {
+		tx, ok := inbox.Tx(ctx)
+		if !ok {
+			return errors.New("no transaction")
+		}
+		if rand.IntN(20) == 0 {
+			return errors.New("before it is written")
+		}
+		if _, err := tx.Exec(ctx, "INSERT INTO effects VALUES ($1)", e.ID); err != nil {
+			return err
+		}
+		if rand.IntN(20) == 0 {
+			return errors.New("after it is written")
+		}
+		return nil
+	})
+	return conn.Consume(ctx, "effects", retry.With(patient)(inbox.With(pool, inbox.Config{})(h)), client.ConsumerConfig{Concurrency: 3})
+}
+
+// child is a relay or a worker, which can be killed.
+type child struct{ cmd *exec.Cmd }
+
+// startChild runs this program as what the variable of the environment says.
+func startChild(t *testing.T, variable, value, database, broker string) *child {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], database, broker)
-	cmd.Env = append(os.Environ(), relayOf+"="+string(order))
+	cmd.Env = append(os.Environ(), variable+"="+value)
 	cmd.Stderr = os.Stderr
 	_, err := cmd.StdinPipe() // which ends with this process
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	return &relayProcess{cmd}
+	return &child{cmd}
 }
 
-func (p *relayProcess) kill() {
+func (p *child) kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
 }
@@ -125,9 +172,10 @@ func (r *received) distinct() int {
 }
 
 // Sixteen writers write transactions, of which a third is rolled back, while relays, the
-// database and the broker are killed in turn. What was committed is published, what was
+// database, and the broker with a worker are killed in turn. What was committed is published, what was
 // rolled back isn't, duplicates have the same message-id, and with ByKey what came first
-// of each entry is in order.
+// of each entry is in order. Workers with an inbox, which fail now and then, write each
+// effect once.
 func TestNothingIsLostOrInventedWhileEverythingIsKilled(t *testing.T) {
 	transactions, kills, brokers := 3000, 6, []string{"memory"}
 	if os.Getenv("HOPBACK_LONG") != "" {
@@ -162,8 +210,10 @@ func crash(t *testing.T, order outbox.Order, database *service.Service, b crashi
 	const writers, accounts = 16, 40
 	pool := databaseOf(t, database)
 	_, err := pool.Exec(t.Context(), `CREATE TABLE accounts (account int PRIMARY KEY, seq int NOT NULL);
-CREATE TABLE ledger (id int PRIMARY KEY)`)
+CREATE TABLE ledger (id int PRIMARY KEY);
+CREATE TABLE effects (id int NOT NULL)`)
 	require.NoError(t, err)
+	require.NoError(t, inbox.Migrate(t.Context(), pool))
 	for i := range accounts {
 		_, err := pool.Exec(t.Context(), "INSERT INTO accounts VALUES ($1, 0)", i)
 		require.NoError(t, err)
@@ -171,11 +221,17 @@ CREATE TABLE ledger (id int PRIMARY KEY)`)
 	conn, err := client.Connect(t.Context(), brokerURL, client.Config{})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, conn.Close(context.Background())) })
-	queues(t, conn, "entries")
+	topology, err := retry.Topology(patient, declare.QuorumQueue{Name: "effects"}, declare.QuorumQueue{Name: "entries"})
+	require.NoError(t, err)
+	topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: "written", Type: declare.Fanout})
+	topology.Bindings = append(topology.Bindings, declare.Binding{Source: "written", Queue: "effects"}, declare.Binding{Source: "written", Queue: "entries"})
+	_, err = declare.Apply(t.Context(), conn.Management(), topology)
+	require.NoError(t, err)
 	at, err := url.Parse(database.URL)
 	require.NoError(t, err)
 	at.Path = "/" + pool.Config().ConnConfig.Database
-	relay := func() *relayProcess { return startRelay(t, order, at.String(), brokerURL) }
+	relay := func() *child { return startChild(t, relayOf, string(order), at.String(), brokerURL) }
+	worker := func() *child { return startChild(t, workerOf, "1", at.String(), brokerURL) }
 
 	r := &received{times: map[int]int{}, messageIDs: map[int]string{}, last: map[int]int{}}
 	consuming, stop := context.WithCancel(t.Context())
@@ -197,16 +253,16 @@ CREATE TABLE ledger (id int PRIMARY KEY)`)
 	}()
 
 	// Two relays share the work, or one stands by.
-	relays := []*relayProcess{relay(), relay()}
+	relays, workers := []*child{relay(), relay()}, []*child{worker(), worker()}
 	defer func() {
-		for _, p := range relays {
+		for _, p := range slices.Concat(relays, workers) {
 			p.kill()
 		}
 	}()
 
 	var begun atomic.Int64
 	var unsure atomic.Int64
-	p := outbox.Publisher[entry]{To: address.Queue("entries"), Key: func(e entry) string { return fmt.Sprint(e.Account) }}
+	p := outbox.Publisher[entry]{To: address.Exchange("written", "entry"), Key: func(e entry) string { return fmt.Sprint(e.Account) }}
 	var all sync.WaitGroup
 	for range writers {
 		all.Go(func() {
@@ -239,6 +295,9 @@ CREATE TABLE ledger (id int PRIMARY KEY)`)
 		case 2:
 			b.kill(t)
 			b.start(t)
+			k := i / 3 % len(workers)
+			workers[k].kill()
+			workers[k] = worker()
 		}
 	}
 	all.Wait()
@@ -261,6 +320,14 @@ CREATE TABLE ledger (id int PRIMARY KEY)`)
 	}
 	// What is still in the queue comes before the consumer ends.
 	queueIsEmpty(t, conn, "entries")
+	var effects, distinct int
+	for effects < len(committed) && time.Now().Before(limit) {
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*), count(DISTINCT id) FROM effects").Scan(&effects, &distinct))
+		time.Sleep(20 * time.Millisecond)
+	}
+	queueIsEmpty(t, conn, "effects") // of duplicates
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*), count(DISTINCT id) FROM effects").Scan(&effects, &distinct))
+	assert.Equal(t, []int{len(committed), len(committed)}, []int{effects, distinct}, "each effect is there once")
 	stop()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		require.NoError(t, err)

@@ -30,6 +30,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, runRelay(order, os.Args[1], os.Args[2]))
 		os.Exit(1)
 	}
+	if os.Getenv(workerOf) != "" {
+		fmt.Fprintln(os.Stderr, runWorker(os.Args[1], os.Args[2]))
+		os.Exit(1)
+	}
 	var err error
 	if postgres, err = service.Postgres(context.Background(), os.Stderr); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -178,7 +182,7 @@ func left(t *testing.T, pool *pgxpool.Pool) (n int) {
 	return n
 }
 
-// queueIsEmpty waits until all messages of a queue are settled.
+// queueIsEmpty waits until a queue has no messages to deliver.
 func queueIsEmpty(t *testing.T, conn *client.Conn, queue string) {
 	t.Helper()
 	require.Eventually(t, func() bool {

@@ -1,0 +1,242 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/outbox/inbox"
+)
+
+// withEffects is a database with an inbox and a table for what handlers do.
+func withEffects(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := database(t)
+	for range 2 {
+		require.NoError(t, inbox.Migrate(t.Context(), pool))
+	}
+	_, err := pool.Exec(t.Context(), "CREATE TABLE effects (id text NOT NULL)")
+	require.NoError(t, err)
+	return pool
+}
+
+func effects(t *testing.T, pool *pgxpool.Pool) (n int) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM effects").Scan(&n))
+	return n
+}
+
+// write has the effect of a message.
+func write(ctx context.Context, id string) error {
+	tx, ok := inbox.Tx(ctx)
+	if !ok {
+		return errors.New("no transaction")
+	}
+	_, err := tx.Exec(ctx, "INSERT INTO effects VALUES ($1)", id)
+	return err
+}
+
+// consume consumes until the test ends.
+func consume(t *testing.T, conn *client.Conn, queue string, h client.Handler, cfg client.ConsumerConfig) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- conn.Consume(ctx, queue, h, cfg) }()
+	t.Cleanup(func() {
+		cancel()
+		assert.NoError(t, <-ended)
+	})
+}
+
+// publish publishes texts with message-ids.
+func publish(t *testing.T, conn *client.Conn, queue string, messages ...[2]string) {
+	t.Helper()
+	p, err := client.NewPublisher[string](t.Context(), conn, address.Queue(queue), client.PublisherConfig{})
+	require.NoError(t, err)
+	for _, m := range messages {
+		require.NoError(t, p.Publish(t.Context(), m[1], func(to *client.Message) { to.Properties.MessageID = m[0] }))
+	}
+	require.NoError(t, p.Close(t.Context()))
+}
+
+func TestInboxHandlesEachMessageOnce(t *testing.T) {
+	t.Parallel()
+	pool := withEffects(t)
+	_, conn := broker(t)
+	queues(t, conn, "orders")
+	var duplicates, failures atomic.Int64
+	once := inbox.With(pool, inbox.Config{OnDuplicate: func(*client.Delivery) { duplicates.Add(1) }})
+	consume(t, conn, "orders", once(client.JSON(func(ctx context.Context, id string) error {
+		if err := write(ctx, id); err != nil {
+			return err
+		}
+		// Every tenth fails at first, after it has written.
+		if strings.HasSuffix(id, "0") && failures.Add(1) <= 10 {
+			return client.Requeue{}
+		}
+		return nil
+	})), client.ConsumerConfig{Concurrency: 8})
+	const n = 100
+	var all [][2]string
+	for i := range 2 * n {
+		id := fmt.Sprint(i / 2)
+		all = append(all, [2]string{id, id})
+	}
+	publish(t, conn, "orders", all...)
+	require.Eventually(t, func() bool { return duplicates.Load() == n }, 30*time.Second, 5*time.Millisecond)
+	assert.Equal(t, n, effects(t, pool))
+	assert.GreaterOrEqual(t, failures.Load(), int64(10))
+}
+
+// A copy that comes while the first is handled waits, and is handled if that fails.
+func TestInboxCopyWaitsForTheFirst(t *testing.T) {
+	t.Parallel()
+	for _, fails := range []bool{false, true} {
+		t.Run(fmt.Sprintf("first fails %v", fails), func(t *testing.T) {
+			t.Parallel()
+			pool := withEffects(t)
+			_, conn := broker(t)
+			queues(t, conn, "orders")
+			var duplicates, calls atomic.Int64
+			goOn := make(chan struct{})
+			once := inbox.With(pool, inbox.Config{OnDuplicate: func(*client.Delivery) { duplicates.Add(1) }})
+			consume(t, conn, "orders", once(client.JSON(func(ctx context.Context, id string) error {
+				if calls.Add(1) > 1 {
+					return write(ctx, id)
+				}
+				<-goOn
+				if fails {
+					return client.DeadLetter{Err: errors.New("it fails")}
+				}
+				return write(ctx, id)
+			})), client.ConsumerConfig{Concurrency: 2})
+			publish(t, conn, "orders", [2]string{"a", "first"}, [2]string{"a", "copy"})
+			// The copy waits for a lock.
+			require.Eventually(t, func() bool {
+				var waiting bool
+				require.NoError(t, pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").Scan(&waiting))
+				return waiting
+			}, 30*time.Second, 5*time.Millisecond)
+			assert.EqualValues(t, 1, calls.Load())
+			close(goOn)
+			ended := func() bool { return duplicates.Load() == 1 }
+			if fails {
+				ended = func() bool { return effects(t, pool) == 1 }
+			}
+			require.Eventually(t, ended, 30*time.Second, 5*time.Millisecond)
+			assert.Equal(t, 1, effects(t, pool))
+			assert.Equal(t, fails, calls.Load() == 2)
+		})
+	}
+}
+
+// A handler that hides an error of the database, panics, or is given hostile message-ids.
+func TestInboxKeepsNoHalfEffect(t *testing.T) {
+	t.Parallel()
+	pool := withEffects(t)
+	_, conn := broker(t)
+	queues(t, conn, "orders")
+	var mu sync.Mutex
+	calls := map[string]int{}
+	var duplicates atomic.Int64
+	once := inbox.With(pool, inbox.Config{OnDuplicate: func(*client.Delivery) { duplicates.Add(1) }})
+	consume(t, conn, "orders", again(once(client.JSON(func(ctx context.Context, what string) error {
+		mu.Lock()
+		calls[what]++
+		n := calls[what]
+		mu.Unlock()
+		if err := write(ctx, what); err != nil {
+			return err
+		}
+		if n == 1 {
+			switch what {
+			case "hides":
+				tx, _ := inbox.Tx(ctx)
+				_, _ = tx.Exec(ctx, "SELECT 1/0")
+			case "panics":
+				panic("assignment to entry in nil map")
+			}
+		}
+		return nil
+	}))), client.ConsumerConfig{Concurrency: 2})
+	publish(t, conn, "orders",
+		[2]string{"1", "hides"}, [2]string{"2", "panics"},
+		[2]string{"a\x00b", "NUL"}, [2]string{strings.Repeat("x", 1<<20), "a megabyte"}, [2]string{strings.Repeat("x", 1<<20), "a megabyte"})
+	require.Eventually(t, func() bool { return duplicates.Load() == 1 && effects(t, pool) == 4 }, 30*time.Second, 5*time.Millisecond)
+	mu.Lock()
+	defer mu.Unlock()
+	assert.Equal(t, map[string]int{"hides": 2, "panics": 2, "NUL": 1, "a megabyte": 1}, calls)
+	var longest int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT max(length(key)) FROM hopback_inbox").Scan(&longest))
+	assert.Less(t, longest, 600)
+}
+
+// again gives back whatever fails.
+func again(h client.Handler) client.Handler {
+	return client.HandlerFunc(func(ctx context.Context, d *client.Delivery) (err error) {
+		defer func() {
+			if recover() != nil {
+				err = client.Requeue{}
+			}
+		}()
+		if h.Handle(ctx, d) != nil {
+			return client.Requeue{}
+		}
+		return nil
+	})
+}
+
+func TestInboxForgetsOldMarks(t *testing.T) {
+	t.Parallel()
+	pool := withEffects(t)
+	_, conn := broker(t)
+	queues(t, conn, "orders")
+	_, err := pool.Exec(t.Context(), "INSERT INTO hopback_inbox SELECT n::text::bytea, now() - interval '8 days' FROM generate_series(1, 12000) n")
+	require.NoError(t, err)
+	consume(t, conn, "orders", inbox.With(pool, inbox.Config{})(client.JSON(write)), client.ConsumerConfig{})
+	publish(t, conn, "orders", [2]string{"a", "a"})
+	require.Eventually(t, func() bool {
+		var marks int
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM hopback_inbox").Scan(&marks))
+		return marks == 1
+	}, 30*time.Second, 10*time.Millisecond)
+}
+
+func TestInboxSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	pool := database(t)
+	_, conn := broker(t)
+	queues(t, conn, "orders")
+	h := client.JSON(write)
+	for name, c := range map[string]struct {
+		h    client.Handler
+		says string
+	}{
+		"no table":    {inbox.With(pool, inbox.Config{})(h), "call inbox.Migrate"},
+		"no pool":     {inbox.With(nil, inbox.Config{})(h), "pool is nil"},
+		"no handler":  {inbox.With(pool, inbox.Config{})(nil), "handler is nil"},
+		"short marks": {inbox.With(pool, inbox.Config{Keep: time.Second})(h), "inbox.Config.Keep"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := conn.Consume(t.Context(), "orders", c.h, client.ConsumerConfig{})
+			assert.ErrorContains(t, err, c.says)
+			var bad *argument.Error
+			assert.Equal(t, name != "no table", errors.As(err, &bad))
+		})
+	}
+	_, ok := inbox.Tx(t.Context())
+	assert.False(t, ok)
+}
