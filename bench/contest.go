@@ -61,6 +61,7 @@ const (
 	nTraced     = "hopback, otel"
 	nDeadLetter = "hopback dead-letter"
 	nCentral    = "hopback central"
+	nPublished  = "hopback central, published"
 	nTwoCentral = "two hopback central"
 	nNative     = "hopback native"
 	nTextbook   = "textbook (go-amqp)"
@@ -103,8 +104,8 @@ func contests() []contest {
 	}
 	all = append(all, contest{
 		name: "central", title: "every message fails: handled by the central retrier, and by the decorator with 16 handlers", run: runCentral,
-		contestants: []contestant{{name: nCentral, peer: centralPeer{}}, {name: nRepublish, peer: hopback{strategy: retry.StrategyRepublish}}},
-		pairs:       []pair{{ours: nCentral, peer: nRepublish, faster: 1}},
+		contestants: []contestant{{name: nCentral, peer: centralPeer{}}, {name: nPublished, peer: centralPeer{published: true}}, {name: nRepublish, peer: hopback{strategy: retry.StrategyRepublish}}},
+		pairs:       []pair{{ours: nCentral, peer: nRepublish, faster: 1}, {ours: nPublished, peer: nRepublish, faster: 1}},
 	})
 	all = append(all, contest{
 		name: "central-whole", title: "the same from the work queue on: a worker rejects, the broker dead-letters, the central retrier forwards", run: runCentral,
@@ -310,8 +311,8 @@ func runFailing(concurrency int) func(context.Context, *lab, contestant, int) (m
 	}
 }
 
-// runCentral handles failures that are in the failed queue, or with whole those that a
-// worker rejects meanwhile. Its peer, a decorator, handles messages that fail in their work
+// runCentral handles failures that are in the failed queue: rejected ones, or those that
+// their worker has published. With whole a worker rejects them meanwhile. Its peer, a decorator, handles messages that fail in their work
 // queue.
 func runCentral(ctx context.Context, l *lab, c contestant, n int) (metrics, error) {
 	central, ok := c.peer.(centralPeer)
@@ -335,9 +336,12 @@ func runCentral(ctx context.Context, l *lab, c contestant, n int) (metrics, erro
 	}
 	// The first window costs no settlement.
 	m := newMeter(max(warmUp(n), 2*central.prefetch()*central.all()), n)
-	if central.whole {
+	switch {
+	case central.whole:
 		err = l.fill(ctx, bed.queues[0], orderBody(256), m.total())
-	} else {
+	case central.published:
+		err = l.fillVia(ctx, address.Exchange(bed.policy.Names.Prefix+"given_up_exchange", bed.queues[0]), orderBody(256), m.total())
+	default:
 		err = l.reject(ctx, bed.queues[0], cfg.FailedQueueOf(bed.policy), m.total())
 	}
 	if err != nil {

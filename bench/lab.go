@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/retry"
@@ -138,8 +139,11 @@ func (l *lab) retryBed(ctx context.Context, queues int, delays ...time.Duration)
 
 // fill puts n messages into a queue.
 func (l *lab) fill(ctx context.Context, queue string, body []byte, n int) error {
-	m := newMeter(1, n-1)
-	return hopback{}.publish(ctx, l.url, queue, body, m)
+	return l.fillVia(ctx, address.Queue(queue), body, n)
+}
+
+func (l *lab) fillVia(ctx context.Context, to address.Address, body []byte, n int) error {
+	return hopback{}.publishTo(ctx, l.url, to, body, newMeter(1, n-1))
 }
 
 // empty waits until nothing is ready in the queue, and says what is left.

@@ -56,12 +56,16 @@ func hopConnect(ctx context.Context, url string) (*client.Conn, func(), error) {
 
 // publish has inFlight callers, each of which waits for its message.
 func (p hopback) publish(ctx context.Context, url, queue string, body []byte, m *meter) error {
+	return p.publishTo(ctx, url, address.Queue(queue), body, m)
+}
+
+func (p hopback) publishTo(ctx context.Context, url string, to address.Address, body []byte, m *meter) error {
 	conn, hangUp, err := hopConnect(p.with(ctx), url)
 	if err != nil {
 		return err
 	}
 	defer hangUp()
-	pub, err := client.NewPublisher[[]byte](ctx, conn, address.Queue(queue), client.PublisherConfig{Codec: client.RawCodec{}})
+	pub, err := client.NewPublisher[[]byte](ctx, conn, to, client.PublisherConfig{Codec: client.RawCodec{}})
 	if err != nil {
 		return err
 	}
@@ -147,6 +151,9 @@ type centralPeer struct {
 	distance time.Duration
 	// window is an instance's prefetch. 0 means centralWindow.
 	window int
+	// published is for failures that their worker has published to the failed queue, so they
+	// lack the broker's history of a dead letter.
+	published bool
 	// whole has a worker reject what the instances handle, as they do.
 	whole bool
 }
