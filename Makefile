@@ -29,7 +29,7 @@ examples: ## Run examples/p1 to p8, each an old retry system and its answer, nig
 
 .PHONY: observe
 observe: ## Start RabbitMQ, and Prometheus with hopback's alerts, until ^C; without an image from a registry. Your service's metrics are read from port 9464
-	@$(BROKER) run any prometheus -- sh -c 'echo "RabbitMQ at $$HOPBACK_URL; Prometheus at $$HOPBACK_PROMETHEUS_URL; ^C ends them"; exec tail -f /dev/null'
+	@$(BROKER) run any prometheus -- sh -c 'tail -f /dev/null & trap "kill $$!; exit 0" INT TERM; echo "RabbitMQ at $$HOPBACK_URL; Prometheus at $$HOPBACK_PROMETHEUS_URL; ^C ends them"; wait'
 
 .PHONY: test
 test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and ended

@@ -322,5 +322,8 @@ func runWith(ctx context.Context, names, command []string, stdout, stderr io.Wri
 	if errors.As(err, &exit) && exit.Exited() {
 		return exit.ExitCode(), nil
 	}
+	if errors.Is(err, context.Canceled) && cmd.ProcessState != nil && cmd.ProcessState.Success() {
+		return 0, nil // ^C has ended it, and it calls that a success
+	}
 	return 0, err
 }
