@@ -64,6 +64,8 @@ $GO -C cmd/hopback test $race -count=1 -timeout=25m -json ./... >&3
 $GO -C docs/snippets test -count=1 -timeout=5m -json ./... >&3
 # It starts a PostgreSQL of its own.
 $GO -C outbox test $race -count=1 -timeout=25m -json ./... >&3
+# It starts a Redis of its own.
+$GO -C middleware/dedupe/redisstore test $race -count=1 -timeout=10m -json . >&3
 # It starts a Prometheus of its own.
 $GO -C observe test -count=1 -timeout=10m -json . >&3
 # With the brokers in memory the race detector looks on. With the real ones, which take
@@ -121,7 +123,7 @@ if [ $result -ne 0 ] && [ -s "$bin/again" ]; then
 	while read -r package test; do
 		dir=${package#github.com/hopback/hopback}
 		module=.
-		for m in adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe; do
+		for m in adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe middleware/dedupe/redisstore; do
 			case $dir in /$m | /$m/*) module=$m dir=${dir#"/$m"} ;; esac
 		done
 		$GO -C "$module" test $race -count=1 -timeout=15m -json -run "^$test\$" ".$dir"

@@ -25,7 +25,8 @@ const (
 // be atomic: many goroutines call them at once, and many processes those of a shared
 // Store. The ctx of a call ends after 5 seconds at most.
 //
-// A Store on Redis holds one value for each key, the owner or a word for done:
+// Package redisstore has one on Redis. It holds one value for each key, the owner or a word
+// for done:
 //
 //	Claim    SET key owner NX PX lease; if that set nothing, GET key: Done, or else Busy
 //	Renew    a script: if GET key is owner, PEXPIRE key lease
