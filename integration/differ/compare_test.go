@@ -77,7 +77,7 @@ func (v *versus) compare(t *testing.T, s sequence, patience time.Duration) resul
 func (v *versus) shrink(t *testing.T, worst result) result {
 	end := time.Now().Add(2 * time.Minute)
 	differs := func(s sequence) bool {
-		r := v.compare(t, s, 5*time.Second)
+		r := v.compare(t, s, 3*time.Second)
 		if r.err != nil || r.at < 0 || known(v.version, r) != nil {
 			return false
 		}

@@ -245,6 +245,7 @@ func (op settle) do(w *world) {
 	if l == nil || op.First >= len(l.unsettled) || op.Last < op.First {
 		return
 	}
+	w.regrant = l
 	last := min(op.Last+1, len(l.unsettled))
 	ids := slices.Clone(l.unsettled[op.First:last])
 	l.unsettled = slices.Delete(l.unsettled, op.First, last)
@@ -261,8 +262,17 @@ func (op settle) do(w *world) {
 		l.session.write(d, nil)
 		ids = ids[n:]
 	}
-	// The answer to this shows that the queue has it.
-	w.grant(l, l.credit, false)
+}
+
+// then grants what credit there is: the answer shows that the queue has the outcome.
+func (op settle) then(w *world) { w.grantAgain() }
+func (op again) then(w *world)  { w.grantAgain() }
+
+func (w *world) grantAgain() {
+	if l := w.regrant; l != nil && !l.over && !l.session.over {
+		w.grant(l, l.credit, false)
+	}
+	w.regrant = nil
 }
 
 func (op again) do(w *world) {
@@ -270,8 +280,8 @@ func (op again) do(w *world) {
 	if l == nil || op.N >= len(w.settled[op.Link]) {
 		return
 	}
+	w.regrant = l
 	l.session.write(&frames.Disposition{Role: true, First: w.settled[op.Link][op.N], Settled: frames.Some(true), State: op.Outcome.state(w)}, nil)
-	w.grant(l, l.credit, false)
 }
 
 func (o outcome) state(w *world) any {

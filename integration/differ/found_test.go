@@ -84,6 +84,44 @@ var found = []sequence{
 		send{Link: "s0", On: "c0.0", To: "/queues/@q0"},
 		publish{Link: "s0", Message: message{Raw: []byte("\x00Su")}},
 	},
+	{
+		declare{Queue: "@q2", Kind: "classic"},
+		send{Link: "s1", On: "c1.0", To: "/queues/@q2"},
+		receive{Link: "r1", On: "c0.1", From: "/queues/@q2"},
+		credit{Link: "r1", N: 5},
+		publish{Link: "s1"},
+		detach{Link: "r1"},
+	},
+	{
+		declare{Queue: "@q1", Kind: "classic"},
+		send{Link: "s0", On: "c1.1", To: "/queues/@q1"},
+		publish{Link: "s0", Count: 2},
+		publish{Link: "s0", Message: message{Annotations: args{"x-k": nil}}},
+		receive{Link: "r0", On: "c0.0", From: "/queues/@q1"},
+		credit{Link: "r0", N: 5},
+	},
+	{
+		declare{Queue: "@q1", Arguments: args{"x-dead-letter-exchange": ""}},
+		send{Link: "s1", On: "c1.1", To: "/queues/@q1"},
+		receive{Link: "r1", On: "c0.1", From: "/queues/@q1"},
+		credit{Link: "r1", N: 5},
+		publish{Link: "s1"},
+		settle{Link: "r1", Outcome: outcome{Kind: "rejected"}},
+	},
+	{
+		declare{Queue: "@q0", Kind: "classic", Arguments: args{"x-max-length-bytes": int64(49), "x-overflow": "reject-publish"}},
+		send{Link: "s0", On: "c1.1", To: "/queues/@q0"},
+		publish{Link: "s0", Message: message{Annotations: args{"x-k": int64(5)}}},
+	},
+	{
+		declare{Queue: "@q0", Arguments: args{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "@q1", "x-delivery-limit": int64(0)}},
+		declare{Queue: "@q1", Kind: "classic"},
+		send{Link: "s0", On: "c0.0", To: "/queues/@q0"},
+		receive{Link: "r0", On: "c0.0", From: "/queues/@q0"},
+		credit{Link: "r0", N: 1},
+		publish{Link: "s0"},
+		settle{Link: "r0", Outcome: outcome{Kind: "modified", Failed: true}},
+	},
 }
 
 func TestFoundSequencesComeToTheSame(t *testing.T) {

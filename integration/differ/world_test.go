@@ -19,7 +19,13 @@ type step struct {
 	said map[string][]string
 	// counts are of the queues, behind it.
 	counts map[string]string
+	// half is what was seen of its first half, of an operation that has two.
+	half *step
 }
+
+// halved is an operation of which the second half begins when the first one has had its
+// effect. Otherwise a queue might come to the second one before its own dead letters are back.
+type halved interface{ then(w *world) }
 
 // world is what a sequence runs in: a client of one broker, and what was seen.
 type world struct {
@@ -42,6 +48,7 @@ type world struct {
 	requests uint64
 	replies  map[uint64]*frames.Message
 	settled  map[string][]uint32
+	regrant  *link // whose outcomes the second half is to show the effect of
 	now      step
 	broken   error
 }
@@ -126,12 +133,20 @@ func (w *world) play(s sequence, want []step) (seen []step, err error) {
 		if hurry = hurry || hurried(op); hurry {
 			w.pause()
 		}
-		if w.quiet != nil {
-			w.until(never)
-			w.observe(w.queues)
-		} else {
-			w.await(want[i], before, hurry)
-			before = want[i]
+		var wanted step
+		if want != nil {
+			wanted = want[i]
+		}
+		missing := false
+		if op, ok := op.(halved); ok {
+			before = w.see(wanted.half, before, hurry)
+			half := step{said: maps.Clone(w.now.said), counts: maps.Clone(w.now.counts)}
+			missing = want != nil && differ(half, *wanted.half)
+			w.now.half = &half
+			op.then(w)
+		}
+		if !missing {
+			before = w.see(&wanted, before, hurry)
 		}
 		seen = append(seen, w.now)
 		if w.broken != nil || want != nil && differ(w.now, want[i]) {
@@ -139,6 +154,17 @@ func (w *world) play(s sequence, want []step) (seen []step, err error) {
 		}
 	}
 	return seen, w.broken
+}
+
+// see sees what there is to be seen in memory, or awaits with a real broker what is wanted.
+func (w *world) see(want *step, before step, hurry bool) step {
+	if w.quiet != nil {
+		w.until(never)
+		w.observe(w.queues)
+		return before
+	}
+	w.await(*want, before, hurry)
+	return *want
 }
 
 // pause lets what is brief come to its end.

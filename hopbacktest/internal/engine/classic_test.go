@@ -123,3 +123,54 @@ func TestDynamicQueues(t *testing.T) {
 		wait(time.Second)
 	})
 }
+
+func TestClassicQueuesTakeALinksEndForAFailure(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		l.queue("c", "classic", nil)
+		l.put("c", "m")
+		r := l.reader("c", 1)
+		r.next()
+		r.c.Close()
+		want := uint32(0)
+		if l.newer() {
+			want = 1
+		}
+		assert.Equal(t, want, l.one("c").Header.DeliveryCount)
+	})
+}
+
+func TestClassicQueuesDontCountTheBytesOfAnnotations(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		annotated := func(m *frames.Message) { m.Annotations = frames.Map{{Key: frames.Symbol("x-a"), Value: int64(1)}} }
+		l.queue("c", "classic", m{"x-max-length-bytes": int64(60), "x-overflow": "reject-publish"})
+		assert.IsType(t, &frames.Accepted{}, l.outcome("/queues/c", annotated, "m"))
+	})
+}
+
+func TestClassicQueuesKeepTheCountOfADeadLetter(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		l.queue("c", "classic", nil)
+		l.quorum("q", m{"x-delivery-limit": int64(0), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "c"})
+		l.put("q", "m")
+		r := l.reader("q", 1)
+		d, _ := r.next()
+		r.settle(d, failed())
+		assert.Equal(t, uint32(1), l.one("c").Header.DeliveryCount)
+	})
+}
+
+// A session crashes over a message that it can't write. Those that a classic queue gave it
+// before have been written.
+func TestClassicQueuesDeliverWhatIsBeforeAPoisonedMessage(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		l.queue("c", "classic", nil)
+		l.put("c", "1")
+		l.outcome("/queues/c", func(m *frames.Message) { m.Annotations = frames.Map{{Key: frames.Symbol("x-a")}} }, "2")
+		l.connect()
+		r := l.reader("c", 2)
+		r.take()
+		require.Len(t, r.events, 2)
+		assert.Equal(t, Delivered, r.events[0].Kind)
+		assert.Equal(t, Closed, r.events[1].Kind)
+	})
+}

@@ -175,6 +175,15 @@ func (c *Connection) end() {
 	c.b.log(nil, logDisconnected, nil)
 }
 
+// written notes that no purge takes the session's deliveries back.
+func (c *Connection) written(s *Session) {
+	for i := range c.events {
+		if e := &c.events[i]; e.Session == s && e.Kind == Delivered {
+			e.written = true
+		}
+	}
+}
+
 // crash is what RabbitMQ does when a session's process ends unexpectedly: it closes the
 // connection. The session confirms nothing any more.
 func (c *Connection) crash(s *Session) {

@@ -83,7 +83,14 @@ func (q *queue) deliver(c *Consumer, e *entry) {
 		// The session crashes over it; then the message is given back as failed.
 		c.credit--
 		c.count++
-		q.hold(c, e)
+		d := q.hold(c, e)
+		if q.kind == typeClassic { // it sends one by one: those before it have been written
+			c.session.conn.written(c.session)
+			if c.settled {
+				q.release(d)
+				q.forget(e)
+			}
+		}
 		c.session.conn.crash(c.session)
 		return
 	}
@@ -132,7 +139,7 @@ func (q *queue) hold(c *Consumer, e *entry) *Delivery {
 	c.newest = d
 	c.held++
 	q.held++
-	q.heldBytes += int64(e.msg.size())
+	q.heldBytes += q.size(e.msg)
 	if q.b.version.newer && q.quorum() && !c.settled && q.consumerTimeout > 0 {
 		d.deadline = q.b.now() + c.timeout
 		q.wake(d.deadline)
@@ -156,7 +163,7 @@ func (q *queue) release(d *Delivery) {
 	c.held--
 	if !d.takenBack {
 		q.held--
-		q.heldBytes -= int64(d.msg.size())
+		q.heldBytes -= q.size(d.msg)
 	} else if c.late--; c.late == 0 {
 		c.timedOut = false
 		q.service.add(c)
@@ -269,10 +276,11 @@ func (c *Consumer) cancel(down bool) {
 		e, back := d.entry, !d.takenBack
 		q.release(d)
 		if back {
-			q.giveBack(e, down, nil)
+			// A classic queue takes a link's end for a failure, too.
+			q.giveBack(e, down || q.kind == typeClassic, nil)
 		}
 	}
-	c.session.conn.purge(func(e *Event) bool { return e.Consumer == c })
+	c.session.conn.purge(func(e *Event) bool { return e.Consumer == c && !e.written })
 	q.idleSince = q.b.now()
 	if q.active == c {
 		q.active = nil

@@ -91,7 +91,7 @@ func (q *queue) forgetTransient() {
 		}
 	}
 	for _, e := range kept {
-		q.bytes += int64(e.msg.size())
+		q.bytes += q.size(e.msg)
 		q.ready.push(e)
 	}
 }

@@ -62,4 +62,6 @@ type Event struct {
 	State any
 	Flow  *frames.Flow
 	Err   *frames.Error
+
+	written bool // it outlives its link
 }

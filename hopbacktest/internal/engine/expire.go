@@ -21,7 +21,7 @@ func (q *queue) expire(all bool) {
 		for r.len() > 0 && old(r.at(0)) {
 			e := r.pop()
 			q.ready.n--
-			q.bytes -= int64(e.msg.size())
+			q.bytes -= q.size(e.msg)
 			q.expired(e)
 		}
 	}
@@ -138,7 +138,7 @@ func (q *queue) timeOut(now int64) {
 			d.takenBack, c.timedOut = true, true
 			c.late++
 			q.held--
-			q.heldBytes -= int64(d.msg.size())
+			q.heldBytes -= q.size(d.msg)
 			q.b.log(q, logTakenBack, d.msg)
 			c.session.conn.emit(Event{Kind: TakenBack, Session: c.session, Consumer: c, Delivery: d})
 			q.giveBack(d.entry, false, nil)

@@ -170,16 +170,13 @@ func (q *queue) enqueue(m *message, from any) bool {
 	}
 	m.used = true
 	q.index++
-	*e = entry{msg: m, index: q.index}
-	if q.counts() {
-		e.failed = m.count
-	}
+	*e = entry{msg: m, index: q.index, failed: m.count}
 	if ttl := shorter(q.ttl, m.ttl); ttl >= 0 {
 		e.expiry = q.b.now() + max(ttl, 1)
 		q.ttls = true
 		q.wake(e.expiry)
 	}
-	q.bytes += int64(m.size())
+	q.bytes += q.size(m)
 	q.b.count(1, int64(m.size()))
 	q.ready.push(e)
 	q.fresh = e
@@ -189,9 +186,18 @@ func (q *queue) enqueue(m *message, from any) bool {
 	return true
 }
 
+// size is what a message counts for in the bytes of the queue. Classic queues don't count
+// annotations.
+func (q *queue) size(m *message) int64 {
+	if q.kind == typeClassic {
+		return int64(len(m.Bare))
+	}
+	return int64(m.size())
+}
+
 func (q *queue) fullClassic(m *message) bool {
 	return q.maxLength >= 0 && int64(q.ready.n) >= q.maxLength ||
-		q.maxBytes >= 0 && q.bytes+int64(m.size()) > q.maxBytes
+		q.maxBytes >= 0 && q.bytes+q.size(m) > q.maxBytes
 }
 
 // shorter is the smaller of two times of which either may be -1, none.
@@ -211,7 +217,7 @@ func (q *queue) next() *entry {
 		return nil
 	}
 	e := q.ready.pop()
-	q.bytes -= int64(e.msg.size())
+	q.bytes -= q.size(e.msg)
 	return e
 }
 
@@ -296,7 +302,7 @@ func (q *queue) purge() int {
 		if e == nil {
 			break
 		}
-		q.bytes -= int64(e.msg.size())
+		q.bytes -= q.size(e.msg)
 		q.forget(e)
 		n++
 	}

@@ -122,7 +122,7 @@ func (q *queue) counts() bool { return q.quorum() || q.b.version.newer }
 func (q *queue) giveBack(e *entry, failed bool, added frames.Map) {
 	e.mark(failed && q.counts(), added)
 	if !q.quorum() {
-		q.bytes += int64(e.msg.size())
+		q.bytes += q.size(e.msg)
 		q.ready.giveBack(e)
 		q.touch()
 		return
@@ -137,7 +137,7 @@ func (q *queue) giveBack(e *entry, failed bool, added frames.Map) {
 		q.touch()
 		return
 	}
-	q.bytes += int64(e.msg.size())
+	q.bytes += q.size(e.msg)
 	if at, ok := q.delay(e, failed, added); ok {
 		q.b.log(q, logDelayed, e.msg)
 		q.delayed.push(at, e)
@@ -158,7 +158,7 @@ func (q *queue) requeue(e *entry) {
 	e.mark(false, nil)
 	q.index++
 	e.index = q.index
-	q.bytes += int64(e.msg.size())
+	q.bytes += q.size(e.msg)
 	q.b.log(q, logReturned, e.msg)
 	q.ready.buckets[0].push(e)
 	q.ready.n++
