@@ -205,7 +205,8 @@ type Event struct {
 	Time time.Time
 	// Kind is "published", "delivered", "accepted", "returned", "delayed", "expired",
 	// "dead-lettered", "dropped", "taken back", "queue declared", "queue deleted", "queue
-	// expired", "connected" or "disconnected".
+	// expired", "queue hangs", "connected" or "disconnected". A queue of RabbitMQ 4.3 hangs when
+	// more of its messages are delayed than its max-length allows, and its overflow is drop-head.
 	Kind         string
 	VHost, Queue string
 	// MessageID is nil if the event isn't about a message or the message has no id.

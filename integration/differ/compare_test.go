@@ -36,6 +36,10 @@ type result struct {
 
 var started = fmt.Sprintf("%x", time.Now().UnixMilli()&0xffffff)
 
+// done is how many operations of the sequence were carried out; the others are behind one in
+// which a queue hung.
+func (r result) done() int64 { return int64(min(len(r.sequence), len(r.memory))) }
+
 // compare runs a sequence in memory, and then with the real broker.
 func (v *versus) compare(t *testing.T, s sequence, patience time.Duration) result {
 	n := v.runs.Add(1)
@@ -50,6 +54,9 @@ func (v *versus) compare(t *testing.T, s sequence, patience time.Duration) resul
 		b.AddVHost(vhost)
 		w := newWorld(func() (net.Conn, error) { return b.Dial(context.Background(), "tcp", "") }, vhost, prefix)
 		w.quiet = synctest.Wait
+		w.hangs = func(queue string) bool {
+			return slices.ContainsFunc(b.Events(), func(e hopbacktest.Event) bool { return e.Kind == "queue hangs" && e.Queue == queue })
+		}
 		r.memory, r.err = w.play(s, nil)
 	})
 	if r.err != nil {

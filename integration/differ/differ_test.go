@@ -97,7 +97,7 @@ func TestRandomSequencesComeToTheSame(t *testing.T) {
 	first := *seed
 	forEachVersion(t, func(t *testing.T, v *versus) {
 		begun := time.Now()
-		var done, next, found, unsteady, unanswered atomic.Int64
+		var done, next, found, unsteady, unanswered, hangs atomic.Int64
 		var wait sync.WaitGroup
 		for range *atOnce {
 			wait.Go(func() {
@@ -105,7 +105,11 @@ func TestRandomSequencesComeToTheSame(t *testing.T) {
 					n := uint64(next.Add(1) - 1)
 					seed := first + n
 					r := v.compare(t, generate(seed), 30*time.Second)
-					if n := int64(len(r.sequence)); done.Add(n)%10_000 < n {
+					operations := r.done()
+					if operations < int64(len(r.sequence)) {
+						hangs.Add(1)
+					}
+					if done.Add(operations)%10_000 < operations {
 						t.Logf("%d operations after %s", done.Load(), time.Since(begun).Round(time.Second))
 					}
 					for range 2 {
@@ -120,13 +124,13 @@ func TestRandomSequencesComeToTheSame(t *testing.T) {
 						}
 					}
 					if k := known(v.version, r); k != nil {
-						done.Add(int64(r.at - len(r.sequence)))
+						done.Add(int64(r.at) - operations)
 						k.met.Add(1)
 						continue
 					}
 					if r.err != nil { // a busy machine: nothing was compared
 						t.Logf("seed %d: %v", seed, r.err)
-						done.Add(-int64(len(r.sequence)))
+						done.Add(-operations)
 						unanswered.Add(1)
 						continue
 					}
@@ -139,7 +143,7 @@ func TestRandomSequencesComeToTheSame(t *testing.T) {
 			})
 		}
 		wait.Wait()
-		t.Logf("REPORT RabbitMQ %s: %d operations in %d sequences, %s, %d differences that didn't repeat, %d sequences without an answer", v.version, done.Load(), next.Load(), time.Since(begun).Round(time.Second), unsteady.Load(), unanswered.Load())
+		t.Logf("REPORT RabbitMQ %s: %d operations in %d sequences, %s, %d differences that didn't repeat, %d sequences without an answer, %d that ended as a queue of RabbitMQ hung", v.version, done.Load(), next.Load(), time.Since(begun).Round(time.Second), unsteady.Load(), unanswered.Load(), hangs.Load())
 		for _, k := range knownDifferences {
 			if k.version == v.version {
 				t.Logf("REPORT RabbitMQ %s: %d times: %s", v.version, k.met.Load(), k.reason)

@@ -64,7 +64,7 @@ func (op declare) do(w *world) {
 	default:
 		a = append(a, frames.Entry{Key: "x-queue-type", Value: op.Kind})
 	}
-	if _, is := w.careful[op.Queue]; !is && op.Arguments["x-dead-letter-strategy"] != nil {
+	if op.Arguments["x-dead-letter-strategy"] != nil {
 		w.careful[op.Queue] = time.Now()
 	}
 	w.ask("PUT", "/queues/"+op.Queue, frames.Map{

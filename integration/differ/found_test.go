@@ -1,11 +1,11 @@
 package differ
 
 import (
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 )
 
 // found are sequences that once differed, as they were shrunk.
@@ -34,7 +34,7 @@ var found = []sequence{
 	},
 	{
 		declare{Queue: "@q2"},
-		send{Link: "s1", On: "c1.1", To: "/queues/@q2"},
+		send{Link: "s1", On: "c0.1", To: "/queues/@q2"},
 		receive{Link: "r2", On: "c1.1", From: "/queues/@q2"},
 		credit{Link: "r2", N: 4},
 		publish{Link: "s1", Message: message{Annotations: args{"x-k": nil}}},
@@ -126,14 +126,23 @@ var found = []sequence{
 
 func TestFoundSequencesComeToTheSame(t *testing.T) {
 	forEachVersion(t, func(t *testing.T, v *versus) {
-		for _, s := range found {
-			r := v.compare(t, s, 10*time.Second)
-			if known(v.version, r) != nil {
-				continue
-			}
-			require.NoError(t, r.err)
-			assert.Negative(t, r.at, "RabbitMQ %s and the one in memory differ:\n%s", v.version, r)
+		var wait sync.WaitGroup
+		todo := make(chan sequence)
+		for range *atOnce {
+			wait.Go(func() {
+				for s := range todo {
+					r := v.compare(t, s, 30*time.Second)
+					if known(v.version, r) == nil && assert.NoError(t, r.err) {
+						assert.Negative(t, r.at, "RabbitMQ %s and the one in memory differ:\n%s", v.version, r)
+					}
+				}
+			})
 		}
+		for _, s := range found {
+			todo <- s
+		}
+		close(todo)
+		wait.Wait()
 	})
 }
 

@@ -203,24 +203,26 @@ func (c *Connection) Blocked() bool {
 func (c *Connection) Begin() *Session {
 	c.b.lock()
 	defer c.b.unlock()
-	s := &Session{conn: c, over: c.over, consumers: map[*Consumer]struct{}{}, publishers: map[*Publisher]struct{}{}, allowed: map[access]bool{}}
+	s := &Session{conn: c, over: c.over, consumers: map[*Consumer]struct{}{}, publishers: map[*Publisher]struct{}{}, reached: map[*queue]bool{}, allowed: map[access]bool{}}
 	if !c.over {
 		c.sessions = append(c.sessions, s)
 	}
 	return s
 }
 
-// queueGone tells the connection's publishers that a queue was deleted.
-func (c *Connection) queueGone(q *queue) {
+// queueGone tells the connection's publishers that a queue was deleted. RabbitMQ tells the
+// sessions that have published to it, and those that consume from it.
+func (c *Connection) queueGone(q *queue, consumes map[*Session]bool) {
 	for _, s := range c.sessions {
+		told := consumes[s] || s.reached[q]
+		delete(s.reached, q)
 		for p := range s.publishers {
 			for _, o := range slices.Clone(p.waiting) {
 				if slices.Contains(o.queues, q) {
 					o.deleted(q)
 				}
 			}
-			// RabbitMQ's session watches a queue from its first message on.
-			if p.queue == q.name && p.known != 0 {
+			if told && p.queue == q.name {
 				p.close()
 				delete(s.publishers, p)
 				c.emit(Event{Kind: Detached, Session: s, Publisher: p, Err: &frames.Error{Condition: "amqp:resource-deleted"}})

@@ -77,31 +77,27 @@ func (d *Delivery) DeliveryTag() []byte {
 	return []byte{byte(d.id >> 24), byte(d.id >> 16), byte(d.id >> 8), byte(d.id)}
 }
 
-// deliver gives a message to a consumer.
+// deliver gives a message to a consumer. A session crashes over a poisoned message; by then
+// the queue has given it all that it can have.
 func (q *queue) deliver(c *Consumer, e *entry) {
-	if e.msg.poisoned || e.poisoned {
-		// The session crashes over it; then the message is given back as failed.
-		c.credit--
-		c.count++
-		d := q.hold(c, e)
-		if q.kind == typeClassic { // it sends one by one: those before it have been written
-			c.session.conn.written(c.session)
-			if c.settled {
-				q.release(d)
-				q.forget(e)
-			}
-		}
-		c.session.conn.crash(c.session)
-		return
-	}
 	c.credit--
 	c.count++
 	q.delivered++
-	c.untaken++
 	d := q.hold(c, e)
 	q.service.add(c)
 	q.b.log(q, logDelivered, e.msg)
-	c.session.conn.emit(Event{Kind: Delivered, Session: c.session, Consumer: c, Delivery: d})
+	crashing := slices.Contains(q.crashing, c.session)
+	switch {
+	case crashing:
+	case e.msg.poisoned || e.poisoned:
+		q.crashing = append(q.crashing, c.session)
+		if q.kind == typeClassic { // it sends one by one: those before it have been written
+			c.session.conn.written(c.session)
+		}
+	default:
+		c.untaken++
+		c.session.conn.emit(Event{Kind: Delivered, Session: c.session, Consumer: c, Delivery: d})
+	}
 	if c.settled {
 		q.release(d)
 		q.forget(e)
@@ -189,6 +185,9 @@ func (c *Consumer) Flow(flow *frames.Flow) {
 	c.drain, c.draining = flow.Drain, false
 	q.service.add(c)
 	q.run() // deliveries go before the answer
+	if q.hung {
+		return
+	}
 	if c.full() {
 		c.draining = c.drain
 	} else {

@@ -106,7 +106,7 @@ func (b *Broker) Start() {
 	b.running = true
 	for _, v := range b.vhosts {
 		for _, q := range v.queues {
-			q.frozen, q.silent, q.enqueuers = 0, 0, nil
+			q.frozen, q.silent, q.hung, q.enqueuers = 0, 0, false, nil
 			q.idleSince = b.now()
 			if w := q.worker; w != nil {
 				w.restart()

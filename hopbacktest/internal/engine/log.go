@@ -23,6 +23,7 @@ const (
 	logDead         = "dead-lettered"
 	logDropped      = "dropped"
 	logTakenBack    = "taken back"
+	logHung         = "queue hangs"
 	logDeclared     = "queue declared"
 	logDeleted      = "queue deleted"
 	logQueueExpired = "queue expired"

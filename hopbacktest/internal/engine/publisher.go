@@ -294,6 +294,9 @@ func (p *Publisher) route(id uint32, settled bool, m *message) ([]*queue, *Fault
 	if targets == nil {
 		targets = none
 	}
+	for _, q := range targets {
+		s.reached[q] = true
+	}
 	if !p.anonymous && len(m.keys) == 1 && !v.looksAtHeaders(x) {
 		p.known, p.targets = v.topology, targets
 	}

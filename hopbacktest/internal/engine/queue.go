@@ -37,6 +37,7 @@ type queue struct {
 	fresh     *entry // that has just come
 
 	consumers []*Consumer // in the order of their attaching
+	crashing  []*Session  // over a message
 	service   service
 	active    *Consumer // the single active one
 	used      bool      // it has had a consumer
@@ -49,6 +50,7 @@ type queue struct {
 
 	// frozen queues do nothing; silent ones don't confirm.
 	frozen, silent int
+	hung           bool // it is frozen for good
 	backlog        []func() // publishes
 	owed           []func() // settlements
 	unconfirmed    []func(bool)
@@ -242,6 +244,11 @@ func (q *queue) run() {
 		q.deliver(c, q.next())
 	}
 	q.fresh = nil
+	for len(q.crashing) > 0 {
+		s := q.crashing[0]
+		q.crashing = q.crashing[1:]
+		s.conn.crash(s)
+	}
 	if q.worker != nil {
 		q.worker.run()
 	}
@@ -263,6 +270,7 @@ func (q *queue) enforce() {
 		for q.overLimit() {
 			e := q.next()
 			if e == nil {
+				q.hang()
 				return
 			}
 			q.forget(e)
@@ -285,6 +293,16 @@ func (q *queue) enforce() {
 		for _, e := range q.enqueuers {
 			e.blocked = false
 		}
+	}
+}
+
+// hang is what becomes of a queue of RabbitMQ 4.3 that has more delayed messages than it may
+// hold: it looks for ever for one that it can drop, and does nothing else any more.
+func (q *queue) hang() {
+	if q.quorum() && q.b.version.newer && q.delayed.len() > 0 && !q.hung {
+		q.hung = true
+		q.frozen++
+		q.b.log(q, logHung, nil)
 	}
 }
 

@@ -19,6 +19,7 @@ type Session struct {
 	over       bool
 	consumers  map[*Consumer]struct{}
 	publishers map[*Publisher]struct{}
+	reached    map[*queue]bool // by what it has published
 	// allowed are the permissions that the session has found once: RabbitMQ doesn't look
 	// again.
 	allowed map[access]bool

@@ -147,14 +147,16 @@ func (b *Broker) deleteQueue(q *queue) int {
 	q.drain()
 	q.halt()
 	v.changed()
+	told := map[*Session]bool{}
 	for _, c := range slices.Clone(q.consumers) {
+		told[c.session] = true
 		c.attached = false
 		c.session.detached(c, &frames.Error{Condition: "amqp:resource-deleted"})
 	}
 	q.consumers, q.active = nil, nil
 	for _, c := range b.conns {
 		if c.vhost == v {
-			c.queueGone(q)
+			c.queueGone(q, told)
 		}
 	}
 	for _, other := range v.queues {
