@@ -335,3 +335,20 @@ func TestPurgeAndDeadLetters(t *testing.T) {
 		assert.Equal(t, 2, q.DeadLettering)
 	})
 }
+
+// What is dropped at once, RabbitMQ 4.0 dead-letters in the opposite order.
+func TestOrderOfDeadLettersThatAreDroppedAtOnce(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		l.quorum("dead", nil)
+		l.quorum("q", m{"x-max-length": int64(0), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+		r := l.reader("q", 3)
+		l.put("q", "1", "2", "3")
+		r.take()
+		r.c.Close()
+		want := []string{"1", "2", "3"}
+		if !l.newer() {
+			want = []string{"3", "2", "1"}
+		}
+		assert.Equal(t, want, l.bodies("dead"))
+	})
+}

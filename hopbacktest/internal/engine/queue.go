@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"slices"
 	"time"
 
 	"github.com/hopback/hopback/internal/frames"
@@ -50,7 +51,7 @@ type queue struct {
 
 	// frozen queues do nothing; silent ones don't confirm.
 	frozen, silent int
-	hung           bool // it is frozen for good
+	hung           bool     // it is frozen for good
 	backlog        []func() // publishes
 	owed           []func() // settlements
 	unconfirmed    []func(bool)
@@ -267,17 +268,24 @@ func (q *queue) enforce() {
 		return
 	}
 	if !q.reject {
+		var dropped []*entry
 		for q.overLimit() {
 			e := q.next()
 			if e == nil {
 				q.hang()
-				return
+				break
 			}
 			q.forget(e)
 			q.b.log(q, logDropped, e.msg)
 			if !q.atLeastOnce {
-				q.deadLetter(e, reasonLength)
+				dropped = append(dropped, e)
 			}
+		}
+		if q.quorum() && !q.b.version.newer { // it dead-letters the last one first
+			slices.Reverse(dropped)
+		}
+		for _, e := range dropped {
+			q.deadLetter(e, reasonLength)
 		}
 		return
 	}
