@@ -22,6 +22,7 @@ type versus struct {
 	version string // such as "4.3.6"
 	dial    func() (net.Conn, error)
 	vhosts  []string
+	hang    bool // let queues hang
 	runs    atomic.Int64
 	slow    sync.Mutex // held to delete what isn't deleted in a hurry
 }
@@ -36,8 +37,8 @@ type result struct {
 
 var started = fmt.Sprintf("%x", time.Now().UnixMilli()&0xffffff)
 
-// done is how many operations of the sequence were carried out; the others are behind one in
-// which a queue hung.
+// done is how many operations of the sequence were carried out, before one in which a queue would
+// have hung.
 func (r result) done() int64 { return int64(min(len(r.sequence), len(r.memory))) }
 
 // compare runs a sequence in memory, and then with the real broker.
@@ -53,7 +54,7 @@ func (v *versus) compare(t *testing.T, s sequence, patience time.Duration) resul
 		defer b.Close()
 		b.AddVHost(vhost)
 		w := newWorld(func() (net.Conn, error) { return b.Dial(context.Background(), "tcp", "") }, vhost, prefix)
-		w.quiet = synctest.Wait
+		w.quiet, w.hang = synctest.Wait, v.hang
 		w.hangs = func(queue string) bool {
 			return slices.ContainsFunc(b.Events(), func(e hopbacktest.Event) bool { return e.Kind == "queue hangs" && e.Queue == queue })
 		}
@@ -64,7 +65,7 @@ func (v *versus) compare(t *testing.T, s sequence, patience time.Duration) resul
 		return r
 	}
 	w := newWorld(v.dial, vhost, prefix)
-	w.patience = patience
+	w.patience, w.hang = patience, v.hang
 	w.slowly = func(f func()) {
 		v.slow.Lock()
 		defer v.slow.Unlock()

@@ -143,7 +143,7 @@ func TestRandomSequencesComeToTheSame(t *testing.T) {
 			})
 		}
 		wait.Wait()
-		t.Logf("REPORT RabbitMQ %s: %d operations in %d sequences, %s, %d differences that didn't repeat, %d sequences without an answer, %d that ended as a queue of RabbitMQ hung", v.version, done.Load(), next.Load(), time.Since(begun).Round(time.Second), unsteady.Load(), unanswered.Load(), hangs.Load())
+		t.Logf("REPORT RabbitMQ %s: %d operations in %d sequences, %s, %d differences that didn't repeat, %d sequences without an answer, %d that ended before a queue of RabbitMQ would hang", v.version, done.Load(), next.Load(), time.Since(begun).Round(time.Second), unsteady.Load(), unanswered.Load(), hangs.Load())
 		for _, k := range knownDifferences {
 			if k.version == v.version {
 				t.Logf("REPORT RabbitMQ %s: %d times: %s", v.version, k.met.Load(), k.reason)

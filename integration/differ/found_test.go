@@ -1,11 +1,13 @@
 package differ
 
 import (
+	"os"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // found are sequences that once differed, as they were shrunk.
@@ -166,13 +168,35 @@ var found = []sequence{
 		receive{Link: "r0", On: "c1.1", From: "/queues/@q0", Presettled: true},
 		credit{Link: "r0", N: 1},
 	},
-	{ // it hangs
-		declare{Queue: "@q0", Arguments: args{"x-max-length": int64(0)}},
-		send{Link: "s0", On: "c0.1", To: "/queues/@q0"},
-		receive{Link: "r0", On: "c1.0", From: "/queues/@q0"},
-		credit{Link: "r0", N: 1},
-		publish{Link: "s0"},
-		settle{Link: "r0", Outcome: outcome{Kind: "modified", Annotations: args{"x-opt-delivery-time": after(long)}}},
+	{
+		declareExchange{Exchange: "@x0", Type: "fanout", Internal: true},
+		send{Link: "s0", On: "c1.0", Anonymous: true},
+		publish{Link: "s0", Settled: true, Message: message{To: "/exchanges/@x0/a"}},
+	},
+	{
+		declareExchange{Exchange: "@x0", Type: "fanout", Internal: true},
+		send{Link: "s0", On: "c1.0", Anonymous: true},
+		publish{Link: "s0", Settled: true, Frames: 2, Message: message{To: "/exchanges/@x0/a"}},
+	},
+	{ // what is left of r0 takes a message
+		declare{Queue: "@q1", Arguments: args{"x-single-active-consumer": true}},
+		send{Link: "s0", On: "c0.1", To: "/queues/@q1"},
+		receive{Link: "r0", On: "c1.1", From: "/queues/@q1"},
+		credit{Link: "r0", N: 4},
+		publish{Link: "s0", Count: 3},
+		receive{Link: "r1", On: "c1.1", From: "/queues/@q1", Priority: 2},
+		endSession{"c1.1"},
+	},
+	{
+		declare{Queue: "@q1", Arguments: args{"x-single-active-consumer": true}},
+		send{Link: "s0", On: "c0.1", To: "/queues/@q1"},
+		receive{Link: "r0", On: "c1.1", From: "/queues/@q1"},
+		credit{Link: "r0", N: 4},
+		publish{Link: "s0", Count: 3},
+		receive{Link: "r1", On: "c1.0", From: "/queues/@q1", Priority: 2},
+		detach{Link: "r0"},
+		detach{Link: "r1"},
+		endSession{"c1.1"},
 	},
 }
 
@@ -195,6 +219,27 @@ func TestFoundSequencesComeToTheSame(t *testing.T) {
 		}
 		close(todo)
 		wait.Wait()
+	})
+}
+
+// It takes seconds, in which nothing else can be done with the broker.
+func TestAQueueWithMoreDelayedThanItMayHoldHangs(t *testing.T) {
+	if os.Getenv("HOPBACK_LONG") == "" {
+		t.Skip("HOPBACK_LONG is not set")
+	}
+	forEachVersion(t, func(t *testing.T, v *versus) {
+		v.hang = true
+		r := v.compare(t, sequence{
+			declare{Queue: "@q0", Arguments: args{"x-max-length": int64(0)}},
+			send{Link: "s0", On: "c0.1", To: "/queues/@q0"},
+			receive{Link: "r0", On: "c1.0", From: "/queues/@q0"},
+			credit{Link: "r0", N: 1},
+			publish{Link: "s0"},
+			settle{Link: "r0", Outcome: outcome{Kind: "modified", Annotations: args{"x-opt-delivery-time": after(long)}}},
+		}, 10*time.Second)
+		require.NoError(t, r.err)
+		assert.Negative(t, r.at, "RabbitMQ %s and the one in memory differ:\n%s", v.version, r)
+		assert.Equal(t, v.version == "4.3.6", r.memory[len(r.memory)-1].counts["@q0"] == hung)
 	})
 }
 

@@ -112,7 +112,7 @@ func (e *Event) taken() {
 
 // emit tells the client something.
 func (c *Connection) emit(e Event) {
-	if c.over {
+	if c.over || e.Consumer != nil && e.Consumer.ghost {
 		return
 	}
 	c.events = append(c.events, e)

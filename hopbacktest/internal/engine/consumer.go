@@ -31,6 +31,7 @@ type Consumer struct {
 	draining  bool // the answer to a drain waits for the wire
 	timedOut  bool // it holds messages that were taken back
 	quiescing bool // another one is to be the single active one
+	ghost     bool // its link is gone, and the queue doesn't know
 	nextID    uint64
 	oldest    *Delivery // the unsettled deliveries, in their order
 	newest    *Delivery
@@ -86,9 +87,14 @@ func (q *queue) deliver(c *Consumer, e *entry) {
 	d := q.hold(c, e)
 	q.service.add(c)
 	q.b.log(q, logDelivered, e.msg)
-	crashing := slices.Contains(q.crashing, c.session)
 	switch {
-	case crashing:
+	case slices.Contains(q.crashing, c.session):
+	case c.ghost: // a session that is alive gives it back, and no other ever settles
+		if !c.session.over {
+			q.release(d)
+			q.giveBack(e, false, nil)
+		}
+		return
 	case e.msg.poisoned || e.poisoned:
 		q.crashing = append(q.crashing, c.session)
 		if q.kind == typeClassic { // it sends one by one: those before it have been written
@@ -267,6 +273,8 @@ func (c *Consumer) cancel(down bool) {
 	}
 	c.attached = false
 	q := c.queue
+	haunts := c.quiescing && c.held > c.late && q.quorum() && q.b.version.newer
+	c.quiescing = false // the next one is activated when all is back
 	q.consumers = slices.DeleteFunc(q.consumers, func(other *Consumer) bool { return other == c })
 	if q.gone {
 		return
@@ -281,6 +289,15 @@ func (c *Consumer) cancel(down bool) {
 	}
 	c.session.conn.purge(func(e *Event) bool { return e.Consumer == c && !e.written })
 	q.idleSince = q.b.now()
+	if haunts {
+		// With its last message RabbitMQ 4.3 makes it one of those that wait, and then forgets to
+		// remove it there. It goes when its session does, if that is still to come.
+		c.attached, c.ghost = true, true
+		q.consumers = append(q.consumers, c)
+		if !c.session.over {
+			c.session.ghosts = append(c.session.ghosts, c)
+		}
+	}
 	if q.active == c {
 		q.active = nil
 		q.activate()

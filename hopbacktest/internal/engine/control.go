@@ -107,6 +107,9 @@ func (b *Broker) Start() {
 	for _, v := range b.vhosts {
 		for _, q := range v.queues {
 			q.frozen, q.silent, q.hung, q.enqueuers = 0, 0, false, nil
+			for _, c := range slices.Clone(q.consumers) { // ghosts
+				c.cancel(true)
+			}
 			q.idleSince = b.now()
 			if w := q.worker; w != nil {
 				w.restart()

@@ -460,3 +460,30 @@ func TestDropHead(t *testing.T) {
 		assert.Len(t, l.bodies("bytes"), 2)
 	})
 }
+
+// A single active consumer that is to give way, and goes with messages in its hands, stays in
+// a queue of RabbitMQ 4.3 for ever.
+func TestASingleActiveConsumerThatGoesWhileItGivesWayStays(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		l.quorum("q", m{"x-single-active-consumer": true})
+		l.put("q", "1", "2")
+		first := l.reader("q", 3)
+		first.take()
+		l.s = l.conn.Begin()
+		second, fault := l.s.OpenConsumer(&frames.Attach{Name: "second", Source: &frames.Source{Address: "/queues/q"}, Properties: frames.Map{{Key: "rabbitmq:priority", Value: int32(1)}}})
+		require.Nil(t, fault)
+		first.s.End()
+		q, err := l.b.Queue("/", "q")
+		require.NoError(t, err)
+		assert.Equal(t, 2, q.Ready)
+		if !l.newer() {
+			assert.Equal(t, 1, q.Consumers)
+			return
+		}
+		assert.Equal(t, 2, q.Consumers)
+		second.Close()
+		q, _ = l.b.Queue("/", "q")
+		assert.Equal(t, 1, q.Consumers)
+		assert.Equal(t, 1, q.Ready, "the one that isn't there has the other")
+	})
+}

@@ -20,6 +20,7 @@ type Session struct {
 	consumers  map[*Consumer]struct{}
 	publishers map[*Publisher]struct{}
 	reached    map[*queue]bool // by what it has published
+	ghosts     []*Consumer     // of links that are gone
 	// allowed are the permissions that the session has found once: RabbitMQ doesn't look
 	// again.
 	allowed map[access]bool
@@ -50,7 +51,7 @@ func (s *Session) end() {
 	for _, q := range s.conn.vhost.queues {
 		delete(q.enqueuers, s)
 	}
-	for _, c := range s.attached() {
+	for _, c := range append(s.ghosts, s.attached()...) {
 		c.cancel(true)
 	}
 	clear(s.consumers)

@@ -89,7 +89,7 @@ func (l *link) message(t *frames.Transfer, payload []byte) *engine.Fault {
 		return fault
 	}
 	if fault := l.pub.Publish(id, settled, payload); fault != nil {
-		if l.anonymous && settled && fault.Ends == engine.EndsLink && fault.Err.Condition != "amqp:decode-error" {
+		if l.anonymous && settled && fault.Ends == engine.EndsLink && fault.Err.Condition != "amqp:decode-error" && fault.Err.Condition != "amqp:unauthorized-access" {
 			if parts { // RabbitMQ looks for the tag in the last frame, and crashes
 				return &engine.Fault{Ends: engine.EndsConnection, Err: &frames.Error{Condition: "amqp:internal-error", Description: "Session error: function_clause"}}
 			}
