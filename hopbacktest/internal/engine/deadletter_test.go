@@ -128,6 +128,23 @@ func TestMessagesExpireAtTheHeadOnly(t *testing.T) {
 	})
 }
 
+// A message that has expired behind one of a higher priority waits there, and costs no time.
+func TestExpiredBehindAHigherPriorityWaits(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		l.quorum("work", nil)
+		send := func(priority uint8, ttl frames.Optional[uint32], body string) {
+			l.outcome("/queues/work", func(m *frames.Message) { m.Header.Priority, m.Header.TTL = frames.Some(priority), ttl }, body)
+		}
+		send(0, frames.Some[uint32](1000), "low")
+		send(9, frames.Optional[uint32]{}, "high")
+		wait(time.Hour) // for ever, if the queue looked at it again and again
+		r := l.reader("work", 10)
+		_, msg := r.next()
+		assert.Equal(t, "high", text(msg))
+		r.none()
+	})
+}
+
 func TestTheShorterTTLCounts(t *testing.T) {
 	bothVersions(t, func(t *testing.T, l *lab) {
 		l.quorum("delay", toward("", "work", true, m{"x-message-ttl": int64(1000)}))

@@ -99,8 +99,10 @@ func (q *queue) rearm() {
 		return
 	}
 	if q.ttls && q.frozen == 0 {
+		// One that has expired behind the next message waits for its turn; see expire.
+		now, nextOnly := q.b.now(), !q.b.version.newer || !q.quorum()
 		q.ready.heads(func(e *entry) {
-			if e.expiry != 0 {
+			if e.expiry != 0 && (e.expiry > now || !nextOnly || e == q.ready.peek()) {
 				q.wake(e.expiry)
 			}
 		})
