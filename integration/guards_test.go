@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -129,6 +130,31 @@ func TestGuardsRefuseABoundedDeadLetterQueue(t *testing.T) {
 			require.Len(t, found, 1)
 			assert.Equal(t, retry.GuardMaxLength, found[0].Guard)
 			assert.Equal(t, queue+".dead", found[0].Queue)
+		}
+	})
+}
+
+// RabbitMQ 4.3.6 hangs over a queue that drops its oldest messages and holds more delayed
+// ones than it may; see TestAQueueWithMoreDelayedThanItMayHoldHangs in integration/differ.
+func TestGuardsRefuseAWorkQueueThatWouldHang(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		if !s.newer() {
+			t.Skip("4.0 has no StrategyNative")
+		}
+		conn, _ := s.connect(t)
+		policy := retry.Policy{Strategy: retry.StrategyNative, MaxRetries: 1, Backoff: retry.Delays(2 * time.Second)}
+		for _, limit := range []string{"x-max-length", "x-max-length-bytes"} {
+			for _, overflow := range []string{"drop-head", "reject-publish"} {
+				queue := limit + "." + overflow
+				applyRetry(t, conn, policy, declare.QuorumQueue{Name: queue + ".other"})
+				s.queue(t, queue, map[string]any{
+					"x-queue-type": "quorum", "x-dead-letter-exchange": "dead_letter_exchange", "x-dead-letter-routing-key": queue, limit: 50, "x-overflow": overflow,
+				})
+				found := slices.ContainsFunc(guarded(t, conn, queue, policy), func(g *retry.GuardError) bool {
+					return g.Guard == retry.GuardMaxLength && g.Queue == queue && strings.Contains(g.Problem, "hangs")
+				})
+				assert.Equal(t, overflow == "drop-head", found, queue)
+			}
 		}
 	})
 }

@@ -58,7 +58,9 @@ const (
 	// the work queue is full, returning messages can't leave their delay queue. Once 32
 	// of them wait so, messages of other work queues can't leave it either. With
 	// StrategyDeadLetter the dead-letter queue matters, too: while it is full, the work
-	// queue's retries stop.
+	// queue's retries stop. With StrategyNative a work queue with a limit needs overflow
+	// reject-publish: one that drops its oldest messages hangs for ever, with all that it
+	// holds, once more messages than the limit wait for their retry (RabbitMQ 4.3.6).
 	GuardMaxLength Guard = "max-length"
 	// GuardStrategy: the broker or the queue doesn't support the policy's strategy. This
 	// guard can't be waived. With StrategyNative, messages would come back at once, for
@@ -192,6 +194,12 @@ func (c *guardCheck) work(q declare.QueueInfo) {
 	if _, ok := q.Arguments["x-dead-letter-exchange"]; !ok && q.Type != "stream" {
 		c.add(GuardDeadLetter, q.Name, "it has no dead-letter exchange, so the broker drops messages that are given up or exceed the delivery limit",
 			"declare it with retry.Topology, or waive this guard if a policy on the broker sets one")
+	}
+	_, length := q.Arguments["x-max-length"]
+	_, bytes := q.Arguments["x-max-length-bytes"]
+	if c.strategy == StrategyNative && (length || bytes) && q.Arguments["x-overflow"] != "reject-publish" {
+		c.add(GuardMaxLength, q.Name, "it has a limit and drops its oldest messages; RabbitMQ 4.3 hangs over such a queue once it delays more messages than the limit allows",
+			"give it x-overflow reject-publish, or remove the limit")
 	}
 }
 
