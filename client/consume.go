@@ -107,7 +107,7 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, control *Co
 			Order:      func(key func(*Delivery) (string, bool)) { order = key },
 			BrokerTime: c.brokerTime, ClockDiffers: c.clockDiffers,
 		}, c.outage)
-		if err == nil || ctx.Err() != nil || !c.hasLost(w) {
+		if err == nil || ctx.Err() != nil || !c.lostOver(ctx, w, err) {
 			return order, err
 		}
 		c.log.Warn("hopback: the connection was lost while a consumer started; it starts again", "queue", queue, "error", err)
