@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,17 +31,20 @@ func TestMain(m *testing.M) {
 }
 
 // which brokers the tests run with.
-var which = flag.String("brokers", "all", `"real", "memory", or "all"`)
+var which = flag.String("brokers", "all", `"real", "memory", "memory-4.3", "memory-4.0", or "all"`)
+
+// onlyMemory says that no real broker is wanted.
+func onlyMemory() bool { return strings.HasPrefix(*which, "memory") }
 
 func start(ctx context.Context) (err error) {
 	switch *which {
-	case "all", "real", "memory":
+	case "all", "real", "memory", "memory-4.3", "memory-4.0":
 	default:
-		return fmt.Errorf("-brokers=%s: use all, real or memory", *which)
+		return fmt.Errorf("-brokers=%s: use all, real, memory, memory-4.3 or memory-4.0", *which)
 	}
 	for _, version := range []string{"4.3", "4.0"} {
-		if *which == "real" {
-			break
+		if *which == "real" || strings.HasPrefix(*which, "memory-") && *which != "memory-"+version {
+			continue
 		}
 		b, err := startMemory(version)
 		if err != nil {
@@ -48,7 +52,7 @@ func start(ctx context.Context) (err error) {
 		}
 		memory = append(memory, b)
 	}
-	if *which != "memory" {
+	if !onlyMemory() {
 		brokers, err = broker.Need(ctx, os.Stderr, "4.3", "4.0")
 	}
 	return err

@@ -44,8 +44,8 @@ func startOurs(version string) (*broker.Broker, error) {
 // needReal skips a test where only brokers in memory are wanted.
 func needReal(t *testing.T) {
 	t.Helper()
-	if *which == "memory" {
-		t.Skip("it needs a real broker, and -brokers=memory wants none")
+	if onlyMemory() {
+		t.Skip("it needs a real broker, and -brokers=memory... wants none")
 	}
 }
 

@@ -18,7 +18,7 @@ end_brokers() {
 	[ ${#started[@]} -eq 0 ] || "$bin/broker" down "${started[@]}"
 	started=()
 }
-trap 'end_brokers; rm -rf "$bin"' EXIT
+trap 'end_brokers; kill $(jobs -p) 2>/dev/null; rm -rf "$bin"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
@@ -43,6 +43,21 @@ failed() { echo "{\"Action\":\"fail\",\"Package\":\"$1\"}" >&3; }
 # -count=1, as what a broker does is not in the test cache's key.
 run_tests() { $GO test $race -count=1 -timeout=25m -json "$@" >&3; }
 
+# Modules of their own, so that what they need isn't among what hopback needs. They mostly
+# wait: for a PostgreSQL, a Redis and a Prometheus of their own. So they run beside the rest.
+modules() {
+	$GO -C adapter/officialclient test $race -count=1 -timeout=25m -json .
+	$GO -C otel test $race -count=1 -timeout=25m -json .
+	$GO -C otel test -count=1 -timeout=5m -run '^TestAllocations' -json .
+	$GO -C cmd/hopback test $race -count=1 -timeout=25m -json ./...
+	$GO -C docs/snippets test -count=1 -timeout=5m -json ./...
+	$GO -C outbox test $race -count=1 -timeout=25m -json ./...
+	$GO -C middleware/dedupe/redisstore test $race -count=1 -timeout=10m -json .
+	$GO -C observe test -count=1 -timeout=10m -json .
+}
+modules >"$bin/modules.json" &
+modules=$!
+
 phase "lint"
 ${MAKE:-make} --no-print-directory lint || failed lint
 
@@ -55,23 +70,14 @@ phase "tests that need no broker"
 run_tests "${unit[@]}"
 # Allocations are counted without the race detector, which makes some of its own.
 [ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&3
-[ -z "$race" ] || $GO -C otel test -count=1 -timeout=1m -run '^TestAllocations' -json . >&3
-phase "modules of their own"
-# Modules of their own, so that what they need isn't among what hopback needs.
-$GO -C adapter/officialclient test $race -count=1 -timeout=25m -json . >&3
-$GO -C otel test $race -count=1 -timeout=25m -json . >&3
-$GO -C cmd/hopback test $race -count=1 -timeout=25m -json ./... >&3
-$GO -C docs/snippets test -count=1 -timeout=5m -json ./... >&3
-# It starts a PostgreSQL of its own.
-$GO -C outbox test $race -count=1 -timeout=25m -json ./... >&3
-# It starts a Redis of its own.
-$GO -C middleware/dedupe/redisstore test $race -count=1 -timeout=10m -json . >&3
-# It starts a Prometheus of its own.
-$GO -C observe test -count=1 -timeout=10m -json . >&3
-# With the brokers in memory the race detector looks on. With the real ones, which take
-# most of the CPU, it would only make everything slower once more.
+# With a broker in memory the race detector looks on. With the real ones, which take most
+# of the CPU, it would only make everything slower once more.
 phase "integration, in memory"
-run_tests ./integration -brokers=memory
+run_tests ./integration -brokers=memory-4.3
+$GO test -count=1 -timeout=25m -json ./integration -brokers=memory-4.0 >&3
+phase "modules of their own"
+wait $modules
+cat "$bin/modules.json" >&3
 
 wait "$up"
 came_up=$?
