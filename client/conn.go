@@ -10,15 +10,10 @@ package client
 
 import (
 	"context"
-	"errors"
-	"io"
 	"log/slog"
-	"net"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/Azure/go-amqp"
 )
 
 // Conn is a connection to a broker that rebuilds itself whenever it is lost, with
@@ -138,26 +133,6 @@ func (c *Conn) hasLost(w *wire) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.up() != w
-}
-
-// lostOver says whether w has ended, and err is what came of it. go-amqp returns the error of
-// a write before it has noticed that the connection has ended, so that is awaited.
-func (c *Conn) lostOver(ctx context.Context, w *wire, err error) bool {
-	if c.hasLost(w) {
-		return true
-	}
-	if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrClosedPipe) && !errors.Is(err, net.ErrClosed) &&
-		!errors.As(err, new(*net.OpError)) && !errors.As(err, new(*amqp.ConnError)) {
-		return false
-	}
-	noticed := time.NewTimer(2 * time.Second) // it takes microseconds, unless err is another connection's
-	defer noticed.Stop()
-	select {
-	case <-w.amqp.Done():
-	case <-ctx.Done():
-	case <-noticed.C:
-	}
-	return c.hasLost(w)
 }
 
 // outage is why the first connection carries no messages now; nil if it does.

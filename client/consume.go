@@ -107,11 +107,15 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, control *Co
 			Order:      func(key func(*Delivery) (string, bool)) { order = key },
 			BrokerTime: c.brokerTime, ClockDiffers: c.clockDiffers,
 		}, c.outage)
-		if err == nil || ctx.Err() != nil || !c.lostOver(ctx, w, err) {
+		if err == nil || ctx.Err() != nil || !c.hasLost(w) && !errors.Is(err, ErrConnectionLost) {
 			return order, err
 		}
 		c.log.Warn("hopback: the connection was lost while a consumer started; it starts again", "queue", queue, "error", err)
-		lost = w
+		if c.hasLost(w) {
+			lost = w
+		} else if !pause(ctx, 10*time.Millisecond) { // what was lost is the connection before w
+			return nil, errNotStarted
+		}
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strconv"
 	"strings"
 	"sync"
@@ -65,6 +67,7 @@ func newManagement(open func(context.Context) (session, error), life context.Con
 //	ErrNotSent           nothing was sent: ctx ended, or the connection is closed
 //	ErrUnauthorized      nothing happened: the user lacks the permission
 //	ErrOutcomeUnknown    ctx or the session ended before the reply
+//	ErrConnectionLost    beside ErrNotSent or ErrOutcomeUnknown: ask again
 //
 // RabbitMQ ends the session over a request for which the user lacks the permission. The
 // other requests under way are idempotent. Request repeats each on a session of its own.
@@ -115,7 +118,17 @@ func (m *Management) Request(ctx context.Context, method, path string, body any)
 	case errors.Is(err, ErrClosed), isClosed(m.closing):
 		return 0, nil, &Error{Op: "manage", Target: target, Kind: ErrNotSent, Err: ErrClosed}
 	}
-	return 0, nil, newError("manage", target, ErrNotSent, err)
+	return 0, nil, newError("manage", target, ErrNotSent, lossIn(err))
+}
+
+// lossIn marks an error of the transport as the loss of the connection: go-amqp returns that
+// of a write as it is, before it has noticed that the connection has ended.
+func lossIn(err error) error {
+	if errors.Is(err, context.Canceled) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, net.ErrClosed) ||
+		errors.As(err, new(*net.OpError)) || errors.As(err, new(*amqp.ConnError)) {
+		return fmt.Errorf("%w: %w", ErrConnectionLost, err)
+	}
+	return err
 }
 
 // overtook says whether a request came to the broker ahead of the credit for its reply.
@@ -130,7 +143,7 @@ func (m *Management) onceAlone(ctx context.Context, method, path string, body an
 	go s.run(m.open)
 	defer s.cancel()
 	if err := s.opening(ctx); err != nil {
-		return 0, nil, newError("manage", method+" "+path, ErrOutcomeUnknown, err)
+		return 0, nil, newError("manage", method+" "+path, ErrOutcomeUnknown, lossIn(err))
 	}
 	status, reply, _, err = m.once(ctx, s, func() {}, method, path, body)
 	return status, reply, err
@@ -167,7 +180,7 @@ func (m *Management) once(ctx context.Context, s *managementSession, release fun
 	w := &waiting{reply: make(chan managementReply, 1), release: release}
 	if !s.enter(id, w) {
 		release()
-		return 0, nil, false, &Error{Op: "manage", Target: target, Kind: ErrNotSent, Err: errors.Join(errSessionEnded, s.err)}
+		return 0, nil, false, &Error{Op: "manage", Target: target, Kind: ErrNotSent, Err: errors.Join(errSessionEnded, lossIn(s.err))}
 	}
 	late := false
 	defer func() {
@@ -210,7 +223,7 @@ func (m *Management) once(ctx context.Context, s *managementSession, release fun
 
 func (m *Management) result(s *managementSession, target string, r managementReply) (int, any, bool, error) {
 	if r.err != nil {
-		e := newError("manage", target, ErrOutcomeUnknown, r.err)
+		e := newError("manage", target, ErrOutcomeUnknown, lossIn(r.err))
 		return 0, nil, r.alone, e
 	}
 	return r.status, r.body, r.alone, nil

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -29,17 +30,43 @@ func (s *site) retrier(t *testing.T, file string, args ...string) *exec.Cmd {
 	require.NoError(t, err)
 	c := exec.CommandContext(t.Context(), bin, append([]string{"retry", "run", file}, args...)...)
 	c.Env = append(os.Environ(), "HOPBACK_URL="+s.url(), "HOPBACK_MANAGEMENT_URL=none")
-	var said bytes.Buffer
-	c.Stderr = &said
+	said := &told{}
+	c.Stderr = said
 	require.NoError(t, c.Start())
 	t.Cleanup(func() {
 		_ = c.Process.Kill()
 		_ = c.Wait()
 		if t.Failed() {
-			t.Logf("hopback retry run, %v: %s", c.ProcessState, &said)
+			t.Logf("hopback retry run, %v: %s", c.ProcessState, said)
 		}
 	})
 	return c
+}
+
+// terminate has a retrier end in an orderly way, once it has begun: before that it would end
+// with 130.
+func terminate(t *testing.T, c *exec.Cmd) {
+	t.Helper()
+	poll(t, "the retrier has begun", func() bool { return strings.Contains(c.Stderr.(*told).String(), "hopback: retrying") })
+	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
+}
+
+// told is what a process has said, to be read while it speaks.
+type told struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (w *told) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.text.Write(p)
+}
+
+func (w *told) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.text.String()
 }
 
 // rejections are what a worker sees of messages that fail twice: by body, how often each
@@ -153,7 +180,7 @@ func TestCentralIsKilledAgainAndAgain(t *testing.T) {
 		for _, q := range []string{"orders", "failed_queue", "delay_100ms", "delay_200ms"} {
 			poll(t, q+" is empty", func() bool { return ready(t, conn, q) == 0 })
 		}
-		require.NoError(t, last.Process.Signal(syscall.SIGTERM))
+		terminate(t, last)
 		require.NoError(t, last.Wait(), "it drains, and ends with 0")
 		for _, q := range []string{"orders.dead", "failed_queue.dead", "parking_queue", "failed_queue"} {
 			assert.Zero(t, ready(t, conn, q), q)
@@ -196,13 +223,13 @@ func TestCentralInTwoInstances(t *testing.T) {
 		advance(t, r, func(done, all int) bool {
 			if all > 3*n/2 && stopped.CompareAndSwap(false, true) {
 				// One of them drains amid that.
-				require.NoError(t, first.Process.Signal(syscall.SIGTERM))
+				terminate(t, first)
 			}
 			return done == n
 		})
 		took := time.Since(began)
 		require.NoError(t, first.Wait())
-		require.NoError(t, second.Process.Signal(syscall.SIGTERM))
+		terminate(t, second)
 		require.NoError(t, second.Wait())
 		_, all := r.counts()
 		assert.Equal(t, 3*n, all, "none twice")
@@ -274,7 +301,7 @@ func TestQueueMovesToCentralAndBack(t *testing.T) {
 		n := int(sent.Load())
 		poll(t, "all are given up", func() bool { return ready(t, conn, "orders.dead") >= n })
 		group.run(exitDone, "hand-back", file)
-		require.NoError(t, process.Process.Signal(syscall.SIGTERM))
+		terminate(t, process)
 		require.NoError(t, process.Wait())
 
 		dead := s.peer(t).take("orders.dead", ready(t, conn, "orders.dead"))

@@ -243,9 +243,9 @@ func (s *surveyor) run(ctx context.Context, h *Handler, now *surveying) *surveye
 	}
 	var before uint64
 	for _, q := range all.Queues {
-		// The counts of the HTTP API are some seconds old. Where there are few queues, the
-		// empty ones are looked into, too.
-		if !isDead(q) || deadIn(q) == 0 && (!q.Counted || dead > fewQueues) {
+		// The counts of the HTTP API are some seconds old, and those of a new queue aren't
+		// there yet. Where there are few queues, the empty ones are looked into, too.
+		if !isDead(q) || deadIn(q) == 0 && dead > fewQueues {
 			continue
 		}
 		part, err := s.look(ctx, h, now, q, before)
