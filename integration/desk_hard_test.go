@@ -160,9 +160,17 @@ func TestReplayOfALaneSurvivesKillsAndCuts(t *testing.T) {
 			_ = c.Wait()
 			killed++
 		}
-		out, err := replay().CombinedOutput()
-		require.NoError(t, err, "%s", out)
-		poll(t, "all of the lane are handled", func() bool { got, _ := h.counts(); return got == n/4 })
+		// What a killed process held can be given back behind the end of the next replay. It is
+		// in the dead-letter queue then, and the replay after that finds it.
+		for left, tries := n, 0; left > 0; tries++ {
+			require.Less(t, tries, 5, "%d of the lane are missing", left)
+			out, err := replay().CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			for began := time.Now(); left > 0 && time.Since(began) < patience/4; time.Sleep(5 * time.Millisecond) {
+				got, _ := h.counts()
+				left = n/4 - got
+			}
+		}
 		distinct, twice := h.counts()
 		assert.Equal(t, n/4, distinct)
 		assert.Zero(t, old.Load(), "each begins anew")
