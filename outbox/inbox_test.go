@@ -237,6 +237,10 @@ func TestInboxSaysWhatIsWrong(t *testing.T) {
 			assert.Equal(t, name != "no table", errors.As(err, &bad))
 		})
 	}
+	// What is wrong with one handler is no other's fault.
+	both := inbox.With(pool, inbox.Config{})
+	both(nil)
+	assert.ErrorContains(t, conn.Consume(t.Context(), "orders", both(h), client.ConsumerConfig{}), "call inbox.Migrate")
 	_, ok := inbox.Tx(t.Context())
 	assert.False(t, ok)
 }

@@ -138,12 +138,13 @@ func Tx(ctx context.Context) (pgx.Tx, bool) {
 //
 // No consumer starts with a bad Config or without the table that Migrate creates.
 func With(pool *pgxpool.Pool, cfg Config) client.Middleware {
-	cfg, err := cfg.withDefaults()
+	cfg, bad := cfg.withDefaults()
 	if pool == nil {
-		err = argument.New("pool", nil, "is nil", "give a pool of pgxpool.New")
+		bad = argument.New("pool", nil, "is nil", "give a pool of pgxpool.New")
 	}
 	pruned := &atomic.Int64{}
 	return func(h client.Handler) client.Handler {
+		err := bad // of this handler alone
 		if err == nil && h == nil {
 			err = argument.New("handler", nil, "is nil", "pass a Handler to inbox's Middleware")
 		}

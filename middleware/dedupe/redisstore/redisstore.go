@@ -18,6 +18,7 @@ package redisstore
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -50,6 +51,9 @@ var _ dedupe.Store = (*Store)(nil)
 func New(rdb redis.Scripter, cfg Config) *Store {
 	if cfg.Prefix == "" {
 		cfg.Prefix = "hopback:dedupe:"
+	}
+	if v := reflect.ValueOf(rdb); v.Kind() == reflect.Pointer && v.IsNil() {
+		rdb = nil // such as a nil *redis.Client
 	}
 	return &Store{rdb, cfg.Prefix}
 }

@@ -182,6 +182,8 @@ func TestBadConfigurationIsRefused(t *testing.T) {
 	var bad *argument.Error
 	_, err := redisstore.New(nil, redisstore.Config{}).Claim(t.Context(), "a", "b", time.Second)
 	assert.ErrorAs(t, err, &bad)
+	_, err = redisstore.New((*redis.Client)(nil), redisstore.Config{}).Renew(t.Context(), "a", "b", time.Second)
+	assert.ErrorAs(t, err, &bad)
 	err = redisstore.New(redisClient(t), redisstore.Config{Prefix: strings.Repeat("x", 201)}).Done(t.Context(), "a", "b", time.Second)
 	assert.ErrorAs(t, err, &bad)
 }

@@ -3,8 +3,6 @@ package cli_test
 import (
 	"context"
 	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -25,16 +23,12 @@ func TestOutboxIsMigratedAndRelayed(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, postgres.Close()) })
 	b := serveBroker(t)
-	definitions := filepath.Join(t.TempDir(), "topology.yaml")
-	require.NoError(t, os.WriteFile(definitions, []byte("queues:\n  orders: {dead-letter: drop}\n"), 0o600))
+	definitions := file(t, "topology.yaml", "queues:\n  orders: {dead-letter: drop}\n")
 
-	env := func(name string) string {
-		return map[string]string{"DATABASE_URL": postgres.URL, "HOPBACK_URL": b.amqp, "HOPBACK_MANAGEMENT_URL": b.http}[name]
-	}
+	here := world{env: map[string]string{"DATABASE_URL": postgres.URL, "HOPBACK_URL": b.amqp, "HOPBACK_MANAGEMENT_URL": b.http}}
 	run := func(ctx context.Context, args ...string) (code int, stdout, stderr string) {
-		var out, errs safe
-		code = cli.Run(ctx, cli.IO{Args: args, Env: env, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs})
-		return code, out.String(), errs.String()
+		r := here.runIn(ctx, args...)
+		return r.code, r.stdout, r.stderr
 	}
 	code, _, stderr := run(t.Context(), "topology", "apply", definitions)
 	require.Equal(t, cli.Done, code, stderr)
@@ -95,13 +89,12 @@ func TestOutboxSaysWhatIsWrong(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var out, errs safe
-			code := cli.Run(t.Context(), cli.IO{Args: c.args, Env: func(string) string { return "" }, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs})
-			assert.Equal(t, c.code, code, errs.String())
-			assert.Contains(t, errs.String(), c.says)
+			r := world{}.run(c.args...)
+			assert.Equal(t, c.code, r.code, r.stderr)
+			assert.Contains(t, r.stderr, c.says)
 		})
 	}
-	var out safe
-	require.Equal(t, cli.Done, cli.Run(t.Context(), cli.IO{Args: []string{"outbox", "migrate", "--print"}, Env: func(string) string { return "" }, Stdin: strings.NewReader(""), Stdout: &out, Stderr: &out}))
-	assert.Contains(t, out.String(), "CREATE TABLE hopback_outbox")
+	r := world{}.run("outbox", "migrate", "--print")
+	require.Equal(t, cli.Done, r.code, r.stderr)
+	assert.Contains(t, r.stdout, "CREATE TABLE hopback_outbox")
 }
