@@ -10,7 +10,7 @@ FUZZTIME ?= 30s
 BROKER = $(GO) run ./internal/broker/cmd/broker
 
 # Modules of their own, whose dependencies aren't the SDK's.
-MODULES = adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe middleware/dedupe/redisstore
+MODULES = adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe middleware/dedupe/redisstore examples/orders
 
 # Packages whose tests need no broker.
 UNIT = $$($(GO) list ./... | grep -v -e /integration -e /examples -e /internal/broker -e /internal/proxy)
@@ -26,6 +26,10 @@ demo: ## Run examples/quickstart with a real broker, which is started and ended;
 .PHONY: examples
 examples: ## Run examples/p1 to p8, each an old retry system and its answer, night-shift and central-retrier, with a real broker
 	@$(BROKER) run any -- bash -c 'for e in examples/p*/ examples/night-shift/ examples/central-retrier/; do echo "=== $$e"; $(GO) run "./$$e" || exit 1; done'
+
+.PHONY: orders
+orders: ## Run examples/orders: an order service with PostgreSQL whose parts are killed all the time, and whose books balance
+	@$(BROKER) run any postgres -- $(GO) -C examples/orders run . -torture $(ORDERSFLAGS)
 
 .PHONY: observe
 observe: ## Start RabbitMQ, and Prometheus with hopback's alerts, until ^C; without an image from a registry. Your service's metrics are read from port 9464

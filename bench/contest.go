@@ -20,6 +20,7 @@ type contest struct {
 	name, title string
 	quick, long bool // quick: also with -quick; long: only with -long
 	drawn       bool // in the SVG
+	postgres    bool // needs one
 	maxRounds   int
 	contestants []contestant
 	pairs       []pair
@@ -170,6 +171,7 @@ func contests() []contest {
 		}
 		return c
 	}
+	all = append(all, relayContests()...)
 	return append(all,
 		shared("shared", "each message fails once, comes back after 1 s: queues sharing one delay queue", false, 1, 100),
 		shared("shared-1000", "the same with 1,000 queues", true, 1, 1000),

@@ -29,6 +29,8 @@ type lab struct {
 	broker client.Broker
 	prefix string
 	full   float64 // messages a second at full load; see fullLoad
+	rounds int
+	store  store
 
 	mu    sync.Mutex
 	named int
@@ -60,6 +62,7 @@ var quiet = slog.New(slog.DiscardHandler)
 func (l *lab) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+	l.store.close()
 	l.cleanUp(ctx)
 	_ = l.conn.Close(ctx)
 }

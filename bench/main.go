@@ -55,6 +55,7 @@ func parse(args []string) (options, error) {
 	f.BoolVar(&o.quick, "quick", false, "fewer contests, shorter runs: about two minutes")
 	f.BoolVar(&o.long, "long", false, "also 1,000 queues, and many messages parked in delay")
 	f.IntVar(&parkedMessages, "parked", parkedMessages, "how many messages -long parks")
+	f.DurationVar(&snapshotFor, "snapshot", snapshotFor, "for how long -long holds an old snapshot while a relay works, all rounds together")
 	f.StringVar(&brokerCPU, "broker-cpu", "", "the file with the broker's CPU time, cpuacct.usage or cpu.stat of its container's control group: its CPU a message is shown, too")
 	f.StringVar(&o.json, "json", "", "write all results to this file")
 	f.StringVar(&o.svg, "svg", "", "draw the ratios to this file")
@@ -129,7 +130,7 @@ func moduleVersions() []string {
 	}
 	all := []string{info.GoVersion}
 	for _, m := range info.Deps {
-		for _, part := range []string{"hopback", "go-amqp", "amqp-go-client", "amqp091-go", "watermill"} {
+		for _, part := range []string{"hopback", "go-amqp", "amqp-go-client", "amqp091-go", "watermill", "pgx"} {
 			if strings.Contains(m.Path, part) {
 				v := m.Version
 				if m.Replace != nil {
@@ -167,6 +168,7 @@ func run(ctx context.Context, o options) error {
 		if labs[i], err = openLab(whole, p); err != nil {
 			return err
 		}
+		labs[i].rounds = o.rounds
 		defer labs[i].close()
 	}
 	if o.pprof != "" {

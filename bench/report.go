@@ -101,6 +101,12 @@ func (r *report) contest(ctx context.Context, l *lab, c contest) *result {
 			res.order = append(res.order, p.name)
 		}
 	}
+	if c.postgres { // what it starts is no run's
+		if _, err := l.store.start(ctx); err != nil {
+			res.Errors = append(res.Errors, oneLine(err))
+			return res
+		}
+	}
 	rounds := r.o.rounds
 	if c.maxRounds > 0 {
 		rounds = min(rounds, c.maxRounds)
@@ -349,7 +355,7 @@ func (res *result) printRatios(w io.Writer, l *lab) {
 
 func unit(metric string) string {
 	switch metric {
-	case heap:
+	case heap, table:
 		return "MiB"
 	case p50, p99, worst:
 		return "ms"

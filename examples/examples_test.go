@@ -1,4 +1,4 @@
-// Package examples runs the programs p1 to p8, night-shift and central-retrier, against real brokers of both versions.
+// Package examples runs the programs p1 to p8, night-shift, central-retrier and orders, against real brokers of both versions.
 package examples
 
 import (
@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/internal/service"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -63,6 +64,32 @@ func TestExamples(t *testing.T) {
 					assert.JSONEq(t, "[]", v.queues(t), "all queues are deleted at the end")
 				})
 			}
+		})
+	}
+}
+
+// TestOrders kills the parts of the order service, which is a module of its own and needs
+// a PostgreSQL, and wants its books to balance.
+func TestOrders(t *testing.T) {
+	bin := t.TempDir()
+	text, err := exec.CommandContext(t.Context(), "go", "-C", "orders", "build", "-o", bin+string(filepath.Separator), ".").CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	postgres, err := service.Postgres(t.Context(), os.Stderr)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, postgres.Close()) })
+	for _, version := range []string{"4.3", "4.0"} {
+		t.Run(version, func(t *testing.T) {
+			brokers, err := broker.Need(t.Context(), os.Stderr, version)
+			require.NoError(t, err)
+			t.Cleanup(func() { assert.NoError(t, brokers[0].Release(context.Background())) })
+			v := newVHost(t, brokers[0])
+			run := command(t, bin, "orders", v)
+			run.Args = append(run.Args, "-torture", "-orders=150", "-kills=5")
+			run.Env = append(run.Env, "HOPBACK_POSTGRES_URL="+postgres.URL)
+			out, err := run.CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			assert.Contains(t, string(out), "PROVEN: 5 kills")
+			assert.JSONEq(t, "[]", v.queues(t), "all queues are deleted at the end")
 		})
 	}
 }

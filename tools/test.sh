@@ -129,7 +129,7 @@ if [ $result -ne 0 ] && [ -s "$bin/again" ]; then
 	while read -r package test; do
 		dir=${package#github.com/hopback/hopback}
 		module=.
-		for m in adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe middleware/dedupe/redisstore; do
+		for m in adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe middleware/dedupe/redisstore examples/orders; do
 			case $dir in /$m | /$m/*) module=$m dir=${dir#"/$m"} ;; esac
 		done
 		$GO -C "$module" test $race -count=1 -timeout=15m -json -run "^$test\$" ".$dir"

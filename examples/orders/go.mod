@@ -1,0 +1,24 @@
+module github.com/hopback/hopback/examples/orders
+
+go 1.26
+
+// Those of the same checkout.
+replace (
+	github.com/hopback/hopback => ../..
+	github.com/hopback/hopback/outbox => ../../outbox
+)
+
+require (
+	github.com/hopback/hopback v0.0.0
+	github.com/hopback/hopback/outbox v0.0.0
+	github.com/jackc/pgx/v5 v5.12.0
+)
+
+require (
+	github.com/Azure/go-amqp v1.7.0 // indirect
+	github.com/jackc/pgpassfile v1.0.0 // indirect
+	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
+	github.com/jackc/puddle/v2 v2.2.3 // indirect
+	golang.org/x/sync v0.22.0 // indirect
+	golang.org/x/text v0.41.0 // indirect
+)
