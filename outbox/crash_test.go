@@ -72,7 +72,12 @@ func runWorker(database, broker string) error {
 		os.Exit(1)
 	}()
 	ctx := context.Background()
-	pool, err := pgxpool.New(ctx, database)
+	cfg, err := pgxpool.ParseConfig(database)
+	if err != nil {
+		return err
+	}
+	cfg.MaxConns = 9
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -96,7 +101,12 @@ func runWorker(database, broker string) error {
 		}
 		return nil
 	})
-	return conn.Consume(ctx, "effects", retry.With(patient)(inbox.With(pool, inbox.Config{})(h)), client.ConsumerConfig{Concurrency: 3})
+	for {
+		// It may begin while the database is down, and ends with an error then.
+		err = conn.Consume(ctx, "effects", retry.With(patient)(inbox.With(pool, inbox.Config{})(h)), client.ConsumerConfig{Concurrency: 8})
+		fmt.Fprintln(os.Stderr, "the worker begins again:", err)
+		time.Sleep(100 * time.Millisecond)
+	}
 }
 
 // child is a relay or a worker, which can be killed.
@@ -312,19 +322,15 @@ CREATE TABLE effects (id int NOT NULL)`)
 		committed[id] = true
 	}
 	require.NoError(t, rows.Err())
-	limit := time.Now().Add(2 * time.Minute)
-	for left(t, pool) > 0 || r.distinct() < len(committed) {
-		if time.Now().After(limit) {
-			require.Fail(t, "not all has come", "%d of %d, %d are in the outbox", r.distinct(), len(committed), left(t, pool))
-		}
-		time.Sleep(10 * time.Millisecond)
+	var effects, distinct int
+	for stuck := newStuck(); left(t, pool) > 0 || r.distinct() < len(committed); time.Sleep(10 * time.Millisecond) {
+		stuck.check(t, r.distinct(), "%d of %d have come, %d are in the outbox", r.distinct(), len(committed), left(t, pool))
 	}
 	// What is still in the queue comes before the consumer ends.
 	queueIsEmpty(t, conn, "entries")
-	var effects, distinct int
-	for effects < len(committed) && time.Now().Before(limit) {
+	for stuck := newStuck(); effects < len(committed); time.Sleep(20 * time.Millisecond) {
 		require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*), count(DISTINCT id) FROM effects").Scan(&effects, &distinct))
-		time.Sleep(20 * time.Millisecond)
+		stuck.check(t, effects, "%d of %d have had their effect", effects, len(committed))
 	}
 	queueIsEmpty(t, conn, "effects") // of duplicates
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*), count(DISTINCT id) FROM effects").Scan(&effects, &distinct))
@@ -356,6 +362,24 @@ CREATE TABLE effects (id int NOT NULL)`)
 	assert.Zero(t, lost, "messages of transactions that were committed")
 	t.Logf("REPORT outbox, %s: %d transactions, %d kills: %d committed, %d of them lost; %d published of those rolled back; %d published more than once; %d out of order or with another message-id; %d effects of %d messages; %d transactions were cut by a kill; %s",
 		order, transactions, kills, len(committed), lost, invented, twice, len(r.wrong), effects, distinct, unsure.Load(), time.Since(began).Round(time.Second))
+}
+
+// stuck ends a test in which nothing has gone on for two minutes.
+type stuck struct {
+	last  int
+	since time.Time
+}
+
+func newStuck() *stuck { return &stuck{last: -1} }
+
+func (s *stuck) check(t *testing.T, now int, format string, args ...any) {
+	t.Helper()
+	if now != s.last {
+		s.last, s.since = now, time.Now()
+	}
+	if time.Since(s.since) > 2*time.Minute {
+		require.Failf(t, "nothing goes on", format, args...)
+	}
 }
 
 // transact takes the next number of an account in one transaction with its message, and

@@ -48,9 +48,10 @@ type RelayConfig struct {
 	// relay lasts. Default: 10 s.
 	PublishTimeout time.Duration
 	// SetAsideAfter is how long a message is tried that the broker doesn't take: no queue
-	// is bound for it, its exchange is missing, or a queue refuses it. Then it is moved to
-	// hopback_outbox_set_aside. Messages that can never be published are moved at once.
-	// Default: 1 h.
+	// is bound for it, its exchange is missing, a queue refuses it, or the user may not
+	// write to its exchange. Then it is moved to hopback_outbox_set_aside. Messages that can
+	// never be published are moved at once. A lost or refused connection or link is held
+	// against no message. Default: 1 h.
 	SetAsideAfter time.Duration
 	// Retry is the pause before a message is tried again that the broker didn't take. It
 	// doubles with each failure, up to a minute. Default: 1 s.
@@ -116,6 +117,8 @@ type Relay struct {
 	segments *segments
 	sweeps   sweeps
 	retries  retries
+	// addresses are those that the broker takes nothing for.
+	addresses addresses
 	// more wakes an idle worker, because another has found a whole batch.
 	more chan struct{}
 	// notified wakes the worker that sleeps.
@@ -149,7 +152,7 @@ func NewRelay(pool *pgxpool.Pool, conn *client.Conn, cfg RelayConfig) (*Relay, e
 	}
 	return &Relay{
 		pool: pool, conn: conn, cfg: cfg, log: cfg.Logger,
-		segments: &segments{}, retries: retries{of: map[int64]retry{}},
+		segments: &segments{}, retries: retries{of: map[int64]retry{}}, addresses: addresses{of: map[string]*refusal{}, first: cfg.Retry, log: cfg.Logger},
 		more: make(chan struct{}, 1), notified: make(chan struct{}, 1), sleeper: make(chan struct{}, 1),
 	}, nil
 }
@@ -244,6 +247,16 @@ type outcome struct {
 	failed   []failure // in the order of the batch
 	// unsure counts the messages without an answer. They stay, and are published again.
 	unsure int
+	// link is why the broker refuses the relay's link, or nil.
+	link error
+}
+
+// err is why the relay should pause, or nil.
+func (o *outcome) err() error {
+	if o.link == nil {
+		return nil
+	}
+	return fmt.Errorf("outbox: the broker refuses the relay's link: %w", o.link)
 }
 
 // failure is a message that the broker didn't take.
@@ -252,12 +265,15 @@ type failure struct {
 	err   error
 	since time.Time // of its first failure; zero: this is the first
 	final bool      // there is no other attempt
+	// refused is the message's address, if the broker takes nothing for that.
+	refused string
 }
 
 // record is a row of the outbox.
 type record struct {
 	id          int64
 	message     []byte
+	address     string
 	key         *string
 	failedSince *time.Time
 
@@ -274,16 +290,27 @@ func (rec *record) decode() error {
 	return nil
 }
 
-// note files the result of a record.
+// note files the result of a record. A message's own faults are final: it is set aside.
+// What is missing on the broker, or refused there, can come back: the message waits. What
+// is about the relay's link is no message's fault.
 func (o *outcome) note(rec *record, err error) {
 	var bad *argument.Error
+	var of *client.Error
 	switch {
 	case err == nil:
 		o.accepted = append(o.accepted, rec.id)
 	case errors.As(err, &bad), errors.Is(err, client.ErrTooLarge):
 		o.fail(rec, err, true)
-	case errors.Is(err, client.ErrUnroutable), errors.Is(err, client.ErrRefused), errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrUnauthorized):
+	case errors.Is(err, client.ErrUnroutable), errors.Is(err, client.ErrNotFound),
+		errors.Is(err, client.ErrRefused) && !client.SafeToRetry(err):
 		o.fail(rec, err, false)
+	case errors.Is(err, client.ErrOutcomeUnknown) && errors.As(err, &of) && of.Condition != "":
+		// The broker has ended the link three times when it got this message.
+		o.fail(rec, err, false)
+		o.failed[len(o.failed)-1].refused = rec.address
+	case errors.Is(err, client.ErrUnauthorized), errors.Is(err, client.ErrRefused), errors.Is(err, client.ErrSessionLimit):
+		o.unsure++
+		o.link = err
 	default:
 		o.unsure++
 	}
@@ -307,36 +334,74 @@ func (o *outcome) decide(after time.Duration) {
 
 // publishAll publishes records side by side.
 func (r *Relay) publishAll(ctx context.Context, p *client.Publisher[*client.Message], recs []*record) outcome {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.PublishTimeout)
+	defer cancel()
 	var o outcome
+	var trying sync.WaitGroup
+	var mu sync.Mutex
 	ms := make([]*client.Message, 0, len(recs))
 	sent := make([]*record, 0, len(recs))
 	for _, rec := range recs {
-		if err := rec.decode(); err != nil {
+		err := rec.decode()
+		if err != nil {
+			mu.Lock()
 			o.note(rec, err)
+			mu.Unlock()
 			continue
 		}
-		ms, sent = append(ms, rec.decoded), append(sent, rec)
-	}
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.PublishTimeout)
-	defer cancel()
-	err := p.PublishAll(ctx, ms)
-	var batch *client.BatchError
-	if err != nil && !errors.As(err, &batch) {
-		for _, rec := range sent {
-			o.note(rec, err)
+		switch refused, try := r.addresses.ask(rec.address); {
+		case try:
+			trying.Go(func() {
+				err := r.try(ctx, rec)
+				mu.Lock()
+				defer mu.Unlock()
+				o.note(rec, err)
+			})
+		case refused == nil:
+			ms, sent = append(ms, rec.decoded), append(sent, rec)
+		case rec.key != nil && r.cfg.Order == ByKey:
+			mu.Lock()
+			o.fail(rec, refused, false) // it holds back what is behind it
+			mu.Unlock()
 		}
-		return o
 	}
+	err := p.PublishAll(ctx, ms)
+	trying.Wait()
+	var batch *client.BatchError
+	whole := err != nil && !errors.As(err, &batch)
 	at := 0
 	for i, rec := range sent {
-		if batch != nil && at < len(batch.Failed) && batch.Failed[at].Index == i {
+		switch {
+		case whole:
+			o.note(rec, err)
+		case batch != nil && at < len(batch.Failed) && batch.Failed[at].Index == i:
 			o.note(rec, batch.Failed[at].Err)
 			at++
-			continue
+		default:
+			o.note(rec, nil)
 		}
-		o.note(rec, nil)
 	}
+	r.learn(&o)
 	return o
+}
+
+// publishOne publishes a record and waits for the answer.
+func (r *Relay) publishOne(ctx context.Context, p *client.Publisher[*client.Message], rec *record, o *outcome) (ok bool) {
+	err := rec.decode()
+	if err == nil {
+		switch refused, try := r.addresses.ask(rec.address); {
+		case try:
+			err = r.try(ctx, rec)
+		case refused == nil:
+			err = p.Publish(ctx, rec.decoded)
+		default:
+			o.fail(rec, refused, false)
+			return false
+		}
+	}
+	o.note(rec, err)
+	r.learn(o)
+	return err == nil || len(o.failed) > 0 && o.failed[len(o.failed)-1].final
 }
 
 // settle deletes what was accepted, moves what failed for good, and marks the rest of
@@ -355,6 +420,15 @@ INSERT INTO hopback_outbox_set_aside (id, message, message_id, address, key, cre
 SELECT id, message, message_id, address, key, created_at, coalesce(failed_since, clock_timestamp()), $2 FROM gone`, f.id, reason); err != nil {
 				return err
 			}
+			if f.refused == "" {
+				continue
+			}
+			// So have those behind it that wait for the same, and weren't tried.
+			if _, err := db.Exec(ctx, `WITH gone AS (DELETE FROM hopback_outbox WHERE segment IN (`+segs+`) AND address = $1 AND created_at < clock_timestamp() - make_interval(secs => $2) RETURNING *)
+INSERT INTO hopback_outbox_set_aside (id, message, message_id, address, key, created_at, failed_since, reason)
+SELECT id, message, message_id, address, key, created_at, coalesce(failed_since, clock_timestamp()), $3 FROM gone`, f.refused, r.cfg.SetAsideAfter.Seconds(), reason); err != nil {
+				return err
+			}
 			continue
 		}
 		if f.since.IsZero() {
@@ -369,14 +443,25 @@ SELECT id, message, message_id, address, key, created_at, coalesce(failed_since,
 // settled counts what settle has done, once it is committed, and returns how many
 // messages of the batch are through.
 func (r *Relay) settled(o outcome) int {
+	waits, first := 0, error(nil)
 	for _, f := range o.failed {
+		if !f.final && f.since.IsZero() && f.refused == "" {
+			if waits++; first == nil {
+				first = f.err
+			}
+		}
 		if f.final {
 			r.setAside.Add(1)
 			r.retries.forget(f.id)
 			r.log.Error("outbox: a message was set aside in hopback_outbox_set_aside", "id", f.id, "error", f.err)
 			continue
 		}
-		r.retries.later(f.id, r.cfg.Retry)
+		if f.refused == "" || r.cfg.Order == ByKey { // otherwise its address waits
+			r.retries.later(f.id, r.cfg.Retry)
+		}
+	}
+	if waits > 0 {
+		r.log.Warn("outbox: the broker doesn't take messages; they wait, and are tried again", "messages", waits, "for", r.cfg.SetAsideAfter, "first", first)
 	}
 	for _, id := range o.accepted {
 		r.retries.forget(id)

@@ -115,8 +115,9 @@ func (l *leader) batch(ctx context.Context) (int, error) {
 	// What is under way is asked before the read: a batch deletes its messages before it
 	// gives its keys free.
 	ids, keys := l.excluded()
-	recs, err := read(ctx, l.conn, `SELECT id, message, key, failed_since FROM hopback_outbox
-WHERE segment IN (`+segs+`) AND id > $1 AND NOT id = ANY($2) AND (key IS NULL OR NOT key = ANY($3)) ORDER BY id LIMIT $4`, l.floor.id, ids, keys, l.r.cfg.Batch)
+	recs, err := read(ctx, l.conn, `SELECT id, message, address, key, failed_since FROM hopback_outbox
+WHERE segment IN (`+segs+`) AND id > $1 AND NOT id = ANY($2) AND (CASE WHEN key IS NULL THEN NOT address = ANY($3) ELSE NOT key = ANY($4) END)
+ORDER BY id LIMIT $5`, l.floor.id, ids, l.r.addresses.waiting(), keys, l.r.cfg.Batch)
 	if err != nil || len(recs) == 0 {
 		return 0, err
 	}
@@ -136,6 +137,7 @@ WHERE segment IN (`+segs+`) AND id > $1 AND NOT id = ANY($2) AND (key IS NULL OR
 		err := l.r.settle(settling, l.r.pool, segs, o)
 		if err == nil {
 			l.r.settled(o)
+			err = o.err()
 		}
 		l.mu.Lock()
 		l.under--
@@ -193,12 +195,7 @@ func (l *leader) publish(ctx context.Context, recs []*record) outcome {
 			defer func() { <-slots }()
 			var own outcome
 			for _, rec := range chain {
-				err := rec.decode()
-				if err == nil {
-					err = l.p.Publish(within, rec.decoded)
-				}
-				own.note(rec, err)
-				if err != nil && (len(own.failed) == 0 || !own.failed[len(own.failed)-1].final) {
+				if !l.r.publishOne(within, l.p, rec, &own) {
 					break
 				}
 			}
@@ -222,6 +219,9 @@ func (o *outcome) join(other outcome) {
 	o.accepted = append(o.accepted, other.accepted...)
 	o.failed = append(o.failed, other.failed...)
 	o.unsure += other.unsure
+	if other.link != nil {
+		o.link = other.link
+	}
 }
 
 // floor is an id up to which no message is left and none will appear. A read that begins

@@ -60,8 +60,8 @@ func (r *Relay) batch(ctx context.Context, conn *pgxpool.Conn, p *client.Publish
 	settling := context.WithoutCancel(ctx)
 	defer func() { _ = tx.Rollback(settling) }()
 	from, done := r.sweeps.begin()
-	recs, err := read(ctx, tx, `SELECT id, message, key, failed_since FROM hopback_outbox
-WHERE segment IN (`+segs+`) AND id > $1 AND NOT id = ANY($2) ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED`, from, r.retries.waiting(), r.cfg.Batch)
+	recs, err := read(ctx, tx, `SELECT id, message, address, key, failed_since FROM hopback_outbox
+WHERE segment IN (`+segs+`) AND id > $1 AND NOT id = ANY($2) AND NOT address = ANY($3) ORDER BY id LIMIT $4 FOR UPDATE SKIP LOCKED`, from, r.retries.waiting(), r.addresses.waiting(), r.cfg.Batch)
 	if err != nil || len(recs) == 0 {
 		done(0)
 		return 0, err
@@ -76,7 +76,7 @@ WHERE segment IN (`+segs+`) AND id > $1 AND NOT id = ANY($2) ORDER BY id LIMIT $
 		return 0, err
 	}
 	r.settled(o)
-	return len(recs), nil
+	return len(recs), o.err()
 }
 
 // read returns the records of a query.
@@ -87,7 +87,7 @@ func read(ctx context.Context, db execer, query string, args ...any) ([]*record,
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*record, error) {
 		rec := &record{}
-		return rec, row.Scan(&rec.id, &rec.message, &rec.key, &rec.failedSince)
+		return rec, row.Scan(&rec.id, &rec.message, &rec.address, &rec.key, &rec.failedSince)
 	})
 }
 

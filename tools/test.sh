@@ -111,10 +111,11 @@ if [ $came_up -eq 0 ]; then
 	run_tests -p=1 "${timed[@]}"
 	phase "brokers that die"
 	run_tests -p=2 "${faulty[@]}"
-	phase "other clients, OpenTelemetry"
+	phase "other clients, OpenTelemetry, the outbox"
 	$GO -C adapter/officialclient test $race -count=1 -timeout=25m -json ./integration >&3
 	$GO -C integration/foreign test -count=1 -timeout=25m -json . >&3
 	$GO -C otel test $race -count=1 -timeout=25m -json ./integration >&3
+	HOPBACK_TEST_BROKERS=real $GO -C outbox test -count=1 -timeout=10m -run '^TestWhat(TheBrokerLacks|IsForbidden)' -json . >&3
 else
 	failed "integration: no broker"
 fi
