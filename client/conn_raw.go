@@ -7,9 +7,14 @@ import (
 	"github.com/hopback/hopback/internal/rawlink"
 )
 
-// Package desk reads and writes messages as bytes, since go-amqp changes them. It has
-// connections of its own for that, to where the Conn's are.
+// Package desk reads and writes messages as bytes, since go-amqp changes them. Package
+// stream does so since that is faster. They have connections of their own for that, to
+// where the Conn's are.
 func init() {
+	rawlink.OwnerOf = func(conn any) rawlink.Owner {
+		c := conn.(*Conn)
+		return rawlink.Owner{Closed: c.closing, Pause: c.cfg.Reconnect.pause}
+	}
 	rawlink.Dial = func(ctx context.Context, conn any) (rawlink.Dialed, error) { return conn.(*Conn).dialRaw(ctx) }
 }
 
@@ -46,7 +51,7 @@ func dialRaw(ctx context.Context, ep endpoint, cfg Config) (rawlink.Dialed, erro
 		return rawlink.Dialed{}, err
 	}
 	d := rawlink.Dialed{
-		Net: raw, Host: "vhost:" + ep.vhost, Name: clip(cfg.Name, maxName-8) + "-desk", Shown: ep.shown,
+		Net: raw, Host: "vhost:" + ep.vhost, Name: clip(cfg.Name, maxName-8), Shown: ep.shown,
 		Mechanism: sasl.mechanism, IdleTimeout: cfg.IdleTimeout,
 	}
 	if sasl.mechanism != "EXTERNAL" {

@@ -60,6 +60,10 @@ var nativeSince = [2]int{4, 3}
 func (pl *plan) choose(b client.Broker, q declare.QueueInfo) (Strategy, error) {
 	native := b.AtLeast(nativeSince[0], nativeSince[1])
 	switch {
+	case q.Type == "stream":
+		return "", &GuardError{Guard: GuardStrategy, Queue: q.Name,
+			Problem: "it is a stream, which takes no message back and has no dead letters",
+			Remedy:  "use stream.Consume without retry.With: it calls the handler again in place; a consumer of stream.Config.FailedQueue can use retry.With"}
 	case pl.strategy == StrategyNative && !native:
 		return "", &GuardError{Guard: GuardStrategy, Queue: q.Name,
 			Problem: fmt.Sprintf("StrategyNative needs RabbitMQ 4.3 or later; this is %q, which would deliver each message again at once", b.Version),

@@ -155,8 +155,11 @@ type Reader struct {
 
 // NewReader returns a reader of frames of up to max bytes.
 func NewReader(r io.Reader, max uint32) *Reader {
-	return &Reader{r: bufio.NewReader(r), max: max}
+	return &Reader{r: bufio.NewReaderSize(r, readAhead), max: max}
 }
+
+// readAhead is how much a reader reads at once.
+const readAhead = 64 << 10
 
 // NewReaderSize returns a reader that reads up to size bytes at once, at least 16.
 func NewReaderSize(r io.Reader, size int) *Reader {
@@ -167,6 +170,16 @@ func NewReaderSize(r io.Reader, size int) *Reader {
 // again: a frame's or a protocol's header. They are valid until the next read.
 func (r *Reader) Start() ([]byte, error) {
 	b, err := r.r.Peek(HeaderSize)
+	if err != nil {
+		return nil, whole(err, len(b))
+	}
+	return b, nil
+}
+
+// Peek returns the next n bytes, which are at most what the reader reads at once, and
+// leaves them to be read again. They are valid until the next read.
+func (r *Reader) Peek(n int) ([]byte, error) {
+	b, err := r.r.Peek(n)
 	if err != nil {
 		return nil, whole(err, len(b))
 	}

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hopback/hopback/internal/frames"
@@ -31,6 +32,15 @@ type Dialed struct {
 
 // Dial connects to where conn, a *client.Conn, is connected to. Package client sets it.
 var Dial func(ctx context.Context, conn any) (Dialed, error)
+
+// Owner is what else a *client.Conn is configured with.
+type Owner struct {
+	Closed <-chan struct{}                  // closed when it is closed
+	Pause  func(failures int) time.Duration // before another attempt to connect
+}
+
+// OwnerOf returns what conn, a *client.Conn that isn't nil, is. Package client sets it.
+var OwnerOf func(conn any) Owner
 
 const (
 	// maxFrame and window bound what is received and not taken: the broker sends so many
@@ -70,12 +80,15 @@ type Conn struct {
 	joint     joint
 	closing   bool
 
+	subscribed atomic.Bool // transfers are a Subscription's
+
 	// The session.
 	nextOut    uint32 // of the next transfer
 	peerWindow uint32 // transfers that the broker still takes
 	nextIn     uint32
 	untaken    uint32 // transfers that were received and not taken
 	granted    uint32 // transfers that the broker may still send
+	window     uint32 // how many it may be
 	nextHandle uint32
 	nextID     uint32 // of the next delivery that is sent
 	ended      bool   // the broker has answered the end
@@ -119,6 +132,10 @@ type link struct {
 	// The receiver's.
 	in      chan event
 	partial *Delivery
+
+	// A subscription's.
+	sub    *Subscription
+	filter frames.Map // that the broker applies
 }
 
 // event is what a receiver gets: a delivery, or the end of a drain.
@@ -139,14 +156,19 @@ type Delivery struct {
 
 // Open opens a connection to where conn, a *client.Conn, is connected to, and begins a
 // session. ctx bounds the opening alone.
-func Open(ctx context.Context, conn any) (*Conn, error) {
+func Open(ctx context.Context, conn any) (*Conn, error) { return OpenFor(ctx, conn, "desk") }
+
+// OpenFor is Open. The purpose is the end of the connection's name.
+func OpenFor(ctx context.Context, conn any, purpose string) (*Conn, error) {
 	d, err := Dial(ctx, conn)
 	if err != nil {
 		return nil, err
 	}
+	d.Name += "-" + purpose
 	c := &Conn{
 		net: d.Net, shown: d.Shown, idle: max(d.IdleTimeout, 2*time.Second), r: frames.NewReader(d.Net, maxFrame),
-		wake: make(chan struct{}, 1), done: make(chan struct{}), changed: make(chan struct{}),
+		window: window,
+		wake:   make(chan struct{}, 1), done: make(chan struct{}), changed: make(chan struct{}),
 		links: map[uint32]*link{}, peers: map[uint32]*link{}, senders: map[string]*link{}, unconfirmed: map[uint32]unconfirmed{},
 	}
 	stop := context.AfterFunc(ctx, func() { _ = d.Net.Close() })
@@ -412,9 +434,21 @@ func (c *Conn) awaitLocked(ctx context.Context, yes func() bool) error {
 
 // read reads until the connection ends.
 func (c *Conn) read() {
+	var codec frames.Codec
+	var transfer frames.Transfer
 	for {
 		// The broker sends a sign of life at least twice within idle.
 		_ = c.net.SetReadDeadline(time.Now().Add(c.idle + 10*time.Second))
+		if c.subscribed.Load() {
+			n, err := c.transfers(&codec, &transfer)
+			if err != nil {
+				c.fail(err)
+				return
+			}
+			if n > 0 {
+				continue
+			}
+		}
 		f, err := c.r.Frame()
 		if err == nil {
 			err = c.take(f)
@@ -447,6 +481,9 @@ func (c *Conn) take(f frames.Frame) error {
 				l.attached = true
 				if !l.sender {
 					l.deliveryCount = b.InitialDeliveryCount.Or(0)
+					if b.Source != nil {
+						l.filter = b.Source.Filter
+					}
 				}
 				c.peers[b.Handle] = l
 			}
@@ -469,6 +506,7 @@ func (c *Conn) take(f frames.Frame) error {
 		l := c.peers[b.Handle.Value]
 		switch {
 		case l == nil:
+		case l.sub != nil:
 		case l.sender:
 			credit := b.DeliveryCount.Or(0) + b.LinkCredit.Or(0) - l.deliveryCount
 			l.credit = max(credit, 0)
@@ -508,6 +546,9 @@ func (c *Conn) take(f frames.Frame) error {
 		if l.in != nil {
 			close(l.in)
 		}
+		if l.sub != nil {
+			l.sub.awaken()
+		}
 		var tell []func(error)
 		for id, u := range c.unconfirmed {
 			if u.link == l {
@@ -543,7 +584,7 @@ func (c *Conn) flow(f *frames.Flow) {
 	if f == nil {
 		f = &frames.Flow{}
 	}
-	c.granted = window - c.untaken
+	c.granted = c.window - min(c.untaken, c.window)
 	f.NextIncomingID, f.IncomingWindow = frames.Some(c.nextIn), c.granted
 	f.NextOutgoingID, f.OutgoingWindow = c.nextOut, 1<<30
 	c.put(f, nil)
@@ -552,6 +593,9 @@ func (c *Conn) flow(f *frames.Flow) {
 func (c *Conn) transfer(t *frames.Transfer, payload []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.subscribed.Load() {
+		return c.transferred(t, payload)
+	}
 	c.nextIn++
 	c.untaken++
 	if c.granted == 0 {

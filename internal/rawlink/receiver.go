@@ -15,10 +15,15 @@ type Receiver struct {
 
 // Receiver attaches to source, an address. A Conn has at most one Receiver.
 func (c *Conn) Receiver(ctx context.Context, source string) (*Receiver, error) {
+	return c.ReceiverOf(ctx, source, nil)
+}
+
+// ReceiverOf is Receiver with a filter set.
+func (c *Conn) ReceiverOf(ctx context.Context, source string, filter frames.Map) (*Receiver, error) {
 	l := &link{in: make(chan event, 2*window)}
 	err := c.attach(ctx, l, &frames.Attach{
 		Role: frames.RoleReceiver, SenderSettleMode: frames.Some(uint8(0)), ReceiverSettleMode: frames.Some(uint8(0)),
-		Source: &frames.Source{Address: source, Outcomes: []frames.Symbol{"amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list"}},
+		Source: &frames.Source{Address: source, Filter: filter, Outcomes: []frames.Symbol{"amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list"}},
 		Target: &frames.Target{},
 	})
 	if err != nil {
@@ -74,6 +79,18 @@ func (r *Receiver) Fetch(ctx context.Context, n uint32, take func(Delivery) erro
 		c.mu.Unlock()
 	}
 	return got, last, taken
+}
+
+// Close detaches the link, and waits for the broker's answer.
+func (r *Receiver) Close(ctx context.Context) error {
+	c := r.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.l.gone == nil {
+		r.l.gone = ErrClosed
+		c.put(&frames.Detach{Handle: r.l.handle, Closed: true}, nil)
+	}
+	return c.awaitLocked(ctx, func() bool { return r.l.detached })
 }
 
 // Accept settles the deliveries from first to last as accepted.

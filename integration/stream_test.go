@@ -1,0 +1,414 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/rawlink"
+	"github.com/hopback/hopback/retry"
+	"github.com/hopback/hopback/stream"
+)
+
+// streamOf declares a stream, and publishes n numbers from 0 on to it.
+func streamOf(t *testing.T, conn *client.Conn, name string, n int, edit ...func(int, *client.Message)) {
+	t.Helper()
+	apply(t, conn, declare.Topology{Queues: []declare.Queue{declare.Stream{Name: name, MaxLengthBytes: 1 << 30, MaxAge: time.Hour}}})
+	fillStream(t, conn, name, 0, n, edit...)
+}
+
+// fillStream publishes the numbers from first to end-1.
+func fillStream(t *testing.T, conn *client.Conn, name string, first, end int, edit ...func(int, *client.Message)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	defer cancel()
+	p := publisher[int](t, conn, address.Queue(name))
+	var all []int
+	for i := first; i < end; i++ {
+		all = append(all, i)
+	}
+	require.NoError(t, p.PublishAll(ctx, all, edit...))
+	require.NoError(t, p.Close(ctx))
+}
+
+// reading is a consumer of numbers.
+type reading struct {
+	t    *testing.T
+	got  chan int
+	stop func() error
+	log  *logbook
+}
+
+// attached waits until it has attached.
+func (r *reading) attached() {
+	r.t.Helper()
+	poll(r.t, "it is attached", func() bool { return len(r.log.with("a stream consumer is attached")) > 0 })
+}
+
+func readStream(t *testing.T, conn *client.Conn, name string, cfg stream.Config) *reading {
+	t.Helper()
+	got := make(chan int, 10_000)
+	return handleStream(t, conn, name, cfg, got, client.JSON(func(_ context.Context, n int) error {
+		got <- n
+		return nil
+	}))
+}
+
+func handleStream(t *testing.T, conn *client.Conn, name string, cfg stream.Config, got chan int, h client.Handler) *reading {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	r := &reading{t: t, got: got, log: newLogbook(t)}
+	cfg.Logger = slog.New(r.log)
+	go func() { done <- stream.Consume(ctx, conn, name, h, cfg) }()
+	r.stop = sync.OnceValue(func() error {
+		cancel()
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(2 * patience):
+			return errors.New("the stream's consumer doesn't end")
+		}
+	})
+	t.Cleanup(func() { _ = r.stop() })
+	return r
+}
+
+// until returns what comes up to and with the number last.
+func (r *reading) until(last int) (all []int) {
+	r.t.Helper()
+	for {
+		n := await(r.t, r.got, fmt.Sprintf("up to %d, behind %v", last, all[max(0, len(all)-3):]))
+		all = append(all, n)
+		if n == last {
+			return all
+		}
+	}
+}
+
+func span(first, end int) (all []int) {
+	for i := first; i < end; i++ {
+		all = append(all, i)
+	}
+	return all
+}
+
+// streamError is what Consume returns at once.
+func streamError(t *testing.T, conn *client.Conn, name string, h client.Handler, cfg stream.Config) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err := stream.Consume(ctx, conn, name, h, cfg)
+	require.NoError(t, ctx.Err(), "it didn't return by itself")
+	require.Error(t, err)
+	return err
+}
+
+var noop = client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil })
+
+func TestStreamOffsets(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		streamOf(t, conn, "log", 20)
+		for name, c := range map[string]struct {
+			from  stream.Offset
+			first int
+		}{
+			"first": {stream.First(), 0}, "zero": {stream.Offset{}, 0}, "7": {stream.At(7), 7}, "since": {stream.Since(time.Now().Add(-time.Hour)), 0},
+			"ago": {stream.Ago(time.Hour), 0}, "ago, a fraction": {stream.Ago(time.Hour + time.Millisecond), 0},
+		} {
+			r := readStream(t, conn, "log", stream.Config{From: c.from})
+			assert.Equal(t, span(c.first, 20), r.until(19), name)
+			require.NoError(t, r.stop(), name)
+		}
+		// A chunk is at least one message.
+		r := readStream(t, conn, "log", stream.Config{From: stream.Last()})
+		got := r.until(19)
+		assert.Equal(t, span(got[0], 20), got)
+		require.NoError(t, r.stop())
+
+		// These begin with what isn't there yet.
+		for first, from := range map[int]stream.Offset{20: stream.Next(), 21: stream.Since(time.Now().Add(time.Hour)), 22: stream.At(22)} {
+			name := fmt.Sprintf("later-%d", first)
+			streamOf(t, conn, name, 20)
+			r := readStream(t, conn, name, stream.Config{From: from})
+			r.attached()
+			fillStream(t, conn, name, 20, 25)
+			assert.Equal(t, span(max(20, first-first%2), 25), r.until(24), from)
+			require.NoError(t, r.stop())
+		}
+	})
+}
+
+func TestStreamFilters(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		// One publication each, so that chunks are small.
+		apply(t, conn, declare.Topology{Queues: []declare.Queue{declare.Stream{Name: "log"}}})
+		p := publisher[int](t, conn, address.Queue("log"))
+		for i := range 12 {
+			publish(t, p, i, stream.FilterValue([]string{"", "eu", "us"}[i%3]), func(m *client.Message) {
+				m.Properties.Subject = new(fmt.Sprintf("&order.%d", i))
+				m.Properties.ContentType = new("text/x-number")
+				m.ApplicationProperties = map[string]any{"n": int64(i), "region": fmt.Sprintf("region-%d", i%2)}
+			})
+		}
+		publish(t, p, 99, stream.FilterValue("eu"), func(m *client.Message) {
+			m.Properties.Subject = new("end")
+			m.Properties.ContentType = new("text/x-number")
+			m.ApplicationProperties = map[string]any{"n": int64(99), "region": "end"}
+		})
+		for name, c := range map[string]struct {
+			filter stream.Filter
+			want   []int
+			since  string // the version, if not 4.0
+		}{
+			"value":                {stream.Filter{Values: []string{"eu"}}, []int{1, 4, 7, 10, 99}, ""},
+			"values":               {stream.Filter{Values: []string{"eu", "us"}}, []int{1, 2, 4, 5, 7, 8, 10, 11, 99}, ""},
+			"unfiltered":           {stream.Filter{Values: []string{"eu"}, MatchUnfiltered: true}, []int{0, 1, 3, 4, 6, 7, 9, 10, 99}, ""},
+			"a literal ampersand":  {stream.Filter{Properties: map[string]any{"subject": "&order.3"}}, []int{3}, "4.1"},
+			"suffix":               {stream.Filter{Properties: map[string]any{"subject": stream.Suffix(".3")}}, []int{3}, "4.1"},
+			"prefix and type":      {stream.Filter{Properties: map[string]any{"subject": stream.Prefix("e"), "content-type": "text/x-number"}}, []int{99}, "4.1"},
+			"application property": {stream.Filter{ApplicationProperties: map[string]any{"n": 5, "region": stream.Prefix("region-")}}, []int{5}, "4.1"},
+			"values and more":      {stream.Filter{Values: []string{"eu"}, ApplicationProperties: map[string]any{"region": "region-1"}}, []int{1, 7}, "4.1"},
+			"SQL":                  {stream.Filter{SQL: "n > 9 AND properties.subject LIKE '%order.%'"}, []int{10, 11}, "4.2"},
+		} {
+			cfg := stream.Config{Filter: c.filter}
+			if c.since != "" && !s.newer() {
+				refused, ok := errors.AsType[*stream.FilterError](streamError(t, conn, "log", noop, cfg))
+				require.True(t, ok, name)
+				assert.Equal(t, c.since, refused.Since, name)
+				assert.Contains(t, refused.Error(), "needs RabbitMQ "+c.since, name)
+				continue
+			}
+			r := readStream(t, conn, "log", cfg)
+			assert.Equal(t, c.want, r.until(c.want[len(c.want)-1]), name)
+			require.NoError(t, r.stop(), name)
+		}
+		if s.newer() {
+			refused, ok := errors.AsType[*stream.FilterError](streamError(t, conn, "log", noop, stream.Config{Filter: stream.Filter{SQL: "n > > 3"}}))
+			require.True(t, ok)
+			assert.Equal(t, "SQL", refused.Filter)
+			assert.Empty(t, refused.Since)
+		}
+	})
+}
+
+// RabbitMQ 4.0 says that it applies filters that it doesn't know. 4.3 leaves them out of
+// its answer. A quorum queue echoes what it ignores.
+func TestBrokersEchoFiltersThatTheyIgnore(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		streamOf(t, conn, "log", 1)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "work"}))
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		echoes := func(queue string) (names []string) {
+			raw, err := rawlink.Open(ctx, conn)
+			require.NoError(t, err)
+			defer func() { _ = raw.Close(ctx) }()
+			filter := frames.Map{}
+			for key, value := range map[string]any{"rabbitmq:stream-offset-spec": "first", "x:nobody-knows": "x"} {
+				filter = append(filter, frames.Entry{Key: frames.Symbol(key), Value: frames.Described{Descriptor: frames.Symbol(key), Value: value}})
+			}
+			sub, err := raw.Subscribe(ctx, "/queues/"+queue, filter, 1)
+			require.NoError(t, err)
+			for _, e := range sub.Filter() {
+				names = append(names, fmt.Sprint(e.Key))
+			}
+			slices.Sort(names)
+			return names
+		}
+		all := []string{"rabbitmq:stream-offset-spec", "x:nobody-knows"}
+		if s.newer() {
+			all = all[:1]
+		}
+		assert.Equal(t, all, echoes("log"))
+		assert.Equal(t, all, echoes("work"))
+	})
+}
+
+func TestStreamRefusals(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		streamOf(t, conn, "log", 1)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "work"}))
+
+		bad, ok := errors.AsType[*argument.Error](streamError(t, conn, "work", noop, stream.Config{}))
+		require.True(t, ok)
+		assert.Contains(t, bad.Error(), "is a quorum queue")
+		require.ErrorIs(t, streamError(t, conn, "none", noop, stream.Config{}), client.ErrNotFound)
+		require.ErrorIs(t, streamError(t, conn, "log", noop, stream.Config{FailedQueue: "none"}), client.ErrNotFound)
+
+		with := retry.With(retry.Policy{MaxRetries: 1, Backoff: retry.Delays(time.Second), Waive: retry.AllGuards()})(noop)
+		guard, ok := errors.AsType[*retry.GuardError](streamError(t, conn, "log", with, stream.Config{}))
+		require.True(t, ok)
+		assert.Equal(t, retry.GuardStrategy, guard.Guard)
+		assert.Contains(t, guard.Error(), "it is a stream")
+
+		url := s.user(t, ".*", ".*", "work")
+		denied, _ := connectTo(t, url)
+		err := streamError(t, denied, "log", noop, stream.Config{})
+		assert.True(t, errors.Is(err, client.ErrUnauthorized) || strings.Contains(err.Error(), "refused"), "%v", err)
+	})
+}
+
+// A consumer goes on where it was, whatever becomes of its connection.
+func TestStreamConsumerSurvivesItsConnection(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		direct, _ := s.connect(t)
+		streamOf(t, direct, "log", 2000)
+		wire, url := s.through(t)
+		conn, _ := connectTo(t, url, soon)
+		got := make(chan int, 10_000)
+		handled := 0
+		r := handleStream(t, conn, "log", stream.Config{Prefetch: 50}, got, client.JSON(func(_ context.Context, n int) error {
+			if handled++; handled%300 == 0 {
+				wire.Cut()
+			}
+			got <- n
+			return nil
+		}))
+		assert.Equal(t, span(0, 2000), r.until(1999), "each once, and in order")
+		require.NoError(t, r.stop())
+
+		// Next and Last stay what they were while the connection is lost.
+		for name, from := range map[string]stream.Offset{"next": stream.Next(), "last": stream.Last()} {
+			streamOf(t, direct, name, 5)
+			r := readStream(t, conn, name, stream.Config{From: from})
+			r.attached()
+			wire.Refuse()
+			wire.Cut()
+			fillStream(t, direct, name, 5, 10)
+			require.NoError(t, wire.Admit())
+			got := r.until(9)
+			assert.Equal(t, span(got[0], 10), got)
+			assert.LessOrEqual(t, got[0], 5, name)
+			require.NoError(t, r.stop())
+		}
+	})
+}
+
+func TestStreamDeleted(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		streamOf(t, conn, "log", 10)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		err := stream.Consume(ctx, conn, "log", client.JSON(func(_ context.Context, n int) error {
+			if n == 9 {
+				_, err := declare.DeleteQueue(ctx, conn.Management(), "log")
+				return err
+			}
+			return nil
+		}), stream.Config{})
+		require.ErrorIs(t, err, client.ErrNotFound)
+		refused, ok := errors.AsType[*client.Error](err)
+		require.True(t, ok)
+		assert.Equal(t, "log", refused.Target)
+	})
+}
+
+// A stream that was declared anew begins with offset 0. RabbitMQ accepts a consumer from an
+// offset that isn't there, and leaves out what comes before it.
+func TestStreamPositionBehindTheEnd(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		streamOf(t, conn, "log", 5)
+		store := &stream.MemoryStore{}
+		cfg := stream.Config{Consumer: "c", Offsets: store}
+		require.NoError(t, store.Save(t.Context(), "c", "log", 5))
+		r := readStream(t, conn, "log", cfg) // the very end
+		fillStream(t, conn, "log", 5, 6)
+		assert.Equal(t, []int{5}, r.until(5))
+		require.NoError(t, r.stop())
+
+		require.NoError(t, store.Save(t.Context(), "c", "log", 7))
+		behind, ok := errors.AsType[*stream.PositionError](streamError(t, conn, "log", noop, cfg))
+		require.True(t, ok)
+		assert.Equal(t, stream.PositionError{Stream: "log", Consumer: "c", Position: 7, End: 6}, *behind)
+	})
+}
+
+func TestStreamFailures(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		streamOf(t, conn, "log", 10)
+		soon := retry.Delays(time.Millisecond)
+		store := &stream.MemoryStore{}
+		calls := map[int]int{}
+		failing := func(outcome error) client.Handler {
+			clear(calls)
+			return client.JSON(func(_ context.Context, n int) error {
+				if calls[n]++; n == 4 {
+					return outcome
+				}
+				return nil
+			})
+		}
+		broken := errors.New("broken")
+		position := func() uint64 {
+			next, _, _ := store.Load(t.Context(), "c", "log")
+			return next
+		}
+		for name, c := range map[string]struct {
+			err    error
+			calls  int
+			reason client.Reason
+		}{
+			"any": {broken, 3, retry.ReasonExhausted}, "permanent": {retry.Permanent(broken), 1, retry.ReasonPermanent},
+			"dead letter": {client.DeadLetter{Reason: "ugly", Err: broken}, 1, "ugly"},
+		} {
+			_ = store.Delete(t.Context(), "c", "log")
+			failed, ok := errors.AsType[*stream.HandlerError](streamError(t, conn, "log", failing(c.err), stream.Config{Attempts: 3, Backoff: soon, Consumer: "c", Offsets: store}))
+			require.True(t, ok, name)
+			assert.Equal(t, stream.HandlerError{Stream: "log", Offset: 4, Attempts: c.calls, Reason: c.reason, Err: c.err}, *failed, name)
+			assert.Equal(t, c.calls, calls[4], name)
+			assert.Equal(t, uint64(4), position(), "the next begins with it")
+			assert.Zero(t, calls[5], name)
+		}
+
+		// A copy goes to a quorum queue, where it is retried.
+		policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(50 * time.Millisecond)}
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "log.failed"})
+		got := make(chan int, 100)
+		r := handleStream(t, conn, "log", stream.Config{Attempts: 2, Backoff: soon, Consumer: "c", Offsets: store, FailedQueue: "log.failed"}, got, client.JSON(func(_ context.Context, n int) error {
+			if got <- n; n == 5 {
+				panic("ouch")
+			}
+			return map[bool]error{true: broken}[n == 4]
+		}))
+		assert.Equal(t, []int{4, 4, 5, 6, 7, 8, 9}, r.until(9))
+		require.NoError(t, r.stop())
+		assert.Equal(t, uint64(10), position())
+		type copied struct {
+			n, attempt     int
+			offset, reason any
+		}
+		copies := make(chan copied, 10)
+		consume(t, conn, "log.failed", retry.With(policy)(client.JSON(func(ctx context.Context, n int) error {
+			d, _ := client.DeliveryFrom(ctx)
+			if retry.Attempt(ctx) == 1 {
+				return broken
+			}
+			copies <- copied{n, retry.Attempt(ctx), d.Annotation(stream.AnnotationOffset), d.Annotation(stream.AnnotationStream)}
+			return nil
+		})), client.ConsumerConfig{})
+		all := []copied{await(t, copies, "a copy"), await(t, copies, "another")}
+		assert.ElementsMatch(t, []copied{{4, 2, int64(4), "log"}, {5, 2, int64(5), "log"}}, all)
+	})
+}

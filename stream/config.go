@@ -1,0 +1,165 @@
+package stream
+
+import (
+	"fmt"
+	"log/slog"
+	"reflect"
+	"time"
+	"unicode/utf8"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/retry"
+)
+
+// Config configures a consumer. The zero value handles the whole stream from its
+// beginning, remembers no position, and stops at the first message that fails five
+// times.
+type Config struct {
+	// Consumer is the name that the position is saved by. It is needed with Offsets, and
+	// must be unique for each stream among those that use the same store.
+	Consumer string
+	// Offsets keeps the position. Without it each Consume begins at From.
+	Offsets OffsetStore
+	// From is where to begin if no position was saved. Default: First().
+	From Offset
+	// Filter selects messages. Default: all.
+	Filter Filter
+
+	// SaveEvery is after how many handled messages the position is saved, while further
+	// ones are handled. At most twice as many are handled and unsaved: then the consumer
+	// waits for the store. With 1 it waits behind each message. Default: 1,000.
+	SaveEvery int
+	// SaveInterval is the longest time between a handled message and the save of its
+	// position. Default: 1 s.
+	SaveInterval time.Duration
+
+	// Attempts is how often the handler is called for a message that fails, the first
+	// time included. Default: 5.
+	Attempts int
+	// Backoff is the pause before each further attempt, which holds up all messages
+	// behind. Default: 100 ms, doubled each time, at most 10 s.
+	Backoff retry.Backoff
+	// Failed is what becomes of a message that has failed to the end. Default:
+	// FailedForward if FailedQueue is set, or else FailedStop.
+	Failed Failed
+	// FailedQueue is the queue that FailedForward copies to.
+	FailedQueue string
+
+	// Prefetch is how many messages may wait in memory, up to 10,000. Default: 1,000. Use
+	// fewer if messages are large.
+	Prefetch int
+	// Grace is how long a handler may go on after Consume's ctx has ended. Then its own
+	// ctx ends. A handler that ignores this is abandoned 5 s later. Default: 30 s.
+	Grace time.Duration
+	// Logger receives what no call returns. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// Failed is what becomes of a message that has failed to the end. The zero value, "",
+// means FailedForward if Config.FailedQueue is set, or else FailedStop.
+type Failed string
+
+const (
+	// FailedStop ends Consume with a *HandlerError.
+	FailedStop Failed = "stop"
+	// FailedSkip logs the error and goes on.
+	FailedSkip Failed = "skip"
+	// FailedForward publishes a copy to Config.FailedQueue. The position moves on when the
+	// broker has confirmed the copy, however long that takes. A consumer of that queue can
+	// use retry.With.
+	FailedForward Failed = "forward"
+)
+
+const (
+	maxPrefetch  = 10_000
+	maxSaveEvery = 1_000_000
+	maxConsumer  = 255 // bytes
+)
+
+func (c Config) withDefaults() (Config, error) {
+	at := argument.Root("Config")
+	for _, f := range []struct {
+		name   string
+		n, max int
+	}{{"Prefetch", c.Prefetch, maxPrefetch}, {"SaveEvery", c.SaveEvery, maxSaveEvery}, {"Attempts", c.Attempts, 1 << 30}} {
+		if f.n < 0 || f.n > f.max {
+			return c, argument.At(at.Field(f.name), argument.OutOfRange, f.n, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", f.max))
+		}
+	}
+	for _, f := range []struct {
+		name string
+		d    time.Duration
+	}{{"SaveInterval", c.SaveInterval}, {"Grace", c.Grace}} {
+		if f.d < 0 {
+			return c, argument.At(at.Field(f.name), argument.OutOfRange, f.d, "is negative", "use a positive one, or 0 for the default")
+		}
+	}
+	if err := c.From.validate(at.Field("From")); err != nil {
+		return c, err
+	}
+	if err := c.Filter.validate(at.Field("Filter")); err != nil {
+		return c, err
+	}
+	if err := c.checkNames(at); err != nil {
+		return c, err
+	}
+	c.Prefetch = orDefault(c.Prefetch, 1000)
+	c.SaveEvery = orDefault(c.SaveEvery, 1000)
+	c.Attempts = orDefault(c.Attempts, 5)
+	c.SaveInterval = orDefault(c.SaveInterval, time.Second)
+	c.Grace = orDefault(c.Grace, 30*time.Second)
+	if c.Backoff == nil {
+		c.Backoff = retry.Exponential(100*time.Millisecond, 2).Cap(10 * time.Second)
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c, nil
+}
+
+// checkNames also reads in what Failed is.
+func (c *Config) checkNames(at argument.Path) error {
+	switch {
+	case isNil(c.Offsets):
+		return argument.At(at.Field("Offsets"), argument.Missing, nil, "is a nil pointer", "leave it out, or make one, such as &stream.MemoryStore{}")
+	case c.Offsets != nil && c.Consumer == "":
+		return argument.At(at.Field("Consumer"), argument.Missing, nil, "is empty", "name the consumer, so that its position can be found again")
+	case c.Offsets == nil && c.Consumer != "":
+		return argument.At(at.Field("Offsets"), argument.Missing, nil, "is nil, so the position of the named consumer is forgotten", "set it, such as to a *stream.FileStore, or leave Consumer out")
+	case len(c.Consumer) > maxConsumer || !utf8.ValidString(c.Consumer):
+		return argument.At(at.Field("Consumer"), argument.Malformed, c.Consumer, "is too long, or isn't valid UTF-8", fmt.Sprintf("use at most %d bytes", maxConsumer))
+	}
+	switch c.Failed {
+	case "":
+		c.Failed = FailedStop
+		if c.FailedQueue != "" {
+			c.Failed = FailedForward
+		}
+	case FailedForward, FailedStop, FailedSkip:
+	default:
+		return argument.At(at.Field("Failed"), argument.Unknown, string(c.Failed), "isn't a way to deal with failures", `use "stop", "skip" or "forward"`)
+	}
+	switch {
+	case c.Failed == FailedForward && c.FailedQueue == "":
+		return argument.At(at.Field("FailedQueue"), argument.Missing, nil, "is empty", "name the queue for messages that fail")
+	case c.Failed != FailedForward && c.FailedQueue != "":
+		return argument.At(at.Field("FailedQueue"), argument.Conflict, c.FailedQueue, "isn't used", "leave it out, or leave Failed out")
+	case c.Failed == FailedForward:
+		return address.Queue(c.FailedQueue).Validate()
+	}
+	return nil
+}
+
+// isNil says whether s is a nil pointer in an interface that isn't nil.
+func isNil(s OffsetStore) bool {
+	v := reflect.ValueOf(s)
+	return v.Kind() == reflect.Pointer && v.IsNil()
+}
+
+func orDefault[T int | time.Duration](v, byDefault T) T {
+	if v == 0 {
+		return byDefault
+	}
+	return v
+}

@@ -1,0 +1,351 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/grace"
+	"github.com/hopback/hopback/internal/rawlink"
+	"github.com/hopback/hopback/internal/refusal"
+)
+
+// Consume hands the messages of a stream to h, one at a time and in the order of their
+// offsets, until ctx ends. The message in the handler is handled to its end then, within
+// Config.Grace, and the position is saved. Then Consume returns nil.
+//
+// It begins at the saved position, or at Config.From if there is none. It survives the
+// loss of its connection and the move of the stream's leader, with unlimited back-off,
+// and goes on behind the last message that was handled.
+//
+// The handler's result decides:
+//
+//	nil, a Discard                handled: the position moves on
+//	a client.Forward              the copy is published; handled once it is confirmed
+//	a client.DeadLetter, a Modify with DeadLetter, a Permanent, a panic
+//	                              failed to the end: see Config.Failed
+//	a Snooze, a client.Requeue that hasn't failed
+//	                              handled again after a pause, and not counted
+//	any other error               handled again, after the pause of an After or else of
+//	                              Config.Backoff, up to Config.Attempts times
+//
+// The errors, those marked with * at the start only:
+//
+//	*argument.Error*     conn, stream, h or cfg can't be used; or stream isn't a stream
+//	the error of h's Prepare*: retry.With refuses a stream with a *retry.GuardError
+//	*FilterError         the broker doesn't apply a filter
+//	*PositionError       the saved position is behind the end of the stream
+//	*HandlerError        a message failed to the end, and Config.Failed is FailedStop
+//	*SaveError           the position can't be read* or, at the end, saved
+//	client.ErrNotFound   the stream, or at the start Config.FailedQueue, is missing
+//	client.ErrUnauthorized*, client.ErrRefused*
+//	client.ErrClosed     conn was closed
+//
+// After a crash, messages that were handled and whose position wasn't saved are handled
+// again: see Config.SaveEvery. None is left out.
+func Consume(ctx context.Context, conn *client.Conn, stream string, h client.Handler, cfg Config) error {
+	source, cfg, err := check(conn, stream, h, cfg)
+	if err != nil {
+		return err
+	}
+	ctx, end := refusal.Context(ctx)
+	k := &consumer{conn: conn, owner: rawlink.OwnerOf(conn), stream: stream, source: source, handler: h, cfg: cfg, log: cfg.Logger.With("stream", stream)}
+	return end(k.consume(ctx))
+}
+
+func check(conn *client.Conn, stream string, h client.Handler, cfg Config) (string, Config, error) {
+	if conn == nil {
+		return "", cfg, argument.At(argument.Root("conn"), argument.Missing, nil, "is nil", "use a connection from client.Connect")
+	}
+	if f, ok := h.(client.HandlerFunc); h == nil || ok && f == nil {
+		return "", cfg, argument.At(argument.Root("handler"), argument.Missing, nil, "is nil", "give Consume a Handler, such as client.JSON(func(ctx, order) error {...})")
+	}
+	source, err := address.Queue(stream).Build()
+	if err != nil {
+		return "", cfg, err
+	}
+	cfg, err = cfg.withDefaults()
+	return source, cfg, err
+}
+
+// consumer is one call of Consume.
+type consumer struct {
+	conn    *client.Conn
+	owner   rawlink.Owner
+	stream  string
+	source  string // its address
+	handler client.Handler
+	cfg     Config
+	log     *slog.Logger
+
+	broker client.Broker
+	saver  *saver
+	began  time.Time
+
+	// The worker's.
+	at               Offset                             // where to begin, or to go on
+	saved            bool                               // at was saved, or is behind what was handled
+	failed, forwards *client.Publisher[*client.Message] // nil: none yet
+}
+
+func (k *consumer) consume(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	closing := make(chan struct{})
+	defer close(closing)
+	go func() {
+		select {
+		case <-k.owner.Closed:
+			cancel(client.ErrClosed)
+		case <-closing:
+		}
+	}()
+	if err := k.start(ctx); err != nil || ctx.Err() != nil {
+		return k.result(ctx, err)
+	}
+	k.saver = newSaver(k.stream, k.cfg)
+	handlerCtx, hard := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer hard(context.Canceled)
+	ended := make(chan time.Time, 1)
+	context.AfterFunc(ctx, func() { ended <- time.Now() })
+
+	slots := make(chan struct{}, 1) // the worker holds it
+	slots <- struct{}{}
+	result := make(chan error, 1)
+	go func() {
+		var err error = &HandlerError{Stream: k.stream, Reason: client.ReasonPanicked, Err: &client.PanicError{}} // after a Goexit
+		defer func() {
+			result <- err
+			cancel(nil)
+			<-slots
+		}()
+		err = k.work(ctx, handlerCtx)
+	}()
+	grace.Await(slots, nil, <-ended, k.cfg.Grace, hard)
+	var err error
+	select {
+	case err = <-result:
+		k.closePublishers()
+	default:
+		k.log.Warn("hopback: the handler of a stream consumer ignores the end of its ctx; the next consumer handles its message again")
+	}
+	return k.result(ctx, errors.Join(err, k.saver.close()))
+}
+
+// result is what Consume returns.
+func (k *consumer) result(ctx context.Context, err error) error {
+	if errors.Is(context.Cause(ctx), client.ErrClosed) && (err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled)) {
+		return &client.Error{Op: "consume", Target: k.stream, Kind: client.ErrClosed}
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok && len(joined.Unwrap()) == 1 {
+		return joined.Unwrap()[0]
+	}
+	return err
+}
+
+// closePublishers is called when the worker has ended. What matters was confirmed.
+func (k *consumer) closePublishers() {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	for _, p := range []*client.Publisher[*client.Message]{k.failed, k.forwards} {
+		if p != nil {
+			_ = p.Close(ctx)
+		}
+	}
+}
+
+const closeTimeout = 5 * time.Second
+
+// start checks what is there, and finds where to begin. It returns nil if ctx has ended.
+func (k *consumer) start(ctx context.Context) error {
+	for failures := 0; ; failures++ {
+		err := k.look(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if !errors.Is(err, client.ErrConnectionLost) && !errors.Is(err, client.ErrOutcomeUnknown) {
+			if err != nil {
+				return err
+			}
+			break
+		}
+		k.log.Warn("hopback: the connection was lost while a stream consumer started; it starts again", "error", err)
+		if !sleep(ctx, k.owner.Pause(failures)) {
+			return nil
+		}
+	}
+	if name, since := k.cfg.Filter.needs(k.broker); name != "" {
+		return &FilterError{Filter: name, Since: since, Broker: k.broker}
+	}
+	k.at, k.began = k.cfg.From, time.Now()
+	if k.cfg.Offsets != nil {
+		n, found, err := k.cfg.Offsets.Load(ctx, k.cfg.Consumer, k.stream)
+		if err == nil && found && n > maxOffset {
+			err = fmt.Errorf("%d is no offset", n)
+		}
+		if err != nil && ctx.Err() == nil {
+			return &SaveError{Stream: k.stream, Consumer: k.cfg.Consumer, Err: err}
+		}
+		if found {
+			k.at, k.saved = At(n), true
+		}
+	}
+	if k.cfg.Failed == FailedForward {
+		if _, err := k.publisherTo(ctx, address.Queue(k.cfg.FailedQueue)); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// look makes sure that it is a stream: other queues claim to apply its filters.
+func (k *consumer) look(ctx context.Context) error {
+	info, err := declare.Inspect(ctx, k.conn.Management(), k.stream)
+	if errors.Is(err, declare.ErrMissing) {
+		return &client.Error{Op: "consume", Target: k.stream, Kind: client.ErrNotFound, Err: err}
+	}
+	if err != nil {
+		return err
+	}
+	if info.Type != "stream" {
+		return argument.At(argument.Root("stream"), argument.Unsupported, k.stream, fmt.Sprintf("is a %s queue", info.Type), "consume from it with Conn.Consume, or declare a stream with declare.Stream")
+	}
+	k.broker = k.conn.Broker()
+	return client.Prepare(ctx, k.handler, client.Start{Queue: k.stream, Broker: k.broker, Management: k.conn.Management(), Log: k.cfg.Logger})
+}
+
+// work consumes until ctx ends or an error is final.
+func (k *consumer) work(ctx, handlerCtx context.Context) error {
+	attached := false
+	for failures := 0; ; failures++ {
+		began := time.Now()
+		up, err := k.live(ctx, handlerCtx)
+		attached = attached || up
+		if ctx.Err() != nil || isFinal(err) {
+			if errors.Is(err, errDrained) || ctx.Err() != nil && !isFinal(err) {
+				return nil
+			}
+			return err
+		}
+		if up && time.Since(began) > provenAfter {
+			failures = 0
+		}
+		err = k.translate(ctx, err)
+		if errors.Is(err, client.ErrNotFound) || !attached && (errors.Is(err, client.ErrUnauthorized) || errors.Is(err, client.ErrRefused)) {
+			return err
+		}
+		k.log.Warn("hopback: a stream consumer lost its connection; opening another", "error", err, "from", k.at)
+		if !sleep(ctx, k.owner.Pause(failures)) {
+			return nil
+		}
+	}
+}
+
+// provenAfter is how long a connection must have lasted for the next one not to wait.
+const provenAfter = 5 * time.Second
+
+// errDrained says that ctx has ended.
+var errDrained = errors.New("drained")
+
+// isFinal says whether err ends Consume.
+func isFinal(err error) bool {
+	for _, is := range []func() bool{
+		func() bool { _, ok := errors.AsType[*HandlerError](err); return ok },
+		func() bool { _, ok := errors.AsType[*FilterError](err); return ok },
+		func() bool { _, ok := errors.AsType[*PositionError](err); return ok },
+		func() bool { return errors.Is(err, client.ErrClosed) || errors.Is(err, errDrained) },
+	} {
+		if is() {
+			return true
+		}
+	}
+	return false
+}
+
+// translate makes a *client.Error of what a raw link ended with.
+func (k *consumer) translate(ctx context.Context, err error) error {
+	e := &client.Error{Op: "consume", Target: k.stream, Kind: client.ErrConnectionLost, Err: err}
+	refused, ok := errors.AsType[*rawlink.RefusedError](err)
+	if !ok {
+		return e
+	}
+	e.Condition, e.Text = refused.Condition, refused.Text
+	switch refused.Condition {
+	case "amqp:not-found", "amqp:resource-deleted":
+		// A stream whose leader moves looks deleted, too.
+		if _, err := declare.Inspect(ctx, k.conn.Management(), k.stream); errors.Is(err, declare.ErrMissing) {
+			e.Kind = client.ErrNotFound
+		}
+	case "amqp:unauthorized-access":
+		e.Kind = client.ErrUnauthorized
+	case "amqp:precondition-failed", "amqp:not-allowed", "amqp:invalid-field", "amqp:resource-locked":
+		e.Kind = client.ErrRefused
+	}
+	return e
+}
+
+// live consumes over one connection. up says whether the stream was attached to.
+func (k *consumer) live(ctx, handlerCtx context.Context) (up bool, err error) {
+	raw, err := rawlink.OpenFor(ctx, k.conn, "stream")
+	if err != nil {
+		return false, err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		_ = raw.Close(ctx)
+	}()
+	if err := k.resolve(ctx, raw); err != nil {
+		return false, err
+	}
+	asked := k.cfg.Filter.set(k.resumed())
+	s, err := raw.Subscribe(ctx, k.source, asked, uint32(k.cfg.Prefetch))
+	if err != nil {
+		return false, err
+	}
+	if field := missing(asked, s.Filter()); field != "" {
+		return false, &FilterError{Filter: field, Broker: k.broker}
+	}
+	k.log.Debug("hopback: a stream consumer is attached", "from", k.at)
+	for fresh := true; ; {
+		batch, err := s.Next(ctx)
+		if err != nil {
+			return true, err
+		}
+		for _, payload := range batch {
+			if ctx.Err() != nil {
+				return true, errDrained
+			}
+			if err := k.take(ctx, handlerCtx, payload, fresh); err != nil {
+				return true, err
+			}
+			fresh = false
+		}
+	}
+}
+
+// resumed is where to begin now. Ago is about the time at which Consume was called.
+func (k *consumer) resumed() Offset {
+	if k.at.kind == ago {
+		return Ago(k.at.since + time.Since(k.began))
+	}
+	return k.at
+}
+
+// sleep is false if ctx has ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,332 @@
+package stream
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/frames"
+)
+
+// Filter selects messages. The zero Filter selects all. A message must match each part
+// that is set.
+//
+//	Values                             RabbitMQ 4.0 and later
+//	Properties, ApplicationProperties  RabbitMQ 4.1 and later
+//	SQL                                RabbitMQ 4.2 and later, without the two above
+//
+// Earlier brokers claim to apply what they don't know, and deliver everything. So the
+// broker's version is looked at first: Consume returns a *FilterError.
+type Filter struct {
+	// Values selects messages whose filter value is one of these: see FilterValue. The
+	// broker leaves out whole chunks, by a Bloom filter. The consumer leaves out the other
+	// messages of a chunk, without decoding their bodies.
+	Values []string
+	// MatchUnfiltered also selects messages without a filter value. It needs Values.
+	MatchUnfiltered bool
+	// Properties selects by AMQP's properties: "message-id", "user-id", "to", "subject",
+	// "reply-to", "correlation-id", "content-type", "content-encoding",
+	// "absolute-expiry-time", "creation-time", "group-id", "group-sequence" and
+	// "reply-to-group-id". Values are strings, Prefix, Suffix, or of the property's type.
+	Properties map[string]any
+	// ApplicationProperties selects by application properties. Values are strings, Prefix,
+	// Suffix, booleans, numbers, times or []byte. Numbers of different types can be equal.
+	ApplicationProperties map[string]any
+	// SQL is a condition in RabbitMQ's SQL filter syntax, such as
+	//
+	//	properties.subject LIKE 'order.%' AND amount > 100
+	//
+	// The broker applies none that it can't parse, so Consume returns a *FilterError.
+	SQL string
+}
+
+// Prefix is a value in a Filter that matches strings that begin with it.
+type Prefix string
+
+// Suffix is a value in a Filter that matches strings that end with it.
+type Suffix string
+
+// FilterValue returns an edit for Publisher.Publish that gives a message the value that
+// Filter.Values selects by. RabbitMQ has one value a message. An empty value is none.
+func FilterValue(value string) func(*client.Message) {
+	return func(m *client.Message) {
+		// A message's map may be its owner's.
+		m.Annotations = maps.Clone(m.Annotations)
+		if value == "" {
+			delete(m.Annotations, annotationFilterValue)
+			return
+		}
+		if m.Annotations == nil {
+			m.Annotations = amqp.Annotations{}
+		}
+		m.Annotations[annotationFilterValue] = value
+	}
+}
+
+// annotationFilterValue is RabbitMQ's.
+const annotationFilterValue = "x-stream-filter-value"
+
+// The names of filters, and of what they are described by. RabbitMQ takes the SQL filter
+// only by its code (TestStreamFilters).
+const (
+	filterOffset      = "rabbitmq:stream-offset-spec"
+	filterValues      = "rabbitmq:stream-filter"
+	filterUnfiltered  = "rabbitmq:stream-match-unfiltered"
+	filterProperties  = "amqp:properties-filter"
+	filterApplication = "amqp:application-properties-filter"
+	filterSQL         = "sql-filter"
+
+	codeProperties  = uint64(0x173)
+	codeApplication = uint64(0x174)
+	codeSQL         = uint64(0x120)
+)
+
+// MaxFilterBytes bounds each string of a Filter, so that the attach fits into a frame.
+const MaxFilterBytes = 8 << 10
+
+// maxFilters bounds the entries of each part.
+const maxFilters = 32
+
+func (f Filter) validate(at argument.Path) error {
+	if len(f.Values) > maxFilters || len(f.Properties) > maxFilters || len(f.ApplicationProperties) > maxFilters {
+		return argument.At(at, argument.TooMany, nil, "has too many entries", fmt.Sprintf("use at most %d in each part", maxFilters))
+	}
+	for i, v := range f.Values {
+		if err := checkText(at.Field("Values").Index(i), v); err != nil {
+			return err
+		}
+		if v == "" {
+			return argument.At(at.Field("Values").Index(i), argument.Missing, nil, "is empty", "set MatchUnfiltered to select messages without a filter value")
+		}
+	}
+	if f.MatchUnfiltered && len(f.Values) == 0 {
+		return argument.At(at.Field("MatchUnfiltered"), argument.Conflict, true, "has no effect without Values", "add Values, or leave it out")
+	}
+	if err := checkText(at.Field("SQL"), f.SQL); err != nil {
+		return err
+	}
+	if f.SQL != "" && len(f.Properties)+len(f.ApplicationProperties) > 0 {
+		return argument.At(at.Field("SQL"), argument.Conflict, f.SQL, "can't be combined with Properties and ApplicationProperties", "write all of it in SQL")
+	}
+	if _, err := propertiesMap(at.Field("Properties"), f.Properties); err != nil {
+		return err
+	}
+	_, err := applicationMap(at.Field("ApplicationProperties"), f.ApplicationProperties)
+	return err
+}
+
+func checkText(at argument.Path, s string) error {
+	switch {
+	case len(s) > MaxFilterBytes:
+		return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has %d bytes", len(s)), fmt.Sprintf("use at most %d", MaxFilterBytes))
+	case !utf8.ValidString(s):
+		return argument.At(at, argument.NotText, s, "isn't valid UTF-8", "give it as UTF-8")
+	}
+	return nil
+}
+
+// needs returns the filter that only later brokers than b know; "" if there is none.
+func (f Filter) needs(b client.Broker) (name, since string) {
+	switch {
+	case f.SQL != "" && !b.AtLeast(4, 2):
+		return "SQL", "4.2"
+	case len(f.Properties) > 0 && !b.AtLeast(4, 1):
+		return "Properties", "4.1"
+	case len(f.ApplicationProperties) > 0 && !b.AtLeast(4, 1):
+		return "ApplicationProperties", "4.1"
+	}
+	return "", ""
+}
+
+// set is the filter set of an attach. f has been validated.
+func (f Filter) set(from Offset) frames.Map {
+	m := frames.Map{described(filterOffset, frames.Symbol(filterOffset), from.value())}
+	if len(f.Values) > 0 {
+		var l frames.List
+		for _, v := range f.Values {
+			l = append(l, v)
+		}
+		m = append(m, described(filterValues, frames.Symbol(filterValues), l))
+		if f.MatchUnfiltered {
+			m = append(m, described(filterUnfiltered, frames.Symbol(filterUnfiltered), true))
+		}
+	}
+	if p, _ := propertiesMap(nil, f.Properties); len(p) > 0 {
+		m = append(m, described(filterProperties, codeProperties, p))
+	}
+	if p, _ := applicationMap(nil, f.ApplicationProperties); len(p) > 0 {
+		m = append(m, described(filterApplication, codeApplication, p))
+	}
+	if f.SQL != "" {
+		m = append(m, described(filterSQL, codeSQL, f.SQL))
+	}
+	return m
+}
+
+func described(key string, descriptor, value any) frames.Entry {
+	return frames.Entry{Key: frames.Symbol(key), Value: frames.Described{Descriptor: descriptor, Value: value}}
+}
+
+// fieldOf names the field of a Filter that a filter comes from.
+var fieldOf = map[string]string{
+	filterOffset: "From", filterValues: "Values", filterUnfiltered: "MatchUnfiltered",
+	filterProperties: "Properties", filterApplication: "ApplicationProperties", filterSQL: "SQL",
+}
+
+// missing returns the field of the first filter that the broker doesn't apply.
+func missing(asked, effective frames.Map) string {
+	for _, e := range asked {
+		key := string(e.Key.(frames.Symbol))
+		if _, ok := effective.Get(key); !ok {
+			return fieldOf[key]
+		}
+	}
+	return ""
+}
+
+// matches says whether a message is one of those that Values select: the broker selects
+// whole chunks.
+func (f Filter) matches(m *client.Message) bool {
+	if len(f.Values) == 0 {
+		return true
+	}
+	v, ok := m.Annotations[annotationFilterValue].(string)
+	if !ok {
+		return f.MatchUnfiltered
+	}
+	return slices.Contains(f.Values, v)
+}
+
+// kinds of AMQP's properties.
+type kind int8
+
+const (
+	text kind = iota
+	symbol
+	id
+	octets
+	moment
+	sequence
+)
+
+var properties = map[string]kind{
+	"message-id": id, "user-id": octets, "to": text, "subject": text, "reply-to": text, "correlation-id": id,
+	"content-type": symbol, "content-encoding": symbol, "absolute-expiry-time": moment, "creation-time": moment,
+	"group-id": text, "group-sequence": sequence, "reply-to-group-id": text,
+}
+
+func propertiesMap(at argument.Path, m map[string]any) (frames.Map, error) {
+	var out frames.Map
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		k, ok := properties[key]
+		if !ok {
+			return nil, argument.At(at.Key(key), argument.Unknown, key, "isn't a property of AMQP", `use its name in AMQP, such as "subject" or "message-id"`)
+		}
+		v, ok := property(k, m[key])
+		if !ok {
+			return nil, argument.At(at.Key(key), argument.WrongType, m[key], fmt.Sprintf("can't be a %T", m[key]), "use a string, or a value of the property's type")
+		}
+		if err := checkValue(at.Key(key), m[key]); err != nil {
+			return nil, err
+		}
+		out = append(out, frames.Entry{Key: frames.Symbol(key), Value: v})
+	}
+	return out, nil
+}
+
+func property(k kind, v any) (any, bool) {
+	s, isText := pattern(v)
+	switch k {
+	case octets:
+		if b, ok := v.([]byte); ok {
+			return b, true
+		}
+		if s, ok := v.(string); ok {
+			return []byte(s), true
+		}
+		return nil, false
+	case moment:
+		t, ok := v.(time.Time)
+		return frames.Timestamp(t.UnixMilli()), ok
+	case sequence:
+		n, ok := v.(uint32)
+		return n, ok
+	case symbol:
+		return frames.Symbol(s), isText
+	case id:
+		switch v := v.(type) {
+		case uint64, []byte:
+			return v, true
+		case amqp.UUID:
+			return frames.UUID(v), true
+		}
+	}
+	return s, isText
+}
+
+func applicationMap(at argument.Path, m map[string]any) (frames.Map, error) {
+	var out frames.Map
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		if err := checkText(at.Key(key), key); err != nil {
+			return nil, err
+		}
+		if err := checkValue(at.Key(key), m[key]); err != nil {
+			return nil, err
+		}
+		var v any
+		switch x := m[key].(type) {
+		case bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float32, float64, []byte:
+			v = x
+		case int:
+			v = int64(x)
+		case time.Time:
+			v = frames.Timestamp(x.UnixMilli())
+		default:
+			s, ok := pattern(x)
+			if !ok {
+				return nil, argument.At(at.Key(key), argument.WrongType, x, fmt.Sprintf("can't be a %T", x), "use a string, Prefix, Suffix, boolean, number, time or []byte")
+			}
+			v = s
+		}
+		out = append(out, frames.Entry{Key: key, Value: v})
+	}
+	return out, nil
+}
+
+func checkValue(at argument.Path, v any) error {
+	switch v := v.(type) {
+	case string:
+		return checkText(at, v)
+	case Prefix:
+		return checkText(at, string(v))
+	case Suffix:
+		return checkText(at, string(v))
+	case []byte:
+		if len(v) > MaxFilterBytes {
+			return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has %d bytes", len(v)), fmt.Sprintf("use at most %d", MaxFilterBytes))
+		}
+	}
+	return nil
+}
+
+// pattern writes a string as the filter has it: what begins with & is a modifier.
+func pattern(v any) (string, bool) {
+	switch v := v.(type) {
+	case string:
+		if len(v) > 0 && v[0] == '&' {
+			return "&" + v, true
+		}
+		return v, true
+	case Prefix:
+		return "&p:" + string(v), true
+	case Suffix:
+		return "&s:" + string(v), true
+	}
+	return "", false
+}
