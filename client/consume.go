@@ -7,6 +7,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/internal/refusal"
 )
@@ -58,7 +59,7 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	if cfg.Control == nil {
 		cfg.Control = &Control{}
 	}
-	order, err := c.prepare(ctx, queue, h, cfg.Control)
+	asked, err := c.prepare(ctx, queue, h, cfg.Control)
 	if errors.Is(err, errNotStarted) {
 		return nil
 	}
@@ -71,7 +72,7 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 		sessions: booking, backoff: c.cfg.Reconnect, log: c.log, tell: booking.tell,
 		deadLetters: c.mgmt.deadLetters, look: c.mgmt.look, starving: c.starving, now: c.brokerNow, hooks: c.hooks,
 	})
-	k.order = order
+	k.asked = asked
 	if err := c.join(k); err != nil {
 		return &Error{Op: "consume", Target: queue, Kind: ErrClosed}
 	}
@@ -88,33 +89,41 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 // errNotStarted says that ctx ended before there was a connection.
 var errNotStarted = errors.New("not started")
 
-// prepare calls h's Prepare, and again if the connection was lost meanwhile. It returns
-// what tells the key of deliveries that are handled in order.
-func (c *Conn) prepare(ctx context.Context, queue string, h Handler, control *Control) (order func(*Delivery) (string, bool), err error) {
+func init() {
+	deathlog.Fold = func(start any) {
+		if s, _ := start.(Start); s.foldDeaths != nil {
+			s.foldDeaths()
+		}
+	}
+}
+
+// prepare calls h's Prepare, and again if the connection was lost meanwhile.
+func (c *Conn) prepare(ctx context.Context, queue string, h Handler, control *Control) (a asked, err error) {
 	var lost *wire
 	for {
 		// Prepare decides by the broker's version, so it needs a connection.
 		w, err := c.awaitUp(ctx, lost)
 		switch {
 		case errors.Is(err, ErrClosed):
-			return nil, &Error{Op: "consume", Target: queue, Kind: ErrClosed}
+			return a, &Error{Op: "consume", Target: queue, Kind: ErrClosed}
 		case err != nil:
-			return nil, errNotStarted
+			return a, errNotStarted
 		}
-		order = nil
+		a = asked{}
 		err = c.preparing.prepare(ctx, h, Start{
 			Queue: queue, Broker: w.broker, Management: c.mgmt, Log: c.log, Control: control,
-			Order:      func(key func(*Delivery) (string, bool)) { order = key },
+			Order:      func(key func(*Delivery) (string, bool)) { a.order = key },
+			foldDeaths: func() { a.foldDeaths = true },
 			BrokerTime: c.brokerTime, ClockDiffers: c.clockDiffers,
 		}, c.outage)
 		if err == nil || ctx.Err() != nil || !c.hasLost(w) && !errors.Is(err, ErrConnectionLost) {
-			return order, err
+			return a, err
 		}
 		c.log.Warn("hopback: the connection was lost while a consumer started; it starts again", "queue", queue, "error", err)
 		if c.hasLost(w) {
 			lost = w
 		} else if !pause(ctx, 10*time.Millisecond) { // what was lost is the connection before w
-			return nil, errNotStarted
+			return a, errNotStarted
 		}
 	}
 }
@@ -243,6 +252,9 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	if !s.counts { // 4.3 brought the consumer timeout to AMQP 1.0
 		s.leases = &leases{byTag: map[tag]*Delivery{}}
 		takenBack = s.leaseEnded
+	}
+	if k.foldDeaths {
+		sess.intake().FoldDeaths()
 	}
 	began := time.Now()
 	link, err := sess.receiver(ctx, k.source, takenBack)

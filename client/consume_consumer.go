@@ -19,7 +19,7 @@ type consumer struct {
 	log           *slog.Logger
 	forwards      *forwarder
 	returns       lateReturns
-	order         func(*Delivery) (string, bool) // nil: none was asked for
+	asked
 
 	// slots holds the right to run a handler. A worker holds one while it lives;
 	// one that outlives its stint, in a long handler, keeps the next stint's from
@@ -43,6 +43,12 @@ type consumer struct {
 	// hurry ends the drain's patience: shut's ctx has ended.
 	hurry     chan struct{}
 	hurryOnce sync.Once
+}
+
+// asked is what a Preparer has asked of its consumer.
+type asked struct {
+	order      func(*Delivery) (string, bool) // nil: none
+	foldDeaths bool                           // see package deathlog
 }
 
 // running is the consumer's stint, as long as it runs.

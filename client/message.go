@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/internal/deathlog"
 )
 
 // Message is an AMQP 1.0 message with all its sections. The body is one of Data
@@ -67,7 +69,8 @@ func properties(m *Message) *Properties {
 var brokerAnnotations = map[string]bool{
 	"x-exchange":             true,
 	"x-routing-key":          true,
-	"x-opt-deaths":           true,
+	deathlog.Key:             true,
+	deathlog.FoldedKey:       true,
 	"x-first-death-exchange": true,
 	"x-first-death-queue":    true,
 	"x-first-death-reason":   true,

@@ -17,6 +17,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -240,5 +241,31 @@ func TestWhatTheBrokerTellsOfADeath(t *testing.T) {
 		queue, reason, _, _ = last(m)
 		assert.Equal(t, [2]string{"orders", "delivery_limit"}, [2]string{queue, reason})
 		assert.Greater(t, m.Header.DeliveryCount, uint32(1), "it is brought along")
+
+		// Central has the history folded. It says the same.
+		require.IsType(t, &amqp.StateAccepted{}, p.send(address.Queue("delay"), amqp.NewMessage([]byte("c"))))
+		require.NoError(t, r.RejectMessage(ctx, p.next(r), nil))
+		folding := &foldingHandler{got: make(chan *client.Message, 4)}
+		stop := consume(t, conn, "failed", folding, client.ConsumerConfig{})
+		folded := <-folding.got
+		require.NoError(t, stop())
+		assert.IsType(t, []byte{}, folded.Annotations[deathlog.FoldedKey])
+		assert.Equal(t, []deathlog.Death{
+			{Queue: "orders", Reason: "rejected", Exchange: "back", RoutingKey: "delay"},
+			{Queue: "delay", Reason: "expired", RoutingKey: "delay"},
+		}, deathlog.Of(folded.Annotations))
 	})
+}
+
+// foldingHandler asks for folded death histories.
+type foldingHandler struct{ got chan *client.Message }
+
+func (h *foldingHandler) Prepare(_ context.Context, s client.Start) error {
+	deathlog.Fold(s)
+	return nil
+}
+
+func (h *foldingHandler) Handle(_ context.Context, d *client.Delivery) error {
+	h.got <- d.Message()
+	return nil
 }

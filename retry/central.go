@@ -19,6 +19,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -175,6 +176,7 @@ func (c *central) Prepare(ctx context.Context, s client.Start) error {
 	if s.Log != nil {
 		c.log = s.Log
 	}
+	deathlog.Fold(s)
 	watches, err := c.guards(ctx, s)
 	if err != nil {
 		return err
@@ -260,11 +262,10 @@ func (c *central) handle(d *client.Delivery, f arrival) error {
 // read finds out which work queue a message failed in, and why.
 func (c *central) read(d *client.Delivery) (f arrival) {
 	m := d.Message()
-	deaths := deathsOf(m)
-	queue, died := c.origin(m, deaths)
+	queue, died := c.origin(m, deathlog.Of(m.Annotations))
 	f.known = c.queues[queue]
 	f.err = &Rejected{Reason: ReasonRejected, Queue: cmp.Or(queue, d.Queue()), message: m}
-	switch died.reason {
+	switch died.Reason {
 	case "delivery_limit":
 		f.err.Reason = ReasonDeliveryLimit
 	case "expired":
@@ -297,43 +298,43 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 // origin returns the work queue of a message and its death there. What is called a death
 // history is believed only if the broker wrote it: a worker that publishes to the failed
 // queue may have copied old headers.
-func (c *central) origin(m *client.Message, deaths []death) (string, death) {
-	in := func(queue string) death {
-		i := slices.IndexFunc(deaths, func(d death) bool { return d.queue == queue })
+func (c *central) origin(m *client.Message, history []deathlog.Death) (string, deathlog.Death) {
+	in := func(queue string) deathlog.Death {
+		i := slices.IndexFunc(history, func(d deathlog.Death) bool { return d.Queue == queue })
 		if i < 0 {
-			return death{}
+			return deathlog.Death{}
 		}
-		return deaths[i]
+		return history[i]
 	}
 	key, _ := m.Annotations["x-routing-key"].(string)
 	candidates := []string{key}
-	if len(deaths) > 0 {
-		candidates = []string{deaths[0].queue, key, deaths[len(deaths)-1].queue}
+	if len(history) > 0 {
+		candidates = []string{history[0].Queue, key, history[len(history)-1].Queue}
 	}
 	for _, q := range candidates {
 		if c.queues[q] {
 			return q, in(q)
 		}
 	}
-	if len(deaths) > 0 {
-		return deaths[0].queue, deaths[0]
+	if len(history) > 0 {
+		return history[0].Queue, history[0]
 	}
-	return key, death{}
+	return key, deathlog.Death{}
 }
 
 // asItWas returns m as the worker had it that rejected it: without what the broker has
 // added since, and without what the worker said about its failure.
-func (c *central) asItWas(m *client.Message, died death) *client.Message {
+func (c *central) asItWas(m *client.Message, died deathlog.Death) *client.Message {
 	was := *m
 	was.Annotations = maps.Clone(m.Annotations)
-	for _, key := range []any{"x-opt-deaths", "x-exchange", "x-routing-key", c.cfg.ReasonKey, c.cfg.TextKey, c.cfg.TypeKey} {
+	for _, key := range []any{deathlog.Key, deathlog.FoldedKey, "x-exchange", "x-routing-key", c.cfg.ReasonKey, c.cfg.TextKey, c.cfg.TypeKey} {
 		delete(was.Annotations, key)
 	}
-	if died.queue != "" {
+	if died.Queue != "" {
 		if was.Annotations == nil {
 			was.Annotations = map[any]any{}
 		}
-		was.Annotations["x-exchange"], was.Annotations["x-routing-key"] = died.exchange, died.key
+		was.Annotations["x-exchange"], was.Annotations["x-routing-key"] = died.Exchange, died.RoutingKey
 	}
 	own := false // the application properties are a copy
 	for _, key := range []string{c.cfg.ReasonKey, c.cfg.TextKey, c.cfg.TypeKey} {
@@ -457,34 +458,4 @@ func said(m *client.Message, key string) string {
 		return client.ErrorText(errors.New(s))
 	}
 	return s
-}
-
-// death is an entry of the broker's history of a message.
-type death struct{ queue, reason, exchange, key string }
-
-// deathsOf returns the broker's history of m, the last death first. It is empty if the
-// broker has written none. Publishers can't: RabbitMQ takes an x-opt-deaths of this form
-// from nobody.
-func deathsOf(m *client.Message) []death {
-	list, _ := m.Annotations["x-opt-deaths"].([]map[any]any)
-	deaths := make([]death, 0, len(list))
-	for _, e := range list {
-		text := func(key string) string {
-			s, _ := e[key].(string)
-			return s
-		}
-		d := death{queue: text("queue"), reason: text("reason"), exchange: text("exchange")}
-		switch keys := e["routing-keys"].(type) {
-		case []string:
-			if len(keys) > 0 {
-				d.key = keys[0]
-			}
-		case []any:
-			if len(keys) > 0 {
-				d.key, _ = keys[0].(string)
-			}
-		}
-		deaths = append(deaths, d)
-	}
-	return deaths
 }

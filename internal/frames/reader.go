@@ -192,6 +192,8 @@ func (r *reader) transfer(b []byte, channel uint16) {
 		one.feed(payload)
 		if one.bad || !one.whole() {
 			replace(payload, true)
+		} else if r.sessions.folds(channel) {
+			foldDeaths(payload)
 		}
 		return
 	case first:
@@ -211,6 +213,8 @@ func (r *reader) transfer(b []byte, channel uint16) {
 	switch {
 	case s.replaced:
 		replace(payload, first)
+	case first && r.sessions.folds(channel):
+		foldDeaths(payload)
 	case s.spoilt:
 		spoil(payload[min(s.at, len(payload)):])
 		s.at = 0

@@ -15,6 +15,10 @@ import (
 type Intake struct {
 	state atomic.Pointer[IntakeState]
 	heard bool // the broker has told it; guarded by sessions.mu
+	// folds says that death histories on the session are folded; some is the
+	// connection's, so that those who ask for none pay for none.
+	folds atomic.Bool
+	some  *atomic.Bool
 }
 
 // IntakeState is the state of an Intake at one moment.
@@ -50,6 +54,15 @@ func (i *Intake) Set(blocked bool) bool {
 	return true
 }
 
+// FoldDeaths makes death histories come as binaries on the session, for Deaths to read. It
+// is called before the session's first link.
+func (i *Intake) FoldDeaths() {
+	i.folds.Store(true)
+	if i.some != nil {
+		i.some.Store(true)
+	}
+}
+
 // channelRest is how long a channel number is kept out of use once a session on it has
 // ended.
 const channelRest = 250 * time.Millisecond
@@ -66,6 +79,8 @@ const channelRest = 250 * time.Millisecond
 type sessions struct {
 	// tell is Config.Blocked. It is called with mu held.
 	tell func(blocked bool)
+	// folding says that some session folds death histories.
+	folding atomic.Bool
 	// rests says that the broker needs a rest between two sessions on a number.
 	rests atomic.Bool
 
@@ -86,6 +101,7 @@ func (s *sessions) begin(channel uint16) (wait time.Duration) {
 		s.of = map[uint16]*Intake{}
 	}
 	s.latest = NewIntake()
+	s.latest.some = &s.folding
 	s.of[channel] = s.latest
 	if s.rests.Load() {
 		wait = channelRest - time.Since(s.ended[channel])
@@ -134,6 +150,17 @@ func (s *sessions) window(channel uint16, n uint32) {
 	}
 	i.heard = true
 	s.report()
+}
+
+// folds says whether death histories on a session are folded.
+func (s *sessions) folds(channel uint16) bool {
+	if !s.folding.Load() {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.of[channel]
+	return i != nil && i.folds.Load()
 }
 
 // report is called with mu held. The broker takes messages again once a session is known
