@@ -10,13 +10,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/outbox"
 	"github.com/hopback/hopback/outbox/inbox"
 )
 
@@ -198,6 +201,81 @@ func again(h client.Handler) client.Handler {
 	})
 }
 
+// What holds for pgx holds for database/sql: once, in the handler's transaction, with what
+// it publishes, and nothing of an attempt that fails, or panics, or hides an error.
+func TestInboxByDatabaseSQL(t *testing.T) {
+	t.Parallel()
+	pool := withEffects(t)
+	_, conn := broker(t)
+	queues(t, conn, "orders", "receipts")
+	db := stdlib.OpenDBFromPool(pool)
+	t.Cleanup(func() { assert.NoError(t, db.Close()) })
+	require.NoError(t, inbox.Migrate(t.Context(), outbox.SQL(db)))
+	run(t, pool, conn, outbox.RelayConfig{})
+	receipts := watch(t, conn, "receipts")
+	var mu sync.Mutex
+	calls := map[string]int{}
+	var duplicates atomic.Int64
+	once := inbox.WithSQL(db, inbox.Config{Isolation: pgx.RepeatableRead, OnDuplicate: func(*client.Delivery) { duplicates.Add(1) }})
+	consume(t, conn, "orders", again(once(client.JSON(func(ctx context.Context, what string) error {
+		mu.Lock()
+		calls[what]++
+		n := calls[what]
+		mu.Unlock()
+		tx, ok := inbox.SQLTx(ctx)
+		if _, other := inbox.Tx(ctx); !ok || other {
+			return errors.New("no transaction of database/sql")
+		}
+		if _, err := tx.ExecContext(ctx, "INSERT INTO effects VALUES ($1)", what); err != nil {
+			return err
+		}
+		if _, err := outbox.Publish(ctx, outbox.SQL(tx), address.Queue("receipts"), what); err != nil {
+			return err
+		}
+		if n == 1 {
+			switch what {
+			case "fails":
+				return errors.New("it fails")
+			case "hides":
+				_, _ = tx.ExecContext(ctx, "SELECT 1/0")
+			case "panics":
+				panic("assignment to entry in nil map")
+			}
+		}
+		return nil
+	}))), client.ConsumerConfig{Concurrency: 2})
+	publish(t, conn, "orders", [2]string{"1", "fails"}, [2]string{"2", "hides"}, [2]string{"3", "panics"}, [2]string{"4", "works"}, [2]string{"4", "works"})
+	require.Eventually(t, func() bool { return duplicates.Load() == 1 && effects(t, pool) == 4 }, 30*time.Second, 5*time.Millisecond)
+	assert.ElementsMatch(t, []string{`"fails"`, `"hides"`, `"panics"`, `"works"`}, receipts.await(t, 4))
+	mu.Lock()
+	assert.Equal(t, map[string]int{"fails": 2, "hides": 2, "panics": 2, "works": 1}, calls)
+	mu.Unlock()
+	assert.Eventually(t, func() bool { return db.Stats().InUse == 0 }, 30*time.Second, 5*time.Millisecond, "each connection is given back")
+}
+
+// A consumer that stops lets the handler end its work, and commits it.
+func TestInboxByDatabaseSQLCommitsWhileItStops(t *testing.T) {
+	t.Parallel()
+	pool := withEffects(t)
+	_, conn := broker(t)
+	queues(t, conn, "orders")
+	db := stdlib.OpenDBFromPool(pool)
+	t.Cleanup(func() { assert.NoError(t, db.Close()) })
+	ctx, stop := context.WithCancel(t.Context())
+	h := inbox.WithSQL(db, inbox.Config{})(client.JSON(func(ctx context.Context, what string) error {
+		stop()
+		tx, _ := inbox.SQLTx(ctx)
+		_, err := tx.ExecContext(context.WithoutCancel(ctx), "INSERT INTO effects VALUES ($1)", what)
+		return err
+	}))
+	publish(t, conn, "orders", [2]string{"1", "last"})
+	if err := conn.Consume(ctx, "orders", h, client.ConsumerConfig{}); !errors.Is(err, context.Canceled) {
+		require.NoError(t, err)
+	}
+	assert.Equal(t, 1, effects(t, pool))
+	queueIsEmpty(t, conn, "orders")
+}
+
 func TestInboxForgetsOldMarks(t *testing.T) {
 	t.Parallel()
 	pool := withEffects(t)
@@ -220,12 +298,16 @@ func TestInboxSaysWhatIsWrong(t *testing.T) {
 	_, conn := broker(t)
 	queues(t, conn, "orders")
 	h := client.JSON(write)
+	db := stdlib.OpenDBFromPool(pool)
+	t.Cleanup(func() { assert.NoError(t, db.Close()) })
 	for name, c := range map[string]struct {
 		h    client.Handler
 		says string
 	}{
 		"no table":    {inbox.With(pool, inbox.Config{})(h), "call inbox.Migrate"},
 		"no pool":     {inbox.With(nil, inbox.Config{})(h), "pool is nil"},
+		"no database": {inbox.WithSQL(nil, inbox.Config{})(h), "db is nil"},
+		"isolation":   {inbox.WithSQL(db, inbox.Config{Isolation: "loose"})(h), "inbox.Config.Isolation"},
 		"no handler":  {inbox.With(pool, inbox.Config{})(nil), "handler is nil"},
 		"short marks": {inbox.With(pool, inbox.Config{Keep: time.Second})(h), "inbox.Config.Keep"},
 	} {

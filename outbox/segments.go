@@ -24,6 +24,26 @@ const (
 type segments struct {
 	mu   sync.Mutex
 	list string // "3,4", for a statement
+	// empty are past segments without messages that couldn't be truncated yet. A relay
+	// that doesn't keep the order leaves them out of its reads, which would pass over
+	// their deleted rows, and whose locks would stand in the way of the truncation.
+	empty map[int]bool
+}
+
+// markEmpty notes whether a past segment is empty.
+func (s *segments) markEmpty(n int, empty bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.empty == nil {
+		s.empty = map[int]bool{}
+	}
+	s.empty[n] = empty
+}
+
+func (s *segments) isEmpty(n int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.empty[n]
 }
 
 // now returns the segments to read, or "" before the first look.
@@ -54,7 +74,7 @@ SELECT pg_relation_size(('hopback_outbox_' || n)::regclass) FROM generate_series
 		if size > 0 {
 			used = append(used, n)
 		}
-		if size > 0 || n == current || n == (current+1)%segmentRing {
+		if size > 0 && !s.isEmpty(n) || n == current || n == (current+1)%segmentRing {
 			list = append(list, fmt.Sprint(n))
 		}
 	}
@@ -76,14 +96,28 @@ func (r *Relay) rotate(ctx context.Context) error {
 			return err
 		}
 		for _, n := range used {
-			if n == current || n == (current+1)%segmentRing || !busy[n].over() {
+			if n == current || n == (current+1)%segmentRing {
+				r.segments.markEmpty(n, false)
 				continue
 			}
-			done, err := truncate(ctx, conn, n)
+			if !busy[n].over() {
+				continue
+			}
+			filled, err := isFilled(ctx, conn, n)
 			if err != nil {
 				return err
 			}
+			// A transaction that is open may have written here. Its messages are found at one
+			// of the next attempts. By key they may come too late then.
+			r.segments.markEmpty(n, !filled && r.cfg.Order != ByKey)
+			done := false
+			if !filled {
+				if done, err = truncate(ctx, conn, n); err != nil {
+					return err
+				}
+			}
 			if done {
+				r.segments.markEmpty(n, false)
 				delete(busy, n)
 			} else {
 				busy[n] = busy[n].longer()
@@ -104,10 +138,6 @@ func (r *Relay) rotate(ctx context.Context) error {
 // has written into the segment, and hasn't ended, lets it have. So no message is lost.
 func truncate(ctx context.Context, conn *pgxpool.Conn, n int) (done bool, err error) {
 	table := fmt.Sprintf("hopback_outbox_%d", n)
-	var filled bool
-	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+table+")").Scan(&filled); err != nil || filled {
-		return false, err
-	}
 	tx, err := conn.Begin(ctx)
 	if err != nil {
 		return false, err
@@ -122,13 +152,18 @@ func truncate(ctx context.Context, conn *pgxpool.Conn, n int) (done bool, err er
 			return false, unlessBusy(err)
 		}
 	}
-	if err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+table+")").Scan(&filled); err != nil || filled {
+	if filled, err := isFilled(ctx, tx, n); err != nil || filled {
 		return false, err
 	}
 	if _, err := tx.Exec(ctx, "TRUNCATE "+table); err != nil {
 		return false, unlessBusy(err)
 	}
 	return true, tx.Commit(ctx)
+}
+
+func isFilled(ctx context.Context, db execer, n int) (filled bool, err error) {
+	err = db.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM hopback_outbox_%d)", n)).Scan(&filled)
+	return filled, err
 }
 
 // unlessBusy returns nil for the error of a lock that another transaction holds.
@@ -149,7 +184,7 @@ type backoff struct {
 func (b backoff) over() bool { return !time.Now().Before(b.until) }
 
 func (b backoff) longer() backoff {
-	b.pause = min(max(2*b.pause, 500*time.Millisecond), 30*time.Second)
+	b.pause = min(max(2*b.pause, 500*time.Millisecond), 5*time.Second)
 	b.until = time.Now().Add(b.pause)
 	return b
 }

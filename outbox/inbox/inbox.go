@@ -15,6 +15,8 @@
 // the mark and is accepted without calling the handler. One that comes at the same time
 // waits until the first has committed or failed.
 //
+// A service that uses database/sql has WithSQL and SQLTx instead.
+//
 // A handler's error rolls the transaction back. So retries, which have the first
 // message-id, are handled.
 //
@@ -44,7 +46,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/hopback/hopback/argument"
@@ -138,9 +139,17 @@ func Tx(ctx context.Context) (pgx.Tx, bool) {
 //
 // No consumer starts with a bad Config or without the table that Migrate creates.
 func With(pool *pgxpool.Pool, cfg Config) client.Middleware {
-	cfg, bad := cfg.withDefaults()
+	var bad error
 	if pool == nil {
 		bad = argument.New("pool", nil, "is nil", "give a pool of pgxpool.New")
+	}
+	return with(pgxDatabase{pool, cfg.Isolation}, cfg, bad)
+}
+
+func with(db database, cfg Config, bad error) client.Middleware {
+	cfg, err := cfg.withDefaults()
+	if bad == nil {
+		bad = err
 	}
 	pruned := &atomic.Int64{}
 	return func(h client.Handler) client.Handler {
@@ -148,13 +157,13 @@ func With(pool *pgxpool.Pool, cfg Config) client.Middleware {
 		if err == nil && h == nil {
 			err = argument.New("handler", nil, "is nil", "pass a Handler to inbox's Middleware")
 		}
-		return &handler{inner: h, pool: pool, cfg: cfg, err: err, pruned: pruned}
+		return &handler{inner: h, db: db, cfg: cfg, err: err, pruned: pruned}
 	}
 }
 
 type handler struct {
 	inner  client.Handler
-	pool   *pgxpool.Pool
+	db     database
 	cfg    Config
 	err    error         // of the configuration
 	pruned *atomic.Int64 // when old marks were removed last, in ns since 1970
@@ -165,9 +174,9 @@ func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 	if h.err != nil {
 		return h.err
 	}
-	if _, err := h.pool.Exec(ctx, "SELECT FROM hopback_inbox LIMIT 0"); err != nil {
-		var pg *pgconn.PgError
-		if errors.As(err, &pg) && pg.Code == "42P01" {
+	if _, err := h.db.exec(ctx, "SELECT FROM hopback_inbox LIMIT 0"); err != nil {
+		var pg interface{ SQLState() string } // pgx's error, and lib/pq's
+		if errors.As(err, &pg) && pg.SQLState() == "42P01" {
 			return fmt.Errorf("inbox: the database has no inbox; call inbox.Migrate: %w", err)
 		}
 		return fmt.Errorf("inbox: %w", err)
@@ -180,7 +189,7 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	if h.err != nil { // a test, or another consumer, may not have called Prepare
 		return client.Requeue{Failed: true, Err: h.err}
 	}
-	tx, err := h.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: h.cfg.Isolation})
+	tx, err := h.db.begin(ctx)
 	if err != nil {
 		return h.failed(ctx, "beginning a transaction", err)
 	}
@@ -188,28 +197,28 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
 		// After a commit this does nothing. A panic passes, rolled back.
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitLimit)
 		defer cancel()
-		_ = tx.Rollback(ending)
+		tx.end(ending)
 	}()
 	if key, ok := h.cfg.Key(d); ok {
 		// It waits for a transaction that has inserted the key and not ended yet.
-		tag, err := tx.Exec(ctx, "INSERT INTO hopback_inbox (key) VALUES ($1) ON CONFLICT DO NOTHING", shorten(key))
+		marked, err := tx.exec(ctx, "INSERT INTO hopback_inbox (key) VALUES ($1) ON CONFLICT DO NOTHING", shorten(key))
 		if err != nil {
 			return h.failed(ctx, "marking the message", err)
 		}
-		if tag.RowsAffected() == 0 {
+		if marked == 0 {
 			if h.cfg.OnDuplicate != nil {
 				h.cfg.OnDuplicate(d)
 			}
 			return nil
 		}
 	}
-	if err := h.inner.Handle(context.WithValue(ctx, inTx{}, tx), d); err != nil {
+	if err := h.inner.Handle(tx.with(ctx), d); err != nil {
 		return err
 	}
 	// The handler's work isn't given up because the consumer is to stop.
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitLimit)
 	defer cancel()
-	if err := tx.Commit(ending); err != nil {
+	if err := tx.commit(ending); err != nil {
 		return fmt.Errorf("inbox: the commit: %w", err)
 	}
 	h.prune()
@@ -234,13 +243,13 @@ func (h *handler) prune() {
 	ctx, cancel := context.WithTimeout(context.Background(), pruneLimit)
 	defer cancel()
 	for removed := int64(pruneBatch); removed == pruneBatch; {
-		tag, err := h.pool.Exec(ctx, `DELETE FROM hopback_inbox WHERE key IN (
+		var err error
+		removed, err = h.db.exec(ctx, `DELETE FROM hopback_inbox WHERE key IN (
 	SELECT key FROM hopback_inbox WHERE handled_at < now() - make_interval(secs => $1) LIMIT $2 FOR UPDATE SKIP LOCKED)`, h.cfg.Keep.Seconds(), pruneBatch)
 		if err != nil {
 			h.cfg.Logger.Warn("inbox: old marks couldn't be removed; trying again in a minute", "error", err)
 			return
 		}
-		removed = tag.RowsAffected()
 	}
 }
 
