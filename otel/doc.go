@@ -124,7 +124,7 @@ type publication struct {
 
 func (p *publication) Published(err error) {
 	kind := p.in.numbers.errorType(err)
-	p.target.sent.add(p.ctx, kind)
+	p.target.sent.count(kind)
 	p.target.took.record(p.ctx, kind, time.Since(p.began))
 	failed(p.span, kind, err)
 	p.span.End()
@@ -175,7 +175,7 @@ type member struct {
 }
 
 func (m member) Published(err error) {
-	m.target.sent.add(m.batch.ctx, m.batch.in.numbers.errorType(err))
+	m.target.sent.count(m.batch.in.numbers.errorType(err))
 }
 
 func (b *batch) Published(err error) {

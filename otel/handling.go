@@ -79,7 +79,7 @@ func (in *instrument) Handle(ctx context.Context, d *client.Delivery) (context.C
 	if h.recorded = h.span.IsRecording(); h.recorded {
 		h.describe(last, again, had)
 	}
-	q.measured.consumed.add(h.ctx, "")
+	q.measured.consumed.count("")
 	if again && last.delay > 0 {
 		q.measured.late(h.ctx, last.lane, had-last.delay)
 	}
@@ -215,7 +215,7 @@ func (h *handling) before() string {
 func (h *handling) Forwarded(err error) {
 	f := h.forward
 	kind := h.in.numbers.errorType(err)
-	f.target.sent.add(h.ctx, kind)
+	f.target.sent.count(kind)
 	f.target.took.record(h.ctx, kind, time.Since(f.began))
 	if f.what == nil {
 		return

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -23,18 +24,18 @@ var (
 
 // numbers are the metrics.
 type numbers struct {
-	sent, consumed, retries, deaths metric.Int64Counter
-	took, processed, lateness       metric.Float64Histogram
-	ranges                          metric.Int64Histogram
+	retries, deaths           metric.Int64Counter
+	took, processed, lateness metric.Float64Histogram
+	ranges                    metric.Int64Histogram
 
 	destinations, queues, lanes, errors names
 	meter                               metric.Meter
+	sent, consumed                      totals
 	observed                            observed
 
-	mu       sync.Mutex
-	known    map[string]*measuredQueue
-	watched  []*watched
-	register metric.Registration
+	mu      sync.Mutex
+	known   map[string]*measuredQueue
+	watched []*watched
 	// past are the counts of Conns that were closed.
 	past counts
 }
@@ -52,7 +53,7 @@ type counts struct {
 type observed struct {
 	handling, unsettled, ready, forwarding, stalled, unconfirmed, queued metric.Int64ObservableUpDownCounter
 	connections, sessions, blockedNow, consumers, publishers             metric.Int64ObservableUpDownCounter
-	lost, rebuilt                                                        metric.Int64ObservableCounter
+	lost, rebuilt, sent, consumed                                        metric.Int64ObservableCounter
 	blocked                                                              metric.Float64ObservableCounter
 	oldest, idle                                                         metric.Float64ObservableGauge
 }
@@ -63,8 +64,6 @@ func newNumbers(m metric.Meter, most int) *numbers {
 		destinations: names{most: most}, queues: names{most: most}, lanes: names{most: most}, errors: names{most: most},
 		known: map[string]*measuredQueue{},
 	}
-	n.sent = counter(m, "messaging.client.sent.messages", "{message}", "Number of messages that producers attempted to send to the broker.")
-	n.consumed = counter(m, "messaging.client.consumed.messages", "{message}", "Number of messages that were delivered to the application.")
 	n.took = histogram(m, "messaging.client.operation.duration", "s", "Duration of publishing (until the broker's confirmation) and of settling (until it is written).", seconds)
 	n.processed = histogram(m, "messaging.process.duration", "s", "Duration of handlers.", seconds)
 	n.retries = counter(m, "hopback.retries", "{message}", "Number of failed attempts that another attempt follows on.")
@@ -74,6 +73,10 @@ func newNumbers(m metric.Meter, most int) *numbers {
 	n.ranges, err = m.Int64Histogram("hopback.settlement.range", metric.WithUnit("{delivery}"), metric.WithDescription("Number of deliveries that one settlement frame settles."), metric.WithExplicitBucketBoundaries(sizes...))
 	handle(err)
 	n.observed.make(m)
+	o := &n.observed
+	_, err = m.RegisterCallback(n.observe, o.handling, o.unsettled, o.ready, o.forwarding, o.stalled, o.unconfirmed, o.queued,
+		o.connections, o.sessions, o.blockedNow, o.consumers, o.publishers, o.lost, o.rebuilt, o.blocked, o.oldest, o.idle, o.sent, o.consumed)
+	handle(err)
 	return n
 }
 
@@ -100,6 +103,10 @@ func (o *observed) make(m metric.Meter) {
 		handle(err)
 	}
 	var err error
+	o.sent, err = m.Int64ObservableCounter("messaging.client.sent.messages", metric.WithUnit("{message}"), metric.WithDescription("Number of messages that producers attempted to send to the broker."))
+	handle(err)
+	o.consumed, err = m.Int64ObservableCounter("messaging.client.consumed.messages", metric.WithUnit("{message}"), metric.WithDescription("Number of messages that were delivered to the application."))
+	handle(err)
 	o.lost, err = m.Int64ObservableCounter("hopback.connections.lost", metric.WithUnit("{connection}"), metric.WithDescription("Number of AMQP connections that were lost."))
 	handle(err)
 	o.rebuilt, err = m.Int64ObservableCounter("hopback.reconnects", metric.WithUnit("{connection}"), metric.WithDescription("Number of lost AMQP connections that were made again."))
@@ -176,13 +183,47 @@ func (b *byError[O]) of(kind string) []O {
 func addOption(s attribute.Set) metric.AddOption       { return metric.WithAttributeSet(s) }
 func recordOption(s attribute.Set) metric.RecordOption { return metric.WithAttributeSet(s) }
 
-// counted is a counter of one place.
-type counted struct {
-	counter metric.Int64Counter
-	options *byError[metric.AddOption]
+// total is one series of a metric that grows with each message. It is observed, and not
+// added to: counting costs no call of the metrics' provider.
+type total struct {
+	n   atomic.Int64
+	set metric.ObserveOption
 }
 
-func (c counted) add(ctx context.Context, kind string) { c.counter.Add(ctx, 1, c.options.of(kind)...) }
+// totals are the series of one metric.
+type totals struct {
+	mu  sync.Mutex
+	all map[attribute.Distinct]*total
+}
+
+func (t *totals) of(s attribute.Set) *total {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	x := t.all[s.Equivalent()]
+	if x == nil {
+		x = &total{set: metric.WithAttributeSet(s)}
+		if t.all == nil {
+			t.all = map[attribute.Distinct]*total{}
+		}
+		t.all[s.Equivalent()] = x
+	}
+	return x
+}
+
+func (t *totals) observe(to metric.Observer, o metric.Int64Observable) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, x := range t.all {
+		if n := x.n.Load(); n > 0 {
+			to.ObserveInt64(o, n, x.set)
+		}
+	}
+}
+
+// counted counts messages of one place.
+type counted struct{ totals *byError[*total] }
+
+func (c counted) count(kind string) { c.totals.of(kind)[0].n.Add(1) }
 
 // timed is a histogram of one place.
 type timed struct {
@@ -208,7 +249,7 @@ func (n *numbers) target(name, template string) *measuredTarget {
 		base = append(base, semconv.MessagingDestinationName(n.destinations.bounded(name)))
 	}
 	return &measuredTarget{
-		sent: counted{n.sent, newByError(base, addOption)},
+		sent: counted{newByError(base, n.sent.of)},
 		took: timed{n.took, newByError(append(slices.Clone(base), semconv.MessagingOperationTypeSend), recordOption)},
 	}
 }
@@ -242,7 +283,7 @@ func (n *numbers) queue(name string) *measuredQueue {
 	of := func(operation string, more ...attribute.KeyValue) []attribute.KeyValue {
 		return append([]attribute.KeyValue{semconv.MessagingSystemRabbitMQ, semconv.MessagingOperationName(operation), q.name}, more...)
 	}
-	q.consumed = counted{n.consumed, newByError(of("process"), addOption)}
+	q.consumed = counted{newByError(of("process"), n.consumed.of)}
 	q.processed = timed{n.processed, newByError(of("process"), recordOption)}
 	q.settled = timed{n.took, newByError(of("settle", semconv.MessagingOperationTypeSettle), recordOption)}
 	n.known[name] = q
@@ -291,13 +332,6 @@ func (n *numbers) watch(stats func() client.Stats) (closed func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.watched = append(n.watched, w)
-	if n.register == nil {
-		o := &n.observed
-		var err error
-		n.register, err = n.meter.RegisterCallback(n.observe, o.handling, o.unsettled, o.ready, o.forwarding, o.stalled, o.unconfirmed, o.queued,
-			o.connections, o.sessions, o.blockedNow, o.consumers, o.publishers, o.lost, o.rebuilt, o.blocked, o.oldest, o.idle)
-		handle(err)
-	}
 	return func() {
 		s := stats()
 		n.mu.Lock()
@@ -364,6 +398,8 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 			number[name]++
 		}
 	}
+	n.sent.observe(to, o.sent)
+	n.consumed.observe(to, o.consumed)
 	to.ObserveInt64(o.connections, int64(connections))
 	to.ObserveInt64(o.sessions, int64(sessions))
 	to.ObserveInt64(o.blockedNow, int64(blockedNow))

@@ -19,6 +19,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
 	"github.com/hopback/hopback/otel"
 	"github.com/hopback/hopback/retry"
@@ -323,4 +324,28 @@ func TestAllocations(t *testing.T) {
 	if !raced {
 		require.LessOrEqual(t, sent+handled, 10.0, "for a message that is published and consumed")
 	}
+}
+
+// Counters are observed, so each Instrument tells its own numbers; the provider adds them
+// up.
+func TestMetricsOfTwoInstrumentsAddUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab()
+		broker := hopbacktest.Start(t, hopbacktest.Config{})
+		for range 2 {
+			cfg := l.config(t, otel.Config{})
+			cfg.Dial = broker.Dial
+			conn, err := client.Connect(t.Context(), broker.URL(), cfg)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, conn.Close(context.Background())) }()
+			_, err = declare.Apply(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()}}})
+			require.NoError(t, err)
+			pub, err := client.NewPublisher[*client.Message](t.Context(), conn, address.Queue("orders"), client.PublisherConfig{})
+			require.NoError(t, err)
+			require.NoError(t, pub.Publish(t.Context(), order("o-1")))
+			require.NoError(t, pub.Publish(t.Context(), order("o-2")))
+		}
+		assert.Equal(t, "4", l.metrics(t)["messaging.client.sent.messages{orders,publish}"])
+		assert.Equal(t, "4", l.metrics(t)["messaging.client.sent.messages{orders,publish}"], "once more")
+	})
 }
