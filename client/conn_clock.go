@@ -41,6 +41,10 @@ type brokerClock struct {
 	learning atomic.Bool // brokerNow has somebody ask
 }
 
+// BrokerTime returns the time of the node that the connection is to; see Start.BrokerTime.
+// It waits for a connection that is being rebuilt, for 5 s or until ctx ends.
+func (c *Conn) BrokerTime(ctx context.Context) (time.Time, error) { return c.brokerTime(ctx) }
+
 // brokerTime is the time by the clock of the node that the connection is to, late by
 // no more than it takes a message to come back. RabbitMQ has no request for it. But
 // it writes the time into a message that it dead-letters, in milliseconds: so a

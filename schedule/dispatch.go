@@ -1,0 +1,124 @@
+package schedule
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+)
+
+// ReasonUndeliverable is why a message is in Names.UndeliverableQueue. Its
+// client.AnnotationError has the broker's words.
+const ReasonUndeliverable client.Reason = "undeliverable"
+
+// DispatchConfig configures Dispatch. The zero value is ready to use.
+type DispatchConfig struct {
+	// Names are those of the ladder. Default: the ladder that all services share.
+	Names Names
+	// Concurrency is how many messages are published at once, up to 10,000. Default: 256.
+	Concurrency int
+	// Store, if not nil, says which messages were cancelled. They aren't published. So
+	// messages for consumers that aren't hopback's can be cancelled until they are due.
+	Store Store
+}
+
+const (
+	defaultConcurrency = 256
+	maxConcurrency     = 10_000
+)
+
+// Dispatch publishes messages that are due to their targets, until ctx ends. Then it
+// returns nil, after those under way. Any number of processes may run it side by side.
+//
+// It is for messages that the broker can't bring to their target by itself; see the
+// package's comment. A message is accepted when the broker has taken it at its target.
+// Hence one may be published twice, with the same message-id, and none is lost:
+//
+//   - If no queue is bound for its key, or the exchange or queue is gone, or the user
+//     mayn't write to it, or the message can't be sent, it is dead-lettered to
+//     Names.UndeliverableQueue, with ReasonUndeliverable.
+//   - If a queue refuses it, because it is full, it is tried again until it is taken.
+//     Messages for other targets go on.
+//   - If the Store fails, it comes back, and the Store is asked again.
+//
+// The errors are those of client.Conn.Consume and client.NewPublisher.
+func Dispatch(ctx context.Context, conn *client.Conn, cfg DispatchConfig) error {
+	if err := cfg.Names.check(argument.Root("DispatchConfig").Field("Names")); err != nil {
+		return err
+	}
+	if cfg.Concurrency < 0 || cfg.Concurrency > maxConcurrency {
+		return argument.New("DispatchConfig.Concurrency", cfg.Concurrency, "is out of range", "use 1 to 10,000, or 0 for the default of 256")
+	}
+	if cfg.Concurrency == 0 {
+		cfg.Concurrency = defaultConcurrency
+	}
+	p, err := client.NewPublisher[*client.Message](ctx, conn, address.Address{}, client.PublisherConfig{Pending: cfg.Concurrency})
+	if err != nil {
+		if ctx.Err() != nil && errors.Is(err, client.ErrNotSent) {
+			return nil
+		}
+		return err
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closePatience)
+		defer cancel()
+		_ = p.Close(closing)
+	}()
+	d := &dispatcher{p: p, store: cfg.Store}
+	return conn.Consume(ctx, cfg.Names.DispatchQueue(), d, client.ConsumerConfig{Concurrency: cfg.Concurrency})
+}
+
+const (
+	closePatience = 10 * time.Second
+	// storePause is what a message waits for that a failing Store gives back.
+	storePause = time.Second
+)
+
+type dispatcher struct {
+	p     *client.Publisher[*client.Message]
+	store Store
+}
+
+// Handle publishes one message to its target.
+func (d *dispatcher) Handle(ctx context.Context, del *client.Delivery) error {
+	m, to, err := restored(del.Message())
+	if err != nil {
+		return client.DeadLetter{Reason: ReasonUndeliverable, Err: err}
+	}
+	if d.store != nil {
+		gone, err := cancelled(ctx, d.store, del)
+		switch {
+		case err != nil:
+			pause(ctx, storePause)
+			return client.Requeue{Err: err}
+		case gone:
+			return nil
+		}
+	}
+	err = d.p.Publish(ctx, m)
+	var bad *argument.Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &bad), errors.Is(err, client.ErrUnroutable), errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrUnauthorized), errors.Is(err, client.ErrTooLarge):
+		return client.DeadLetter{Reason: ReasonUndeliverable, Err: fmt.Errorf("schedule: delivering to %v: %w", to, err)}
+	case errors.Is(err, client.ErrRefused):
+		// The consumer tries that again, apart from what goes to other addresses.
+		return client.Forward{To: to, Message: m, Err: err}
+	}
+	return client.Requeue{Err: err}
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

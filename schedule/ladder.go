@@ -1,0 +1,77 @@
+package schedule
+
+import (
+	"math/bits"
+	"strings"
+	"time"
+
+	"github.com/hopback/hopback/address"
+)
+
+const (
+	// unit is how long level 0 holds a message.
+	unit = 100 * time.Millisecond
+	// levels hold 2^29 - 1 units together, 621 days. The highest holds a message for 310
+	// days, which RabbitMQ can do though it is over 2³² ms
+	// (TestAQueueHoldsMessagesForMostOfAYear).
+	levels = 29
+	// fine is how many bits a delay has that isn't rounded to coarse units.
+	fine   = 10
+	coarse = 8
+
+	// MaxDelay is how far ahead a message can be scheduled.
+	MaxDelay = 366 * 24 * time.Hour
+)
+
+// maxKey is AMQP 0-9-1's limit for a routing key.
+const maxKey = 255
+
+// steps is d in units, rounded up: to whole ones, or to eight of them where that is
+// little beside the delay, since each bit is a queue to pass.
+func steps(d time.Duration) uint64 {
+	if d <= 0 {
+		return 0
+	}
+	n := uint64((d + unit - 1) / unit)
+	if bits.Len64(n) > fine {
+		n = (n + coarse - 1) / coarse * coarse
+	}
+	return n
+}
+
+// entry is where a message for d enters the ladder: at the exchange of its highest bit. Its
+// key has a word for each level, highest first. Behind them is the queue that it is for,
+// or the word that no queue is bound by if that is empty.
+func (n Names) entry(d time.Duration, queue string) address.Address {
+	left := steps(d)
+	return address.Exchange(n.level(bits.Len64(left)-1), key(left, queue))
+}
+
+func key(steps uint64, queue string) string {
+	b := make([]byte, 0, 2*levels+len(toWord)+len(queue))
+	for level := levels - 1; level >= 0; level-- {
+		b = append(b, '0'+byte(steps>>level&1), '.')
+	}
+	if queue == "" {
+		return string(append(b, viaWord...))
+	}
+	return string(append(append(b, toWord...), queue...))
+}
+
+const (
+	toWord  = "to."
+	viaWord = "via"
+)
+
+// bindable reports whether a queue can be bound to the ladder by its name.
+func bindable(queue string) bool {
+	if 2*levels+len(toWord)+len(queue) > maxKey {
+		return false
+	}
+	for word := range strings.SplitSeq(queue, ".") {
+		if word == "*" || word == "#" {
+			return false
+		}
+	}
+	return true
+}
