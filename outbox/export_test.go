@@ -6,3 +6,9 @@ const (
 	// LockSleep is the advisory lock that a sleeping relay holds.
 	LockSleep = lockSleep
 )
+
+// Statements that a test has PostgreSQL explain.
+const (
+	MoveDue = moveDue
+	NextDue = nextDue
+)

@@ -87,8 +87,11 @@ func (r *Relay) listen(ctx context.Context) error {
 			return err
 		}
 		// Another schema may have an outbox of its own.
-		if n.Payload == strconv.FormatUint(uint64(own), 10) {
+		switch name := strconv.FormatUint(uint64(own), 10); n.Payload {
+		case name:
 			wake(r.notified)
+		case name + " scheduled":
+			wake(r.scheduled)
 		}
 	}
 }

@@ -39,8 +39,16 @@ type sqlDB struct {
 }
 
 func (d sqlDB) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
-	_, err := d.db.ExecContext(ctx, query, args...)
-	return pgconn.CommandTag{}, err
+	result, err := d.db.ExecContext(ctx, query, args...)
+	if err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	// Some drivers have no number for statements that change no rows.
+	n, err := result.RowsAffected()
+	if err != nil {
+		return pgconn.CommandTag{}, nil
+	}
+	return pgconn.NewCommandTag(fmt.Sprintf("ROWS %d", n)), nil
 }
 
 // Publish writes v to the outbox as JSON, in db's transaction. A relay publishes it to the
@@ -78,17 +86,22 @@ const maxKey = 1000
 // An *argument.Error says that nothing was written, because v can't be encoded or the
 // message can't be carried. Any other error is the database's.
 func (p Publisher[T]) Publish(ctx context.Context, db DB, v T, edit ...func(*client.Message)) (messageID string, err error) {
-	ids, err := p.write(ctx, db, []T{v}, func(_ T, m *client.Message) {
+	ids, err := p.write(ctx, db, []T{v}, oneByOne[T](edit))
+	if err != nil {
+		return "", err
+	}
+	return ids[0], nil
+}
+
+// oneByOne makes an edit of PublishAll's of Publish's.
+func oneByOne[T any](edit []func(*client.Message)) func(T, *client.Message) {
+	return func(_ T, m *client.Message) {
 		for _, e := range edit {
 			if e != nil {
 				e(m)
 			}
 		}
-	})
-	if err != nil {
-		return "", err
 	}
-	return ids[0], nil
 }
 
 // PublishAll writes vs to the outbox in order, as Publish does, in few statements. If one
@@ -101,6 +114,37 @@ func (p Publisher[T]) PublishAll(ctx context.Context, db DB, vs []T, edit ...fun
 const atOnce = 1000
 
 func (p Publisher[T]) write(ctx context.Context, db DB, vs []T, edit ...func(v T, m *client.Message)) ([]string, error) {
+	rows, err := p.rows(db, vs, edit...)
+	if err != nil {
+		return nil, err
+	}
+	ids := make([]string, len(vs))
+	for i, r := range rows {
+		ids[i] = r.id
+	}
+	args := make([]any, 0, columns*min(len(vs), atOnce))
+	for len(rows) > 0 {
+		n := min(len(rows), atOnce)
+		args = args[:0]
+		for _, r := range rows[:n] {
+			args = append(args, r.message, r.id, r.address, nullable(r.key))
+		}
+		if _, err := db.Exec(ctx, insertion(n), args...); err != nil {
+			return nil, fmt.Errorf("outbox: %w", err)
+		}
+		rows = rows[n:]
+	}
+	return ids, nil
+}
+
+// row is a message as a table holds it.
+type row struct {
+	message          []byte
+	id, address, key string
+}
+
+// rows encodes vs, and refuses what can't be written or carried.
+func (p Publisher[T]) rows(db DB, vs []T, edit ...func(v T, m *client.Message)) ([]row, error) {
 	if isNil(db) {
 		return nil, argument.New("db", nil, "is nil", "give the transaction that the message belongs to")
 	}
@@ -108,12 +152,6 @@ func (p Publisher[T]) write(ctx context.Context, db DB, vs []T, edit ...func(v T
 		if _, err := p.To.Build(); err != nil {
 			return nil, err
 		}
-	}
-	ids := make([]string, len(vs))
-	args := make([]any, 0, columns*min(len(vs), atOnce))
-	type row struct {
-		message          []byte
-		id, address, key string
 	}
 	rows := make([]row, len(vs))
 	for i, v := range vs {
@@ -138,20 +176,8 @@ func (p Publisher[T]) write(ctx context.Context, db DB, vs []T, edit ...func(v T
 		if r.message, err = m.MarshalBinary(); err != nil {
 			return nil, argument.Wrap(err, "value", fmt.Sprintf("%T", v), "can't be encoded as an AMQP message", "look at what the edit functions set")
 		}
-		ids[i] = r.id
 	}
-	for len(rows) > 0 {
-		n := min(len(rows), atOnce)
-		args = args[:0]
-		for _, r := range rows[:n] {
-			args = append(args, r.message, r.id, r.address, nullable(r.key))
-		}
-		if _, err := db.Exec(ctx, insertion(n), args...); err != nil {
-			return nil, fmt.Errorf("outbox: %w", err)
-		}
-		rows = rows[n:]
-	}
-	return ids, nil
+	return rows, nil
 }
 
 // message makes a message of v, with what every message of ours has.
@@ -281,6 +307,7 @@ const (
 	lockSleep   = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 1))` // a relay sleeps
 	lockOrder   = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 2))` // exclusive: a relay keeps the order; shared: relays that don't
 	lockRotate  = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 3))` // a relay truncates
+	lockDue     = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 5))` // a relay takes what is due
 	lockMigrate = `7525357070202399492`
 )
 

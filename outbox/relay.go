@@ -124,6 +124,8 @@ type Relay struct {
 	// notified wakes the worker that sleeps.
 	notified chan struct{}
 	sleeper  chan struct{} // the right to be that worker
+	// scheduled wakes handOver.
+	scheduled chan struct{}
 
 	published, setAside atomic.Int64
 }
@@ -154,6 +156,7 @@ func NewRelay(pool *pgxpool.Pool, conn *client.Conn, cfg RelayConfig) (*Relay, e
 		pool: pool, conn: conn, cfg: cfg, log: cfg.Logger,
 		segments: &segments{}, retries: retries{of: map[int64]retry{}}, addresses: addresses{of: map[string]*refusal{}, first: cfg.Retry, log: cfg.Logger},
 		more: make(chan struct{}, 1), notified: make(chan struct{}, 1), sleeper: make(chan struct{}, 1),
+		scheduled: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -198,6 +201,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	start("truncate", r.rotate)
 	start("listen", r.listen)
+	start("schedule", r.handOver)
 	if r.cfg.Order == ByKey {
 		start("relay", func(ctx context.Context) error { return r.lead(ctx, p) })
 	} else {
