@@ -29,6 +29,11 @@
 //     been bound for it for long, is moved to the table hopback_outbox_set_aside with the
 //     reason. It doesn't stand in the way of others.
 //
+// # Later
+//
+// [PublishAt] writes a message that is published when it is due, and [Cancel] takes it
+// back. Until it is due it waits in a table of its own, and holds up nothing.
+//
 // # Tables
 //
 // [Migrate] creates the tables in the first schema of the search path. The rows of

@@ -10,6 +10,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/middleware/dedupe"
 	"github.com/hopback/hopback/retry"
+	"github.com/hopback/hopback/schedule"
 )
 
 var (
@@ -65,6 +66,11 @@ func p7(send func() error) error {
 
 var p7Policy = retry.Policy{Strategy: retry.StrategyAuto, MaxRetries: 4, Backoff: retry.Delays(500*time.Millisecond, 30*time.Second, time.Minute, 5*time.Minute)}
 
+func p7Later(ctx context.Context, p *schedule.Publisher[string], order string) error {
+	_, err := p.Publish(ctx, schedule.After(time.Hour), order)
+	return err
+}
+
 var p8 = declare.QuorumQueue{Name: "orders", DeliveryLimit: 5}
 
 var (
@@ -76,6 +82,7 @@ var (
 	_ = p6
 	_ = p7
 	_ = p7Policy
+	_ = p7Later
 	_ = p8
 )
 

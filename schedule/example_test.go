@@ -1,0 +1,147 @@
+package schedule_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"log/slog"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/schedule"
+)
+
+// Reminder is what the examples send later.
+type Reminder struct {
+	Invoice string `json:"invoice"`
+}
+
+func ExamplePublisher() {
+	ctx, conn, end := inMemory("reminders")
+	defer end()
+
+	// Once, or at each start: the ladder, and the queues that get their messages from it.
+	topology, err := schedule.Topology(schedule.Names{}, "reminders")
+	check(err)
+	_, err = declare.Apply(ctx, conn.Management(), topology)
+	check(err)
+
+	p, err := schedule.NewPublisher[Reminder](ctx, conn, address.Queue("reminders"), schedule.PublisherConfig{})
+	check(err)
+	_, err = p.Publish(ctx, schedule.At(time.Now().Add(400*time.Millisecond)), Reminder{"in a while"})
+	check(err)
+	_, err = p.Publish(ctx, schedule.After(100*time.Millisecond), Reminder{"soon"})
+	check(err)
+
+	consume(ctx, conn, "reminders", 2, client.JSON(func(_ context.Context, r Reminder) error {
+		fmt.Println(r.Invoice)
+		return nil
+	}))
+	// Output:
+	// soon
+	// in a while
+}
+
+func ExampleCancel() {
+	ctx, conn, end := inMemory("reminders")
+	defer end()
+	topology, err := schedule.Topology(schedule.Names{}, "reminders")
+	check(err)
+	_, err = declare.Apply(ctx, conn.Management(), topology)
+	check(err)
+	p, err := schedule.NewPublisher[Reminder](ctx, conn, address.Queue("reminders"), schedule.PublisherConfig{})
+	check(err)
+
+	// Where workers are several processes: schedule.OnDedupe(redisstore.New(...)).
+	store := schedule.NewMemory()
+	scheduled, err := p.Publish(ctx, schedule.After(2*time.Second), Reminder{"17"})
+	check(err)
+	is, err := schedule.Cancel(ctx, store, scheduled) // the invoice was paid
+	check(err)
+	fmt.Println(is)
+
+	handler := client.JSON(func(_ context.Context, r Reminder) error {
+		fmt.Println("please pay", r.Invoice)
+		return nil
+	})
+	with := schedule.With(schedule.Config{Store: store, OnCancelled: func(d *client.Delivery) { fmt.Println("dropped") }})
+	consume(ctx, conn, "reminders", 1, with(handler))
+	// Output:
+	// cancelled
+	// dropped
+}
+
+// A message for an exchange comes by way of Dispatch, and so does one with a ttl or a
+// priority.
+func ExampleDispatch() {
+	ctx, conn, end := inMemory("mails")
+	defer end()
+	topology, err := schedule.Topology(schedule.Names{})
+	check(err)
+	topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: "events", Type: declare.Topic})
+	topology.Bindings = append(topology.Bindings, declare.Binding{Source: "events", Queue: "mails", Key: "reminder.*"})
+	_, err = declare.Apply(ctx, conn.Management(), topology)
+	check(err)
+
+	// In any process, or in several.
+	dispatching, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- schedule.Dispatch(dispatching, conn, schedule.DispatchConfig{}) }()
+
+	p, err := schedule.NewPublisher[Reminder](ctx, conn, address.Exchange("events", "reminder.paid"), schedule.PublisherConfig{})
+	check(err)
+	_, err = p.Publish(ctx, schedule.After(100*time.Millisecond), Reminder{"17"}, func(m *client.Message) {
+		m.Header.TTL = time.Hour // from when it is delivered
+	})
+	check(err)
+	consume(ctx, conn, "mails", 1, client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+		fmt.Println(d.Message().Header.TTL)
+		return nil
+	}))
+	stop()
+	fmt.Println(<-ended)
+	// Output:
+	// 1h0m0s
+	// <nil>
+}
+
+// inMemory connects to a broker in memory that has the queues.
+func inMemory(queues ...string) (ctx context.Context, conn *client.Conn, end func()) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	broker, err := hopbacktest.New(hopbacktest.Config{})
+	check(err)
+	conn, err = client.Connect(ctx, broker.URL(), client.Config{Dial: broker.Dial, Logger: slog.New(slog.DiscardHandler)})
+	check(err)
+	var topology declare.Topology
+	for _, name := range queues {
+		topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: name, DeadLetter: declare.Drop()})
+	}
+	_, err = declare.Apply(ctx, conn.Management(), topology)
+	check(err)
+	return ctx, conn, func() {
+		_ = conn.Close(ctx)
+		broker.Close()
+		cancel()
+	}
+}
+
+// consume handles n messages.
+func consume(ctx context.Context, conn *client.Conn, queue string, n int, h client.Handler) {
+	ctx, stop := context.WithCancel(ctx)
+	check(conn.Consume(ctx, queue, client.Wrap(h, func(ctx context.Context, d *client.Delivery) error {
+		err := h.Handle(ctx, d)
+		if n--; n == 0 {
+			stop()
+		}
+		return err
+	}), client.ConsumerConfig{}))
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
