@@ -35,6 +35,7 @@ const (
 	nWatermillBig = "watermill-sql, batch 1000"
 	nConsumed     = "hopback, to the consumer"
 	nConfirmed    = "hopback, to the confirmation"
+	nNoOutbox     = "without an outbox, to the consumer"
 	nOldSnapshot  = "hopback, old snapshot"
 )
 
@@ -55,7 +56,8 @@ func relayContests() []contest {
 		{
 			postgres: true,
 			name:     "relay-latency", title: "from the commit, 50 transactions a second for a minute", maxRounds: 3, run: runRelayLatency,
-			contestants: []contestant{{name: nConsumed, peer: false}, {name: nConfirmed, peer: true}},
+			contestants: []contestant{{name: nConsumed, peer: false}, {name: nConfirmed, peer: true}, {name: nNoOutbox, peer: nNoOutbox}},
+			pairs:       []pair{{ours: nConsumed, peer: nNoOutbox}},
 			limits:      []limit{{nConsumed, p50, 10}, {nConsumed, p99, 50}, {nConfirmed, p50, 10}, {nConfirmed, p99, 50}},
 		},
 		{
@@ -293,8 +295,26 @@ func (c confirmation) Published(err error) {
 	}
 }
 
+// arrivals notes when each of n messages has first come. done is closed when all have.
+func arrivals(n int) (came []time.Time, got func(body []byte), done chan struct{}) {
+	came, done = make([]time.Time, n), make(chan struct{})
+	var mu sync.Mutex
+	return came, func(body []byte) {
+		i := binary.BigEndian.Uint64(body)
+		mu.Lock()
+		defer mu.Unlock()
+		if came[i].IsZero() {
+			came[i] = time.Now()
+			if n--; n == 0 {
+				close(done)
+			}
+		}
+	}, done
+}
+
 // runRelayLatency measures from when a commit has returned until a consumer has the
-// message, or until the broker has confirmed it.
+// message, or until the broker has confirmed it. Without an outbox the message is published
+// after the commit: what the broker, and the machine, take by themselves.
 func runRelayLatency(ctx context.Context, l *lab, c contestant, n int) (metrics, error) {
 	const every, warm = 20 * time.Millisecond, 50
 	n = min(n, 3000)
@@ -310,24 +330,12 @@ func runRelayLatency(ctx context.Context, l *lab, c contestant, n int) (metrics,
 	if err != nil {
 		return nil, err
 	}
-	committed, came := make([]time.Time, warm+n), make([]time.Time, warm+n)
-	var mu sync.Mutex
-	left := warm + n
-	done := make(chan struct{})
-	got := func(body []byte) {
-		i := binary.BigEndian.Uint64(body)
-		mu.Lock()
-		defer mu.Unlock()
-		if came[i].IsZero() {
-			came[i] = time.Now()
-			if left--; left == 0 {
-				close(done)
-			}
-		}
-	}
+	committed := make([]time.Time, warm+n)
+	came, got, done := arrivals(warm + n)
 	cfg := client.Config{Name: "hopback-bench", Logger: quiet}
 	consumed := func([]byte) {}
-	if c.peer.(bool) {
+	direct := c.peer == nNoOutbox
+	if c.peer == true {
 		cfg.Instrument = confirmations{at: got}
 	} else {
 		consumed = got
@@ -341,18 +349,33 @@ func runRelayLatency(ctx context.Context, l *lab, c contestant, n int) (metrics,
 			return nil
 		}), 1, nil)
 	}()
-	go func() { ended <- hopRelay{cfg: cfg}.relay(ctx, pool, l.url, func(int) {}) }()
+	relay := func() error { return hopRelay{cfg: cfg}.relay(ctx, pool, l.url, func(int) {}) }
+	if direct {
+		relay = func() error { <-ctx.Done(); return nil }
+	}
+	go func() { ended <- relay() }()
 	to := outbox.Publisher[[]byte]{To: address.Queue(queue), Codec: client.RawCodec{}}
-	next := time.Now().Add(time.Second)
-	for i := range warm + n {
+	conn, hangUp, err := hopConnect(ctx, l.url)
+	if err != nil {
+		return nil, err
+	}
+	defer hangUp()
+	after, err := client.NewPublisher[[]byte](ctx, conn, address.Queue(queue), client.PublisherConfig{Codec: client.RawCodec{}})
+	if err != nil {
+		return nil, err
+	}
+	publishing := make(chan error, warm+n)
+	for i, next := 0, time.Now().Add(time.Second); i < warm+n; i, next = i+1, next.Add(every) {
 		time.Sleep(time.Until(next))
-		next = next.Add(every)
 		body := make([]byte, 256)
 		binary.BigEndian.PutUint64(body, uint64(i))
 		if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { _, err := to.Publish(ctx, tx, body); return err }); err != nil {
 			return nil, err
 		}
 		committed[i] = time.Now()
+		if direct {
+			go func() { publishing <- after.Publish(ctx, body) }()
+		}
 	}
 	select {
 	case <-done:
@@ -361,6 +384,11 @@ func runRelayLatency(ctx context.Context, l *lab, c contestant, n int) (metrics,
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+	for range (warm + n) * bit(direct) {
+		if err := <-publishing; err != nil {
+			return nil, err
+		}
+	}
 	cancel()
 	err = errors.Join(<-ended, <-ended)
 	var took []time.Duration
@@ -368,4 +396,11 @@ func runRelayLatency(ctx context.Context, l *lab, c contestant, n int) (metrics,
 		took = append(took, max(0, came[i].Sub(committed[i])))
 	}
 	return timings(took), err
+}
+
+func bit(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }

@@ -75,6 +75,25 @@ func (s *store) snapshotBed(ctx context.Context, old bool) (*snapshotBed, error)
 	return b, nil
 }
 
+// watch notes the largest size of the tables in MiB, until then.
+func (b *snapshotBed) watch(ctx context.Context, until time.Time, errs <-chan error, most *float64) error {
+	for time.Now().Before(until) {
+		var n int64
+		if err := b.pool.QueryRow(ctx, "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('hopback_outbox') WHERE isleaf").Scan(&n); err != nil {
+			return err
+		}
+		*most = math.Max(*most, float64(n)/(1<<20))
+		select {
+		case err := <-errs:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(min(time.Second, time.Until(until))):
+		}
+	}
+	return nil
+}
+
 // runRelaySnapshot is a slice of the time for which a snapshot is held: writers keep a
 // backlog, and the relay publishes.
 func runRelaySnapshot(ctx context.Context, l *lab, c contestant, _ int) (metrics, error) {
@@ -125,23 +144,7 @@ func runRelaySnapshot(ctx context.Context, l *lab, c contestant, _ int) (metrics
 		}
 	})
 	size := 0.0
-	measure := func(until time.Time) error {
-		for time.Now().Before(until) {
-			var n int64
-			if err := b.pool.QueryRow(ctx, "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('hopback_outbox') WHERE isleaf").Scan(&n); err != nil {
-				return err
-			}
-			size = math.Max(size, float64(n)/(1<<20))
-			select {
-			case err := <-errs:
-				return err
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(min(time.Second, time.Until(until))):
-			}
-		}
-		return nil
-	}
+	measure := func(until time.Time) error { return b.watch(ctx, until, errs, &size) }
 	err = measure(time.Now().Add(slice / 10))
 	from, at := published.Load(), time.Now()
 	if err == nil {

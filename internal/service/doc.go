@@ -8,7 +8,8 @@
 //  2. Its program is on this machine, in PATH or where Debian puts it.
 //  3. This process is root on Debian: apt-get installs the package.
 //
-// Otherwise the error is a [*NoWayError], which says what to set.
+// Otherwise the error is a [*NoWayError], which says what to set. With Docker, "docker
+// compose --profile database up -d" starts a PostgreSQL and a Redis to name there.
 //
 // A started server listens on a free port of 127.0.0.1, keeps its data in a temporary
 // folder, and ends with the process that started it, even if that is killed. It is for
