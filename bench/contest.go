@@ -161,6 +161,7 @@ func contests() []contest {
 			contest{name: "publish-" + name, title: "publish, confirmed, " + name, maxRounds: 3, contestants: three, pairs: pairs, run: runPublish(size)},
 			contest{name: "consume-" + name, title: "consume and accept, " + name, maxRounds: 3, contestants: three, pairs: pairs, run: runConsume(size, false)})
 	}
+	all = append(all, streamContest())
 	shared := func(name, title string, long bool, queues ...int) contest {
 		c := contest{name: name, title: title, long: long, maxRounds: 3, run: runShared}
 		for _, q := range queues {

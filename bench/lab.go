@@ -36,6 +36,7 @@ type lab struct {
 	named int
 	// made is what cleanUp has to delete.
 	queues, exchanges map[string]bool
+	streams           map[int]string // by their number of messages
 }
 
 func openLab(ctx context.Context, p path) (*lab, error) {
@@ -45,7 +46,7 @@ func openLab(ctx context.Context, p path) (*lab, error) {
 	}
 	l := &lab{
 		path: p, conn: conn, broker: conn.Broker(), prefix: "bench-" + strings.ToLower(rand.Text()[:6]) + "-",
-		queues: map[string]bool{}, exchanges: map[string]bool{},
+		queues: map[string]bool{}, exchanges: map[string]bool{}, streams: map[int]string{},
 	}
 	// What the management starts is to be there before the first run, since what a
 	// run leaves behind is counted.
@@ -60,6 +61,11 @@ func openLab(ctx context.Context, p path) (*lab, error) {
 var quiet = slog.New(slog.DiscardHandler)
 
 func (l *lab) close() {
+	l.mu.Lock()
+	for _, name := range l.streams {
+		l.queues[name] = true
+	}
+	l.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	l.store.close()
@@ -101,6 +107,7 @@ func (l *lab) apply(ctx context.Context, t declare.Topology) error {
 		switch q := q.(type) {
 		case declare.QuorumQueue:
 			l.queues[q.Name] = true
+		case declare.Stream: // all runs of a contest share it, until close
 		default:
 			l.mu.Unlock()
 			return fmt.Errorf("a %T isn't cleaned up here", q)

@@ -34,7 +34,7 @@ func streamOf(t *testing.T, conn *client.Conn, name string, n int, edit ...func(
 // fillStream publishes the numbers from first to end-1.
 func fillStream(t *testing.T, conn *client.Conn, name string, first, end int, edit ...func(int, *client.Message)) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience*time.Duration(1+(end-first)/1000))
 	defer cancel()
 	p := publisher[int](t, conn, address.Queue(name))
 	var all []int
@@ -411,4 +411,50 @@ func TestStreamFailures(t *testing.T) {
 		all := []copied{await(t, copies, "a copy"), await(t, copies, "another")}
 		assert.ElementsMatch(t, []copied{{4, 2, int64(4), "log"}, {5, 2, int64(5), "log"}}, all)
 	})
+}
+
+// The saved position at each point at which a process can end, if each is saved: see
+// docs/streams.md. A position that can't be saved holds up what follows.
+func TestStreamPositions(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		streamOf(t, conn, "log", 6)
+		store := &failing{fail: map[uint64]int{3: 2}}
+		position := func() int {
+			next, _, _ := store.Load(t.Context(), "c", "log")
+			return int(next)
+		}
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "failed"}))
+		got := make(chan int, 100)
+		r := handleStream(t, conn, "log", stream.Config{Consumer: "c", Offsets: store, SaveEvery: 1, Attempts: 1, FailedQueue: "failed"}, got, client.JSON(func(_ context.Context, n int) error {
+			assert.Equal(t, n, position(), "before and in the handler")
+			if n == 4 {
+				return errors.New("broken")
+			}
+			if n == 5 {
+				assert.EqualValues(t, 1, ready(t, conn, "failed"), "the copy is confirmed before its position is saved")
+			}
+			got <- n
+			return nil
+		}))
+		assert.Equal(t, []int{0, 1, 2, 3, 5}, r.until(5))
+		require.NoError(t, r.stop())
+		assert.Equal(t, 6, position(), "behind the last")
+		assert.Equal(t, []uint64{1, 2, 3, 3, 3, 4, 5, 6}, store.asked)
+	})
+}
+
+// failing is a store whose Save fails so many times for a position.
+type failing struct {
+	stream.MemoryStore
+	fail  map[uint64]int
+	asked []uint64
+}
+
+func (f *failing) Save(ctx context.Context, consumer, name string, next uint64) error {
+	f.asked = append(f.asked, next)
+	if f.fail[next]--; f.fail[next] >= 0 {
+		return errors.New("full")
+	}
+	return f.MemoryStore.Save(ctx, consumer, name, next)
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -124,7 +125,9 @@ func goFiles(t *testing.T) (texts []string) {
 	// The examples of packages are compiled, too.
 	packages, err := filepath.Glob(filepath.Join(root, "*", "example*_test.go"))
 	require.NoError(t, err)
-	for _, folder := range append(folders, packages...) {
+	modules, err := filepath.Glob(filepath.Join(root, "*", "*", "example*_test.go"))
+	require.NoError(t, err)
+	for _, folder := range slices.Concat(folders, packages, modules) {
 		require.NoError(t, filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") {
 				return err

@@ -1,0 +1,291 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/Azure/go-amqp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/retry"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestBadConfigs(t *testing.T) {
+	t.Parallel()
+	store := &MemoryStore{}
+	long := strings.Repeat("x", MaxFilterBytes+1)
+	many := make([]string, maxFilters+1)
+	for path, c := range map[string]Config{
+		"Config.Consumer":                              {Offsets: store},
+		"Config.Offsets":                               {Consumer: "c"},
+		"Config.Offsets is a nil pointer":              {Consumer: "c", Offsets: (*MemoryStore)(nil)},
+		"Config.Consumer is too long":                  {Consumer: strings.Repeat("c", 256), Offsets: store},
+		"Config.Prefetch":                              {Prefetch: -1},
+		"Config.SaveEvery":                             {SaveEvery: maxSaveEvery + 1},
+		"Config.Attempts":                              {Attempts: -1},
+		"Config.SaveInterval":                          {SaveInterval: -1},
+		"Config.Grace":                                 {Grace: -1},
+		"Config.Failed":                                {Failed: "what"},
+		"Config.FailedQueue":                           {Failed: FailedForward},
+		"Config.FailedQueue isn't used":                {Failed: FailedSkip, FailedQueue: "q"},
+		"Config.From":                                  {From: At(math.MaxUint64)},
+		"Config.From isn't above zero":                 {From: Ago(0)},
+		"Config.From isn't a time":                     {From: Since(time.Time{})},
+		"Config.Filter.Values[0]":                      {Filter: Filter{Values: []string{""}}},
+		"Config.Filter has too many entries":           {Filter: Filter{Values: many}},
+		"Config.Filter.MatchUnfiltered":                {Filter: Filter{MatchUnfiltered: true}},
+		"Config.Filter.SQL":                            {Filter: Filter{SQL: "a = 1", Properties: map[string]any{"subject": "x"}}},
+		"Config.Filter.SQL has":                        {Filter: Filter{SQL: long}},
+		"Config.Filter.SQL isn't valid UTF-8":          {Filter: Filter{SQL: "\xff"}},
+		`Config.Filter.Properties["Subject"]`:          {Filter: Filter{Properties: map[string]any{"Subject": "x"}}},
+		`Config.Filter.Properties["subject"]`:          {Filter: Filter{Properties: map[string]any{"subject": 1}}},
+		`Config.Filter.Properties["group-sequence"]`:   {Filter: Filter{Properties: map[string]any{"group-sequence": nil}}},
+		`Config.Filter.ApplicationProperties["x"]`:     {Filter: Filter{ApplicationProperties: map[string]any{"x": []int{1}}}},
+		`Config.Filter.ApplicationProperties["y"] has`: {Filter: Filter{ApplicationProperties: map[string]any{"y": Prefix(long)}}},
+	} {
+		_, err := c.withDefaults()
+		bad, ok := errors.AsType[*argument.Error](err)
+		require.True(t, ok, "%s: %v", path, err)
+		for _, words := range strings.SplitN(path, " ", 2) {
+			assert.Contains(t, bad.Error(), words)
+		}
+	}
+	c, err := Config{}.withDefaults()
+	require.NoError(t, err)
+	assert.Equal(t, FailedStop, c.Failed)
+	c, err = Config{FailedQueue: "q"}.withDefaults()
+	require.NoError(t, err)
+	assert.Equal(t, FailedForward, c.Failed)
+}
+
+func TestBadArguments(t *testing.T) {
+	t.Parallel()
+	h := client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil })
+	for name, err := range map[string]error{
+		"conn":    Consume(t.Context(), nil, "s", h, Config{}),
+		"handler": Consume(t.Context(), &client.Conn{}, "s", nil, Config{}),
+		"func":    Consume(t.Context(), &client.Conn{}, "s", client.HandlerFunc(nil), Config{}),
+		"stream":  Consume(t.Context(), &client.Conn{}, "\xff", h, Config{}),
+		"empty":   Consume(t.Context(), &client.Conn{}, "", h, Config{}),
+	} {
+		_, ok := errors.AsType[*argument.Error](err)
+		assert.True(t, ok, "%s: %v", name, err)
+	}
+	_, ok := OffsetOf(nil)
+	assert.False(t, ok)
+	_, ok = OffsetOf(client.NewDelivery("q", &client.Message{Annotations: amqp.Annotations{annotationOffset: int64(-1)}}))
+	assert.False(t, ok)
+	n, ok := OffsetOf(client.NewDelivery("q", &client.Message{Annotations: amqp.Annotations{annotationOffset: uint64(7)}}))
+	assert.True(t, ok)
+	assert.Equal(t, uint64(7), n)
+}
+
+func TestOffsets(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC)
+	for want, o := range map[string]Offset{"first": {}, "last": Last(), "next": Next(), "61s": Ago(time.Minute + 1)} {
+		assert.Equal(t, want, o.value())
+	}
+	assert.Equal(t, int64(7), At(7).value())
+	assert.Equal(t, frames.Timestamp(at.UnixMilli()), Since(at).value())
+	assert.Equal(t, []string{"first", "2026-01-02T03:04:05Z", "7", "61s ago"}, []string{First().String(), Since(at).String(), At(7).String(), Ago(time.Minute + 1).String()})
+}
+
+// What an edit changes belongs to the message alone.
+func TestFilterValue(t *testing.T) {
+	t.Parallel()
+	own := amqp.Annotations{"x-opt-mine": "1"}
+	m := &client.Message{Annotations: own}
+	FilterValue("eu")(m)
+	assert.Equal(t, amqp.Annotations{"x-opt-mine": "1", annotationFilterValue: "eu"}, m.Annotations)
+	FilterValue("")(m)
+	assert.Equal(t, own, m.Annotations)
+	assert.Equal(t, amqp.Annotations{"x-opt-mine": "1"}, own)
+	empty := &client.Message{}
+	FilterValue("eu")(empty)
+	assert.True(t, Filter{Values: []string{"us", "eu"}}.matches(empty))
+	assert.False(t, Filter{Values: []string{"us"}, MatchUnfiltered: true}.matches(empty))
+}
+
+func TestFileStore(t *testing.T) {
+	t.Parallel()
+	ctx, dir := t.Context(), t.TempDir()
+	s := &FileStore{Dir: dir}
+	load := func(consumer, stream string) any {
+		t.Helper()
+		next, found, err := s.Load(ctx, consumer, stream)
+		if err != nil || !found {
+			return err
+		}
+		return next
+	}
+	assert.Nil(t, load("c", "s"))
+	require.NoError(t, s.Save(ctx, "c", "s", 7))
+	require.NoError(t, s.Save(ctx, "c", "s", 8))
+	require.NoError(t, s.Save(ctx, "cs", "", 9)) // not the same name
+	require.NoError(t, s.Save(ctx, "../../\x00/c", strings.Repeat("s", 10_000), 10))
+	assert.Equal(t, uint64(8), load("c", "s"))
+	assert.Equal(t, uint64(9), load("cs", ""))
+	assert.Equal(t, uint64(10), load("../../\x00/c", strings.Repeat("s", 10_000)))
+
+	// A crash while the next position is written leaves the old one.
+	path, err := s.path("c", "s")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path+".tmp", []byte(`{"consu`), 0o600))
+	assert.Equal(t, uint64(8), load("c", "s"))
+	require.NoError(t, s.Save(ctx, "c", "s", 11))
+	assert.Equal(t, uint64(11), load("c", "s"))
+
+	// What can't be read is no new beginning.
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	assert.ErrorContains(t, load("c", "s").(error), path)
+	require.NoError(t, os.WriteFile(path, []byte(`{"consumer":"d","stream":"s","next":3}`), 0o600))
+	assert.ErrorContains(t, load("c", "s").(error), `is of consumer "d"`)
+	for range 2 {
+		require.NoError(t, s.Delete(ctx, "c", "s"))
+	}
+	assert.Nil(t, load("c", "s"))
+	for _, bad := range []*FileStore{nil, {}, {Dir: filepath.Join(dir, "none")}} {
+		require.Error(t, bad.Save(ctx, "c", "s", 1))
+		_, _, err := bad.Load(ctx, "c", "s")
+		require.Error(t, err)
+	}
+}
+
+// slowStore answers when it is told to.
+type slowStore struct {
+	MemoryStore
+	begun  chan uint64
+	answer chan error
+}
+
+func (s *slowStore) Save(ctx context.Context, consumer, stream string, next uint64) error {
+	s.begun <- next
+	select {
+	case err := <-s.answer:
+		if err != nil {
+			return err
+		}
+		return s.MemoryStore.Save(ctx, consumer, stream, next)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// The position is saved behind so many messages, or so much time; at most twice as many
+// are unsaved.
+func TestSaver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &slowStore{begun: make(chan uint64, 100), answer: make(chan error, 100)}
+		cfg, err := Config{Consumer: "c", Offsets: store, SaveEvery: 10, Logger: slog.New(slog.DiscardHandler)}.withDefaults()
+		require.NoError(t, err)
+		s := newSaver("s", cfg)
+		saved := func() uint64 {
+			next, _, _ := store.Load(t.Context(), "c", "s")
+			return next
+		}
+		began := time.Now()
+		s.handled(t.Context(), 1)
+		store.answer <- nil
+		assert.Equal(t, uint64(1), <-store.begun)
+		assert.Equal(t, time.Second, time.Since(began), "SaveInterval")
+		synctest.Wait()
+
+		var handled uint64 = 1
+		go func() {
+			for range 25 {
+				handled++
+				s.handled(t.Context(), handled)
+			}
+		}()
+		synctest.Wait()
+		assert.LessOrEqual(t, <-store.begun, uint64(21))
+		synctest.Wait()
+		assert.Equal(t, uint64(21), handled, "20 are unsaved")
+		assert.Equal(t, uint64(1), saved())
+
+		store.answer <- errors.New("full") // and it waits on
+		store.answer <- errors.New("full")
+		synctest.Wait()
+		assert.Equal(t, uint64(21), handled)
+		time.Sleep(time.Second)
+		assert.Len(t, store.begun, 2, "two more attempts, with back-off")
+		store.answer <- nil
+		synctest.Wait()
+		assert.Equal(t, uint64(26), handled)
+		assert.Equal(t, uint64(21), saved())
+
+		store.answer <- nil
+		require.NoError(t, s.close())
+		assert.Equal(t, uint64(26), saved(), "at the end")
+		s.handled(t.Context(), 27)
+		store.answer <- errors.New("full")
+		failed, ok := errors.AsType[*SaveError](s.close())
+		require.True(t, ok)
+		assert.Contains(t, failed.Error(), "full")
+	})
+}
+
+func TestVerdicts(t *testing.T) {
+	t.Parallel()
+	cfg, err := Config{Attempts: 3, Backoff: retry.Delays(time.Second, time.Minute)}.withDefaults()
+	require.NoError(t, err)
+	k := &consumer{cfg: cfg}
+	broken := errors.New("broken")
+	for name, c := range map[string]struct {
+		err     error
+		attempt int
+		want    verdict
+	}{
+		"first":           {broken, 1, verdict{counts: true, pause: time.Second}},
+		"second":          {broken, 2, verdict{counts: true, pause: time.Minute}},
+		"last":            {broken, 3, verdict{do: doGiveUp, reason: retry.ReasonExhausted}},
+		"permanent":       {retry.Permanent(broken), 1, verdict{do: doGiveUp, reason: retry.ReasonPermanent}},
+		"discard":         {retry.Discard(broken), 1, verdict{do: doNothing}},
+		"after":           {retry.After(time.Hour, broken), 1, verdict{counts: true, pause: time.Hour}},
+		"after, the last": {retry.After(time.Hour, broken), 3, verdict{do: doGiveUp, reason: retry.ReasonExhausted}},
+		"snooze":          {retry.Snooze(time.Hour), 3, verdict{pause: time.Hour}},
+		"requeue":         {client.Requeue{}, 3, verdict{pause: time.Second}},
+		"requeue, failed": {client.Requeue{Failed: true}, 1, verdict{counts: true, pause: time.Second}},
+		"dead letter":     {client.DeadLetter{Reason: "ugly"}, 1, verdict{do: doGiveUp, reason: "ugly"}},
+		"modify":          {client.Modify{}, 1, verdict{counts: true, pause: time.Second}},
+		"modify, dead":    {client.Modify{DeadLetter: true}, 1, verdict{do: doGiveUp, reason: retry.ReasonRejected}},
+	} {
+		assert.Equal(t, c.want, k.judge(c.err, c.attempt), name)
+	}
+}
+
+// Nothing that a message holds makes decoding it panic, or end the process.
+func TestUnreadableMessages(t *testing.T) {
+	t.Parallel()
+	deep := []byte("\x00\x53\x77")
+	for range 100_000 {
+		deep = append(deep, 0xc0, 0xff, 0x01)
+	}
+	for _, payload := range [][]byte{nil, {}, {0}, []byte("rubbish"), deep} {
+		m, err := decode(payload)
+		_, ok := offsetIn(m)
+		assert.False(t, ok)
+		if len(payload) > 0 {
+			require.Error(t, err)
+			assert.Equal(t, payload, m.GetData())
+		}
+		_, ok = offsetOfEncoded(payload)
+		assert.False(t, ok)
+	}
+}
