@@ -58,6 +58,8 @@ const (
 	n091       = "amqp091-go"
 	nWatermill = "watermill-amqp"
 
+	nBatch      = "hopback, batches of 100"
+	nHop100     = "hopback, 100 handlers"
 	nRepublish  = "hopback republish"
 	nTraced     = "hopback, otel"
 	nDeadLetter = "hopback dead-letter"
@@ -100,6 +102,15 @@ func contests() []contest {
 	all = append(all,
 		contest{name: "otel-publish", title: "publish, confirmed, 256 B, with OpenTelemetry and without", quick: true, contestants: two, pairs: followed, run: runPublish(256)},
 		contest{name: "otel-consume", title: "consume and accept, 256 B, with OpenTelemetry and without", quick: true, contestants: two, pairs: followed, run: runConsume(256, false)})
+	// A batch of 100 against a handler of single messages, with as many handlers and with one.
+	batches := []contestant{{name: nBatch, peer: hopback{batch: 100}}, {name: nHop, peer: hopback{}}, {name: nHop100, peer: hopback{handlers: 100}}}
+	all = append(all, contest{
+		name: "batch", title: "consume and accept, typed JSON handler, 256 B, in batches of 100 and one by one", contestants: batches,
+		pairs: []pair{{ours: nBatch, peer: nHop}, {ours: nBatch, peer: nHop100}}, run: runConsume(256, true),
+	}, contest{
+		name: "batch-1ms", title: "the same with a handler that takes 1 ms, as a statement in a database does", contestants: slowed(batches, time.Millisecond),
+		pairs: []pair{{ours: nBatch, peer: nHop, faster: 1}, {ours: nBatch, peer: nHop100}}, run: runConsume(256, true),
+	})
 	for _, concurrency := range []int{1, 16, 256} {
 		all = append(all, failing(concurrency))
 	}
@@ -186,6 +197,21 @@ func contests() []contest {
 func consumers() []contestant {
 	return []contestant{{name: nHop, peer: hopback{}}, {name: nRaw, peer: rawPipelined{}}, {name: nOfficial, peer: official{}},
 		{name: n091, peer: amqp091Peer{}}, {name: nWatermill, peer: watermillPeer{}}}
+}
+
+// slowed are contestants whose handlers take d.
+func slowed(all []contestant, d time.Duration) []contestant {
+	var slow []contestant
+	for _, c := range all {
+		p := c.peer.(hopback)
+		p.takes = d
+		c.peer = p
+		if p.batch == 0 && p.handlers == 0 {
+			c.fewer = 10
+		}
+		slow = append(slow, c)
+	}
+	return slow
 }
 
 func failing(concurrency int) contest {

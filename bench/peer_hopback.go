@@ -13,6 +13,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/middleware/batch"
 	"github.com/hopback/hopback/otel"
 	"github.com/hopback/hopback/retry"
 )
@@ -22,6 +23,10 @@ type hopback struct {
 	strategy retry.Strategy
 	// traced has OpenTelemetry follow all messages, none of whose traces is sampled.
 	traced bool
+	// batch, if not 0, is how many messages a batch has; handlers how many run at once, 0 for one;
+	// takes how long one takes.
+	batch, handlers int
+	takes           time.Duration
 }
 
 // with is ctx for hopConnect.
@@ -101,11 +106,24 @@ func together(goroutines, n int, do func() error) error {
 }
 
 func (p hopback) consume(ctx context.Context, url, queue string, json bool, m *meter) error {
+	if p.batch > 0 {
+		return hopConsume(ctx, url, queue, batch.JSON(batch.Config{Size: p.batch}, func(_ context.Context, items []*batch.Item[order]) error {
+			time.Sleep(p.takes)
+			for range items {
+				m.tick()
+			}
+			return nil
+		}), 1, m.done)
+	}
 	var h client.Handler = client.HandlerFunc(func(context.Context, *client.Delivery) error { m.tick(); return nil })
 	if json {
-		h = client.JSON(func(context.Context, order) error { m.tick(); return nil })
+		h = client.JSON(func(context.Context, order) error {
+			time.Sleep(p.takes)
+			m.tick()
+			return nil
+		})
 	}
-	return hopConsume(p.with(ctx), url, queue, h, 1, m.done)
+	return hopConsume(p.with(ctx), url, queue, h, max(p.handlers, 1), m.done)
 }
 
 func hopConsume(ctx context.Context, url, queue string, h client.Handler, concurrency int, done <-chan struct{}) error {

@@ -24,13 +24,15 @@ type idle struct {
 
 func newIdle() *idle { return &idle{next: make(chan *Message), settled: make(chan disposition, 1)} }
 
-func (l *idle) receiver(context.Context, string, func([]byte)) (receiverLink, error) { return l, nil }
-func (l *idle) sender(context.Context, string) (senderLink, error)                   { return idleSender{}, nil }
-func (l *idle) broken() <-chan struct{}                                              { return nil }
-func (l *idle) broker() Broker                                                       { return Broker{Version: "4.3.0"} }
-func (l *idle) prefetched() *Message                                                 { return nil }
-func (l *idle) issueCredit(n uint32) error                                           { l.credits += n; return nil }
-func (l *idle) drain(context.Context) error                                          { return nil }
+func (l *idle) receiver(context.Context, string, receiverOptions) (receiverLink, error) {
+	return l, nil
+}
+func (l *idle) sender(context.Context, string) (senderLink, error) { return idleSender{}, nil }
+func (l *idle) broken() <-chan struct{}                            { return nil }
+func (l *idle) broker() Broker                                     { return Broker{Version: "4.3.0"} }
+func (l *idle) prefetched() *Message                               { return nil }
+func (l *idle) issueCredit(n uint32) error                         { l.credits += n; return nil }
+func (l *idle) drain(context.Context) error                        { return nil }
 
 func (l *idle) receive(ctx context.Context) (*Message, error) {
 	select {

@@ -197,7 +197,7 @@ func (c *Conn) askTime(ctx context.Context, w *wire) (asked, broker time.Time, e
 // timeOfDeaths has a message die a few times, and returns what the quickest says.
 func timeOfDeaths(ctx context.Context, sess session, address string) (asked, broker time.Time, err error) {
 	fail := func(err error) (time.Time, time.Time, error) { return time.Time{}, time.Time{}, err }
-	receiver, err := sess.receiver(ctx, address, nil)
+	receiver, err := sess.receiver(ctx, address, receiverOptions{})
 	if err != nil {
 		return fail(err)
 	}

@@ -53,13 +53,10 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	if err := checkHandler(h); err != nil {
 		return err
 	}
-	if cfg, err = cfg.withDefaults(); err != nil {
-		return err
-	}
 	if cfg.Control == nil {
 		cfg.Control = &Control{}
 	}
-	asked, err := c.prepare(ctx, queue, h, cfg.Control)
+	cfg, asked, err := c.prepare(ctx, queue, h, cfg)
 	if errors.Is(err, errNotStarted) {
 		return nil
 	}
@@ -97,33 +94,45 @@ func init() {
 	}
 }
 
-// prepare calls h's Prepare, and again if the connection was lost meanwhile.
-func (c *Conn) prepare(ctx context.Context, queue string, h Handler, control *Control) (a asked, err error) {
+// prepare checks given, and calls h's Prepare, again if the connection was lost meanwhile.
+// It returns the configuration with the handlers that h has asked for, and what else it has.
+func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given ConsumerConfig) (cfg ConsumerConfig, a asked, err error) {
 	var lost *wire
+	checked, err := given.withDefaults()
+	if err != nil {
+		return given, a, err
+	}
 	for {
 		// Prepare decides by the broker's version, so it needs a connection.
 		w, err := c.awaitUp(ctx, lost)
 		switch {
 		case errors.Is(err, ErrClosed):
-			return a, &Error{Op: "consume", Target: queue, Kind: ErrClosed}
+			return cfg, a, &Error{Op: "consume", Target: queue, Kind: ErrClosed}
 		case err != nil:
-			return a, errNotStarted
+			return cfg, a, errNotStarted
 		}
-		a = asked{}
+		if err := checked.supportedBy(w.broker); err != nil {
+			return cfg, a, err
+		}
+		cfg, a = checked, asked{}
 		err = c.preparing.prepare(ctx, h, Start{
-			Queue: queue, Broker: w.broker, Management: c.mgmt, Log: c.log, Control: control,
-			Order:      func(key func(*Delivery) (string, bool)) { a.order = key },
+			Queue: queue, Broker: w.broker, Management: c.mgmt, Log: c.log, Control: given.Control,
+			Order: func(key func(*Delivery) (string, bool)) { a.order = key },
+			Handlers: func(n int) (err error) {
+				cfg, err = cfg.raised(given, n)
+				return err
+			},
 			foldDeaths: func() { a.foldDeaths = true },
 			BrokerTime: c.brokerTime, ClockDiffers: c.clockDiffers,
 		}, c.outage)
 		if err == nil || ctx.Err() != nil || !c.hasLost(w) && !errors.Is(err, ErrConnectionLost) {
-			return a, err
+			return cfg, a, err
 		}
 		c.log.Warn("hopback: the connection was lost while a consumer started; it starts again", "queue", queue, "error", err)
 		if c.hasLost(w) {
 			lost = w
 		} else if !pause(ctx, 10*time.Millisecond) { // what was lost is the connection before w
-			return a, errNotStarted
+			return cfg, a, errNotStarted
 		}
 	}
 }
@@ -144,6 +153,7 @@ func (k *consumer) run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	defer context.AfterFunc(k.closed, func() { stop(ErrClosed) })()
+	k.draining = ctx.Done()
 	ended := make(chan time.Time, 1)
 	context.AfterFunc(ctx, func() { ended <- time.Now() })
 	err := k.stints(ctx, handlerCtx, hard)
@@ -167,6 +177,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 		k.event(e)
 	}
 	defer func() { event(Event{Kind: EventEnded}) }()
+	defer k.active.ended()
 	lost, renewed := time.Now(), false // renewed: nobody needs to hear of it
 	for attached := false; ; {
 		s, err := k.open(ctx)
@@ -204,6 +215,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 			failures, renewed, lost = 0, true, time.Now()
 			continue
 		}
+		k.active.ended()
 		k.hunger.reset()
 		lost = time.Now()
 		event(Event{Kind: EventLost, Err: newError("consume", k.queue, ErrConnectionLost, s.why), Unsettled: s.unsettled})
@@ -248,16 +260,19 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	}
 	s.crew = newCrew(s, k.cfg.Concurrency, k.slots, &k.workers)
 	s.settler = newSettler(s)
-	var takenBack func([]byte)
+	o := receiverOptions{properties: k.cfg.linkProperties()}
 	if !s.counts { // 4.3 brought the consumer timeout to AMQP 1.0
 		s.leases = &leases{byTag: map[tag]*Delivery{}}
-		takenBack = s.leaseEnded
+		o.takenBack = s.leaseEnded
+	}
+	if k.active != nil {
+		o.state = k.active.state(sess)
 	}
 	if k.foldDeaths {
 		sess.intake().FoldDeaths()
 	}
 	began := time.Now()
-	link, err := sess.receiver(ctx, k.source, takenBack)
+	link, err := sess.receiver(ctx, k.source, o)
 	if err != nil {
 		k.deps.sessions.give(sess, true)
 		return nil, newError("consume", k.queue, attachKind(err), err)
@@ -275,13 +290,33 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 // ControlFrom returns the Control of the consumer that a handler's ctx comes from. It
 // returns false outside of Conn.Consume.
 func ControlFrom(ctx context.Context) (*Control, bool) {
+	k := consumerOf(ctx)
+	if k == nil {
+		return nil, false
+	}
+	return k.control, true
+}
+
+// Draining returns a channel that is closed when the consumer that a handler's ctx comes
+// from begins to drain. It is for handlers that wait for something which they needn't
+// finish. Draining returns nil outside of Conn.Consume: a receive from it blocks for ever.
+func Draining(ctx context.Context) <-chan struct{} {
+	k := consumerOf(ctx)
+	if k == nil {
+		return nil
+	}
+	return k.draining
+}
+
+// consumerOf returns the consumer that a handler's ctx comes from; nil if there is none.
+func consumerOf(ctx context.Context) *consumer {
 	d, ok := DeliveryFrom(ctx)
 	if !ok {
-		return nil, false
+		return nil
 	}
 	s, ok := d.link.(*stint)
 	if !ok {
-		return nil, false
+		return nil
 	}
-	return s.consumer.control, true
+	return s.consumer
 }

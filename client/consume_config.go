@@ -2,6 +2,7 @@ package client
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/hopback/hopback/argument"
@@ -10,7 +11,8 @@ import (
 
 // ConsumerConfig configures a consumer. The zero value handles one message at a time.
 type ConsumerConfig struct {
-	// Concurrency is how many handlers run at once, up to 100,000. Default: 1.
+	// Concurrency is how many handlers run at once, up to 100,000. A handler of package
+	// batch raises it. Default: 1.
 	Concurrency int
 	// Prefetch is how many unsettled deliveries the consumer may hold, up to 100,000:
 	// those that wait for a handler, those in a handler, and those whose forwarded copy
@@ -34,6 +36,20 @@ type ConsumerConfig struct {
 	// accept it. Then its message goes back to the queue as a failed delivery. The time
 	// doubles with each failed delivery of the message, up to an hour. Default: 30 s.
 	ForwardPatience time.Duration
+	// Priority is the consumer's priority among those of its queue. While consumers of a
+	// higher one have credit, others get nothing. See also EventStarved. Default: 0.
+	Priority int32
+	// ConsumerTimeout is how long the consumer may hold a delivery before the broker takes it
+	// back: see ErrConsumerTimeout. It takes the place of the queue's, and must be at least
+	// 1 ms and below 2³² ms. Below RabbitMQ 4.3 Consume refuses it. Default: the queue's.
+	ConsumerTimeout time.Duration
+	// OnActive, if not nil, is called when the broker makes this the active one of a queue
+	// with a single active consumer, and with false when it isn't any more: another one has
+	// the queue, the link is lost, or Consume ends. The consumer may still have handlers
+	// running then. On other queues the consumer is active as long as it has a link. Calls
+	// come in order, and only with changes. The last one may come after Consume has
+	// returned. Below RabbitMQ 4.3 Consume refuses it, since the broker doesn't tell.
+	OnActive func(active bool)
 	// Control, if not nil, pauses the consumer or slows it down while it runs.
 	Control *Control
 	// NoQuarantine turns the quarantine off. By default a message with two failed
@@ -70,6 +86,9 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	if c.Grace < 0 || c.ForwardPatience < 0 {
 		return c, argument.New("ConsumerConfig", nil, "has a negative duration", "use a positive one, or 0 for the default")
 	}
+	if t := c.ConsumerTimeout; t != 0 && (t < time.Millisecond || t > math.MaxUint32*time.Millisecond) {
+		return c, argument.New("ConsumerConfig.ConsumerTimeout", t, "is out of range", "use 1 ms to 49 days, or 0 for the queue's")
+	}
 	if c.Concurrency == 0 {
 		c.Concurrency = 1
 	}
@@ -84,4 +103,50 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 		c.ForwardPatience = 30 * time.Second
 	}
 	return c, nil
+}
+
+// raised returns c with at least n handlers. given is c before withDefaults.
+func (c ConsumerConfig) raised(given ConsumerConfig, n int) (ConsumerConfig, error) {
+	switch {
+	case n < 1 || n > maxConcurrency:
+		return c, argument.New("handlers", n, "is out of range", fmt.Sprintf("have the handler ask for 1 to %d", maxConcurrency))
+	case n <= c.Concurrency:
+		return c, nil
+	case given.Prefetch > 0 && given.Prefetch < n:
+		return c, argument.New("ConsumerConfig.Prefetch", given.Prefetch, fmt.Sprintf("is less than the %d deliveries that the handler holds at once", n), fmt.Sprintf("use at least %d, or 0 for the default", n))
+	}
+	given.Concurrency = n
+	return given.withDefaults()
+}
+
+// supportedBy refuses what b would ignore.
+func (c ConsumerConfig) supportedBy(b Broker) error {
+	if b.AtLeast(4, 3) {
+		return nil
+	}
+	switch {
+	case c.ConsumerTimeout != 0:
+		return argument.New("ConsumerConfig.ConsumerTimeout", c.ConsumerTimeout, "needs RabbitMQ 4.3 or later, and the broker is "+b.Version, "leave it out; earlier versions have no consumer timeout over AMQP 1.0")
+	case c.OnActive != nil:
+		return argument.New("ConsumerConfig.OnActive", nil, "needs RabbitMQ 4.3 or later, and the broker is "+b.Version, "leave it out; earlier versions don't tell consumers whether they are active")
+	}
+	return nil
+}
+
+// linkProperties are those of the attach; nil if there are none.
+func (c ConsumerConfig) linkProperties() map[string]any {
+	var p map[string]any
+	set := func(key string, v any) {
+		if p == nil {
+			p = map[string]any{}
+		}
+		p[key] = v
+	}
+	if c.Priority != 0 {
+		set("rabbitmq:priority", c.Priority)
+	}
+	if c.ConsumerTimeout != 0 {
+		set("rabbitmq:consumer-timeout", uint32(c.ConsumerTimeout.Milliseconds()))
+	}
+	return p
 }

@@ -27,6 +27,7 @@ type consumer struct {
 	slots   chan struct{}
 	workers roster
 
+	active   *activity // nil: nobody asks
 	appetite *appetite // nil: Prefetch was given
 	hunger   hunger    // of the stint that runs
 	control  *Control
@@ -37,9 +38,10 @@ type consumer struct {
 	since    time.Time // since when up is so
 	why      error     // why it is false
 
-	closed context.Context // ends when shut is called
-	close  context.CancelFunc
-	gone   chan struct{} // run has returned
+	draining <-chan struct{} // closed when the drain begins
+	closed   context.Context // ends when shut is called
+	close    context.CancelFunc
+	gone     chan struct{} // run has returned
 	// hurry ends the drain's patience: shut's ctx has ended.
 	hurry     chan struct{}
 	hurryOnce sync.Once
@@ -93,6 +95,7 @@ func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consu
 		log:      deps.log.With("queue", queue),
 		forwards: newForwarder(deps.sessions, senderConfig{depth: cfg.Prefetch, backoff: deps.backoff, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
 		slots:    make(chan struct{}, cfg.Concurrency),
+		active:   newActivity(cfg.OnActive),
 		since:    time.Now(),
 		gone:     make(chan struct{}), hurry: make(chan struct{}),
 	}

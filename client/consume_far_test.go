@@ -17,9 +17,9 @@ type farSession struct {
 	latency time.Duration
 }
 
-func (s *farSession) receiver(ctx context.Context, source string, takenBack func([]byte)) (receiverLink, error) {
+func (s *farSession) receiver(ctx context.Context, source string, o receiverOptions) (receiverLink, error) {
 	time.Sleep(2 * s.latency)
-	link, err := s.session.receiver(ctx, source, takenBack)
+	link, err := s.session.receiver(ctx, source, o)
 	if err != nil {
 		return nil, err
 	}

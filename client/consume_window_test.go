@@ -15,7 +15,7 @@ func TestSettlementsThatComeTogetherAreGrantedTogether(t *testing.T) {
 		b := newFakeBroker(t)
 		sess, err := b.open(t.Context())
 		require.NoError(t, err)
-		link, err := sess.receiver(t.Context(), "/queues/q", nil)
+		link, err := sess.receiver(t.Context(), "/queues/q", receiverOptions{})
 		require.NoError(t, err)
 		const limit = 16
 		w := newWindow(link, nil, nil, limit, limit)

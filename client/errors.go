@@ -65,6 +65,10 @@ type Error struct {
 	// Text is the broker's explanation, or this package's: one line, cut at 500 bytes.
 	// Err holds the broker's in full.
 	Text string
+	// Queue is the queue that rejected a message, and Reason its word for why, such as
+	// "maxlen". They are empty where the broker doesn't tell: RabbitMQ tells since 4.3, for
+	// rejections by a queue. With several queues it tells of one.
+	Queue, Reason string
 	// Err is the cause, if there is one.
 	Err error
 

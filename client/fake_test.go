@@ -338,7 +338,7 @@ func (s *fakeSession) close(ctx context.Context) {
 	})
 }
 
-func (s *fakeSession) receiver(ctx context.Context, source string, takenBack func([]byte)) (receiverLink, error) {
+func (s *fakeSession) receiver(ctx context.Context, source string, _ receiverOptions) (receiverLink, error) {
 	if err := s.b.ask("attach receiver"); err != nil {
 		return nil, err
 	}

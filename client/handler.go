@@ -82,6 +82,14 @@ type Start struct {
 	// Order is nil when the handler runs on something else than Conn.Consume. It
 	// may be called in Prepare only.
 	Order func(key func(*Delivery) (string, bool))
+	// Handlers raises ConsumerConfig.Concurrency to n, if that is less. It is for a handler
+	// whose calls wait for each other, as those of package batch do. It returns an
+	// *argument.Error if n is out of range, or more than a ConsumerConfig.Prefetch that was
+	// set.
+	//
+	// Handlers is nil when the handler runs on something else than Conn.Consume. It may be
+	// called in Prepare only.
+	Handlers func(n int) error
 	// BrokerTime returns the time of the node that the connection is to. Its error is at
 	// most one round trip. It needs permissions for queues whose names begin with
 	// "hopback-clock-" and for the default exchange. Without them, or in an alarm, it

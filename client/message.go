@@ -63,6 +63,9 @@ func properties(m *Message) *Properties {
 	return m.Properties
 }
 
+// annotationCC has a message's further routing keys.
+const annotationCC = "x-cc"
+
 // brokerAnnotations are those that the broker writes itself. A copy leaves them
 // out: RabbitMQ sets them anew, and x-opt-deaths is of a type (an array of maps)
 // that it doesn't take from a client.
@@ -82,6 +85,8 @@ var brokerAnnotations = map[string]bool{
 	"x-delivery-count":             true, // 4.0's
 	"x-opt-rabbitmq-received-time": true,
 	"x-opt-delivery-time":          true,
+
+	annotationCC: true, // the sender's, but about where that one publish went
 }
 
 // Copy returns a message that may be sent, with all that the sender of m had set:
@@ -91,7 +96,8 @@ var brokerAnnotations = map[string]bool{
 // The copy lacks what belongs to one delivery: the delivery tag, delivery annotations,
 // delivery count, first-acquirer, and the annotations that RabbitMQ writes. It also
 // lacks the ttl, which RabbitMQ would apply in a delay queue: a message with a ttl of
-// 200 ms leaves a queue that delays by a second after 200 ms.
+// 200 ms leaves a queue that delays by a second after 200 ms. And it lacks further routing
+// keys (CC), by which it would reach other queues again.
 //
 // A copy is durable, even if m isn't. Copy(nil) is nil.
 //

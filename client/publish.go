@@ -6,6 +6,8 @@ import (
 	"maps"
 	"time"
 
+	"github.com/Azure/go-amqp"
+
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 )
@@ -213,6 +215,58 @@ func PublishTo(to address.Address) func(*Message) {
 	}
 }
 
+// CC returns an edit that gives a message further routing keys. The exchange routes the
+// message by the publisher's key and by each of these. A queue gets it once, whichever keys
+// match. The message is unroutable only if no key matches. Further queues are reached over
+// the default exchange, too: a publisher to one queue with CC("other") also publishes to the
+// queue "other".
+//
+// The keys stay in the message as its annotation "x-cc", a []any of strings. Without keys CC
+// removes them. A Copy has none: it would be routed by them again.
+//
+// RabbitMQ below 4.1 ignores the annotation. Publish refuses it there with an
+// *argument.Error, and nothing is sent. While the connection is being rebuilt the version
+// isn't known, and Publish refuses nothing.
+func CC(keys ...string) func(*Message) {
+	list := make([]any, len(keys))
+	for i, key := range keys {
+		list[i] = key
+	}
+	return func(m *Message) {
+		switch {
+		case len(list) == 0:
+			delete(m.Annotations, annotationCC)
+		case m.Annotations == nil:
+			m.Annotations = map[any]any{annotationCC: list}
+		default:
+			m.Annotations[annotationCC] = list
+		}
+	}
+}
+
+// checkCC refuses further routing keys that the broker can't read, or would ignore.
+func checkCC(annotations map[any]any, conn *Conn) error {
+	const name = `message Annotations["x-cc"]`
+	keys, ok := annotations[annotationCC]
+	if !ok {
+		if keys, ok = annotations[amqp.Symbol(annotationCC)]; !ok {
+			return nil
+		}
+	}
+	list, ok := keys.([]any)
+	for _, key := range list {
+		_, text := key.(string)
+		ok = ok && text
+	}
+	if !ok {
+		return argument.New(name, fmt.Sprintf("%T", keys), "is not a list of strings", "set it with client.CC")
+	}
+	if b := conn.Broker(); b.Version != "" && !b.AtLeast(4, 1) {
+		return argument.New(name, len(list), "needs RabbitMQ 4.1 or later, and the broker is "+b.Version, "publish the message once for each key")
+	}
+	return nil
+}
+
 // Close waits within ctx until all messages of Publish and PublishAll are answered, and
 // closes the link. If ctx ends first, Close cuts off the rest and returns an error:
 // ErrOutcomeUnknown if some of it was sent, ErrNotSent if none was. Publish returns
@@ -291,7 +345,10 @@ func (p *publisher) check(m *Message) error {
 	if p.s.target == "" && (m.Properties.To == nil || *m.Properties.To == "") {
 		return argument.New("message Properties.To", nil, "is missing", "this publisher has no address of its own: set one with client.PublishTo")
 	}
-	return Validate(m)
+	if err := Validate(m); err != nil || len(m.Annotations) == 0 {
+		return err
+	}
+	return checkCC(m.Annotations, p.conn)
 }
 
 // observed checks m and publishes it, which an Instrument follows.

@@ -203,6 +203,8 @@ func (s *sender) verdict(state amqp.DeliveryState) error {
 		e := &Error{Op: s.op, Target: s.target, Kind: ErrRefused}
 		if st.Error != nil {
 			e.Condition, e.Text, e.Err = string(st.Error.Condition), readable(st.Error.Description), st.Error
+			e.Queue, _ = st.Error.Info["queue"].(string)
+			e.Reason, _ = st.Error.Info["reason"].(string)
 			if k := kindOf(st.Error); k != nil {
 				e.Kind = k
 			}

@@ -18,10 +18,7 @@ import (
 // session is one AMQP session: the unit that a fault takes down. Every consumer,
 // publisher and forwarder has its own.
 type session interface {
-	// takenBack, if not nil, is called with the delivery tag of a delivery that the
-	// broker has taken back from this link before it was settled. It is called on
-	// the link's own goroutine and must not block.
-	receiver(ctx context.Context, source string, takenBack func(tag []byte)) (receiverLink, error)
+	receiver(ctx context.Context, source string, o receiverOptions) (receiverLink, error)
 	sender(ctx context.Context, target string) (senderLink, error)
 	// broken is closed when the connection below has ended. The end of the
 	// session alone shows only in the errors of its links.
@@ -49,6 +46,17 @@ type sessions interface {
 	// give returns a session that isn't wanted any more. intact says that the session
 	// surely hasn't ended.
 	give(s session, intact bool)
+}
+
+// receiverOptions is what a receiver has beside its source. Its functions are called on the
+// link's own goroutine and must not block.
+type receiverOptions struct {
+	// takenBack, if not nil, is called with the delivery tag of a delivery that the
+	// broker has taken back from this link before it was settled.
+	takenBack func(tag []byte)
+	// state, if not nil, is called with the link state of each flow that has one.
+	state      func(map[string]any)
+	properties map[string]any
 }
 
 // receiverLink is a link with manual credit.
@@ -186,14 +194,16 @@ func (s *amqpSession) close(ctx context.Context) {
 	}
 }
 
-func (s *amqpSession) receiver(ctx context.Context, source string, takenBack func(tag []byte)) (receiverLink, error) {
+func (s *amqpSession) receiver(ctx context.Context, source string, o receiverOptions) (receiverLink, error) {
 	options := &amqp.ReceiverOptions{
 		Credit:                    -1, // manual: draining works only so
 		SettlementMode:            amqp.ReceiverSettleModeFirst.Ptr(),
 		RequestedSenderSettleMode: amqp.SenderSettleModeUnsettled.Ptr(),
+		Properties:                o.properties,
+		OnLinkStateProperties:     o.state,
 	}
-	if takenBack != nil {
-		options.OnDeliveryStateChanged = func(m *Message, _ amqp.DeliveryState) { takenBack(m.DeliveryTag) }
+	if o.takenBack != nil {
+		options.OnDeliveryStateChanged = func(m *Message, _ amqp.DeliveryState) { o.takenBack(m.DeliveryTag) }
 	}
 	s.attaching.Store(true)
 	return patient(ctx, s.w,

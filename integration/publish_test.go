@@ -140,8 +140,11 @@ func TestPublishToAFullQueueIsErrRefused(t *testing.T) {
 		if s.newer() {
 			assert.Equal(t, "amqp:resource-limit-exceeded", e.Condition)
 			assert.Contains(t, e.Error(), "orders")
+			assert.Equal(t, "orders", e.Queue)
+			assert.Equal(t, "maxlen", e.Reason)
 		} else {
 			assert.Contains(t, e.Text, "gave no reason")
+			assert.Empty(t, e.Queue+e.Reason)
 		}
 		report(t, s, "%v", err)
 		_, err = declare.Purge(t.Context(), conn.Management(), "orders")

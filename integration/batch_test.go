@@ -1,0 +1,211 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/middleware/batch"
+	"github.com/hopback/hopback/retry"
+)
+
+// publishNumbers publishes 0 to n-1.
+func publishNumbers(t *testing.T, conn *client.Conn, queue string, n int) {
+	t.Helper()
+	p := publisher[int](t, conn, address.Queue(queue))
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	require.NoError(t, p.PublishAll(ctx, all))
+}
+
+func TestOnePoisonedMessageOfABatchHopsAndTheOthersAreAcceptedOnce(t *testing.T) {
+	const poison = 37
+	forEachStrategy(t, func(t *testing.T, s *site, policy retry.Policy) {
+		conn, _ := s.connect(t)
+		policy.MaxRetries = 2
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders"})
+		publishNumbers(t, conn, "orders", 100)
+		var mu sync.Mutex
+		handled := map[int]int{}
+		var sizes, attempts []int
+		stop := consume(t, conn, "orders", retry.With(policy)(batch.JSON(batch.Config{Size: 100, Wait: 200 * time.Millisecond}, func(_ context.Context, items []*batch.Item[int]) error {
+			mu.Lock()
+			defer mu.Unlock()
+			sizes = append(sizes, len(items))
+			for _, item := range items {
+				handled[item.Value]++
+				if item.Value == poison {
+					attempts = append(attempts, retry.Attempt(item.Context()))
+					item.Fail(errors.New("poison"))
+				}
+			}
+			return nil
+		})), client.ConsumerConfig{})
+		poll(t, "the poisoned message is dead", func() bool { return ready(t, conn, "orders.dead") == 1 })
+		require.NoError(t, stop())
+		mu.Lock()
+		defer mu.Unlock()
+		assert.Equal(t, []int{1, 2, 3}, attempts)
+		for i := range 100 {
+			want := 1
+			if i == poison {
+				want = 3
+			}
+			assert.Equal(t, want, handled[i], "message %d", i)
+		}
+		assert.Zero(t, ready(t, conn, "orders"))
+		assert.Greater(t, slices.Max(sizes), 1, "there was a batch")
+	})
+}
+
+// A batch has messages of which one fails once. The connection ends behind each single
+// frame in turn, as in TestNoMessageIsLostWhereverTheConnectionEnds.
+func TestNoMessageOfABatchIsLostWhereverTheConnectionEnds(t *testing.T) {
+	const size = 3
+	forEachBroker(t, func(t *testing.T, s *site) {
+		for name, edit := range strategies(s) {
+			if !long() && (name == "ladder" || name == "auto" || name == "dead-letter") {
+				continue
+			}
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t, s.Broker)
+				policy := retry.Policy{MaxRetries: 5, Backoff: retry.Delays(20 * time.Millisecond)}
+				edit(&policy)
+				direct, _ := s.connect(t)
+				applyRetry(t, direct, policy, declare.QuorumQueue{Name: "work", DeliveryLimit: declare.Unlimited})
+				wire := newFrameCutter(t, s.host())
+				conn, _ := connectTo(t, s.urlOf(func(u *url.URL) { u.Host = wire.addr() }), soon)
+				var mu sync.Mutex
+				succeeded := map[int]int{}
+				done := make(chan int, 1000)
+				consume(t, conn, "work", retry.With(policy)(batch.JSON(batch.Config{Size: size, Wait: 20 * time.Millisecond}, func(_ context.Context, items []*batch.Item[int]) error {
+					mu.Lock()
+					defer mu.Unlock()
+					for _, item := range items {
+						if item.Value%size == 1 && retry.Attempt(item.Context()) == 1 {
+							item.Fail(errors.New("not yet"))
+							continue
+						}
+						succeeded[item.Value]++
+						done <- item.Value
+					}
+					return nil
+				})), client.ConsumerConfig{NoQuarantine: true})
+				p := publisher[int](t, direct, address.Queue("work"))
+
+				round := func(n, behind int) int {
+					wire.arm(behind)
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					defer cancel()
+					require.NoError(t, p.PublishAll(ctx, []int{size * n, size*n + 1, size*n + 2}))
+					for left := map[int]bool{size * n: true, size*n + 1: true, size*n + 2: true}; len(left) > 0; {
+						delete(left, await(t, done, "a message is handled to its end"))
+					}
+					for _, q := range []string{"work", "work.dead", "parking_queue"} {
+						poll(t, q+" is empty", func() bool { return ready(t, direct, q) == 0 })
+					}
+					frames, _ := wire.disarm()
+					return frames
+				}
+				frames := round(0, 0)
+				require.Greater(t, frames, 3)
+				duplicates := 0
+				for behind := 1; behind <= frames; behind++ {
+					round(behind, behind)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				for id := range size * (frames + 1) {
+					assert.Positive(t, succeeded[id], "message %d: lost", id)
+					duplicates += succeeded[id] - 1
+				}
+				t.Logf("REPORT %s: cut behind each of %d frames: lost 0 of %d, handled twice %d", t.Name(), frames, len(succeeded), duplicates)
+			})
+		}
+	})
+}
+
+func TestABatchThatIsNotFullIsHandledWhenTheConsumerDrains(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
+		publishNumbers(t, conn, "orders", 7)
+		got := make(chan int, 10)
+		stop := consume(t, conn, "orders", batch.JSON(batch.Config{Wait: time.Hour}, func(_ context.Context, items []*batch.Item[int]) error {
+			got <- len(items)
+			return nil
+		}), client.ConsumerConfig{})
+		poll(t, "all wait in the batch", func() bool {
+			all := conn.Stats().Consumers
+			return len(all) == 1 && all[0].Handling == 7
+		})
+		require.NoError(t, stop())
+		assert.Equal(t, 7, await(t, got, "the batch"))
+		assert.Zero(t, ready(t, conn, "orders"))
+	})
+}
+
+// The messages of a batch have waited for different times, so the broker takes them back
+// at different times.
+func TestABatchTellsWhichMessagesTheBrokerHasTakenBack(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		if !s.newer() {
+			t.Skip("RabbitMQ 4.0 has no consumer timeout over AMQP 1.0")
+		}
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "slow", ConsumerTimeout: time.Second}))
+		publishNumbers(t, conn, "slow", 2)
+		type end struct{ taken, cause bool }
+		ended := make(chan end, 10)
+		again := make(chan int, 10)
+		var once sync.Once
+		consume(t, conn, "slow", batch.JSON(batch.Config{Size: 2}, func(ctx context.Context, items []*batch.Item[int]) error {
+			first := false
+			once.Do(func() { first = true })
+			for _, item := range items {
+				if !first {
+					again <- item.Value
+					continue
+				}
+				<-item.Context().Done()
+				<-ctx.Done()
+				ended <- end{item.TakenBack(), errors.Is(context.Cause(ctx), client.ErrConsumerTimeout)}
+			}
+			return nil
+		}), client.ConsumerConfig{})
+		assert.Equal(t, end{true, true}, await(t, ended, "a message is taken back"))
+		got := map[int]bool{}
+		for len(got) < 2 {
+			got[await(t, again, "it is delivered again")] = true
+		}
+		poll(t, "the queue is empty", func() bool { return ready(t, conn, "slow") == 0 })
+	})
+}
+
+func TestAPrefetchThatHoldsNoWholeBatchIsRefused(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
+		h := batch.JSON(batch.Config{Size: 50}, func(context.Context, []*batch.Item[int]) error { return nil })
+		var bad *argument.Error
+		err := conn.Consume(t.Context(), "orders", h, client.ConsumerConfig{Prefetch: 49})
+		require.ErrorAs(t, err, &bad)
+		assert.ErrorContains(t, err, "ConsumerConfig.Prefetch = 49 is less than the 50 deliveries")
+	})
+}

@@ -1,0 +1,306 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/lastword"
+)
+
+// handler gathers calls into batches, for each queue by itself.
+type handler struct {
+	cfg     Config
+	invalid error
+	single  client.Handler // decodes, and joins a batch
+	handle  func(context.Context, []*call) error
+	queues  sync.Map // of *group, by queue
+}
+
+// Prepare asks for as many handlers as the batches need.
+func (h *handler) Prepare(ctx context.Context, s client.Start) error {
+	if h.invalid != nil {
+		return h.invalid
+	}
+	if err := client.Prepare(ctx, h.single, s); err != nil {
+		return err
+	}
+	if s.Handlers != nil {
+		return s.Handlers(h.cfg.Size * h.cfg.Parallel)
+	}
+	return nil
+}
+
+// Handle returns when d's batch was handled.
+func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
+	if h.invalid != nil {
+		return client.Requeue{Failed: true, Err: h.invalid} // the message isn't at fault
+	}
+	if own, ok := client.DeliveryFrom(ctx); !ok || own != d {
+		ctx = client.WithDelivery(ctx, d)
+	}
+	return h.single.Handle(ctx, d)
+}
+
+// call is one message that is waiting for its batch.
+type call struct {
+	ctx      context.Context
+	delivery *client.Delivery
+	value    any
+	result   chan error // of one
+
+	mu      sync.Mutex
+	err     error
+	decided bool // err is the message's own
+	over    bool // the function has returned
+}
+
+func (c *call) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.over {
+		c.err, c.decided = err, true
+	}
+}
+
+// own returns the result that the function has set; false if it has set none.
+func (c *call) own() (error, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err, c.decided
+}
+
+// finish ends the call, with err unless it has a result of its own.
+func (c *call) finish(err error) {
+	c.mu.Lock()
+	if !c.decided {
+		c.err = err
+	}
+	c.over = true
+	err = c.err
+	c.mu.Unlock()
+	c.result <- err
+}
+
+// join adds the message of ctx to a batch, and returns its result.
+func (h *handler) join(ctx context.Context, v any) error {
+	d, _ := client.DeliveryFrom(ctx)
+	g, ok := h.queues.Load(d.Queue())
+	if !ok {
+		g, _ = h.queues.LoadOrStore(d.Queue(), &group{of: h})
+	}
+	c := &call{ctx: ctx, delivery: d, value: v, result: make(chan error, 1)}
+	b, first := g.(*group).add(c)
+	if !first {
+		return <-c.result
+	}
+	return g.(*group).lead(b, c)
+}
+
+// group is the batches of one queue.
+type group struct {
+	of *handler
+
+	mu      sync.Mutex
+	open    *gathering   // that calls join; nil: none has
+	waiting []*gathering // full ones that wait until another has ended
+	running int
+}
+
+// gathering is a batch that hasn't begun.
+type gathering struct {
+	calls []*call
+	due   bool // it needn't be full
+	begun chan struct{}
+}
+
+// add has c join a batch, and says whether it is the first.
+func (g *group) add(c *call) (b *gathering, first bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.open == nil {
+		g.open = &gathering{begun: make(chan struct{})}
+		first = true
+	}
+	b = g.open
+	b.calls = append(b.calls, c)
+	if len(b.calls) >= g.of.cfg.Size {
+		g.open = nil
+		g.waiting = append(g.waiting, b)
+		g.advance()
+	}
+	return b, first
+}
+
+// lead waits for the result of c, the first of b, and has b begin in time.
+func (g *group) lead(b *gathering, c *call) error {
+	wait := max(g.of.cfg.Wait-time.Since(c.delivery.Received()), min(shortWait, g.of.cfg.Wait))
+	draining := client.Draining(c.ctx)
+	select {
+	case <-draining: // what was prefetched is handed over now: it needn't be handled one by one
+		wait, draining = min(wait, lastWait), nil
+	default:
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-b.begun:
+	case <-timer.C:
+		g.expire(b)
+	case <-draining:
+		g.expire(b)
+	}
+	return <-c.result
+}
+
+// expire has b begin, now or when another has ended.
+func (g *group) expire(b *gathering) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	b.due = true
+	g.advance()
+}
+
+// advance begins what may begin. It is called with mu held.
+func (g *group) advance() {
+	for g.running < g.of.cfg.Parallel {
+		var b *gathering
+		switch {
+		case len(g.waiting) > 0:
+			b = g.waiting[0]
+			g.waiting = slices.Delete(g.waiting, 0, 1)
+		case g.open != nil && g.open.due:
+			b, g.open = g.open, nil
+		default:
+			return
+		}
+		g.running++
+		close(b.begun)
+		go func() {
+			defer g.ended()
+			g.of.run(b.calls)
+		}()
+	}
+}
+
+func (g *group) ended() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.running--
+	g.advance()
+}
+
+// run handles a batch.
+func (h *handler) run(all []*call) {
+	calls := make([]*call, 0, len(all))
+	for _, c := range all {
+		if err := c.ctx.Err(); err != nil {
+			c.finish(late(c.ctx, err))
+			continue
+		}
+		calls = append(calls, c)
+	}
+	if len(calls) == 0 {
+		return
+	}
+	slices.SortStableFunc(calls, func(a, b *call) int { return a.delivery.Received().Compare(b.delivery.Received()) })
+	err := h.call(calls)
+	if err == nil || !h.cfg.Split || len(calls) == 1 {
+		for _, c := range calls {
+			c.finish(err)
+		}
+		return
+	}
+	for _, c := range calls {
+		if _, decided := c.own(); decided || c.ctx.Err() != nil {
+			c.finish(err)
+			continue
+		}
+		c.finish(h.call([]*call{c}))
+	}
+}
+
+// late is the result of a message whose ctx ended before its batch began.
+func late(ctx context.Context, err error) error {
+	waiting := fmt.Errorf("waiting for the batch: %w: %w", err, context.Cause(ctx))
+	if errors.Is(err, context.DeadlineExceeded) {
+		return waiting // a client.Timeout's: to come back uncounted would go on for ever
+	}
+	return client.Requeue{Err: waiting}
+}
+
+// call calls the function, and turns whatever it does into an error.
+func (h *handler) call(calls []*call) (err error) {
+	ctx, cancel := contextOf(calls)
+	defer cancel(nil)
+	// On a goroutine of its own: runtime.Goexit would end this one, and what it has to do.
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		returned := false
+		defer func() {
+			if !returned {
+				err = &client.PanicError{Value: recover(), Stack: debug.Stack()}
+			}
+		}()
+		err = h.handle(ctx, calls)
+		returned = true
+	}()
+	<-done
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = fmt.Errorf("%w: %w", err, context.Cause(ctx)) // such as client.ErrHandlerTimeout
+	}
+	return err
+}
+
+// contextOf returns a ctx that ends when those of all calls have ended.
+func contextOf(calls []*call) (context.Context, context.CancelCauseFunc) {
+	ctx, cancel := context.WithCancelCause(shared{context.WithoutCancel(calls[0].ctx)})
+	left := &counter{n: len(calls)}
+	stops := make([]func() bool, len(calls))
+	for i, c := range calls {
+		stops[i] = context.AfterFunc(c.ctx, func() {
+			if left.down() {
+				cancel(context.Cause(c.ctx))
+			}
+		})
+	}
+	return ctx, func(err error) {
+		for _, stop := range stops {
+			stop()
+		}
+		cancel(err)
+	}
+}
+
+type counter struct {
+	mu sync.Mutex
+	n  int
+}
+
+// down says whether it has come to zero.
+func (c *counter) down() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n--
+	return c.n == 0
+}
+
+// shared is a message's ctx without what is about that message alone.
+type shared struct{ context.Context }
+
+func (s shared) Value(key any) any {
+	if key == (lastword.Key{}) {
+		return nil
+	}
+	v := s.Context.Value(key)
+	if _, ok := v.(*client.Delivery); ok {
+		return nil
+	}
+	return v
+}
