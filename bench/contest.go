@@ -150,6 +150,7 @@ func contests() []contest {
 		contestants: []contestant{{name: nHop, peer: hopback{}}, {name: nRaw, peer: rawPipelined{}}, {name: nOfficial, peer: official{}}, {name: n091, peer: amqp091Peer{}}},
 		pairs:       []pair{{ours: nHop, peer: nRaw}, {ours: nHop, peer: nOfficial}, {ours: nHop, peer: n091}},
 	})
+	all = append(all, calling(1), calling(64))
 	for _, d := range []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second} {
 		all = append(all, contest{
 			name: "lateness-" + d.String(), title: "lateness over an asked delay of " + d.String() + ", idle broker", quick: d < time.Second, maxRounds: 3, run: runLateness(d),

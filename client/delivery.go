@@ -31,6 +31,7 @@ type Delivery struct {
 	lease    lease
 	lastWord error                    // see package lastword
 	observed atomic.Pointer[observed] // nil: no Instrument follows it
+	decided  func(Decision)           // nil: nobody has called OnReport
 	began    atomic.Int64             // when its handler began, in Unix nanoseconds; 0: it hasn't
 	// ctx is the one that its consumer calls the handler with, here so that it needn't
 	// be allocated.
@@ -69,13 +70,21 @@ func (d *Delivery) Property(key string) any { return d.message.ApplicationProper
 // Annotation returns the message annotation key, or nil.
 func (d *Delivery) Annotation(key string) any { return d.message.Annotations[key] }
 
-// Report tells the consumer's Instrument what has been decided about the delivery. It is
-// for middleware, which calls it within Handle. Without an Instrument it does nothing.
+// Report tells the consumer's Instrument what has been decided about the delivery, and
+// calls the function of OnReport. It is for middleware, which calls it within Handle.
 func (d *Delivery) Report(x Decision) {
+	if d.decided != nil {
+		d.decided(x)
+	}
 	if o := d.observed.Load(); o != nil {
 		o.decided(x)
 	}
 }
+
+// OnReport makes Report call f, in its caller's goroutine and before the decision is
+// carried out. A handler thereby learns what the middleware around it makes of its
+// result, such as retry.With. It calls OnReport within Handle. The last call counts.
+func (d *Delivery) OnReport(f func(Decision)) { d.decided = f }
 
 // logCtx is the ctx for log lines about the delivery: an Instrument's for it, if it has one.
 func (d *Delivery) logCtx() context.Context {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -24,6 +25,8 @@ type spoken struct {
 	t  *testing.T
 	nc net.Conn
 	r  *frames.Reader
+	// direct is the address of the latest dynamic source.
+	direct string
 }
 
 // speak logs in, and sends the protocol header.
@@ -34,7 +37,7 @@ func speak(t *testing.T, raw string) *spoken {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = nc.Close() })
 	require.NoError(t, nc.SetDeadline(time.Now().Add(patience)))
-	p := &spoken{t, nc, frames.NewReader(nc, 1<<20)}
+	p := &spoken{t: t, nc: nc, r: frames.NewReader(nc, 1<<20)}
 	password, _ := u.User.Password()
 	init, err := frames.Append(nil, frames.Frame{Type: frames.TypeSASL, Body: &frames.Init{Mechanism: "PLAIN", InitialResponse: []byte("\x00" + u.User.Username() + "\x00" + password)}})
 	require.NoError(t, err)
@@ -62,6 +65,9 @@ func (p *spoken) next() frames.Frame {
 		if err != nil {
 			return frames.Frame{Channel: 99} // the connection has ended
 		}
+		if a, ok := f.Body.(*frames.Attach); ok && a.Source != nil && a.Source.Dynamic {
+			p.direct, _ = a.Source.Address.(string)
+		}
 		if f.Body != nil {
 			return f
 		}
@@ -70,6 +76,13 @@ func (p *spoken) next() frames.Frame {
 
 // shown is a frame as it is compared.
 func shown(f frames.Frame) string {
+	return directName.ReplaceAllString(shownInFull(f), "amq.rabbitmq.reply-to.*")
+}
+
+// directName is an address of direct reply-to, which is made up.
+var directName = regexp.MustCompile(`amq\.rabbitmq\.reply-to\.[\w+/=%.]+`)
+
+func shownInFull(f frames.Frame) string {
 	if f.Channel == 99 {
 		return "the connection has ended"
 	}
@@ -141,6 +154,16 @@ type step struct {
 	body    frames.Performative
 	payload []byte
 	raw     []byte
+	// toDirect makes the payload of a message to the address of the dynamic source.
+	toDirect func(address string) []byte
+}
+
+// said is s on a connection.
+func (p *spoken) said(s step) []byte {
+	if s.toDirect != nil {
+		s.payload = s.toDirect(p.direct)
+	}
+	return s.bytes(p.t)
 }
 
 func (s step) bytes(t *testing.T) []byte {
@@ -160,7 +183,7 @@ const marker = 60
 func answers(t *testing.T, raw string, steps []step) (all [][]string) {
 	p := speak(t, raw)
 	for _, s := range steps {
-		p.write(s.bytes(t))
+		p.write(p.said(s))
 		var said []string
 		if _, opens := s.body.(*frames.Open); opens {
 			said = append(said, shown(p.next()))
@@ -191,6 +214,10 @@ func answers(t *testing.T, raw string, steps []step) (all [][]string) {
 var known = map[string]string{
 	"an address of version 1": "4.0 still permits them",
 	"released and again":      "its delivery-count begins elsewhere",
+
+	"direct reply-to":                "it is of 4.2 and later",
+	"direct reply-to without credit": "it is of 4.2 and later",
+	"direct reply-to, detached":      "it is of 4.2 and later",
 }
 
 func TestTheBrokerInMemoryAnswersAsRabbitMQ(t *testing.T) {
@@ -243,7 +270,22 @@ func TestTheBrokerInMemoryAnswersAsRabbitMQ(t *testing.T) {
 	replies := func() *frames.Attach {
 		return &frames.Attach{Name: "m", Handle: 1, Role: true, SenderSettleMode: frames.Some[uint8](1), Source: &frames.Source{Address: node}, Target: &frames.Target{Address: "$me"}, Properties: paired}
 	}
+	direct := func() *frames.Attach {
+		return &frames.Attach{
+			Name: "direct", Handle: 1, Role: true, SenderSettleMode: frames.Some[uint8](1), Target: &frames.Target{},
+			Source: &frames.Source{Dynamic: true, Durable: some(0), Timeout: some(0), ExpiryPolicy: "link-detach", Capabilities: []frames.Symbol{"rabbitmq:volatile-queue", "other"}}, // an array: RabbitMQ takes no single symbol
+		}
+	}
+	reply := func(id uint32) step {
+		return step{channel: 1, body: &frames.Transfer{DeliveryID: some(id), DeliveryTag: []byte{byte(id)}}, toDirect: func(address string) []byte {
+			return message(frames.Message{Properties: &frames.Properties{To: address, CorrelationID: "c"}})
+		}}
+	}
 	conversations := map[string][]step{
+		"direct reply-to":                           {begin, attach(direct()), flow(frames.Flow{Handle: some(1), LinkCredit: some(10)}), attach(to(nil)), reply(0), reply(1)},
+		"direct reply-to without credit":            {begin, attach(direct()), attach(to(nil)), reply(0), flow(frames.Flow{Handle: some(1), LinkCredit: some(1)}), reply(1), reply(2), flow(frames.Flow{Handle: some(1), DeliveryCount: some(1), LinkCredit: some(3), Drain: true}), reply(3)},
+		"direct reply-to, detached":                 {begin, attach(direct()), flow(frames.Flow{Handle: some(1), LinkCredit: some(10)}), attach(to(nil)), {channel: 1, body: &frames.Detach{Handle: 1, Closed: true}}, reply(0)},
+		"direct reply-to, nobody's":                 {begin, attach(to("/queues/amq.rabbitmq.reply-to.nonsense")), q},
 		"publish":                                   {begin, q, publish(0, text), publish(1, text), {channel: 1, body: &frames.Detach{Closed: true}}, {channel: 1, body: &frames.End{}}, {body: &frames.Close{}}},
 		"publish and consume":                       {begin, q, publish(0, text), attach(from("/queues/q")), flow(frames.Flow{Handle: some(1), LinkCredit: some(10)}), {channel: 1, body: &frames.Disposition{Role: true, First: 0, Settled: frames.Some(true), State: &frames.Accepted{}}}, {channel: 1, body: &frames.Disposition{Role: true, First: 0, Settled: frames.Some(true), State: &frames.Accepted{}}}},
 		"settle without settling":                   {begin, q, publish(0, text), attach(from("/queues/q")), flow(frames.Flow{Handle: some(1), LinkCredit: some(10)}), {channel: 1, body: &frames.Disposition{Role: true, First: 0, Settled: frames.Some(false), State: &frames.Modified{DeliveryFailed: true}}}, flow(frames.Flow{Handle: some(1), LinkCredit: some(10), Drain: true})},
@@ -322,7 +364,7 @@ func TestTheBrokerInMemoryAnswersAsRabbitMQ(t *testing.T) {
 				want := answers(t, memory, all)
 				p := speak(t, s.URL)
 				for i, said := range want {
-					p.write(all[i].bytes(t))
+					p.write(p.said(all[i]))
 					var got []string
 					for range said {
 						got = append(got, shown(p.next()))

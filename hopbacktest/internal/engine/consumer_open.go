@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/hopback/hopback/internal/frames"
@@ -25,6 +26,9 @@ func (s *Session) OpenConsumer(attach *frames.Attach) (*Consumer, *Fault) {
 	v, source := s.conn.vhost, *attach.Source
 	c := &Consumer{session: s, name: attach.Name, settled: attach.SenderSettleMode.Or(2) == 1, attached: true}
 	var name string
+	if source.Dynamic && b.version.newer && c.settled && slices.Contains(source.Capabilities, volatileCapability) {
+		return s.openVolatile(c, attach, source), nil
+	}
 	if source.Dynamic {
 		own, fault := s.ownQueue(source.Capabilities, "source", attach.Source)
 		if fault != nil {
@@ -49,6 +53,9 @@ func (s *Session) OpenConsumer(attach *frames.Attach) (*Consumer, *Fault) {
 		}
 	}
 	q := v.queues[name]
+	if q == nil && v.volatile.lives(name) {
+		return nil, s.refuse("amqp:precondition-failed", "only creator channel may consume from "+v.what(kindQueue, name))
+	}
 	if q == nil {
 		return nil, s.refuse("amqp:not-found", "no "+v.what(kindQueue, name))
 	}
@@ -72,27 +79,32 @@ func (s *Session) OpenConsumer(attach *frames.Attach) (*Consumer, *Fault) {
 			c.timeout = int64(n)
 		}
 	}
+	c.attach = s.consumerAttach(c, attach, source)
+	s.consumers[c] = struct{}{}
+	q.consumers = append(q.consumers, c)
+	q.used = true
+	q.activate()
+	return c, nil
+}
+
+// consumerAttach is the broker's answer to an attach.
+func (s *Session) consumerAttach(c *Consumer, attach *frames.Attach, source frames.Source) *frames.Attach {
 	source.Filter = effective(source.Filter)
 	source.DefaultOutcome = &frames.Released{}
 	if source.Outcomes == nil {
 		source.Outcomes = outcomes
 	}
-	if b.version.newer {
+	if s.conn.b.version.newer {
 		source.DistributionMode = "move"
 	}
 	mode := uint8(0)
 	if c.settled {
 		mode = 1
 	}
-	c.attach = &frames.Attach{
+	return &frames.Attach{
 		Role: frames.RoleSender, Source: &source, Target: attach.Target, SenderSettleMode: frames.Some(mode),
 		ReceiverSettleMode: attach.ReceiverSettleMode, InitialDeliveryCount: frames.Some[uint32](0), MaxMessageSize: attach.MaxMessageSize,
 	}
-	s.consumers[c] = struct{}{}
-	q.consumers = append(q.consumers, c)
-	q.used = true
-	q.activate()
-	return c, nil
 }
 
 // effective are the filters that RabbitMQ says to be in place. A quorum queue ignores them

@@ -27,6 +27,7 @@ type queue struct {
 	leader     string
 	policy     *policy
 	gone       bool
+	volatile   bool // see volatile
 	settings
 
 	ready     ready
@@ -167,6 +168,9 @@ func (q *queue) enqueue(m *message, from any) bool {
 			return false
 		}
 	}
+	if q.volatile && !q.takesNow() {
+		return true // and is dropped
+	}
 	e := &m.first
 	if m.used {
 		e = new(entry)
@@ -174,7 +178,7 @@ func (q *queue) enqueue(m *message, from any) bool {
 	m.used = true
 	q.index++
 	*e = entry{msg: m, index: q.index, failed: m.count}
-	if ttl := shorter(q.ttl, m.ttl); ttl >= 0 {
+	if ttl := shorter(q.ttl, m.ttl); ttl >= 0 && !q.volatile {
 		e.expiry = q.b.now() + max(ttl, 1)
 		q.ttls = true
 		q.wake(e.expiry)

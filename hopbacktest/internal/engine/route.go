@@ -37,14 +37,14 @@ func (v *vhost) route(x *exchange, m *message) []*queue {
 // named are the queues that the default exchange routes to.
 func (v *vhost) named(keys []string) []*queue {
 	if len(keys) == 1 {
-		if q := v.queues[keys[0]]; q != nil {
+		if q := v.target(keys[0]); q != nil {
 			return q.alone()
 		}
 		return nil
 	}
 	var targets []*queue
 	for _, key := range keys {
-		if q := v.queues[key]; q != nil && !slices.Contains(targets, q) {
+		if q := v.target(key); q != nil && !slices.Contains(targets, q) {
 			targets = append(targets, q)
 		}
 	}

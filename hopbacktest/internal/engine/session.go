@@ -258,7 +258,7 @@ func (s *Session) OpenPublisher(attach *frames.Attach) (*Publisher, *Fault) {
 			}
 			return nil, s.refuseAddress(fmt.Sprintf("{bad_address_string,<<%q>>}", address))
 		}
-		if parsed.queue != "" && v.queues[parsed.queue] == nil {
+		if parsed.queue != "" && v.queues[parsed.queue] == nil && !v.volatile.lives(parsed.queue) {
 			return nil, s.refuse("amqp:not-found", "no "+v.what(kindQueue, parsed.queue))
 		}
 		if fault := s.permit(kindExchange, parsed.exchange, permissionWrite); fault != nil {

@@ -14,6 +14,7 @@ type vhost struct {
 	name string
 	VHostConfig
 	queues    map[string]*queue
+	volatile  volatile
 	exchanges map[string]*exchange
 	policies  map[string]*policy
 	operators map[string]*policy

@@ -1,0 +1,619 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/Azure/go-amqp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+	"github.com/hopback/hopback/rpc"
+)
+
+// ways are those that replies can take on a broker.
+func ways(s *site) []rpc.Replies {
+	if s.newer() {
+		return []rpc.Replies{rpc.RepliesDirect, rpc.RepliesByQueue}
+	}
+	return []rpc.Replies{rpc.RepliesByQueue}
+}
+
+func requester[Req, Resp any](t *testing.T, conn *client.Conn, to address.Address, cfg rpc.RequesterConfig) *rpc.Requester[Req, Resp] {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	r, err := rpc.NewRequester[Req, Resp](ctx, conn, to, cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_ = r.Close(ctx)
+	})
+	return r
+}
+
+func responder(t *testing.T, conn *client.Conn) *rpc.Responder {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	r, err := rpc.NewResponder(ctx, conn, rpc.ResponderConfig{})
+	require.NoError(t, err)
+	return r
+}
+
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+type sum struct{ A, B int }
+
+func add(_ context.Context, s sum) (int, error) { return s.A + s.B, nil }
+
+// A call gets its own answer, by either way, and the queue of a requester goes with it.
+func TestCallGetsItsReply(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "sums"}))
+		r := responder(t, conn)
+		consume(t, conn, "sums", rpc.Respond(r, func(ctx context.Context, in sum) (int, error) {
+			if in.A < 0 {
+				return 0, fmt.Errorf("odd: %w", &rpc.Error{Code: "negative", Text: fmt.Sprint(in.A)})
+			}
+			return add(ctx, in)
+		}), client.ConsumerConfig{Concurrency: 16})
+		for _, way := range append(ways(s), rpc.RepliesAuto) {
+			q := requester[sum, int](t, conn, address.Queue("sums"), rpc.RequesterConfig{Replies: way, InFlight: 300})
+			var all sync.WaitGroup
+			for i := range 500 {
+				all.Go(func() {
+					got, err := q.Call(within(t), sum{i, 1})
+					assert.NoError(t, err)
+					assert.Equal(t, i+1, got)
+				})
+			}
+			all.Wait()
+			_, err := q.Call(within(t), sum{A: -1})
+			assert.Equal(t, &rpc.Error{Code: "negative", Text: "-1"}, err)
+			assert.Equal(t, rpc.Stats{Calls: 501, Replies: 501}, q.Stats(), way)
+			assert.NoError(t, q.Close(within(t)))
+			_, err = q.Call(within(t), sum{})
+			assert.ErrorIs(t, err, client.ErrNotSent)
+			assert.ErrorIs(t, err, client.ErrClosed)
+			// Nothing of it is left.
+			var queues []struct{ Name string }
+			s.http(t, "GET", "/queues/"+s.vhost+"?disable_stats=true", nil, &queues)
+			assert.Len(t, queues, 1, way)
+		}
+		st := r.Stats()
+		assert.EqualValues(t, len(ways(s))+1, st.Errors)
+		assert.EqualValues(t, 501*(len(ways(s))+1), st.Replied)
+	})
+}
+
+// The caller of a request that is given up learns why, with every strategy; the request lies in
+// the dead-letter queue. Its reply-to and correlation-id survive the hops.
+func TestCallerLearnsThatItsRequestIsGivenUp(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		for _, strategy := range several(s) {
+			t.Run(string(strategy), func(t *testing.T) {
+				conn, _ := s.connect(t)
+				work := "work-" + string(strategy)
+				policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(50 * time.Millisecond), Strategy: strategy}
+				policy.Names.RetryExchange, policy.Names.RequeueExchange = work+"-retry", work+"-requeue"
+				applyRetry(t, conn, policy, declare.QuorumQueue{Name: work})
+				r := responder(t, conn)
+				var attempts sync.Map
+				consume(t, conn, work, retry.With(policy)(rpc.Respond(r, func(_ context.Context, in sum) (int, error) {
+					n, _ := attempts.LoadOrStore(in.A, new(atomic.Int64))
+					switch tried := n.(*atomic.Int64).Add(1); {
+					case in.A == 1 && tried == 3:
+						return 7, nil
+					case in.A == 3:
+						return 0, retry.Permanent(errors.New("never"))
+					case in.A == 4:
+						panic("oh")
+					}
+					return 0, errors.New("down")
+				})), client.ConsumerConfig{Concurrency: 4})
+				for _, way := range ways(s) {
+					attempts.Clear()
+					q := requester[sum, int](t, conn, address.Queue(work), rpc.RequesterConfig{Replies: way})
+					got, err := q.Call(within(t), sum{A: 1})
+					require.NoError(t, err)
+					assert.Equal(t, 7, got, "after two retries")
+					for in, want := range map[int]rpc.GivenUpError{
+						2: {Reason: retry.ReasonExhausted, Text: "down"},
+						3: {Reason: retry.ReasonPermanent, Text: "never"},
+						4: {Reason: client.ReasonPanicked, Text: "panicked: oh"},
+					} {
+						_, err := q.Call(within(t), sum{A: in})
+						var up *rpc.GivenUpError
+						if assert.ErrorAs(t, err, &up) {
+							assert.Equal(t, want.Reason, up.Reason)
+							assert.Contains(t, up.Text, want.Text)
+						}
+					}
+				}
+				n := 3 * len(ways(s))
+				poll(t, "the dead letters", func() bool { return ready(t, conn, work+".dead") == n })
+				assert.EqualValues(t, n, r.Stats().GivenUp)
+			})
+		}
+	})
+}
+
+// A body that can't be read, and an Outcome, are told without retry.With, too.
+func TestCallerLearnsOfADeathWithoutRetries(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "sums"}))
+		r := responder(t, conn)
+		consume(t, conn, "sums", rpc.Respond(r, func(context.Context, sum) (int, error) {
+			return 0, client.DeadLetter{Reason: "unheard of"}
+		}), client.ConsumerConfig{})
+		q := requester[any, int](t, conn, address.Queue("sums"), rpc.RequesterConfig{})
+		for v, reason := range map[any]client.Reason{sum{}: "unheard of", "text": client.ReasonUndecodable} {
+			_, err := q.Call(within(t), v)
+			var up *rpc.GivenUpError
+			require.ErrorAs(t, err, &up)
+			assert.Equal(t, reason, up.Reason)
+		}
+	})
+}
+
+// A call that ends without a reply says so. Its request expires, so that nobody works for it; a
+// late reply is counted; so is a second one, and what is no reply at all.
+func TestCallWithoutAReplyEndsWithItsContext(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "sums"}))
+		for _, way := range ways(s) {
+			q := requester[sum, int](t, conn, address.Queue("sums"), rpc.RequesterConfig{Replies: way, Timeout: 100 * time.Millisecond})
+			_, err := q.Call(context.Background(), sum{})
+			assert.ErrorIs(t, err, rpc.ErrNoReply)
+			assert.ErrorIs(t, err, client.ErrOutcomeUnknown)
+			assert.ErrorIs(t, err, context.DeadlineExceeded)
+			assert.False(t, client.SafeToRetry(err))
+			poll(t, "the request has expired", func() bool { return ready(t, conn, "sums") == 0 })
+
+			// Now with a responder that is too late, answers twice, and to nobody.
+			p := s.peer(t)
+			in := p.receiver("sums", 10)
+			late, cancel := context.WithCancel(within(t))
+			ended := make(chan error, 1)
+			go func() {
+				_, err := q.Call(late, sum{1, 2})
+				ended <- err
+			}()
+			m, err := in.Receive(within(t), nil)
+			require.NoError(t, err)
+			cancel()
+			assert.ErrorIs(t, await(t, ended, "the end"), context.Canceled)
+			out, err := p.s.NewSender(within(t), "", nil)
+			require.NoError(t, err)
+			reply := func(to *amqp.Message, id any) {
+				r := amqp.NewMessage([]byte("3"))
+				r.Properties = &amqp.MessageProperties{To: to.Properties.ReplyTo, CorrelationID: id}
+				require.NoError(t, out.Send(within(t), r, nil))
+			}
+			reply(m, m.Properties.CorrelationID)
+			reply(m, m.Properties.CorrelationID)
+			reply(m, "somebody else's")
+			reply(m, uint64(7))
+			reply(m, nil)
+			poll(t, "the replies", func() bool {
+				st := q.Stats()
+				return st.Late == 1 && st.Duplicates == 1 && st.Strays == 3
+			})
+			require.NoError(t, in.AcceptMessage(within(t), m))
+			assert.Zero(t, q.Stats().Waiting)
+			require.NoError(t, in.Close(within(t)))
+		}
+	})
+}
+
+// A reply that nobody waits for any more harms nobody: its request is accepted.
+func TestReplyToNobodyIsDropped(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "sums"}))
+		r := responder(t, conn)
+		handled := make(chan struct{}, 10)
+		consume(t, conn, "sums", rpc.Respond(r, func(ctx context.Context, in sum) (int, error) {
+			handled <- struct{}{}
+			return add(ctx, in)
+		}), client.ConsumerConfig{})
+		p := publisher[sum](t, conn, address.Queue("sums"))
+		to := func(replyTo string) func(*client.Message) {
+			return func(m *client.Message) { m.Properties.ReplyTo = &replyTo }
+		}
+		publish(t, p, sum{})
+		publish(t, p, sum{}, to(""))
+		for _, nowhere := range []string{"/queues/gone", "gone", "/nonsense", "/queues/%zz", "/exchanges/amq.fanout", "/queues/amq.rabbitmq.reply-to.nonsense", "/queues/a/b", " "} {
+			publish(t, p, sum{}, to(nowhere))
+		}
+		for range 10 {
+			await(t, handled, "a request")
+		}
+		poll(t, "the counts", func() bool {
+			st := r.Stats()
+			return st.Unwanted == 2 && st.Unclaimed == 8
+		})
+		poll(t, "all is accepted", func() bool { return ready(t, conn, "sums") == 0 })
+	})
+}
+
+// Another client answers, and another client asks.
+func TestRequesterAndResponderOfGoAMQP(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "theirs"}))
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "ours"}))
+		p := s.peer(t)
+
+		// They answer to the message-id, as the official clients do.
+		in := p.receiver("theirs", 10)
+		out, err := p.s.NewSender(within(t), "", nil)
+		require.NoError(t, err)
+		done := make(chan error, 1)
+		go func() {
+			for range ways(s) {
+				m, err := in.Receive(within(t), nil)
+				if err != nil {
+					done <- err
+					return
+				}
+				r := amqp.NewMessage(m.GetData())
+				r.Properties = &amqp.MessageProperties{To: m.Properties.ReplyTo, CorrelationID: m.Properties.MessageID}
+				done <- errors.Join(out.Send(within(t), r, nil), in.AcceptMessage(within(t), m))
+			}
+		}()
+		for _, way := range ways(s) {
+			q := requester[string, string](t, conn, address.Queue("theirs"), rpc.RequesterConfig{Replies: way})
+			got, err := q.Call(within(t), "echo")
+			require.NoError(t, err)
+			assert.Equal(t, "echo", got)
+			require.NoError(t, await(t, done, "the answer"))
+		}
+
+		// They ask, with a message-id alone.
+		consume(t, conn, "ours", rpc.Respond(responder(t, conn), add), client.ConsumerConfig{})
+		var replies *amqp.Receiver
+		if s.newer() {
+			replies, err = p.s.NewReceiver(within(t), "", &amqp.ReceiverOptions{
+				DynamicAddress: true, SourceCapabilities: []string{"rabbitmq:volatile-queue"}, SourceExpiryPolicy: amqp.ExpiryPolicyLinkDetach,
+				RequestedSenderSettleMode: amqp.SenderSettleModeSettled.Ptr(), Credit: 10,
+			})
+			require.NoError(t, err)
+		} else {
+			apply(t, conn, queueOf(declare.QuorumQueue{Name: "answers"}))
+			replies = p.receiver("answers", 10)
+		}
+		to := replies.Address()
+		m := amqp.NewMessage([]byte(`{"A":40,"B":2}`))
+		m.Properties = &amqp.MessageProperties{MessageID: "their id", ReplyTo: &to}
+		p.put("ours", m)
+		reply, err := replies.Receive(within(t), nil)
+		require.NoError(t, err)
+		assert.Equal(t, "42", string(reply.GetData()))
+		assert.Equal(t, "their id", reply.Properties.CorrelationID)
+	})
+}
+
+// On RabbitMQ 4.2 and later direct replies are dropped beyond the credit of their link, though
+// the broker accepts them. So a requester bounds its calls: with 128 under way for each link,
+// none is dropped even if the requester reads nothing for a while.
+func TestDirectRepliesAreDroppedWithoutCredit(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		if !s.newer() {
+			s.peer(t).refusesDynamic(t)
+			return
+		}
+		p := s.peer(t)
+		direct := func(credit uint32) *amqp.Receiver {
+			r, err := p.s.NewReceiver(within(t), "", &amqp.ReceiverOptions{
+				DynamicAddress: true, SourceCapabilities: []string{"rabbitmq:volatile-queue"}, SourceExpiryPolicy: amqp.ExpiryPolicyLinkDetach,
+				RequestedSenderSettleMode: amqp.SenderSettleModeSettled.Ptr(), Credit: -1,
+			})
+			require.NoError(t, err)
+			if credit > 0 {
+				require.NoError(t, r.IssueCredit(credit))
+			}
+			return r
+		}
+		scarce, ample := direct(10), direct(256)
+		out, err := s.peer(t).s.NewSender(within(t), "", nil)
+		require.NoError(t, err)
+		send := func(to string, n int) {
+			for i := range n {
+				m := amqp.NewMessage(fmt.Append(nil, i))
+				m.Properties = &amqp.MessageProperties{To: &to}
+				r, err := out.SendWithReceipt(within(t), m, nil)
+				require.NoError(t, err)
+				state, err := r.Wait(within(t))
+				require.NoError(t, err)
+				require.IsType(t, &amqp.StateAccepted{}, state)
+			}
+		}
+		send(scarce.Address(), 20)
+		send(ample.Address(), 200)
+		for i := range 200 {
+			m, err := ample.Receive(within(t), nil)
+			require.NoError(t, err)
+			assert.Equal(t, fmt.Sprint(i), string(m.GetData()))
+		}
+		for range 10 {
+			_, err := scarce.Receive(within(t), nil)
+			require.NoError(t, err)
+		}
+		require.NoError(t, scarce.IssueCredit(10))
+		var m *amqp.Message
+		poll(t, "a reply, when the credit is there", func() bool {
+			send(scarce.Address(), 1)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			m, err = scarce.Receive(ctx, nil)
+			return err == nil
+		})
+		assert.Equal(t, "0", string(m.GetData()), "ten were dropped")
+
+		// A link that is gone takes replies, too, for whoever sends them.
+		gone := ample.Address()
+		require.NoError(t, ample.Close(within(t)))
+		send(gone, 1)
+		_, err = p.s.NewSender(within(t), gone, nil)
+		var refused *amqp.Error
+		require.ErrorAs(t, err, &refused)
+		assert.Equal(t, amqp.ErrCondNotFound, refused.Condition)
+	})
+}
+
+// refusesDynamic checks that the broker has no dynamic sources.
+func (p *peer) refusesDynamic(t *testing.T) {
+	t.Helper()
+	_, err := p.s.NewReceiver(within(t), "", &amqp.ReceiverOptions{DynamicAddress: true, SourceCapabilities: []string{"rabbitmq:volatile-queue"}})
+	var refused *amqp.Error
+	require.ErrorAs(t, err, &refused)
+	assert.Equal(t, amqp.ErrCondNotImplemented, refused.Condition)
+}
+
+// A call outlives the loss of its connection: with direct replies the request is sent again, and
+// with a queue the reply waits in it. With NoResend the caller of a direct reply is told.
+func TestCallAndTheLossOfItsConnection(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		direct, _ := s.connect(t)
+		apply(t, direct, queueOf(declare.QuorumQueue{Name: "sums"}))
+		started, release := make(chan struct{}, 10), make(chan struct{})
+		consume(t, direct, "sums", rpc.Respond(responder(t, direct), func(ctx context.Context, in sum) (int, error) {
+			started <- struct{}{}
+			<-release
+			return add(ctx, in)
+		}), client.ConsumerConfig{Concurrency: 10})
+		for _, way := range ways(s) {
+			for _, noResend := range []bool{false, true} {
+				wire, through := s.through(t)
+				conn, _ := connectTo(t, through, soon)
+				q := requester[sum, int](t, conn, address.Queue("sums"), rpc.RequesterConfig{Replies: way, NoResend: noResend})
+				release = make(chan struct{})
+				type result struct {
+					got int
+					err error
+				}
+				done := make(chan result, 1)
+				go func() {
+					got, err := q.Call(within(t), sum{1, 2})
+					done <- result{got, err}
+				}()
+				await(t, started, "the request")
+				poll(t, "the request's confirmation", func() bool { return conn.Stats().Publishers[0].Unconfirmed == 0 })
+				wire.Cut()
+				resent := way == rpc.RepliesDirect && !noResend
+				if resent {
+					await(t, started, "the request again")
+				}
+				if way == rpc.RepliesDirect && noResend {
+					r := await(t, done, "the end")
+					assert.ErrorIs(t, r.err, rpc.ErrNoReply)
+					assert.ErrorIs(t, r.err, client.ErrConnectionLost)
+					close(release)
+				} else {
+					close(release)
+					r := await(t, done, "the reply")
+					assert.NoError(t, r.err)
+					assert.Equal(t, 3, r.got)
+				}
+				assert.EqualValues(t, map[bool]int{true: 1, false: 0}[resent], q.Stats().Resent)
+				// It works again by itself.
+				got, err := q.Call(within(t), sum{2, 2})
+				<-started
+				assert.NoError(t, err)
+				assert.Equal(t, 4, got)
+				assert.NoError(t, q.Close(within(t)))
+			}
+		}
+	})
+}
+
+// A reply queue that is gone is declared again, and calls that await replies in it are sent
+// again or told.
+func TestReplyQueueIsDeclaredAgain(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t, soon)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "sums"}))
+		q := requester[sum, int](t, conn, address.Queue("sums"), rpc.RequesterConfig{Replies: rpc.RepliesByQueue})
+		told := requester[sum, int](t, conn, address.Queue("sums"), rpc.RequesterConfig{Replies: rpc.RepliesByQueue, NoResend: true})
+		done, ended := make(chan error, 1), make(chan error, 1)
+		go func() {
+			_, err := q.Call(within(t), sum{1, 2})
+			done <- err
+		}()
+		go func() {
+			_, err := told.Call(within(t), sum{1, 2})
+			ended <- err
+		}()
+		poll(t, "the requests", func() bool { return ready(t, conn, "sums") == 2 })
+		var queues []struct{ Name string }
+		s.http(t, "GET", "/queues/"+s.vhost+"?disable_stats=true", nil, &queues)
+		for _, x := range queues {
+			if x.Name != "sums" {
+				s.http(t, "DELETE", "/queues/"+s.vhost+"/"+url.PathEscape(x.Name), nil, nil)
+			}
+		}
+		assert.ErrorIs(t, await(t, ended, "the end"), rpc.ErrNoReply)
+		poll(t, "the request again", func() bool { return ready(t, conn, "sums") == 3 })
+		r := responder(t, conn)
+		consume(t, conn, "sums", rpc.Respond(r, add), client.ConsumerConfig{})
+		assert.NoError(t, await(t, done, "the reply"))
+		poll(t, "the second reply", func() bool { return q.Stats().Duplicates == 1 && told.Stats().Late == 1 })
+	})
+}
+
+// The caller's trace goes to the handler, as that of any message.
+func TestCallersContextReachesTheInstruments(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		traced := func(c *client.Config) { c.Instrument = tracer{} }
+		conn, _ := s.connect(t, traced)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "sums"}))
+		consume(t, conn, "sums", rpc.Respond(responder(t, conn), func(ctx context.Context, _ sum) (string, error) {
+			id, _ := ctx.Value(traceKey{}).(string)
+			return id, nil
+		}), client.ConsumerConfig{})
+		q := requester[sum, string](t, conn, address.Queue("sums"), rpc.RequesterConfig{})
+		got, err := q.Call(context.WithValue(within(t), traceKey{}, "the caller's"), sum{})
+		require.NoError(t, err)
+		assert.Equal(t, "the caller's", got)
+	})
+}
+
+type traceKey struct{}
+
+// tracer carries a word from the publisher's ctx to the handler's.
+type tracer struct{ client.NoInstrument }
+
+func (tracer) Publish(ctx context.Context, m client.Sending) client.Publication {
+	if id, ok := ctx.Value(traceKey{}).(string); ok {
+		m.SetProperty("trace", id)
+	}
+	return nil
+}
+
+func (tracer) Handle(ctx context.Context, d *client.Delivery) (context.Context, client.Handling) {
+	return context.WithValue(ctx, traceKey{}, d.Property("trace")), nil
+}
+
+// Each call returns its own answer or a typed error within its ctx, while connections are cut,
+// and nothing is left behind.
+func TestCallsWhileConnectionsAreCut(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		calls, cuts := sized(100, 10_000), sized(2, 20)
+		seed := uint64(time.Now().UnixNano())
+		t.Logf("seed %d", seed)
+		random := rand.New(rand.NewPCG(seed, 0))
+		direct, _ := s.connect(t)
+		apply(t, direct, queueOf(declare.QuorumQueue{Name: "sums", DeliveryLimit: declare.Unlimited}))
+		for _, way := range ways(s) {
+			before := runtime.NumGoroutine()
+			began := time.Now()
+			wire, through := s.through(t)
+			asking, _ := connectTo(t, through, soon)
+			answering, _ := connectTo(t, through, soon)
+			progress := make(chan struct{}, 1)
+			tell := func() {
+				select {
+				case progress <- struct{}{}:
+				default:
+				}
+			}
+			r := responder(t, answering)
+			stop := consume(t, answering, "sums", rpc.Respond(r, func(ctx context.Context, in sum) (int, error) {
+				tell()
+				return add(ctx, in)
+			}), client.ConsumerConfig{Concurrency: 32})
+			q := requester[sum, int](t, asking, address.Queue("sums"), rpc.RequesterConfig{Replies: way})
+
+			limit := time.Duration(sized(2, 10)) * patience
+			var all sync.WaitGroup
+			var answered, failed, untyped, wrong, overdue atomic.Int64
+			slots := make(chan struct{}, calls)
+			for i := range calls {
+				all.Go(func() {
+					slots <- struct{}{}
+					defer func() { <-slots }()
+					ctx, cancel := context.WithTimeout(context.Background(), limit)
+					defer cancel()
+					got, err := q.Call(ctx, sum{i, i})
+					if time.Since(began) > limit+5*time.Second {
+						overdue.Add(1)
+					}
+					var typed *client.Error
+					switch {
+					case err == nil && got == 2*i:
+						answered.Add(1)
+					case err == nil:
+						wrong.Add(1)
+					case errors.As(err, &typed):
+						failed.Add(1)
+						t.Log(err)
+					default:
+						untyped.Add(1)
+					}
+				})
+			}
+			cutting := make(chan int)
+			over := make(chan struct{})
+			go func() {
+				done := 0
+				defer func() { cutting <- done }()
+				for done < cuts {
+					// After some of the answers, and never when nothing moves.
+					for range 1 + random.IntN(max(calls/cuts/2, 1)) {
+						select {
+						case <-progress:
+						case <-over:
+							return
+						}
+					}
+					wire.Cut()
+					done++
+				}
+			}()
+			all.Wait()
+			close(over)
+			done := await(t, cutting, "the cutting")
+			assert.Equal(t, cuts, done, "cuts, while calls were under way")
+			assert.Zero(t, wrong.Load(), "answers to other calls")
+			assert.Zero(t, untyped.Load(), "errors without a type")
+			assert.Zero(t, overdue.Load(), "calls that outlived their ctx")
+			assert.EqualValues(t, calls, answered.Load()+failed.Load())
+			assert.EqualValues(t, calls, answered.Load(), "answered")
+			st := q.Stats()
+			report(t, s, "%s: %d calls, %d cuts in %v: %d answered, %d failed, %d sent again, %d second replies, %d late", way, calls, done,
+				time.Since(began).Round(time.Millisecond), answered.Load(), failed.Load(), st.Resent, st.Duplicates, st.Late)
+			assert.Zero(t, st.Waiting)
+			assert.NoError(t, q.Close(within(t)))
+			require.NoError(t, stop())
+			assert.NoError(t, asking.Close(within(t)))
+			assert.NoError(t, answering.Close(within(t)))
+			wire.Close()
+			if long() { // other tests run beside the small one
+				poll(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before+2 })
+			}
+		}
+	})
+}

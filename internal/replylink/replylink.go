@@ -1,0 +1,49 @@
+// Package replylink is how package rpc receives replies on a client.Conn. It needs links
+// that no consumer has: with an address that the broker makes up, and without a handler.
+package replylink
+
+import (
+	"context"
+
+	"github.com/Azure/go-amqp"
+)
+
+// Source is where the links of a Session receive from.
+type Source struct {
+	// Queue is a queue's address. "" stands for direct reply-to: each link gets an address
+	// of its own from the broker, and its messages come settled.
+	Queue string
+	// Links is how many links there are.
+	Links int
+	// Credit is how many messages the broker may send ahead on each link.
+	Credit uint32
+}
+
+// Place is a place for one session at a time on the connections of a Conn.
+type Place interface {
+	// Open opens a session with its links, and waits while the connection is being
+	// rebuilt. source is called with the broker's version. ctx has no deadline.
+	Open(ctx context.Context, source func(atLeast func(major, minor int) bool) (Source, error)) (Session, error)
+	// Pause waits before an attempt to open a session again, after n that have failed. It
+	// reports whether ctx still lasts.
+	Pause(ctx context.Context, n int) bool
+	// Leave gives the place back. Sessions must be closed before.
+	Leave()
+}
+
+// Session is a session with links. It isn't rebuilt.
+type Session interface {
+	// Address is that of a link, by its index: the broker's, or the queue's.
+	Address(link int) string
+	// Receive waits for the next message of a link. One goroutine may call it for each
+	// link. Its error is the end of the session, or of ctx, which has no deadline.
+	Receive(ctx context.Context, link int) (*amqp.Message, error)
+	// Accept settles a message of a link, if it came unsettled.
+	Accept(link int, m *amqp.Message) error
+	Close()
+}
+
+// Reserve reserves a place on conn, a *client.Conn. closed is called when the Conn is being
+// closed, and should return when the session is closed, within ctx. Package client sets
+// Reserve.
+var Reserve func(conn any, closed func(ctx context.Context)) (Place, error)
