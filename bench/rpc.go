@@ -206,7 +206,8 @@ func (p rawRPC) replies(ctx context.Context, l *lab, s *amqp.Session) (*amqp.Rec
 		})
 	}
 	name := l.name()
-	if err := l.apply(ctx, declare.Topology{Queues: []declare.Queue{declare.ClassicQueue{Name: name, DeadLetter: declare.Drop(), Expires: time.Minute}}}); err != nil {
+	// It expires by itself.
+	if _, err := declare.Apply(ctx, l.conn.Management(), declare.Topology{Queues: []declare.Queue{declare.ClassicQueue{Name: name, DeadLetter: declare.Drop(), Expires: time.Minute}}}); err != nil {
 		return nil, err
 	}
 	return s.NewReceiver(ctx, queueAddress(name), &amqp.ReceiverOptions{Credit: 256})
