@@ -149,3 +149,32 @@ func trimmed(text string) string {
 	}
 	return strings.Join(lines, "\n")
 }
+
+var (
+	testName   = regexp.MustCompile("`((?:Test|Example)[A-Za-z0-9_]+)`")
+	testOfFile = regexp.MustCompile(`(?m)^func ((?:Test|Example)[A-Za-z0-9_]+)\(`)
+)
+
+// Each feature of the table names a test that exists.
+func TestEveryFeatureHasItsTest(t *testing.T) {
+	t.Parallel()
+	table, err := os.ReadFile(filepath.Join(root, "docs", "features.md"))
+	require.NoError(t, err)
+	exists := map[string]bool{}
+	for _, folder := range []string{"integration", "declare", "hopbacktest/internal/engine"} {
+		files, err := filepath.Glob(filepath.Join(root, folder, "*_test.go"))
+		require.NoError(t, err)
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			for _, m := range testOfFile.FindAllStringSubmatch(string(text), -1) {
+				exists[m[1]] = true
+			}
+		}
+	}
+	names := testName.FindAllStringSubmatch(string(table), -1)
+	require.Greater(t, len(names), 20)
+	for _, m := range names {
+		assert.True(t, exists[m[1]], "docs/features.md: there is no %s", m[1])
+	}
+}
