@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -186,6 +187,13 @@ func (g *got) Handle(_ context.Context, d *client.Delivery) error {
 	return nil
 }
 
+// all returns what has come.
+func (g *got) all() []arrival {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.came)
+}
+
 func (g *got) ids() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -227,7 +235,7 @@ func TestAMessageForNextYear(t *testing.T) {
 			w.consume("orders", &g)
 			synctest.Wait()
 			assert.Equal(t, "soon next year", g.ids())
-			assert.LessOrEqual(t, len(g.came[1].m.Annotations), 12)
+			assert.LessOrEqual(t, len(g.all()[1].m.Annotations), 12)
 		})
 	}
 }
@@ -257,9 +265,9 @@ func TestDispatchWaitsForAFullQueueAndForNoOther(t *testing.T) {
 		var g got
 		w.consume("full", &g)
 		time.Sleep(30 * time.Minute)
-		assert.GreaterOrEqual(t, len(g.came), 100)
+		assert.GreaterOrEqual(t, len(g.all()), 100)
 		different := map[string]bool{}
-		for _, c := range g.came {
+		for _, c := range g.all() {
 			different[c.id] = true
 		}
 		assert.Len(t, different, 100, "none is lost")
@@ -290,7 +298,7 @@ func TestDispatchKeepsWhatItCanNotDeliver(t *testing.T) {
 		var g got
 		w.consume(lostQueue, &g)
 		time.Sleep(time.Second)
-		for _, c := range g.came {
+		for _, c := range g.all() {
 			assert.Equal(t, string(schedule.ReasonUndeliverable), c.m.Annotations[client.AnnotationReason])
 			assert.NotEmpty(t, c.m.Annotations[client.AnnotationError])
 		}
@@ -325,11 +333,12 @@ func TestAMessageIsScheduledAgainAndTheCallersStaysAsItIs(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, before, fmt.Sprintf("%+v %+v %+v", *m.Header, *m.Properties, m.Annotations))
 		time.Sleep(4 * time.Hour)
-		require.Len(t, g.came, 2)
-		assert.GreaterOrEqual(t, g.came[1].at.Sub(began), 3*time.Hour)
-		assert.EqualValues(t, 9, g.came[0].m.Header.Priority)
-		assert.Equal(t, time.Hour, g.came[0].m.Header.TTL, "it counts from when the message is delivered")
-		assert.Equal(t, "mine", g.came[1].m.Annotations["x-mine"])
+		came := g.all()
+		require.Len(t, came, 2)
+		assert.GreaterOrEqual(t, came[1].at.Sub(began), 3*time.Hour)
+		assert.EqualValues(t, 9, came[0].m.Header.Priority)
+		assert.Equal(t, time.Hour, came[0].m.Header.TTL, "it counts from when the message is delivered")
+		assert.Equal(t, "mine", came[1].m.Annotations["x-mine"])
 	})
 }
 
@@ -382,4 +391,36 @@ func TestMessagesOutliveTheBroker(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A bound queue that is full holds its messages in the ladder, and with 32 of them all that
+// leave the same level. That is why a queue with a max-length shouldn't be bound.
+func TestABoundQueueThatIsFullHoldsUpItsLevel(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "4.3.6", "orders")
+		w.apply(declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "full", MaxLength: 1, Overflow: declare.RejectPublish, DeadLetter: declare.Drop()}}})
+		bound, err := schedule.Topology(schedule.Names{}, "full")
+		require.NoError(t, err)
+		w.apply(bound)
+		full, orders := newPublisher[int](w, address.Queue("full")), newPublisher[int](w, address.Queue("orders"))
+		for i := range 40 {
+			_, err := full.Publish(t.Context(), schedule.After(time.Second), i) // levels 3 and 1
+			require.NoError(t, err)
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(2 * time.Second)
+		assert.LessOrEqual(t, w.ready("full"), 2, "one, and one too many as RabbitMQ does")
+		_, err = orders.Publish(t.Context(), schedule.After(200*time.Millisecond), 1) // level 1
+		require.NoError(t, err)
+		_, err = orders.Publish(t.Context(), schedule.After(400*time.Millisecond), 2) // level 2
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+		assert.Equal(t, 1, w.ready("orders"), "that of the other level")
+		_, err = declare.DeleteQueue(t.Context(), w.conn.Management(), "full")
+		require.NoError(t, err)
+		time.Sleep(10 * time.Minute)
+		assert.Equal(t, 2, w.ready("orders"))
+		assert.GreaterOrEqual(t, w.ready(schedule.Names{}.DispatchQueue()), 38, "what nobody dispatches waits where it says so")
+	})
 }
