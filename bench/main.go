@@ -44,7 +44,7 @@ func main() {
 }
 
 func parse(args []string) (options, error) {
-	o := options{eachTimeout: time.Minute}
+	o := options{eachTimeout: 2 * time.Minute}
 	f := flag.NewFlagSet("bench", flag.ExitOnError)
 	f.StringVar(&o.url, "url", envOr("HOPBACK_BENCH_URL", "amqp://guest:guest@127.0.0.1:5672/"), "the broker")
 	f.StringVar(&o.path, "path", pathDirect, `how to reach a broker whose port Docker publishes: "direct" to the container where that is possible, "given" as the URL says, through Docker's proxy, or "both", one contest after the other`)
