@@ -58,7 +58,7 @@ const (
 	n091       = "amqp091-go"
 	nWatermill = "watermill-amqp"
 
-	nBatch      = "hopback, batches of 100"
+	nBatch      = "hopback, batches"
 	nHop100     = "hopback, 100 handlers"
 	nRepublish  = "hopback republish"
 	nTraced     = "hopback, otel"
