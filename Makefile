@@ -10,7 +10,7 @@ FUZZTIME ?= 30s
 BROKER = $(GO) run ./internal/broker/cmd/broker
 
 # Modules of their own, whose dependencies aren't the SDK's.
-MODULES = adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe middleware/dedupe/redisstore stream/pgoffset examples/orders
+MODULES = adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe middleware/dedupe/redisstore stream/pgoffset examples/orders examples/protobuf
 
 # Packages whose tests need no broker.
 UNIT = $$($(GO) list ./... | grep -v -e /integration -e /examples -e /internal/broker -e /internal/proxy)

@@ -13,7 +13,7 @@ import (
 func TestSDKDependsOnGoAMQPAlone(t *testing.T) {
 	t.Parallel()
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}",
-		"../address", "../argument", "../client", "../declare/...", "../desk", "../retry", "../schedule", "../stream").CombinedOutput()
+		"../address", "../argument", "../client", "../declare/...", "../desk", "../retry", "../schedule", "../rpc", "../stream", "../temporary").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	for path := range strings.FieldsSeq(string(out)) {
 		assert.True(t, strings.HasPrefix(path, "github.com/hopback/hopback/") || strings.HasPrefix(path, "github.com/Azure/go-amqp"), path)
@@ -30,6 +30,8 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 		"retry": {"address", "argument", "client", "declare", "declare/audit"}, "desk": {"address", "argument", "client", "declare", "declare/audit", "retry"},
 		"schedule":     {"address", "argument", "client", "declare", "middleware/dedupe"},
 		"topologyfile": {"argument", "client", "declare", "retry"},
+		"rpc":          {"address", "argument", "client", "retry"},
+		"temporary":    {"address", "argument", "client", "declare"},
 		"stream":       {"address", "argument", "client", "declare", "retry"},
 	} {
 		out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{join .Imports "\n"}}`, "../"+pkg).CombinedOutput()

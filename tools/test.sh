@@ -52,6 +52,7 @@ modules() {
 	$GO -C cmd/hopback test $race -count=1 -timeout=25m -json ./...
 	$GO -C docs/snippets test -count=1 -timeout=5m -json ./...
 	$GO -C outbox test $race -count=1 -timeout=25m -json ./...
+	$GO -C examples/protobuf test $race -count=1 -timeout=5m -json .
 	$GO -C middleware/dedupe/redisstore test $race -count=1 -timeout=10m -json .
 	$GO -C stream/pgoffset test $race -count=1 -timeout=10m -json .
 	$GO -C observe test -count=1 -timeout=10m -json .
@@ -131,7 +132,7 @@ if [ $result -ne 0 ] && [ -s "$bin/again" ]; then
 	while read -r package test; do
 		dir=${package#github.com/hopback/hopback}
 		module=.
-		for m in adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe middleware/dedupe/redisstore stream/pgoffset examples/orders; do
+		for m in adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe middleware/dedupe/redisstore stream/pgoffset examples/orders examples/protobuf; do
 			case $dir in /$m | /$m/*) module=$m dir=${dir#"/$m"} ;; esac
 		done
 		$GO -C "$module" test $race -count=1 -timeout=15m -json -run "^$test\$" ".$dir"
