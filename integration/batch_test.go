@@ -73,6 +73,23 @@ func TestOnePoisonedMessageOfABatchHopsAndTheOthersAreAcceptedOnce(t *testing.T)
 	})
 }
 
+// A batch that waits long enough is full.
+func TestABatchFills(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()}}})
+		publishNumbers(t, conn, "orders", 200)
+		sizes := make(chan int, 200)
+		stop := consume(t, conn, "orders", batch.JSON(batch.Config{Size: 100, Wait: patience}, func(_ context.Context, items []*batch.Item[int]) error {
+			sizes <- len(items)
+			return nil
+		}), client.ConsumerConfig{})
+		assert.Equal(t, 100, <-sizes)
+		assert.Equal(t, 100, <-sizes)
+		require.NoError(t, stop())
+	})
+}
+
 // A batch has messages of which one fails once. The connection ends behind each single
 // frame in turn, as in TestNoMessageIsLostWhereverTheConnectionEnds.
 func TestNoMessageOfABatchIsLostWhereverTheConnectionEnds(t *testing.T) {
