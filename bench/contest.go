@@ -120,7 +120,7 @@ func contests() []contest {
 		pairs:       []pair{{ours: nCentral, peer: nRepublish, faster: 1}, {ours: nPublished, peer: nRepublish, faster: 1}},
 	})
 	all = append(all, contest{
-		name: "central-whole", title: "the same from the work queue on: a worker rejects, the broker dead-letters, the central retrier forwards", run: runCentral,
+		name: "central-whole", title: "the same from the work queue on: rejected, dead-lettered, forwarded", run: runCentral,
 		contestants: []contestant{{name: nCentral, peer: centralPeer{whole: true}}, {name: nRepublish, peer: hopback{strategy: retry.StrategyRepublish}}},
 		pairs:       []pair{{ours: nCentral, peer: nRepublish}},
 	})
@@ -133,7 +133,7 @@ func contests() []contest {
 	}{
 		{name: "central-two", title: twice},
 		{
-			name: "central-two-far", title: fmt.Sprintf("%s, with a network latency of %v, and a window of %d each", twice, farBroker, farWindow),
+			name: "central-two-far", title: fmt.Sprintf("the same, %v away, with a window of %d each", farBroker, farWindow),
 			one: centralPeer{distance: farBroker, window: farWindow}, fewer: 4, faster: 1.6,
 		},
 	} {

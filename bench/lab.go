@@ -156,11 +156,7 @@ func (l *lab) fillVia(ctx context.Context, to address.Address, body []byte, n in
 	return hopback{}.publishTo(ctx, l.url, to, body, newMeter(1, n-1))
 }
 
-// empty waits until nothing is ready in the queue, and says what is left.
-func (l *lab) empty(ctx context.Context, queue string) error {
-	return l.holds(ctx, queue, 0)
-}
-
+// holds waits until so many messages are ready in the queue.
 func (l *lab) holds(ctx context.Context, queue string, want uint64) error {
 	var got uint64
 	for range 50 {

@@ -33,9 +33,9 @@ type relayPeer interface {
 const (
 	nWatermillSQL = "watermill-sql forwarder"
 	nWatermillBig = "watermill-sql, batch 1000"
-	nConsumed     = "hopback, to the consumer"
+	nConsumed     = "hopback, consumed"
 	nConfirmed    = "hopback, to the confirmation"
-	nNoOutbox     = "without an outbox, to the consumer"
+	nNoOutbox     = "no outbox, consumed"
 	nOldSnapshot  = "hopback, old snapshot"
 )
 

@@ -24,9 +24,9 @@ type rpcPeer interface {
 
 const (
 	nHopDirect = "hopback, direct"
-	nHopQueued = "hopback, reply queue"
+	nHopQueued = "hopback, by queue"
 	nRawDirect = "go-amqp, direct"
-	nRawQueued = "go-amqp, reply queue"
+	nRawQueued = "go-amqp, by queue"
 )
 
 func since42(b client.Broker) bool { return b.AtLeast(4, 2) }
