@@ -139,6 +139,14 @@ func TestScheduledMessagesComeAtTheirTime(t *testing.T) {
 			consume(t, conn, queue, &a, client.ConsumerConfig{})
 		}
 		dispatch(t, conn, schedule.DispatchConfig{})
+		t.Cleanup(func() {
+			if t.Failed() {
+				for _, c := range a.all() {
+					t.Logf("%s came to %s", c.id, c.queue)
+				}
+				s.tellWhereMessagesAre(t)
+			}
+		})
 		poll(t, "all messages have come", func() bool { return len(a.all()) >= len(due) })
 		late := map[string]time.Duration{}
 		queues := map[string]string{}

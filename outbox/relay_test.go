@@ -57,8 +57,8 @@ func TestWhatIsCommittedIsPublishedAndWhatIsRolledBackIsNot(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, tx.Commit())
 			assert.Equal(t, []string{`"committed"`, `"by database/sql"`}, got.await(t, 2))
-			require.Eventually(t, func() bool { return left(t, pool) == 0 }, 10*time.Second, 5*time.Millisecond)
-			assert.Eventually(t, func() bool { return relay.Stats() == outbox.RelayStats{Published: 2} }, 10*time.Second, 5*time.Millisecond)
+			require.Eventually(t, func() bool { return left(t, pool) == 0 }, time.Minute, 5*time.Millisecond)
+			assert.Eventually(t, func() bool { return relay.Stats() == outbox.RelayStats{Published: 2} }, time.Minute, 5*time.Millisecond)
 		})
 	}
 }
@@ -238,7 +238,7 @@ func TestMessageThatCannotBePublishedIsSetAside(t *testing.T) {
 			for key, reason := range reasons {
 				t.Log(key, ": ", reason)
 			}
-			assert.Eventually(t, func() bool { return relay.Stats().SetAside == 4 }, 10*time.Second, 5*time.Millisecond)
+			assert.Eventually(t, func() bool { return relay.Stats().SetAside == 4 }, time.Minute, 5*time.Millisecond)
 
 			// Mended, and put back as docs/outbox.md says.
 			queues(t, conn, "missing")

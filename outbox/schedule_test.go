@@ -84,30 +84,33 @@ func TestScheduledMessagesArePublishedWhenTheyAreDue(t *testing.T) {
 			run(t, pool, conn, outbox.RelayConfig{Order: order})
 			p := outbox.Publisher[string]{To: address.Queue("orders"), Key: func(string) string { return "one" }}
 			now := time.Now()
-			due := map[string]time.Time{"far": now.Add(24 * time.Hour), "third": now.Add(900 * time.Millisecond), "second": now.Add(600 * time.Millisecond), "past": now.Add(-time.Hour)}
+			due := map[string]time.Time{"far": now.Add(24 * time.Hour), "third": now.Add(2200 * time.Millisecond), "second": now.Add(2 * time.Second), "past": now.Add(-time.Hour)}
 			for _, name := range []string{"far", "third", "second", "past"} {
 				given, err := p.PublishAt(t.Context(), pool, due[name], name, id(name))
 				require.NoError(t, err)
 				assert.Equal(t, name, given)
 			}
-			require.Eventually(t, func() bool { return got.order() == "past" }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return strings.HasPrefix(got.order(), "past") }, time.Minute, time.Millisecond)
 			_, err := p.Publish(t.Context(), pool, "at once", id("at-once"))
 			require.NoError(t, err)
+			inTime := time.Now().Before(due["second"])
 			tx, err := pool.Begin(t.Context())
 			require.NoError(t, err)
 			_, err = p.PublishAt(t.Context(), tx, now, "rolled back")
 			require.NoError(t, err)
 			require.NoError(t, tx.Rollback(t.Context()))
 
-			require.Eventually(t, func() bool { return strings.Contains(got.order(), "third") }, 10*time.Second, time.Millisecond)
-			assert.Equal(t, "past at-once second third", got.order())
+			require.Eventually(t, func() bool { return strings.Contains(got.order(), "third") && strings.Contains(got.order(), "at-once") }, time.Minute, time.Millisecond)
+			if inTime { // or else the machine was too slow to tell
+				assert.Equal(t, "past at-once second third", got.order())
+			}
 			for _, name := range []string{"second", "third"} {
 				late := got.came[name].Sub(due[name])
 				assert.Positive(t, late, name)
-				assert.Less(t, late, 5*time.Second, name)
+				assert.Less(t, late, 30*time.Second, name)
 			}
 			assert.Equal(t, 1, waiting(t, pool))
-			require.Eventually(t, func() bool { return left(t, pool) == 0 }, 10*time.Second, 5*time.Millisecond)
+			require.Eventually(t, func() bool { return left(t, pool) == 0 }, time.Minute, 5*time.Millisecond)
 		})
 	}
 }
@@ -168,16 +171,16 @@ func TestCancelAtEachMomentOfAMessageInTheOutbox(t *testing.T) {
 	cancel(givenUp, "given up", outbox.Cancelled)
 	put(pool, "behind", time.Now())
 	relay, _ := run(t, pool, conn, outbox.RelayConfig{})
-	require.Eventually(t, func() bool { return got.order() == "behind" }, 10*time.Second, time.Millisecond, "the others are passed over")
+	require.Eventually(t, func() bool { return got.order() == "behind" }, time.Minute, time.Millisecond, "the others are passed over")
 	require.NoError(t, held.Commit(t.Context()))
 	require.NoError(t, givenUp.Rollback(t.Context()))
-	require.Eventually(t, func() bool { return got.order() == "behind given up" }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return got.order() == "behind given up" }, time.Minute, time.Millisecond)
 
 	// After it was published.
 	cancel(pool, "behind", outbox.Published)
 	cancel(pool, "given up", outbox.Published)
 	assert.Zero(t, waiting(t, pool))
-	require.Eventually(t, func() bool { return relay.Stats().Published == 2 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return relay.Stats().Published == 2 }, time.Minute, time.Millisecond)
 
 	// Later than that is remembered.
 	_, err := pool.Exec(t.Context(), "UPDATE hopback_outbox_scheduled SET ended_at = now() - interval '8 days'")
@@ -186,7 +189,7 @@ func TestCancelAtEachMomentOfAMessageInTheOutbox(t *testing.T) {
 	require.Eventually(t, func() bool {
 		is, err := outbox.Cancel(t.Context(), pool, "behind")
 		return err == nil && is == outbox.UnknownID
-	}, 10*time.Second, 10*time.Millisecond)
+	}, time.Minute, 10*time.Millisecond)
 }
 
 // A relay that takes the message and a Cancel at the same time agree: it is published if
@@ -226,7 +229,7 @@ func TestCancelAndTheRelayAgree(t *testing.T) {
 			assert.Equal(t, outbox.Cancelled, is)
 		}
 	}
-	require.Eventually(t, func() bool { return int(relay.Stats().Published) == published }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return int(relay.Stats().Published) == published }, time.Minute, time.Millisecond)
 	got.mu.Lock()
 	defer got.mu.Unlock()
 	for n, is := range results {
