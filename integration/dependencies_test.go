@@ -30,7 +30,7 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 		"retry": {"address", "argument", "client", "declare", "declare/audit"}, "desk": {"address", "argument", "client", "declare", "declare/audit", "retry"},
 		"schedule":     {"address", "argument", "client", "declare", "middleware/dedupe"},
 		"topologyfile": {"argument", "client", "declare", "retry"},
-		"rpc":          {"address", "argument", "client", "retry"},
+		"rpc":          {"address", "argument", "client", "declare"},
 		"temporary":    {"address", "argument", "client", "declare"},
 		"stream":       {"address", "argument", "client", "declare", "retry"},
 	} {
