@@ -43,6 +43,8 @@ const (
 //     Names.UndeliverableQueue, with ReasonUndeliverable.
 //   - If a queue refuses it, because it is full, it is tried again until it is taken.
 //     Messages for other targets go on.
+//   - If a queue doesn't answer, it is published again, until it is confirmed. Messages for
+//     other targets go on after 10 s.
 //   - If the Store fails, it comes back, and the Store is asked again.
 //
 // The errors are those of client.Conn.Consume and client.NewPublisher.
@@ -74,6 +76,9 @@ func Dispatch(ctx context.Context, conn *client.Conn, cfg DispatchConfig) error 
 
 const (
 	closePatience = 10 * time.Second
+	// answerPatience is how long a message may wait for its target's answer here, where it
+	// occupies one of DispatchConfig.Concurrency.
+	answerPatience = 10 * time.Second
 	// storePause is what a message waits for that a failing Store gives back.
 	storePause = time.Second
 )
@@ -99,15 +104,18 @@ func (d *dispatcher) Handle(ctx context.Context, del *client.Delivery) error {
 			return nil
 		}
 	}
-	err = d.p.Publish(ctx, m)
+	publishing, cancel := context.WithTimeout(ctx, answerPatience)
+	defer cancel()
+	err = d.p.Publish(publishing, m)
 	var bad *argument.Error
 	switch {
 	case err == nil:
 		return nil
 	case errors.As(err, &bad), errors.Is(err, client.ErrUnroutable), errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrUnauthorized), errors.Is(err, client.ErrTooLarge):
 		return client.DeadLetter{Reason: ReasonUndeliverable, Err: fmt.Errorf("schedule: delivering to %v: %w", to, err)}
-	case errors.Is(err, client.ErrRefused):
-		// The consumer tries that again, apart from what goes to other addresses.
+	case errors.Is(err, client.ErrRefused), publishing.Err() != nil && ctx.Err() == nil:
+		// The consumer tries that again, apart from what goes to other addresses. A queue
+		// that hasn't answered may have the message already: then it has it twice.
 		return client.Forward{To: to, Message: m, Err: err}
 	}
 	return client.Requeue{Err: err}

@@ -276,6 +276,35 @@ func TestDispatchWaitsForAFullQueueAndForNoOther(t *testing.T) {
 	})
 }
 
+// A queue that doesn't answer holds up no other, even if all of Dispatch's places wait for it.
+func TestDispatchWaitsForASilentQueueAndForNoOther(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "4.3.6")
+		w.apply(declare.Topology{Queues: []declare.Queue{
+			declare.QuorumQueue{Name: "silent", DeadLetter: declare.Drop()}, declare.QuorumQueue{Name: "free", DeadLetter: declare.Drop()},
+		}})
+		silent, free := newPublisher[int](w, address.Queue("silent")), newPublisher[int](w, address.Queue("free"))
+		release, err := w.broker.Queue("silent").HoldConfirms()
+		require.NoError(t, err)
+		for i := range 16 {
+			_, err := silent.Publish(t.Context(), schedule.After(0), i)
+			require.NoError(t, err)
+		}
+		for i := range 16 {
+			_, err := free.Publish(t.Context(), schedule.After(time.Second), i)
+			require.NoError(t, err)
+		}
+		w.dispatch(schedule.DispatchConfig{Concurrency: 8})
+		time.Sleep(5 * time.Minute)
+		assert.Equal(t, 16, w.ready("free"))
+		release()
+		time.Sleep(time.Hour)
+		assert.GreaterOrEqual(t, w.ready("silent"), 16, "none is lost")
+		assert.Zero(t, w.ready(schedule.Names{}.DispatchQueue()))
+	})
+}
+
 // What others put into the ladder's queue, or what has no target, is kept where it says so.
 func TestDispatchKeepsWhatItCanNotDeliver(t *testing.T) {
 	t.Parallel()

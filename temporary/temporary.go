@@ -77,6 +77,9 @@ func Consume(ctx context.Context, conn *client.Conn, q Queue, h client.Handler, 
 	if conn == nil {
 		return argument.New("conn", nil, "is nil", "use a connection from client.Connect")
 	}
+	if f, ok := h.(client.HandlerFunc); h == nil || ok && f == nil {
+		return argument.New("handler", nil, "is nil", "give Consume a Handler, such as client.JSON(func(ctx, price) error {...})")
+	}
 	q, t, err := q.topology()
 	if err != nil {
 		return err
