@@ -44,7 +44,7 @@ const (
 //   - If a queue refuses it, because it is full, it is tried again until it is taken.
 //     Messages for other targets go on.
 //   - If a queue doesn't answer, it is published again, until it is confirmed. Messages for
-//     other targets go on after 10 s.
+//     other targets wait for a place for up to 10 s.
 //   - If the Store fails, it comes back, and the Store is asked again.
 //
 // The errors are those of client.Conn.Consume and client.NewPublisher.
