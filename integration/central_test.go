@@ -224,8 +224,13 @@ func TestCentralRetriesByThePolicyWhatWorkersReject(t *testing.T) {
 // a queue that isn't configured is kept, too, and told.
 func TestCentralTellsDeathsApart(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
+		expired := make(chan struct{}, 10)
 		policy := retry.Policy{MaxRetries: 1, Backoff: retry.Delays(50 * time.Millisecond), Rules: []retry.ErrorRule{{If: func(err error) bool {
-			return retry.OnReason(retry.ReasonExpired)(err) && retry.OnHeader("again", true)(err)
+			if !retry.OnReason(retry.ReasonExpired)(err) || !retry.OnHeader("again", true)(err) {
+				return false
+			}
+			expired <- struct{}{}
+			return true
 		}}}}
 		conn, log := s.connect(t)
 		other := declare.QuorumQueue{Name: "others", DeadLetter: declare.DeadLetterTarget{Exchange: "dead_letter_exchange", RoutingKey: "orders-2024"}}
@@ -254,7 +259,7 @@ func TestCentralTellsDeathsApart(t *testing.T) {
 		d = retry.DeathOf(p.take("late.dead", 1)[0])
 		assert.Equal(t, [2]string{"expired", "late"}, [2]string{string(d.Reason), d.Queue})
 		p.put("late", expiring(true))
-		poll(t, "it has expired", func() bool { return ready(t, conn, "late") == 0 })
+		await(t, expired, "the message's death")
 		m := p.take("late", 1)[0]
 		assert.Equal(t, 1, retry.Count(m), "the rule retries it, without its ttl")
 

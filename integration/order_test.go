@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
@@ -23,9 +22,9 @@ import (
 func TestPublishingKeepsOrderWhileConnectionsAreCut(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		const batch = 5_000
-		messages, cuts := 20_000, 32
+		messages, cuts := 20_000, 30 // at least
 		if os.Getenv("HOPBACK_LONG") != "" {
-			messages, cuts = 200_000, 320
+			messages, cuts = 200_000, 300
 		}
 		direct, _ := s.connect(t)
 		apply(t, direct, queueOf(declare.QuorumQueue{Name: "orders"}))
@@ -45,28 +44,30 @@ func TestPublishingKeepsOrderWhileConnectionsAreCut(t *testing.T) {
 		seed := uint64(began.UnixNano())
 		t.Logf("seed %d", seed)
 		random := rand.New(rand.NewPCG(seed, 0))
-		var sent atomic.Int64 // made into messages so far
+		var sent, done atomic.Int64 // made into messages so far; connections cut
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		published := make(chan error, 1)
 		go func() {
 			var errs []error
-			for first := 0; first < messages; first += batch {
+			first := 0
+			for ; first < messages || done.Load() < int64(cuts) && ctx.Err() == nil; first += batch {
 				orders := make([]order, batch)
 				for i := range orders {
 					orders[i].ID = first + i
 				}
 				errs = append(errs, p.PublishAll(ctx, orders, func(order, *client.Message) { sent.Add(1) }))
 			}
+			messages = first
 			published <- errors.Join(errs...)
 		}()
 		// The cuts come amid the sending, and not by the clock: each a random number of
 		// messages after the link was back.
-		done := 0
-		for done < cuts && len(published) == 0 {
-			next := sent.Load() + 1 + random.Int64N(int64(messages/cuts*2/3))
+		apart := int64(messages / cuts * 2 / 3)
+		for done.Load() < int64(cuts) && len(published) == 0 {
+			next := sent.Load() + 1 + random.Int64N(apart)
 			poll(t, "it goes on", func() bool { return sent.Load() >= next || len(published) > 0 })
-			done += wire.Cut()
+			done.Add(int64(wire.Cut()))
 		}
 		require.NoError(t, <-published) // within ctx
 		took := time.Since(began)
@@ -95,8 +96,7 @@ func TestPublishingKeepsOrderWhileConnectionsAreCut(t *testing.T) {
 			require.FailNow(t, "not all that was published arrives")
 		}
 		poll(t, "the queue is empty", func() bool { return ready(t, direct, "orders") == 0 })
-		assert.GreaterOrEqual(t, done, cuts-2, "cuts")
 		report(t, s, "%d messages in order over %d cuts in %v (%v with consuming), %d links lost with %d messages unanswered, %d duplicates",
-			messages, done, took.Round(time.Millisecond), time.Since(began).Round(time.Millisecond), lost.Load(), unanswered.Load(), duplicates)
+			messages, done.Load(), took.Round(time.Millisecond), time.Since(began).Round(time.Millisecond), lost.Load(), unanswered.Load(), duplicates)
 	})
 }

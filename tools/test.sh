@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# "make test": lint, and all tests, with RabbitMQ 4.3 and 4.0. The first time on
-# a machine the brokers take a minute or so to build, so what needs none of them
-# goes on meanwhile. Brokers that run already are used and left running.
+# "make test": lint, and all tests, with RabbitMQ 4.3 and 4.0. Two lanes run beside each
+# other, since each waits for much of its time: what needs no broker that is shared, and
+# what does. The first time on a machine the brokers take a minute or so to build. Brokers
+# that run already are used and left running.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 GO=${GO:-go}
 versions=(4.3 4.0)
 
 bin=$(mktemp -d)
-started=() up=
+started=() up= beside=
 end_brokers() {
 	if [ -n "$up" ]; then
 		kill -TERM "$up" 2>/dev/null # it ends what it has half started
@@ -18,7 +19,7 @@ end_brokers() {
 	[ ${#started[@]} -eq 0 ] || "$bin/broker" down "${started[@]}"
 	started=()
 }
-trap 'end_brokers; kill $(jobs -p) 2>/dev/null; rm -rf "$bin"' EXIT
+trap '[ -z "$beside" ] || kill -TERM -- "-$beside" 2>/dev/null; end_brokers; kill $(jobs -p) 2>/dev/null; rm -rf "$bin"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
@@ -39,9 +40,10 @@ exec 3> >(exec "$bin/tally" -again "$bin/again")
 tally=$!
 # phase tells where the time goes.
 phase() { echo "after $SECONDS s: $1"; }
-failed() { echo "{\"Action\":\"fail\",\"Package\":\"$1\"}" >&3; }
+lane=3 # where results go: see below
+failed() { echo "{\"Action\":\"fail\",\"Package\":\"$1\"}" >&$lane; }
 # -count=1, as what a broker does is not in the test cache's key.
-run_tests() { $GO test $race -count=1 -timeout=25m -json "$@" >&3; }
+run_tests() { $GO test $race -count=1 -timeout=25m -json "$@" >&$lane; }
 
 # Modules of their own, so that what they need isn't among what hopback needs. They mostly
 # wait: for a PostgreSQL, a Redis and a Prometheus of their own. So they run beside the rest.
@@ -57,43 +59,49 @@ modules() {
 	$GO -C stream/pgoffset test $race -count=1 -timeout=10m -json .
 	$GO -C observe test -count=1 -timeout=10m -json .
 }
-modules >"$bin/modules.json" &
-modules=$!
-
-phase "lint"
-${MAKE:-make} --no-print-directory lint || failed lint
 
 mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /examples -e /internal/broker -e /internal/proxy)
 # Lateness is measured there, so one package at a time.
 mapfile -t timed < <($GO list ./internal/proxy ./examples/...)
 # These mostly wait for brokers of their own to start and to die.
 mapfile -t faulty < <($GO list ./internal/broker/... ./integration/chaos ./integration/cluster)
-phase "tests that need no broker"
-run_tests "${unit[@]}"
-# Allocations are counted without the race detector, which makes some of its own.
-[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&3
-# With a broker in memory the race detector looks on. With the real ones, which take most
-# of the CPU, it would only make everything slower once more.
-phase "integration, in memory"
-run_tests ./integration -brokers=memory-4.3
-$GO test -count=1 -timeout=25m -json ./integration -brokers=memory-4.0 >&3
-phase "modules of their own"
-wait $modules
-cat "$bin/modules.json" >&3
 
-wait "$up"
-came_up=$?
-up=
-if [ $came_up -eq 0 ]; then
+# What needs none of the brokers that are shared.
+without_brokers() {
+	set +m
+	modules >"$bin/modules.json" &
+	modules=$!
+	phase "lint"
+	${MAKE:-make} --no-print-directory lint || failed lint
+	phase "tests that need no broker"
+	run_tests "${unit[@]}"
+	# Allocations are counted without the race detector, which makes some of its own.
+	[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&$lane
+	# With a broker in memory the race detector looks on. With the real ones, which take most
+	# of the CPU, it would only make everything slower once more.
+	phase "integration, in memory"
+	run_tests ./integration -brokers=memory-4.3
+	$GO test -count=1 -timeout=25m -json ./integration -brokers=memory-4.0 >&$lane
+	phase "brokers that die"
+	run_tests -p=2 "${faulty[@]}"
+	phase "modules of their own"
+	wait $modules
+	cat "$bin/modules.json" >&$lane
+	phase "what needs none of the shared brokers is done"
+}
+
+# What needs them.
+with_brokers() {
 	phase "integration, with real brokers"
 	# Tests that need a broker for themselves mostly wait for it, one after the other. The
 	# rest needn't wait for them.
-	alone="^($(paste -sd'|' integration/alone.txt))\$"
-	$GO test -count=1 -timeout=25m -json -run "$alone" ./integration -brokers=real >"$bin/alone.json" &
-	alone_pid=$!
-	$GO test -count=1 -timeout=25m -json -skip "$alone" ./integration -brokers=real >&3
-	wait $alone_pid
-	cat "$bin/alone.json" >&3
+	local single
+	single="^($(paste -sd'|' integration/alone.txt))\$"
+	$GO test -count=1 -timeout=25m -json -run "$single" ./integration -brokers=real >"$bin/single.json" &
+	local single_pid=$!
+	$GO test -count=1 -timeout=25m -json -skip "$single" ./integration -brokers=real >&$lane
+	wait $single_pid
+	cat "$bin/single.json" >&$lane
 	phase "fresh brokers"
 	# A broker that has had all of that can take over 5 s to start a quorum queue for
 	# minutes, and RabbitMQ 4.3 gives up then (cluster_not_formed). So the rest gets fresh ones.
@@ -106,21 +114,39 @@ if [ $came_up -eq 0 ]; then
 			sleep $pause
 		done
 	fi
+	phase "other clients, OpenTelemetry, the outbox"
+	$GO -C adapter/officialclient test $race -count=1 -timeout=25m -json ./integration >&$lane
+	$GO -C integration/foreign test -count=1 -timeout=25m -json . >&$lane
+	$GO -C otel test $race -count=1 -timeout=25m -json ./integration >&$lane
+	HOPBACK_TEST_BROKERS=real $GO -C outbox test -count=1 -timeout=10m -run '^TestWhat(TheBrokerLacks|IsForbidden)' -json . >&$lane
 	phase "a browser, random sequences, examples"
 	# Without Chromium it is skipped, and says so.
-	$GO test -count=1 -timeout=15m -json ./integration/browser >&3
-	$GO test -count=1 -timeout=10m -json ./integration/differ >&3
+	$GO test -count=1 -timeout=15m -json ./integration/browser >&$lane
+	$GO test -count=1 -timeout=10m -json ./integration/differ >&$lane
 	run_tests -p=1 "${timed[@]}"
-	phase "brokers that die"
-	run_tests -p=2 "${faulty[@]}"
-	phase "other clients, OpenTelemetry, the outbox"
-	$GO -C adapter/officialclient test $race -count=1 -timeout=25m -json ./integration >&3
-	$GO -C integration/foreign test -count=1 -timeout=25m -json . >&3
-	$GO -C otel test $race -count=1 -timeout=25m -json ./integration >&3
-	HOPBACK_TEST_BROKERS=real $GO -C outbox test -count=1 -timeout=10m -run '^TestWhat(TheBrokerLacks|IsForbidden)' -json . >&3
+}
+
+# Both lanes have tests of the same names, so the tally reads one after the other: this one
+# at once, the other when it is whole.
+set -m # a process group of its own, so that it can be ended as a whole
+without_brokers &
+beside=$!
+set +m
+
+lane=4
+exec 4>"$bin/with_brokers.json"
+wait "$up"
+came_up=$?
+up=
+if [ $came_up -eq 0 ]; then
+	with_brokers
 else
 	failed "integration: no broker"
 fi
+exec 4>&-
+wait "$beside"
+beside=
+cat "$bin/with_brokers.json" >&3
 phase "done"
 exec 3>&-
 wait "$tally"
