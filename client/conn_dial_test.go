@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/internal/rawlink"
 )
 
 // pipes dials pipes, at the other end of which a broker serves.
@@ -128,4 +129,35 @@ func TestHostileDialsNeitherPanicNorHang(t *testing.T) {
 	}
 	close(late)
 	<-closed // what came too late is closed
+}
+
+// What reads raw frames connects to where the Conn is, or to an endpoint behind it, and
+// begins again at the first behind the last. One that can't be reached is passed over.
+func TestRawConnectionsGoToTheEndpointsInTurn(t *testing.T) {
+	p := &pipes{}
+	t.Cleanup(p.peers.Wait)
+	down := false
+	c, err := Connect(t.Context(), "amqp://a.test", Config{
+		Endpoints: []string{"amqp://b.test", "amqp://c.test"}, Logger: quiet, Reconnect: testBackoff,
+		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			if down && address == "b.test:5672" {
+				return nil, errors.New("it is down")
+			}
+			return p.dial(ctx, network, address)
+		},
+	})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close(t.Context())) }()
+	to := func(behind int) string {
+		t.Helper()
+		d, err := rawlink.Dial(t.Context(), c, behind)
+		require.NoError(t, err)
+		require.NoError(t, d.Net.Close())
+		return d.Shown
+	}
+	for behind, host := range []string{"a", "b", "c", "a"} {
+		assert.Contains(t, to(behind), "//"+host+".test", behind)
+	}
+	down = true
+	assert.Contains(t, to(1), "//c.test")
 }

@@ -15,12 +15,14 @@ func init() {
 		c := conn.(*Conn)
 		return rawlink.Owner{Closed: c.closing, Pause: c.cfg.Reconnect.pause}
 	}
-	rawlink.Dial = func(ctx context.Context, conn any) (rawlink.Dialed, error) { return conn.(*Conn).dialRaw(ctx) }
+	rawlink.Dial = func(ctx context.Context, conn any, behind int) (rawlink.Dialed, error) {
+		return conn.(*Conn).dialRaw(ctx, behind)
+	}
 }
 
-// dialRaw makes a network connection, to the endpoint that the first line uses if that
-// can be reached.
-func (c *Conn) dialRaw(ctx context.Context) (rawlink.Dialed, error) {
+// dialRaw makes a network connection, to the endpoint that is so many behind the one that
+// the first line uses, or to the next that can be reached.
+func (c *Conn) dialRaw(ctx context.Context, behind int) (rawlink.Dialed, error) {
 	c.mu.Lock()
 	at, cfg, closed := c.lines[0].at, c.lines[0].cfg, c.ctx.Err() != nil
 	c.mu.Unlock()
@@ -29,7 +31,7 @@ func (c *Conn) dialRaw(ctx context.Context) (rawlink.Dialed, error) {
 	}
 	var errs []error
 	for i := range c.endpoints {
-		ep := c.endpoints[(at+i)%len(c.endpoints)]
+		ep := c.endpoints[(at+behind+i)%len(c.endpoints)]
 		d, err := dialRaw(ctx, ep, cfg)
 		if err == nil {
 			return d, nil

@@ -87,6 +87,9 @@ type consumer struct {
 	broker client.Broker
 	saver  *saver
 	began  time.Time
+	// behind is how many endpoints behind the Conn's to connect to. A node can be up and
+	// not serve the stream, for as long as it runs.
+	behind int
 
 	// The worker's.
 	at               Offset                             // where to begin, or to go on
@@ -227,6 +230,9 @@ func (k *consumer) work(ctx, handlerCtx context.Context) error {
 		began := time.Now()
 		up, err := k.live(ctx, handlerCtx)
 		attached = attached || up
+		if !up {
+			k.behind++
+		}
 		if ctx.Err() != nil || isFinal(err) {
 			if errors.Is(err, errDrained) || ctx.Err() != nil && !isFinal(err) {
 				return nil
@@ -292,7 +298,7 @@ func (k *consumer) translate(ctx context.Context, err error) error {
 
 // live consumes over one connection. up says whether the stream was attached to.
 func (k *consumer) live(ctx, handlerCtx context.Context) (up bool, err error) {
-	raw, err := rawlink.OpenFor(ctx, k.conn, "stream")
+	raw, err := rawlink.OpenFor(ctx, k.conn, "stream", k.behind)
 	if err != nil {
 		return false, err
 	}

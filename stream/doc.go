@@ -17,6 +17,7 @@
 // To publish to a stream, use a client.Publisher with the stream's address. FilterValue
 // sets the value that Filter.Values select by. Declare a stream with declare.Stream.
 //
-// Each consumer has a connection of its own, to where its client.Conn is connected to.
+// Each consumer has a connection of its own, to where its client.Conn is connected to, or
+// to the next endpoint if that doesn't serve the stream.
 // The Conn's Config.Instrument and Config.Observe aren't called for it.
 package stream

@@ -30,8 +30,9 @@ type Dialed struct {
 	IdleTimeout time.Duration
 }
 
-// Dial connects to where conn, a *client.Conn, is connected to. Package client sets it.
-var Dial func(ctx context.Context, conn any) (Dialed, error)
+// Dial connects to where conn, a *client.Conn, is connected to, or to the endpoint that is
+// so many behind it. Package client sets it.
+var Dial func(ctx context.Context, conn any, behind int) (Dialed, error)
 
 // Owner is what else a *client.Conn is configured with.
 type Owner struct {
@@ -156,11 +157,12 @@ type Delivery struct {
 
 // Open opens a connection to where conn, a *client.Conn, is connected to, and begins a
 // session. ctx bounds the opening alone.
-func Open(ctx context.Context, conn any) (*Conn, error) { return OpenFor(ctx, conn, "desk") }
+func Open(ctx context.Context, conn any) (*Conn, error) { return OpenFor(ctx, conn, "desk", 0) }
 
-// OpenFor is Open. The purpose is the end of the connection's name.
-func OpenFor(ctx context.Context, conn any, purpose string) (*Conn, error) {
-	d, err := Dial(ctx, conn)
+// OpenFor is Open, to the endpoint that is so many behind the one that conn is connected
+// to. The purpose is the end of the connection's name.
+func OpenFor(ctx context.Context, conn any, purpose string, behind int) (*Conn, error) {
+	d, err := Dial(ctx, conn, behind)
 	if err != nil {
 		return nil, err
 	}

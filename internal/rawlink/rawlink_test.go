@@ -19,7 +19,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	Dial = func(_ context.Context, conn any) (Dialed, error) {
+	Dial = func(_ context.Context, conn any, _ int) (Dialed, error) {
 		c, ok := conn.(net.Conn)
 		if !ok {
 			return Dialed{}, errors.New("nobody is there")
