@@ -314,7 +314,11 @@ func consumerOf(ctx context.Context) *consumer {
 	if !ok {
 		return nil
 	}
-	s, ok := d.link.(*stint)
+	link := d.link
+	if f, ok := link.(*foldedLink); ok {
+		link = f.deliveryLink
+	}
+	s, ok := link.(*stint)
 	if !ok {
 		return nil
 	}

@@ -45,7 +45,8 @@ func (s *stint) take(m *Message) {
 	if s.consumer.returns.notice(m, s.consumer.deps.now) {
 		s.consumer.log.Warn("hopback: the queue ignores the delivery time of messages that went back; deliveries that wait for their forwards are kept instead")
 	}
-	d := &Delivery{message: m, queue: s.consumer.queue, received: now, link: s}
+	d := newDelivery(m, s, s.consumer.foldDeaths)
+	d.queue, d.received = s.consumer.queue, now
 	s.leases.begin(d)
 	if frames.Undecodable(m.Data) {
 		s.hold(d)

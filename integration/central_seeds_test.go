@@ -18,6 +18,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -245,20 +246,43 @@ func TestWhatTheBrokerTellsOfADeath(t *testing.T) {
 		// Central has the history folded. It says the same.
 		require.IsType(t, &amqp.StateAccepted{}, p.send(address.Queue("delay"), amqp.NewMessage([]byte("c"))))
 		require.NoError(t, r.RejectMessage(ctx, p.next(r), nil))
-		folding := &foldingHandler{got: make(chan *client.Message, 4)}
+		folding := &foldingHandler{got: make(chan *client.Delivery, 4)}
 		stop := consume(t, conn, "failed", folding, client.ConsumerConfig{})
-		folded := <-folding.got
+		d := <-folding.got
 		require.NoError(t, stop())
-		assert.IsType(t, []byte{}, folded.Annotations[deathlog.FoldedKey])
+		folded := deathlog.Peek(d).(*client.Message).Annotations
+		require.Contains(t, folded, deathlog.FoldedKey)
+		for key := range folded {
+			assert.False(t, frames.Folds(key.(string)), "%s isn't folded", key)
+		}
 		assert.Equal(t, []deathlog.Death{
 			{Queue: "orders", Reason: "rejected", Exchange: "back", RoutingKey: "delay"},
 			{Queue: "delay", Reason: "expired", RoutingKey: "delay"},
-		}, deathlog.Of(folded.Annotations))
+		}, deathlog.Of(nil, folded))
+		key, _ := deathlog.Text(folded, "x-routing-key")
+		assert.Equal(t, "delay", key)
+
+		// Others are shown all of it, as go-amqp decodes it.
+		whole := d.Message().Annotations
+		for key, v := range map[string]string{
+			"x-exchange": "errors", "x-routing-key": "delay",
+			"x-first-death-queue": "delay", "x-first-death-reason": "expired", "x-first-death-exchange": "",
+			"x-last-death-queue": "orders", "x-last-death-reason": "rejected", "x-last-death-exchange": "back",
+		} {
+			assert.Equal(t, v, whole[key], key)
+			assert.Equal(t, v, d.Annotation(key), key)
+		}
+		require.IsType(t, []map[any]any{}, whole["x-opt-deaths"])
+		deaths := whole["x-opt-deaths"].([]map[any]any)
+		require.Len(t, deaths, 2)
+		assert.IsType(t, time.Time{}, deaths[0]["first-time"])
+		assert.Equal(t, []string{"delay"}, deaths[0]["routing-keys"])
+		assert.NotContains(t, whole, deathlog.FoldedKey)
 	})
 }
 
 // foldingHandler asks for folded death histories.
-type foldingHandler struct{ got chan *client.Message }
+type foldingHandler struct{ got chan *client.Delivery }
 
 func (h *foldingHandler) Prepare(_ context.Context, s client.Start) error {
 	deathlog.Fold(s)
@@ -266,6 +290,6 @@ func (h *foldingHandler) Prepare(_ context.Context, s client.Start) error {
 }
 
 func (h *foldingHandler) Handle(_ context.Context, d *client.Delivery) error {
-	h.got <- d.Message()
+	h.got <- d
 	return nil
 }

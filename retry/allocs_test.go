@@ -33,3 +33,20 @@ func TestAllocationsOfEachStrategy(t *testing.T) {
 		assert.LessOrEqual(t, count(Permanent(failed)), c.ended, "%v, dead", c.strategy)
 	}
 }
+
+// What Central does to a message that a worker has rejected is one allocation more than a
+// decorator's failure: the error, which a handler brings along.
+func TestAllocationsOfCentral(t *testing.T) {
+	notUnderRace(t)
+	count := func(m *client.Message, p Policy) int {
+		h := Central(p, CentralConfig{Queues: []string{"orders"}})
+		d := client.NewDelivery("failed_queue", m)
+		return int(testing.AllocsPerRun(1000, func() { _ = h.Handle(t.Context(), d) }))
+	}
+	once := Policy{Backoff: Delays(time.Minute), MaxRetries: 1, Worker: "w"}
+	rejected := failed("orders", "orders", "rejected")
+	assert.LessOrEqual(t, count(foldedCopy(rejected), once), 11, "to be retried")
+	assert.LessOrEqual(t, count(rejected, once), 11, "with a history that isn't folded")
+	rejected.ApplicationProperties = map[string]any{CountProperty: int64(1)}
+	assert.LessOrEqual(t, count(foldedCopy(rejected), once), 20, "dead")
+}

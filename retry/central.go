@@ -87,7 +87,7 @@ func Central(p Policy, cfg CentralConfig) client.Handler {
 		cfg, err = cfg.withDefaults(&pl)
 	}
 	c.cfg, c.invalid = cfg, err
-	c.retries = &decorator{plan: &pl}
+	c.retries = &decorator{plan: &pl, forgets: []string{cfg.ReasonKey, cfg.TextKey, cfg.TypeKey}, counter: cfg.Counter}
 	c.clock = &clock{own: pl.now}
 	c.queues = make(map[string]bool, len(cfg.Queues))
 	for _, q := range cfg.Queues {
@@ -215,11 +215,10 @@ func (c *central) Handle(ctx context.Context, d *client.Delivery) (err error) {
 
 // arrival is a message of the failed queue.
 type arrival struct {
-	// asWas is the delivery that failed: the message as the work queue's worker had it.
-	asWas *client.Delivery
-	known bool // the work queue is one of ours
-	was   past
-	err   *Rejected
+	message *client.Message // see messageOf
+	known   bool            // the work queue is one of ours
+	was     past
+	err     *Rejected
 	// dead is what the message is dead of unless a rule retries it.
 	dead client.Reason
 	// given is the reason of a worker with With, which has given the message up.
@@ -248,9 +247,12 @@ func (c *central) handle(d *client.Delivery, f arrival) error {
 	case decidedDead:
 		return c.giveUp(d, f, what.reason, what.err)
 	}
-	switch o := c.retries.wait(f.asWas, what, f.err, f.was, now).(type) {
+	waits := c.retries.wait(d, what, f.err, f.was, now)
+	switch o := waits.(type) {
 	case client.Forward:
-		report(d, what, client.DecisionRetry, string(StrategyRepublish), c.retries.plan.held(StrategyRepublish, what.delay), f.err)
+		if c.cfg.Counter == "" {
+			return waits
+		}
 		return c.counted(o, what.count, f.err.Queue)
 	case client.DeadLetter:
 		return c.giveUp(d, f, o.Reason, o.Err)
@@ -261,10 +263,14 @@ func (c *central) handle(d *client.Delivery, f arrival) error {
 
 // read finds out which work queue a message failed in, and why.
 func (c *central) read(d *client.Delivery) (f arrival) {
-	m := d.Message()
-	queue, died := c.origin(m, deathlog.Of(m.Annotations))
-	f.known = c.queues[queue]
-	f.err = &Rejected{Reason: ReasonRejected, Queue: cmp.Or(queue, d.Queue()), message: m}
+	m := messageOf(d)
+	var few [4]deathlog.Death // most have one or two
+	queue, died := c.origin(m, deathlog.Of(few[:0], m.Annotations))
+	made := &struct {
+		Rejected
+		failedIn
+	}{Rejected: Rejected{Reason: ReasonRejected, Queue: cmp.Or(queue, d.Queue()), delivery: d}}
+	f.message, f.known, f.err = m, c.queues[queue], &made.Rejected
 	switch died.Reason {
 	case "delivery_limit":
 		f.err.Reason = ReasonDeliveryLimit
@@ -286,13 +292,28 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 		f.err.Reason = client.Reason(cmp.Or(said(m, c.cfg.ReasonKey), string(ReasonRejected)))
 		f.err.Text, f.err.ErrorType = said(m, c.cfg.TextKey), said(m, c.cfg.TypeKey)
 	}
-	was := c.asItWas(m, died)
-	f.asWas, f.was = client.NewDelivery(f.err.Queue, was), pastOf(was)
+	f.was = pastOf(m)
+	f.was.failedIn = &made.failedIn
+	f.was.failedIn.queue, f.was.failedIn.routed = f.err.Queue, routed(m, died)
 	if c.cfg.Counter != "" {
-		n, _ := parseCount(was.ApplicationProperties[c.cfg.Counter])
-		f.was.count = max(f.was.count, n)
+		for _, v := range []any{m.ApplicationProperties[c.cfg.Counter], m.Annotations[c.cfg.Counter]} {
+			n, _ := parseCount(v)
+			f.was.count = max(f.was.count, n)
+		}
 	}
 	return f
+}
+
+// routed is how a message was routed to the queue where it failed. Of a message that hasn't
+// died there, as far as is known, it is what led to the failed queue.
+func routed(m *client.Message, died deathlog.Death) (by [len(originOf)]origin) {
+	if died.Queue != "" {
+		return [...]origin{{known: true, text: died.Exchange}, {known: true, text: died.RoutingKey}}
+	}
+	for i, o := range originOf {
+		by[i].text, by[i].known = deathlog.Text(m.Annotations, o.brokers)
+	}
+	return by
 }
 
 // origin returns the work queue of a message and its death there. What is called a death
@@ -300,66 +321,32 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 // queue may have copied old headers.
 func (c *central) origin(m *client.Message, history []deathlog.Death) (string, deathlog.Death) {
 	in := func(queue string) deathlog.Death {
-		i := slices.IndexFunc(history, func(d deathlog.Death) bool { return d.Queue == queue })
-		if i < 0 {
-			return deathlog.Death{}
+		for _, d := range history {
+			if d.Queue == queue {
+				return d
+			}
 		}
-		return history[i]
+		return deathlog.Death{}
 	}
-	key, _ := m.Annotations["x-routing-key"].(string)
-	candidates := []string{key}
-	if len(history) > 0 {
-		candidates = []string{history[0].Queue, key, history[len(history)-1].Queue}
-	}
-	for _, q := range candidates {
-		if c.queues[q] {
-			return q, in(q)
-		}
-	}
-	if len(history) > 0 {
+	if len(history) > 0 && c.queues[history[0].Queue] {
 		return history[0].Queue, history[0]
 	}
-	return key, deathlog.Death{}
-}
-
-// asItWas returns m as the worker had it that rejected it: without what the broker has
-// added since, and without what the worker said about its failure.
-func (c *central) asItWas(m *client.Message, died deathlog.Death) *client.Message {
-	was := *m
-	was.Annotations = maps.Clone(m.Annotations)
-	for _, key := range []any{deathlog.Key, deathlog.FoldedKey, "x-exchange", "x-routing-key", c.cfg.ReasonKey, c.cfg.TextKey, c.cfg.TypeKey} {
-		delete(was.Annotations, key)
+	key, _ := deathlog.Text(m.Annotations, "x-routing-key")
+	if c.queues[key] {
+		return key, in(key)
 	}
-	if died.Queue != "" {
-		if was.Annotations == nil {
-			was.Annotations = map[any]any{}
-		}
-		was.Annotations["x-exchange"], was.Annotations["x-routing-key"] = died.Exchange, died.RoutingKey
+	if len(history) == 0 {
+		return key, deathlog.Death{}
 	}
-	own := false // the application properties are a copy
-	for _, key := range []string{c.cfg.ReasonKey, c.cfg.TextKey, c.cfg.TypeKey} {
-		if _, has := was.ApplicationProperties[key]; has {
-			if !own {
-				was.ApplicationProperties, own = maps.Clone(was.ApplicationProperties), true
-			}
-			delete(was.ApplicationProperties, key)
-		}
+	if first := history[len(history)-1].Queue; c.queues[first] {
+		return first, in(first)
 	}
-	for _, counter := range []string{CountProperty, c.cfg.Counter} {
-		if _, has := was.Annotations[counter]; has && !own {
-			was.ApplicationProperties, own = maps.Clone(was.ApplicationProperties), true
-		}
-		counterToProperty(&was, counter)
-	}
-	return &was
+	return history[0].Queue, history[0]
 }
 
 // counted makes the copy bear the other system's counter, and sends it where that system
 // holds messages.
 func (c *central) counted(o client.Forward, count int, queue string) client.Forward {
-	if c.cfg.Counter == "" {
-		return o
-	}
 	setCount(o.Message, c.cfg.Counter, count)
 	if c.cfg.CounterExchange != "" {
 		o.To = address.Exchange(c.cfg.CounterExchange, queue)
@@ -373,7 +360,7 @@ func (c *central) counted(o client.Forward, count int, queue string) client.Forw
 
 // giveUp sends a message to the dead-letter queue with its history.
 func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, err error) error {
-	h := c.retries.plan.history(f.asWas, err, f.was, c.clock.now())
+	h := c.retries.plan.history(d, err, f.was, c.clock.now())
 	h[client.AnnotationReason] = string(reason)
 	report(d, decision{attempt: f.was.count + 1}, client.DecisionDeadLetter, string(reason), 0, err)
 	return c.bury(d, f, h)
@@ -382,11 +369,13 @@ func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, er
 // passOn sends a message that a worker with With has given up to the dead-letter queue.
 func (c *central) passOn(d *client.Delivery, f arrival) error {
 	h := map[string]any{client.AnnotationReason: string(f.given), AnnotationRetries: int64(f.was.count)}
-	for k, v := range map[string]string{
-		AnnotationQueue: f.err.Queue, AnnotationExchange: said(f.asWas.Message(), "x-exchange"), AnnotationRoutingKey: said(f.asWas.Message(), "x-routing-key"),
-	} {
-		if _, has := d.Annotation(k).(string); !has {
-			h[k] = v
+	h[AnnotationQueue] = f.err.Queue
+	for i, o := range originOf {
+		h[o.own] = f.was.failedIn.routed[i].text
+	}
+	for _, k := range []string{AnnotationQueue, AnnotationExchange, AnnotationRoutingKey} {
+		if _, has := f.message.Annotations[k].(string); has {
+			delete(h, k)
 		}
 	}
 	return c.bury(d, f, h)
@@ -394,15 +383,20 @@ func (c *central) passOn(d *client.Delivery, f arrival) error {
 
 // bury forwards a copy with these annotations.
 func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any) error {
-	m := client.Copy(d.Message())
+	m := client.Copy(f.message)
 	for _, key := range []any{AnnotationHistory, AnnotationDelay, AnnotationDeliveryTime, client.AnnotationKnownCount} {
 		delete(m.Annotations, key)
 	}
+	doubtful := mayNotCopy(m)
 	if m.Annotations == nil {
 		m.Annotations = make(map[any]any, len(annotations))
 	}
 	for k, v := range annotations {
-		m.Annotations[k] = v
+		if key := keyValues[k]; key != nil {
+			m.Annotations[key] = v
+		} else {
+			m.Annotations[k] = v
+		}
 	}
 	counterToProperty(m, CountProperty)
 	if c.cfg.Counter != "" {
@@ -412,7 +406,7 @@ func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any
 		setCount(m, c.cfg.Counter, c.cfg.CounterEnd)
 	}
 	o := client.Forward{To: c.grave(d, f), Message: m}
-	if mayNotCopy(f.asWas.Message()) {
+	if doubtful {
 		// The history may be what makes it too large.
 		small := *m
 		small.Annotations = maps.Clone(m.Annotations)
@@ -450,7 +444,7 @@ func (c *central) tellUnknown(d *client.Delivery, f arrival) {
 
 // said returns a text that is a header of m, or "".
 func said(m *client.Message, key string) string {
-	s, ok := m.Annotations[key].(string)
+	s, ok := deathlog.Text(m.Annotations, key)
 	if !ok {
 		s, _ = m.ApplicationProperties[key].(string)
 	}

@@ -106,8 +106,8 @@ func (a *account) compact(m *client.Message, delay time.Duration) string {
 		b = appendText(b, "worker", worker)
 	}
 	for i, name := range [...]string{"exchange", "key"} {
-		if s, ok := a.origin[i].(string); ok {
-			b = appendText(b, name, s)
+		if a.origin[i].known {
+			b = appendText(b, name, a.origin[i].text)
 		}
 	}
 	return string(append(b, '}'))

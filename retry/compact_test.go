@@ -142,7 +142,7 @@ func FuzzCompactHistory(f *testing.F) {
 		for _, s := range []*string{&queue, &text, &exchange, &key} {
 			*s = strings.ToValidUTF8(*s, "?")
 		}
-		a := account{queue: queue, text: text, kind: "*e", worker: "w", first: 1, last: 2, origin: [2]any{exchange, key}}
+		a := account{queue: queue, text: text, kind: "*e", worker: "w", first: 1, last: 2, origin: [2]origin{{known: true, text: exchange}, {known: true, text: key}}}
 		compact := a.compact(&client.Message{}, time.Second)
 		if len(compact) > maxCompact {
 			return

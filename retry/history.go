@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/mark"
 )
 
@@ -69,11 +70,39 @@ type past struct {
 	// happens only after a failure.
 	compact string
 	parsed  *compactHistory
+	// failedIn is set by Central alone: the delivery isn't the one that failed.
+	failedIn *failedIn
 }
+
+// failedIn is where a message failed, and how it had been routed there: in the order of
+// originOf.
+type failedIn struct {
+	queue  string
+	routed [len(originOf)]origin
+}
+
+// origin is an exchange or a routing key that a message was published with.
+type origin struct {
+	known bool
+	text  string
+	value any // text, where there is one to use again
+}
+
+// messageOf is d's message for this package, which reads what may be folded by package
+// deathlog.
+func messageOf(d *client.Delivery) *client.Message { return deathlog.Peek(d).(*client.Message) }
 
 func pastOf(m *client.Message) past {
 	compact, _ := m.Annotations[AnnotationHistory].(string)
 	return past{count: Count(m), first: firstFailure(m), compact: compact}
+}
+
+// queue is the queue that the message failed in.
+func (p past) queue(d *client.Delivery) string {
+	if p.failedIn != nil {
+		return p.failedIn.queue
+	}
+	return d.Queue()
 }
 
 // read returns p with its compact form parsed.
@@ -96,15 +125,15 @@ type account struct {
 	queue       string
 	worker      any // a string, as the next ones
 	text        string
-	kind        any                // nil if there is no error
-	origin      [len(originOf)]any // nil if unknown
+	kind        any // nil if there is no error
+	origin      [len(originOf)]origin
 	was         past
 }
 
 // account makes one. was.count is the count after the failure.
 func (pl *plan) account(d *client.Delivery, err error, was past, now time.Time) account {
 	was = was.read()
-	a := account{retries: was.count, last: now.UnixMilli(), queue: d.Queue(), worker: pl.workerValue, was: was}
+	a := account{retries: was.count, last: now.UnixMilli(), queue: was.queue(d), worker: pl.workerValue, was: was}
 	a.first = a.last
 	if first := since(was.first, now); first.Before(now) {
 		a.first = first.UnixMilli()
@@ -113,18 +142,20 @@ func (pl *plan) account(d *client.Delivery, err error, was past, now time.Time) 
 		a.text, a.kind = client.ErrorText(err), errorType(err)
 	}
 	for i, o := range originOf {
-		v := d.Annotation(o.own)
-		s, ok := v.(string)
-		if !ok && was.parsed != nil && was.parsed.origin(i) != nil {
-			s, ok = *was.parsed.origin(i), true
-			v = s
+		from := origin{value: d.Annotation(o.own)}
+		from.text, from.known = from.value.(string)
+		switch {
+		case from.known:
+		case was.parsed != nil && was.parsed.origin(i) != nil:
+			from = origin{known: true, text: *was.parsed.origin(i)}
+		case was.failedIn != nil:
+			from = was.failedIn.routed[i]
+		default:
+			from.value = d.Annotation(o.brokers)
+			from.text, from.known = from.value.(string)
 		}
-		if !ok {
-			v = d.Annotation(o.brokers)
-			s, ok = v.(string)
-		}
-		if ok && utf8.ValidString(s) && len(s) <= maxOrigin {
-			a.origin[i] = v
+		if from.known && utf8.ValidString(from.text) && len(from.text) <= maxOrigin {
+			a.origin[i] = from
 		}
 	}
 	return a
@@ -149,8 +180,11 @@ func (a *account) annotations() map[string]any {
 		h[client.AnnotationError], h[AnnotationErrorType] = a.text, a.kind
 	}
 	for i, o := range originOf {
-		if a.origin[i] != nil {
-			h[o.own] = a.origin[i]
+		switch from := &a.origin[i]; {
+		case from.value != nil:
+			h[o.own] = from.value
+		case from.known:
+			h[o.own] = from.text
 		}
 	}
 	return h

@@ -19,7 +19,7 @@ type Rejected struct {
 	// Queue is the work queue that the message failed in.
 	Queue string
 
-	message *client.Message
+	delivery *client.Delivery
 }
 
 // texts are what is said of a message whose worker gave no text.
@@ -44,13 +44,13 @@ func (e *Rejected) Error() string {
 // 0-9-1 calls both headers: those that begin with "x-" are annotations here. It returns
 // nil if the message has neither.
 func (e *Rejected) Header(name string) any {
-	if e.message == nil {
+	if e.delivery == nil {
 		return nil
 	}
-	if v, ok := e.message.ApplicationProperties[name]; ok {
+	if v, ok := messageOf(e.delivery).ApplicationProperties[name]; ok {
 		return v
 	}
-	return e.message.Annotations[name]
+	return e.delivery.Annotation(name)
 }
 
 // OnReason returns a condition for ErrorRule.If: it is true for a *Rejected with one of

@@ -59,6 +59,10 @@ type decorator struct {
 	// one queue.
 	queues sync.Map
 	last   atomic.Pointer[queueState] // the one used last
+	// forgets are headers that copies lack, and counter is one that counts for another
+	// system. Only Central has any.
+	forgets []string
+	counter string
 }
 
 // queueState is computed once for each queue.
@@ -152,7 +156,7 @@ func (d *decorator) Handle(ctx context.Context, del *client.Delivery) (err error
 	// overwritten, so that the message isn't retried again. The same holds for
 	// runtime.Goexit, where no result reaches the consumer.
 	returned := false
-	was := pastOf(del.Message())
+	was := pastOf(messageOf(del))
 	defer func() {
 		if returned {
 			return
@@ -176,7 +180,7 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, was past) 
 	if !q.prepared && refusal.Stop(ctx, errHidden) {
 		return client.Requeue{Err: errHidden}
 	}
-	if due, asked := heldUntil(del.Message()); asked > 0 {
+	if due, asked := heldUntil(messageOf(del)); asked > 0 {
 		was = was.read()
 		claim := min(asked, d.plan.longest())
 		if q.holdsMessages && q.strategy != StrategyNative {
@@ -187,7 +191,7 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, was past) 
 		}
 	}
 	if q.watch.awaits() {
-		q.watch.retryReturned(del.Message(), q.clock.now())
+		q.watch.retryReturned(messageOf(del), q.clock.now())
 	}
 	for again := 0; ; again++ {
 		err := d.handler.Handle(ctx, del)
@@ -206,7 +210,7 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, was past) 
 		was = was.read()
 		what := d.plan.decide(failure{
 			err: err, says: says, count: was.count, first: was.first, now: now,
-			strategy: d.strategyFor(q, del.Message()), u: rand.Float64(),
+			strategy: d.strategyFor(q, messageOf(del)), u: rand.Float64(),
 		})
 		switch what.do {
 		case decidedDiscard:
@@ -256,14 +260,14 @@ func (d *decorator) withHistory(del *client.Delivery, err error, annotations map
 }
 
 func (d *decorator) dead(del *client.Delivery, reason client.Reason, err error, was past, now time.Time) error {
-	d.state(del.Queue()).watch.messageGivenUp()
+	d.state(was.queue(del)).watch.messageGivenUp()
 	report(del, decision{attempt: was.count + 1}, client.DecisionDeadLetter, string(reason), 0, err)
 	return client.DeadLetter{Reason: reason, Err: err, Annotations: d.plan.history(del, err, was, now)}
 }
 
 // wait carries out a retry by the queue's strategy.
 func (d *decorator) wait(del *client.Delivery, what decision, err error, was past, now time.Time) error {
-	q := d.state(del.Queue())
+	q := d.state(was.queue(del))
 	if q.unusable != nil {
 		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, err), was, now)
 	}
@@ -275,7 +279,7 @@ func (d *decorator) wait(del *client.Delivery, what decision, err error, was pas
 	} else {
 		a = d.plan.account(del, err, was, now)
 	}
-	return d.carryOut(del, q, d.strategyFor(q, del.Message()), what, &a, err)
+	return d.carryOut(del, q, d.strategyFor(q, messageOf(del)), what, &a, err)
 }
 
 // carryOut returns the outcome that makes the message wait, with its history.
@@ -344,14 +348,21 @@ func hasTTL(m *client.Message) bool { return m.Header != nil && m.Header.TTL > 0
 // republish forwards a copy into the delay queues. Its history is in one annotation. A
 // dozen annotations cost more than the rest of the message, here and in the broker.
 func (d *decorator) republish(del *client.Delivery, q *queueState, what decision, a *account, err error) error {
-	to, delay, bad := d.plan.target(q, what.delay, del.Queue())
+	to, delay, bad := d.plan.target(q, what.delay, q.queue)
 	if bad != nil {
 		return q.cannotWait(del, what, a, errors.Join(bad, err))
 	}
 	report(del, what, kindOf(what), string(StrategyRepublish), delay, err)
 	q.watch.retrySent(delay)
-	m := del.Message()
+	m := messageOf(del)
 	c := client.Copy(m)
+	for _, key := range d.forgets {
+		delete(c.Annotations, key)
+		delete(c.ApplicationProperties, key)
+	}
+	if d.counter != "" {
+		counterToProperty(c, d.counter)
+	}
 	counterToProperty(c, CountProperty)
 	setCount(c, CountProperty, what.count)
 	for k := range c.Annotations {
@@ -367,7 +378,7 @@ func (d *decorator) republish(del *client.Delivery, q *queueState, what decision
 		// The original goes back if the copy can't be stored. It hasn't been retried then.
 		delete(f.Annotations, AnnotationRetries)
 	}
-	if mayNotCopy(m) {
+	if mayNotCopy(c) {
 		f.Else = q.uncopied(f, m, a, what)
 	}
 	if c.Annotations == nil {
@@ -463,7 +474,7 @@ func (d *decorator) tooEarly(del *client.Delivery, q *queueState, left time.Dura
 		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, errEarly), was, now)
 	}
 	a := d.plan.story(del, was, now)
-	return d.carryOut(del, q, d.strategyFor(q, del.Message()), decision{delay: wholeMillis(left), count: was.count, early: early, attempt: was.count + 1}, &a, errEarly)
+	return d.carryOut(del, q, d.strategyFor(q, messageOf(del)), decision{delay: wholeMillis(left), count: was.count, early: early, attempt: was.count + 1}, &a, errEarly)
 }
 
 // firstMillis returns the time of the message's first failure, or 0 if it has none.

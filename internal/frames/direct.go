@@ -65,7 +65,7 @@ func (f *fields) readDirect(p any) (set, ok bool) {
 		if n == 0 {
 			return false, false
 		}
-		*p, size = v, n
+		*p, size = v[:n-2:n-2], n
 	case *string:
 		v, n := shortText(b, codeString8)
 		if n == 0 {
@@ -88,12 +88,12 @@ func (f *fields) readDirect(p any) (set, ok bool) {
 
 // shortText reads a binary or text of the short form, which code begins. n is 0 if it
 // isn't one.
-func shortText(b []byte, code byte) (v []byte, n int) {
+func shortText[T []byte | string](b T, code byte) (v T, n int) {
 	if b[0] != code || len(b) < 2 || len(b) < 2+int(b[1]) {
-		return nil, 0
+		return v, 0
 	}
 	n = 2 + int(b[1])
-	return b[2:n:n], n
+	return b[2:n], n
 }
 
 // writeDirect writes the field at p, a pointer, if its type is known here.

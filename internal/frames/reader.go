@@ -33,6 +33,8 @@ type reader struct {
 
 	// deliveries of more than one frame, by channel and handle.
 	open map[uint64]*scan
+
+	folder folder
 }
 
 func newReader(src io.Reader, s *sessions) *reader { return &reader{src: src, sessions: s} }
@@ -188,15 +190,15 @@ func (r *reader) transfer(b []byte, channel uint16) {
 		delete(r.open, key)
 		return
 	case first && !more:
+		r.fold(payload, channel)
 		var one scan // on the stack: most deliveries have one frame
 		one.feed(payload)
 		if one.bad || !one.whole() {
 			replace(payload, true)
-		} else if r.sessions.folds(channel) {
-			foldDeaths(payload)
 		}
 		return
 	case first:
+		r.fold(payload, channel)
 		s = &scan{}
 		if r.open == nil {
 			r.open = map[uint64]*scan{}
@@ -213,14 +215,20 @@ func (r *reader) transfer(b []byte, channel uint16) {
 	switch {
 	case s.replaced:
 		replace(payload, first)
-	case first && r.sessions.folds(channel):
-		foldDeaths(payload)
 	case s.spoilt:
 		spoil(payload[min(s.at, len(payload)):])
 		s.at = 0
 	}
 	if !more {
 		delete(r.open, key)
+	}
+}
+
+// fold folds the death history in a delivery's first bytes, if the session asks for that.
+// What it leaves is looked through like any message, since sizes in it may lie.
+func (r *reader) fold(payload []byte, channel uint16) {
+	if r.sessions.folds(channel) {
+		r.folder.message(payload)
 	}
 }
 

@@ -798,7 +798,7 @@ func (e *encoder) elements(v any) (count int) {
 
 // valueSize is how many bytes the value at the beginning of b takes, 0 if that can't be
 // told. It doesn't look into compound values.
-func valueSize(b []byte) int {
+func valueSize[T []byte | string](b T) int {
 	n, depth := 0, 0
 	for {
 		if len(b) <= n {
@@ -827,7 +827,7 @@ func valueSize(b []byte) int {
 }
 
 // plainSize is valueSize for a value that isn't described.
-func plainSize(b []byte) int {
+func plainSize[T []byte | string](b T) int {
 	n := 0
 	switch code := b[0]; code >> 4 {
 	case 0x4:
@@ -848,7 +848,7 @@ func plainSize(b []byte) int {
 		}
 	case 0xb, 0xd, 0xf:
 		if len(b) > 4 {
-			n = 5 + int(binary.BigEndian.Uint32(b[1:]))
+			n = 5 + int(uint32At(b[1:]))
 		}
 	}
 	if n < 0 || n > len(b) {
