@@ -146,7 +146,7 @@ func (op send) do(w *world) {
 	if op.Presettled {
 		a.SenderSettleMode = frames.Some[uint8](1)
 	}
-	w.attach(op.Link, op.On, &link{sender: true, settled: op.Presettled}, a)
+	w.attach(op.Link, op.On, &link{sender: true, settled: op.Presettled, opened: op}, a)
 }
 
 func (op receive) do(w *world) {
@@ -161,10 +161,32 @@ func (op receive) do(w *world) {
 }
 
 func (op publish) do(w *world) {
+	if l := w.alive(op.Link, true); l != nil {
+		w.publish(l, op)
+	}
+}
+
+// then sends the message once more, and not settled, if it was settled. RabbitMQ never says when
+// it has taken a settled message, and other connections overtake it. The answer to an unsettled
+// one shows that the queues have those before it on the session.
+func (op publish) then(w *world) {
 	l := w.alive(op.Link, true)
-	if l == nil {
+	if l == nil || !l.settled && !op.Settled {
 		return
 	}
+	if l.settled { // all that is sent on it has to be
+		witness := l.opened
+		witness.Link, witness.Presettled = fmt.Sprintf("witness of %s-%d on %s", l.name, l.handle, l.opened.On), false
+		witness.do(w)
+		if l = w.alive(witness.Link, true); l == nil {
+			return
+		}
+	}
+	w.publish(l, publish{Link: l.name, Message: op.Message})
+}
+
+// publish publishes on a link.
+func (w *world) publish(l *link, op publish) {
 	for range max(1, op.Count) {
 		s := l.session
 		payload := op.Message.encode(w, l.published)

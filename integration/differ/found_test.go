@@ -198,6 +198,37 @@ var found = []sequence{
 		detach{Link: "r1"},
 		endSession{"c1.1"},
 	},
+	{ // the grant overtakes the settled message, unless that is waited for
+		declare{Queue: "@q0", Arguments: args{"x-max-length": int64(2)}},
+		send{Link: "s0", On: "c0.1", To: "/queues/@q0"},
+		publish{Link: "s0", Count: 4},
+		receive{Link: "r2", On: "c1.1", From: "/queues/@q0"},
+		publish{Link: "s0", Settled: true},
+		credit{Link: "r2", N: 3},
+	},
+	{
+		declare{Queue: "@q0", Arguments: args{"x-max-length": int64(3)}},
+		send{Link: "s1", On: "c1.2", To: "/queues/@q0", Presettled: true},
+		publish{Link: "s1", Count: 3},
+		receive{Link: "r2", On: "c1.1", From: "/queues/@q0"},
+		publish{Link: "s1"},
+		credit{Link: "r2", N: 2},
+	},
+	{ // four of the large messages don't go in one portion with the first
+		declare{Queue: "@q0"},
+		send{Link: "s0", On: "c1.2", To: "/queues/@q0"},
+		publish{Link: "s0", Message: message{Annotations: args{"x-k": nil}}},
+		publish{Link: "s0", Count: 4, Message: message{Size: 70_000}},
+	},
+	{
+		declare{Queue: "@q0"},
+		send{Link: "s0", On: "c1.1", To: "/queues/@q0"},
+		publish{Link: "s0", Count: 4, Message: message{Size: 70_000}},
+		publish{Link: "s0", Message: message{Annotations: args{"x-k": nil}}},
+		publish{Link: "s0", Count: 3, Message: message{Size: 70_000}},
+		receive{Link: "r0", On: "c0.1", From: "/queues/@q0", Presettled: true},
+		credit{Link: "r0", N: 10},
+	},
 }
 
 func TestFoundSequencesComeToTheSame(t *testing.T) {

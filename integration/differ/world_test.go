@@ -24,7 +24,8 @@ type step struct {
 }
 
 // halved is an operation of which the second half begins when the first one has had its
-// effect. Otherwise a queue might come to the second one before its own dead letters are back.
+// effect. Otherwise a queue might come to the second one before its own dead letters are back,
+// or to what another connection does before a settled message.
 type halved interface{ then(w *world) }
 
 // world is what a sequence runs in: a client of one broker, and what was seen.
@@ -94,6 +95,7 @@ type link struct {
 	handle    uint32
 	sender    bool
 	settled   bool
+	opened    send // of a sender
 	there     bool // the broker has attached it
 	over      bool
 	count     uint32
@@ -150,7 +152,9 @@ func (w *world) play(s sequence, want []step) (seen []step, err error) {
 			half := step{said: maps.Clone(w.now.said), counts: maps.Clone(w.now.counts)}
 			missing = want != nil && differ(half, *wanted.half)
 			w.now.half = &half
-			op.then(w)
+			if op.then(w); hurry {
+				w.pause()
+			}
 		}
 		if !missing {
 			before = w.see(&wanted, before, hurry)

@@ -175,10 +175,10 @@ func (c *Connection) end() {
 	c.b.log(nil, logDisconnected, nil)
 }
 
-// written notes that no purge takes the session's deliveries back.
-func (c *Connection) written(s *Session) {
+// written notes that no purge takes these deliveries back.
+func (c *Connection) written(is func(*Delivery) bool) {
 	for i := range c.events {
-		if e := &c.events[i]; e.Session == s && e.Kind == Delivered {
+		if e := &c.events[i]; e.Kind == Delivered && is(e.Delivery) {
 			e.written = true
 		}
 	}

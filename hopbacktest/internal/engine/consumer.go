@@ -95,11 +95,13 @@ func (q *queue) deliver(c *Consumer, e *entry) {
 			q.giveBack(e, false, nil)
 		}
 		return
-	case e.msg.poisoned || e.poisoned:
+	case q.poison && q.quorum(): // how the session gets it depends on what follows
+		c.untaken++
+		q.together = append(q.together, d)
+		return
+	case d.poisoned(): // a classic queue sends one by one: those before it have been written
 		q.crashing = append(q.crashing, c.session)
-		if q.kind == typeClassic { // it sends one by one: those before it have been written
-			c.session.conn.written(c.session)
-		}
+		c.session.conn.written(func(d *Delivery) bool { return d.Consumer.session == c.session })
 	default:
 		c.untaken++
 		c.session.conn.emit(Event{Kind: Delivered, Session: c.session, Consumer: c, Delivery: d})
@@ -108,6 +110,60 @@ func (q *queue) deliver(c *Consumer, e *entry) {
 		q.release(d)
 		q.forget(e)
 	}
+}
+
+// poisoned says whether the session crashes that is to deliver it.
+func (d *Delivery) poisoned() bool { return d.msg.poisoned || d.entry.poisoned }
+
+// hand hands out what a quorum queue with poisoned messages has delivered. A consumer gets its
+// messages in portions. A session that crashes over one has written the portions before, and
+// nothing of that one. It never gets those behind: they aren't lost, even if they are settled.
+func (q *queue) hand() {
+	together := q.together
+	q.together = nil
+	late := map[*Delivery]bool{}
+	for _, d := range together {
+		c, e := d.Consumer, d.entry
+		switch {
+		case slices.Contains(q.crashing, c.session):
+			c.untaken--
+		case d.poisoned():
+			c.untaken--
+			q.crashing = append(q.crashing, c.session)
+			own := slices.DeleteFunc(slices.Clone(together), func(other *Delivery) bool { return other.Consumer != c })
+			from, to := q.portion(own, slices.Index(own, d))
+			c.session.conn.written(func(d *Delivery) bool { return slices.Contains(own[:from], d) })
+			for _, d := range own[to:] {
+				late[d] = true
+			}
+		default:
+			c.session.conn.emit(Event{Kind: Delivered, Session: c.session, Consumer: c, Delivery: d})
+		}
+		if c.settled && !late[d] {
+			q.release(d)
+			q.forget(e)
+		}
+	}
+}
+
+// portionSize ends a portion: RabbitMQ puts no further message into one of so many bytes.
+const portionSize = 128_000
+
+// portion finds the portion of the nth of what a consumer gets together. RabbitMQ fills them
+// from the last message on, so that the first one is what is left.
+func (q *queue) portion(all []*Delivery, n int) (from, to int) {
+	to = len(all)
+	bytes := int64(0)
+	for from = len(all); from > 0; from-- {
+		if bytes >= portionSize {
+			if from <= n {
+				return from, to
+			}
+			to, bytes = from, 0
+		}
+		bytes += q.size(all[from-1].msg)
+	}
+	return 0, to
 }
 
 // delivery is a message as it is delivered now.

@@ -40,6 +40,7 @@ type queue struct {
 
 	consumers []*Consumer // in the order of their attaching
 	crashing  []*Session  // over a message
+	together  []*Delivery // what has been delivered and is to be handed out
 	service   service
 	active    *Consumer // the single active one
 	used      bool      // it has had a consumer
@@ -59,6 +60,7 @@ type queue struct {
 
 	dirty  bool // it is to be looked at before the lock is released
 	ttls   bool // a message with a ttl has been here
+	poison bool // a poisoned message has
 	timer  *time.Timer
 	wakeAt int64 // when the timer goes off, 0: never
 
@@ -183,6 +185,7 @@ func (q *queue) enqueue(m *message, from any) bool {
 		q.ttls = true
 		q.wake(e.expiry)
 	}
+	q.poison = q.poison || m.poisoned
 	q.bytes += q.size(m)
 	q.b.count(1, int64(m.size()))
 	q.ready.push(e)
@@ -249,6 +252,9 @@ func (q *queue) run() {
 		q.deliver(c, q.next())
 	}
 	q.fresh = nil
+	if len(q.together) > 0 {
+		q.hand()
+	}
 	for len(q.crashing) > 0 {
 		s := q.crashing[0]
 		q.crashing = q.crashing[1:]

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -485,5 +486,46 @@ func TestASingleActiveConsumerThatGoesWhileItGivesWayStays(t *testing.T) {
 		q, _ = l.b.Queue("/", "q")
 		assert.Equal(t, 1, q.Consumers)
 		assert.Equal(t, 1, q.Ready, "the one that isn't there has the other")
+	})
+}
+
+// A quorum queue hands out what it has in portions. A session that crashes over a message has
+// written the portions before that one's, and it is only that one's which are lost if they were
+// settled.
+func TestPortionsBeforeAndBehindAPoisonedMessage(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		large := strings.Repeat(".", 70_000)
+		for _, settled := range []bool{true, false} {
+			l.quorum("q", nil)
+			l.put("q", "0"+large, "1"+large, "2"+large, "3"+large)
+			l.outcome("/queues/q", func(m *frames.Message) { m.Annotations = frames.Map{{Key: frames.Symbol("x-a")}} }, "4")
+			l.put("q", "5"+large, "6"+large, "7"+large)
+			l.connect()
+			r := l.reader("q", 10, func(a *frames.Attach) {
+				if settled {
+					a.SenderSettleMode = frames.Some[uint8](1)
+				}
+			})
+			r.take()
+			var got string
+			for _, d := range r.got {
+				got += text(l.decode(d))[:1]
+			}
+			assert.Equal(t, "012", got)
+			assert.Equal(t, Closed, r.events[len(r.events)-1].Kind)
+			l.connect()
+			q, _ := l.b.Queue("/", "q")
+			if settled {
+				assert.Equal(t, 2, q.Ready)
+				got = ""
+				for _, body := range l.bodies("q") {
+					got += body[:1]
+				}
+				assert.Equal(t, "67", got)
+			} else {
+				assert.Equal(t, 8, q.Ready)
+			}
+			require.NoError(t, l.b.ForgetQueue("/", "q"))
+		}
 	})
 }

@@ -86,6 +86,7 @@ func (b *Broker) outcome(state any) (func(*queue, *entry), *Fault) {
 				anns = nil
 			} else {
 				e.poisoned = e.poisoned || poisoned
+				q.poison = q.poison || poisoned
 			}
 			if state.UndeliverableHere {
 				q.discard(e, state.DeliveryFailed, anns)
