@@ -42,7 +42,8 @@ type generator struct {
 	// they give back what they hold is anybody's guess.
 	spread bool
 	// burst is how many messages are published at once. Where a queue may be full it is one: a
-	// session learns of that when it learns of it.
+	// session learns of that when it learns of it, and what a queue drops and dead-letters comes
+	// to another one before or behind what the session publishes there.
 	burst int
 }
 
@@ -136,7 +137,8 @@ func (g *generator) queue(name string) declare {
 	if len(a) > 0 {
 		d.Arguments = a
 	}
-	if a["x-overflow"] == "reject-publish" || a["x-overflow"] == "reject-publish-dlx" {
+	limited := a["x-max-length"] != nil || a["x-max-length-bytes"] != nil
+	if limited && a["x-dead-letter-exchange"] != nil || a["x-overflow"] == "reject-publish" || a["x-overflow"] == "reject-publish-dlx" {
 		g.burst = 1
 	}
 	return d

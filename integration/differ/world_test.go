@@ -55,6 +55,7 @@ type world struct {
 	settled  map[string][]uint32
 	regrant  *link // whose outcomes the second half is to show the effect of
 	now      step
+	before   step // the one before, as it was wanted
 	broken   error
 }
 
@@ -131,7 +132,7 @@ func (w *world) play(s sequence, want []step) (seen []step, err error) {
 			w.queues = append(w.queues, d.Queue)
 		}
 	}
-	hurry, before := false, step{}
+	hurry := false
 	defer w.cleanUp()
 	for i, op := range append(slices.Clone(s), w.tail()...) {
 		if want != nil && i == len(want) {
@@ -148,7 +149,7 @@ func (w *world) play(s sequence, want []step) (seen []step, err error) {
 		}
 		missing := false
 		if op, ok := op.(halved); ok {
-			before = w.see(wanted.half, before, hurry)
+			w.before = w.see(wanted.half, w.before, hurry)
 			half := step{said: maps.Clone(w.now.said), counts: maps.Clone(w.now.counts)}
 			missing = want != nil && differ(half, *wanted.half)
 			w.now.half = &half
@@ -157,7 +158,7 @@ func (w *world) play(s sequence, want []step) (seen []step, err error) {
 			}
 		}
 		if !missing {
-			before = w.see(&wanted, before, hurry)
+			w.before = w.see(&wanted, w.before, hurry)
 		}
 		hangs := slices.Contains(slices.Collect(maps.Values(w.now.counts)), hung)
 		if hangs && !w.hang {
@@ -278,15 +279,26 @@ func (w *world) observe(queues []string) {
 			w.now.counts[q] = "no answer"
 			continue
 		}
-		w.now.counts[q] = m.Properties.Subject.Value
-		if v, _, err := frames.ReadValue(m.Body); err == nil {
-			if d, ok := v.(frames.Described).Value.(frames.Map); ok {
-				messages, _ := d.Get("message_count")
-				consumers, _ := d.Get("consumer_count")
-				w.now.counts[q] = fmt.Sprintf("%v messages, %v consumers", messages, consumers)
-			}
-		}
+		w.now.counts[q] = counted(m)
 	}
+}
+
+// idle is counted of a queue without messages and consumers.
+const idle = "0 messages, 0 consumers"
+
+// counted is what an answer says of a queue's messages and consumers, or its status.
+func counted(m *frames.Message) string {
+	v, _, err := frames.ReadValue(m.Body)
+	if err != nil {
+		return m.Properties.Subject.Value
+	}
+	d, ok := v.(frames.Described).Value.(frames.Map)
+	if !ok {
+		return m.Properties.Subject.Value
+	}
+	messages, _ := d.Get("message_count")
+	consumers, _ := d.Get("consumer_count")
+	return fmt.Sprintf("%v messages, %v consumers", messages, consumers)
 }
 
 // conn is a connection, which is opened if it isn't yet. It is nil if that fails.

@@ -27,6 +27,7 @@ type Broker struct {
 	conns    []*Connection
 	alarms   map[Alarm]bool
 	dirty    []*queue
+	onward   []onward
 	messages int64
 	bytes    int64
 	clock    int64 // in ms, as of this hold of the lock; 0: not read yet
@@ -119,17 +120,31 @@ func (b *Broker) lock() { b.mu.Lock() }
 
 // unlock does what has become possible in queues, and lets others go on.
 func (b *Broker) unlock() {
-	for i := 0; i < len(b.dirty); i++ {
-		b.dirty[i].run()
-		b.dirty[i] = nil
+	b.runDirty()
+	for i := 0; i < len(b.onward); i++ {
+		l := b.onward[i]
+		b.onward[i] = onward{}
+		if !l.to.gone {
+			l.to.receive(l.m, nil, nil)
+		}
+		b.runDirty()
 	}
-	b.dirty = b.dirty[:0]
+	b.onward = b.onward[:0]
 	b.clock = 0
 	if b.changed != nil {
 		close(b.changed)
 		b.changed = nil
 	}
 	b.mu.Unlock()
+}
+
+// runDirty looks at the queues that something has changed.
+func (b *Broker) runDirty() {
+	for i := 0; i < len(b.dirty); i++ {
+		b.dirty[i].run()
+		b.dirty[i] = nil
+	}
+	b.dirty = b.dirty[:0]
 }
 
 // peek is lock for those who change nothing; they call b.mu.Unlock.

@@ -174,3 +174,17 @@ func TestClassicQueuesDeliverWhatIsBeforeAPoisonedMessage(t *testing.T) {
 		assert.Equal(t, Closed, r.events[1].Kind)
 	})
 }
+
+// What comes back to a classic queue beyond its length is dropped, even if somebody waits for it.
+func TestClassicQueuesDropWhatComesBackBeforeTheyDeliverIt(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		l.queue("c", "classic", m{"x-max-length": int64(1)})
+		held := l.reader("c", 3)
+		l.put("c", "1", "2", "3")
+		other := l.reader("c", 3)
+		held.c.Close()
+		_, msg := other.next()
+		assert.Equal(t, "3", text(msg))
+		other.none()
+	})
+}

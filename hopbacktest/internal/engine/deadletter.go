@@ -23,9 +23,16 @@ func (q *queue) deadLetter(e *entry, reason string) {
 	q.letter(m, reason)
 	for _, target := range q.vhost.route(x, m) {
 		if reason == reasonRejected || !m.cycles(target.name) {
-			target.receive(m, nil, nil)
+			q.b.onward = append(q.b.onward, onward{m, target})
 		}
 	}
+}
+
+// onward is a dead letter on its way. A queue looks at each that comes before the next one
+// does: if it can't keep them, they go on in the order in which they came.
+type onward struct {
+	m  *message
+	to *queue
 }
 
 // letter makes a message a dead letter of the queue.

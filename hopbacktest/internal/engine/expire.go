@@ -52,6 +52,17 @@ func (q *queue) wake(at int64) {
 	}
 }
 
+// wakeForTTL sets the timer for the messages that are next.
+func (q *queue) wakeForTTL() {
+	// One that has expired behind the next message waits for its turn; see expire.
+	now, nextOnly := q.b.now(), !q.b.version.newer || !q.quorum()
+	q.ready.heads(func(e *entry) {
+		if e.expiry != 0 && (e.expiry > now || !nextOnly || e == q.ready.peek()) {
+			q.wake(e.expiry)
+		}
+	})
+}
+
 // wakeForExpiry sets the timer for the end of an unused queue.
 func (q *queue) wakeForExpiry() {
 	if q.expires >= 0 && len(q.consumers) == 0 {
@@ -99,13 +110,7 @@ func (q *queue) rearm() {
 		return
 	}
 	if q.ttls && q.frozen == 0 {
-		// One that has expired behind the next message waits for its turn; see expire.
-		now, nextOnly := q.b.now(), !q.b.version.newer || !q.quorum()
-		q.ready.heads(func(e *entry) {
-			if e.expiry != 0 && (e.expiry > now || !nextOnly || e == q.ready.peek()) {
-				q.wake(e.expiry)
-			}
-		})
+		q.wakeForTTL()
 	}
 	if at := q.delayed.next(); at != 0 && q.frozen == 0 {
 		q.wake(at)

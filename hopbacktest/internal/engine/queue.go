@@ -61,8 +61,10 @@ type queue struct {
 	dirty  bool // it is to be looked at before the lock is released
 	ttls   bool // a message with a ttl has been here
 	poison bool // a poisoned message has
-	timer  *time.Timer
-	wakeAt int64 // when the timer goes off, 0: never
+	// returned is set when messages have come back to a classic queue.
+	returned bool
+	timer    *time.Timer
+	wakeAt   int64 // when the timer goes off, 0: never
 
 	published, delivered uint64
 }
@@ -238,6 +240,10 @@ func (q *queue) run() {
 	if q.gone || q.frozen > 0 || !q.b.running {
 		return
 	}
+	if q.returned { // a classic queue drops what is too much before it delivers any of it
+		q.returned = false
+		q.enforce()
+	}
 	for {
 		if q.ttls {
 			q.expire(false)
@@ -296,6 +302,9 @@ func (q *queue) enforce() {
 		}
 		for _, e := range dropped {
 			q.deadLetter(e, reasonLength)
+		}
+		if q.ttls { // what has expired may be the next one now
+			q.wakeForTTL()
 		}
 		return
 	}

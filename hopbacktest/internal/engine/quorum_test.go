@@ -529,3 +529,40 @@ func TestPortionsBeforeAndBehindAPoisonedMessage(t *testing.T) {
 		}
 	})
 }
+
+// A message that has expired behind another one is dead-lettered as soon as that one is dropped.
+func TestWhatHasExpiredIsNextOnceTheHeadIsDropped(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		for _, kind := range []string{"quorum", "classic"} {
+			l.queue("q", kind, m{"x-max-length": int64(2), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+			l.quorum("dead", nil)
+			l.put("q", "head")
+			l.outcome("/queues/q", func(m *frames.Message) { m.Header.TTL = frames.Some[uint32](20) }, "brief")
+			wait(time.Second)
+			q, _ := l.b.Queue("/", "q")
+			assert.Equal(t, 2, q.Ready, "it is behind the head")
+			l.put("q", "last")
+			wait(0)
+			assert.Equal(t, []string{"head", "brief"}, l.bodies("dead"))
+			assert.Equal(t, []string{"last"}, l.bodies("q"))
+			require.NoError(t, l.b.ForgetQueue("/", "q"))
+			require.NoError(t, l.b.ForgetQueue("/", "dead"))
+		}
+	})
+}
+
+// Dead letters come to a queue one by one, and it drops each by itself.
+func TestAQueueDropsEachDeadLetterByItself(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		l.quorum("q", m{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "full"})
+		l.quorum("full", m{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", "x-max-length": int64(1)})
+		l.quorum("dead", nil)
+		l.put("q", "1", "2", "3", "4")
+		r := l.reader("q", 10)
+		r.take()
+		require.Len(t, r.got, 4)
+		require.Nil(t, r.s.Settle(r.got, &frames.Rejected{}))
+		assert.Equal(t, []string{"1", "2", "3"}, l.bodies("dead"))
+		assert.Equal(t, []string{"4"}, l.bodies("full"))
+	})
+}

@@ -125,6 +125,7 @@ func (q *queue) giveBack(e *entry, failed bool, added frames.Map) {
 	if !q.quorum() {
 		q.bytes += q.size(e.msg)
 		q.ready.giveBack(e)
+		q.returned = true
 		q.touch()
 		return
 	}
