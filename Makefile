@@ -44,8 +44,11 @@ unit: ## The tests that need no broker
 	@{ $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry; $(GO) -C adapter/officialclient test -race -count=1 -json .; $(GO) -C otel test -race -count=1 -json .; $(GO) -C otel test -count=1 -run '^TestAllocations' -json .; $(GO) -C cmd/hopback test -race -count=1 -json ./...; $(GO) -C docs/snippets test -count=1 -json ./...; } | $(GO) run ./internal/tally
 
 .PHONY: quick
-quick: ## The tests that need no broker, and those of integration with brokers in memory; without the race detector, within a minute
-	@{ $(GO) test -json $(UNIT); $(GO) -C adapter/officialclient test -json .; $(GO) -C otel test -json .; $(GO) -C cmd/hopback test -json ./...; $(GO) -C docs/snippets test -json ./...; $(GO) test -json ./integration -brokers=memory -parallel=64; } | $(GO) run ./internal/tally
+quick: ## The tests that need no broker, and those of integration with brokers in memory, beside each other; without the race detector, within a minute
+	@memory=$$(mktemp); trap 'rm -f "$$memory"' EXIT; \
+	{ $(GO) test -json ./integration -brokers=memory -parallel=64 >"$$memory" & \
+	$(GO) test -json $(UNIT); for module in adapter/officialclient otel; do $(GO) -C $$module test -json .; done; for module in cmd/hopback docs/snippets; do $(GO) -C $$module test -json ./...; done; \
+	wait; cat "$$memory"; } | $(GO) run ./internal/tally
 
 .PHONY: lint
 lint: ## Check formatting, go vet and staticcheck

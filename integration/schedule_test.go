@@ -26,7 +26,7 @@ import (
 func TestWhatTheLadderOfSchedulesReliesOn(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
-		const long, short = 100 * time.Millisecond << 28, 600 * time.Millisecond
+		const long, short = 100 * time.Millisecond << 28, 2 * time.Second
 		apply(t, conn, declare.Topology{Queues: []declare.Queue{
 			declare.QuorumQueue{Name: "year", MessageTTL: long, DeadLetter: declare.ToQueue("done")},
 			declare.QuorumQueue{Name: "second", MessageTTL: short, DeadLetter: declare.ToQueue("done")},
