@@ -83,9 +83,9 @@ func (s *site) putRaw(t *testing.T, queue string, m *amqp.Message, from, to []by
 	require.NoError(t, l.Send(ctx, m, nil))
 }
 
-// A char, a decimal or a value nested a million levels deep can be sent by anybody.
-// go-amqp ends the link over the first two, after which RabbitMQ 4.3 delivers the
-// message again for ever, and the process over the last. Here they go to the
+// A char, a decimal, a binary for a key or a value nested a million levels deep can be sent
+// by anybody. go-amqp ends the link over most, after which RabbitMQ 4.3 delivers the
+// message again for ever, and the process over the last and over a footer's key. Here they go to the
 // dead-letter queue, or are held where there is none, and the others are handled.
 func TestMessagesThatCannotBeDecodedHarmNoOthers(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
@@ -102,6 +102,17 @@ func TestMessagesThatCannotBeDecodedHarmNoOthers(t *testing.T) {
 				s.putRaw(t, queue, m, []byte{0x70, 0, 1, 0xf6, 0}, []byte{code, 0, 1, 0xf6, 0})
 				n++
 			}
+			// A text for a key becomes a binary, which isn't a key in Go.
+			keyed := amqp.NewMessage([]byte(`{"id":-1}`))
+			keyed.Footer = amqp.Annotations{"x-hostile": "v"}
+			s.putRaw(t, queue, keyed, []byte("\xa3\x09x-hostile"), []byte("\xa0\x09x-hostile"))
+			for _, m := range []*amqp.Message{
+				{Data: keyed.Data, ApplicationProperties: map[string]any{"x-hostile": "v"}},
+				{Value: map[string]any{"x-hostile": "v"}},
+			} {
+				s.putRaw(t, queue, m, []byte("\xa1\x09x-hostile"), []byte("\xa0\x09x-hostile"))
+			}
+			n += 3
 			// A body of a data section becomes one of a value in a value in a value.
 			for _, levels := range []int{20_000, 1_000_000} {
 				body := append(bytes.Repeat([]byte{0, 0x53, 1}, levels), 0x40)

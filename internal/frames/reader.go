@@ -9,9 +9,10 @@ import (
 
 // reader follows the frames that come. It tells the sessions what concerns them, and
 // keeps messages from go-amqp which it can't decode: those with a char or a decimal,
-// which would end the link, so that RabbitMQ delivers them again, on 4.3 for ever; and
-// those nested so deeply that decoding them would overflow the stack and end the
-// process, for which a body of a megabyte suffices. In their place it passes on their
+// which would end the link, so that RabbitMQ delivers them again, on 4.3 for ever; those
+// nested so deeply that decoding them would overflow the stack and end the process, for
+// which a body of a megabyte suffices; and those with a key that Go can't hash, over which
+// go-amqp panics, for which a footer of ten bytes suffices. In their place it passes on their
 // bytes as one data section that begins with undecodableMark. The broker has the
 // message as it was sent: what is settled is that.
 //
@@ -236,7 +237,7 @@ func (r *reader) fold(payload []byte, channel uint16) {
 func replace(payload []byte, first bool) {
 	switch n := len(payload); {
 	case first && n < dataHead+markLen:
-		// Nothing that RabbitMQ sends is as short.
+		spoil(payload) // nothing that RabbitMQ sends is as short
 	case n >= dataHead:
 		copy(payload, "\x00\x53\x75\xb0")
 		binary.BigEndian.PutUint32(payload[4:], uint32(n-dataHead))

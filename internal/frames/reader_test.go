@@ -69,7 +69,7 @@ func TestMessagesThatCanBeDecodedPassUnchanged(t *testing.T) {
 		{Value: amqp.Null{}},
 		{Value: []any{"a", int64(1), 1.5, float32(2), true, now, amqp.UUID{1}, []byte("b"), uint8(1), int8(1), uint16(2), int16(2), []any{}, map[string]any{"k": []any{[]any{}}}}},
 		{Sequence: [][]any{{"a", []string{"b", "c"}, []int32{1, 300}, []bool{true, false}, []uint64{}, [][]byte{{1}, nil}}}},
-		{Data: [][]byte{{1}, {}, make([]byte, 300)}, Footer: amqp.Annotations{"x-f": "f"}},
+		{Data: [][]byte{{1}, {}, make([]byte, 300)}, Footer: amqp.Annotations{"x-f": "f", int64(5): []any{map[any]any{int64(1): "a", true: "b"}}}},
 		{
 			Header: &amqp.MessageHeader{Durable: true, Priority: 4, DeliveryCount: 3, TTL: time.Second}, DeliveryAnnotations: amqp.Annotations{"x-d": 1}, Annotations: amqp.Annotations{"x-a": map[string]any{"m": []any{"l"}}},
 			Properties: &amqp.MessageProperties{MessageID: amqp.UUID{2}, CorrelationID: uint64(7), CreationTime: &now}, ApplicationProperties: map[string]any{"k": "v", "n": nil}, Value: "v",
@@ -122,6 +122,14 @@ func TestMessagesThatCannotBeDecodedAreReplaced(t *testing.T) {
 		"an odd map":               append(head, section(0x77, 0xc1, 3, 1, 0xa1, 0)...),
 		"cut amid a value":         append(head, section(0x77, 0xb0, 0, 1, 0, 0, 'a')...),
 		"nothing but a descriptor": append(head, 0, 0x53, 0x77),
+		"a binary for a key":       append(head, section(0x78, 0xc1, 7, 2, 0xa0, 1, 'k', 0xa1, 1, 'v')...),
+		"a list for a key":         append(head, section(0x78, 0xc1, 5, 2, 0x45, 0xa1, 1, 'v')...),
+		"an array for a key":       append(head, section(0x78, 0xc1, 8, 2, 0xe0, 2, 1, 0x56, 0xa1, 1, 'v')...),
+		"a map for a key":          append(head, section(0x78, 0xc1, 7, 2, 0xc1, 1, 0, 0xa1, 1, 'v')...),
+		"a described key":          append(head, section(0x77, 0xc1, 9, 2, 0, 0xa3, 1, 'd', 0xa0, 0, 0x53, 1)...),
+		"a binary key within":      append(head, section(0x77, 0xc0, 11, 1, 0xc1, 8, 2, 0xa0, 1, 'k', 0xa1, 1, 'v', 'x')...),
+		"a key of a property":      append(section(0x74, 0xc1, 5, 2, 0x52, 1, 0x52, 2), head...),
+		"the same, written long":   append([]byte{0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x74, 0xc1, 5, 2, 0x52, 1, 0x52, 2}, head...),
 	} {
 		t.Run(name, func(t *testing.T) {
 			good, err := amqp.NewMessage([]byte("good")).MarshalBinary()
@@ -191,12 +199,18 @@ func FuzzReader(f *testing.F) {
 	f.Add(section(0x77, nested(600)...), 1, 100)
 	f.Add(append(section(0x77), make([]byte, 2000)...), 500, 64)
 	f.Add(section(0x77, 0xe0, 6, 1, 0x73, 0, 0, 0, 1), 5, 7)
+	f.Add(section(0x78, 0xc1, 7, 2, 0xa0, 1, 'k', 0xa1, 1, 'v'), 5, 7)
+	f.Add(section(0x77, 0xc1, 9, 2, 0, 0xa3, 1, 'd', 0xa0, 0, 0x53, 1), 5, 7)
 	f.Fuzz(func(t *testing.T, payload []byte, cut, piece int) {
 		piece = 1 + max(piece, -piece, 0)%4096
 		stream := transferOf(0, false, payload)
 		got := passed(t, stream, piece)
 		if !bytes.Equal(stream, got) {
 			var m amqp.Message
+			if len(payload) < dataHead+markLen {
+				require.Error(t, m.UnmarshalBinary(payloads(t, got)))
+				return
+			}
 			require.NoError(t, m.UnmarshalBinary(payloads(t, got)))
 			require.True(t, Undecodable(m.Data))
 		} else {

@@ -10,6 +10,8 @@ type scan struct {
 	at               int
 	replaced, spoilt bool
 
+	section byte // the code of the last section that began
+
 	skip int // bytes of a value to come
 	head [9]byte
 	have int // bytes in head: of a constructor with sizes
@@ -25,6 +27,29 @@ type level struct {
 	left  uint32 // elements to come
 	array bool
 	code  byte // of an array's elements
+	keys  keys // of a map; 0 for others
+}
+
+// keys are those that go-amqp can have in a map.
+type keys byte
+
+const (
+	// textKeys are those of application properties.
+	textKeys keys = 1 + iota
+	// plainKeys are all but described and compound ones, and binaries. go-amqp panics over
+	// those, which ends the process: Go can't hash them.
+	plainKeys
+)
+
+// may says whether a key may have a constructor.
+func (k keys) may(code byte) bool {
+	switch code {
+	case codeString8, codeString32, codeSymbol8, codeSymbol32:
+		return true
+	case codeDescribed, codeBinary8, codeBinary32, codeList0:
+		return false
+	}
+	return k == plainKeys && code < 0xc0
 }
 
 func (s *scan) top() *level {
@@ -97,6 +122,19 @@ func (s *scan) feed(b []byte) {
 
 // value begins the value that code is of.
 func (s *scan) value(code byte) {
+	if s.depth > 0 {
+		if t := s.top(); t.keys > 0 && t.left%2 == 0 && !t.keys.may(code) {
+			s.bad = true
+			return
+		}
+		if s.depth == 1 && s.top().left == 2 && (code == codeSmallUlong || code == codeUlong) {
+			s.head[0], s.have, s.want = code, 1, 2 // a section's descriptor
+			if code == codeUlong {
+				s.want = 9
+			}
+			return
+		}
+	}
 	switch code {
 	case 0x00: // a descriptor and what it describes
 		s.push(level{left: 2})
@@ -141,6 +179,14 @@ func (s *scan) sized() {
 	case 0xb0, 0xb1, 0xb3:
 		s.fixed(binary.BigEndian.Uint32(s.head[1:]))
 		return
+	case codeSmallUlong:
+		s.section = s.head[1]
+		s.done()
+		return
+	case codeUlong:
+		s.section = s.head[8]
+		s.done()
+		return
 	case 0xff: // an array's constructor, kept in head[1]
 		s.element(s.head[1])
 		return
@@ -163,7 +209,14 @@ func (s *scan) sized() {
 		s.done()
 		return
 	}
-	s.push(level{left: count})
+	l := level{left: count}
+	if kind&1 == 1 {
+		l.keys = plainKeys
+		if s.depth == 1 && s.section == sectionApplicationProperties {
+			l.keys = textKeys
+		}
+	}
+	s.push(l)
 }
 
 // element begins the elements of an array, whose constructor has come.
