@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -72,8 +73,8 @@ type forwarding struct {
 func (in *instrument) Handle(ctx context.Context, d *client.Delivery) (context.Context, client.Handling) {
 	q := in.queues.get(d.Queue())
 	h := &handling{in: in, queue: q, delivery: d, began: time.Now()}
-	with, creation := in.carrier.creation(ctx, d.Message())
-	last, again := beforeOf(d.Message())
+	with, creation := in.carrier.creation(ctx, messageOf(d))
+	last, again := beforeOf(messageOf(d))
 	h.ctx, h.span = in.startProcess(with, q, creation, last)
 	had := max(h.began.Sub(last.at), 0)
 	if h.recorded = h.span.IsRecording(); h.recorded {
@@ -85,6 +86,10 @@ func (in *instrument) Handle(ctx context.Context, d *client.Delivery) (context.C
 	}
 	return h.ctx, h
 }
+
+// messageOf is d's message without what package deathlog has folded, which nothing here
+// reads: Message would unfold it for each.
+func messageOf(d *client.Delivery) *client.Message { return deathlog.Peek(d).(*client.Message) }
 
 // startProcess begins the span of an attempt, with its links or its parent.
 func (in *instrument) startProcess(ctx context.Context, q *queue, creation trace.SpanContext, last before) (context.Context, trace.Span) {
@@ -128,11 +133,11 @@ func links(creation, last trace.SpanContext) []trace.Link {
 func (h *handling) describe(last before, again bool, had time.Duration) {
 	d := h.delivery
 	name, key := received(d)
-	all := append(make([]attribute.KeyValue, 0, 12), semconv.MessagingDestinationName(name), AttributeAttempt.Int(retry.Count(d.Message())+1))
+	all := append(make([]attribute.KeyValue, 0, 12), semconv.MessagingDestinationName(name), AttributeAttempt.Int(retry.Count(messageOf(d))+1))
 	if key != "" {
 		all = append(all, semconv.MessagingRabbitMQDestinationRoutingKey(key))
 	}
-	all = ofMessage(all, d.Message())
+	all = ofMessage(all, messageOf(d))
 	if again {
 		all = append(all, AttributeAsked.Float64(last.delay.Seconds()), AttributeHad.Float64(had.Seconds()), AttributeCameBy.String(last.lane))
 	}
@@ -262,7 +267,7 @@ func (h *handling) Settled(err error) {
 	_, span := h.in.tracer.Start(h.ctx, h.queue.settle, append(opts[:len(opts):len(opts)], trace.WithTimestamp(h.settling))...)
 	if span.IsRecording() {
 		span.SetAttributes(AttributeOutcome.String(string(h.settled.Kind)))
-		if id := messageID(h.delivery.Message()); id != "" {
+		if id := messageID(messageOf(h.delivery)); id != "" {
 			span.SetAttributes(semconv.MessagingMessageID(id))
 		}
 		failed(span, kind, err)

@@ -35,7 +35,7 @@ func Attempt(ctx context.Context) int {
 	if !ok {
 		return 0
 	}
-	return Count(d.Message()) + 1
+	return Count(messageOf(d)) + 1
 }
 
 // parseCount reads a counter that anybody may have written; text says that it is
