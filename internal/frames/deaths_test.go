@@ -274,3 +274,30 @@ func readAsGoAMQP(b []byte) (m *amqp.Message, ok bool) {
 	m = &amqp.Message{}
 	return m, Readable(b) && m.UnmarshalBinary(b) == nil
 }
+
+// BenchmarkDead is what it takes to look through a message and to decode it: one that died
+// once, folded and as it is, and one that didn't die.
+func BenchmarkDead(b *testing.B) {
+	whole := died(b, "orders")
+	for _, c := range []struct {
+		name    string
+		message []byte
+		fold    bool
+	}{{"folded", whole, true}, {"as it is", whole, false}, {"alive", without(b, whole, "deaths", "x-first-", "x-last-"), false}} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			var f folder
+			buffer := make([]byte, len(c.message))
+			for b.Loop() {
+				copy(buffer, c.message)
+				if c.fold {
+					f.message(buffer)
+				}
+				var m amqp.Message
+				if !Readable(buffer) || m.UnmarshalBinary(buffer) != nil {
+					b.Fatal("unreadable")
+				}
+			}
+		})
+	}
+}
