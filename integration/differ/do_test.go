@@ -52,8 +52,15 @@ func (w *world) answer(m *frames.Message) {
 		w.say("answer", "none")
 		return
 	}
-	w.say("answer", "%s", shownAnswer(m))
+	shown := shownAnswer(m)
+	if strings.Contains(shown, notFormed) {
+		w.broken = fmt.Errorf("too busy: %s", shown)
+	}
+	w.say("answer", "%s", shown)
 }
+
+// notFormed is said of a quorum queue that has no leader in time, on a busy machine.
+const notFormed = "cluster_not_formed"
 
 func (op declare) do(w *world) {
 	a := w.entries(op.Arguments, asString)
