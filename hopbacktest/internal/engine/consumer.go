@@ -31,6 +31,7 @@ type Consumer struct {
 	draining  bool // the answer to a drain waits for the wire
 	timedOut  bool // it holds messages that were taken back
 	quiescing bool // another one is to be the single active one
+	untold    bool // it isn't told that it is active no more
 	ghost     bool // its link is gone, and the queue doesn't know
 	nextID    uint64
 	oldest    *Delivery // the unsettled deliveries, in their order
@@ -227,9 +228,26 @@ func (q *queue) release(d *Delivery) {
 		q.service.add(c)
 	}
 	d.entry, d.prev, d.next = nil, nil, nil
-	if c.quiescing && c.held == 0 {
-		c.quiescing = false
+}
+
+// quiesced has the next consumer become the single active one, if this one has settled all that
+// it held while it gave way. If the last of it went back to the queue, RabbitMQ 4.3 doesn't tell
+// this one; 4.0 forgets the next one, until a consumer comes or goes, or the session of a
+// publisher ends.
+func (c *Consumer) quiesced(returned bool) {
+	if !c.quiescing || c.held > 0 {
+		return
+	}
+	c.quiescing = false
+	switch q := c.queue; {
+	case !returned || !q.quorum():
 		q.activate()
+	case q.b.version.newer:
+		c.untold = true
+		q.activate()
+		c.untold = false
+	default:
+		q.active = nil
 	}
 }
 
@@ -260,7 +278,7 @@ func (c *Consumer) Flow(flow *frames.Flow) {
 	if (flow.Drain && !c.draining || flow.Echo || told) && c.attached {
 		c.tell(flow.Drain && !c.draining)
 	}
-	if q.single {
+	if q.single && (q.active != nil || q.b.version.newer) {
 		q.activate()
 	}
 }
@@ -356,6 +374,8 @@ func (c *Consumer) cancel(down bool) {
 	}
 	if q.active == c {
 		q.active = nil
+	}
+	if q.active == nil {
 		q.activate()
 	}
 	q.touch()
@@ -389,7 +409,7 @@ func (q *queue) activate() {
 		q.active = best
 		if q.b.version.newer && q.quorum() {
 			for _, c := range []*Consumer{was, best} {
-				if c != nil && c.attached {
+				if c != nil && c.attached && !c.untold {
 					c.tell(c.drain)
 				}
 			}

@@ -38,6 +38,9 @@ func (q *queue) describe() frames.Map {
 	messages, consumers := q.ready.n, len(q.consumers)
 	if q.quorum() && q.single { // those that wait their turn aren't counted
 		consumers = min(consumers, 1)
+		if q.active == nil && !q.b.version.newer {
+			consumers = 0
+		}
 	}
 	nodes := []string{q.b.cfg.Node}
 	if q.quorum() {

@@ -566,3 +566,25 @@ func TestAQueueDropsEachDeadLetterByItself(t *testing.T) {
 		assert.Equal(t, []string{"4"}, l.bodies("full"))
 	})
 }
+
+// A single active consumer that gives way, and gives back the last message that it holds, is
+// followed by none in RabbitMQ 4.0, until another one comes or goes.
+func TestNoConsumerIsActiveOnceALastMessageWasGivenBack(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		l.quorum("q", m{"x-single-active-consumer": true})
+		first := l.reader("q", 1)
+		l.put("q", "m")
+		d, _ := first.next()
+		second := l.reader("q", 1, func(a *frames.Attach) {
+			a.Properties = frames.Map{{Key: frames.Symbol("rabbitmq:priority"), Value: int32(1)}}
+		})
+		first.settle(d, &frames.Released{})
+		if !l.newer() {
+			second.flow(1)
+			second.none()
+			first.c.Close()
+		}
+		_, msg := second.next()
+		assert.Equal(t, "m", text(msg))
+	})
+}

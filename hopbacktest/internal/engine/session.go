@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -53,6 +54,14 @@ func (s *Session) end() {
 	}
 	for _, c := range append(s.ghosts, s.attached()...) {
 		c.cancel(true)
+	}
+	if !s.conn.b.version.newer { // see quiesced
+		byName := func(a, b *queue) int { return strings.Compare(a.name, b.name) }
+		for _, q := range slices.SortedFunc(maps.Keys(s.reached), byName) {
+			if q.active == nil {
+				q.activate()
+			}
+		}
 	}
 	clear(s.consumers)
 	clear(s.publishers)

@@ -46,7 +46,23 @@ func (s *Session) Settle(deliveries []*Delivery, state any) *Fault {
 		}
 		q.touch()
 	}
+	for _, d := range deliveries {
+		if d.entry == nil && d.Consumer.session == s {
+			d.Consumer.quiesced(returns(state))
+		}
+	}
 	return nil
+}
+
+// returns says whether an outcome gives a message back to its queue.
+func returns(state any) bool {
+	switch state := state.(type) {
+	case *frames.Released:
+		return true
+	case *frames.Modified:
+		return !state.UndeliverableHere
+	}
+	return false
 }
 
 // outcome is what an outcome does to a message of a queue.
