@@ -331,6 +331,37 @@ var found = []sequence{
 		settle{Link: "r2", Last: 1},
 		settle{Link: "r2", Last: 3, Outcome: outcome{Kind: "released"}},
 	},
+	{ // those that wait their turn in a classic queue know what is in it
+		declare{Queue: "@q2", Kind: "classic", Arguments: args{"x-single-active-consumer": true}},
+		send{Link: "s1", On: "c1.1", Anonymous: true},
+		receive{Link: "r0", On: "c1.1", From: "/queues/@q2"},
+		receive{Link: "r2", On: "c0.2", From: "/queues/@q2"},
+		publish{Link: "s1", Message: message{To: "/queues/@q2"}},
+		credit{Link: "r2"},
+	},
+	{ // the active one stays
+		declare{Queue: "@q2", Kind: "classic", Arguments: args{"x-single-active-consumer": true}},
+		send{Link: "s1", On: "c1.0", To: "/queues/@q2"},
+		receive{Link: "r0", On: "c0.0", From: "/queues/@q2"},
+		credit{Link: "r0", N: 1},
+		receive{Link: "r2", On: "c0.2", From: "/queues/@q2", Priority: 2},
+		credit{Link: "r2", N: 2},
+		publish{Link: "s1", Count: 3},
+		settle{Link: "r0", Last: 3, Outcome: outcome{Kind: "released"}},
+		endSession{"c0.0"},
+	},
+	{
+		declare{Queue: "@q2", Kind: "classic", Arguments: args{"x-single-active-consumer": true}},
+		send{Link: "s1", On: "c1.0", To: "/queues/@q2"},
+		receive{Link: "r0", On: "c0.0", From: "/queues/@q2"},
+		credit{Link: "r0", N: 1},
+		receive{Link: "r1", On: "c0.1", From: "/queues/@q2"},
+		receive{Link: "r2", On: "c0.2", From: "/queues/@q2"},
+		credit{Link: "r2", N: 2},
+		detach{Link: "r0"},
+		publish{Link: "s1", Count: 3},
+		credit{Link: "r1", N: 2},
+	},
 }
 
 func TestFoundSequencesComeToTheSame(t *testing.T) {

@@ -188,3 +188,28 @@ func TestClassicQueuesDropWhatComesBackBeforeTheyDeliverIt(t *testing.T) {
 		other.none()
 	})
 }
+
+// The single active consumer of a classic queue stays until it goes. Then the first of the
+// highest priority is next, whether it has credit or not. All are told what is in the queue.
+func TestSingleActiveConsumersOfClassicQueuesStay(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		l.queue("c", "classic", m{"x-single-active-consumer": true})
+		high := func(a *frames.Attach) {
+			a.Properties = frames.Map{{Key: frames.Symbol("rabbitmq:priority"), Value: int32(1)}}
+		}
+		first, low, second, third := l.reader("c", 1), l.reader("c", 9), l.reader("c", 0, high), l.reader("c", 9, high)
+		l.put("c", "1", "2", "3")
+		d, msg := first.next()
+		assert.Equal(t, "1", text(msg))
+		first.settle(d, &frames.Accepted{})
+		third.c.Flow(&frames.Flow{DeliveryCount: frames.Some(third.c.count), LinkCredit: frames.Some[uint32](9), Echo: true})
+		third.take()
+		assert.Equal(t, uint32(2), third.events[len(third.events)-1].Flow.Available.Value)
+		first.c.Close()
+		low.none()
+		third.none()
+		second.flow(9)
+		_, msg = second.next()
+		assert.Equal(t, "2", text(msg))
+	})
+}

@@ -317,7 +317,7 @@ func (c *Consumer) taken() {
 func (c *Consumer) tell(drain bool) {
 	q := c.queue
 	available := uint32(q.waiting())
-	if q.single && q.active != c {
+	if q.single && q.active != c && q.quorum() {
 		available = 0
 	}
 	flow := &frames.Flow{
@@ -393,12 +393,15 @@ func (q *queue) activate() {
 	}
 	var best *Consumer
 	for _, c := range q.consumers {
-		if !c.timedOut && (best == nil || c.priority > best.priority || c.priority == best.priority && best != q.active && c.credit > best.credit) {
+		asks := best != nil && best != q.active && c.credit > best.credit && q.quorum()
+		if !c.timedOut && (best == nil || c.priority > best.priority || c.priority == best.priority && asks) {
 			best = c
 		}
 	}
 	switch was := q.active; {
 	case best == was:
+		return
+	case was != nil && was.attached && !q.quorum(): // it stays until it goes
 		return
 	case was != nil && was.attached && !was.timedOut && (best == nil || best.priority <= was.priority):
 		return
