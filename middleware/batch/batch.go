@@ -26,6 +26,9 @@
 // do. A ConsumerConfig.Prefetch below that is an *argument.Error. Another client's consumer
 // must run as many handlers by itself, or all batches are small and late.
 //
+// The bodies of a batch are decoded when it begins, one after the other. Where that takes
+// long, Config.Parallel lets several batches decode at once.
+//
 // # Outcomes
 //
 //	Item.Fail(err) was called    the message's result is err: any error or client.Outcome
@@ -33,7 +36,7 @@
 //	the function returns err     all other messages fail with err
 //	the function panics          all other messages fail with a *client.PanicError
 //	a body can't be decoded      it is dead-lettered with client.ReasonUndecodable, and
-//	                             is in no batch
+//	                             the function isn't given it
 //
 // A panic isn't known to be one message's fault. So it is an ordinary error here, which
 // retry.With retries, and not a death. Config.Split finds the message at fault.
@@ -161,7 +164,7 @@ func JSON[T any](cfg Config, handle func(ctx context.Context, items []*Item[T]) 
 }
 
 // Typed returns a client.Handler that decodes bodies with codec and hands them to handle in
-// batches. A batch has at least one message. Its messages are from one queue, in the order
+// batches. The function is given at least one message. Its messages are from one queue, in the order
 // in which they were received. handle must not keep items, nor what they hold.
 //
 // ctx has the values of the first message's ctx, but for its delivery: Item.Context has
@@ -176,20 +179,22 @@ func Typed[T any](codec client.Codec, cfg Config, handle func(ctx context.Contex
 		h.invalid = argument.New("handle", nil, "is nil", "give the batch a function")
 	}
 	h.cfg = cfg
-	h.handle = func(ctx context.Context, calls []*call) error {
-		items := make([]*Item[T], len(calls))
+	h.item = func(calls []*call) {
 		all := make([]Item[T], len(calls))
 		for i, c := range calls {
-			all[i] = Item[T]{Value: c.value.(*box[T]).value, call: c}
-			items[i] = &all[i]
+			all[i].call, c.item = c, &all[i]
+		}
+	}
+	h.single = client.Typed(codec, func(ctx context.Context, v T) error {
+		ctx.Value(callKey{}).(*call).item.(*Item[T]).Value = v
+		return nil
+	})
+	h.handle = func(ctx context.Context, calls []*call) error {
+		items := make([]*Item[T], len(calls))
+		for i, c := range calls {
+			items[i] = c.item.(*Item[T])
 		}
 		return handle(ctx, items)
 	}
-	h.single = client.Typed(codec, func(ctx context.Context, v T) error {
-		return h.join(ctx, &box[T]{v})
-	})
 	return h
 }
-
-// box holds a value, which may be of an interface type and nil.
-type box[T any] struct{ value T }

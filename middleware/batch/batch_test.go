@@ -169,6 +169,59 @@ func TestWhatCanNotBeDecodedIsInNoBatch(t *testing.T) {
 	})
 }
 
+// exiting ends the goroutine that decodes 1, and panics at 2.
+type exiting struct{ client.JSONCodec }
+
+func (c exiting) Decode(m *client.Message, v any) error {
+	switch string(m.GetData()) {
+	case "1":
+		runtime.Goexit()
+	case "2":
+		panic("two")
+	}
+	return c.JSONCodec.Decode(m, v)
+}
+
+func TestACodecThatEndsItsGoroutineOrPanicsHarmsItsMessageAlone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := batch.Typed(exiting{}, batch.Config{Size: 4}, func(_ context.Context, items []*batch.Item[int]) error {
+			assert.Len(t, items, 2)
+			return nil
+		})
+		results := handleAll(t, h, 4)
+		for i, reason := range []client.Reason{"", client.ReasonPanicked, client.ReasonUndecodable, ""} {
+			dead, _ := results[i].(client.DeadLetter)
+			assert.Equal(t, reason, dead.Reason, i)
+			assert.Equal(t, reason == "", results[i] == nil, i)
+		}
+	})
+}
+
+func TestTheCtxIsOverWhenTheFunctionHasReturned(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var kept []context.Context
+		h := batch.JSON(batch.Config{Size: 1}, func(ctx context.Context, items []*batch.Item[int]) error {
+			kept = append(kept, ctx)
+			if items[0].Value == 1 {
+				assert.NoError(t, ctx.Err())
+			}
+			return nil
+		})
+		for _, body := range []string{"0", "1"} {
+			require.NoError(t, h.Handle(t.Context(), delivery(body)))
+		}
+		for _, ctx := range kept {
+			<-ctx.Done()
+			assert.ErrorIs(t, ctx.Err(), context.Canceled)
+			within, cancel := context.WithCancel(ctx)
+			assert.ErrorIs(t, within.Err(), context.Canceled)
+			cancel()
+		}
+	})
+}
+
 func TestParallelBatchesAndWhatWaitsForThem(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

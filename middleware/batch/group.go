@@ -17,7 +17,8 @@ import (
 type handler struct {
 	cfg     Config
 	invalid error
-	single  client.Handler // decodes, and joins a batch
+	item    func([]*call)  // makes the items of a batch
+	single  client.Handler // decodes a message into its item
 	handle  func(context.Context, []*call) error
 	queues  sync.Map // of *group, by queue
 }
@@ -44,14 +45,14 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 	if own, ok := client.DeliveryFrom(ctx); !ok || own != d {
 		ctx = client.WithDelivery(ctx, d)
 	}
-	return h.single.Handle(ctx, d)
+	return h.join(ctx, d)
 }
 
 // call is one message that is waiting for its batch.
 type call struct {
 	ctx      context.Context
 	delivery *client.Delivery
-	value    any
+	item     any        // an *Item, once its batch begins
 	result   chan error // of one
 
 	mu      sync.Mutex
@@ -88,13 +89,12 @@ func (c *call) finish(err error) {
 }
 
 // join adds the message of ctx to a batch, and returns its result.
-func (h *handler) join(ctx context.Context, v any) error {
-	d, _ := client.DeliveryFrom(ctx)
+func (h *handler) join(ctx context.Context, d *client.Delivery) error {
 	g, ok := h.queues.Load(d.Queue())
 	if !ok {
 		g, _ = h.queues.LoadOrStore(d.Queue(), &group{of: h})
 	}
-	c := &call{ctx: ctx, delivery: d, value: v, result: make(chan error, 1)}
+	c := &call{ctx: ctx, delivery: d, result: make(chan error, 1)}
 	b, first := g.(*group).add(c)
 	if !first {
 		return <-c.result
@@ -205,6 +205,7 @@ func (h *handler) run(all []*call) {
 		}
 		calls = append(calls, c)
 	}
+	calls = h.decode(calls)
 	if len(calls) == 0 {
 		return
 	}
@@ -225,6 +226,56 @@ func (h *handler) run(all []*call) {
 	}
 }
 
+// decode decodes the messages, and returns those that could be. It is done here and not by
+// each message's own goroutine, as decoding needs a deep stack: one that the CPU's caches
+// hold makes it faster than a hundred do.
+func (h *handler) decode(calls []*call) []*call {
+	h.item(calls)
+	results := make([]error, len(calls))
+	for next := 0; next < len(calls); {
+		done := make(chan struct{})
+		go func() { // runtime.Goexit would end this one
+			defer close(done)
+			into := &decoding{Context: context.Background()}
+			for next < len(calls) {
+				i := next
+				next++
+				into.call = calls[i]
+				results[i] = errGoexit
+				results[i] = h.single.Handle(into, calls[i].delivery)
+			}
+		}()
+		<-done
+	}
+	decoded := calls[:0]
+	for i, c := range calls {
+		if results[i] != nil {
+			c.finish(results[i])
+			continue
+		}
+		decoded = append(decoded, c)
+	}
+	return decoded
+}
+
+// errGoexit is the result of a message whose codec has ended its goroutine.
+var errGoexit error = client.DeadLetter{Reason: client.ReasonPanicked, Err: &client.PanicError{}}
+
+// decoding is the ctx by which what is decoded finds its call.
+type decoding struct {
+	context.Context
+	call *call
+}
+
+type callKey struct{}
+
+func (d *decoding) Value(key any) any {
+	if key == (callKey{}) {
+		return d.call
+	}
+	return d.Context.Value(key)
+}
+
 // late is the result of a message whose ctx ended before its batch began.
 func late(ctx context.Context, err error) error {
 	waiting := fmt.Errorf("waiting for the batch: %w: %w", err, context.Cause(ctx))
@@ -236,8 +287,8 @@ func late(ctx context.Context, err error) error {
 
 // call calls the function, and turns whatever it does into an error.
 func (h *handler) call(calls []*call) (err error) {
-	ctx, cancel := contextOf(calls)
-	defer cancel(nil)
+	ctx := &batchCtx{values: shared{context.WithoutCancel(calls[0].ctx)}, calls: calls}
+	defer ctx.end()
 	// On a goroutine of its own: runtime.Goexit would end this one, and what it has to do.
 	done := make(chan struct{})
 	go func() {
@@ -252,30 +303,61 @@ func (h *handler) call(calls []*call) (err error) {
 		returned = true
 	}()
 	<-done
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = fmt.Errorf("%w: %w", err, context.Cause(ctx)) // such as client.ErrHandlerTimeout
 	}
 	return err
 }
 
-// contextOf returns a ctx that ends when those of all calls have ended.
-func contextOf(calls []*call) (context.Context, context.CancelCauseFunc) {
-	ctx, cancel := context.WithCancelCause(shared{context.WithoutCancel(calls[0].ctx)})
-	left := &counter{n: len(calls)}
-	stops := make([]func() bool, len(calls))
-	for i, c := range calls {
-		stops[i] = context.AfterFunc(c.ctx, func() {
-			if left.down() {
-				cancel(context.Cause(c.ctx))
-			}
-		})
+// batchCtx ends when those of all calls have ended. It watches them once it is asked for
+// more than a value, as that costs nine allocations a message, and many a function never
+// asks.
+type batchCtx struct {
+	values context.Context
+	calls  []*call
+
+	once  sync.Once
+	ctx   context.Context
+	stop  context.CancelCauseFunc
+	stops []func() bool
+}
+
+func (b *batchCtx) Deadline() (time.Time, bool) { return b.values.Deadline() }
+func (b *batchCtx) Done() <-chan struct{}       { return b.watching().Done() }
+func (b *batchCtx) Err() error                  { return b.watching().Err() }
+
+// Value asks the ctx that watches where there is no such value: package context finds the
+// cause in that way.
+func (b *batchCtx) Value(key any) any {
+	if v := b.values.Value(key); v != nil {
+		return v
 	}
-	return ctx, func(err error) {
-		for _, stop := range stops {
-			stop()
+	return b.watching().Value(key)
+}
+
+func (b *batchCtx) watching() context.Context {
+	b.once.Do(func() {
+		b.ctx, b.stop = context.WithCancelCause(b.values)
+		left := &counter{n: len(b.calls)}
+		b.stops = make([]func() bool, len(b.calls))
+		for i, c := range b.calls {
+			b.stops[i] = context.AfterFunc(c.ctx, func() {
+				if left.down() {
+					b.stop(context.Cause(c.ctx))
+				}
+			})
 		}
-		cancel(err)
+	})
+	return b.ctx
+}
+
+// end ends it when the function has returned.
+func (b *batchCtx) end() {
+	b.once.Do(func() { b.ctx, b.stop = context.WithCancelCause(b.values) })
+	for _, stop := range b.stops {
+		stop()
 	}
+	b.stop(nil)
 }
 
 type counter struct {
