@@ -29,7 +29,7 @@ func runParked(ctx context.Context, l *lab, c contestant, _ int) (metrics, error
 	defer cancel()
 	ended := make(chan error, 1)
 	h := client.HandlerFunc(func(context.Context, *client.Delivery) error { early.tick(); all.tick(); return errFailed })
-	go func() { ended <- hopConsume(ctx, l.url, bed.queues[0], retry.With(policy)(h), 1, nil) }()
+	go func() { ended <- hopConsume(ctx, l.url, bed.queues[0], retry.With(policy)(h), 1, 0, nil) }()
 	step := func(n int, m *meter) error {
 		if err := l.fill(ctx, bed.queues[0], orderBody(256), n); err != nil {
 			return err

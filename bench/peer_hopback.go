@@ -27,6 +27,8 @@ type hopback struct {
 	// takes how long one takes.
 	batch, handlers int
 	takes           time.Duration
+	// window is how many messages may be under way; 0 means inFlight.
+	window int
 }
 
 // with is ctx for hopConnect.
@@ -113,7 +115,7 @@ func (p hopback) consume(ctx context.Context, url, queue string, json bool, m *m
 				m.tick()
 			}
 			return nil
-		}), 1, m.done)
+		}), 1, p.window, m.done)
 	}
 	var h client.Handler = client.HandlerFunc(func(context.Context, *client.Delivery) error { m.tick(); return nil })
 	if json {
@@ -123,10 +125,10 @@ func (p hopback) consume(ctx context.Context, url, queue string, json bool, m *m
 			return nil
 		})
 	}
-	return hopConsume(p.with(ctx), url, queue, h, max(p.handlers, 1), m.done)
+	return hopConsume(p.with(ctx), url, queue, h, max(p.handlers, 1), p.window, m.done)
 }
 
-func hopConsume(ctx context.Context, url, queue string, h client.Handler, concurrency int, done <-chan struct{}) error {
+func hopConsume(ctx context.Context, url, queue string, h client.Handler, concurrency, prefetch int, done <-chan struct{}) error {
 	conn, hangUp, err := hopConnect(ctx, url)
 	if err != nil {
 		return err
@@ -141,7 +143,7 @@ func hopConsume(ctx context.Context, url, queue string, h client.Handler, concur
 		case <-ctx.Done():
 		}
 	}()
-	return conn.Consume(ctx, queue, h, client.ConsumerConfig{Concurrency: concurrency, Prefetch: inFlight})
+	return conn.Consume(ctx, queue, h, client.ConsumerConfig{Concurrency: concurrency, Prefetch: cmp.Or(prefetch, inFlight)})
 }
 
 func (p hopback) fail(ctx context.Context, url string, bed *retryBed, concurrency int, handle func([]byte) (time.Duration, bool)) error {
@@ -158,7 +160,7 @@ func (p hopback) fail(ctx context.Context, url string, bed *retryBed, concurrenc
 		}
 		return retry.After(delay, errFailed)
 	})
-	return hopConsume(ctx, url, bed.queues[0], retry.With(policy)(h), concurrency, nil)
+	return hopConsume(ctx, url, bed.queues[0], retry.With(policy)(h), concurrency, 0, nil)
 }
 
 // centralPeer is the central retrier, as its documentation runs it.
@@ -194,7 +196,7 @@ func (p centralPeer) run(ctx context.Context, url string, bed *retryBed, cfg ret
 	}
 	if p.whole {
 		rejecting := client.HandlerFunc(func(context.Context, *client.Delivery) error { return client.Modify{DeadLetter: true} })
-		all = append(all, func(ctx context.Context) error { return hopConsume(ctx, url, bed.queues[0], rejecting, 16, nil) })
+		all = append(all, func(ctx context.Context) error { return hopConsume(ctx, url, bed.queues[0], rejecting, 16, 0, nil) })
 	}
 	ended := make(chan error, len(all))
 	ctx, cancel := context.WithCancel(ctx)
@@ -243,7 +245,7 @@ func (l *lab) reject(ctx context.Context, queue, failed string, n int) error {
 			close(seen)
 		}
 		return client.Modify{DeadLetter: true}
-	}), 1, seen)
+	}), 1, 0, seen)
 	if err != nil {
 		return err
 	}
@@ -302,5 +304,5 @@ func (hopback) stream(ctx context.Context, url, queue string, in <-chan []byte, 
 
 func (hopback) survive(ctx context.Context, url, queue string, got func([]byte)) error {
 	h := client.HandlerFunc(func(_ context.Context, d *client.Delivery) error { got(d.Message().GetData()); return nil })
-	return hopConsume(ctx, url, queue, h, 1, nil)
+	return hopConsume(ctx, url, queue, h, 1, 0, nil)
 }

@@ -347,7 +347,7 @@ func runRelayLatency(ctx context.Context, l *lab, c contestant, n int) (metrics,
 		ended <- hopConsume(ctx, l.url, queue, client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 			consumed(d.Message().GetData())
 			return nil
-		}), 1, nil)
+		}), 1, 0, nil)
 	}()
 	relay := func() error { return hopRelay{cfg: cfg}.relay(ctx, pool, l.url, func(int) {}) }
 	if direct {
