@@ -71,10 +71,6 @@ func run(m *testing.M) int {
 		return 1
 	}
 	code := m.Run()
-	if err := gone.finish(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
 	for _, b := range memory {
 		b.close()
 	}

@@ -48,95 +48,26 @@ func newSite(t *testing.T, b *broker.Broker) *site {
 	return s
 }
 
-// remove deletes the virtual host. That of a shared broker is deleted behind the test's
-// back, so that no other waits for a place among those that run.
-func (s *site) remove(t *testing.T) {
-	t.Helper()
-	if slices.Contains(brokers, s.Broker) {
-		gone.put(s)
-		return
-	}
-	lock, _ := removing.LoadOrStore(s.Version, new(sync.Mutex))
-	lock.(*sync.Mutex).Lock()
-	defer lock.(*sync.Mutex).Unlock()
-	require.NoError(t, s.removeNow())
-}
-
 // removing has, by the broker's version, what is held by whoever removes a virtual
 // host.
 var removing sync.Map
 
-// removeNow deletes the virtual host, and its queues one by one before that. On
+// remove deletes the virtual host, and its queues one by one before that. On
 // RabbitMQ 4.0.5 a queue that is deleted while it dead-letters at least once can
 // make its worker crash a few times over; many of them at once use up the restarts
 // of their supervisor, which ends for good and takes all such queues of the node
 // with it.
-func (s *site) removeNow() error {
-	call := func(method, path string, reply any) error {
-		status, text, err := s.httpStatus(method, path, nil)
-		switch {
-		case err != nil:
-			return err
-		case status/100 != 2 && (method != http.MethodDelete || status != http.StatusNotFound):
-			return fmt.Errorf("%s %s: %d %s", method, path, status, text)
-		case reply != nil:
-			return json.Unmarshal(text, reply)
-		}
-		return nil
-	}
+func (s *site) remove(t *testing.T) {
+	t.Helper()
+	lock, _ := removing.LoadOrStore(s.Version, new(sync.Mutex))
+	lock.(*sync.Mutex).Lock()
+	defer lock.(*sync.Mutex).Unlock()
 	var queues []struct{ Name string }
-	if err := call(http.MethodGet, "/queues/"+s.vhost+"?disable_stats=true", &queues); err != nil {
-		return err
-	}
+	s.http(t, http.MethodGet, "/queues/"+s.vhost+"?disable_stats=true", nil, &queues)
 	for _, q := range queues {
-		if err := call(http.MethodDelete, "/queues/"+s.vhost+"/"+url.PathEscape(q.Name), nil); err != nil {
-			return err
-		}
+		s.http(t, http.MethodDelete, "/queues/"+s.vhost+"/"+url.PathEscape(q.Name), nil, nil)
 	}
-	return call(http.MethodDelete, "/vhosts/"+s.vhost, nil)
-}
-
-// gone removes the virtual hosts of tests that have ended, one at a time for each broker.
-var gone reaper
-
-type reaper struct {
-	mu      sync.Mutex
-	waiting map[*broker.Broker][]*site // an entry for each broker whose goroutine runs
-	running sync.WaitGroup
-	err     error
-}
-
-func (r *reaper) put(s *site) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	queue, runs := r.waiting[s.Broker]
-	if r.waiting == nil {
-		r.waiting = map[*broker.Broker][]*site{}
-	}
-	r.waiting[s.Broker] = append(queue, s)
-	if !runs {
-		r.running.Go(func() { r.run(s.Broker) })
-	}
-}
-
-func (r *reaper) run(b *broker.Broker) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for len(r.waiting[b]) > 0 {
-		s := r.waiting[b][0]
-		r.waiting[b] = r.waiting[b][1:]
-		r.mu.Unlock()
-		err := s.removeNow()
-		r.mu.Lock()
-		r.err = errors.Join(r.err, err)
-	}
-	delete(r.waiting, b)
-}
-
-// finish returns when all are removed, and what went wrong. No test may run any more.
-func (r *reaper) finish() error {
-	r.running.Wait()
-	return r.err
+	s.http(t, http.MethodDelete, "/vhosts/"+s.vhost, nil, nil)
 }
 
 // newer says whether the broker is 4.3 or later.
