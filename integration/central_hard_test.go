@@ -359,8 +359,7 @@ func TestCommandRetry(t *testing.T) {
 			"dead-letter-exchange": "dead_letter_exchange", "dead-letter-routing-key": "legacy", "dead-letter-strategy": "at-least-once", "overflow": "reject-publish",
 		}}, nil)
 		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan printed, 1)
-		go func() { done <- hopback.runIn(ctx, exitDone, "run", file) }()
+		done := hopback.start(ctx, exitDone, "run", file)
 		awaitConsumers(t, conn, "failed_queue", 1)
 		a := newAttempts()
 		s.peer(t).byHand("legacy", func(r *amqp.Receiver, m *amqp.Message) error {

@@ -93,10 +93,7 @@ func TestCommandReplayIsInterrupted(t *testing.T) {
 		hopback.group = "dead"
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
-		done := make(chan printed, 1)
-		go func() {
-			done <- hopback.runIn(ctx, exitInterrupted, "replay", "orders.dead", "--all", "--rate", "40", "--replay-id", "r1")
-		}()
+		done := hopback.start(ctx, exitInterrupted, "replay", "orders.dead", "--all", "--rate", "40", "--replay-id", "r1")
 		poll(t, "it has begun", func() bool { return ready(t, conn, "orders") > 10 })
 		stop()
 		out := await(t, done, "the command")

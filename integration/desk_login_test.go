@@ -52,7 +52,8 @@ func TestCommandLogsInByToken(t *testing.T) {
 		api, err := url.Parse(s.ManagementURL)
 		require.NoError(t, err)
 		api.User = nil
-		h := shell{t: t, env: map[string]string{"HOPBACK_URL": s.withoutUser(), "HOPBACK_MANAGEMENT_URL": api.String()}, never: token}
+		h := newShell(t, map[string]string{"HOPBACK_URL": s.withoutUser(), "HOPBACK_MANAGEMENT_URL": api.String()})
+		h.never = token
 		loggedIn(t, h, "--token-file", file(t, "token", []byte(token+"\n")))
 		h.env["HOPBACK_TOKEN"] = token
 		loggedIn(t, h)
@@ -86,7 +87,7 @@ func TestCommandLogsInByCertificate(t *testing.T) {
 
 		caFile, certFile := file(t, "ca.pem", certPEM(ca.cert)), file(t, "cert.pem", certPEM(mine))
 		keyFile := file(t, "key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
-		h := shell{t: t, env: map[string]string{"HOPBACK_URL": s.urlOf(func(u *url.URL) { u.Scheme, u.User = "amqps", nil }), "HOPBACK_MANAGEMENT_URL": "none"}}
+		h := newShell(t, map[string]string{"HOPBACK_URL": s.urlOf(func(u *url.URL) { u.Scheme, u.User = "amqps", nil }), "HOPBACK_MANAGEMENT_URL": "none"})
 		loggedIn(t, h, "--ca", caFile, "--server-name", "broker.test", "--cert", certFile, "--key", keyFile, "--external")
 		// By the password of the URL, over TLS.
 		h.env["HOPBACK_URL"] = s.urlOf(func(u *url.URL) { u.Scheme = "amqps" })

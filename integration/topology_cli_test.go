@@ -59,9 +59,10 @@ var command = sync.OnceValues(func() (string, error) {
 // commandDir is removed after the tests.
 var commandDir string
 
-// shell runs the command hopback.
+// shell runs the command hopback. newShell makes it.
 type shell struct {
 	t   *testing.T
+	bin string
 	env map[string]string
 	// never is what must not be printed.
 	never string
@@ -75,9 +76,19 @@ func (h shell) dead(code int, args ...string) printed {
 	return h.run(code, args...)
 }
 
+// newShell builds the command. On a machine that has built nothing yet that takes minutes,
+// which must not be part of what a test waits for.
+func newShell(t *testing.T, env map[string]string) shell {
+	t.Helper()
+	bin, err := command()
+	require.NoError(t, err)
+	return shell{t: t, bin: bin, env: env}
+}
+
 // shell has the site's URLs in the environment.
 func (s *site) shell(t *testing.T) shell {
-	return shell{t: t, env: map[string]string{"HOPBACK_URL": s.url(), "HOPBACK_MANAGEMENT_URL": s.ManagementURL}}
+	t.Helper()
+	return newShell(t, map[string]string{"HOPBACK_URL": s.url(), "HOPBACK_MANAGEMENT_URL": s.ManagementURL})
 }
 
 // as is the same for another user's AMQP URL, and the HTTP API with that user, too.
@@ -89,7 +100,9 @@ func (s *site) as(t *testing.T, amqpURL string) shell {
 	require.NoError(t, err)
 	api.User = u.User
 	password, _ := u.User.Password()
-	return shell{t: t, env: map[string]string{"HOPBACK_URL": amqpURL, "HOPBACK_MANAGEMENT_URL": api.String()}, never: password}
+	h := newShell(t, map[string]string{"HOPBACK_URL": amqpURL, "HOPBACK_MANAGEMENT_URL": api.String()})
+	h.never = password
+	return h
 }
 
 // printed is what a run printed.
@@ -103,14 +116,20 @@ func (h shell) run(code int, args ...string) printed {
 	return h.runIn(h.t.Context(), code, args...)
 }
 
+// start is run on a goroutine that ends before the test does. The command is interrupted
+// when ctx ends.
+func (h shell) start(ctx context.Context, code int, args ...string) <-chan printed {
+	ended := make(chan printed, 1)
+	var running sync.WaitGroup
+	running.Go(func() { ended <- h.runIn(ctx, code, args...) })
+	h.t.Cleanup(running.Wait)
+	return ended
+}
+
 func (h shell) runIn(ctx context.Context, code int, args ...string) printed {
 	h.t.Helper()
-	bin, err := command()
-	if !assert.NoError(h.t, err) {
-		return printed{}
-	}
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, bin, append([]string{cmp.Or(h.group, "topology")}, args...)...)
+	cmd := exec.CommandContext(ctx, h.bin, append([]string{cmp.Or(h.group, "topology")}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	for k, v := range h.env {
@@ -380,18 +399,13 @@ func TestCommandMigrates(t *testing.T) {
 
 		// Interrupted, and taken up again.
 		ctx, interrupt := context.WithCancel(t.Context())
-		interrupted := make(chan struct{})
-		go func() {
-			defer close(interrupted)
-			r := hopback.runIn(ctx, exitInterrupted, "migrate", file, "--from", "orders", "--to", "orders.v2")
-			assert.Contains(t, r.stderr, "run it again to continue")
-		}()
+		interrupted := hopback.start(ctx, exitInterrupted, "migrate", file, "--from", "orders", "--to", "orders.v2")
 		poll(t, "some are moved", func() bool {
 			info, err := declare.Inspect(t.Context(), conn.Management(), "orders.v2")
 			return err == nil && info.Messages > 0
 		})
 		interrupt()
-		await(t, interrupted, "the interrupted move ends")
+		assert.Contains(t, await(t, interrupted, "the interrupted move").stderr, "run it again to continue")
 
 		var moved migrate.Report
 		require.NoError(t, json.Unmarshal([]byte(hopback.run(exitDone, "migrate", file, "--from", "orders", "--to", "orders.v2", "--json").stdout), &moved))
@@ -434,8 +448,7 @@ func TestCommandInterrupted(t *testing.T) {
 		file := yaml(t, text.String())
 		ctx, interrupt := context.WithCancel(t.Context())
 		defer interrupt()
-		ended := make(chan printed, 1)
-		go func() { ended <- through.runIn(ctx, exitInterrupted, "apply", file) }()
+		ended := through.start(ctx, exitInterrupted, "apply", file)
 		poll(t, "bindings come about", func() bool { return len(s.things(t)) > 2 })
 		interrupt()
 		r := await(t, ended, "the interrupted command")

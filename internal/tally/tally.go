@@ -231,7 +231,9 @@ func (t *tally) endPackage(e event, p *pkg) {
 		}
 		if c.ended == "fail" {
 			told = true
-			t.printf("\n%s %s:\n%s", e.Package, name, c.output.String())
+			if unended == "" || !silent(c.output.String()) {
+				t.printf("\n%s %s:\n%s", e.Package, name, c.output.String())
+			}
 		}
 		if below("") && (c.ended != "fail" || below("fail")) {
 			continue
@@ -283,6 +285,16 @@ func (t *tally) endPackage(e event, p *pkg) {
 		t.printf("ok    %s  %.1f s, %d tests\n", e.Package, e.Elapsed, ran)
 	}
 	p.tests = nil
+}
+
+// silent reports whether there are only lines of go test itself.
+func silent(output string) bool {
+	for line := range strings.Lines(output) {
+		if !strings.HasPrefix(line, "=== ") {
+			return false
+		}
+	}
+	return true
 }
 
 // skipReason returns the last line that the test itself has said.

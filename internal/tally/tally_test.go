@@ -206,6 +206,7 @@ func TestWhatHungIsTold(t *testing.T) {
 {"Time":"2020-01-01T00:00:00Z","Action":"pause","Package":"m/b","Test":"TestWaits"}
 {"Time":"2020-01-01T00:10:00Z","Action":"cont","Package":"m/b","Test":"TestHangs"}
 {"Time":"2020-01-01T00:10:00Z","Action":"run","Package":"m/b","Test":"TestHangs/4.3"}
+{"Time":"2020-01-01T00:10:00Z","Action":"output","Package":"m/b","Test":"TestHangs/4.3","Output":"=== CONT  TestHangs/4.3\n"}
 {"Time":"2020-01-01T00:10:00Z","Action":"run","Package":"m/b","Test":"TestHangs/4.0"}
 {"Time":"2020-01-01T00:10:00Z","Action":"pause","Package":"m/b","Test":"TestHangs/4.0"}
 {"Time":"2020-01-01T00:25:00Z","Action":"output","Package":"m/b","Output":"panic: test timed out after 25m0s\n"}
@@ -215,4 +216,5 @@ func TestWhatHungIsTold(t *testing.T) {
 	assert.Equal(t, "1 passed, 2 failed, 0 skipped", last)
 	assert.Contains(t, text, "failed: m/b TestHangs/4.3: not ended after 900 s\nfailed: m/b: 2 tests had not had their turn\n")
 	assert.NotContains(t, text, "TestWaits")
+	assert.NotContains(t, text, "=== CONT", "it has said nothing itself")
 }
