@@ -22,11 +22,10 @@ import (
 
 // alarms of a broker, and how they are set and cleared.
 var alarms = []struct {
-	name       string
-	set, clear []string
+	name, set, clear string
 }{
-	{"memory", []string{"set_vm_memory_high_watermark", "absolute", "1MB"}, []string{"set_vm_memory_high_watermark", "0.6"}},
-	{"disk", []string{"set_disk_free_limit", "900000000000000"}, []string{"set_disk_free_limit", "1000000"}},
+	{"memory", "ok = vm_memory_monitor:set_vm_memory_high_watermark({absolute, 1000000}).", "ok = vm_memory_monitor:set_vm_memory_high_watermark(0.6)."},
+	{"disk", "ok = rabbit_disk_monitor:set_disk_free_limit(900000000000000).", "ok = rabbit_disk_monitor:set_disk_free_limit(1000000)."},
 }
 
 // alarmed says whether the broker has an alarm.
@@ -99,12 +98,12 @@ func TestAlarmStopsPublishingAndNothingElse(t *testing.T) {
 					awaitConsumers(t, admin, w.queue, 1)
 				}
 
-				s.run(t, append([]string{"rabbitmqctl"}, alarm.set...)...)
+				s.eval(t, alarm.set)
 				cleared := false
 				clearAlarm := func() {
 					if !cleared {
 						cleared = true
-						s.run(t, append([]string{"rabbitmqctl"}, alarm.clear...)...)
+						s.eval(t, alarm.clear)
 						poll(t, "the alarm is over", func() bool { return !s.alarmed(t) })
 					}
 				}
@@ -247,7 +246,7 @@ func TestAlarmsAmidAStreamCostNothing(t *testing.T) {
 		go func() {
 			defer close(over)
 			for range rounds {
-				s.run(t, "rabbitmqctl", "eval", fmt.Sprintf(`
+				s.eval(t, fmt.Sprintf(`
 					Alarm = {resource_limit, memory, node()},
 					[begin rabbit_alarm:set_alarm({Alarm, []}), timer:sleep(200), rabbit_alarm:clear_alarm(Alarm), timer:sleep(200) end || _ <- lists:seq(1, %d)].`, each))
 			}
@@ -285,12 +284,12 @@ func TestConnectionsAreMadeAndClosedInAnAlarm(t *testing.T) {
 	forEachOfOursAlone(t, func(t *testing.T, s *site) {
 		admin, _ := s.connect(t)
 		apply(t, admin, queueOf(declare.QuorumQueue{Name: "orders"}))
-		s.run(t, append([]string{"rabbitmqctl"}, alarms[0].set...)...)
+		s.eval(t, alarms[0].set)
 		cleared := false
 		clearAlarm := func() {
 			if !cleared {
 				cleared = true
-				s.run(t, append([]string{"rabbitmqctl"}, alarms[0].clear...)...)
+				s.eval(t, alarms[0].clear)
 				poll(t, "the alarm is over", func() bool { return !s.alarmed(t) })
 			}
 		}

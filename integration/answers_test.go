@@ -20,7 +20,7 @@ import (
 func (s *site) suspend(t *testing.T, queue string) (resume func()) {
 	t.Helper()
 	eval := func(do string) {
-		s.run(t, "rabbitmqctl", "eval", fmt.Sprintf(
+		s.eval(t, fmt.Sprintf(
 			`{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"%s">>, queue, <<"%s">>)), {Name, _} = amqqueue:get_pid(Q), sys:%s(Name).`, s.vhost, queue, do))
 	}
 	eval("suspend")

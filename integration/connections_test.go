@@ -236,7 +236,7 @@ func TestARefusedFurtherConnectionHurtsNobodyElse(t *testing.T) {
 func TestBrokerSaysHowManySessionsAConnectionHas(t *testing.T) {
 	forEachOfOursAlone(t, func(t *testing.T, s *site) {
 		set := func(n int) {
-			s.run(t, "rabbitmqctl", "eval", fmt.Sprintf("application:set_env(rabbit, session_max_per_connection, %d).", n))
+			s.eval(t, fmt.Sprintf("application:set_env(rabbit, session_max_per_connection, %d).", n))
 		}
 		set(10)
 		defer set(64)

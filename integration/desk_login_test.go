@@ -78,7 +78,7 @@ func TestCommandLogsInByCertificate(t *testing.T) {
 		der, err := x509.MarshalPKCS8PrivateKey(mineKey)
 		require.NoError(t, err)
 		s.enable(t, "rabbitmq_auth_mechanism_ssl")
-		s.run(t, "rabbitmqctl", "-q", "eval", `application:set_env(rabbit, auth_mechanisms, ['PLAIN', 'EXTERNAL', 'ANONYMOUS']), application:set_env(rabbit, ssl_cert_login_from, common_name),
+		s.eval(t, `application:set_env(rabbit, auth_mechanisms, ['PLAIN', 'EXTERNAL', 'ANONYMOUS']), application:set_env(rabbit, ssl_cert_login_from, common_name),
 			application:set_env(rabbit, ssl_options, [{verify, verify_peer}]).`)
 		s.http(t, http.MethodPut, "/users/"+user, map[string]string{"password_hash": "", "tags": ""}, nil)
 		s.http(t, http.MethodPut, "/permissions/"+s.vhost+"/"+user, map[string]string{"configure": ".*", "write": ".*", "read": ".*"}, nil)

@@ -95,8 +95,8 @@ func TestHealthKeepsConsumersReadyInAnAlarm(t *testing.T) {
 		awaitHealth(t, consuming, health.Config{}, well)
 		awaitHealth(t, publishing, health.Config{}, well)
 
-		s.run(t, "rabbitmqctl", "set_vm_memory_high_watermark", "absolute", "1MB")
-		defer s.run(t, "rabbitmqctl", "set_vm_memory_high_watermark", "0.6")
+		s.eval(t, alarms[0].set)
+		defer s.eval(t, alarms[0].clear)
 		// RabbitMQ tells a connection of the alarm once it has published.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -105,7 +105,7 @@ func TestHealthKeepsConsumersReadyInAnAlarm(t *testing.T) {
 		r, err := health.Check(health.Config{}, consuming)
 		require.NoError(t, err)
 		assert.True(t, r.Live && r.Ready, "%+v", r.Problems)
-		s.run(t, "rabbitmqctl", "set_vm_memory_high_watermark", "0.6")
+		s.eval(t, alarms[0].clear)
 		awaitHealth(t, publishing, health.Config{}, well)
 		require.NoError(t, stop())
 	})

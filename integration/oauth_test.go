@@ -51,7 +51,7 @@ func useOAuth2(t *testing.T, s *site) {
 	t.Helper()
 	s.enable(t, "rabbitmq_auth_backend_oauth2")
 	key := base64URL(signingKey)
-	s.run(t, "rabbitmqctl", "eval", strings.Join([]string{
+	s.eval(t, strings.Join([]string{
 		`ok = application:set_env(rabbitmq_auth_backend_oauth2, resource_server_id, <<"hopback">>),`,
 		`ok = application:set_env(rabbitmq_auth_backend_oauth2, key_config, [{default_key, <<"test">>}, {algorithms, [<<"HS256">>]},`,
 		`{signing_keys, #{<<"test">> => {map, #{<<"kty">> => <<"oct">>, <<"alg">> => <<"HS256">>, <<"k">> => <<"` + key + `">>}}}}]),`,

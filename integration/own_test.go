@@ -102,6 +102,16 @@ func (s *site) run(t *testing.T, args ...string) string {
 	return string(out)
 }
 
+// eval evaluates Erlang expressions on the broker.
+func (s *site) eval(t *testing.T, expressions string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out, err := s.Eval(ctx, expressions)
+	require.NoError(t, err)
+	return string(out)
+}
+
 // enabling is held by whoever enables a plugin: two at once write the same file.
 var enabling sync.Mutex
 
@@ -110,7 +120,7 @@ func (s *site) enable(t *testing.T, plugin string) {
 	t.Helper()
 	enabling.Lock()
 	defer enabling.Unlock()
-	// Debian's package of 4.0 names a folder that isn't there.
-	s.run(t, "sh", "-c", `dir=$(ls -d /usr/lib/rabbitmq/lib/*/plugins 2>/dev/null) && export RABBITMQ_PLUGINS_DIR="$dir"
-exec rabbitmq-plugins enable "$0"`, plugin)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	require.NoError(t, s.EnablePlugin(ctx, plugin))
 }

@@ -25,7 +25,7 @@ func TestRetriesComeSoonAfterARepair(t *testing.T) {
 	for name, strategy := range map[string]retry.Strategy{"requeue exchange": retry.StrategyRepublish, "return exchange": retry.StrategyDeadLetter} {
 		t.Run(name, func(t *testing.T) {
 			forEachOfOurs(t, func(t *testing.T, s *site) {
-				setting := s.run(t, "rabbitmqctl", "-q", "eval", "application:get_env(rabbit, dead_letter_worker_publisher_confirm_timeout).")
+				setting := s.eval(t, "application:get_env(rabbit, dead_letter_worker_publisher_confirm_timeout).")
 				require.Equal(t, "{ok,10000}", strings.TrimSpace(setting))
 				conn, _ := s.connect(t)
 				policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(time.Second), Strategy: strategy}

@@ -31,7 +31,7 @@ func TestAQueueThatDoesNotAnswerHurtsNobodyElse(t *testing.T) {
 
 		// The queue's process answers nothing any more.
 		tell := func(what string) {
-			s.run(t, "rabbitmqctl", "-q", "eval", fmt.Sprintf("sys:%s(whereis('%s_sick')).", what, s.vhost))
+			s.eval(t, fmt.Sprintf("sys:%s(whereis('%s_sick')).", what, s.vhost))
 		}
 		tell("suspend")
 		began := time.Now()

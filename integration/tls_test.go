@@ -108,10 +108,10 @@ func (s *site) serveTLS(t *testing.T, a *authority, cert *x509.Certificate, key 
 	const listener = `[{IP, P}] = [{I, N} || {listener, _, Kind, _, I, N, _} <- rabbit_networking:active_listeners(), (Kind =:= amqp) or (Kind =:= 'amqp/ssl')],
 		At = case IP of {0,0,0,0,0,0,0,0} -> P; _ -> {inet:ntoa(IP), P} end,
 		rabbit_networking:stop_tcp_listener(At), timer:sleep(200), `
-	s.run(t, "rabbitmqctl", "-q", "eval", listener+fmt.Sprintf(
+	s.eval(t, listener+fmt.Sprintf(
 		`rabbit_networking:start_ssl_listener(At, [{cacertfile, "%[1]s/ca.pem"}, {certfile, "%[1]s/cert.pem"}, {keyfile, "%[1]s/key.pem"}, %[2]s], 10).`, dir, verify))
 	return func() {
-		s.run(t, "rabbitmqctl", "-q", "eval", listener+`rabbit_networking:start_tcp_listener(At, 10).`)
+		s.eval(t, listener+`rabbit_networking:start_tcp_listener(At, 10).`)
 	}
 }
 
@@ -126,7 +126,7 @@ func TestTLS(t *testing.T) {
 		_, _, mine := ca.leaf(user, time.Time{})
 		_, _, foreign := other.leaf(user, time.Time{})
 		s.enable(t, "rabbitmq_auth_mechanism_ssl")
-		s.run(t, "rabbitmqctl", "-q", "eval", `application:set_env(rabbit, auth_mechanisms, ['PLAIN', 'EXTERNAL', 'ANONYMOUS']), application:set_env(rabbit, ssl_cert_login_from, common_name),
+		s.eval(t, `application:set_env(rabbit, auth_mechanisms, ['PLAIN', 'EXTERNAL', 'ANONYMOUS']), application:set_env(rabbit, ssl_cert_login_from, common_name),
 			application:set_env(rabbit, ssl_options, [{verify, verify_peer}]).`) // which EXTERNAL wants to know of
 
 		s.http(t, http.MethodPut, "/users/"+user, map[string]string{"password_hash": "", "tags": ""}, nil)

@@ -336,9 +336,7 @@ func TestFamiliesOfRabbitMQ(t *testing.T) {
 			b, err := broker.Own(t.Context(), os.Stderr, version)
 			require.NoError(t, err)
 			defer func() { assert.NoError(t, b.Release(context.Background())) }()
-			// The rabbitmq-plugins of Debian's 4.0 doesn't find the folder by itself.
-			_, err = b.Exec(t.Context(), "sh", "-c", `for d in /usr/lib/rabbitmq/lib/rabbitmq_server-*/plugins; do [ ! -d "$d" ] || export RABBITMQ_PLUGINS_DIR=$d; done; rabbitmq-plugins enable rabbitmq_prometheus`)
-			require.NoError(t, err)
+			require.NoError(t, b.EnablePlugin(t.Context(), "rabbitmq_prometheus"))
 			conn, err := client.Connect(t.Context(), b.URL, client.Config{})
 			require.NoError(t, err)
 			defer func() { assert.NoError(t, conn.Close(context.Background())) }()

@@ -116,8 +116,7 @@ func moveLeaders(t *testing.T, c *broker.Cluster, to string) {
 			moves = append(moves, fmt.Sprintf("{<<%q>>, '%s'}", q.Name, target))
 		}
 	}
-	// At once, since each rabbitmqctl starts an Erlang VM.
-	_, err := c.Nodes[0].Exec(t.Context(), "rabbitmqctl", "-q", "eval", fmt.Sprintf(
+	_, err := c.Nodes[0].Eval(t.Context(), fmt.Sprintf(
 		`[begin {ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, Name)), rabbit_quorum_queue:transfer_leadership(Q, Node) end || {Name, Node} <- [%s]].`,
 		strings.Join(moves, ", ")))
 	require.NoError(t, err)
@@ -126,9 +125,13 @@ func moveLeaders(t *testing.T, c *broker.Cluster, to string) {
 // spreadLeaders has queues whose names match led by any node, from their declaration on.
 func spreadLeaders(t *testing.T, c *broker.Cluster, names string) {
 	t.Helper()
-	_, err := c.Nodes[0].Exec(t.Context(), "rabbitmqctl", "set_policy", "spread", names, `{"queue-leader-locator":"balanced"}`, "--apply-to", "quorum_queues")
+	// As rabbitmqctl set_policy and clear_policy do.
+	_, err := c.Nodes[0].Eval(t.Context(), fmt.Sprintf(
+		`ok = rabbit_policy:parse_set(<<"/">>, <<"spread">>, <<%q>>, <<"{\"queue-leader-locator\":\"balanced\"}">>, <<"0">>, <<"quorum_queues">>, <<"guest">>).`, names))
 	require.NoError(t, err)
-	t.Cleanup(func() { _, _ = c.Nodes[0].Exec(context.Background(), "rabbitmqctl", "clear_policy", "spread") })
+	t.Cleanup(func() {
+		_, _ = c.Nodes[0].Eval(context.Background(), `rabbit_policy:delete(<<"/">>, <<"spread">>, <<"guest">>).`)
+	})
 }
 
 func poll(t *testing.T, what string, yes func() bool) {

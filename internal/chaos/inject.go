@@ -38,9 +38,9 @@ func (r *run) inject(ctx context.Context, f Fault) (heal func(context.Context) e
 	case BrokerPaused, NodePaused:
 		return r.together(n.unpause), n.pause(ctx)
 	case MemoryAlarm:
-		return n.ctl("set_vm_memory_high_watermark", "0.6"), n.ctl("set_vm_memory_high_watermark", "0.000001")(ctx)
+		return n.set("vm_memory_monitor:set_vm_memory_high_watermark(0.6)"), n.set("vm_memory_monitor:set_vm_memory_high_watermark(0.000001)")(ctx)
 	case DiskAlarm:
-		return n.ctl("set_disk_free_limit", "50MB"), n.ctl("set_disk_free_limit", "100000GB")(ctx)
+		return n.set(`rabbit_disk_monitor:set_disk_free_limit("50MB")`), n.set(`rabbit_disk_monitor:set_disk_free_limit("100000GB")`)(ctx)
 	case QueueDeleted:
 		return r.deleteQueue(ctx)
 	case WorkerKilled, WorkerPaused, WorkerDrained:
@@ -82,9 +82,10 @@ func (r *run) onLinks(side Side, do func(*proxy.Proxy) error) error {
 	return errors.Join(errs...)
 }
 
-func (n *node) ctl(args ...string) func(context.Context) error {
+// set calls a function of the broker that returns ok.
+func (n *node) set(call string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		_, err := n.Exec(ctx, append([]string{"rabbitmqctl", "-q"}, args...)...)
+		_, err := n.Eval(ctx, "ok = "+call+".")
 		return err
 	}
 }
@@ -169,7 +170,7 @@ func (r *run) together(heal func(context.Context) error) func(context.Context) e
 
 // moveLeader moves the leader of a lane's work queue to a node.
 func (r *run) moveLeader(ctx context.Context, l *lane, to *node) error {
-	_, err := to.Exec(ctx, "rabbitmqctl", "-q", "eval", fmt.Sprintf(
+	_, err := to.Eval(ctx, fmt.Sprintf(
 		`{ok,Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>,queue,<<"%s">>)), rabbit_quorum_queue:transfer_leadership(Q, '%s').`, l.queue, to.name))
 	return err
 }

@@ -611,7 +611,7 @@ func (r *run) awaitEmpty(ctx context.Context) error {
 func (r *run) statusOf(ctx context.Context, queue string) string {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	out, err := r.site.nodes[0].Exec(ctx, "rabbitmqctl", "-q", "eval", fmt.Sprintf(
+	out, err := r.site.nodes[0].Eval(ctx, fmt.Sprintf(
 		`{ok,Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>,queue,<<"%s">>)), {N,_} = amqqueue:get_pid(Q), {N, whereis(N), catch rabbit_quorum_queue:status(<<"/">>,<<"%s">>)}.`, queue, queue))
 	if err != nil {
 		return err.Error()

@@ -31,6 +31,7 @@ type machine interface {
 	Stop(context.Context) error
 	Start(context.Context) error
 	Exec(ctx context.Context, args ...string) ([]byte, error)
+	Eval(ctx context.Context, expressions string) ([]byte, error)
 }
 
 // node is one broker node, and the two proxies in front of it.
@@ -79,7 +80,7 @@ func openSite(ctx context.Context, out io.Writer, version string, nodes int, han
 		if err := n.configure(ctx); err != nil {
 			return nil, err
 		}
-		name, err := n.Exec(ctx, "rabbitmqctl", "-q", "eval", "node().")
+		name, err := n.Eval(ctx, "node().")
 		if err != nil {
 			return nil, err
 		}
@@ -111,7 +112,7 @@ func (n *node) configure(ctx context.Context) error {
 	_, _ = n.Exec(ctx, "sh", "-c", fmt.Sprintf(`[ -n "$RABBITMQ_CONFIG_FILE" ] || {
 printf 'heartbeat = %d\ncollect_statistics_interval = 1000\n' >/etc/rabbitmq/conf.d/90-chaos.conf
 printf '[{rabbit,[{dead_letter_worker_publisher_confirm_timeout,%d}]}].\n' >/etc/rabbitmq/advanced.config; }`, heartbeat, ms))
-	_, err := n.Exec(ctx, "rabbitmqctl", "-q", "eval", fmt.Sprintf(
+	_, err := n.Eval(ctx, fmt.Sprintf(
 		"[application:set_env(rabbit,K,V) || {K,V} <- [{heartbeat,%d},{collect_statistics_interval,1000},{dead_letter_worker_publisher_confirm_timeout,%d}]].", heartbeat, ms))
 	return err
 }
