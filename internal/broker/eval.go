@@ -32,9 +32,10 @@ func (n *Node) Eval(ctx context.Context, expressions string) (out []byte, err er
 }
 
 // EnablePlugin does what rabbitmq-plugins enable does on a broker that runs. Not for
-// two plugins at once, which would write the same file.
+// two plugins at once, which would write the same file. A broker serves a little before
+// it takes itself for started, and enables nothing until then.
 func (b *Broker) EnablePlugin(ctx context.Context, name string) error {
-	_, err := b.Eval(ctx, fmt.Sprintf(`File = rabbit_plugins:enabled_plugins_file(),
+	_, err := b.Eval(ctx, fmt.Sprintf(`ok = rabbit:await_startup(), File = rabbit_plugins:enabled_plugins_file(),
 ok = rabbit_file:write_term_file(File, [lists:usort(['%s' | rabbit_plugins:read_enabled(File)])]),
 {ok, _, _} = rabbit_plugins:ensure(File).`, name))
 	return err
