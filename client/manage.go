@@ -20,8 +20,12 @@ import (
 const (
 	managementNode = "/management"
 	// managementLink is the name of both links: RabbitMQ pairs them by it.
-	managementLink   = "hopback-management"
-	managementCredit = 64
+	managementLink = "hopback-management"
+	// managementRequests is how many may be under way.
+	managementRequests = 64
+	// replyCredit is what the broker may send. It is more than it will: go-amqp gives credit
+	// back from another goroutine, and on a busy machine the next requests overtake it.
+	replyCredit = 4 * managementRequests
 )
 
 // Management sends requests to the broker's /management node. It is safe for concurrent
@@ -36,8 +40,7 @@ type Management struct {
 	// closing, once closed, lets no new request begin.
 	closing <-chan struct{}
 
-	// slots has one for each request that the broker owes a reply: the reply link
-	// has as many credits.
+	// slots has one for each request that the broker owes a reply.
 	slots chan struct{}
 
 	// solo is the turn of a request that has a session of its own: see Request.
@@ -55,7 +58,7 @@ func newManagement(open func(context.Context) (session, error), life context.Con
 			return openManagement(ctx, open)
 		},
 		life: life, closing: closing,
-		slots: make(chan struct{}, managementCredit), solo: make(chan struct{}, 1),
+		slots: make(chan struct{}, managementRequests), solo: make(chan struct{}, 1),
 	}
 }
 
@@ -293,7 +296,7 @@ type managementSession struct {
 func newManagementSession(life context.Context) *managementSession {
 	s := &managementSession{
 		waiting:  map[uint64]*waiting{},
-		requests: make(chan *outgoing, managementCredit),
+		requests: make(chan *outgoing, managementRequests),
 		ready:    make(chan struct{}), gone: make(chan struct{}),
 	}
 	s.ctx, s.cancel = context.WithCancel(life)
@@ -502,7 +505,7 @@ func openManagement(ctx context.Context, open func(context.Context) (session, er
 		if err != nil {
 			return links{}, err
 		}
-		if err := r.IssueCredit(managementCredit); err != nil {
+		if err := r.IssueCredit(replyCredit); err != nil {
 			return links{}, err
 		}
 		s, err := as.s.NewSender(ctx, managementNode, &amqp.SenderOptions{

@@ -54,7 +54,7 @@ func (f *fakeManagement) open(context.Context) (session, requestLink, receiverLi
 	s.r = &fakeReceiver{b: b, presettled: true}
 	s.receivers = []*fakeReceiver{s.r}
 	b.sessions = []*fakeSession{&s.fakeSession}
-	_ = s.r.issueCredit(managementCredit)
+	_ = s.r.issueCredit(managementRequests)
 	f.mu.Lock()
 	f.sessions = append(f.sessions, s)
 	f.mu.Unlock()
@@ -151,7 +151,7 @@ func TestManagementMatchesRepliesInAnyOrder(t *testing.T) {
 		close(stop)
 		<-replying
 		assert.Len(t, f.sessions, 1)
-		assert.LessOrEqual(t, f.sessions[0].largest, managementCredit)
+		assert.LessOrEqual(t, f.sessions[0].largest, managementRequests)
 		assert.Greater(t, f.sessions[0].largest, 1, "many are under way at once")
 	})
 }
@@ -188,7 +188,7 @@ func TestManagementNeverHasMoreRequestsUnderWayThanCredit(t *testing.T) {
 		m, f := startManagement(t, silence)
 		for range 3 {
 			var wg sync.WaitGroup
-			for range managementCredit {
+			for range managementRequests {
 				wg.Go(func() {
 					_, _, err := m.Request(within(t, time.Second), "GET", "/queues/slow", nil)
 					assert.Error(t, err)
@@ -198,10 +198,10 @@ func TestManagementNeverHasMoreRequestsUnderWayThanCredit(t *testing.T) {
 		}
 		synctest.Wait()
 		s := f.sessions[0]
-		assert.Equal(t, managementCredit, s.largest)
+		assert.Equal(t, managementRequests, s.largest)
 
 		// When the broker answers at last, requests go on.
-		for id := range uint64(managementCredit) {
+		for id := range uint64(managementRequests) {
 			s.reply(replyTo(&Message{Properties: &amqp.MessageProperties{MessageID: id + 1}}, "200", nil))
 		}
 		synctest.Wait()

@@ -66,15 +66,33 @@ var amqpHeader = ProtocolAMQP.Header()
 func (c *Conn) Write(b []byte) (int, error) {
 	switch code, channel := frameKind(b); {
 	case code == codeBegin:
-		if wait := c.sessions.begin(channel); wait > 0 {
-			held := bytes.Clone(b)
-			time.AfterFunc(wait, func() { _, _ = c.out.Write(held) })
+		wait, held := c.sessions.begin(channel, b)
+		if held {
 			return len(b), nil
 		}
+		if wait > 0 {
+			c.writeIn(wait, bytes.Clone(b))
+			return len(b), nil
+		}
+	case code == codeEnd:
+		n, err := c.out.Write(b)
+		if begin, wait := c.sessions.left(channel); begin != nil && err == nil {
+			c.writeIn(wait, begin)
+		}
+		return n, err
 	case code == 0 && !c.opening.Load() && bytes.Equal(b, amqpHeader):
 		c.opening.Store(true)
 	}
 	return c.out.Write(b)
+}
+
+// writeIn writes a begin that was held back. An error comes again with the next Write.
+func (c *Conn) writeIn(wait time.Duration, begin []byte) {
+	if wait <= 0 {
+		_, _ = c.out.Write(begin)
+		return
+	}
+	time.AfterFunc(wait, func() { _, _ = c.out.Write(begin) })
 }
 
 // Read passes on what has come, in whole frames.

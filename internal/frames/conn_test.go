@@ -81,10 +81,12 @@ func TestSessionBeginsOnAChannelOnlySomeTimeAfterTheLastOneEnded(t *testing.T) {
 			synctest.Wait()
 			require.Len(t, r.frames(), 4)
 			assert.Equal(t, performative(codeBegin, 5, 20), r.frames()[3])
-			_, err = c.Write(performative(codeBegin, 5, 20))
-			require.NoError(t, err)
+			for _, code := range []byte{codeEnd, codeBegin} {
+				_, err = c.Write(performative(code, 5, 20))
+				require.NoError(t, err)
+			}
 			synctest.Wait()
-			assert.Len(t, r.frames(), 5, "the rest counts once")
+			assert.Len(t, r.frames(), 6, "the rest counts once")
 		})
 	}
 }
@@ -101,6 +103,49 @@ func TestSessionBeginsAtOnceWhereTheBrokerNeedsNoRest(t *testing.T) {
 		synctest.Wait()
 		assert.Len(t, r.frames(), 1)
 	})
+}
+
+// go-amqp gives a number to the next session as soon as the broker has ended the last one,
+// and may have frames of the last one to write, its end among them.
+func TestSessionBeginsOnlyOnceTheLastOneOnItsNumberHasBeenEnded(t *testing.T) {
+	for _, rests := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r := &recorder{reads: bytes.NewReader(performative(codeEnd, 7, 3)), piece: 100}
+			c := Wrap(r, Config{})
+			defer func() { require.NoError(t, c.Close()) }()
+			if rests {
+				c.RestChannels()
+			}
+			write := func(code byte, channel uint16, padding int) []byte {
+				b := performative(code, channel, padding)
+				n, err := c.Write(b)
+				require.NoError(t, err)
+				require.Equal(t, len(b), n)
+				clear(b) // a writer uses its buffer again
+				return performative(code, channel, padding)
+			}
+			var want [][]byte
+			want = append(want, write(codeBegin, 7, 20), write(codeBegin, 8, 20))
+			_, err := io.ReadAll(c) // the broker ends it
+			require.NoError(t, err)
+			held := write(codeBegin, 7, 21)
+			want = append(want, write(codeFlow, 7, 30), write(codeEnd, 8, 1), write(codeBegin, 8, 22))
+			synctest.Wait()
+			assert.Equal(t, want, r.frames(), "the rest goes on")
+			want = append(want, write(codeEnd, 7, 2))
+			if rests {
+				synctest.Wait()
+				assert.Equal(t, want, r.frames())
+				time.Sleep(channelRest)
+			}
+			synctest.Wait()
+			want = append(want, held)
+			assert.Equal(t, want, r.frames())
+			want = append(want, write(codeEnd, 7, 3), write(codeBegin, 7, 23))
+			synctest.Wait()
+			assert.Equal(t, want, r.frames(), "in order where the client ends it")
+		})
+	}
 }
 
 func TestConnSurvivesAHostileStream(t *testing.T) {

@@ -85,9 +85,9 @@ func TestADeathHistoryIsFoldedWhereASessionAsksForIt(t *testing.T) {
 		return b
 	}
 	s := &sessions{tell: func(bool) {}}
-	s.begin(1)
+	s.begin(1, nil)
 	s.latest.FoldDeaths()
-	s.begin(2)
+	s.begin(2, nil)
 	r := newReader(bytes.NewReader(append(stream(1), stream(2)...)), s)
 	var got []byte
 	for len(got) < 2*len(stream(1)) {

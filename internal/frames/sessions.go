@@ -1,6 +1,7 @@
 package frames
 
 import (
+	"bytes"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,13 +70,19 @@ const channelRest = 250 * time.Millisecond
 
 // sessions follows the sessions of a connection.
 //
-// RabbitMQ below 4.3 forgets a session only some time after it has sent its end,
-// whichever side asked for it, and what arrives on the number meanwhile is lost: a
-// session that begins then is never answered. go-amqp uses the lowest free number, so
-// mostly the one that has just become free. Only the frames tell it in time: before
-// go-amqp reports the end of a session, another may have begun. So a begin that comes
-// too early is held back. That delays nothing else: a session sends nothing before its
-// begin is answered.
+// go-amqp uses the lowest free number, so mostly the one that has just become free, and
+// takes it for free as soon as the broker's end comes. That is too early in two cases:
+//
+//   - The broker has ended the session by itself, and go-amqp hasn't written its own end
+//     yet. What the old session still writes, and its end at last, would be taken for the
+//     new session's, which RabbitMQ ends over it.
+//   - RabbitMQ below 4.3 forgets a session only some time after it has sent its end,
+//     whichever side asked for it, and what arrives on the number meanwhile is lost: a
+//     session that begins then is never answered.
+//
+// Only the frames tell it in time: before go-amqp reports the end of a session, another may
+// have begun. So a begin that comes too early is held back. That delays nothing else: a
+// session sends nothing before its begin is answered.
 type sessions struct {
 	// tell is Config.Blocked. It is called with mu held.
 	tell func(blocked bool)
@@ -90,24 +97,53 @@ type sessions struct {
 	blocked int                  // sessions
 	told    bool                 // that some session was blocked
 	ended   map[uint16]time.Time // when the last session on a number ended
+	// unended has the numbers on which a begin was written, and no end since. The begin
+	// that waits for that end is with its number.
+	unended map[uint16][]byte
 }
 
-// begin is called before a session's begin is sent. It returns how long that is to wait.
-func (s *sessions) begin(channel uint16) (wait time.Duration) {
+// begin is called before a session's begin is sent. It returns how long that is to wait. If
+// it is held, it waits for the end of the number's last session: see left.
+func (s *sessions) begin(channel uint16, frame []byte) (wait time.Duration, held bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.forget(channel)
 	if s.of == nil {
-		s.of = map[uint16]*Intake{}
+		s.of, s.unended = map[uint16]*Intake{}, map[uint16][]byte{}
 	}
 	s.latest = NewIntake()
 	s.latest.some = &s.folding
 	s.of[channel] = s.latest
-	if s.rests.Load() {
-		wait = channelRest - time.Since(s.ended[channel])
-		delete(s.ended, channel)
+	if _, held = s.unended[channel]; held {
+		s.unended[channel] = bytes.Clone(frame)
+		return 0, true
 	}
-	return wait
+	s.unended[channel] = nil
+	return s.rest(channel), false
+}
+
+// left is called when a session's end has been written. It returns the begin that was held
+// until then, nil if there is none, and how long that is to wait.
+func (s *sessions) left(channel uint16) (begin []byte, wait time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	begin = s.unended[channel]
+	if begin == nil {
+		delete(s.unended, channel)
+		return nil, 0
+	}
+	s.unended[channel] = nil
+	return begin, s.rest(channel)
+}
+
+// rest is how long the broker needs until a session may begin. It is called with mu held.
+func (s *sessions) rest(channel uint16) time.Duration {
+	if !s.rests.Load() {
+		return 0
+	}
+	ended := s.ended[channel]
+	delete(s.ended, channel)
+	return channelRest - time.Since(ended)
 }
 
 // end is called when a session has ended. RabbitMQ sends on the number that the session

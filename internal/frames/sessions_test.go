@@ -64,7 +64,9 @@ func TestIntakesFollowTheFrames(t *testing.T) {
 		var told []bool
 		s := &sessions{tell: func(blocked bool) { told = append(told, blocked) }}
 		begin := func(channel uint16) *Intake {
-			assert.LessOrEqual(t, s.begin(channel), time.Duration(0))
+			wait, held := s.begin(channel, nil)
+			assert.LessOrEqual(t, wait, time.Duration(0))
+			assert.False(t, held)
 			return s.last()
 		}
 		arrives := func(frames ...[]byte) {
@@ -101,12 +103,14 @@ func TestIntakesFollowTheFrames(t *testing.T) {
 
 		arrives(performative(codeEnd, 8, 3), onChannel(0, alarm43), performative(codeEnd, 0, 3))
 		assert.Equal(t, []bool{true, false, true}, told, "the end of the last session says nothing of the broker")
+		s.left(0)
 		begin(0)
 		arrives(onChannel(0, blocked43))
 		assert.Len(t, told, 3, "it still takes none")
 		begin(9)
 		arrives(performative(codeEnd, 0, 3))
 		assert.Len(t, told, 3, "no session is known to be open")
+		s.left(0)
 		begin(0)
 		arrives(onChannel(0, begin43), onChannel(9, begin43))
 		assert.Equal(t, []bool{true, false, true, false}, told)
@@ -134,7 +138,7 @@ func FuzzSessions(f *testing.F) {
 			told = blocked
 		}}
 		for channel := range uint16(8) {
-			s.begin(channel)
+			s.begin(channel, nil)
 		}
 		got, err := io.ReadAll(newReader(&recorder{reads: bytes.NewReader(stream), piece: int(piece) + 1}, s))
 		if err != nil || len(got) != len(stream) {
