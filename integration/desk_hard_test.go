@@ -104,7 +104,7 @@ func (s story) without(out func(number string) bool) story {
 // same order.
 func TestReplayOfALaneSurvivesKillsAndCuts(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
-		n, kills, cuts := sized(2000, 100_000), sized(3, 10), sized(6, 20)
+		n, kills, cuts := sized(1000, 100_000), sized(3, 10), sized(6, 20)
 		conn, _ := s.connect(t)
 		policy := retry.Policy{MaxRetries: 2, GiveUpAfter: time.Hour, Backoff: retry.Exponential(time.Second, 2)}
 		morgue(t, conn, policy, n)
@@ -131,7 +131,7 @@ func TestReplayOfALaneSurvivesKillsAndCuts(t *testing.T) {
 		bin, err := command()
 		require.NoError(t, err)
 		replay := func() *exec.Cmd {
-			c := exec.CommandContext(t.Context(), bin, "dead", "replay", "orders.dead", "--reason", "permanent", "--replay-id", "r1", "--rate", strconv.Itoa(sized(400, 2000)))
+			c := exec.CommandContext(t.Context(), bin, "dead", "replay", "orders.dead", "--reason", "permanent", "--replay-id", "r1", "--rate", strconv.Itoa(sized(200, 2000)))
 			c.Env = append(os.Environ(), "HOPBACK_URL="+s.urlOf(func(u *url.URL) { u.Host = through.Addr() }), "HOPBACK_MANAGEMENT_URL=none")
 			return c
 		}

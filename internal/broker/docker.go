@@ -165,7 +165,7 @@ const builtLabel = "hopback.built"
 // image is for docker.image.
 func (b *builder) image(ctx context.Context, version string, say sayFunc) (string, error) {
 	// The tag changes with the recipe, so an image of an older one isn't used.
-	image := "hopback-rabbitmq:" + version + "-" + recipeOf(version).hash() + "-v2"
+	image := "hopback-rabbitmq:" + version + "-" + recipeOf(version).hash() + "-v3"
 	if imagePresent(ctx, image) {
 		return image, nil
 	}
@@ -183,6 +183,8 @@ func (b *builder) image(ctx context.Context, version string, say sayFunc) (strin
 		"--change", "ENV HOME=/var/lib/rabbitmq",
 		"--change", "ENV LANG=C.UTF-8",
 		"--change", "ENV RABBITMQ_LOGS=-", // to standard output, for docker logs
+		// Otherwise each line of the log looks at /etc/localtime, through the layered file system.
+		"--change", "ENV TZ=UTC0",
 		"--change", `ENTRYPOINT ["docker-entrypoint.sh"]`,
 		"--change", `CMD ["rabbitmq-server"]`,
 		tar, image)
