@@ -75,8 +75,10 @@ func (r *reader) Read(b []byte) (int, error) {
 // fill reads once, and makes ready what is complete. Nothing is ready when it is
 // called, so what was looked at before is done with.
 func (r *reader) fill() error {
-	r.in = r.in[:copy(r.in, r.in[r.looked:])]
-	r.looked = 0
+	if r.looked > 0 { // not for each piece of a long frame
+		r.in = r.in[:copy(r.in, r.in[r.looked:])]
+		r.looked = 0
+	}
 	if cap(r.in)-len(r.in) < 4<<10 {
 		grown := make([]byte, len(r.in), max(2*cap(r.in), 32<<10))
 		copy(grown, r.in)
