@@ -29,7 +29,7 @@ func TestADayOfScheduledMessages(t *testing.T) {
 	}
 	began := time.Now()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "4.3.6", "bound")
+		w := newWorldThatIdles(t, 12*time.Hour, "4.3.6", "bound")
 		w.apply(declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "unbound", DeadLetter: declare.Drop()}}})
 		start := time.Now()
 		var mu sync.Mutex

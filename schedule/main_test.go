@@ -24,11 +24,19 @@ type world struct {
 	t      *testing.T
 	broker *hopbacktest.Broker
 	conn   *client.Conn
+	idle   time.Duration // client.Config.IdleTimeout
 }
 
 func newWorld(t *testing.T, version string, queues ...string) *world {
 	t.Helper()
-	w := &world{t: t, broker: hopbacktest.Start(t, hopbacktest.Config{Version: version})}
+	return newWorldThatIdles(t, 0, version, queues...)
+}
+
+// newWorldThatIdles has connections that may be idle for so long. Where hours pass and no
+// connection falls silent, signs of life would take most of the test's time.
+func newWorldThatIdles(t *testing.T, idle time.Duration, version string, queues ...string) *world {
+	t.Helper()
+	w := &world{t: t, idle: idle, broker: hopbacktest.Start(t, hopbacktest.Config{Version: version})}
 	w.conn = w.connect()
 	topology, err := schedule.Topology(schedule.Names{}, queues...)
 	require.NoError(t, err)
@@ -41,7 +49,7 @@ func newWorld(t *testing.T, version string, queues ...string) *world {
 
 func (w *world) connect() *client.Conn {
 	w.t.Helper()
-	conn, err := client.Connect(w.t.Context(), w.broker.URL(), client.Config{Dial: w.broker.Dial, Logger: slog.New(slog.DiscardHandler)})
+	conn, err := client.Connect(w.t.Context(), w.broker.URL(), client.Config{Dial: w.broker.Dial, IdleTimeout: w.idle, Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	return conn
