@@ -340,7 +340,7 @@ func TestLinkThatEndsEveryConnectionRests(t *testing.T) {
 		s := startResender(b)
 		stop := time.Now().Add(time.Hour)
 		for time.Now().Before(stop) {
-			time.Sleep(time.Millisecond * 10)
+			time.Sleep(50 * time.Millisecond)
 			b.kill(errFakeConn)
 		}
 		assert.Less(t, len(b.history("open session")), 1500)
