@@ -53,7 +53,9 @@ func inOrder(t *testing.T, d *desk.Desk, n int) {
 	require.NoError(t, err)
 	require.EqualValues(t, n, l.Matched)
 	for i, m := range l.Messages {
-		require.Equal(t, fmt.Sprint("m-", i), m.MessageID)
+		if want := fmt.Sprint("m-", i); m.MessageID != want { // there are thousands
+			require.Equal(t, want, m.MessageID)
+		}
 	}
 }
 

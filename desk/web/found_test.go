@@ -45,7 +45,7 @@ func TestAPageIsShownBeforeTheQueueIsInOrder(t *testing.T) {
 	until := func(path, text string) answer {
 		t.Helper()
 		var a answer
-		require.Eventually(t, func() bool { a = b.get(path); return strings.Contains(a.text, text) }, testPatience, time.Millisecond, "%s", &a.text)
+		require.Eventually(t, func() bool { a = b.get(path); return strings.Contains(a.text, text) }, testPatience, 20*time.Millisecond, "%s", &a.text)
 		return a
 	}
 	slow := func(path, key, row string) answer {
