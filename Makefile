@@ -78,7 +78,7 @@ bench: ## Compare with other clients on a broker of our own; writes bench/latest
 
 .PHONY: simulate
 simulate: ## Break a RabbitMQ in memory in virtual time, 10,000 faults and 1,000,000 messages in some ten minutes; SIMULATEFLAGS="-simulate.seed 7 -simulate.seeds 1" repeats a schedule
-	@GOGC=800 GOMEMLIMIT=2GiB $(GO) test -count=1 -timeout=0 -v -run '^TestSimulate$$' ./internal/chaos -args -simulate.seeds 100 -simulate.messages 5000 -simulate.faults 50 $(SIMULATEFLAGS) | grep -v -e '^=== ' -e '--- PASS'
+	@GOGC=800 GOMEMLIMIT=2GiB $(GO) test -count=1 -timeout=0 -v -run '^TestSimulate$$' ./internal/chaos -args -simulate.seeds 100 -simulate.messages 5100 -simulate.faults 50 $(SIMULATEFLAGS) | grep -v -e '^=== ' -e '--- PASS'
 
 .PHONY: planted
 planted: ## Plant five faults in hopback, and see that simulations find each within a minute
