@@ -68,6 +68,7 @@ func (c *chroot) environment(s *state) []string {
 		"RABBITMQ_MNESIA_BASE=/var/lib/rabbitmq/mnesia",
 		"RABBITMQ_LOG_BASE=/var/lib/rabbitmq/log",
 		"RABBITMQ_LOGS=-",
+		"RABBITMQ_LOG=warning",
 		fmt.Sprintf("RABBITMQ_DIST_PORT=%d", s.Ports.Dist),
 		fmt.Sprintf("ERL_EPMD_PORT=%d", s.Ports.EPMD),
 		"ERL_EPMD_ADDRESS=127.0.0.1",
