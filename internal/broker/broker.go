@@ -22,8 +22,8 @@ type How string
 const (
 	Environment How = "env"
 	Docker      How = "docker"
-	DockerBuilt How = "docker-built"
 	Chroot      How = "chroot"
+	DockerBuilt How = "docker-built"
 )
 
 // supported versions, newest first, which is the order in which "any" tries.

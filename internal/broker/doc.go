@@ -25,10 +25,12 @@
 //     It is used as it is and never stopped.
 //  2. Docker with the official image ([Docker]), by the docker-compose.yml at
 //     the top of the module.
-//  3. Docker with an image built from Debian's packages ([DockerBuilt]), for
-//     sites which no image registry can be reached from; the same compose file.
-//  4. The same Debian tree in a chroot ([Chroot]), as root on Linux, with mount
-//     and pid namespaces of its own, so that nothing is left when it ends.
+//  3. A tree of Debian's packages in a chroot ([Chroot]), as root on Linux, with
+//     mount and pid namespaces of its own, so that nothing is left when it ends.
+//     Sites which no image registry can be reached from take this way.
+//  4. Docker with an image built from the same tree ([DockerBuilt]); the same
+//     compose file. It takes twice as long to start, so it is for those who
+//     aren't root, and for clusters, whose nodes need networks of their own.
 //
 // Otherwise the answer is a [NoWayError], which says what was tried.
 //
@@ -47,6 +49,6 @@
 //
 //	HOPBACK_URL_4_3, HOPBACK_URL_4_0                        see above
 //	HOPBACK_MANAGEMENT_URL_4_3, HOPBACK_MANAGEMENT_URL_4_0  see above
-//	HOPBACK_BROKER_WITH  take this way only: env, docker, docker-built or chroot
+//	HOPBACK_BROKER_WITH  take this way only: env, docker, chroot or docker-built
 //	HOPBACK_KEEP         if not empty, Release leaves the broker running
 package broker

@@ -72,12 +72,13 @@ func newLauncher(getenv func(string) string, out io.Writer) (*launcher, error) {
 	id, setup := projectID(l.dir), new(dockerSetup)
 	l.ways = []way{
 		{Docker, &docker{image: officialImage, id: id, setup: setup}},
-		{DockerBuilt, &docker{image: (&builder{trees}).image, id: id, setup: setup}},
+		// Before an image of the same packages, since a chroot starts in half the time.
 		{Chroot, &chroot{trees: trees, dataDir: func(name string) string { return filepath.Join(l.runDir(name), "data") }}},
+		{DockerBuilt, &docker{image: (&builder{trees}).image, id: id, setup: setup}},
 	}
 	only := How(getenv("HOPBACK_BROKER_WITH"))
 	if only != "" && only != Environment && !slices.ContainsFunc(l.ways, func(w way) bool { return w.how == only }) {
-		return nil, argument.New("HOPBACK_BROKER_WITH", string(only), "is no way to a broker", "set it to env, docker, docker-built or chroot, or unset it")
+		return nil, argument.New("HOPBACK_BROKER_WITH", string(only), "is no way to a broker", "set it to env, docker, chroot or docker-built, or unset it")
 	}
 	l.only = only
 	return l, nil

@@ -90,7 +90,7 @@ func (f *fakes) launcher(dir string) *launcher {
 		dir:    dir,
 		getenv: func(name string) string { return f.env[name] },
 		only:   How(f.env["HOPBACK_BROKER_WITH"]),
-		ways:   []way{{Docker, &f.docker}, {DockerBuilt, &f.built}, {Chroot, &f.chroot}},
+		ways:   []way{{Docker, &f.docker}, {Chroot, &f.chroot}, {DockerBuilt, &f.built}},
 		out:    newLineWriter(&f.out),
 		probe: func(_ context.Context, amqpURL, _ string) (string, error) {
 			for part, full := range f.full {
@@ -119,14 +119,14 @@ func TestWaysAreTriedInOrder(t *testing.T) {
 		reason []How // of NoWayError
 	}{
 		{"docker first", func(f *fakes) {}, Docker, nil},
-		{"then a built image", func(f *fakes) { f.docker.prepareErr = no }, DockerBuilt, nil},
-		{"also if it can't start", func(f *fakes) { f.docker.startErr = no }, DockerBuilt, nil},
-		{"then a chroot", func(f *fakes) { f.docker.prepareErr, f.built.prepareErr = no, no }, Chroot, nil},
+		{"then a chroot", func(f *fakes) { f.docker.prepareErr = no }, Chroot, nil},
+		{"also if it can't start", func(f *fakes) { f.docker.startErr = no }, Chroot, nil},
+		{"then a built image", func(f *fakes) { f.docker.prepareErr, f.chroot.prepareErr = no, no }, DockerBuilt, nil},
 		{"one way only", func(f *fakes) { f.env["HOPBACK_BROKER_WITH"] = "chroot" }, Chroot, nil},
 		{"environment first", func(f *fakes) {
 			f.env["HOPBACK_URL_4_3"], f.full["host"] = "amqp://host", "4.3.1"
 		}, Environment, nil},
-		{"no way", func(f *fakes) { f.docker.prepareErr, f.built.prepareErr, f.chroot.prepareErr = no, no, no }, "", []How{Docker, DockerBuilt, Chroot}},
+		{"no way", func(f *fakes) { f.docker.prepareErr, f.built.prepareErr, f.chroot.prepareErr = no, no, no }, "", []How{Docker, Chroot, DockerBuilt}},
 		{"not that way", func(f *fakes) { f.env["HOPBACK_BROKER_WITH"] = "docker"; f.docker.prepareErr = no }, "", []How{Docker}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -64,8 +64,8 @@ HOPBACK_BROKER_WITH names:
                 run; HOPBACK_MANAGEMENT_URL_4_3, _4_0: their HTTP APIs, if not
                 on port 15672
   docker        Docker and docker-compose.yml, with the official image
-  docker-built  the same with an image built from Debian's packages
   chroot        Debian's packages in a chroot, as root on Linux
+  docker-built  an image of the same packages, with docker-compose.yml
 
 Exit codes: 0 done; 1 it failed; 2 bad arguments; of run: its command's.
 `
