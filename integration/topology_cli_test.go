@@ -442,7 +442,7 @@ func TestCommandInterrupted(t *testing.T) {
 		through.env["HOPBACK_URL"] = s.urlOf(func(u *url.URL) { u.Host = slow.Addr() })
 		var text strings.Builder
 		text.WriteString("exchanges: {x: }\nqueues: {q: {dead-letter: drop}}\nbindings:\n")
-		for i := range 60 {
+		for i := range 300 { // which take many seconds through the proxy
 			fmt.Fprintf(&text, "  - {source: x, queue: q, key: \"%d\"}\n", i)
 		}
 		file := yaml(t, text.String())

@@ -111,7 +111,7 @@ func (c *chroot) start(ctx context.Context, s *state, save func() error) error {
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID,
 		Setsid:     true,
 	}
-	err = cmd.Start()
+	err = withoutInheritedFiles(cmd.Start)
 	_ = gate.Close()
 	if err != nil {
 		return err
@@ -129,6 +129,34 @@ func (c *chroot) start(ctx context.Context, s *state, save func() error) error {
 		return errors.Join(err, c.kill(ctx, s))
 	}
 	return nil
+}
+
+// withoutInheritedFiles keeps the files that this process has inherited from being
+// handed on by start. A broker outlives us, and who reads a pipe that it holds open
+// would wait for its end. Go closes its own files in what it starts, and no others.
+func withoutInheritedFiles(start func() error) error {
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	var inherited []int
+	for _, f := range open {
+		fd, err := strconv.Atoi(f.Name())
+		if err != nil || fd <= 2 {
+			continue
+		}
+		if flags, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_GETFD, 0); errno == 0 && flags&syscall.FD_CLOEXEC == 0 {
+			inherited = append(inherited, fd)
+		}
+	}
+	set := func(flags uintptr) {
+		for _, fd := range inherited {
+			_, _, _ = syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_SETFD, flags)
+		}
+	}
+	set(syscall.FD_CLOEXEC)
+	defer set(0) // for what else is started
+	return start()
 }
 
 func (c *chroot) stop(ctx context.Context, s *state) error {
