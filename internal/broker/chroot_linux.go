@@ -19,8 +19,9 @@ import (
 // when the first process of a pid namespace ends, the kernel ends the others,
 // Erlang's epmd included, and with them go the mounts.
 type chroot struct {
-	trees   *trees
-	dataDir func(name string) string
+	trees  *trees
+	id     string // keeps apart in memory the data of different cache folders
+	runDir func(name string) string
 }
 
 // chrootInit is the first process of the namespaces. It waits for its number
@@ -58,6 +59,10 @@ func (c *chroot) environment(s *state) []string {
 	const loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
 	// As in docker-compose.yml.
 	const handOver = "-rabbit dead_letter_worker_publisher_confirm_timeout 10000"
+	arguments := loopback + " " + handOver
+	if s.Lean {
+		arguments += " " + leanArguments
+	}
 	return []string{
 		"PATH=" + treePath,
 		"HOME=/var/lib/rabbitmq",
@@ -72,16 +77,40 @@ func (c *chroot) environment(s *state) []string {
 		fmt.Sprintf("RABBITMQ_DIST_PORT=%d", s.Ports.Dist),
 		fmt.Sprintf("ERL_EPMD_PORT=%d", s.Ports.EPMD),
 		"ERL_EPMD_ADDRESS=127.0.0.1",
-		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=" + loopback + " " + handOver,
+		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=" + arguments,
 		"RABBITMQ_CTL_ERL_ARGS=" + loopback,
 	}
 }
+
+// inMemory is where Linux keeps files in memory.
+const inMemory = "/dev/shm"
+
+// roomInMemory says whether the data of a few test brokers, some 100 MiB each, surely fit
+// in there. They outlive a broker that is killed, as on a disk.
+func roomInMemory() bool {
+	const tmpfs, enough = 0x01021994, 4 << 30
+	var fs syscall.Statfs_t
+	return syscall.Statfs(inMemory, &fs) == nil && fs.Type == tmpfs && fs.Bavail*uint64(fs.Bsize) >= enough
+}
+
+func (c *chroot) memoryDir() string { return filepath.Join(inMemory, "hopback-broker-"+c.id) }
+
+func (c *chroot) logPath(s *state) string { return filepath.Join(c.runDir(s.Name), "broker.log") }
 
 // asRabbitmq is the command to run something as the tree's broker user.
 var asRabbitmq = []string{"setpriv", "--reuid=rabbitmq", "--regid=rabbitmq", "--init-groups"}
 
 func (c *chroot) start(ctx context.Context, s *state, save func() error) error {
-	data := c.dataDir(s.Name)
+	if s.Data == "" {
+		s.Data = filepath.Join(c.runDir(s.Name), "data")
+		if s.Lean && roomInMemory() {
+			s.Data = filepath.Join(c.memoryDir(), s.Name)
+		}
+		if err := save(); err != nil {
+			return err
+		}
+	}
+	data := s.Data
 	if err := os.MkdirAll(data, 0o755); err != nil {
 		return err
 	}
@@ -92,7 +121,7 @@ func (c *chroot) start(ctx context.Context, s *state, save func() error) error {
 	if err := os.WriteFile(filepath.Join(data, "enabled_plugins"), []byte("[rabbitmq_management].\n"), 0o644); err != nil {
 		return err
 	}
-	log, err := os.OpenFile(data+".log", os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	log, err := os.OpenFile(c.logPath(s), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return err
 	}
@@ -182,7 +211,16 @@ func (c *chroot) signal(ctx context.Context, s *state, sig syscall.Signal) error
 	return nil
 }
 
-func (c *chroot) remove(ctx context.Context, s *state) error { return c.kill(ctx, s) }
+func (c *chroot) remove(ctx context.Context, s *state) error {
+	if err := c.kill(ctx, s); err != nil || s.Data == "" {
+		return err
+	}
+	err := os.RemoveAll(s.Data)
+	if in := filepath.Dir(s.Data); in == c.memoryDir() {
+		_ = os.Remove(in) // unless there are others' data in it
+	}
+	return err
+}
 
 func (c *chroot) alive(_ context.Context, s *state) bool {
 	if s.PID == 0 {
@@ -203,7 +241,7 @@ func (c *chroot) exec(ctx context.Context, s *state, args []string) ([]byte, err
 }
 
 func (c *chroot) lastWords(_ context.Context, s *state) string {
-	log, err := os.ReadFile(c.dataDir(s.Name) + ".log")
+	log, err := os.ReadFile(c.logPath(s))
 	if err != nil {
 		return err.Error()
 	}

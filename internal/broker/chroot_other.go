@@ -10,8 +10,9 @@ import (
 
 // chroot needs Linux.
 type chroot struct {
-	trees   *trees
-	dataDir func(name string) string
+	trees  *trees
+	id     string
+	runDir func(name string) string
 }
 
 var errNotLinux = errors.New("needs Linux")

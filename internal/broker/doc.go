@@ -36,7 +36,8 @@
 //
 // Whatever is started listens on loopback addresses only. Image trees, data
 // and the record of what runs are kept in hopback/broker of the user's cache
-// folder ([os.UserCacheDir]), and nowhere else but in Docker itself.
+// folder ([os.UserCacheDir]), and nowhere else but in Docker itself, and in memory where
+// HOPBACK_BROKER_LEAN says so.
 //
 // # Who ends it
 //
@@ -51,4 +52,8 @@
 //	HOPBACK_MANAGEMENT_URL_4_3, HOPBACK_MANAGEMENT_URL_4_0  see above
 //	HOPBACK_BROKER_WITH  take this way only: env, docker, chroot or docker-built
 //	HOPBACK_KEEP         if not empty, Release leaves the broker running
+//	HOPBACK_BROKER_LEAN  if not empty, brokers are started so that they take a third
+//	                     less CPU, for tests that share few cores with them: on one
+//	                     thread and, in a chroot, with data in memory if 4 GiB are free
+//	                     there. Not for measuring.
 package broker

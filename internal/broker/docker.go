@@ -43,6 +43,9 @@ type dockerSetup struct {
 	err     error
 }
 
+// leanArguments has Erlang run on one thread, for what HOPBACK_BROKER_LEAN asks for.
+const leanArguments = "+S 1:1"
+
 // composeService is the single node of docker-compose.yml.
 const composeService = "rabbitmq"
 
@@ -218,6 +221,9 @@ func (d *docker) start(ctx context.Context, s *state, save func() error) error {
 		// Each health check starts an Erlang VM, which a test that measures
 		// lateness would feel; we look for ourselves.
 		"RABBITMQ_HEALTH_INTERVAL=24h",
+	}
+	if s.Lean {
+		env = append(env, "RABBITMQ_ERL_ARGS="+leanArguments)
 	}
 	if len(s.Nodes) > 0 {
 		services = services[:0]

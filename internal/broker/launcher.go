@@ -47,6 +47,7 @@ type launcher struct {
 	dir    string // of the cache
 	getenv func(string) string
 	only   How // of HOPBACK_BROKER_WITH; empty: any
+	lean   bool
 	ways   []way
 	out    *lineWriter
 	probe  func(ctx context.Context, amqpURL, managementURL string) (fullVersion string, err error)
@@ -73,14 +74,14 @@ func newLauncher(getenv func(string) string, out io.Writer) (*launcher, error) {
 	l.ways = []way{
 		{Docker, &docker{image: officialImage, id: id, setup: setup}},
 		// Before an image of the same packages, since a chroot starts in half the time.
-		{Chroot, &chroot{trees: trees, dataDir: func(name string) string { return filepath.Join(l.runDir(name), "data") }}},
+		{Chroot, &chroot{trees: trees, id: id, runDir: l.runDir}},
 		{DockerBuilt, &docker{image: (&builder{trees}).image, id: id, setup: setup}},
 	}
 	only := How(getenv("HOPBACK_BROKER_WITH"))
 	if only != "" && only != Environment && !slices.ContainsFunc(l.ways, func(w way) bool { return w.how == only }) {
 		return nil, argument.New("HOPBACK_BROKER_WITH", string(only), "is no way to a broker", "set it to env, docker, chroot or docker-built, or unset it")
 	}
-	l.only = only
+	l.only, l.lean = only, getenv("HOPBACK_BROKER_LEAN") != ""
 	return l, nil
 }
 
@@ -250,7 +251,8 @@ func (l *launcher) tryWay(ctx context.Context, w way, s *state, say sayFunc) (fu
 		return "", err
 	}
 	s.Source = source
-	s.Project, s.PID, s.PIDStart = "", 0, 0 // of a way that led nowhere
+	s.Project, s.Data, s.PID, s.PIDStart = "", "", 0, 0 // of a way that led nowhere
+	s.Lean = l.lean
 	s.Started = time.Now().UTC().Truncate(time.Second)
 	if err := l.claim(ctx, s); err != nil {
 		return "", err

@@ -34,8 +34,13 @@ type state struct {
 
 	service string // of compose, for one node of a cluster; empty: the single node's
 
-	// For a chroot: the first process of its pid namespace, as seen from
-	// outside, with its start time, lest a reused number be taken for it.
+	// Lean is what HOPBACK_BROKER_LEAN asks for.
+	Lean bool `json:"lean,omitempty"`
+
+	// For a chroot: the folder of its data, and the first process of its pid
+	// namespace, as seen from outside, with its start time, lest a reused number
+	// be taken for it.
+	Data     string `json:"data,omitempty"`
 	PID      int    `json:"pid,omitempty"`
 	PIDStart uint64 `json:"pid_start,omitempty"`
 }
