@@ -46,6 +46,21 @@ tally=$!
 phase() { echo "after $SECONDS s: $1"; }
 lane=3 # where results go: see below
 failed() { echo "{\"Action\":\"fail\",\"Package\":\"$1\"}" >&$lane; }
+# aside runs a command beside what follows, until join_aside hands on what it has printed:
+# the tally tells tests apart as long as one's lines aren't between another's.
+asides=()
+aside() {
+	"${@:2}" >"$bin/$1.json" &
+	asides+=("$1 $!")
+}
+join_aside() {
+	local one
+	for one in "${asides[@]}"; do
+		wait "${one#* }"
+		cat "$bin/${one% *}.json" >&$lane
+	done
+	asides=()
+}
 # -count=1, as what a broker does is not in the test cache's key.
 run_tests() { $GO test $race -count=1 -timeout=25m -json "$@" >&$lane; }
 
@@ -73,8 +88,7 @@ mapfile -t faulty < <($GO list ./internal/broker/... ./integration/chaos ./integ
 # What needs none of the brokers that are shared.
 without_brokers() {
 	set +m
-	modules >"$bin/modules.json" &
-	modules=$!
+	aside modules modules
 	phase "lint"
 	${MAKE:-make} --no-print-directory lint || failed lint
 	phase "tests that need no broker"
@@ -83,18 +97,13 @@ without_brokers() {
 	[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&$lane
 	# With a broker in memory the race detector looks on. With the real ones, which take most
 	# of the CPU, it would only make everything slower once more.
-	phase "integration, in memory"
-	# The last tests of each mostly wait, so both run at once.
-	$GO test -count=1 -timeout=25m -json ./integration -brokers=memory-4.0 >"$bin/memory-4.0.json" &
-	local old=$!
+	phase "integration, in memory, and brokers that die"
+	# Brokers of one's own, and the last tests of each of the others, are mostly waited for.
+	aside memory-4.0 $GO test -count=1 -timeout=25m -json ./integration -brokers=memory-4.0
+	aside faulty $GO test $race -p=2 -count=1 -timeout=25m -json "${faulty[@]}"
 	run_tests ./integration -brokers=memory-4.3
-	wait $old
-	cat "$bin/memory-4.0.json" >&$lane
-	phase "brokers that die"
-	run_tests -p=2 "${faulty[@]}"
 	phase "modules of their own"
-	wait $modules
-	cat "$bin/modules.json" >&$lane
+	join_aside
 	phase "what needs none of the shared brokers is done"
 }
 
@@ -105,11 +114,9 @@ with_brokers() {
 	# rest needn't wait for them.
 	local single
 	single="^($(paste -sd'|' integration/alone.txt))\$"
-	$GO test -count=1 -timeout=25m -json -run "$single" ./integration -brokers=real >"$bin/single.json" &
-	local single_pid=$!
+	aside single $GO test -count=1 -timeout=25m -json -run "$single" ./integration -brokers=real
 	$GO test -count=1 -timeout=25m -json -skip "$single" ./integration -brokers=real >&$lane
-	wait $single_pid
-	cat "$bin/single.json" >&$lane
+	join_aside
 	phase "fresh brokers"
 	# A broker that has had all of that can take over 5 s to start a quorum queue for
 	# minutes, and RabbitMQ 4.3 gives up then (cluster_not_formed). So the rest gets fresh ones.
@@ -129,9 +136,10 @@ with_brokers() {
 	HOPBACK_TEST_BROKERS=real $GO -C outbox test -count=1 -timeout=10m -run '^TestWhat(TheBrokerLacks|IsForbidden)' -json . >&$lane
 	phase "a browser, random sequences, examples"
 	# Without Chromium it is skipped, and says so.
-	$GO test -count=1 -timeout=15m -json ./integration/browser >&$lane
-	$GO test -count=1 -timeout=10m -json ./integration/differ >&$lane
+	aside browser $GO test -count=1 -timeout=15m -json ./integration/browser
+	aside differ $GO test -count=1 -timeout=10m -json ./integration/differ
 	run_tests -p=1 "${timed[@]}"
+	join_aside
 }
 
 # Both lanes have tests of the same names, so the tally reads one after the other: this one
