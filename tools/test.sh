@@ -97,11 +97,12 @@ without_brokers() {
 	[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&$lane
 	# With a broker in memory the race detector looks on. With the real ones, which take most
 	# of the CPU, it would only make everything slower once more.
-	phase "integration, in memory, and brokers that die"
-	# Brokers of one's own, and the last tests of each of the others, are mostly waited for.
+	phase "integration, in memory"
+	# The last tests of each mostly wait, so both run at once.
 	aside memory-4.0 $GO test -count=1 -timeout=25m -json ./integration -brokers=memory-4.0
-	aside faulty $GO test $race -p=2 -count=1 -timeout=25m -json "${faulty[@]}"
 	run_tests ./integration -brokers=memory-4.3
+	phase "brokers that die"
+	run_tests -p=3 "${faulty[@]}"
 	phase "modules of their own"
 	join_aside
 	phase "what needs none of the shared brokers is done"
@@ -129,16 +130,16 @@ with_brokers() {
 			sleep $pause
 		done
 	fi
-	phase "other clients, OpenTelemetry, the outbox"
+	# Lateness is measured in examples, and most of their time is waiting.
+	phase "examples; other clients, OpenTelemetry, the outbox, a browser, random sequences"
+	aside timed $GO test $race -p=1 -count=1 -timeout=25m -json "${timed[@]}"
 	$GO -C adapter/officialclient test $race -count=1 -timeout=25m -json ./integration >&$lane
 	$GO -C integration/foreign test -count=1 -timeout=25m -json . >&$lane
 	$GO -C otel test $race -count=1 -timeout=25m -json ./integration >&$lane
 	HOPBACK_TEST_BROKERS=real $GO -C outbox test -count=1 -timeout=10m -run '^TestWhat(TheBrokerLacks|IsForbidden)' -json . >&$lane
-	phase "a browser, random sequences, examples"
 	# Without Chromium it is skipped, and says so.
 	aside browser $GO test -count=1 -timeout=15m -json ./integration/browser
-	aside differ $GO test -count=1 -timeout=10m -json ./integration/differ
-	run_tests -p=1 "${timed[@]}"
+	$GO test -count=1 -timeout=10m -json ./integration/differ >&$lane
 	join_aside
 }
 

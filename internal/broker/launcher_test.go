@@ -355,6 +355,11 @@ func TestOwnIsAloneAndReaped(t *testing.T) {
 
 	l.reap(t.Context())
 	assert.True(t, f.docker.running[own.name], "in use")
+	require.NoError(t, f.launcher(l.dir).down(t.Context(), []string{"4.0", "4.3"}))
+	assert.False(t, f.docker.running["4.3"])
+	assert.True(t, f.docker.running[own.name], "it isn't shared")
+	shared, err = l.need(t.Context(), false, []string{"4.3"})
+	require.NoError(t, err)
 	own.lease.unlock() // as the death of its process does
 	l.reap(t.Context())
 	assert.False(t, f.docker.running[own.name])

@@ -54,9 +54,9 @@ func (l *launcher) list(ctx context.Context) ([]Status, error) {
 	return list, err
 }
 
-// Down ends brokers that we started, whoever uses them: those of the versions
-// given, or all. Those of the environment are left alone. It tells of each one
-// in a line on out.
+// Down ends brokers that we started, whoever uses them: those of the versions given
+// that processes share, or all, tests' own among them. Those of the environment are
+// left alone. It tells of each one in a line on out.
 func Down(ctx context.Context, out io.Writer, versions ...string) error {
 	l, err := newLauncher(os.Getenv, out)
 	if err != nil {
@@ -74,7 +74,7 @@ func (l *launcher) down(ctx context.Context, versions []string) error {
 	all, err := l.loadAll()
 	errs := []error{err}
 	for _, s := range all {
-		if len(versions) == 0 || slices.Contains(versions, s.Version) {
+		if len(versions) == 0 || slices.Contains(versions, s.Name) {
 			errs = append(errs, l.downOne(ctx, s.Name))
 		}
 	}

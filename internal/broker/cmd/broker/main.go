@@ -25,7 +25,8 @@ const usage = `broker starts real RabbitMQ brokers, 4.3 and 4.0 side by side, an
 
 Usage:
   broker up [--env] [--write FILE] [VERSION...]  start what doesn't run yet
-  broker down [VERSION...]                       end what was started
+  broker down [VERSION...]                       end what was started; without
+                                                 VERSION, brokers of tests, too
   broker status [--quiet] [VERSION...]           tell what runs; exit code 1
                                                  if one of VERSION doesn't serve
   broker env                                     print export lines of what runs
