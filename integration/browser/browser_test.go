@@ -64,11 +64,11 @@ func forEachBroker(t *testing.T, test func(s *site, c *chromium)) {
 			u, err := url.Parse(b.URL)
 			require.NoError(t, err)
 			u.Path = "/" + vhost
-			test(newSite(t, u.String(), b.ManagementURL, vhost, nil), startChromium(t))
+			test(newSite(t, u.String(), b.ManagementURL, vhost, nil), theChromium(t))
 		})
 	}
 	if *which != "real" {
-		t.Run("memory", func(t *testing.T) { test(inMemory(t), startChromium(t)) })
+		t.Run("memory", func(t *testing.T) { test(inMemory(t), theChromium(t)) })
 	}
 }
 
@@ -326,7 +326,7 @@ func (b *tab) goTo(s *site, page string) {
 // Each page is as narrow as the screen, has names for what can be used and heads for its
 // tables, and enough contrast, in light and dark.
 func TestEveryPageCanBeUsed(t *testing.T) {
-	s, c := inMemory(t), startChromium(t)
+	s, c := inMemory(t), theChromium(t)
 	s.shop(hostile)
 	b := c.tab(t)
 	for _, page := range pages {
@@ -358,7 +358,7 @@ func TestPictures(t *testing.T) {
 		}
 		return
 	}
-	s, c := inMemory(t), startChromium(t)
+	s, c := inMemory(t), theChromium(t)
 	s.shop("the card is of somebody else")
 	time.Sleep(2 * time.Minute) // so that the letters are of some minutes ago
 	b := c.tab(t)
@@ -419,7 +419,7 @@ const pale = `(() => {
 
 // The page is used without a mouse, with the focus seen.
 func TestByTheKeyboard(t *testing.T) {
-	s, c := inMemory(t), startChromium(t)
+	s, c := inMemory(t), theChromium(t)
 	s.shop(hostile)
 	b := c.tab(t)
 	b.size(1120, 820)
@@ -460,7 +460,7 @@ func TestByTheKeyboard(t *testing.T) {
 // What messages bring is text wherever it is shown. If it weren't, the policy of the page
 // would keep it from running.
 func TestNoScriptOfAMessageRuns(t *testing.T) {
-	s, c := inMemory(t), startChromium(t)
+	s, c := inMemory(t), theChromium(t)
 	s.shop(hostile)
 	b := c.tab(t)
 	b.size(1120, 820)

@@ -54,17 +54,42 @@ func needsChromium(t *testing.T) {
 	}
 }
 
-// startChromium starts one that ends with the test.
-func startChromium(t *testing.T) *chromium {
+// running is the Chromium of all tests, since a start takes seconds of CPU. Each tab has a
+// profile of its own.
+var running = sync.OnceValues(startChromium)
+
+func theChromium(t *testing.T) *chromium {
 	t.Helper()
 	needsChromium(t)
+	c, err := running()
+	require.NoError(t, err)
+	return c
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	endChromium()
+	os.Exit(code)
+}
+
+// endChromium is set when there is one to end.
+var endChromium = func() {}
+
+func startChromium() (*chromium, error) {
+	home, err := os.MkdirTemp("", "hopback-chromium-")
+	if err != nil {
+		return nil, err
+	}
 	theirs, to, err := os.Pipe()
-	require.NoError(t, err)
+	if err != nil {
+		return nil, err
+	}
 	from, answers, err := os.Pipe()
-	require.NoError(t, err)
-	profile := t.TempDir()
+	if err != nil {
+		return nil, err
+	}
 	args := []string{
-		"--headless=new", "--remote-debugging-pipe", "--user-data-dir=" + profile, "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--no-default-browser-check",
+		"--headless=new", "--remote-debugging-pipe", "--user-data-dir=" + filepath.Join(home, "profile"), "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--no-default-browser-check",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--mute-audio", "--hide-scrollbars", "--force-color-profile=srgb", "--lang=en", "about:blank",
 	}
 	if os.Geteuid() == 0 {
@@ -72,12 +97,14 @@ func startChromium(t *testing.T) *chromium {
 	}
 	c := &chromium{cmd: exec.Command(chromiumPath(), args...), to: to, wait: map[int]chan reply{}, tabs: map[string]*tab{}, gone: make(chan struct{})}
 	c.cmd.ExtraFiles = []*os.File{theirs, answers}
-	c.cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
-	require.NoError(t, c.cmd.Start())
+	c.cmd.Env = append(os.Environ(), "HOME="+home)
+	if err := c.cmd.Start(); err != nil {
+		return nil, err
+	}
 	_ = theirs.Close()
 	_ = answers.Close()
 	go c.read(from)
-	t.Cleanup(func() {
+	endChromium = func() {
 		_ = c.write(map[string]any{"id": 1 << 30, "method": "Browser.close"})
 		select {
 		case <-c.gone:
@@ -88,11 +115,11 @@ func startChromium(t *testing.T) *chromium {
 		_ = c.cmd.Wait()
 		<-c.gone
 		// Its helpers may write to their folder for a moment more.
-		for end := time.Now().Add(10 * time.Second); time.Now().Before(end) && os.RemoveAll(profile) != nil; {
+		for end := time.Now().Add(10 * time.Second); time.Now().Before(end) && os.RemoveAll(home) != nil; {
 			time.Sleep(50 * time.Millisecond)
 		}
-	})
-	return c
+	}
+	return c, nil
 }
 
 func (c *chromium) read(from *os.File) {
@@ -206,8 +233,13 @@ const patience = 60 * time.Second
 func (c *chromium) tab(t *testing.T) *tab {
 	t.Helper()
 	b := &tab{t: t, c: c}
+	var profile struct {
+		BrowserContextID string `json:"browserContextId"`
+	}
+	b.do("Target.createBrowserContext", nil, &profile)
+	t.Cleanup(func() { (&tab{t: t, c: c}).do("Target.disposeBrowserContext", profile, nil) })
 	var target struct{ TargetID string }
-	b.do("Target.createTarget", map[string]any{"url": "about:blank"}, &target)
+	b.do("Target.createTarget", map[string]any{"url": "about:blank", "browserContextId": profile.BrowserContextID}, &target)
 	var attached struct{ SessionID string }
 	b.do("Target.attachToTarget", map[string]any{"targetId": target.TargetID, "flatten": true}, &attached)
 	c.mu.Lock()
