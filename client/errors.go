@@ -173,7 +173,9 @@ func kindOf(e *amqp.Error) error {
 	case amqp.ErrCondNotFound, amqp.ErrCondResourceDeleted:
 		return ErrNotFound
 	case amqp.ErrCondUnauthorizedAccess:
-		return ErrUnauthorized
+		if !credentialExpired(e) {
+			return ErrUnauthorized
+		}
 	case amqp.ErrCondMessageSizeExceeded:
 		return ErrTooLarge
 	}
@@ -181,6 +183,14 @@ func kindOf(e *amqp.Error) error {
 	// amqp:not-found too; a refused virtual host comes as amqp:not-allowed
 	// only while the connection opens, where dial looks at it.
 	return nil
+}
+
+// credentialExpired says whether the broker refuses everything on this connection because
+// the token that it was opened with has expired. RabbitMQ 4.0 ends the connection, but it
+// may refuse a link or end a session in this way before
+// (TestOAuth2TokensAreRenewedAheadOfTime). The next connection has the next token.
+func credentialExpired(e *amqp.Error) bool {
+	return e.Condition == amqp.ErrCondUnauthorizedAccess && e.Description == "credential expired"
 }
 
 // final says whether trying the same again can only help after somebody has

@@ -184,6 +184,24 @@ func TestSenderTellsTheQueuedWhyTheLinkIsRefused(t *testing.T) {
 	}
 }
 
+// RabbitMQ 4.0 refuses a link when the token has expired, and ends the connection then.
+func TestSenderOutlivesAnExpiredToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		var refusals atomic.Int64
+		b.hook = func(step string) error {
+			if strings.HasPrefix(step, "attach") && refusals.Add(1) <= 3 {
+				return &amqp.Error{Condition: amqp.ErrCondUnauthorizedAccess, Description: "credential expired"}
+			}
+			return nil
+		}
+		s := startSender(b)
+		require.NoError(t, s.do(within(t, time.Hour), withID("m")))
+		assert.EqualValues(t, 4, refusals.Load())
+		require.NoError(t, s.close(within(t, time.Hour)))
+	})
+}
+
 func TestSenderComesBackWithoutLimitAndWithJitter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker(t)

@@ -330,6 +330,9 @@ func attachKind(err error) error {
 	if !ok || remote == nil || errors.As(err, new(*amqp.ConnError)) {
 		return ErrConnectionLost
 	}
+	if credentialExpired(remote) {
+		return ErrConnectionLost
+	}
 	switch remote.Condition {
 	case amqp.ErrCondDetachForced, amqp.ErrCondConnectionForced, amqp.ErrCondInternalError:
 		return ErrConnectionLost // that passes

@@ -8,7 +8,8 @@ cd "$(dirname "$0")/.."
 GO=${GO:-go}
 versions=(4.3 4.0)
 # Test binaries without tables for a debugger are linked in two thirds of the time.
-export GOFLAGS="${GOFLAGS:-} -ldflags=-w"
+# lint vets them.
+export GOFLAGS="${GOFLAGS:-} -ldflags=-w -vet=off"
 # The brokers take most of the CPU. So they take a third less.
 export HOPBACK_BROKER_LEAN=1
 
@@ -91,18 +92,17 @@ without_brokers() {
 	aside modules modules
 	phase "lint"
 	${MAKE:-make} --no-print-directory lint || failed lint
-	phase "tests that need no broker"
-	run_tests "${unit[@]}"
-	# Allocations are counted without the race detector, which makes some of its own.
-	[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&$lane
 	# With a broker in memory the race detector looks on. With the real ones, which take most
 	# of the CPU, it would only make everything slower once more.
 	phase "integration, in memory"
 	# The last tests of each mostly wait, so both run at once.
 	aside memory-4.0 $GO test -count=1 -timeout=25m -json ./integration -brokers=memory-4.0
 	run_tests ./integration -brokers=memory-4.3
-	phase "brokers that die"
-	run_tests -p=3 "${faulty[@]}"
+	phase "tests that need no broker, and brokers that die"
+	aside faulty $GO test $race -p=3 -count=1 -timeout=25m -json "${faulty[@]}"
+	run_tests "${unit[@]}"
+	# Allocations are counted without the race detector, which makes some of its own.
+	[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&$lane
 	phase "modules of their own"
 	join_aside
 	phase "what needs none of the shared brokers is done"
