@@ -81,7 +81,6 @@ modules() {
 }
 
 mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /examples -e /internal/broker -e /internal/proxy)
-# Lateness is measured there, so one package at a time.
 mapfile -t timed < <($GO list ./internal/proxy ./examples/...)
 # These mostly wait for brokers of their own to start and to die.
 mapfile -t faulty < <($GO list ./internal/broker/... ./integration/chaos ./integration/cluster)
@@ -92,17 +91,18 @@ without_brokers() {
 	aside modules modules
 	phase "lint"
 	${MAKE:-make} --no-print-directory lint || failed lint
+	phase "tests that need no broker"
+	run_tests "${unit[@]}"
+	# Allocations are counted without the race detector, which makes some of its own.
+	[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&$lane
 	# With a broker in memory the race detector looks on. With the real ones, which take most
 	# of the CPU, it would only make everything slower once more.
 	phase "integration, in memory"
 	# The last tests of each mostly wait, so both run at once.
 	aside memory-4.0 $GO test -count=1 -timeout=25m -json ./integration -brokers=memory-4.0
 	run_tests ./integration -brokers=memory-4.3
-	phase "tests that need no broker, and brokers that die"
-	aside faulty $GO test $race -p=3 -count=1 -timeout=25m -json "${faulty[@]}"
-	run_tests "${unit[@]}"
-	# Allocations are counted without the race detector, which makes some of its own.
-	[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&$lane
+	phase "brokers that die"
+	run_tests -p=3 "${faulty[@]}"
 	phase "modules of their own"
 	join_aside
 	phase "what needs none of the shared brokers is done"
@@ -130,16 +130,16 @@ with_brokers() {
 			sleep $pause
 		done
 	fi
-	# Lateness is measured in examples, and most of their time is waiting.
-	phase "examples; other clients, OpenTelemetry, the outbox, a browser, random sequences"
+	# Most of the time of these is waiting. Lateness is measured in examples, so one at a time.
+	phase "examples, a browser, random sequences, other clients, OpenTelemetry, the outbox"
 	aside timed $GO test $race -p=1 -count=1 -timeout=25m -json "${timed[@]}"
+	# Without Chromium it is skipped, and says so.
+	aside browser $GO test -count=1 -timeout=15m -json ./integration/browser
+	aside differ $GO test -count=1 -timeout=10m -json ./integration/differ
 	$GO -C adapter/officialclient test $race -count=1 -timeout=25m -json ./integration >&$lane
 	$GO -C integration/foreign test -count=1 -timeout=25m -json . >&$lane
 	$GO -C otel test $race -count=1 -timeout=25m -json ./integration >&$lane
 	HOPBACK_TEST_BROKERS=real $GO -C outbox test -count=1 -timeout=10m -run '^TestWhat(TheBrokerLacks|IsForbidden)' -json . >&$lane
-	# Without Chromium it is skipped, and says so.
-	aside browser $GO test -count=1 -timeout=15m -json ./integration/browser
-	$GO test -count=1 -timeout=10m -json ./integration/differ >&$lane
 	join_aside
 }
 
