@@ -151,7 +151,7 @@ work-queues: {orders: }
 // original wasn't accepted yet comes twice.
 func TestCentralIsKilledAgainAndAgain(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
-		n, kills := sized(2000, 20_000), sized(6, 30)
+		n, kills := sized(1000, 20_000), sized(4, 30)
 		conn, _ := s.connect(t)
 		file := yaml(t, hardFile)
 		s.shell(t).run(exitDone, "apply", file)
@@ -207,7 +207,7 @@ func TestCentralIsKilledAgainAndAgain(t *testing.T) {
 // Two instances share the work: no message comes twice for that, and both have their part.
 func TestCentralInTwoInstances(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
-		n := sized(3000, 20_000)
+		n := sized(1500, 20_000)
 		conn, _ := s.connect(t)
 		file := yaml(t, hardFile)
 		s.shell(t).run(exitDone, "apply", file)

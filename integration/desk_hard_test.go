@@ -191,7 +191,7 @@ func TestReplayOfALaneSurvivesKillsAndCuts(t *testing.T) {
 // all that there were.
 func TestReplayIsStoppedAtAnyMoment(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
-		n, stops := sized(1000, 4000), sized(15, 100)
+		n, stops := sized(600, 4000), sized(8, 100)
 		conn, _ := s.connect(t)
 		d := newDesk(t, s, conn)
 		for _, way := range []string{"copied", "moved"} {

@@ -275,7 +275,7 @@ func TestReplayCopiesWhatCannotBeMoved(t *testing.T) {
 // How long it takes to replay by moves and by copies, until all are back.
 func TestReplaySpeed(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
-		n := sized(5000, 50_000)
+		n := sized(2000, 50_000)
 		conn, _ := s.connect(t)
 		applyRetry(t, conn, retry.Policy{ReplayByMove: true}, declare.QuorumQueue{Name: "orders"})
 		d := newDesk(t, s, conn)

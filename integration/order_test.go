@@ -22,7 +22,7 @@ import (
 func TestPublishingKeepsOrderWhileConnectionsAreCut(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		const batch = 5_000
-		messages, cuts := 20_000, 30 // at least
+		messages, cuts := 10_000, 15 // at least
 		if os.Getenv("HOPBACK_LONG") != "" {
 			messages, cuts = 200_000, 300
 		}

@@ -92,7 +92,8 @@ without_brokers() {
 	phase "lint"
 	${MAKE:-make} --no-print-directory lint || failed lint
 	phase "tests that need no broker"
-	run_tests "${unit[@]}"
+	# They collect garbage less often, for a tenth less CPU.
+	GOGC="${GOGC:-300}" run_tests "${unit[@]}"
 	# Allocations are counted without the race detector, which makes some of its own.
 	[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&$lane
 	# With a broker in memory the race detector looks on. With the real ones, which take most
