@@ -28,7 +28,7 @@ func TestABlackHoleInOneDirectionIsNoticed(t *testing.T) {
 		connect := func() (*client.Conn, *events) {
 			seen := &events{}
 			conn, _ := connectTo(t, through, soon, func(c *client.Config) {
-				c.Endpoints, c.IdleTimeout, c.ConnectTimeout, c.Observe = []string{s.url()}, idle, 5*time.Second, seen.observe
+				c.Endpoints, c.IdleTimeout, c.Observe = []string{s.url()}, idle, seen.observe
 			})
 			return conn, seen
 		}
