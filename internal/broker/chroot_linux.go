@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -160,10 +161,15 @@ func (c *chroot) start(ctx context.Context, s *state, save func() error) error {
 	return nil
 }
 
+var inheriting sync.Mutex
+
 // withoutInheritedFiles keeps the files that this process has inherited from being
 // handed on by start. A broker outlives us, and who reads a pipe that it holds open
 // would wait for its end. Go closes its own files in what it starts, and no others.
 func withoutInheritedFiles(start func() error) error {
+	// Of two at once, one would see no file to close, and start when the other is done.
+	inheriting.Lock()
+	defer inheriting.Unlock()
 	open, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return err
