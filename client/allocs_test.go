@@ -12,6 +12,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/userid"
 )
 
 // idle is a link that allocates nothing, takes what it is sent at once, and delivers
@@ -67,11 +68,14 @@ func (l *idle) close(context.Context) error { return nil }
 type idleSession struct{ *idle }
 
 func (idleSession) close(context.Context)                         {}
+func (idleSession) login() *userid.Login                          { return anybody }
 func (idleSession) wear() float64                                 { return 0 }
 func (idleSession) intake() *frames.Intake                        { return neverBlocked }
 func (idleSession) heard() uint64                                 { return 0 }
 func (idleSession) giveUp()                                       {}
 func (idleSession) answering(context.Context, time.Duration) bool { return true }
+
+var anybody = userid.NewLogin("", false)
 
 var neverBlocked = frames.NewIntake()
 

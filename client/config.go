@@ -17,6 +17,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/internal/clienttest"
+	"github.com/hopback/hopback/internal/userid"
 )
 
 // Config configures a Conn. The zero value is ready to use.
@@ -62,6 +63,11 @@ type Config struct {
 	// nodes. The leader is looked up whenever a connection is made, and not followed
 	// later. If the queue is missing, or the user may not see it, any endpoint is used.
 	PreferLeaderOf string
+	// Impersonator says that the broker's user has the tag "impersonator". Then copies of
+	// messages, such as retry copies, keep the user-id of the user who published the message.
+	// RabbitMQ accepts another user's user-id only from an impersonator. By default a copy
+	// has another user's user-id in AnnotationUserID instead.
+	Impersonator bool
 	// Observe, if not nil, is called for each change in the state of the connection,
 	// its publishers and its consumers: one event at a time, in order. Nothing waits for
 	// it. When more than 1,024 events wait, the oldest are dropped, and Event.Dropped
@@ -102,6 +108,8 @@ type endpoint struct {
 	tls     bool
 	sasl    SASL
 	shown   string // for people: without the password
+	// raw is what is known of the user on the connections of package dedicated.
+	raw *userid.Login
 }
 
 func (c Config) withDefaults() (Config, error) {

@@ -50,6 +50,7 @@ type Conn struct {
 	closing    chan struct{}
 	closeOnce  sync.Once
 	closeErr   error
+	closed     chan struct{}  // closed when Close is done
 	background sync.WaitGroup // lines that are being opened, or closed as nobody needs them
 	clock      brokerClock
 	preparing  preparations

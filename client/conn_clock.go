@@ -52,6 +52,16 @@ func (c *Conn) BrokerTime(ctx context.Context) (time.Time, error) { return c.bro
 // connection. That needs the permission to configure, write and read the queue, and
 // to write to the default exchange (TestBrokerTellsItsTimeByADeath).
 func (c *Conn) brokerTime(ctx context.Context) (time.Time, error) {
+	return c.brokerTimeSince(ctx, time.Time{})
+}
+
+// askBrokerTime is brokerTime, and takes no answer from before the call.
+func (c *Conn) askBrokerTime(ctx context.Context) (time.Time, error) {
+	return c.brokerTimeSince(ctx, time.Now())
+}
+
+// brokerTimeSince is brokerTime, by an answer that is no older than since.
+func (c *Conn) brokerTimeSince(ctx context.Context, since time.Time) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, clockPatience)
 	defer cancel()
 	w, err := c.wire(ctx)
@@ -71,7 +81,7 @@ func (c *Conn) brokerTime(ctx context.Context) (time.Time, error) {
 	case <-ctx.Done():
 		return time.Time{}, context.Cause(ctx)
 	}
-	if known, now, err := b.now(w); known {
+	if known, now, err := b.now(w); known && !b.askedBefore(since) {
 		return now, err
 	}
 	asked, broker, err := b.ask(ctx, w)
@@ -134,6 +144,13 @@ func (b *brokerClock) now(w *wire) (known bool, now time.Time, err error) {
 		return true, time.Time{}, b.err
 	}
 	return true, b.broker.Add(age), nil
+}
+
+// askedBefore reports whether the last answer is older than t.
+func (b *brokerClock) askedBefore(t time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.asked.Before(t)
 }
 
 // askTime returns a time by this process's clock and what the broker's said then.

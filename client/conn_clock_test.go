@@ -80,3 +80,39 @@ func TestBrokerNowIsThisHostsWhereTheBrokerCanNotBeAsked(t *testing.T) {
 		assert.False(t, known, "nothing is asked any more")
 	})
 }
+
+// A caller that has noticed that a clock was set gets an answer from after its call. Calls at the
+// same time share one.
+func TestBrokersTimeIsAskedForPastTheCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int64
+		ahead := time.Duration(0)
+		c := clockConn(t, func(context.Context, *wire) (time.Time, time.Time, error) {
+			asked.Add(1)
+			time.Sleep(10 * time.Millisecond)
+			return time.Now(), time.Now().Add(ahead), nil
+		})
+		_, err := c.brokerTime(t.Context())
+		require.NoError(t, err)
+		ahead = time.Hour
+		now, err := c.brokerTime(t.Context())
+		require.NoError(t, err)
+		require.WithinDuration(t, time.Now(), now, time.Second, "the cached answer")
+		require.EqualValues(t, 1, asked.Load())
+		time.Sleep(time.Second)
+		for range 50 {
+			go func() {
+				now, err := c.askBrokerTime(t.Context())
+				assert.NoError(t, err)
+				assert.WithinDuration(t, time.Now().Add(ahead), now, time.Second)
+			}()
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.EqualValues(t, 2, asked.Load())
+		now, err = c.brokerTime(t.Context())
+		require.NoError(t, err)
+		require.WithinDuration(t, time.Now().Add(ahead), now, time.Second, "it is the cached one now")
+		require.EqualValues(t, 2, asked.Load())
+	})
+}

@@ -52,8 +52,11 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 func newConn(cfg Config, eps []endpoint) *Conn {
 	c := &Conn{
 		cfg: cfg, endpoints: eps, nodes: make([]string, len(eps)), log: cfg.Logger, connect: dial, idle: lineIdle, renewAfter: cmp.Or(cfg.test.RenewAfter, sessionDeliveries), starving: cfg.test.Starving,
-		closing: make(chan struct{}), changed: make(chan struct{}), users: map[closer]struct{}{},
+		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}), users: map[closer]struct{}{},
 		observer: &observer{call: cfg.Observe, log: cfg.Logger},
+	}
+	for i := range eps {
+		eps[i].raw = eps[i].login(cfg)
 	}
 	c.hooks = newHooks(cfg.Instrument, cfg.Logger)
 	c.ctx, c.cancel = context.WithCancel(context.Background())
@@ -67,50 +70,71 @@ func newConn(cfg Config, eps []endpoint) *Conn {
 // Close drains the consumers as if their ctx had ended, waits until the publishers'
 // messages are answered, and closes the connection. When ctx ends, Close cuts off the
 // rest and returns an error that says what. Close also returns while the connection is
-// being rebuilt. Later calls return the result of the first.
+// being rebuilt.
+//
+// Later calls wait for the first, and return its result. When their ctx ends before, they
+// return its error and cut nothing off.
 func (c *Conn) Close(ctx context.Context) error {
-	c.closeOnce.Do(func() {
-		// With the connections gone, nothing waits for their broker any longer.
-		stopWatching := context.AfterFunc(ctx, func() {
-			c.cutOff()
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			for _, l := range c.lines {
-				if l.live != nil {
-					l.live.fail()
-				}
-			}
-		})
-		defer c.cutOff()
-		defer stopWatching()
-		c.mu.Lock()
-		close(c.closing)
-		users := make([]closer, 0, len(c.users))
-		for u := range c.users {
-			users = append(users, u)
-		}
-		c.mu.Unlock()
+	first := false
+	c.closeOnce.Do(func() { first = true })
+	if first {
+		defer close(c.closed)
+		c.closeErr = c.end(ctx)
+		return c.closeErr
+	}
+	select {
+	case <-c.closed:
+		return c.closeErr
+	case <-ctx.Done():
+	}
+	if isClosed(c.closed) { // both at once: the result is worth more
+		return c.closeErr
+	}
+	return fmt.Errorf("hopback: close: another Close hasn't ended yet: %w", context.Cause(ctx))
+}
 
-		errs := make([]error, len(users))
-		var wg sync.WaitGroup
-		for i, u := range users {
-			wg.Go(func() { errs[i] = u.shut(ctx) })
-		}
-		wg.Wait()
-		c.mgmt.close(ctx)
-		c.cancel()
-		c.background.Wait()
+// end is the first Close.
+func (c *Conn) end(ctx context.Context) error {
+	// With the connections gone, nothing waits for their broker any longer.
+	stopWatching := context.AfterFunc(ctx, func() {
+		c.cutOff()
 		c.mu.Lock()
-		lines := c.lines
-		c.mu.Unlock()
-		for _, l := range lines {
-			wg.Go(func() { l.close(ctx) })
-		}
-		wg.Wait()
-		c.hooks.closed(c.unhook)
-		if err := errors.Join(errs...); err != nil {
-			c.closeErr = fmt.Errorf("hopback: close: %w", err)
+		defer c.mu.Unlock()
+		for _, l := range c.lines {
+			if l.live != nil {
+				l.live.fail()
+			}
 		}
 	})
-	return c.closeErr
+	defer c.cutOff()
+	defer stopWatching()
+	c.mu.Lock()
+	close(c.closing)
+	users := make([]closer, 0, len(c.users))
+	for u := range c.users {
+		users = append(users, u)
+	}
+	c.mu.Unlock()
+
+	errs := make([]error, len(users))
+	var wg sync.WaitGroup
+	for i, u := range users {
+		wg.Go(func() { errs[i] = u.shut(ctx) })
+	}
+	wg.Wait()
+	c.mgmt.close(ctx)
+	c.cancel()
+	c.background.Wait()
+	c.mu.Lock()
+	lines := c.lines
+	c.mu.Unlock()
+	for _, l := range lines {
+		wg.Go(func() { l.close(ctx) })
+	}
+	wg.Wait()
+	c.hooks.closed(c.unhook)
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("hopback: close: %w", err)
+	}
+	return nil
 }

@@ -85,6 +85,7 @@ func (l *line) begin(w *wire, at, attempts int) {
 	w.generation = c.generation
 	l.since, l.generation, l.attempts = time.Now(), w.generation, 0
 	l.endpoint, l.at, l.limit = w.endpoint.shown, at, w.limit
+	c.hooks.connected(w.endpoint.address)
 	c.tell(w, e) // before those who wait for it can tell of their links
 	w.blockage.start(w.broker.Node, func(e Event) { c.tell(w, e) })
 	l.change(w, nil)

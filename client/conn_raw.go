@@ -4,30 +4,54 @@ import (
 	"context"
 	"errors"
 
-	"github.com/hopback/hopback/internal/rawlink"
+	"github.com/hopback/hopback/internal/dedicated"
 )
 
 // Package desk reads and writes messages as bytes, since go-amqp changes them. Package
 // stream does so since that is faster. They have connections of their own for that, to
 // where the Conn's are.
 func init() {
-	rawlink.OwnerOf = func(conn any) rawlink.Owner {
+	dedicated.OwnerOf = func(conn any) dedicated.Owner {
 		c := conn.(*Conn)
-		return rawlink.Owner{Closed: c.closing, Pause: c.cfg.Reconnect.pause}
+		return dedicated.Owner{Closed: c.closing, Pause: c.cfg.Reconnect.pause, Join: c.joinRaw, Handle: c.handleRaw}
 	}
-	rawlink.Dial = func(ctx context.Context, conn any, behind int) (rawlink.Dialed, error) {
+	dedicated.Dial = func(ctx context.Context, conn any, behind int) (dedicated.Dialed, error) {
 		return conn.(*Conn).dialRaw(ctx, behind)
 	}
 }
 
+// rawUser is a user of raw connections that has numbers. It learns of the end of the Conn by
+// Owner.Closed.
+type rawUser struct{ add func(stats any) }
+
+func (u *rawUser) shut(context.Context) error { return nil }
+func (u *rawUser) count(s *Stats)             { u.add(s) }
+
+func (c *Conn) joinRaw(count func(stats any)) (leave func()) {
+	u := &rawUser{count}
+	if c.join(u) != nil {
+		return func() {}
+	}
+	return func() { c.leave(u) }
+}
+
+func (c *Conn) handleRaw(ctx context.Context, delivery any) (context.Context, func(error)) {
+	if c.hooks == nil {
+		return ctx, func(error) {}
+	}
+	d := delivery.(*Delivery)
+	ctx = c.hooks.handle(ctx, d)
+	return ctx, d.observed.Load().handled
+}
+
 // dialRaw makes a network connection, to the endpoint that is so many behind the one that
 // the first line uses, or to the next that can be reached.
-func (c *Conn) dialRaw(ctx context.Context, behind int) (rawlink.Dialed, error) {
+func (c *Conn) dialRaw(ctx context.Context, behind int) (dedicated.Dialed, error) {
 	c.mu.Lock()
 	at, cfg, closed := c.lines[0].at, c.lines[0].cfg, c.ctx.Err() != nil
 	c.mu.Unlock()
 	if closed {
-		return rawlink.Dialed{}, &Error{Op: "connect", Kind: ErrClosed}
+		return dedicated.Dialed{}, &Error{Op: "connect", Kind: ErrClosed}
 	}
 	var errs []error
 	for i := range c.endpoints {
@@ -38,23 +62,23 @@ func (c *Conn) dialRaw(ctx context.Context, behind int) (rawlink.Dialed, error) 
 		}
 		errs = append(errs, err)
 	}
-	return rawlink.Dialed{}, errors.Join(errs...)
+	return dedicated.Dialed{}, errors.Join(errs...)
 }
 
-func dialRaw(ctx context.Context, ep endpoint, cfg Config) (rawlink.Dialed, error) {
+func dialRaw(ctx context.Context, ep endpoint, cfg Config) (dedicated.Dialed, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
 	defer cancel()
 	sasl, _, err := ep.sasl.login(ctx)
 	if err != nil {
-		return rawlink.Dialed{}, &Error{Op: "connect", Target: ep.shown, Kind: ErrAuthentication, Err: err}
+		return dedicated.Dialed{}, &Error{Op: "connect", Target: ep.shown, Kind: ErrAuthentication, Err: err}
 	}
 	raw, err := dialEndpoint(ctx, ep, cfg)
 	if err != nil {
-		return rawlink.Dialed{}, err
+		return dedicated.Dialed{}, err
 	}
-	d := rawlink.Dialed{
+	d := dedicated.Dialed{
 		Net: raw, Host: "vhost:" + ep.vhost, Name: clip(cfg.Name, maxName-8), Shown: ep.shown,
-		Mechanism: sasl.mechanism, IdleTimeout: cfg.IdleTimeout,
+		Mechanism: sasl.mechanism, IdleTimeout: cfg.IdleTimeout, Login: ep.raw,
 	}
 	if sasl.mechanism != "EXTERNAL" {
 		d.Response = []byte("\x00" + sasl.user + "\x00" + sasl.password)

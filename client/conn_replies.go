@@ -13,12 +13,12 @@ import (
 
 // Package rpc receives replies on links that it opens here.
 func init() {
-	replylink.Reserve = func(conn any, closed func(ctx context.Context)) (replylink.Place, error) {
+	replylink.Reserve = func(conn any, closed func(ctx context.Context), count func(stats any)) (replylink.Place, error) {
 		c := conn.(*Conn)
 		if c == nil {
 			return nil, argument.New("conn", nil, "is a nil *Conn", "use the result of Connect")
 		}
-		p := &replyPlace{conn: c, booking: c.book(1), closed: closed}
+		p := &replyPlace{conn: c, booking: c.book(1), closed: closed, add: count}
 		if err := c.join(p); err != nil {
 			p.booking.release()
 			return nil, &Error{Op: "call", Kind: ErrClosed, unsent: true}
@@ -32,7 +32,10 @@ type replyPlace struct {
 	conn    *Conn
 	booking *booking
 	closed  func(ctx context.Context)
+	add     func(stats any)
 }
+
+func (p *replyPlace) count(s *Stats) { p.add(s) }
 
 func (p *replyPlace) shut(ctx context.Context) error {
 	p.closed(ctx)

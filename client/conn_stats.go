@@ -37,5 +37,6 @@ func (c *Conn) Stats() Stats {
 	}
 	slices.SortFunc(s.Consumers, func(a, b ConsumerStats) int { return strings.Compare(a.Queue, b.Queue) })
 	slices.SortFunc(s.Publishers, func(a, b PublisherStats) int { return strings.Compare(a.To.String(), b.To.String()) })
+	slices.SortFunc(s.Requesters, func(a, b RequesterStats) int { return strings.Compare(a.To.String(), b.To.String()) })
 	return s
 }

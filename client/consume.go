@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -23,7 +24,8 @@ import (
 //	*argument.Error      queue, h or cfg can't be used
 //	the error of h's Prepare
 //	ErrNotFound          the queue is missing
-//	ErrUnauthorized      the user lacks the permission to read from it
+//	ErrUnauthorized      the user lacks the permission to read from it, or to write to where
+//	                     the handler forwards to, such as retry.With's exchange
 //	ErrRefused           the broker refuses the consumer for another reason
 //	ErrSessionLimit      Config.MaxConnections connections carry all the sessions they can
 //	*argument.Error      a middleware hides the Prepare of retry.With: see Middleware
@@ -38,6 +40,10 @@ import (
 // RabbitMQ 4.0 counts every returned delivery toward the queue's delivery limit, and
 // 4.3 only failed ones. So below 4.3 the drain first hands prefetched deliveries to the
 // handlers, while Grace lasts.
+//
+// On a queue with a single active consumer, prefetched deliveries go back after the running
+// handlers have ended, so that a message whose handler fails isn't overtaken by those behind
+// it. On other queues they go back at once, for other consumers.
 //
 // A message is delivered again after its handler has succeeded if the connection is
 // lost before the broker has read the settlement. Handlers should be idempotent, or
@@ -56,25 +62,26 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	if cfg.Control == nil {
 		cfg.Control = &Control{}
 	}
+	ctx, end := refusal.Context(ctx)
 	cfg, asked, err := c.prepare(ctx, queue, h, cfg)
-	if errors.Is(err, errNotStarted) {
-		return nil
-	}
 	if err != nil {
+		if err = end(err); errors.Is(err, errNotStarted) {
+			return nil
+		}
 		return err
 	}
 	booking := c.book(consumerSessions)
 	defer booking.release()
 	k := newConsumer(queue, source, h, cfg, consumerDeps{
 		sessions: booking, backoff: c.cfg.Reconnect, log: c.log, tell: booking.tell,
-		deadLetters: c.mgmt.deadLetters, look: c.mgmt.look, starving: c.starving, now: c.brokerNow, hooks: c.hooks,
+		deadLetters: c.mgmt.deadLetters, singleActive: c.mgmt.singleActive, consumerTimeout: c.mgmt.consumerTimeout,
+		look: c.mgmt.look, starving: c.starving, now: c.brokerNow, hooks: c.hooks,
 	})
 	k.asked = asked
 	if err := c.join(k); err != nil {
-		return &Error{Op: "consume", Target: queue, Kind: ErrClosed}
+		return end(&Error{Op: "consume", Target: queue, Kind: ErrClosed})
 	}
 	defer c.leave(k)
-	ctx, end := refusal.Context(ctx)
 	result := k.run(ctx)
 	err = end(result)
 	if result == nil && err != nil {
@@ -122,9 +129,13 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 				cfg, err = cfg.raised(given, n)
 				return err
 			},
+			Forwards:   func(to address.Address) { a.forwards = append(a.forwards, to) },
 			foldDeaths: func() { a.foldDeaths = true },
-			BrokerTime: c.brokerTime, ClockDiffers: c.clockDiffers,
+			BrokerTime: c.brokerTime, AskBrokerTime: c.askBrokerTime, ClockDiffers: c.clockDiffers,
 		}, c.outage)
+		if err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+			return cfg, a, errNotStarted // the check was cut short: it has found nothing
+		}
 		if err == nil || ctx.Err() != nil || !c.hasLost(w) && !errors.Is(err, ErrConnectionLost) {
 			return cfg, a, err
 		}
@@ -145,6 +156,8 @@ func (k *consumer) run(ctx context.Context) error {
 		// What waits for its key says nothing about the handlers' times.
 		k.appetite, k.cfg.Prefetch = nil, k.cfg.near
 	}
+	k.timeouts.know(k.cfg.ConsumerTimeout)
+	defer k.timeouts.end()
 	k.control.join(k)
 	defer k.control.leave(k)
 	// Handlers outlive the end of ctx, with its values; hard ends their ctx.
@@ -156,10 +169,28 @@ func (k *consumer) run(ctx context.Context) error {
 	k.draining = ctx.Done()
 	ended := make(chan time.Time, 1)
 	context.AfterFunc(ctx, func() { ended <- time.Now() })
-	err := k.stints(ctx, handlerCtx, hard)
+	err := k.checkForwards(ctx)
+	if err == nil {
+		err = k.stints(ctx, handlerCtx, hard)
+	}
 	stop(nil)
 	k.awaitHandlers(<-ended, hard)
 	return err
+}
+
+// checkForwards opens the links that a Preparer has asked for, and closes them. The error is
+// that the user may not publish there. What else is in the way may pass, or is the business of a check.
+func (k *consumer) checkForwards(ctx context.Context) error {
+	for _, to := range k.asked.forwards {
+		target, err := to.Build()
+		if err != nil {
+			return err
+		}
+		if err := k.forwards.check(ctx, target); errors.Is(err, ErrUnauthorized) {
+			return fmt.Errorf("hopback: consume %q: what fails couldn't be retried, because the user may not publish retry copies; give the user the write permission (rabbitmqctl set_permissions): %w", k.queue, err)
+		}
+	}
+	return nil
 }
 
 // stints runs one stint after the other until ctx ends.

@@ -34,14 +34,16 @@ type ConsumerConfig struct {
 	Grace time.Duration
 	// ForwardPatience is how long a Forward is tried again while the broker doesn't
 	// accept it. Then its message goes back to the queue as a failed delivery. The time
-	// doubles with each failed delivery of the message, up to an hour. Default: 30 s.
+	// doubles with each failed delivery of the message, up to an hour. The time in which the
+	// broker has a memory or disk alarm doesn't count. Default: 30 s.
 	ForwardPatience time.Duration
 	// Priority is the consumer's priority among those of its queue. While consumers of a
 	// higher one have credit, others get nothing. See also EventStarved. Default: 0.
 	Priority int32
 	// ConsumerTimeout is how long the consumer may hold a delivery before the broker takes it
-	// back: see ErrConsumerTimeout. It takes the place of the queue's, and must be at least
-	// 1 ms and below 2³² ms. Below RabbitMQ 4.3 Consume refuses it. Default: the queue's.
+	// back: see ErrConsumerTimeout. A handler's ctx ends shortly before: see
+	// ErrConsumerTimeoutNear. It takes the place of the queue's, and must be at least 1 ms and
+	// below 2³² ms. Below RabbitMQ 4.3 Consume refuses it. Default: the queue's.
 	ConsumerTimeout time.Duration
 	// OnActive, if not nil, is called when the broker makes this the active one of a queue
 	// with a single active consumer, and with false when it isn't any more: another one has

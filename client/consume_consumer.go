@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/internal/grace"
 )
 
@@ -26,6 +27,10 @@ type consumer struct {
 	// beginning, so that Concurrency holds across a reconnect.
 	slots   chan struct{}
 	workers roster
+	// timeouts ends handlers before the broker takes their deliveries back; timeoutAsked says
+	// that the broker has told the queue's own timeout.
+	timeouts     timeouts
+	timeoutAsked atomic.Bool
 
 	active   *activity // nil: nobody asks
 	appetite *appetite // nil: Prefetch was given
@@ -51,6 +56,7 @@ type consumer struct {
 type asked struct {
 	order      func(*Delivery) (string, bool) // nil: none
 	foldDeaths bool                           // see package deathlog
+	forwards   []address.Address
 }
 
 // running is the consumer's stint, as long as it runs.
@@ -67,8 +73,13 @@ type consumerDeps struct {
 	log      *slog.Logger
 	tell     func(Event)   // nil: nobody listens
 	overdue  time.Duration // as senderConfig.overdue
-	// deadLetters says whether a queue certainly has a dead-letter exchange.
-	deadLetters func(ctx context.Context, queue string) bool
+	// deadLetters says whether a queue certainly has a dead-letter exchange. An error says
+	// that the broker couldn't be asked.
+	deadLetters func(ctx context.Context, queue string) (bool, error)
+	// singleActive says whether the queue has a single active consumer. nil: it may.
+	singleActive func(ctx context.Context, queue string) (bool, error)
+	// consumerTimeout is what the queue's arguments set; 0: nothing. nil: it isn't known.
+	consumerTimeout func(ctx context.Context, queue string) (time.Duration, error)
 	// look asks the broker about the queue; nil: nothing shows when the consumer starves.
 	look func(ctx context.Context, queue string) (queueLook, error)
 	// starving is after how long without a delivery that is asked. 0: the default.
@@ -93,12 +104,13 @@ func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consu
 		appetite: wanted, hunger: newHunger(deps.starving), control: cfg.Control, limit: noLimit,
 		queue: queue, source: source, handler: h, cfg: cfg, deps: deps,
 		log:      deps.log.With("queue", queue),
-		forwards: newForwarder(deps.sessions, senderConfig{depth: cfg.Prefetch, backoff: deps.backoff, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
+		forwards: newForwarder(deps.sessions, senderConfig{copies: true, depth: cfg.Prefetch, backoff: deps.backoff, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
 		slots:    make(chan struct{}, cfg.Concurrency),
 		active:   newActivity(cfg.OnActive),
 		since:    time.Now(),
 		gone:     make(chan struct{}), hurry: make(chan struct{}),
 	}
+	k.timeouts.workers = &k.workers
 	k.closed, k.close = context.WithCancel(context.Background())
 	return k
 }

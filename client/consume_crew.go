@@ -102,6 +102,18 @@ func (r *roster) running() (n int, oldest, newest time.Time) {
 	return n, time.Unix(0, first), time.Unix(0, last)
 }
 
+// deliveries returns those that workers have.
+func (r *roster) deliveries() (all []*Delivery) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for w := range r.workers {
+		if d := w.current.Load(); d != nil {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
 // put hands d to the workers. It doesn't block.
 func (c *crew) put(d *Delivery) {
 	c.mu.Lock()
@@ -122,7 +134,7 @@ func (c *crew) pop() *Delivery {
 func (c *crew) count() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.waiting.len()
+	return countUnsettled(c.waiting.all[c.waiting.head:])
 }
 
 // call has a worker come, if one is wanted and none is on its way. It is called with mu
@@ -255,8 +267,6 @@ type fifo[T any] struct {
 }
 
 func (q *fifo[T]) empty() bool { return q.head == len(q.all) }
-
-func (q *fifo[T]) len() int { return len(q.all) - q.head }
 
 func (q *fifo[T]) push(v T) {
 	if len(q.all) == cap(q.all) && q.head > len(q.all)/2 {

@@ -188,8 +188,11 @@ func TestTheWorkerThatHasBecomeIdleLastIsNext(t *testing.T) {
 	})
 }
 
-// Handlers that are done at once need few workers, however many are allowed.
+// Handlers that return at once need few workers, however many are allowed. The test runs on
+// one processor: with two, a busy machine can suspend the thread of a worker that has just
+// taken a delivery, and the crew rightly calls another one each time.
 func TestQuickHandlersNeedFewWorkers(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker(t)
 		var workers sync.Map
@@ -207,7 +210,7 @@ func TestQuickHandlersNeedFewWorkers(t *testing.T) {
 		workers.Range(func(any, any) bool { n++; return true })
 		t.Log(n)
 		if !underRace { // which shuffles goroutines
-			assert.Less(t, n, 128)
+			assert.Less(t, n, 16)
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/Azure/go-amqp"
@@ -85,23 +86,76 @@ func (s *stint) unlane(d *Delivery) {
 func (s *stint) leaseEnded(tag []byte) {
 	if d := s.leases.takenBack(tag); d != nil {
 		go s.takenBack(d)
+	} else {
+		go s.window.nudge() // the settlement and this have crossed
 	}
 }
 
 // takenBack is told that the broker has given d to somebody else, since it was
 // held for longer than the queue's consumer timeout. The broker gives this link
-// nothing more until the stale delivery is settled, so that is done at once; what
-// the handler decides on it comes to nothing, and the handler is told by its ctx.
+// nothing more until the stale delivery is settled, and a flow has come behind that. So
+// that is done at once; what the handler decides on it is dropped, and the handler
+// learns it from its ctx.
 func (s *stint) takenBack(d *Delivery) {
-	s.consumer.log.WarnContext(d.logCtx(), "hopback: the broker took a delivery back because it was held for longer than the consumer timeout", "message_id", messageID(d.message), "held", time.Since(d.received).Round(time.Millisecond))
+	now := time.Now()
+	s.consumer.log.WarnContext(d.logCtx(), "hopback: the broker took a delivery back because it was held for longer than the consumer timeout", "message_id", messageID(d.message), "held", now.Sub(d.received).Round(time.Millisecond))
+	s.consumer.timeouts.learn(d.received, now)
+	d.back.Store(true)
 	d.end(ErrConsumerTimeout)
+	if d.settling.Load() {
+		s.window.nudge() // its settlement may be written already
+		return
+	}
 	s.push(d, disposition{kind: released})
+}
+
+// askTimeout learns the queue's own consumer timeout.
+func (s *stint) askTimeout() {
+	k := s.consumer
+	if s.counts || k.cfg.ConsumerTimeout > 0 || k.deps.consumerTimeout == nil || k.timeoutAsked.Load() {
+		return
+	}
+	s.deciding.start(func() {
+		ctx, cancel := s.prompt()
+		defer cancel()
+		if limit, err := k.deps.consumerTimeout(ctx, k.queue); err == nil {
+			k.timeouts.know(limit)
+			k.timeoutAsked.Store(true)
+		}
+	})
+}
+
+// nearTimeout has a handler's failure count while it can: see timeouts.
+func (s *stint) nearTimeout(d *Delivery, last bool) {
+	held := time.Since(d.received).Round(time.Millisecond)
+	if !last {
+		s.consumer.log.WarnContext(d.logCtx(), "hopback: a handler has run for nearly as long as the consumer timeout; its ctx ends", "message_id", messageID(d.message), "held", held)
+		if d.ctx.deadline.IsZero() { // the timeout wasn't known when it began
+			d.end(ErrConsumerTimeoutNear)
+		}
+		return
+	}
+	d.end(ErrConsumerTimeoutNear)
+	s.deciding.start(func() {
+		keeps, _ := s.keepsDead()
+		switch {
+		case d.began.Load() == 0 || d.settling.Load() || s.over(): // the handler has returned
+		case !keeps:
+			s.consumer.log.ErrorContext(d.logCtx(), "hopback: a handler ignores the end of its ctx, and the consumer timeout is nearly over; the broker will deliver the message again without counting a failure, because its queue isn't known to have a dead-letter exchange", "message_id", messageID(d.message), "held", held)
+		default:
+			s.consumer.log.ErrorContext(d.logCtx(), "hopback: a handler ignores the end of its ctx, and the consumer timeout is nearly over; its message goes back to the queue as a failed delivery", "message_id", messageID(d.message), "held", held)
+			s.push(d, disposition{kind: modified, failed: true})
+		}
+	})
 }
 
 func (s *stint) enqueue(d *Delivery) {
 	s.crew.put(d)
 	if isClosed(s.closing) {
-		s.giveBack() // a suspect whose turn came after the drain had looked
+		if s.returning.Load() {
+			s.giveBack() // a suspect whose turn came after the drain had looked
+		}
+		s.signalIdle()
 	}
 }
 
@@ -139,10 +193,11 @@ func (s *stint) mayBegin(d *Delivery) bool {
 func (s *stint) handle(ctx context.Context, d *Delivery) {
 	defer s.unlane(d)
 	defer d.end(nil) // frees what its ctx holds
-	d.ctx.Context, d.ctx.delivery = s.observe(ctx, d), d
+	d.ctx.Context, d.ctx.delivery, d.ctx.deadline = s.observe(ctx, d), d, s.consumer.timeouts.deadline(d.received)
 	began := time.Now()
 	d.began.Store(began.UnixNano())
 	err := s.call(&d.ctx, d)
+	d.began.Store(0)
 	if s.consumer.appetite == nil {
 		s.carryOut(d, err)
 		return
@@ -294,15 +349,20 @@ func patienceFor(patience time.Duration, failed uint32) time.Duration {
 // back, as a failed delivery, so that the queue's delivery limit ends what can't be
 // forwarded; or it is kept, where that would drop it.
 func (s *stint) notForwarded(d *Delivery, o Forward, err error) {
+	keeps, unknown := s.keepsDead()
 	switch {
-	case s.keepsDead():
+	case keeps:
 	case s.over():
 		return
 	case isClosed(s.closing):
 		s.push(d, disposition{kind: released})
 		return
+	case unknown != nil:
+		s.consumer.log.WarnContext(d.logCtx(), "hopback: a forward failed; the original is kept, because the broker hasn't answered whether its queue has a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err, "unanswered", unknown)
+		s.forward(d, o)
+		return
 	default:
-		s.consumer.log.ErrorContext(d.logCtx(), "hopback: a forward failed; the original is kept, as its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err)
+		s.consumer.log.ErrorContext(d.logCtx(), "hopback: a forward failed; the original is kept, because its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err)
 		s.forward(d, o)
 		return
 	}
@@ -314,27 +374,22 @@ func (s *stint) notForwarded(d *Delivery, o Forward, err error) {
 	s.carryOutAs(d, r)
 }
 
-// keepsDead says whether the queue certainly has a dead-letter exchange. A queue's
-// arguments don't change while a link to it lasts.
-func (s *stint) keepsDead() bool {
+// keepsDead says whether the queue certainly has a dead-letter exchange; an error says that
+// the broker couldn't be asked. A queue's arguments don't change while a link to it lasts.
+func (s *stint) keepsDead() (bool, error) {
 	if s.keeps.Load() {
-		return true
+		return true, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), prepareSlow)
+	if s.consumer.deps.deadLetters == nil {
+		return false, nil
+	}
+	ctx, cancel := s.prompt()
 	defer cancel()
-	go func() {
-		defer cancel()
-		select {
-		case <-s.closing:
-		case <-s.dead:
-		case <-ctx.Done():
-		}
-	}()
-	if s.consumer.deps.deadLetters == nil || !s.consumer.deps.deadLetters(ctx, s.consumer.queue) {
-		return false
+	keeps, err := s.consumer.deps.deadLetters(ctx, s.consumer.queue)
+	if keeps {
+		s.keeps.Store(true)
 	}
-	s.keeps.Store(true)
-	return true
+	return keeps, err
 }
 
 // unforwardable deals with an original whose copy can never be sent.
@@ -347,7 +402,7 @@ func (s *stint) unforwardable(d *Delivery, o Forward, err error) {
 // push hands a settlement to the settling goroutine.
 func (s *stint) push(d *Delivery, disp disposition) {
 	if !d.settling.CompareAndSwap(false, true) {
-		s.consumer.log.WarnContext(d.logCtx(), "hopback: a delivery was handled after the broker had taken it back; the broker delivers it again", "message_id", messageID(d.message))
+		s.consumer.log.WarnContext(d.logCtx(), "hopback: a delivery was handled after its consumer timeout; the broker delivers it again", "message_id", messageID(d.message))
 		s.consumer.event(Event{Kind: EventLate, Err: ErrConsumerTimeout})
 		return
 	}
@@ -401,7 +456,7 @@ func annotations(given map[string]any, more int) amqp.Annotations {
 // uncount is told of a delivery that isn't the window's any more, and whether the next
 // follows at once.
 func (s *stint) uncount(more bool) {
-	if s.window.settled(more) == 0 {
+	if s.window.settled(more) == 0 || isClosed(s.closing) {
 		s.signalIdle()
 	}
 }
@@ -478,6 +533,9 @@ func (s *stint) settle(finish <-chan struct{}) {
 		s.leases.end(x.delivery)
 		s.line(s.quarantine.settled(x.delivery))
 		more := len(s.settles.c) > 0
+		if x.delivery.back.Load() {
+			defer s.window.nudge()
+		}
 		switch d := x.delivery; {
 		case d.uncounted.CompareAndSwap(false, true):
 			s.uncount(more)
@@ -532,13 +590,20 @@ func (s *stint) resize() {
 	}
 }
 
-// giveBack returns what no handler has begun.
+// giveBack returns what no handler has begun, in the order in which it came.
 func (s *stint) giveBack() {
+	var all []*Delivery
 	for d := s.crew.pop(); d != nil; d = s.crew.pop() {
-		s.push(d, disposition{kind: released})
-		s.unlane(d) // to the crew, so that they go back in their order
+		for ; d != nil; d = s.lanes.next(d) { // with those that wait for it
+			all = append(all, d)
+		}
 	}
-	for _, d := range s.lanes.empty() {
+	all = append(all, s.lanes.empty()...)
+	if s.returning.Load() {
+		all = append(all, s.quarantine.empty()...)
+	}
+	slices.SortStableFunc(all, func(a, b *Delivery) int { return a.received.Compare(b.received) })
+	for _, d := range all {
 		s.push(d, disposition{kind: released})
 	}
 }
@@ -555,7 +620,11 @@ func (s *stint) hold(d *Delivery) {
 		err := errors.New("the message has a char or a decimal, is nested too deeply, or isn't encoded well: so go-amqp can't decode it")
 		ctx, cancel := context.WithTimeout(context.Background(), prepareSlow)
 		defer cancel()
-		if s.consumer.deps.deadLetters != nil && s.consumer.deps.deadLetters(ctx, s.consumer.queue) {
+		keeps, unknown := false, error(nil)
+		if s.consumer.deps.deadLetters != nil {
+			keeps, unknown = s.consumer.deps.deadLetters(ctx, s.consumer.queue)
+		}
+		if keeps {
 			s.consumer.log.Error("hopback: a message can't be decoded; it is dead-lettered", "error", err)
 			dead := DeadLetter{Reason: ReasonUndecodable, Err: err}
 			s.observe(s.handlerCtx, d)
@@ -563,7 +632,7 @@ func (s *stint) hold(d *Delivery) {
 			s.carryOutAs(d, dead.resolve())
 			return
 		}
-		s.consumer.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer ends", "error", err)
+		s.consumer.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer ends", "error", errors.Join(err, unknown))
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.held = append(s.held, d)

@@ -90,7 +90,7 @@ func (l *lanes) count() (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, queue := range l.waiting {
-		n += len(queue)
+		n += countUnsettled(queue)
 	}
 	return n
 }

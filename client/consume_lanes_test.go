@@ -30,7 +30,7 @@ func startOrdered(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) *testConsume
 func startOrderedBy(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc, key func(*Delivery) (string, bool)) *testConsumer {
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.t, err)
-	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet})
+	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, singleActive: b.singleActive})
 	k.order = key
 	ctx, stop := context.WithCancel(context.Background())
 	b.t.Cleanup(stop)

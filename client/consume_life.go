@@ -44,6 +44,7 @@ func (s *stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFun
 	defer s.consumer.setCurrent(nil)
 	s.resize()
 	receive.start()
+	s.askTimeout()
 
 	end := s.live(ctx, receive)
 	switch end {
@@ -181,9 +182,17 @@ func (s *stint) giveBackHeld() {
 	}
 }
 
-// drain ends the stint in the order that leaves delivery counts alone: no more
-// credit, then what no handler has begun, then the handlers, then their
-// settlements; the link after that, and the session last.
+// drain ends the stint in the order that leaves delivery counts and the queue's order
+// alone: no more credit, then the handlers, then their settlements, then what no handler
+// has begun; the link after that, and the session last. A quorum queue appends what comes
+// back to what has come back before, so a failed message must be back before those behind
+// it.
+//
+// What no handler has begun goes back at once where the order doesn't count: the queue has
+// no single active consumer, so others can have it. RabbitMQ below 4.3 counts what goes back
+// as delivered, so there handlers get it while Grace lasts.
+//
+// If a handler ignores the end of its ctx, the link's end brings everything back, in order.
 func (s *stint) drain(receive *receiving, hard context.CancelCauseFunc) {
 	enough, heard := s.awaitSilence()
 	defer heard()
@@ -192,26 +201,21 @@ func (s *stint) drain(receive *receiving, hard context.CancelCauseFunc) {
 	receive.stop()
 
 	s.giveBackHeld()
-	giveBack := func() {
-		for _, d := range s.quarantine.empty() {
-			s.push(d, disposition{kind: released})
-		}
-		s.giveBack()
-	}
-	if !s.counts {
-		s.stopWorkers()
-		giveBack()
-	}
 	grace := time.NewTimer(time.Until(graceEnd))
 	defer grace.Stop()
-	s.awaitIdle(grace.C, enough)
 	if s.counts {
+		s.awaitIdle(grace.C, enough)
 		s.stopWorkers()
-		giveBack()
+	} else {
+		s.stopWorkers()
+		shared := s.returnIfShared()
+		s.awaitBegun(grace.C, enough)
+		shared()
 	}
 	switch {
-	case s.open() == 0 || s.over():
+	case s.begun() == 0 || s.over():
 	case s.silent.Load():
+		s.returnUnbegun() // in case the broker reads it later
 		// What waits for the broker, such as a copy, isn't waited for. Handlers are.
 		if !s.awaitWorkers(time.Until(graceEnd)) {
 			hard(errGraceOver)
@@ -221,10 +225,42 @@ func (s *stint) drain(receive *receiving, hard context.CancelCauseFunc) {
 		hard(errGraceOver)
 		last := time.NewTimer(lastGrace)
 		defer last.Stop()
-		s.awaitIdle(last.C, enough)
+		s.awaitBegun(last.C, enough)
+	}
+	if s.begun() == 0 {
+		s.returnUnbegun()
+		written := time.NewTimer(lastGrace)
+		defer written.Stop()
+		s.awaitIdle(written.C, enough)
 	}
 	if n := s.open(); n > 0 && !s.over() {
 		s.consumer.log.Warn("hopback: the drain ended with unsettled deliveries; the broker delivers them again", "count", n)
+	}
+}
+
+// returnUnbegun has everything go back that no handler has begun.
+func (s *stint) returnUnbegun() {
+	s.returning.Store(true)
+	s.giveBack()
+}
+
+// returnIfShared has everything go back that no handler has begun if the queue certainly
+// has no single active consumer, once the broker has said so. It is called if handlers run.
+// end ends that.
+func (s *stint) returnIfShared() (end func()) {
+	if s.consumer.deps.singleActive == nil || s.begun() == 0 || s.begun() == s.open() {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var asked sync.WaitGroup
+	asked.Go(func() {
+		if single, err := s.consumer.deps.singleActive(ctx, s.consumer.queue); err == nil && !single {
+			s.returnUnbegun()
+		}
+	})
+	return func() {
+		cancel()
+		asked.Wait()
 	}
 }
 
@@ -294,7 +330,16 @@ func (s *stint) awaitWorkers(d time.Duration) bool {
 
 // awaitIdle waits until nothing is unsettled, the timer fires, or the link ends.
 func (s *stint) awaitIdle(timer <-chan time.Time, hurry <-chan struct{}) {
-	for s.open() > 0 {
+	s.await(s.open, timer, hurry)
+}
+
+// awaitBegun does so until nothing is unsettled but what waits for a handler.
+func (s *stint) awaitBegun(timer <-chan time.Time, hurry <-chan struct{}) {
+	s.await(s.begun, timer, hurry)
+}
+
+func (s *stint) await(left func() int, timer <-chan time.Time, hurry <-chan struct{}) {
+	for left() > 0 {
 		select {
 		case <-s.idle:
 		case <-timer:

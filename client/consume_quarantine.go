@@ -137,15 +137,31 @@ func (q *quarantine) empty() []*Delivery {
 func (q *quarantine) count() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.suspects)
+	return countUnsettled(q.suspects)
 }
 
 // suspectAfter is how many failures without a known reason make a suspect.
 const suspectAfter = 2
 
-// suspect says whether d has failed deliveries that nobody knows the reason of.
+// suspectAcquired is how many deliveries without a failure make one. RabbitMQ 4.3 counts
+// them in annotationAcquired, and doesn't count as a failure what it takes back after the
+// consumer timeout. Consumers that pause or stop make some, too. A message that one has given
+// back to come later, with annotationDeliveryTime, is no suspect: it may come back for as
+// long as an address takes nothing.
+const suspectAcquired = 50
+
+// annotationAcquired is how often RabbitMQ 4.3 has delivered the message before.
+const annotationAcquired = "x-acquired-count"
+
+// suspect says whether d has failed deliveries that nobody knows the reason of, or was
+// delivered very often without a failure.
 func suspect(d *Delivery) bool {
 	n := d.DeliveryCount()
+	if acquired, _ := d.message.Annotations[annotationAcquired].(int64); acquired-int64(n) >= suspectAcquired {
+		if _, later := d.message.Annotations[annotationDeliveryTime]; !later {
+			return true
+		}
+	}
 	if n < suspectAfter {
 		return false
 	}

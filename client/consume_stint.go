@@ -52,8 +52,10 @@ type stint struct {
 	keeps atomic.Bool
 	// lastTarget is where the last forward went to: mostly the next goes there, too.
 	lastTarget atomic.Pointer[builtAddress]
-	// closing is closed when workers are to take no more deliveries.
+	// closing is closed when workers are to take no more deliveries. returning says that
+	// what no handler has begun goes back to the queue then.
 	closing    chan struct{}
+	returning  atomic.Bool
 	settler    settler
 	handlerCtx context.Context
 }
@@ -130,9 +132,30 @@ func (s *stint) die(err error) {
 // open counts the deliveries that are neither settled nor held for good.
 func (s *stint) open() int { return s.window.open() + int(s.aside.Load()) }
 
+// begun counts those of them that don't wait for a handler. While deliveries are handed
+// on, it may count one too many; enqueue has the drain look again.
+func (s *stint) begun() int {
+	return s.open() - s.crew.count() - s.lanes.count() - s.quarantine.count()
+}
+
 type settlement struct {
 	delivery *Delivery
 	d        disposition
+}
+
+// prompt returns a ctx for what the stint asks the broker on the way. It ends with the stint,
+// or when the drain begins, and after prepareSlow.
+func (s *stint) prompt() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.Background(), prepareSlow)
+	go func() {
+		defer cancel()
+		select {
+		case <-s.closing:
+		case <-s.dead:
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
 }
 
 // builtAddress is an address with what Build makes of it.

@@ -37,8 +37,12 @@ func startConsumerOf(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc, deadLette
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.t, err)
 	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{
-		sessions: b, backoff: testBackoff, log: quiet, tell: b.tell, overdue: cmp.Or(b.overdue, forEver),
-		deadLetters: func(context.Context, string) bool { return deadLetters }, now: b.now,
+		sessions: b, backoff: testBackoff, log: cmp.Or(b.logger, quiet), tell: b.tell, overdue: cmp.Or(b.overdue, forEver),
+		deadLetters: func(ctx context.Context, _ string) (bool, error) {
+			err := b.asked(ctx)
+			return err == nil && deadLetters, err
+		}, singleActive: b.singleActive, now: b.now,
+		consumerTimeout: func(ctx context.Context, _ string) (time.Duration, error) { return b.timeout, b.asked(ctx) },
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	b.t.Cleanup(stop)
@@ -502,34 +506,74 @@ func TestConsumerNeverGrantsCreditAfterTheDrain(t *testing.T) {
 	assert.Equal(t, []string{"credit 1", "credit 1", "drain"}, b.history("credit", "drain"))
 }
 
+// What no handler has begun goes back behind what handlers have, unless the queue has no
+// single active consumer: a failed message must be back before those that come after it.
 func TestDrainKeepsTheOrderThatLeavesDeliveryCountsAlone(t *testing.T) {
-	for _, c := range []struct {
+	single := func(is bool, err error) func(context.Context, string) (bool, error) {
+		return func(context.Context, string) (bool, error) { return is, err }
+	}
+	unanswered := func(ctx context.Context, _ string) (bool, error) {
+		<-ctx.Done()
+		return false, ctx.Err()
+	}
+	late := []string{"m0 done", "accept m0", "m1 done", "requeue as failed m1", "release m2", "release m3", "release m4", "release m5"}
+	soon := []string{"release m2", "release m3", "release m4", "release m5", "m0 done", "accept m0", "m1 done", "requeue as failed m1"}
+	for name, c := range map[string]struct {
 		version string
+		single  func(context.Context, string) (bool, error)
 		want    []string
 	}{
-		{"4.3.0", []string{
-			"stop", "drain", "release m2", "release m3", "m0 done", "accept m0", "m1 done", "accept m1", "close receiver", "close session",
-		}},
-		{"4.0.5", []string{
-			"stop", "drain", "m0 done", "accept m0", "m1 done", "accept m1", "m2 done", "accept m2", "m3 done", "accept m3", "close receiver", "close session",
+		"single active consumer": {"4.3.0", single(true, nil), late},
+		"shared queue":           {"4.3.0", single(false, nil), soon},
+		"no answer":              {"4.3.0", unanswered, late},
+		"an error":               {"4.3.0", single(false, errFakeConn), late},
+		"RabbitMQ 4.0": {"4.0.5", single(true, nil), []string{
+			"m0 done", "accept m0", "m1 done", "requeue as failed m1", "m2 done", "accept m2", "m3 done", "accept m3", "m4 done", "accept m4", "m5 done", "accept m5",
 		}},
 	} {
-		t.Run(c.version, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newFakeBroker(t)
-				b.version = c.version
-				b.publish(numbered("m", 4)...)
-				k := startConsumer(b, ConsumerConfig{Concurrency: 2, Prefetch: 64}, func(_ context.Context, d *Delivery) error {
+				b.version, b.singleActive = c.version, c.single
+				b.publish(numbered("m", 6)...)
+				k := startOrderedBy(b, ConsumerConfig{Concurrency: 2, Prefetch: 64}, func(_ context.Context, d *Delivery) error {
 					time.Sleep(time.Duration(idOf(d.Message())[1]-'0'+1) * time.Second)
 					b.note("%s done", idOf(d.Message()))
+					if idOf(d.Message()) == "m1" {
+						return errors.New("boom")
+					}
 					return nil
+				}, func(d *Delivery) (string, bool) {
+					return "the last two wait for", idOf(d.Message()) == "m0" || idOf(d.Message()) > "m3"
 				})
 				synctest.Wait()
 				before := len(b.history())
 				b.note("stop")
 				require.NoError(t, k.end())
-				assert.Equal(t, c.want, b.history()[before:])
+				assert.Equal(t, slices.Concat([]string{"stop", "drain"}, c.want, []string{"close receiver", "close session"}), b.history()[before:])
 			})
+		})
+	}
+}
+
+// A handler that ignores the end of its ctx has its message come back with the link, and
+// so does all that is behind it.
+func TestDrainThatGivesUpAHandlerReleasesNothingBeforeIt(t *testing.T) {
+	for _, version := range []string{"4.3.0", "4.0.5"} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newFakeBroker(t)
+			b.version = version
+			b.publish(numbered("m", 3)...)
+			k := startConsumer(b, ConsumerConfig{Grace: time.Minute}, func(context.Context, *Delivery) error {
+				time.Sleep(time.Hour)
+				return nil
+			})
+			synctest.Wait()
+			start := time.Now()
+			require.NoError(t, k.end())
+			assert.Equal(t, time.Minute+lastGrace, time.Since(start))
+			assert.Empty(t, b.history(settlements...))
+			time.Sleep(2 * time.Hour)
 		})
 	}
 }

@@ -150,6 +150,20 @@ func (w *window) starving() (since time.Time, came, open bool) {
 	return w.quiet, w.came, w.granted > 0 && !w.stopped && w.draining == nil
 }
 
+// nudge has a flow follow what was settled, if more can be delivered.
+func (w *window) nudge() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	room := w.limit - w.granted - w.unsettled
+	switch {
+	case w.stopped || w.draining != nil:
+	case room > 0:
+		w.issue(room)
+	case w.granted > 0:
+		w.reclaim()
+	}
+}
+
 // adjust is called with mu held.
 func (w *window) adjust() {
 	if w.stopped || w.draining != nil {
@@ -158,32 +172,43 @@ func (w *window) adjust() {
 	room := w.limit - w.granted - w.unsettled
 	switch {
 	case room < 0 && w.granted > 0:
-		done := make(chan struct{})
-		w.draining = done
-		go func() {
-			answered := w.drain(w.dead, lowerTimeout)
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.granted, w.draining, w.unanswered = 0, nil, !answered
-			w.trip.reset()
-			close(done)
-			if !answered {
-				w.owner.die(errUndrained)
-				return
-			}
-			w.adjust()
-		}()
+		w.reclaim()
 	case room >= max(min(w.limit/2, w.limit-w.workers), 1):
-		// An error means that the link is gone, which its receive notices.
-		if w.link.issueCredit(uint32(room)) == nil {
-			now := time.Now()
-			if w.granted == 0 {
-				w.quiet = now
-			}
-			w.granted += room
-			w.trip.grant(room, now)
-		}
+		w.issue(room)
 	}
+}
+
+// issue is called with mu held.
+func (w *window) issue(n int) {
+	// An error means that the link is gone, which its receive notices.
+	if w.link.issueCredit(uint32(n)) == nil {
+		now := time.Now()
+		if w.granted == 0 {
+			w.quiet = now
+		}
+		w.granted += n
+		w.trip.grant(n, now)
+	}
+}
+
+// reclaim takes credit back, and then grants what there is room for. It is called with mu
+// held.
+func (w *window) reclaim() {
+	done := make(chan struct{})
+	w.draining = done
+	go func() {
+		answered := w.drain(w.dead, lowerTimeout)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.granted, w.draining, w.unanswered = 0, nil, !answered
+		w.trip.reset()
+		close(done)
+		if !answered {
+			w.owner.die(errUndrained)
+			return
+		}
+		w.adjust()
+	}()
 }
 
 // drain asks the broker to use or give up its credit, and waits for the answer

@@ -34,8 +34,11 @@ type Delivery struct {
 	lease    lease
 	lastWord error                    // see package lastword
 	observed atomic.Pointer[observed] // nil: no Instrument follows it
+	server   *string                  // for an Instrument
 	decided  func(Decision)           // nil: nobody has called OnReport
 	began    atomic.Int64             // when its handler began, in Unix nanoseconds; 0: it hasn't
+	nearing  atomic.Int32             // how far its consumer timeout is used up: see timeouts
+	back     atomic.Bool              // the broker has taken it back
 	// ctx is the one that its consumer calls the handler with, here so that it needn't
 	// be allocated.
 	ctx deliveryContext
@@ -48,6 +51,10 @@ func NewDelivery(queue string, m *Message) *Delivery {
 	d.queue, d.received = queue, time.Now()
 	return d
 }
+
+// Server returns the host:port of the endpoint that the Conn was last connected to, for an
+// Instrument. It is empty without one, and outside of Conn.Consume.
+func (d *Delivery) Server() string { return orEmpty(d.server) }
 
 // Message returns the message as received. It must not be changed or sent again: use
 // Copy.
@@ -131,6 +138,26 @@ func DeliveryFrom(ctx context.Context) (*Delivery, bool) {
 // handler's result is ignored.
 var ErrConsumerTimeout = errors.New("the broker took the delivery back")
 
+// ErrConsumerTimeoutNear is the cause of a handler's ctx that ended shortly before the broker
+// would take the delivery back: a tenth of the consumer timeout before, at most a minute. The
+// ctx has that time as its deadline, and its error is context.DeadlineExceeded. The handler's
+// result counts, so an error is a failed attempt like any other. A handler that begins when
+// half of the timeout is over, because its delivery had to wait, has no such deadline.
+//
+// If the handler hasn't returned after half of that time, the delivery goes back to its queue
+// as failed, provided the queue is known to have a dead-letter exchange. So the queue's
+// delivery limit ends a message whose handler never returns in time. The broker itself
+// doesn't count a delivery that it takes back.
+//
+// The consumer knows the timeout if ConsumerConfig.ConsumerTimeout or the queue's argument
+// sets it. Otherwise it knows it after the broker has taken two deliveries back.
+var ErrConsumerTimeoutNear = errors.New("the consumer timeout is nearly over")
+
+// TakenBack reports whether the broker has taken the delivery back, because it was held for
+// longer than the queue's consumer timeout, and delivers it again. The handler's result is then
+// ignored. It may be called concurrently.
+func (d *Delivery) TakenBack() bool { return d.back.Load() }
+
 // lease ends a handler's ctx when the delivery is no longer its own. A context of
 // its own is made only for a handler that asks, since most never do.
 type lease struct {
@@ -160,6 +187,9 @@ func (d *Delivery) end(cause error) {
 type deliveryContext struct {
 	context.Context
 	delivery *Delivery
+	// deadline is shortly before the consumer timeout; zero: there is none, or it isn't
+	// known. It doesn't change once a handler has the ctx.
+	deadline time.Time
 
 	mu    sync.Mutex
 	inner context.Context // made by the first that asks
@@ -169,7 +199,15 @@ func (c *deliveryContext) ask() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.inner == nil {
-		ctx, cancel := context.WithCancelCause(c.Context)
+		outer, release := c.Context, context.CancelFunc(func() {})
+		if !c.deadline.IsZero() {
+			outer, release = context.WithDeadlineCause(outer, c.deadline, ErrConsumerTimeoutNear)
+		}
+		ctx, cancelCause := context.WithCancelCause(outer)
+		cancel := func(cause error) {
+			cancelCause(cause)
+			release()
+		}
 		c.inner = ctx
 		l := &c.delivery.lease
 		l.mu.Lock()
@@ -203,10 +241,19 @@ func (c *deliveryContext) Err() error {
 	l.mu.Lock()
 	over := l.over
 	l.mu.Unlock()
-	if over {
+	if over || !c.deadline.IsZero() && !time.Now().Before(c.deadline) {
 		return c.ask().Err() // context.Cause finds the cause then
 	}
 	return c.Context.Err()
+}
+
+// Deadline is shortly before the consumer timeout, if that is known, or the outer ctx's.
+func (c *deliveryContext) Deadline() (time.Time, bool) {
+	outer, ok := c.Context.Deadline()
+	if c.deadline.IsZero() || ok && outer.Before(c.deadline) {
+		return outer, ok
+	}
+	return c.deadline, true
 }
 
 func (c *deliveryContext) Value(key any) any {
@@ -223,6 +270,16 @@ func (c *deliveryContext) Value(key any) any {
 		ctx = c.Context
 	}
 	return ctx.Value(key)
+}
+
+// countUnsettled is how many of ds the broker hasn't taken back.
+func countUnsettled(ds []*Delivery) (n int) {
+	for _, d := range ds {
+		if !d.settling.Load() {
+			n++
+		}
+	}
+	return n
 }
 
 // standing is what a delivery is to the quarantine; guarded by its mu.

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/internal/userid"
 )
 
 // The kinds of failure. Match them with errors.Is; errors.As with *Error gives
@@ -33,6 +35,9 @@ var (
 	// stored it. Or the broker refused a publisher or consumer, for instance a second
 	// consumer of an exclusive queue.
 	ErrRefused = errors.New("refused by the broker")
+	// ErrUserID: the message has another user's user-id, and the connection's user isn't an
+	// impersonator. The message is stored nowhere. See PublisherConfig.Copies.
+	ErrUserID = errors.New("user-id refused")
 	// ErrTooLarge: the message is larger than the broker accepts. Nothing was sent.
 	ErrTooLarge = errors.New("message too large")
 	// ErrNotSent: the call ended before the message was sent. It is stored nowhere.
@@ -173,6 +178,9 @@ func kindOf(e *amqp.Error) error {
 	case amqp.ErrCondNotFound, amqp.ErrCondResourceDeleted:
 		return ErrNotFound
 	case amqp.ErrCondUnauthorizedAccess:
+		if _, ok := userid.Refusal(e.Description); ok {
+			return ErrUserID
+		}
 		if !credentialExpired(e) {
 			return ErrUnauthorized
 		}

@@ -2,8 +2,10 @@ package client
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/userid"
 )
 
 // fakeBroker is one queue, and a sink for all that is sent, behind the
@@ -46,12 +49,19 @@ type fakeBroker struct {
 	now func() (time.Time, bool)
 	// requeues puts what is given back into the queue again.
 	requeues bool
+	// singleActive, if set, tells a consumer whether its queue has a single active consumer.
+	singleActive func(context.Context, string) (bool, error)
+	// timeout, if set, is the queue's own consumer timeout. The fake broker doesn't act on it.
+	timeout time.Duration
+	// logger, if set, gets a consumer's log.
+	logger *slog.Logger
 
 	mu       sync.Mutex
 	heard    uint64        // answers and deliveries
 	changed  chan struct{} // closed and renewed on every change
 	events   []string
 	ready    []*Message
+	tags     uint32         // delivery tags given
 	stored   map[string]int // ids of the messages accepted, how often
 	sessions []*fakeSession // open ones
 	last     disposition    // that was settled with
@@ -150,8 +160,11 @@ func (b *fakeBroker) publish(ids ...string) {
 func (b *fakeBroker) deliver() {
 	for _, s := range b.sessions {
 		for _, r := range s.receivers {
-			for r.err == nil && !r.deaf && r.credit > 0 && len(b.ready) > 0 {
+			for r.err == nil && !r.deaf && !r.starved && r.credit > 0 && len(b.ready) > 0 {
 				m := b.ready[0]
+				if b.tags++; m.DeliveryTag == nil {
+					m.DeliveryTag = binary.BigEndian.AppendUint32(nil, b.tags)
+				}
 				b.ready = b.ready[1:]
 				r.credit--
 				s.used++
@@ -210,6 +223,11 @@ func (b *fakeBroker) setAlarm(on bool) {
 	})
 }
 
+// asked waits for the end of ctx while there is an alarm: management requests aren't answered.
+func (b *fakeBroker) asked(ctx context.Context) error {
+	return b.await(ctx, func() bool { return !b.alarm })
+}
+
 // kill ends every link with err. With errFakeConn, the connection has ended.
 func (b *fakeBroker) kill(err error) {
 	b.update(func() {
@@ -218,6 +236,29 @@ func (b *fakeBroker) kill(err error) {
 			s.end(err)
 		}
 	})
+}
+
+// takeBack takes a delivery back from its consumer, as RabbitMQ 4.3 does after the consumer
+// timeout, and makes it ready again. The link gets nothing more until the stale delivery is
+// settled and a flow follows.
+func (b *fakeBroker) takeBack(id string) {
+	var told func([]byte)
+	var tag []byte
+	b.update(func() {
+		for _, s := range b.sessions {
+			for _, r := range s.receivers {
+				for m := range r.unsettled {
+					if idOf(m) == id && !r.stale[m] {
+						r.stale[m], r.starved = true, true
+						b.ready = append(b.ready, withID(id))
+						told, tag = r.takenBack, m.DeliveryTag
+						b.log("take back %s", id)
+					}
+				}
+			}
+		}
+	})
+	told(tag)
 }
 
 // killSenders ends the sending links only.
@@ -322,6 +363,7 @@ func (s *fakeSession) giveUp() {
 }
 
 func (s *fakeSession) intake() *frames.Intake { return s.in }
+func (s *fakeSession) login() *userid.Login   { return userid.NewLogin("", false) }
 func (s *fakeSession) broker() Broker         { return Broker{Product: "RabbitMQ", Version: s.b.version} }
 
 func (s *fakeSession) close(ctx context.Context) {
@@ -338,14 +380,14 @@ func (s *fakeSession) close(ctx context.Context) {
 	})
 }
 
-func (s *fakeSession) receiver(ctx context.Context, source string, _ receiverOptions) (receiverLink, error) {
+func (s *fakeSession) receiver(ctx context.Context, source string, o receiverOptions) (receiverLink, error) {
 	if err := s.b.ask("attach receiver"); err != nil {
 		return nil, err
 	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	r := &fakeReceiver{b: s.b, unsettled: map[*Message]bool{}}
+	r := &fakeReceiver{b: s.b, unsettled: map[*Message]bool{}, stale: map[*Message]bool{}, takenBack: o.takenBack}
 	s.b.update(func() {
 		r.err = s.err
 		s.receivers = append(s.receivers, r)
@@ -377,6 +419,10 @@ type fakeReceiver struct {
 	arrived   []*Message
 	unsettled map[*Message]bool
 
+	takenBack func(tag []byte)
+	stale     map[*Message]bool // were taken back, and aren't settled yet
+	starved   bool              // until a flow comes behind that
+
 	presettled bool // deliveries need no settlement
 	draining   bool
 	deaf       bool // credit, drains and settlements go nowhere
@@ -401,6 +447,9 @@ func (r *fakeReceiver) end(err error, failed uint32) {
 	}
 	r.err = err
 	for m := range r.unsettled {
+		if r.stale[m] {
+			continue
+		}
 		again := withID(idOf(m))
 		again.Header.DeliveryCount = m.Header.DeliveryCount + failed
 		r.b.ready = append(r.b.ready, again)
@@ -449,6 +498,7 @@ func (r *fakeReceiver) issueCredit(n uint32) (err error) {
 				return
 			}
 			r.credit += n
+			r.starved = len(r.stale) > 0
 			r.b.log("credit %d", n)
 		}
 	})
@@ -468,6 +518,7 @@ func (r *fakeReceiver) drain(ctx context.Context) (err error) {
 	r.b.update(func() {
 		if err = r.err; err == nil {
 			r.credit, r.draining = 0, false
+			r.starved = len(r.stale) > 0
 			r.b.log("drain")
 		}
 	})
@@ -490,6 +541,11 @@ func (r *fakeReceiver) settle(m *Message, d disposition) (err error) {
 			return
 		}
 		delete(r.unsettled, m)
+		if r.stale[m] {
+			delete(r.stale, m)
+			r.b.log("stale %s %s", outcomeName(d), idOf(m))
+			return
+		}
 		r.b.log("%s %s", outcomeName(d), idOf(m))
 		r.b.last = d
 		if r.b.requeues && (d.kind == released || d.kind == modified && !d.dead) {

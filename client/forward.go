@@ -37,6 +37,24 @@ type forwarder struct {
 	looks   int
 	looking bool
 	timer   *time.Timer
+	alarms  alarms
+}
+
+// alarms is how much of a forwarder's time the broker has had a memory or disk alarm, as
+// far as its looks have seen it.
+type alarms struct {
+	spent time.Duration
+	asked time.Time
+	now   bool // there was one when that was last asked
+}
+
+// note adds what has passed since the last call, and returns the sum.
+func (a *alarms) note(blocked bool, now time.Time) time.Duration {
+	if a.now {
+		a.spent += now.Sub(a.asked)
+	}
+	a.asked, a.now = now, blocked
+	return a.spent
 }
 
 // forwardSender is a link for one address. All but the sender is guarded by
@@ -81,7 +99,8 @@ type forward struct {
 	by   *forwarder
 	link *forwardSender
 
-	since    time.Time // since when it waits
+	since    time.Time     // since when it waits
+	alarms   time.Duration // the forwarder's until then
 	failures int
 	next     time.Time // not to be tried before
 	why      error     // of the last failure
@@ -104,6 +123,24 @@ type original interface {
 
 func newForwarder(from sessions, cfg senderConfig) *forwarder {
 	return &forwarder{cfg: cfg, sessions: from, senders: map[string]*forwardSender{}, opening: make(chan struct{}, 1)}
+}
+
+// check opens a link to an address before there is a forward, within ctx, and closes it again.
+// The error says why the broker refuses it, for good or for now.
+func (w *forwarder) check(ctx context.Context, target string) (err error) {
+	s := newSender("forward", target, w.cfg, w)
+	defer s.cut()
+	select {
+	case err = <-s.first:
+	case <-ctx.Done():
+		return nil
+	}
+	s.stopOnce.Do(func() { close(s.stop) })
+	select {
+	case <-s.done: // so that its session is free for the forwards to come
+	case <-ctx.Done():
+	}
+	return err
 }
 
 // forwardPause is the pause between attempts to forward to an address that takes
@@ -154,6 +191,31 @@ func (s *forwardSender) blocked() bool {
 	return in != nil && in.Now().Blocked
 }
 
+// blocked says whether the broker has an alarm, as far as any address shows it: all are on
+// one connection.
+func (w *forwarder) blocked() bool {
+	for _, s := range w.senders {
+		if s.blocked() {
+			return true
+		}
+	}
+	return false
+}
+
+// begin has f wait from now on, unless it does already.
+func (w *forwarder) begin(f *forward) {
+	if f.since.IsZero() {
+		f.since = time.Now()
+		f.alarms = w.alarms.note(w.blocked(), f.since)
+	}
+}
+
+// impatient says whether f has waited for longer than its patience after a further pause.
+// An alarm's time doesn't count, and nothing is given up while one lasts.
+func (w *forwarder) impatient(f *forward, now time.Time, pause time.Duration) bool {
+	return !w.alarms.now && now.Sub(f.since)-(w.alarms.spent-f.alarms)+pause > f.patience
+}
+
 // stall and what follows is called with forwarder.mu held.
 func (s *forwardSender) stall(why error) {
 	s.why = why
@@ -180,9 +242,7 @@ func (w *forwarder) try(s *forwardSender, f *forward) bool {
 
 // park has f wait for its address, apart from the consumer's window if there is room.
 func (w *forwarder) park(s *forwardSender, f *forward, why error) {
-	if f.since.IsZero() {
-		f.since = time.Now()
-	}
+	w.begin(f)
 	if f.failures++; f.failures == 1 && s.stalled.IsZero() {
 		f.report(why, forwardPause.Min)
 	}
@@ -204,15 +264,15 @@ func (f *forward) wait(mayReturn bool) (returned bool) {
 
 // later tries f again where there is no link to wait for.
 func (w *forwarder) later(f *forward, err error) {
-	if f.since.IsZero() {
-		f.since = time.Now()
-	}
+	w.begin(f)
+	now := time.Now()
+	w.alarms.note(w.blocked(), now)
 	pause := forwardPause.pause(f.failures)
 	if f.failures++; f.failures == 1 {
 		f.report(err, pause)
 	}
 	switch {
-	case time.Since(f.since)+pause > f.patience:
+	case w.impatient(f, now, pause):
 		f.done(err)
 	case !f.wait(true):
 		time.AfterFunc(pause, func() {
@@ -360,6 +420,7 @@ func (w *forwarder) look() {
 		return
 	}
 	w.looks++
+	w.alarms.note(w.blocked(), time.Now())
 	under := false
 	for _, s := range w.senders {
 		over = append(over, w.lookAt(s)...)
@@ -389,7 +450,7 @@ func (w *forwarder) lookAt(s *forwardSender) (over []*forward) {
 	s.parked = slices.DeleteFunc(s.parked, func(f *forward) bool {
 		switch {
 		case isClosed(f.abandoned):
-		case now.Sub(f.since) > f.patience:
+		case w.impatient(f, now, 0):
 			if s.why != nil {
 				f.why = s.why
 			}

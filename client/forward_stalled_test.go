@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -250,4 +251,37 @@ func TestOneRefusedForwardStallsNobody(t *testing.T) {
 		assert.Len(t, b.history("accept good"), 60)
 		assert.GreaterOrEqual(t, len(b.history("requeue as failed bad")), 1)
 	})
+}
+
+// An alarm's time isn't the address's: it counts toward no forward's patience, whether or
+// not the queue is already known to have a dead-letter exchange.
+func TestAnAlarmUsesUpNoPatience(t *testing.T) {
+	for name, before := range map[string]bool{"a forward had stalled before": true, "none had": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newFakeBroker(t)
+				var log strings.Builder
+				b.logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))
+				k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 64, ForwardPatience: 5 * time.Second}, forwards("later"))
+				if before {
+					b.update(func() { b.verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} } })
+					b.publish("early")
+					require.NoError(t, b.await(within(t, time.Minute), func() bool { return b.last.failed }))
+					b.accepting()
+				}
+				early, errorsBefore := b.history("requeue as failed"), strings.Count(log.String(), "ERROR")
+				b.publish(numbered("m", 20)...)
+				synctest.Wait()
+				b.setAlarm(true)
+				b.publish(numbered("n", 100)...)
+				time.Sleep(10 * time.Minute)
+				b.setAlarm(false)
+				require.NoError(t, b.await(within(t, time.Minute), func() bool { return len(b.stored) == 120 }))
+				require.NoError(t, k.end())
+				assert.Equal(t, errorsBefore, strings.Count(log.String(), "ERROR"), "it is nobody's error")
+				assert.Len(t, b.history("requeue as failed"), len(early))
+				assert.Empty(t, b.history("release", "dead-letter", "modify"))
+			})
+		})
+	}
 }

@@ -424,3 +424,74 @@ func TestForwardsLoseNothing(t *testing.T) {
 		})
 	}
 }
+
+// The link that a Preparer asks for is tried before the first delivery. A missing permission is
+// the error of Consume; what else is in the way may pass.
+func TestForwardingLinkIsOpenedAtTheStart(t *testing.T) {
+	refused := &amqp.Error{Condition: amqp.ErrCondUnauthorizedAccess, Description: "write access to exchange 'x' in vhost '/' refused for user 'u'"}
+	for name, refusal := range map[string]*amqp.Error{"allowed": nil, "forbidden": refused, "missing": errMissing} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newFakeBroker(t)
+				gone := atomic.Bool{}
+				gone.Store(true)
+				b.hook = func(step string) error {
+					if strings.HasPrefix(step, "attach sender") && refusal != nil && gone.Load() {
+						return refusal
+					}
+					return nil
+				}
+				b.publish("m")
+				cfg, err := ConsumerConfig{}.withDefaults()
+				require.NoError(t, err)
+				k := newConsumer("q", "/queues/q", forwards("later"), cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, overdue: forEver})
+				k.asked.forwards = []address.Address{address.Queue("later")}
+				ctx, stop := context.WithCancel(t.Context())
+				result := async(func() error { return k.run(ctx) })
+				synctest.Wait()
+				if refusal == refused {
+					err := <-result
+					require.ErrorIs(t, err, ErrUnauthorized)
+					assert.ErrorContains(t, err, "write access to exchange 'x'")
+					assert.Empty(t, b.history("attach receiver"))
+					assert.Empty(t, b.sessions)
+					stop()
+					return
+				}
+				gone.Store(false)
+				require.NoError(t, b.await(within(t, time.Minute), func() bool { return len(b.stored) == 1 }))
+				stop()
+				require.NoError(t, <-result)
+				if refusal == nil {
+					assert.Equal(t, []string{"attach sender /queues/later", "attach receiver", "attach sender /queues/later"}, b.history("attach"))
+				}
+				assert.Equal(t, []string{"accept m"}, b.history(settlements...))
+			})
+		})
+	}
+}
+
+// The start doesn't outlast its ctx, however long the broker takes for the link.
+func TestForwardingLinkAtTheStartEndsWithTheContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		answer := make(chan struct{})
+		b.hook = func(step string) error {
+			if strings.HasPrefix(step, "attach sender") {
+				<-answer
+			}
+			return nil
+		}
+		cfg, err := ConsumerConfig{}.withDefaults()
+		require.NoError(t, err)
+		k := newConsumer("q", "/queues/q", forwards("later"), cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, overdue: forEver})
+		k.asked.forwards = []address.Address{address.Queue("later")}
+		ctx, stop := context.WithTimeout(t.Context(), 6*time.Second)
+		defer stop()
+		time.AfterFunc(10*time.Second, func() { close(answer) }) // as the limits of the real links do
+		start := time.Now()
+		require.NoError(t, k.run(ctx))
+		assert.Equal(t, 6*time.Second, time.Since(start))
+		time.Sleep(10 * time.Second)
+	})
+}

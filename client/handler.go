@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 )
 
@@ -15,7 +16,8 @@ import (
 // Outcome. Up to ConsumerConfig.Concurrency goroutines call it at once.
 //
 // ctx doesn't end with Consume's ctx, so that a handler can finish. It ends when the
-// grace time of the drain is over, or when the broker takes the delivery back. The
+// grace time of the drain is over, shortly before the broker takes the delivery back if the
+// consumer timeout is known (see ErrConsumerTimeoutNear), or when it has. The
 // Delivery must not be used after Handle has returned.
 type Handler interface {
 	Handle(ctx context.Context, d *Delivery) error
@@ -87,9 +89,17 @@ type Start struct {
 	// *argument.Error if n is out of range, or more than a ConsumerConfig.Prefetch that was
 	// set.
 	//
-	// Handlers is nil when the handler runs on something else than Conn.Consume. It may be
-	// called in Prepare only.
+	// stream.Consume runs one handler, so its Handlers refuses a larger n. Handlers is nil
+	// when the handler runs on something else than these. It may be called in Prepare only.
 	Handlers func(n int) error
+	// Forwards names an address that the handler's Forward outcomes go to. Consume opens a
+	// link to it before the first delivery, and returns ErrUnauthorized if the user may not
+	// publish there. Otherwise that would show at the first failure only. Nothing else that
+	// keeps the link from being opened is an error.
+	//
+	// Forwards is nil when the handler runs on something else than Conn.Consume. It may be
+	// called in Prepare only.
+	Forwards func(to address.Address)
 	// BrokerTime returns the time of the node that the connection is to. Its error is at
 	// most one round trip. It needs permissions for queues whose names begin with
 	// "hopback-clock-" and for the default exchange. Without them, or in an alarm, it
@@ -97,6 +107,10 @@ type Start struct {
 	// called during the handler's whole life. It is nil when the handler runs on
 	// something else than Conn.Consume.
 	BrokerTime func(context.Context) (time.Time, error)
+	// AskBrokerTime is BrokerTime past the cache, for a handler that has noticed that a
+	// clock was set. Calls at the same time can share one answer. It is nil when BrokerTime
+	// is.
+	AskBrokerTime func(context.Context) (time.Time, error)
 	// ClockDiffers reports to the log and to Config.Observe how far the broker's clock
 	// is ahead of this host's. Differences below 1 s and further calls on the same
 	// connection are ignored. It is nil when BrokerTime is.

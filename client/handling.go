@@ -20,6 +20,7 @@ type Sending struct {
 	to      address.Address // zero: the message names it
 	message *Message
 	added   *addedProperties // nil: SetProperty makes a map each time
+	server  *string
 }
 
 // NewSending returns a Sending of m to an address, or to the one that m names if to is the
@@ -41,6 +42,17 @@ func (s Sending) To() address.Address {
 		return address.Address{}
 	}
 	return to
+}
+
+// Server returns the host:port of the endpoint that the Conn was last connected to. It is
+// empty if the Sending is from NewSending.
+func (s Sending) Server() string { return orEmpty(s.server) }
+
+func orEmpty(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
 }
 
 // PerMessage reports whether the publisher has no address of its own, so that each
@@ -241,8 +253,9 @@ func caught(log *slog.Logger, call string) {
 // observed is a delivery's Handling. A nil *observed calls nothing.
 type observed struct {
 	Handling
-	log *slog.Logger
-	ctx context.Context // the handler's
+	log    *slog.Logger
+	ctx    context.Context // the handler's
+	server *string
 }
 
 func (o *observed) decided(d Decision) {
@@ -263,7 +276,7 @@ func (o *observed) forwarding(to address.Address, m *Message) (with *Message) {
 	with = m // after a panic
 	defer caught(o.log, "Handling.Forwarding")
 	c := *m
-	o.Forwarding(Sending{to: to, message: &c})
+	o.Forwarding(Sending{to: to, message: &c, server: o.server})
 	return &c
 }
 

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -73,12 +74,14 @@ type Stats struct {
 	// alarms: the sum over all connections. BlockedNow is how many are blocked now.
 	Blocked    time.Duration
 	BlockedNow int
-	// Consumers and Publishers are those that live, ordered by queue and by address.
+	// Consumers, Publishers and Requesters are those that live, ordered by queue and by
+	// address.
 	Consumers  []ConsumerStats
 	Publishers []PublisherStats
+	Requesters []RequesterStats
 }
 
-// ConsumerStats are the numbers of a call of Consume at one moment.
+// ConsumerStats are the numbers of a call of Consume, or of stream.Consume, at one moment.
 type ConsumerStats struct {
 	Queue string
 	// Up reports whether the consumer has a link to its queue, and Since when that last
@@ -119,11 +122,33 @@ type PublisherStats struct {
 	Queued, Unconfirmed int
 }
 
+// RequesterStats are the numbers of an rpc.Requester at one moment. Its publisher is among
+// Stats.Publishers.
+type RequesterStats struct {
+	// To is where it sends its requests to.
+	To address.Address
+	// Up reports whether it can receive replies, and Since when that last changed. Err is why
+	// it can't.
+	Up    bool
+	Since time.Time
+	Err   error
+	// Waiting is how many calls wait for their replies.
+	Waiting int
+}
+
 // hooks calls an Instrument. A nil *hooks calls nothing. Callers on the way of a message
 // ask for nil themselves, so that it costs a comparison.
 type hooks struct {
-	in  Instrument
-	log *slog.Logger
+	in     Instrument
+	log    *slog.Logger
+	server atomic.Pointer[string] // see Sending.Server
+}
+
+// connected notes the endpoint that the Conn has connected to.
+func (h *hooks) connected(server string) {
+	if h != nil {
+		h.server.Store(&server)
+	}
 }
 
 func newHooks(in Instrument, log *slog.Logger) *hooks {
@@ -194,13 +219,14 @@ func (h *hooks) settledRange() func(n int) {
 // handle returns the ctx for d's handler.
 func (h *hooks) handle(ctx context.Context, d *Delivery) (with context.Context) {
 	with = ctx
+	d.server = h.server.Load()
 	defer caught(h.log, "Handle")
 	inner, handling := h.in.Handle(ctx, d)
 	if inner != nil {
 		with = inner
 	}
 	if handling != nil {
-		d.observed.Store(&observed{handling, h.log, with})
+		d.observed.Store(&observed{handling, h.log, with, d.server})
 	}
 	return with
 }

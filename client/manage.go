@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/Azure/go-amqp"
 
@@ -573,15 +576,42 @@ func (m *Management) look(ctx context.Context, queue string) (queueLook, error) 
 }
 
 // deadLetters asks the broker for the queue's arguments. A policy's dead-letter exchange
-// isn't among them.
-func (m *Management) deadLetters(ctx context.Context, queue string) bool {
+// isn't among them. An error says that the broker hasn't answered.
+func (m *Management) deadLetters(ctx context.Context, queue string) (bool, error) {
+	exchange, err := m.argument(ctx, queue, "x-dead-letter-exchange")
+	return exchange != nil, err
+}
+
+// singleActive asks the broker whether the queue has a single active consumer, which no
+// policy can decide.
+func (m *Management) singleActive(ctx context.Context, queue string) (bool, error) {
+	single, err := m.argument(ctx, queue, "x-single-active-consumer")
+	return single == true, err
+}
+
+// consumerTimeout asks the broker for the queue's own consumer timeout; 0: it has none.
+func (m *Management) consumerTimeout(ctx context.Context, queue string) (time.Duration, error) {
+	ms, err := m.argument(ctx, queue, "x-consumer-timeout")
+	n := reflect.ValueOf(ms)
+	switch {
+	case err != nil:
+	case n.CanInt() && n.Int() > 0 && n.Int() <= math.MaxUint32:
+		return time.Duration(n.Int()) * time.Millisecond, nil
+	case n.CanUint() && n.Uint() <= math.MaxUint32:
+		return time.Duration(n.Uint()) * time.Millisecond, nil
+	}
+	return 0, err
+}
+
+// argument returns an argument of the queue; nil if it has none, or there is no queue.
+func (m *Management) argument(ctx context.Context, queue, key string) (any, error) {
 	path, err := address.Queue(queue).Build()
 	if err != nil {
-		return false
+		return nil, err
 	}
 	status, reply, err := m.Request(ctx, "GET", path, nil)
 	if err != nil || status != 200 {
-		return false
+		return nil, err
 	}
-	return replyValue(replyValue(reply, "arguments"), "x-dead-letter-exchange") != nil
+	return replyValue(replyValue(reply, "arguments"), key), nil
 }

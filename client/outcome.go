@@ -202,7 +202,8 @@ type Modify struct {
 // Annotations. So the queue's delivery limit ends a message that can't be forwarded. A
 // queue without a dead-letter exchange would drop it. So if the queue isn't known to
 // have one, the delivery is kept and its copy tried again until it is accepted. A
-// dead-letter exchange that a RabbitMQ policy sets isn't known.
+// dead-letter exchange that a RabbitMQ policy sets isn't known. In a memory or disk alarm
+// copies wait until it is over, however long that takes.
 type Forward struct {
 	To address.Address
 	// Message is the copy; build it with Copy. It must not be changed afterwards.

@@ -31,6 +31,10 @@ type PublisherConfig struct {
 	// Messages are sent again in their first order, and before all others. The broker
 	// may then store one twice.
 	NoResend bool
+	// Copies says that messages are copies of messages that others have published, made
+	// with Copy. A user-id that isn't the connection's own user is moved to
+	// AnnotationUserID then. Without Copies such a message is refused with ErrUserID.
+	Copies bool
 }
 
 // Publisher sends values of type T to one address. It is safe for concurrent use, and
@@ -83,7 +87,7 @@ func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cf
 	if err := checkEncode[T](cfg.Codec); err != nil {
 		return nil, err
 	}
-	core, err := newPublisher(ctx, conn, to, target, senderConfig{depth: cfg.Pending, bytes: int64(cfg.PendingBytes), resend: !cfg.NoResend})
+	core, err := newPublisher(ctx, conn, to, target, senderConfig{depth: cfg.Pending, bytes: int64(cfg.PendingBytes), resend: !cfg.NoResend, copies: cfg.Copies})
 	if err != nil {
 		return nil, err
 	}
@@ -109,6 +113,7 @@ func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cf
 //	ErrUnauthorized      nothing was sent: the user lacks the permission to write there
 //	ErrSessionLimit      nothing was sent: the connection is back with fewer sessions, all of
 //	                     them taken, and no further connection can be opened
+//	ErrUserID            not stored: the message's user-id isn't the connection's user
 //	ErrUnroutable        not stored: no queue is bound for the routing key
 //	ErrRefused           refused by at least one queue, with the broker's reason if it gives one; or
 //	                     nothing was sent, because the broker refuses the link
@@ -355,7 +360,7 @@ func (p *publisher) check(m *Message) error {
 func (p *publisher) observed(ctx context.Context, m *Message) error {
 	complete(m)
 	added := addedPool.Get().(*addedProperties)
-	followed := p.hooks.publish(ctx, Sending{to: p.to, message: m, added: added})
+	followed := p.hooks.publish(ctx, Sending{to: p.to, message: m, added: added, server: p.hooks.server.Load()})
 	err := p.check(m)
 	if err == nil {
 		err = p.s.do(ctx, m)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/internal/userid"
 )
 
 // answers awaits the broker's answers to the messages that one flight has sent.
@@ -252,7 +254,14 @@ func (a *answers) lose(out *outgoing, alone bool, at int64, err error) (kept boo
 		err = a.cause(err)
 		out.overdue = a.clock.Load()-at >= int64(a.limit()/2)
 	}
-	if blames(err) {
+	if userIDRefused(a.sess.login(), err) {
+		// Of all messages on a link, the broker refuses the first that has another
+		// user's user-id. It has read none of those behind it.
+		if m := out.msg; !a.s.copies && a.sess.login().Refuses(userid.Of(m)) {
+			a.s.answer(out, outSending, a.s.userIDRefused(m, false))
+			return false
+		}
+	} else if blames(err) {
 		a.mu.Lock()
 		a.suspect = true
 		a.mu.Unlock()

@@ -86,7 +86,7 @@ func (b *batch) observe(h *hooks, followed Batch) {
 func (b *batch) begin(i int, to address.Address, m *Message) {
 	if b.followed != nil {
 		complete(m)
-		b.each[i] = b.hooks.publishOf(b.followed, Sending{to: to, message: m})
+		b.each[i] = b.hooks.publishOf(b.followed, Sending{to: to, message: m, server: b.hooks.server.Load()})
 	}
 }
 

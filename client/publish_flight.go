@@ -2,6 +2,8 @@ package client
 
 import (
 	"context"
+
+	"github.com/hopback/hopback/internal/userid"
 )
 
 // flight is the messages that are under way on one link. It sends what earlier links
@@ -127,6 +129,14 @@ func (f *flight) take(out *outgoing, from int32) bool {
 		return true
 	}
 	m := out.msg
+	login := f.sess.login()
+	if s.copies {
+		m = userid.Signed(login, m)
+	} else if login.Refuses(userid.Of(m)) {
+		s.answer(out, outSending, s.userIDRefused(m, from == outAgain && out.by != login))
+		return true
+	}
+	out.by = login
 	r, gone, err := f.link.send(s.ctx, m)
 	switch {
 	case err == nil:

@@ -10,7 +10,7 @@ import (
 
 func newSender(op, target string, cfg senderConfig, from sessions) *sender {
 	s := &sender{
-		op: op, target: target, sessions: from, backoff: cfg.backoff, tell: cfg.tell, outage: cfg.outage, resend: cfg.resend, budget: newBudget(cfg.bytes),
+		op: op, target: target, sessions: from, backoff: cfg.backoff, tell: cfg.tell, outage: cfg.outage, resend: cfg.resend, copies: cfg.copies, budget: newBudget(cfg.bytes),
 		queue: make(chan *outgoing, cfg.depth),
 		stop:  make(chan struct{}), done: make(chan struct{}), first: make(chan error, 1),
 		idle: make(chan struct{}, 1), overdue: cmp.Or(cfg.overdue, overdueAfter), log: cfg.log,

@@ -461,6 +461,34 @@ func TestPublishAllTellsWhatBecameOfEach(t *testing.T) {
 	})
 }
 
+// A batch is bounded in bytes as single messages are, however many values it has.
+func TestPublishAllHoldsNoMoreThanItsBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const kb = 1000
+		b := newFakeBroker(t)
+		b.verdict = withhold
+		s := startSenderWith(b, senderConfig{resend: true, bytes: 10 * kb})
+		p := &Publisher[*Message]{core: &publisher{s: s}}
+		ms := make([]*Message, 50)
+		encoded := 0
+		for i := range ms {
+			ms[i] = withID(fmt.Sprint(i))
+			ms[i].Data = [][]byte{make([]byte, 2*kb-messageOverhead)}
+		}
+		ms[20].Data = [][]byte{make([]byte, 50*kb)} // larger than all there is
+		done := async(func() error { return p.PublishAll(t.Context(), ms, func(_, _ *Message) { encoded++ }) })
+		synctest.Wait()
+		for answered := 0; answered < len(ms); answered++ {
+			synctest.Wait()
+			assert.LessOrEqual(t, encoded-answered, 6, "five are held, and one waits")
+			b.answer(1, &amqp.StateAccepted{})
+		}
+		require.NoError(t, <-done)
+		require.NoError(t, s.close(within(t, time.Hour)))
+		assert.Zero(t, s.budget.used)
+	})
+}
+
 func TestPublishAllTellsWhatIsCertainWhenItsContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker(t)

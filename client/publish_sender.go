@@ -10,6 +10,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/userid"
 )
 
 // maxInFlight is how many messages a sender has under way before it waits for
@@ -42,6 +43,8 @@ type sender struct {
 	outage   func() error
 	// resend says that what is unanswered when a link is lost is sent again.
 	resend bool
+	// copies says that the messages are copies of others' messages.
+	copies bool
 	// budget bounds the bytes that are queued or unanswered; nil: no bound.
 	budget *budget
 	// overdue is how long the broker may leave a message unanswered before the link is
@@ -148,6 +151,7 @@ type senderConfig struct {
 	// outage, if not nil, is why nothing can be sent now; it returns nil if it can.
 	outage  func() error
 	resend  bool
+	copies  bool          // the messages are copies of others' messages
 	overdue time.Duration // how long a message may be unanswered; 0: overdueAfter
 	log     *slog.Logger  // nil: nobody reads
 }
@@ -225,6 +229,19 @@ func (s *sender) verdict(state amqp.DeliveryState) error {
 func (s *sender) unknown(err error) error {
 	e := newError(s.op, s.target, ErrOutcomeUnknown, err)
 	e.Kind = ErrOutcomeUnknown
+	return e
+}
+
+// userIDRefused is the error for a message whose user-id the broker refuses. another says
+// that another user has sent it before, for whom it may have been accepted.
+func (s *sender) userIDRefused(m *Message, another bool) error {
+	e := &Error{
+		Op: s.op, Target: s.target, Kind: ErrUserID, Condition: string(amqp.ErrCondUnauthorizedAccess),
+		Text: "the message has the user-id " + readable(string(userid.Of(m))) + ", which isn't the connection's user; leave it out, or set PublisherConfig.Copies",
+	}
+	if another {
+		return s.unknown(e)
+	}
 	return e
 }
 

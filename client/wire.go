@@ -16,6 +16,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/userid"
 )
 
 const (
@@ -47,6 +48,7 @@ type wire struct {
 	frames     *frames.Conn
 	blockage   *blockage
 	broker     Broker
+	login      *userid.Login
 	token      Token                 // that it logged in with, if it did
 	limit      int                   // sessions that it can carry
 	sessions   atomic.Int64          // that are open
@@ -101,7 +103,7 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 		_ = watched.Close() // ends the flusher
 		return nil, connectError(ep, watched, err)
 	}
-	w := &wire{limit: min(watched.Sessions(), maxSessions), endpoint: ep, amqp: conn, net: raw, uplink: up, frames: watched, blockage: alarm, token: token, turn: make(chan struct{}, 1)}
+	w := &wire{limit: min(watched.Sessions(), maxSessions), endpoint: ep, amqp: conn, net: raw, uplink: up, login: ep.login(cfg), frames: watched, blockage: alarm, token: token, turn: make(chan struct{}, 1)}
 	w.spare = make(chan struct{}, spareSessions(w.limit))
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(w.ctx, alarm.end)
@@ -113,6 +115,16 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 	}
 	go w.watchLife(cfg.IdleTimeout)
 	return w, nil
+}
+
+// login is what is known of the user before the broker has said anything. The user of a
+// token or a certificate isn't known.
+func (ep endpoint) login(cfg Config) *userid.Login {
+	user := ep.sasl.user
+	if ep.sasl.mechanism != "PLAIN" || ep.sasl.oauth2 {
+		user = ""
+	}
+	return userid.NewLogin(user, cfg.Impersonator)
 }
 
 // dialEndpoint makes the network connection to an endpoint, with TLS if it has that.

@@ -9,6 +9,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/userid"
 )
 
 // The interfaces between this package's machinery and go-amqp. Consumers,
@@ -37,6 +38,8 @@ type session interface {
 	// answering says whether the broker answers within limit. It is asked for it.
 	answering(ctx context.Context, limit time.Duration) bool
 	broker() Broker
+	// login is what is known of the connection's user.
+	login() *userid.Login
 	close(ctx context.Context)
 }
 
@@ -161,6 +164,7 @@ type amqpSession struct {
 func (s *amqpSession) broken() <-chan struct{} { return s.w.amqp.Done() }
 func (s *amqpSession) intake() *frames.Intake  { return s.in }
 func (s *amqpSession) broker() Broker          { return s.w.broker }
+func (s *amqpSession) login() *userid.Login    { return s.w.login }
 func (s *amqpSession) heard() uint64           { return s.w.heard.Load() }
 func (s *amqpSession) giveUp()                 { s.w.giveUp(errOverdue) }
 func (s *amqpSession) answering(ctx context.Context, limit time.Duration) bool {

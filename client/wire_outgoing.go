@@ -1,6 +1,10 @@
 package client
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/hopback/hopback/internal/userid"
+)
 
 // outgoing is a message on its way out.
 type outgoing struct {
@@ -10,6 +14,8 @@ type outgoing struct {
 	blamed uint8
 	// overdue says that a link was given up since it wasn't answered.
 	overdue bool
+	// by is the user that it was sent by last.
+	by *userid.Login
 	// index is its place in its batch.
 	index int
 	// size is what it takes of the budget.

@@ -3,6 +3,8 @@ package declare
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -18,7 +20,10 @@ import (
 //
 // RabbitMQ can't change an exchange or a queue that exists in another form. Apply
 // refuses it with [ErrConflict]: Error.Differences has every argument that
-// differs, and Error.WaysOut what can be done. audit.Plan finds such conflicts
+// differs, and Error.WaysOut what can be done. Apply inspects the queues first: if
+// one exists in another form, or if a binding leads to a queue that doesn't exist and
+// isn't in t, it declares nothing. AMQP doesn't show exchanges, so a refused exchange
+// can leave other exchanges behind. audit.Plan with the HTTP API finds every conflict
 // without changing anything.
 //
 // The error after validation is every *[Error], joined. After a refusal Apply
@@ -30,6 +35,9 @@ func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 	p := t.plan()
 	if err := errors.Join(checkRequester(r), p.err()); err != nil {
 		return Report{}, err
+	}
+	if report, err := p.refusals(ctx, r); err != nil {
+		return report, err
 	}
 	var phases [][]step
 	for _, declarations := range [][]Declaration{p.exchanges, p.queues, p.bindings} {
@@ -44,6 +52,72 @@ func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 		phases = append(phases, steps)
 	}
 	return run(ctx, phases)
+}
+
+// refusals inspects the queues before anything is declared, so that a refusal leaves
+// nothing behind. What can't be inspected is left to the requests that declare it.
+func (p plan) refusals(ctx context.Context, r Requester) (Report, error) {
+	all := slices.Concat(p.exchanges, p.queues, p.bindings)
+	if len(all) < 2 {
+		return Report{}, nil // there is nothing to leave behind
+	}
+	known := map[string]map[string]any{}
+	var names []string
+	for _, d := range p.queues {
+		known[d.Resource.Name] = nil
+		names = append(names, d.Resource.Name)
+	}
+	ours := len(names)
+	for _, d := range p.bindings {
+		name, _ := d.Body["destination_queue"].(string)
+		if _, ok := known[name]; name != "" && !ok {
+			known[name] = nil
+			names = append(names, name)
+		}
+	}
+	found := make([]error, len(names))
+	bodies := make([]map[string]any, len(names))
+	steps := make([]step, len(names))
+	for i, name := range names {
+		steps[i].do = func(ctx context.Context) (StepResult, error) {
+			info, err := Inspect(ctx, r, name)
+			if found[i] = err; err == nil {
+				bodies[i] = queueBody(info)
+			}
+			return resultOf(err), err
+		}
+	}
+	runParallel(ctx, steps, make([]Step, len(steps)))
+	missing := map[string]bool{}
+	for i, name := range names {
+		known[name] = bodies[i]
+		missing[name] = i >= ours && errors.Is(found[i], ErrMissing)
+	}
+	return refusalsOf(ctx, r, all, known, missing)
+}
+
+// refusalsOf sends the declarations of queues that exist in another form: the broker
+// refuses each, and says why.
+func refusalsOf(ctx context.Context, r Requester, all []Declaration, known map[string]map[string]any, missing map[string]bool) (Report, error) {
+	var report Report
+	var errs []error
+	for _, d := range all {
+		s := Step{Resource: d.Resource, Result: NotTried}
+		to, _ := d.Body["destination_queue"].(string)
+		switch {
+		case d.Resource.Kind == KindQueue && known[d.Resource.Name] != nil && len(conflicts(d.Body, known[d.Resource.Name])) > 0:
+			if result, err := d.send(ctx, r); result == Refused {
+				s.Result, s.Err = result, err
+			}
+		case missing[to]:
+			s.Result = Refused
+			s.Err = &Error{Op: opDeclare, Resource: d.Resource, Method: d.Method, Path: d.Path, Reason: ErrMissing, Err: fmt.Errorf("queue %q doesn't exist and isn't in the topology", to)}
+		}
+		if report.Steps = append(report.Steps, s); s.Err != nil {
+			errs = append(errs, s.Err)
+		}
+	}
+	return report, errors.Join(errs...)
 }
 
 func (d Declaration) send(ctx context.Context, r Requester) (StepResult, error) {
@@ -137,14 +211,16 @@ func run(ctx context.Context, phases [][]step) (Report, error) {
 // One request can end the session for all that are under way: one that isn't
 // permitted does, on every version, and on 4.0 so does declaring a queue while
 // another session is creating the same one. Every step is safe to repeat, so
-// the innocent ones are, and one at a time shows which one is to blame: its
-// index is returned, or -1.
+// the innocent ones are, and one at a time shows which one is to blame. The index
+// of one that never gets a reply is returned, or -1.
 func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 	if runParallel(ctx, steps, results) {
 		return -1
 	}
+	forbidden := false
 	for i := range steps {
-		if o := results[i].Result; o != Unknown && o != NotTried {
+		// After a missing permission only those go on whose session it may have ended.
+		if o := results[i].Result; o != Unknown && (o != NotTried || forbidden) {
 			continue
 		}
 		for n := range attempt.Max {
@@ -159,7 +235,10 @@ func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 				do = steps[i].again
 			}
 			results[i].Result, results[i].Err = do(ctx)
-			if results[i].Result != Unknown || attempt.NotPermitted(results[i].Err) {
+			if attempt.NotPermitted(results[i].Err) {
+				results[i].Result, forbidden = Refused, true // alone, it is the one that ended the session
+			}
+			if results[i].Result != Unknown {
 				break
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -56,6 +57,7 @@ declared  binding "shop" to exchange "lost", key "#"
 		slices.Sort(got[i : i+2]) // those of one kind come in any order
 	}
 	assert.Equal(t, []string{
+		"GET /queues/dead", "GET /queues/orders",
 		"PUT /exchanges/lost", "PUT /exchanges/shop",
 		"PUT /queues/dead", "PUT /queues/orders",
 		"POST /bindings shop><nil>#", "POST /bindings shop>orders" + "order.*",
@@ -208,6 +210,30 @@ func TestApplyConflictLetsItsKindFinish(t *testing.T) {
 	assert.Contains(t, report.String(), "not tried binding")
 }
 
+// A refusal that can be seen beforehand leaves nothing behind.
+func TestARefusedApplyDeclaresNothing(t *testing.T) {
+	t.Parallel()
+	f := &fakeBroker{things: map[string]any{}, intercept: func(_ context.Context, _ int, s sent) (int, any, error, bool) {
+		switch s.String() {
+		case "GET /queues/orders":
+			return 200, map[string]any{"name": "orders", "type": "quorum", "durable": true, "message_count": 0, "consumer_count": 0, "arguments": map[string]any{"x-queue-type": "quorum", "x-message-ttl": 1000}}, nil, true
+		case "PUT /queues/orders":
+			return 409, "inequivalent arg 'x-message-ttl' for queue 'orders' in vhost '/': received none but current is the value '1000' of type 'long'", nil, true
+		}
+		return 0, nil, nil, false
+	}}
+	top := shop()
+	top.Bindings = append(top.Bindings, declare.Binding{Source: "shop", Queue: "nowhere", Key: "#"})
+	report, err := declare.Apply(context.Background(), f, top)
+	require.ErrorIs(t, err, declare.ErrConflict)
+	require.ErrorIs(t, err, declare.ErrMissing)
+	assert.ErrorContains(t, err, `queue "nowhere" doesn't exist and isn't in the topology`)
+	assert.Empty(t, f.things, "nothing was declared")
+	assert.Equal(t, 2, report.Count(declare.Refused))
+	assert.Equal(t, 5, report.Count(declare.NotTried))
+	assert.Len(t, report.Steps, 7)
+}
+
 func TestApplyTypesRefusals(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -256,7 +282,7 @@ func TestErrorTextIsBounded(t *testing.T) {
 	assert.NotContains(t, err.Error(), "\n")
 }
 
-// A request that isn't permitted ends the session for all that are under way.
+// A request that isn't permitted ends the session for all requests in flight.
 func TestApplyFindsTheOneThatKillsTheSession(t *testing.T) {
 	t.Parallel()
 	var top declare.Topology
@@ -264,8 +290,13 @@ func TestApplyFindsTheOneThatKillsTheSession(t *testing.T) {
 		top.Queues = append(top.Queues, declare.QuorumQueue{Name: fmt.Sprintf("q%d", i), DeadLetter: declare.Drop()})
 	}
 	full := make(chan struct{})
-	f := &fakeBroker{intercept: func(_ context.Context, n int, s sent) (int, any, error, bool) {
+	var puts atomic.Int64
+	f := &fakeBroker{intercept: func(_ context.Context, _ int, s sent) (int, any, error, bool) {
+		if s.method == "GET" && puts.Load() == 0 {
+			return 404, "queue not found", nil, true
+		}
 		// The first sixteen are under way at once, and die together.
+		n := puts.Add(1)
 		if n == 16 {
 			close(full)
 		}
@@ -317,7 +348,7 @@ func TestApplyStopsWithItsContext(t *testing.T) {
 	why := errors.New("shutting down")
 	f := &fakeBroker{}
 	f.intercept = func(ctx context.Context, _ int, s sent) (int, any, error, bool) {
-		if s.path != "/queues/orders" {
+		if s.path != "/queues/orders" || s.method == "GET" {
 			return 0, nil, nil, false
 		}
 		cancel(why)
@@ -341,7 +372,7 @@ func TestApplyBetweenRequests(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	why := errors.New("shutting down")
 	f := &fakeBroker{intercept: func(_ context.Context, _ int, s sent) (int, any, error, bool) {
-		if s.method == "POST" {
+		if s.method != "PUT" {
 			return 0, nil, nil, false
 		}
 		if strings.HasPrefix(s.path, "/queues/") {
@@ -435,6 +466,35 @@ func TestAMissingPermissionIsSaidFirst(t *testing.T) {
 	_, err := declare.Apply(context.Background(), f, declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "q", DeadLetter: declare.Drop()}}})
 	require.ErrorIs(t, err, declare.ErrNoReply)
 	assert.EqualError(t, err, `hopback: declare queue "q": a permission is missing: `+refusal.Error())
+}
+
+// A missing permission ends the session for all requests in flight. Those are repeated, and
+// the one is reported as refused, once.
+func TestAMissingPermissionIsRefusedOnce(t *testing.T) {
+	t.Parallel()
+	refusal := errors.New("hopback: manage PUT /queues/q3: permission refused: configure access to queue 'q3' in vhost '/' refused for user 'u'")
+	var top declare.Topology
+	for i := range 8 {
+		top.Queues = append(top.Queues, declare.QuorumQueue{Name: fmt.Sprintf("q%d", i), DeadLetter: declare.Drop()})
+	}
+	var puts atomic.Int64
+	full := make(chan struct{})
+	f := &fakeBroker{intercept: func(_ context.Context, _ int, s sent) (int, any, error, bool) {
+		if s.method != "PUT" {
+			return 0, nil, nil, false
+		}
+		n := puts.Add(1)
+		if n == 8 {
+			close(full)
+		}
+		<-full
+		return 0, nil, refusal, n <= 8 || s.path == "/queues/q3"
+	}}
+	report, err := declare.Apply(context.Background(), f, top)
+	assert.EqualError(t, err, `hopback: declare queue "q3": a permission is missing: `+refusal.Error())
+	assert.Equal(t, declare.Refused, report.Steps[3].Result)
+	assert.Equal(t, 7, report.Count(declare.Created))
+	assert.Equal(t, 1, strings.Count(report.String(), "a permission is missing"))
 }
 
 func TestReportMarshals(t *testing.T) {

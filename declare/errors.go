@@ -20,7 +20,8 @@ var (
 	// ErrMissing means that the queue, or an end of the binding, doesn't exist.
 	ErrMissing = errors.New("not found")
 	// ErrForbidden means that the name is reserved, or that a limit is reached. A
-	// missing permission is ErrNoReply: RabbitMQ ends the session.
+	// missing permission is ErrNoReply: RabbitMQ ends the session. The Report of Apply
+	// or Delete has it as Refused.
 	ErrForbidden = errors.New("forbidden")
 	// ErrInvalid means that the broker doesn't accept the declaration.
 	ErrInvalid = errors.New("invalid")

@@ -54,7 +54,8 @@ const (
 	// Deleted means that the resource doesn't exist now. The broker doesn't say
 	// whether it existed before.
 	Deleted StepResult = "deleted"
-	// Refused means that the broker refused and changed nothing. Err says why.
+	// Refused means that the broker refused and changed nothing, also because a
+	// permission is missing. Err says why.
 	Refused StepResult = "refused"
 	// Unknown means that the request was sent and no reply came. The broker may have
 	// carried it out. Repeating it is safe.

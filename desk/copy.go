@@ -2,10 +2,12 @@ package desk
 
 import (
 	"encoding/json"
-	"errors"
+	"fmt"
 	"maps"
+	"strings"
+	"unicode/utf8"
 
-	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/frames"
@@ -31,18 +33,47 @@ func (e *Edit) Body() ([]byte, bool) { return e.body, e.isBytes }
 // SetBody replaces the body with b, as one data section.
 func (e *Edit) SetBody(b []byte) { e.body, e.isBytes, e.bodySet = b, true, true }
 
-// SetContentType sets the property content-type.
+// SetContentType sets the property content-type, ASCII of at most 255 bytes.
 func (e *Edit) SetContentType(s string) { e.contentType = &s }
 
 // SetProperty sets an application property to v, a string, bool, int64 or float64. A nil v
-// removes the property. For a v of another type the message isn't sent and counts as
-// failed.
+// removes the property. The key has at most 255 bytes.
 func (e *Edit) SetProperty(key string, v any) {
 	if e.set == nil {
 		e.set = map[string]any{}
 	}
 	e.set[key] = v
 }
+
+// Validate returns an *argument.Error if a value that was set can't be sent. A replay calls
+// it after ReplayConfig.Edit: such a message isn't sent and counts as failed.
+func (e *Edit) Validate() error {
+	at := argument.Root("Edit")
+	if t := e.contentType; t != nil && (len(*t) > maxShort || strings.ContainsFunc(*t, func(r rune) bool { return r < ' ' || r > '~' })) {
+		return argument.At(at.Field("ContentType"), argument.Unsupported, *t, "isn't ASCII of at most 255 bytes, as AMQP wants it for a content-type", "write it as application/json")
+	}
+	for k, v := range maps.All(e.set) {
+		switch {
+		case k == "" || len(k) > maxShort || !utf8.ValidString(k):
+			return argument.At(at.Field("Property"), argument.Unsupported, k, "isn't valid UTF-8 of 1 to 255 bytes, so it can't be the name of an application property", "choose another name")
+		case v == nil:
+			continue
+		}
+		switch v := v.(type) {
+		case string:
+			if !utf8.ValidString(v) {
+				return argument.At(at.Field("Property"), argument.Unsupported, k, "would get a value that isn't valid UTF-8", "give it as text")
+			}
+		case bool, int64, float64:
+		default:
+			return argument.At(at.Field("Property"), argument.Unsupported, k, fmt.Sprintf("would get a %T", v), "use a string, bool, int64 or float64")
+		}
+	}
+	return nil
+}
+
+// maxShort is how many bytes a name may have that AMQP 0-9-1 consumers can read, too.
+const maxShort = 255
 
 // unsendable is why a message can't be replayed.
 type unsendable struct{ err error }
@@ -126,10 +157,7 @@ func (l *letter) renewed(mark ReplayMark, e *Edit) ([]byte, error) {
 		}
 	}
 	if e != nil && len(e.set) > 0 {
-		if application, err = edit(application, e.set); err != nil {
-			return nil, err
-		}
-		changed = true
+		application, changed = edit(application, e.set), true
 	}
 	b = append(b, properties...)
 	if rest == nil && len(application) > 0 {
@@ -155,11 +183,10 @@ func (l *letter) renewed(mark ReplayMark, e *Edit) ([]byte, error) {
 }
 
 // edit changes application properties.
-func edit(m frames.Map, set map[string]any) (frames.Map, error) {
+func edit(m frames.Map, set map[string]any) frames.Map {
 	out := append(frames.Map(nil), m...)
 	for k, v := range maps.All(set) {
-		switch v.(type) {
-		case nil:
+		if v == nil {
 			kept := out[:0]
 			for _, e := range out {
 				if name, ok := text(e.Key); !ok || name != k {
@@ -168,9 +195,6 @@ func edit(m frames.Map, set map[string]any) (frames.Map, error) {
 			}
 			out = kept
 			continue
-		case string, bool, int64, float64:
-		default:
-			return nil, &unsendable{errors.New("an edit sets a property to what is no string, bool, int64 or float64")}
 		}
 		found := false
 		for i, e := range out {
@@ -182,7 +206,7 @@ func edit(m frames.Map, set map[string]any) (frames.Map, error) {
 			out = append(out, frames.Entry{Key: k, Value: v})
 		}
 	}
-	return out, nil
+	return out
 }
 
 // ours are the annotations that marks writes anew.
@@ -216,39 +240,4 @@ func (l *letter) marks(mark ReplayMark) frames.Map {
 		m = append(m, frames.Entry{Key: frames.Symbol(AnnotationReplayedBy), Value: mark.By})
 	}
 	return m
-}
-
-// Destination is where a replay sends messages.
-type Destination string
-
-// The destinations. The default, "", is ToQueue.
-const (
-	// ToQueue sends each message to the queue that it died in, and to no other.
-	ToQueue Destination = "queue"
-	// ToExchange sends each message to the exchange and with the routing key that it was
-	// first published with. Every queue that is bound there gets it. A message that records
-	// neither goes to the queue that it died in.
-	ToExchange Destination = "exchange"
-)
-
-var errNoQueue = errors.New("the message doesn't tell which queue it died in; name where it should go")
-
-// target is where the message goes.
-func (l *letter) target(to Destination, fixed address.Address) (address.Address, error) {
-	a := fixed
-	switch {
-	case !fixed.IsZero():
-	case to == ToExchange && l.death.Exchange != "":
-		a = address.Exchange(l.death.Exchange, l.death.RoutingKey)
-	case to == ToExchange && l.death.RoutingKey != "":
-		a = address.Queue(l.death.RoutingKey) // by the default exchange
-	case l.death.Queue == "":
-		return a, &unsendable{errNoQueue}
-	default:
-		a = address.Queue(l.death.Queue)
-	}
-	if err := a.Validate(); err != nil {
-		return a, &unsendable{err}
-	}
-	return a, nil
 }

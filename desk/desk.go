@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -55,12 +56,15 @@ type Config struct {
 }
 
 // Desk reads dead and waiting messages, and replays, edits, discards, exports and imports
-// them. It is safe for concurrent use. Two walks of one queue at the same time each see a
-// part of the messages.
+// them. It is safe for concurrent use. One operation at a time reads a queue: another one,
+// of this Desk or of any other process, waits until it has ended. See the package's
+// documentation.
 type Desk struct {
 	conn *client.Conn
 	cfg  Config
 	log  *slog.Logger
+	// unlockable are queues whose scans can't keep others away, by name.
+	unlockable sync.Map
 }
 
 // New returns a Desk. It inspects queues over conn. Each walk opens its own connection to
@@ -95,7 +99,7 @@ const (
 	// failed delivery toward the queue's delivery limit.
 	CaveatLoss CaveatCode = "delivery-limit-on-loss"
 	// CaveatConsumers: the queue has other consumers. They and the Desk each see a part of
-	// the messages, and the order isn't kept.
+	// the messages, and the order isn't kept. Reports name in Unread what wasn't read.
 	CaveatConsumers CaveatCode = "other-consumers"
 	// CaveatSingleActive: the queue has a single active consumer other than the Desk, so a
 	// walk would receive nothing. It refuses.
@@ -106,6 +110,10 @@ const (
 	// CaveatPolicies: without the HTTP API it is unknown whether a policy sets a delivery
 	// limit.
 	CaveatPolicies CaveatCode = "policies-unseen"
+	// CaveatScan: another operation of this package reads the queue. By default an operation
+	// waits until that has ended. Accepting CaveatScan lets it go on at once, and see only
+	// what the other one doesn't hold.
+	CaveatScan CaveatCode = "another-scan"
 )
 
 // Terms describes the effects of a walk on a queue's messages.
@@ -148,6 +156,7 @@ func (d *Desk) Terms(ctx context.Context, queue string) (Terms, error) {
 		add(CaveatClassic, true, "it is a %s queue, for which order and counts aren't promised", info.Type)
 	}
 	limit, limited := deliveryLimit(info)
+	var held uint64 // by consumers
 	if d.cfg.HTTP == nil {
 		if !limited {
 			add(CaveatPolicies, false, "without the HTTP API it can't be told whether a policy sets a delivery limit")
@@ -157,6 +166,7 @@ func (d *Desk) Terms(ctx context.Context, queue string) (Terms, error) {
 		if err != nil {
 			return Terms{}, err
 		}
+		held = policy.unacknowledged
 		// A limit in either place counts; of two, the smaller one.
 		if set := policy.Limit; set != nil && *set >= 0 && (!limited || *set < limit) {
 			limit, limited = *set, true
@@ -174,7 +184,11 @@ func (d *Desk) Terms(ctx context.Context, queue string) (Terms, error) {
 		if active {
 			add(CaveatSingleActive, true, "it has a single active consumer, and %d are there before the desk: it would see nothing", info.Consumers)
 		} else {
-			add(CaveatConsumers, false, "%d others consume from it: they take messages meanwhile, and the order isn't kept", info.Consumers)
+			holding := ""
+			if held > 0 {
+				holding = fmt.Sprintf(" and held %d messages some seconds ago", held)
+			}
+			add(CaveatConsumers, false, "it has %d other consumers%s: messages that they hold can't be read, and the order isn't kept", info.Consumers, holding)
 		}
 	}
 	return t, nil
@@ -197,6 +211,8 @@ type policy struct {
 	Limit     *int64 `json:"delivery-limit"`
 	MaxLength *int64 `json:"max-length"`
 	MaxBytes  *int64 `json:"max-length-bytes"`
+
+	unacknowledged uint64 // some seconds ago
 }
 
 func (d *Desk) policy(ctx context.Context, queue string) (set policy, err error) {
@@ -206,14 +222,16 @@ func (d *Desk) policy(ctx context.Context, queue string) (set policy, err error)
 	}
 	var q struct {
 		// An empty one is a list, as Erlang writes it.
-		Policy json.RawMessage `json:"effective_policy_definition"`
+		Policy         json.RawMessage `json:"effective_policy_definition"`
+		Unacknowledged uint64          `json:"messages_unacknowledged"`
 	}
 	if err := json.Unmarshal(reply, &q); err != nil {
 		return policy{}, fmt.Errorf("hopback: the HTTP API's reply about queue %q can't be read: %w", queue, err)
 	}
 	if json.Unmarshal(q.Policy, &set) != nil {
-		return policy{}, nil
+		set = policy{}
 	}
+	set.unacknowledged = q.Unacknowledged
 	return set, nil
 }
 
@@ -238,6 +256,9 @@ type Progress struct {
 	Seen, Matched, Done uint64
 	// Of is the number of ready messages in the queue when the operation began.
 	Of uint64
+	// Waiting reports that the operation waits for another one that reads the queue. The
+	// counts are 0 then.
+	Waiting bool
 }
 
 // progressEvery is how often a Progress is told.

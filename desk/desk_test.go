@@ -139,7 +139,8 @@ func TestSummaryAndHops(t *testing.T) {
 	for _, h := range l.hops() {
 		kinds = append(kinds, h.Kind)
 	}
-	assert.Equal(t, []HopKind{HopCreated, HopPublished, HopFirstFailure, HopLastFailure, HopDeadLettered}, kinds)
+	assert.Equal(t, []HopKind{HopCreated, HopPublished, HopFirstFailure, HopFailed, HopLastFailure, HopDeadLettered}, kinds)
+	assert.Equal(t, Hop{Kind: HopFailed, Queue: "orders", Count: 4, Text: "not recorded"}, l.hops()[3], "an older worker keeps no list")
 
 	bad := open([]byte{0, 0x53, 0x75, 0xff}).summary(0)
 	assert.NotEmpty(t, bad.Unreadable)
@@ -186,7 +187,7 @@ func TestFilter(t *testing.T) {
 		assert.Equal(t, name == "all", f.everything(), name)
 	}
 	for name, f := range map[string]Filter{
-		"id": {IDs: []string{"x"}}, "group": {Groups: []string{"x"}}, "queue": {Queues: []string{"x"}}, "reason": {Reasons: []client.Reason{"x"}}, "type": {ErrorType: "x"},
+		"id": {IDs: []string{"x"}}, "group": {Groups: []string{"0123456789ab"}}, "queue": {Queues: []string{"x"}}, "reason": {Reasons: []client.Reason{"x"}}, "type": {ErrorType: "x"},
 		"text": {Text: "x y z"}, "match": {Match: regexp.MustCompile(`^x`)}, "property": {Properties: map[string]string{"n": "43"}}, "no property": {Properties: map[string]string{"x": ""}},
 		"before": {DiedBefore: died}, "after": {DiedAfter: died.Add(1)}, "replays": {MinReplays: 1},
 	} {
@@ -195,6 +196,7 @@ func TestFilter(t *testing.T) {
 	}
 	for name, f := range map[string]Filter{
 		"negative": {MinReplays: -1}, "crossed": {MinReplays: 2, MaxReplays: &one}, "times": {DiedAfter: died, DiedBefore: died}, "many": {IDs: make([]string, maxChoices+1)},
+		"no group": {Groups: []string{"nope"}}, "long group": {Groups: []string{"0123456789abcd"}},
 	} {
 		require.ErrorAs(t, f.check(), new(*argument.Error), name)
 	}

@@ -24,6 +24,16 @@
 //     before those of a higher priority. Among themselves they keep the order by priority.
 //   - Other consumers of the queue don't get the messages that are held.
 //
+// One operation at a time reads a queue, across all processes. To keep the others away it
+// declares an exclusive queue, whose name is the queue's with ".hopback-scan" behind it. The
+// other operations wait, and Progress.Waiting says so, unless they accept CaveatScan.
+// Without the configure permission for that name operations don't wait for each other.
+//
+// A message that another consumer holds can't be read. At the queue's end an operation checks
+// whether there are other consumers, and if so the report says in Unread that messages may be
+// missing. It doesn't notice messages that are held without a consumer, such as those that an
+// AMQP 0-9-1 client got with basic.get and hasn't acknowledged.
+//
 // If the connection is lost or the process is killed, the broker puts the held messages
 // back and counts a failed delivery for each. Dead-letter and parking queues of package
 // retry have no delivery limit, so the count does no harm there. The order can change for a
@@ -44,7 +54,8 @@
 // numbers. A walk needs up to 16 MiB for messages that are received and not yet read, and
 // one message while it is read. Beyond that a List needs its page, without bodies. A Survey
 // needs at most 1,000 groups for a queue. A Replay needs 16 MiB of unconfirmed copies, or
-// one larger copy. An Export with Resume needs some 30 bytes for each line in the file. The
+// one larger copy. An Export with Resume, and a Discard to a file, need some 60 bytes for
+// each line that the file had. The
 // broker keeps a few hundred bytes for each held message.
 //
 // A replay adds at most 9 KiB to a message, however often it is replayed.

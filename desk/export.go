@@ -9,11 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/internal/rawlink"
+	"github.com/hopback/hopback/internal/dedicated"
 )
 
 // ExportConfig selects the messages to export. Queue is required. The zero Filter selects
@@ -22,8 +24,9 @@ type ExportConfig struct {
 	Queue  string
 	Filter Filter
 	// Resume continues a file that an earlier export began. It removes an incomplete last
-	// line and doesn't write messages again that the file has. Without Resume a file that
-	// isn't empty is an *argument.Error.
+	// line and doesn't write messages again that the file has. Of messages that are equal in
+	// everything, it leaves out as many as the file has. Without Resume a file that isn't
+	// empty is an *argument.Error.
 	Resume bool
 	// Accept names the Caveats that are accepted.
 	Accept []CaveatCode
@@ -36,9 +39,14 @@ type ExportConfig struct {
 type ExportReport struct {
 	Seen     uint64        `json:"seen"`
 	Matched  uint64        `json:"matched"`
-	Exported uint64        `json:"exported"` // lines that were written and synced
+	Exported uint64        `json:"exported"` // lines that are complete in the file and synced
 	Skipped  uint64        `json:"skipped"`  // messages that were in the file before
 	Took     time.Duration `json:"took"`     // in nanoseconds in JSON
+	// Caveats are the guarantees that the export couldn't give. Unread is why messages may be
+	// missing: others consumed from the queue. Empty if every message was read, and if
+	// CaveatConsumers is accepted.
+	Caveats []Caveat `json:"caveats,omitempty"`
+	Unread  string   `json:"unread,omitempty"`
 }
 
 // Export writes the selected messages of a queue to file and syncs it. Each message is a
@@ -46,9 +54,6 @@ type ExportReport struct {
 // must be open for reading and writing. When ctx ends Export stops; the lines that the
 // report counts are synced. Call it with Resume to continue. The errors are those of List
 // and those of the file.
-//
-// Two messages that are equal bit for bit, with the same death, get a single line if the
-// export was stopped and resumed between them.
 func (d *Desk) Export(ctx context.Context, file *os.File, cfg ExportConfig) (ExportReport, error) {
 	began := time.Now()
 	var report ExportReport
@@ -62,18 +67,23 @@ func (d *Desk) Export(ctx context.Context, file *os.File, cfg ExportConfig) (Exp
 	if err != nil {
 		return report, err
 	}
-	t, err := d.terms(ctx, cfg.Queue, cfg.Accept)
+	tell := teller{tell: cfg.Progress}
+	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &tell)
 	if err != nil {
 		return report, err
 	}
+	defer leave()
+	report.Caveats = t.Caveats
 	match := cfg.Filter.matcher()
-	tell := teller{tell: cfg.Progress}
-	before := uint64(len(out.there))
+	before := out.lines
 	// Where the walk begins again, what is in the file is skipped.
-	err = d.look(ctx, cfg.Queue, looking{reset: func() {
+	passed := func(seen uint64) {
+		tell.now(Progress{Seen: seen, Matched: report.Matched, Done: out.written, Of: t.Messages})
+	}
+	err = d.look(ctx, cfg.Queue, looking{accept: cfg.Accept, unread: &report.Unread, passed: passed, reset: func() {
 		out.remember()
 		report.Seen, report.Matched, report.Skipped = 0, 0, 0
-	}, visit: func(_ rawlink.Delivery, l *letter) error {
+	}, visit: func(_ dedicated.Delivery, l *letter) error {
 		report.Seen++
 		if match.matches(l) {
 			report.Matched++
@@ -81,34 +91,57 @@ func (d *Desk) Export(ctx context.Context, file *os.File, cfg ExportConfig) (Exp
 			if err != nil {
 				return err
 			}
-			if wrote {
-				report.Exported++
-			} else {
+			if !wrote {
 				report.Skipped++
 			}
 		}
-		tell.now(Progress{Seen: report.Seen, Matched: report.Matched, Done: report.Exported, Of: t.Messages})
+		tell.now(Progress{Seen: report.Seen, Matched: report.Matched, Done: out.written, Of: t.Messages})
 		return nil
 	}})
 	report.Skipped = min(report.Skipped, before)
-	if synced := out.sync(); synced != nil {
-		report.Exported = 0
-		if err == nil || !errors.Is(synced, err) && !errors.Is(err, synced) {
-			err = errors.Join(err, synced)
-		}
+	synced := out.sync()
+	report.Exported = out.synced
+	if synced != nil && (err == nil || !errors.Is(synced, err) && !errors.Is(err, synced)) {
+		err = errors.Join(err, synced)
 	}
 	report.Took = time.Since(began)
 	return report, err
 }
 
+// exportFile is an *os.File.
+type exportFile interface {
+	io.ReadWriteSeeker
+	Name() string
+	Stat() (os.FileInfo, error)
+	Sync() error
+	Truncate(size int64) error
+}
+
 // exporter writes lines to a file.
 type exporter struct {
-	file *os.File
+	file exportFile
 	w    *bufio.Writer
-	// there are the messages that were in the file before, which aren't written again:
-	// 12 bytes each, so that a million take some 30 MB.
-	there map[[12]byte]struct{}
-	fresh [][12]byte // written since
+	// there is how often the file had each ID before, some 30 bytes for each, and lines how
+	// many lines that are. fresh are the IDs that were written since remember was called,
+	// and left what a walk still leaves out.
+	there, left map[[12]byte]uint32
+	lines       uint64
+	fresh       [][12]byte
+
+	size    int64   // of the file
+	end     int64   // of the last line, once all is in the file
+	ends    []int64 // of the lines that may not be in the file yet
+	good    int64   // the size when everything was synced last
+	written uint64  // lines
+	whole   uint64  // of them, those that are in the file to their end
+	synced  uint64  // of them, those that are synced
+}
+
+// Write hands bytes to the file.
+func (e *exporter) Write(b []byte) (n int, err error) {
+	n, err = e.file.Write(b)
+	e.size += int64(n)
+	return n, err
 }
 
 // maxLine is the longest line of an export. A message of 16 MiB, RabbitMQ's default
@@ -116,8 +149,9 @@ type exporter struct {
 const maxLine = 1 << 30
 
 // openExport goes to the end of what is in the file.
-func openExport(file *os.File, resume bool) (*exporter, error) {
-	e := &exporter{file: file, w: bufio.NewWriterSize(file, 1<<20), there: map[[12]byte]struct{}{}}
+func openExport(file exportFile, resume bool) (*exporter, error) {
+	e := &exporter{file: file, there: map[[12]byte]uint32{}}
+	e.w = bufio.NewWriterSize(e, 1<<20)
 	info, err := file.Stat()
 	switch {
 	case err != nil:
@@ -144,9 +178,11 @@ func openExport(file *os.File, resume bool) (*exporter, error) {
 		if err != nil {
 			return nil, &LineError{Line: n, Err: err}
 		}
-		e.there[id] = struct{}{}
+		e.there[id]++
+		e.lines++
 		end += int64(len(line)) + 1
 	}
+	e.size, e.end, e.good = end, end, end
 	if err := file.Truncate(end); err != nil {
 		return nil, err
 	}
@@ -194,42 +230,83 @@ func readBytes(r *bufio.Reader, limit int) ([]byte, error) {
 	}
 }
 
-// remember has write skip what was written since the last call.
+// remember has skips skip what was written since the last call, too.
 func (e *exporter) remember() {
 	for _, id := range e.fresh {
-		e.there[id] = struct{}{}
+		e.there[id]++
 	}
 	e.fresh = nil
+	e.left = maps.Clone(e.there)
 }
 
-// write writes the message unless it was there before.
+// write writes the message unless it was there before: it skips as many equal ones as there
+// were.
 func (e *exporter) write(l *letter, queue string) (wrote bool, err error) {
-	id := l.id()
-	b, err := hex.DecodeString(id)
-	if err != nil {
-		return false, err
-	}
-	if _, has := e.there[[12]byte(b)]; has {
+	id := l.hash()
+	if e.had(id) {
 		return false, nil
 	}
-	line, err := l.line(queue)
-	if err != nil {
-		return false, err
-	}
-	e.fresh = append(e.fresh, [12]byte(b))
-	_, err = e.w.Write(line)
-	return err == nil, err
+	e.fresh = append(e.fresh, id)
+	return true, e.add(l, queue)
 }
 
-// sync has all that was written on the disk.
-func (e *exporter) sync() error {
-	if err := e.w.Flush(); err != nil {
+// had reports whether the file had the message before, once for each such line.
+func (e *exporter) had(id [12]byte) bool {
+	n := e.left[id]
+	if n > 0 {
+		e.left[id] = n - 1
+	}
+	return n > 0
+}
+
+// add writes the message.
+func (e *exporter) add(l *letter, queue string) error {
+	line, err := l.line(queue)
+	if err != nil {
 		return err
 	}
-	if info, err := e.file.Stat(); err == nil && !info.Mode().IsRegular() {
-		return nil // a pipe
+	if _, err := e.w.Write(line); err != nil {
+		return err
 	}
-	return e.file.Sync()
+	e.written++
+	e.end += int64(len(line))
+	e.ends = append(e.ends, e.end)
+	if len(e.ends) >= 10_000 {
+		e.arrived()
+	}
+	return nil
+}
+
+// arrived forgets the lines that are in the file to their end, and counts them.
+func (e *exporter) arrived() {
+	n, _ := slices.BinarySearch(e.ends, e.size+1)
+	e.whole += uint64(n)
+	e.ends = slices.Delete(e.ends, 0, n)
+}
+
+// sync puts everything that was written on the disk, or what the file has taken of it.
+func (e *exporter) sync() error {
+	flushed := e.w.Flush()
+	e.arrived()
+	if info, err := e.file.Stat(); err != nil || info.Mode().IsRegular() { // not a pipe
+		if err := e.file.Sync(); err != nil {
+			return errors.Join(flushed, err)
+		}
+	}
+	e.synced = e.whole
+	if flushed == nil {
+		e.good = e.size
+	}
+	return flushed
+}
+
+// undo removes what was written since the last sync that went well.
+func (e *exporter) undo() error {
+	if err := e.file.Truncate(e.good); err != nil {
+		return err
+	}
+	_, err := e.file.Seek(e.good, io.SeekStart)
+	return errors.Join(err, e.file.Sync())
 }
 
 // DiscardConfig selects the messages to discard. Queue is required, so is Filter or All,
@@ -240,8 +317,9 @@ type DiscardConfig struct {
 	Filter Filter
 	All    bool
 	// To is the file that each message is written to before it is discarded, in the form of
-	// Export. It is a regular file, open for reading and writing, and may have lines of an
-	// earlier export.
+	// Export. It is a regular file, open for reading and writing. Discard appends to what it
+	// has. Every message that is discarded is written, also if the file has an equal line of
+	// an earlier export: see DiscardReport.Twice.
 	To *os.File
 	// Destroy discards without a file. The messages can't be recovered.
 	Destroy bool
@@ -255,133 +333,189 @@ type DiscardConfig struct {
 	Progress func(Progress)
 }
 
-// DiscardReport is the result of a discard. Seen, Matched, Groups, Others and Took are as
-// in a ReplayReport.
+// DiscardReport is the result of a discard. Seen, Matched, Groups, Others, Took, Caveats
+// and Unread are as in a ReplayReport.
 type DiscardReport struct {
 	DryRun  bool   `json:"dry_run,omitempty"`
 	Seen    uint64 `json:"seen"`
 	Matched uint64 `json:"matched"`
 	// Discarded is the number of messages that were accepted, and so removed. If the
 	// connection was lost, the last of them may still be in the queue.
-	Discarded uint64        `json:"discarded"`
-	Exported  uint64        `json:"exported"` // lines that were written for it
-	Groups    []GroupCount  `json:"groups,omitempty"`
-	Others    uint64        `json:"others,omitempty"`
-	Took      time.Duration `json:"took"` // in nanoseconds in JSON
+	Discarded uint64 `json:"discarded"`
+	// Exported is the number of lines that were written and synced. It is never less than
+	// Discarded, unless Destroy is set.
+	Exported uint64 `json:"exported"`
+	// Twice is how many of these lines the file had before. An import publishes both.
+	Twice   uint64        `json:"twice,omitempty"`
+	Groups  []GroupCount  `json:"groups,omitempty"`
+	Others  uint64        `json:"others,omitempty"`
+	Took    time.Duration `json:"took"` // in nanoseconds in JSON
+	Caveats []Caveat      `json:"caveats,omitempty"`
+	Unread  string        `json:"unread,omitempty"`
 }
 
 // Discard removes the selected messages from a queue. Each is first written to
 // DiscardConfig.To, which is synced, unless Destroy is set. All other messages stay in the
 // queue, in order. Discard stops when ctx ends and when the connection is lost; call it
-// again to continue. The errors are those of List and those of the file.
+// again to continue. If the connection is lost, or the process killed, at most 2,000
+// messages may be in the file and still in the queue. The errors are those of List and
+// those of the file: if that is full, it keeps the messages that were discarded.
 func (d *Desk) Discard(ctx context.Context, cfg DiscardConfig) (DiscardReport, error) {
 	began := time.Now()
-	report := DiscardReport{DryRun: cfg.DryRun}
-	at := argument.Root("DiscardConfig")
+	g := &discarding{d: d, cfg: cfg, match: cfg.Filter.matcher(), tell: teller{tell: cfg.Progress}, groups: newTally(maxGroups), report: DiscardReport{DryRun: cfg.DryRun}}
+	if err := g.open(); err != nil {
+		return g.report, err
+	}
+	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &g.tell)
+	if err != nil {
+		return g.report, err
+	}
+	defer leave()
+	g.of, g.report.Caveats = t.Messages, t.Caveats
+	for err = g.pass(ctx); errors.Is(err, errTurned); err = g.pass(ctx) {
+		g.turns++
+	}
+	g.report.Groups, g.report.Others = g.groups.top(100)
+	g.report.Took = time.Since(began)
+	return g.report, err
+}
+
+// discarding is a Discard that is running.
+type discarding struct {
+	d      *Desk
+	cfg    DiscardConfig
+	match  *matcher
+	tell   teller
+	of     uint64
+	out    *exporter // nil without a file
+	groups *tally
+	turns  int    // walks that ended to put the queue in order
+	twice  uint64 // of the batch, those that the file had
+	report DiscardReport
+}
+
+// open checks the configuration, and opens the file.
+func (g *discarding) open() error {
+	cfg, at := &g.cfg, argument.Root("DiscardConfig")
 	switch {
 	case cfg.Filter.everything() && !cfg.All:
-		return report, argument.At(at.Field("Filter"), argument.Missing, nil, "selects all messages", "set All if that is meant")
+		return argument.At(at.Field("Filter"), argument.Missing, nil, "selects all messages", "set All if that is meant")
 	case cfg.To == nil && !cfg.Destroy && !cfg.DryRun:
-		return report, argument.At(at.Field("To"), argument.Missing, nil, "is nil: the messages would be gone for good", "give a file to write them to, or set Destroy")
+		return argument.At(at.Field("To"), argument.Missing, nil, "is nil: the messages would be gone for good", "give a file to write them to, or set Destroy")
 	case cfg.To != nil && cfg.Destroy:
-		return report, argument.At(at.Field("Destroy"), argument.Conflict, nil, "is set, and so is", "choose one of them").And(at.Field("To"))
+		return argument.At(at.Field("Destroy"), argument.Conflict, nil, "is set, and so is", "choose one of them").And(at.Field("To"))
 	}
 	if err := cfg.Filter.check(); err != nil {
-		return report, err
+		return err
 	}
-	var out *exporter
-	if cfg.To != nil && !cfg.DryRun {
-		if info, err := cfg.To.Stat(); err != nil || !info.Mode().IsRegular() {
-			return report, errors.Join(argument.At(at.Field("To"), argument.Unsupported, cfg.To.Name(), "isn't a regular file, so it can't be synced", "name a file"), err)
-		}
-		var err error
-		if out, err = openExport(cfg.To, true); err != nil {
-			return report, err
-		}
+	if cfg.To == nil || cfg.DryRun {
+		return nil
 	}
-	t, err := d.terms(ctx, cfg.Queue, cfg.Accept)
+	if info, err := cfg.To.Stat(); err != nil || !info.Mode().IsRegular() {
+		return errors.Join(argument.At(at.Field("To"), argument.Unsupported, cfg.To.Name(), "isn't a regular file, so it can't be synced", "name a file"), err)
+	}
+	out, err := openExport(cfg.To, true)
+	if err == nil {
+		out.remember()
+		g.out = out
+	}
+	return err
+}
+
+// pass walks the queue once. The error is errTurned if another walk is needed, since the
+// queue was out of order.
+func (g *discarding) pass(ctx context.Context) error {
+	g.report.Seen = 0
+	if g.cfg.DryRun {
+		g.report.Matched, g.groups = 0, newTally(maxGroups)
+	}
+	w, err := g.d.begin(ctx, g.cfg.Queue)
 	if err != nil {
-		return report, err
+		return err
 	}
-	w, err := d.begin(ctx, cfg.Queue)
-	if err != nil {
-		return report, err
+	w.othersToo = slices.Contains(g.cfg.Accept, CaveatConsumers)
+	w.passed = func(seen uint64) {
+		g.tell.now(Progress{Seen: seen, Matched: g.report.Matched, Done: g.report.Discarded, Of: g.of})
 	}
-	groups := newTally(maxGroups)
-	match := cfg.Filter.matcher()
-	tell := teller{tell: cfg.Progress}
-	turns := 0
 	for more := true; more && err == nil; {
 		var selected []uint32
-		more, err = w.next(ctx, batch, func(v rawlink.Delivery, l *letter) error {
-			switch {
-			case ctx.Err() != nil:
-				return context.Cause(ctx)
-			case cfg.Max > 0 && report.Matched >= cfg.Max:
-				return errStop
-			case time.Since(w.began) > maxHold:
-				return &HoldError{Queue: cfg.Queue, After: maxHold}
-			}
-			report.Seen++
-			if match.matches(l) {
-				if out != nil {
-					wrote, err := out.write(l, cfg.Queue)
-					if err != nil {
-						return err
-					}
-					if wrote {
-						report.Exported++
-					}
-				}
-				report.Matched++
-				groups.add(l, "")
+		more, err = w.next(ctx, batch, func(v dedicated.Delivery, l *letter) error {
+			chosen, err := g.visit(ctx, w, l)
+			if chosen {
 				selected = append(selected, v.ID)
 			}
-			tell.now(Progress{Seen: report.Seen, Matched: report.Matched, Done: report.Discarded, Of: t.Messages})
-			return nil
+			return err
 		})
-		turned := errors.Is(err, errTurned)
-		if turned {
+		if errors.Is(err, errTurned) && g.turns >= maxTurns {
 			err = nil
 		}
-		if !cfg.DryRun && len(selected) > 0 {
-			if out != nil {
-				if synced := out.sync(); synced != nil {
-					err = errors.Join(err, synced)
-					break
-				}
-			}
-			for _, id := range selected {
-				if settled := w.r.Accept(id, id); settled != nil {
-					err = errors.Join(err, settled)
-					break
-				}
-				report.Discarded++
-			}
+		if removed := g.remove(w, selected); removed != nil {
+			err = removed // a file that is full has failed visit, too
 		}
-		if turned && turns < maxTurns && err == nil {
-			turns++
-			if err = w.end(); err != nil {
-				return report, walkError(cfg.Queue, err)
-			}
-			if w, err = d.begin(ctx, cfg.Queue); err != nil {
-				return report, err
-			}
-			more, report.Seen = true, 0
-			if cfg.DryRun {
-				report.Matched, groups = 0, newTally(maxGroups)
-			}
+		if err == nil && !more {
+			more = g.d.again(ctx, w)
 		}
 	}
-	if errors.Is(err, errStop) {
-		err = nil
+	g.report.Unread = w.unread
+	back := w.end()
+	switch {
+	case errors.Is(err, errStop), back != nil && (err == nil || errors.Is(err, errTurned)):
+		return walkError(g.cfg.Queue, back)
 	}
-	if back := w.end(); back != nil && err == nil {
-		err = walkError(cfg.Queue, back)
+	return err
+}
+
+// visit reads one message, and writes it if it is selected.
+func (g *discarding) visit(ctx context.Context, w *walk, l *letter) (chosen bool, err error) {
+	switch {
+	case ctx.Err() != nil:
+		return false, context.Cause(ctx)
+	case g.cfg.Max > 0 && g.report.Matched >= g.cfg.Max:
+		return false, errStop
+	case time.Since(w.began) > maxHold:
+		return false, &HoldError{Queue: g.cfg.Queue, After: maxHold}
 	}
-	report.Groups, report.Others = groups.top(100)
-	report.Took = time.Since(began)
-	return report, err
+	g.report.Seen++
+	if chosen = g.match.matches(l); chosen {
+		if g.out != nil {
+			if err := g.out.add(l, g.cfg.Queue); err != nil {
+				return false, err
+			}
+			if g.out.had(l.hash()) {
+				g.twice++
+			}
+		}
+		g.report.Matched++
+		g.groups.add(l, "")
+	}
+	g.tell.now(Progress{Seen: g.report.Seen, Matched: g.report.Matched, Done: g.report.Discarded, Of: g.of})
+	return chosen, nil
+}
+
+// remove accepts the selected messages of a batch, once all of them are synced.
+func (g *discarding) remove(w *walk, selected []uint32) error {
+	if g.cfg.DryRun {
+		return nil
+	}
+	if g.out != nil {
+		if err := g.out.sync(); err != nil {
+			// None of the batch is removed, so the file shall have none of it.
+			if undone := g.out.undo(); undone != nil {
+				g.report.Exported = g.out.synced
+				return errors.Join(err, undone)
+			}
+			return err
+		}
+		g.report.Exported = g.out.synced
+		g.report.Twice, g.twice = g.report.Twice+g.twice, 0
+	}
+	for _, id := range selected {
+		if err := w.r.Accept(id, id); err != nil {
+			return walkError(g.cfg.Queue, err)
+		}
+		g.report.Discarded++
+	}
+	return nil
 }
 
 // LineError says which line of an export can't be imported, and why.

@@ -1,6 +1,7 @@
 package desk
 
 import (
+	"encoding/hex"
 	"fmt"
 	"regexp"
 	"slices"
@@ -18,7 +19,7 @@ import (
 type Filter struct {
 	// IDs are IDs of Summaries, or message-ids. A message matches one of them.
 	IDs []string `json:"ids,omitempty"`
-	// Groups are IDs of Groups. A message is in one of them.
+	// Groups are IDs of Groups, 12 hexadecimal digits each. A message is in one of them.
 	Groups []string `json:"groups,omitempty"`
 	// Queues are names of queues. A message died in one of them.
 	Queues []string `json:"queues,omitempty"`
@@ -54,6 +55,11 @@ func (f *Filter) check() error {
 	}{{"IDs", len(f.IDs)}, {"Groups", len(f.Groups)}, {"Queues", len(f.Queues)}, {"Reasons", len(f.Reasons)}, {"Properties", len(f.Properties)}} {
 		if c.n > maxChoices {
 			return argument.At(at.Field(c.name), argument.TooMany, c.n, "are more than can be compared", fmt.Sprintf("give at most %d", maxChoices))
+		}
+	}
+	for i, g := range f.Groups {
+		if b, err := hex.DecodeString(g); err != nil || len(b) != groupBytes {
+			return argument.At(at.Field("Groups").Index(i), argument.Malformed, g, "isn't a group", "use the ID of a Group, 12 hexadecimal digits")
 		}
 	}
 	switch {

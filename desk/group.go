@@ -21,6 +21,9 @@ type Group struct {
 	Text string `json:"text,omitempty"`
 }
 
+// groupBytes is the size of a Group's ID.
+const groupBytes = 6
+
 // maxFingerprint is how much of an error's text tells groups apart.
 const maxFingerprint = 200
 
@@ -31,7 +34,7 @@ func groupOf(queue string, reason client.Reason, errorType, text string) Group {
 		_, _ = h.Write([]byte(s))
 		_, _ = h.Write([]byte{0})
 	}
-	g.ID = hex.EncodeToString(h.Sum(nil)[:6])
+	g.ID = hex.EncodeToString(h.Sum(nil)[:groupBytes])
 	return g
 }
 

@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/retry"
 )
 
 // Hop is an event in the history of a message, as the message records it.
@@ -23,6 +25,8 @@ type Hop struct {
 	// Count is how often it happened. Since is when it first happened, if Count is above 1.
 	Count uint64    `json:"count,omitempty"`
 	Since time.Time `json:"since,omitzero"`
+	// Delay is how long the message was to wait after a failure. It is in nanoseconds in JSON.
+	Delay time.Duration `json:"delay,omitempty"`
 	// Text is the error, the exchange and routing key, or ReplayConfig.By, as fits Kind.
 	Text string `json:"text,omitempty"`
 }
@@ -35,6 +39,7 @@ const (
 	HopCreated      HopKind = "created"       // by the property creation-time
 	HopPublished    HopKind = "published"     // to its exchange, before its first retry
 	HopFirstFailure HopKind = "first failure" // of this life
+	HopFailed       HopKind = "failure"       // of this life, between the first and the last
 	HopLastFailure  HopKind = "last failure"  // of this life
 	HopDeadLettered HopKind = "dead-lettered" // by the broker
 	HopDied         HopKind = "died"          // in an earlier life
@@ -50,9 +55,36 @@ type death struct {
 
 const maxDeaths = 64
 
+// historyOf is x-opt-deaths as go-amqp would have decoded it, as far as package retry reads
+// it. It is nil if there is none.
+func historyOf(annotations frames.Map) []map[any]any {
+	v, _ := annotations.Get(deathlog.Key)
+	a, ok := v.(frames.Array)
+	if !ok {
+		return nil
+	}
+	var all []map[any]any
+	for _, e := range a.Elements[:min(len(a.Elements), maxDeaths)] {
+		m, _ := e.(frames.Map)
+		one := map[any]any{}
+		for _, key := range []string{"queue", "reason", "exchange"} {
+			v, _ := m.Get(key)
+			if s, ok := text(v); ok {
+				one[key] = s
+			}
+		}
+		v, _ := m.Get("routing-keys")
+		if keys, ok := v.(frames.Array); ok {
+			one["routing-keys"] = keys.Elements
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
 // deathsOf reads x-opt-deaths, an array of maps.
 func deathsOf(annotations frames.Map) []death {
-	v, _ := annotations.Get("x-opt-deaths")
+	v, _ := annotations.Get(deathlog.Key)
 	a, ok := v.(frames.Array)
 	if !ok {
 		return nil
@@ -112,7 +144,8 @@ func (l *letter) lives() []life {
 	return all[max(len(all)-maxLives, 0):]
 }
 
-// hops is the message's way, oldest first.
+// hops is the message's history, oldest first. The order doesn't depend on times: those of
+// deaths are the broker's and may be whole seconds, those of attempts may be a worker's.
 func (l *letter) hops() []Hop {
 	var hops []Hop
 	at := func(ms int64) time.Time { return stamp(frames.Timestamp(ms)) }
@@ -127,26 +160,102 @@ func (l *letter) hops() []Hop {
 			Hop{At: at(e.Died), Kind: HopDied, Queue: e.Queue, Reason: string(e.Reason), Text: e.Error},
 			Hop{At: at(e.At), Kind: HopReplayed, Text: e.Replay + " " + e.By})
 	}
-	if first := l.death.FirstFailure; !first.IsZero() {
-		hops = append(hops, Hop{At: first.UTC(), Kind: HopFirstFailure, Queue: l.death.Queue})
+	attempts := retry.AttemptsOf(l.m)
+	deaths := deathsOf(l.annotations)
+	slices.Reverse(deaths) // RabbitMQ has the last one first
+	before, between := afterWhichAttempt(attempts, deaths, l.death.Queue)
+	died := func(which []int) {
+		for _, i := range which {
+			d := deaths[i]
+			h := Hop{At: d.Last, Kind: HopDeadLettered, Queue: d.Queue, Reason: d.Reason, Count: d.Count}
+			if d.Count > 1 {
+				h.Since = d.First
+			}
+			hops = append(hops, h)
+		}
 	}
-	if last := l.death.LastFailure; !last.IsZero() {
-		hops = append(hops, Hop{At: last.UTC(), Kind: HopLastFailure, Queue: l.death.Queue, Reason: string(l.death.Reason), Text: l.death.Error})
-	}
-	for _, d := range deathsOf(l.annotations) {
-		h := Hop{At: d.Last, Kind: HopDeadLettered, Queue: d.Queue, Reason: d.Reason, Count: d.Count}
-		if d.Count > 1 {
-			h.Since = d.First
+	died(before)
+	hops = append(hops, l.missing(attempts)...)
+	for i, a := range attempts {
+		h := Hop{At: a.At.UTC(), Kind: HopFailed, Queue: l.death.Queue, Text: a.Error, Delay: a.Delay}
+		switch {
+		case i == len(attempts)-1:
+			h.Kind, h.Reason, h.Text = HopLastFailure, string(l.death.Reason), l.death.Error
+		case a.At.Equal(l.death.FirstFailure):
+			h.Kind = HopFirstFailure
 		}
 		hops = append(hops, h)
+		died(between[i])
 	}
-	// What has no time stays before what it was found before. RabbitMQ counts deaths in
-	// whole seconds, so they are compared in seconds.
-	slices.SortStableFunc(hops, func(a, b Hop) int {
-		if a.At.IsZero() || b.At.IsZero() {
-			return 0
-		}
-		return int(max(min(a.At.Unix()-b.At.Unix(), 1), -1))
-	})
 	return hops
+}
+
+// missing is what is known of failed attempts that the message doesn't list.
+func (l *letter) missing(attempts []retry.FailedAttempt) []Hop {
+	first := l.death.FirstFailure
+	if first.IsZero() || len(attempts) > 0 && !first.Before(attempts[0].At) {
+		return nil
+	}
+	hops := []Hop{{At: first.UTC(), Kind: HopFirstFailure, Queue: l.death.Queue}}
+	if n := l.death.Retries - len(attempts); n > 0 { // without the first
+		hops = append(hops, Hop{Kind: HopFailed, Queue: l.death.Queue, Count: uint64(n), Text: "not recorded"})
+	}
+	return hops
+}
+
+// afterWhichAttempt says which deaths, by index, follow each attempt, and which come before all
+// of them. Both lists are oldest first, and so are the results. queue is where the attempts
+// failed.
+//
+// RabbitMQ has one entry for all deaths in a queue for a reason, with the time of the last
+// one. A message that is moved has one history for all attempts, and leaves a delay queue
+// between two of them. The history of a copy begins in a delay queue.
+func afterWhichAttempt(attempts []retry.FailedAttempt, deaths []death, queue string) (before []int, after map[int][]int) {
+	after = map[int][]int{}
+	last := len(attempts) - 1
+	var waits []int // attempts before a delay, the newest first
+	for i, a := range slices.Backward(attempts) {
+		if a.Delay > 0 {
+			waits = append(waits, i)
+		}
+	}
+	// moved is how many of these delays are between two failures of this history.
+	moved := 0
+	for _, d := range deaths {
+		if d.Queue == queue && d.Reason == "rejected" {
+			moved = int(min(d.Count, uint64(len(attempts))))
+		}
+	}
+	if moved > 0 && last >= 0 && attempts[last].Delay == 0 {
+		moved--
+	}
+	place := make([]int, len(deaths))
+	next, seen := 0, map[time.Duration]bool{}
+	for i, d := range slices.Backward(deaths) {
+		place[i] = last
+		if d.Reason != "expired" || d.Queue == queue {
+			continue
+		}
+		for next < min(moved, len(waits)) && seen[attempts[waits[next]].Delay] {
+			next++
+		}
+		switch {
+		case len(waits) == 0:
+			place[i] = -1
+		case next < min(moved, len(waits)):
+			place[i] = waits[next]
+			seen[attempts[waits[next]].Delay] = true
+			next++
+		default:
+			place[i] = waits[min(max(moved, 0), len(waits)-1)]
+		}
+	}
+	for i, p := range place {
+		if p < 0 {
+			before = append(before, i)
+		} else {
+			after[p] = append(after[p], i)
+		}
+	}
+	return before, after
 }

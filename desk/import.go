@@ -29,7 +29,8 @@ type ImportConfig struct {
 	Skip int
 	// DryRun checks every line and publishes nothing.
 	DryRun bool
-	// Progress, if not nil, is called a few times a second. It must not block. Of is 0.
+	// Progress, if not nil, is called a few times a second. It must not block. Seen is the
+	// number of lines read, and Skip + Done what ImportReport.Lines would be. Of is 0.
 	Progress func(Progress)
 }
 
@@ -53,7 +54,9 @@ type ImportReport struct {
 // A line that can't be used ends the import with a *LineError; the lines before it are
 // published. A message that the broker refuses or doesn't confirm also ends it. Call Import
 // with Skip to continue. Messages behind ImportReport.Lines that were already confirmed are
-// then published again. Bad input is an *argument.Error.
+// then published again. After the process was killed only what Progress reported tells where
+// to continue: without Skip every message is published again. Bad input is an
+// *argument.Error.
 func (d *Desk) Import(ctx context.Context, r io.Reader, cfg ImportConfig) (ImportReport, error) {
 	began := time.Now()
 	report := ImportReport{DryRun: cfg.DryRun}
@@ -140,7 +143,7 @@ func (i *importing) run(ctx context.Context, r *bufio.Reader, cfg ImportConfig, 
 			return err
 		}
 		i.mu.Lock()
-		p := Progress{Seen: uint64(n), Matched: uint64(n - cfg.Skip), Done: i.imported}
+		p := Progress{Seen: uint64(n), Matched: uint64(n - cfg.Skip), Done: uint64(i.lines - cfg.Skip)}
 		failed := i.failed
 		i.mu.Unlock()
 		if failed != nil {

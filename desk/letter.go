@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/retry"
 )
@@ -19,8 +21,9 @@ import (
 // Summary describes a message in a List. A field is zero if the message doesn't have it.
 type Summary struct {
 	// ID names the message within its queue, as 24 hexadecimal digits. It is a hash of the
-	// sender's message and of its death, so every walk returns the same one. Two messages
-	// have the same ID only if both are the same.
+	// whole message except for the counts of its deliveries, so every walk returns the same
+	// one. Two messages have the same ID only if they are equal in everything else: header,
+	// annotations, properties, body, and where and when they died.
 	ID string `json:"id"`
 	// Position is the message's place in the walk, from 0.
 	Position int `json:"position"`
@@ -124,6 +127,9 @@ func (l *letter) read() (err error) {
 			}
 		}
 	}
+	if history := historyOf(l.annotations); history != nil {
+		l.m.Annotations[deathlog.Key] = history
+	}
 	if len(l.application) > 0 {
 		l.m.ApplicationProperties = make(map[string]any, len(l.application))
 		for _, e := range l.application {
@@ -164,8 +170,17 @@ func (l *letter) annotation(key string) string {
 	return s
 }
 
-// id is the message's ID: what the sender wrote, and when and where it died.
+// counts are the annotations that RabbitMQ changes with each delivery.
+var counts = map[string]bool{"x-acquired-count": true, "x-delivery-count": true}
+
+// id is the message's ID.
 func (l *letter) id() string {
+	h := l.hash()
+	return hex.EncodeToString(h[:])
+}
+
+// hash is of all that stays the same from one walk to the next.
+func (l *letter) hash() [12]byte {
 	h := sha256.New()
 	for _, s := range l.sections {
 		if s.Code >= frames.SectionProperties {
@@ -175,9 +190,28 @@ func (l *letter) id() string {
 	if l.bad != nil {
 		_, _ = h.Write(l.payload)
 	}
+	if m := l.header; m != nil {
+		fmt.Fprintf(h, "\x00%t\x00%d\x00%d\x00%t", m.Durable, l.priority(), m.TTL.Value, m.TTL.Set)
+	}
+	// The broker encodes annotations itself, and promises no order.
+	pairs := make([]string, 0, len(l.annotations))
+	for _, a := range l.annotations {
+		if k, ok := text(a.Key); ok && counts[k] {
+			continue
+		}
+		pair, err := frames.AppendValue(nil, frames.List{a.Key, a.Value})
+		if err != nil {
+			pair = fmt.Append(nil, a.Key, a.Value)
+		}
+		pairs = append(pairs, string(pair))
+	}
+	slices.Sort(pairs)
+	for _, pair := range pairs {
+		_, _ = h.Write([]byte(pair))
+	}
 	d := l.died()
 	fmt.Fprintf(h, "\x00%s\x00%d\x00%d\x00%d", l.death.Queue, millis(d), l.death.Retries, l.replays())
-	return hex.EncodeToString(h.Sum(nil)[:12])
+	return [12]byte(h.Sum(nil)[:12])
 }
 
 func millis(t time.Time) int64 {

@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/frames"
-	"github.com/hopback/hopback/internal/rawlink"
 )
 
 // ListConfig selects the messages of a List. Queue is required.
@@ -47,6 +47,10 @@ type List struct {
 	Matched uint64 `json:"matched"`
 	// More reports whether further messages match, behind this page.
 	More bool `json:"more"`
+	// Unread is why messages may be missing: others consumed from the queue when its end was
+	// reached. Empty if every message was read, if List didn't go to the end, and if
+	// CaveatConsumers is accepted.
+	Unread string `json:"unread,omitempty"`
 }
 
 // maxPage bounds ListConfig.Limit, and with it the memory of a List.
@@ -74,15 +78,16 @@ func (d *Desk) List(ctx context.Context, cfg ListConfig) (List, error) {
 	if err := cfg.Filter.check(); err != nil {
 		return List{}, err
 	}
-	t, err := d.terms(ctx, cfg.Queue, cfg.Accept)
+	tell := teller{tell: cfg.Progress}
+	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &tell)
 	if err != nil {
 		return List{}, err
 	}
+	defer leave()
 	list := List{Terms: t}
 	match := cfg.Filter.matcher()
-	tell := teller{tell: cfg.Progress}
 	reset := func() { list.Seen, list.Matched, list.More, list.Messages = 0, 0, false, []Summary{} }
-	look := looking{reset: reset, passed: func(seen uint64) { tell.now(Progress{Seen: seen, Matched: list.Matched, Of: t.Messages}) }}
+	look := looking{reset: reset, accept: cfg.Accept, unread: &list.Unread, passed: func(seen uint64) { tell.now(Progress{Seen: seen, Matched: list.Matched, Of: t.Messages}) }}
 	if cfg.Found != nil {
 		look.found = func() {
 			found := list
@@ -90,7 +95,7 @@ func (d *Desk) List(ctx context.Context, cfg ListConfig) (List, error) {
 			cfg.Found(found)
 		}
 	}
-	look.visit = func(v rawlink.Delivery, l *letter) error {
+	look.visit = func(v dedicated.Delivery, l *letter) error {
 		position := int(list.Seen)
 		list.Seen++
 		if match.matches(l) {
@@ -136,7 +141,8 @@ type Letter struct {
 	// RawBody is the whole body if it is bytes or text, and nil if it isn't. If the message
 	// can't be decoded, it is the encoded message.
 	RawBody []byte `json:"-"`
-	// Hops is the message's history, oldest first.
+	// Hops is the message's history, oldest first, with each failed attempt that the message
+	// records: see retry.AttemptsOf.
 	Hops []Hop `json:"hops"`
 }
 
@@ -176,14 +182,16 @@ func (d *Desk) Show(ctx context.Context, cfg ShowConfig) (Letter, error) {
 	if cfg.ID == "" {
 		return Letter{}, argument.At(argument.Root("ShowConfig").Field("ID"), argument.Missing, nil, "is empty", "give an ID of List, or a message-id")
 	}
-	t, err := d.terms(ctx, cfg.Queue, cfg.Accept)
+	tell := teller{tell: cfg.Progress}
+	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &tell)
 	if err != nil {
 		return Letter{}, err
 	}
+	defer leave()
 	var found *Letter
+	var unread string
 	seen := 0
 	match := Filter{IDs: []string{cfg.ID}}.matcher()
-	tell := teller{tell: cfg.Progress}
 	now := func(seen uint64) {
 		p := Progress{Seen: seen, Of: t.Messages}
 		if found != nil {
@@ -191,7 +199,7 @@ func (d *Desk) Show(ctx context.Context, cfg ShowConfig) (Letter, error) {
 		}
 		tell.now(p)
 	}
-	look := looking{reset: func() { seen = 0 }, passed: now}
+	look := looking{reset: func() { seen = 0 }, passed: now, accept: cfg.Accept, unread: &unread}
 	if cfg.Found != nil {
 		look.found = func() {
 			if found != nil {
@@ -199,7 +207,7 @@ func (d *Desk) Show(ctx context.Context, cfg ShowConfig) (Letter, error) {
 			}
 		}
 	}
-	look.visit = func(v rawlink.Delivery, l *letter) error {
+	look.visit = func(v dedicated.Delivery, l *letter) error {
 		if match.matches(l) {
 			found = l.whole(seen)
 			return errStop
@@ -213,7 +221,7 @@ func (d *Desk) Show(ctx context.Context, cfg ShowConfig) (Letter, error) {
 		return *found, nil
 	}
 	if err == nil {
-		err = &NoMessageError{Queue: cfg.Queue, ID: cfg.ID, Seen: seen}
+		err = &NoMessageError{Queue: cfg.Queue, ID: cfg.ID, Seen: seen, Unread: unread}
 	}
 	return Letter{}, err
 }
@@ -222,9 +230,15 @@ func (d *Desk) Show(ctx context.Context, cfg ShowConfig) (Letter, error) {
 type NoMessageError struct {
 	Queue, ID string
 	Seen      int // messages that were looked at
+	// Unread is why there may be such a message: others consume from the queue. Empty if every
+	// message was read.
+	Unread string
 }
 
 func (e *NoMessageError) Error() string {
+	if e.Unread != "" {
+		return fmt.Sprintf("hopback: none of the %d messages that could be read in %q has the ID or message-id %.100q; %s", e.Seen, e.Queue, e.ID, e.Unread)
+	}
 	return fmt.Sprintf("hopback: none of the %d messages in %q has the ID or message-id %.100q", e.Seen, e.Queue, e.ID)
 }
 

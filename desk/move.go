@@ -9,8 +9,8 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/frames"
-	"github.com/hopback/hopback/internal/rawlink"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -92,8 +92,8 @@ func (l *letter) movable(now time.Time) bool {
 
 // Annotations that a replay forgets, and what says so.
 var forgotten = map[string]any{
-	client.AnnotationError: "", retry.AnnotationErrorType: "", retry.AnnotationHistory: "", retry.AnnotationWorker: "", AnnotationReplayedBy: "",
-	retry.AnnotationRetries: int64(0), retry.AnnotationFirstFailure: int64(0), retry.AnnotationLastFailure: int64(0), retry.AnnotationDelay: int64(0),
+	client.AnnotationError: "", retry.AnnotationErrorType: "", retry.AnnotationHistory: "", retry.AnnotationAttempts: "", retry.AnnotationWorker: "", AnnotationReplayedBy: "",
+	retry.AnnotationRetries: int64(0), retry.AnnotationFirstFailure: int64(0), retry.AnnotationLastFailure: int64(0), retry.AnnotationDelay: int64(0), retry.AnnotationDelayAsked: int64(0), retry.AnnotationDelayLeft: int64(0),
 	client.AnnotationKnownCount: int64(0),
 }
 
@@ -136,7 +136,7 @@ func (r *replay) moves(ctx context.Context, l *letter, to address.Address) bool 
 }
 
 // move has the broker bring a message to queue.
-func (r *replay) move(ctx context.Context, w *walk, out *outbox, v rawlink.Delivery, l *letter, id, queue string) error {
+func (r *replay) move(ctx context.Context, w *walk, out *outbox, v dedicated.Delivery, l *letter, id, queue string) error {
 	if err := r.room(ctx, w, out, 0, false); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,7 +15,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/rawlink"
+	"github.com/hopback/hopback/internal/dedicated"
 )
 
 // ReplayConfig selects the messages to replay and their destination. Queue is required, and
@@ -90,9 +91,15 @@ type ReplayReport struct {
 	// Walks is the number of walks. It is above 1 after a lost connection, and if a walk
 	// took longer than 15 minutes.
 	Walks int `json:"walks"`
-	// Complete reports whether the last walk reached the queue's end.
-	Complete bool          `json:"complete"`
-	Took     time.Duration `json:"took"` // in nanoseconds in JSON
+	// Complete reports whether the last walk read all messages up to the queue's end.
+	Complete bool `json:"complete"`
+	// Caveats are the guarantees that the replay couldn't give. Unread is why messages may be
+	// missing: others consumed from the queue when the last walk reached its end. Empty if
+	// every message was read, if the replay didn't go to the end, and if CaveatConsumers is
+	// accepted.
+	Caveats []Caveat      `json:"caveats,omitempty"`
+	Unread  string        `json:"unread,omitempty"`
+	Took    time.Duration `json:"took"` // in nanoseconds in JSON
 }
 
 // GroupCount is a Group and its number of messages.
@@ -154,14 +161,17 @@ func (d *Desk) Replay(ctx context.Context, cfg ReplayConfig) (ReplayReport, erro
 	if err := cfg.check(); err != nil {
 		return ReplayReport{}, err
 	}
-	t, err := d.terms(ctx, cfg.Queue, cfg.Accept)
+	tell := teller{tell: cfg.Progress}
+	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &tell)
 	if err != nil {
 		return ReplayReport{}, err
 	}
+	defer leave()
 	r := &replay{
-		d: d, cfg: cfg, match: cfg.Filter.matcher(), of: t.Messages, tell: teller{tell: cfg.Progress},
+		d: d, cfg: cfg, match: cfg.Filter.matcher(), of: t.Messages, tell: tell,
 		waysBack: map[string]bool{}, failed: map[string]bool{}, refused: map[string]error{}, known: map[string]bool{}, groups: newTally(maxGroups),
-		changed: make(chan struct{}, 1), report: ReplayReport{ID: cfg.ID, DryRun: cfg.DryRun},
+		feeding: map[string]*feeding{},
+		changed: make(chan struct{}, 1), report: ReplayReport{ID: cfg.ID, DryRun: cfg.DryRun, Caveats: t.Caveats},
 	}
 	if info, err := declare.Inspect(ctx, d.conn.Management(), cfg.Queue); err == nil {
 		r.wayOut = wayOut(info)
@@ -211,8 +221,9 @@ type replay struct {
 	next  time.Time // when the rate allows another message
 	turns int       // walks that ended to put the queue in order
 
-	refused map[string]error // addresses that take nothing, and why
-	known   map[string]bool  // addresses that were attached to
+	refused map[string]error    // addresses that take nothing, and why
+	known   map[string]bool     // addresses that were attached to
+	feeding map[string]*feeding // by the names of an exchange and a queue
 
 	wayOut   string          // the exchange that moves messages, or ""
 	waysBack map[string]bool // queues that it moves them to
@@ -276,6 +287,7 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	w.passed, w.othersToo = r.progressOf, slices.Contains(r.cfg.Accept, CaveatConsumers)
 	out := &outbox{d: r.d}
 	defer out.close()
 	for more := true; more && err == nil; {
@@ -283,7 +295,7 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 		if r.cfg.Rate > 0 { // what is asked for is held until it was looked at
 			n = int(max(min(r.cfg.Rate, batch), 10))
 		}
-		more, err = w.next(ctx, n, func(v rawlink.Delivery, l *letter) error { return r.visit(ctx, w, out, v, l) })
+		more, err = w.next(ctx, n, func(v dedicated.Delivery, l *letter) error { return r.visit(ctx, w, out, v, l) })
 		if errors.Is(err, errTurned) && r.turns >= maxTurns {
 			err = nil
 		}
@@ -291,6 +303,9 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 			r.mu.Lock()
 			r.certain() // the broker has read all that was written before it answered
 			r.mu.Unlock()
+			if !more {
+				more = r.d.again(ctx, w)
+			}
 		}
 	}
 	r.drain(ctx, w, out)
@@ -307,19 +322,19 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 	r.lost = 0
 	r.report.Unsure += unanswered
 	switch {
-	case errors.Is(err, errStop):
+	case errors.Is(err, errStop) && back == nil && unanswered == 0:
 		return false, nil
 	case errors.Is(err, errTurned) && back == nil:
 		r.turns++
 		return true, nil
 	case errors.Is(err, errHeld):
 		return true, nil
-	case err != nil:
+	case err != nil && !errors.Is(err, errStop), back != nil:
 		return false, walkError(r.cfg.Queue, err)
 	case unanswered > 0:
 		return false, walkError(r.cfg.Queue, errUnanswered)
 	}
-	r.report.Complete = true
+	r.report.Unread, r.report.Complete = w.unread, w.unread == ""
 	return false, nil
 }
 
@@ -333,7 +348,7 @@ func (r *replay) certain() {
 var errUnanswered = errors.New("copies without an answer")
 
 // visit looks at one message, and sends it on if it is selected.
-func (r *replay) visit(ctx context.Context, w *walk, out *outbox, v rawlink.Delivery, l *letter) error {
+func (r *replay) visit(ctx context.Context, w *walk, out *outbox, v dedicated.Delivery, l *letter) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -362,7 +377,7 @@ func (r *replay) visit(ctx context.Context, w *walk, out *outbox, v rawlink.Deli
 	}
 	if r.cfg.DryRun {
 		r.selected(l, id)
-		to, err := l.target(r.cfg.To, r.cfg.Address)
+		to, err := r.target(ctx, l)
 		if err == nil {
 			err = r.sendable(ctx, to, l)
 		}
@@ -416,16 +431,18 @@ func (r *replay) fail(id, messageID, target string, err error) {
 	}
 }
 
-func (r *replay) progress() {
+func (r *replay) progress() { r.progressOf(r.report.Seen) }
+
+func (r *replay) progressOf(seen uint64) {
 	r.mu.Lock()
-	p := Progress{Seen: r.report.Seen, Matched: r.report.Matched, Done: r.report.Replayed + r.moving, Of: r.of}
+	p := Progress{Seen: seen, Matched: r.report.Matched, Done: r.report.Replayed + r.moving, Of: r.of}
 	r.mu.Unlock()
 	r.tell.now(p)
 }
 
 // send sends a copy. Its answer settles the original.
-func (r *replay) send(ctx context.Context, w *walk, out *outbox, v rawlink.Delivery, l *letter, id string, position int) error {
-	to, err := l.target(r.cfg.To, r.cfg.Address)
+func (r *replay) send(ctx context.Context, w *walk, out *outbox, v dedicated.Delivery, l *letter, id string, position int) error {
+	to, err := r.target(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -448,6 +465,9 @@ func (r *replay) send(ctx context.Context, w *walk, out *outbox, v rawlink.Deliv
 		if err := r.cfg.Edit(edited); err != nil {
 			return &unsendable{err}
 		}
+		if err := edited.Validate(); err != nil {
+			return &unsendable{err}
+		}
 	}
 	payload, err := l.renewed(ReplayMark{ID: r.cfg.ID, By: r.cfg.By, At: time.Now()}, edited)
 	if err != nil {
@@ -468,7 +488,7 @@ func (r *replay) send(ctx context.Context, w *walk, out *outbox, v rawlink.Deliv
 	r.mu.Unlock()
 	size, delivery := len(payload), v.ID
 	answered := func(err error) {
-		var lost *rawlink.LostError
+		var lost *dedicated.LostError
 		if err == nil {
 			// Where this can't be written, the walk's connection is lost, and the message
 			// comes again.
@@ -505,7 +525,10 @@ func (r *replay) send(ctx context.Context, w *walk, out *outbox, v rawlink.Deliv
 		r.open--
 		r.openBytes -= size
 		r.mu.Unlock()
-		var no *rawlink.RefusedError
+		var no *dedicated.RefusedError
+		if errors.As(err, &no) && no.Condition == dedicated.TooLarge {
+			return &unsendable{no}
+		}
 		if errors.As(err, &no) && final[no.Condition] && len(r.refused) < 1000 {
 			r.refused[target] = fmt.Errorf("the broker refuses %s: %w", target, no)
 			return &unsendable{r.refused[target]}
@@ -621,7 +644,7 @@ func (r *replay) drain(ctx context.Context, w *walk, out *outbox) {
 // again after a refusal has ended it.
 type outbox struct {
 	d *Desk
-	c *rawlink.Conn
+	c *dedicated.Conn
 }
 
 func (o *outbox) send(ctx context.Context, target string, payload []byte, tell func(error)) error {
@@ -631,7 +654,7 @@ func (o *outbox) send(ctx context.Context, target string, payload []byte, tell f
 	if o.c == nil {
 		openCtx, cancel := context.WithTimeout(ctx, openLimit)
 		defer cancel()
-		c, err := rawlink.Open(openCtx, o.d.conn)
+		c, err := dedicated.Open(openCtx, o.d.conn)
 		if err != nil {
 			return err
 		}

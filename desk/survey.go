@@ -13,7 +13,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/rawlink"
+	"github.com/hopback/hopback/internal/dedicated"
 )
 
 // Role is the purpose of a queue, as its name in the retry topology shows.
@@ -83,7 +83,8 @@ type QueueSurvey struct {
 	Oldest time.Time `json:"oldest,omitzero"`
 	Newest time.Time `json:"newest,omitzero"`
 	// Caveats are the guarantees that the walk couldn't give. Unread is why some or all
-	// messages weren't read; empty if all were.
+	// messages weren't read; empty if all were. Messages that other consumers hold count as
+	// unread unless CaveatConsumers is accepted.
 	Caveats []Caveat `json:"caveats,omitempty"`
 	Unread  string   `json:"unread,omitempty"`
 }
@@ -131,21 +132,22 @@ func (d *Desk) Survey(ctx context.Context, cfg SurveyConfig) (Survey, error) {
 }
 
 func (d *Desk) surveyQueue(ctx context.Context, q *QueueSurvey, cfg SurveyConfig) ([]GroupCount, uint64, error) {
-	t, err := d.terms(ctx, q.Name, cfg.Accept)
-	q.Caveats = t.Caveats
-	if err != nil {
-		return nil, 0, err
-	}
-	q.Messages = t.Messages
 	var tell teller
 	if cfg.Progress != nil {
 		tell.tell = func(p Progress) { cfg.Progress(q.Name, p) }
 	}
+	t, leave, err := d.enter(ctx, q.Name, cfg.Accept, &tell)
+	q.Caveats = t.Caveats
+	if err != nil {
+		return nil, 0, err
+	}
+	defer leave()
+	q.Messages = t.Messages
 	groups := newTally(maxGroups)
-	err = d.look(ctx, q.Name, looking{reset: func() {
+	err = d.look(ctx, q.Name, looking{accept: cfg.Accept, unread: &q.Unread, passed: func(seen uint64) { tell.now(Progress{Seen: seen, Matched: q.Seen, Done: q.Seen, Of: t.Messages}) }, reset: func() {
 		groups = newTally(maxGroups)
 		q.Seen, q.Oldest, q.Newest = 0, time.Time{}, time.Time{}
-	}, visit: func(_ rawlink.Delivery, l *letter) error {
+	}, visit: func(_ dedicated.Delivery, l *letter) error {
 		q.Seen++
 		groups.add(l, "")
 		widen(&q.Oldest, &q.Newest, l.died())
@@ -271,7 +273,8 @@ func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error
 	}
 	var all []QueueSurvey
 	for _, q := range found {
-		if len(names) > 0 && !slices.Contains(names, q.Name) {
+		switch {
+		case len(names) > 0 && !slices.Contains(names, q.Name), len(names) == 0 && strings.HasSuffix(q.Name, lockSuffix):
 			continue
 		}
 		s := QueueSurvey{

@@ -3,11 +3,12 @@ package desk
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/rawlink"
+	"github.com/hopback/hopback/internal/dedicated"
 )
 
 const (
@@ -39,14 +40,17 @@ const (
 // of numbers, however many there are, and costs this process nothing.
 type walk struct {
 	queue       string
-	in          *rawlink.Conn
-	r           *rawlink.Receiver
+	in          *dedicated.Conn
+	r           *dedicated.Receiver
 	began       time.Time
 	first, last uint32
 	held        bool // first and last are set
 	more        bool // there may be more in the queue
 	returned    bool // the last one was given back before
 	turn        turn
+	othersToo   bool              // other consumers were accepted
+	alone       bool              // no others consumed from the queue when it had no more
+	unread      string            // who else did, so that messages may not have been read
 	passed      func(seen uint64) // called for each batch of reach, unless nil
 }
 
@@ -58,7 +62,7 @@ func (d *Desk) begin(ctx context.Context, queue string) (*walk, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, openLimit)
 	defer cancel()
-	in, err := rawlink.Open(ctx, d.conn)
+	in, err := dedicated.Open(ctx, d.conn)
 	if err != nil {
 		return nil, walkError(queue, err)
 	}
@@ -73,16 +77,16 @@ func (d *Desk) begin(ctx context.Context, queue string) (*walk, error) {
 // next shows the next batch of messages. more is false where the queue has no more. An
 // error of visit ends the batch: what follows is held and isn't shown. A nil visit shows
 // nothing. ctx isn't looked at amid a batch, but by visit.
-func (w *walk) next(ctx context.Context, n int, visit func(rawlink.Delivery, *letter) error) (more bool, err error) {
+func (w *walk) next(ctx context.Context, n int, visit func(dedicated.Delivery, *letter) error) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
 	defer cancel()
 	if w.turn.found {
 		n = min(n, turnBatch)
 	}
-	var latest rawlink.Delivery
+	var latest dedicated.Delivery
 	var opened *letter // is latest, unless nil
 	var stop error
-	got, last, err := w.r.Fetch(ctx, uint32(n), func(v rawlink.Delivery) error {
+	got, last, err := w.r.Fetch(ctx, uint32(n), func(v dedicated.Delivery) error {
 		if !w.held {
 			w.held, w.first = true, v.ID
 		}
@@ -106,6 +110,7 @@ func (w *walk) next(ctx context.Context, n int, visit func(rawlink.Delivery, *le
 		w.returned = opened.returns() > 0
 	}
 	w.more = got == uint32(n) && err == nil
+	w.alone = w.alone && !w.more
 	if w.turned() && stop == nil && err == nil && visit != nil {
 		stop = errTurned
 	}
@@ -191,20 +196,20 @@ func (w *walk) back(first, last uint32) error {
 }
 
 // abandon closes a connection that holds nothing, or whose messages go back by themselves.
-func abandon(c *rawlink.Conn) {
+func abandon(c *dedicated.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	_ = c.Close(ctx)
 }
 
-// walkError is an error of package rawlink as one of package client.
+// walkError is an error of package dedicated as one of package client.
 func walkError(queue string, err error) error {
 	var known *client.Error
 	if err == nil || errors.As(err, &known) {
 		return err
 	}
 	e := &client.Error{Op: "walk", Target: queue, Kind: client.ErrConnectionLost, Err: err}
-	var refused *rawlink.RefusedError
+	var refused *dedicated.RefusedError
 	if errors.As(err, &refused) {
 		e.Condition, e.Text = refused.Condition, refused.Text
 		switch refused.Condition {
@@ -226,12 +231,15 @@ const lookTries = 5
 // looking is what a look tells. found and passed may be nil.
 type looking struct {
 	reset func() // before each walk
-	visit func(rawlink.Delivery, *letter) error
+	visit func(dedicated.Delivery, *letter) error
 	// found says that all was visited that is wanted. The messages are still held. It is
 	// called once, although the look may begin again because the connection is lost.
 	found func()
 	// passed says how many messages the walk has read, while it goes on to keep the order.
 	passed func(seen uint64)
+	// unread gets what walk.unread is, before found is called.
+	unread *string
+	accept []CaveatCode
 }
 
 // look shows all messages of a queue from its head on, until visit returns errStop. It
@@ -273,10 +281,10 @@ func (d *Desk) lookOnce(ctx context.Context, queue string, look looking, turn bo
 	if err != nil {
 		return err
 	}
-	w.passed = look.passed
+	w.passed, w.othersToo = look.passed, slices.Contains(look.accept, CaveatConsumers)
 	var own error // of visit, such as a full disk
 	for more := true; more && err == nil; {
-		more, err = w.next(ctx, batch, func(v rawlink.Delivery, l *letter) error {
+		more, err = w.next(ctx, batch, func(v dedicated.Delivery, l *letter) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
@@ -286,12 +294,18 @@ func (d *Desk) lookOnce(ctx context.Context, queue string, look looking, turn bo
 		if errors.Is(err, errTurned) && !turn {
 			err = nil
 		}
+		if err == nil && !more {
+			more = d.again(ctx, w)
+		}
 		if err == nil && time.Since(w.began) > maxHold {
 			err = &HoldError{Queue: queue, After: maxHold}
 		}
 	}
 	if errors.Is(err, errStop) {
 		err = nil
+	}
+	if look.unread != nil {
+		*look.unread = w.unread
 	}
 	if err == nil && look.found != nil {
 		look.found()

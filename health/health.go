@@ -74,7 +74,8 @@ type Problem struct {
 	Kind Kind `json:"kind"`
 	// Connection is the endpoint, without its password, for problems of a connection.
 	Connection string `json:"connection,omitempty"`
-	// Queue is the consumer's queue, for problems of a consumer.
+	// Queue is the consumer's queue, for problems of a consumer, or the address that a
+	// requester sends to.
 	Queue string `json:"queue,omitempty"`
 	// Handlers is how many handlers run, for KindStuck.
 	Handlers int `json:"handlers,omitempty"`
@@ -102,6 +103,9 @@ const (
 	// KindNoLink: a consumer has no link to its queue for another reason. It isn't ready
 	// after Config.DownAfter, and makes no progress.
 	KindNoLink Kind = "no-link"
+	// KindNoReplies: a requester of package rpc can't receive replies. It isn't ready after
+	// Config.DownAfter, and makes no progress.
+	KindNoReplies Kind = "no-replies"
 	// KindStuck: a handler has run for longer than Config.StuckAfter. It makes no
 	// progress. It isn't live once all handlers have run for longer than
 	// Config.StuckForGood.
@@ -193,6 +197,11 @@ func (r *Report) add(cfg Config, now time.Time, state client.State, stats client
 		}
 		if c.Stalled > 0 {
 			problem(Problem{Kind: KindForwardsWait, Queue: c.Queue, Since: c.StalledSince, Error: text(c.StalledErr)})
+		}
+	}
+	for _, q := range stats.Requesters {
+		if !q.Up && state.Connected {
+			down(Problem{Kind: KindNoReplies, Queue: q.To.String(), Since: q.Since, Error: text(q.Err)})
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/health"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/rpc"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -260,4 +262,48 @@ func TestBadConfigurationIsRefused(t *testing.T) {
 	assert.Equal(t, http.StatusOK, answer.Code)
 	assert.Equal(t, "no-store", answer.Header().Get("Cache-Control"))
 	assert.False(t, errors.Is(err, client.ErrClosed))
+}
+
+// A requester that can't receive replies makes the service unready after a while.
+func TestRequesterWithoutReplies(t *testing.T) {
+	build(t, true, func(t *testing.T, w *world) {
+		q, err := rpc.NewRequester[string, string](t.Context(), w.conn, address.Queue("orders"), rpc.RequesterConfig{Replies: rpc.RepliesByQueue})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, q.Close(context.Background())) }()
+		report, err := health.Check(health.Config{}, w.conn)
+		require.NoError(t, err)
+		assert.True(t, report.Ready && report.Progress, "%+v", report)
+
+		// The virtual host has no room for its queue any more.
+		call := func(method, path, body string) []byte {
+			request := httptest.NewRequest(method, path, strings.NewReader(body))
+			request.SetBasicAuth("guest", "guest")
+			answer := httptest.NewRecorder()
+			w.broker.HTTPHandler().ServeHTTP(answer, request)
+			require.Equal(t, 2, answer.Code/100, answer.Body)
+			return answer.Body.Bytes()
+		}
+		call(http.MethodPut, "/api/vhost-limits/%2F/max-queues", `{"value":1}`)
+		var queues []struct{ Name string }
+		require.NoError(t, json.Unmarshal(call(http.MethodGet, "/api/queues", ""), &queues))
+		require.Len(t, queues, 2)
+		for _, x := range queues {
+			if x.Name != "orders" {
+				require.NoError(t, w.broker.Queue(x.Name).Forget())
+			}
+		}
+		time.Sleep(time.Second)
+		report, err = health.Check(health.Config{}, w.conn)
+		require.NoError(t, err)
+		require.Len(t, report.Problems, 1)
+		p := report.Problems[0]
+		assert.Equal(t, health.KindNoReplies, p.Kind)
+		assert.Equal(t, "/queues/orders", p.Queue)
+		assert.NotEmpty(t, p.Error)
+		assert.True(t, report.Ready && !report.Progress, "%+v", report)
+		time.Sleep(time.Minute)
+		report, err = health.Check(health.Config{}, w.conn)
+		require.NoError(t, err)
+		assert.False(t, report.Ready)
+	})
 }

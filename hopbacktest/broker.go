@@ -34,7 +34,8 @@ type Config struct {
 	// MaxMessageSize is the largest size of a message in bytes. Default: 16 MiB.
 	MaxMessageSize int
 	// MaxMessages and MaxBytes limit all queues together. Messages beyond a limit are
-	// rejected. Defaults: 10,000,000 messages and 1 GiB.
+	// rejected. Bytes include what annotations take in memory. Defaults: 10,000,000 messages
+	// and 1 GiB.
 	MaxMessages int
 	MaxBytes    int64
 	// MaxEvents is how many of the latest events [Broker.Events] returns. A negative value
@@ -59,8 +60,10 @@ type Broker struct {
 	log     func(string)
 	latency atomic.Int64
 	ports   atomic.Uint32
+	bubble  string // that it was made in, see bubble
 
 	mu        sync.Mutex
+	clients   map[*vnet.Conn]struct{} // the clients' ends of connections by Dial
 	listeners map[net.Listener]struct{}
 	url       string
 	closed    bool
@@ -89,7 +92,7 @@ func newBroker(cfg Config, heartbeat time.Duration) (*Broker, error) {
 	if err != nil {
 		return nil, argument.Wrap(err, "Config", nil, "can't be used", "see the error's cause")
 	}
-	b := &Broker{engine: e, log: cfg.OnLog, listeners: map[net.Listener]struct{}{}, url: "amqp://guest:guest@" + host + ":5672/"}
+	b := &Broker{engine: e, log: cfg.OnLog, bubble: bubble(), listeners: map[net.Listener]struct{}{}, clients: map[*vnet.Conn]struct{}{}, url: "amqp://guest:guest@" + host + ":5672/"}
 	if b.log == nil {
 		b.log = func(string) {}
 	}
@@ -111,20 +114,45 @@ type TB interface {
 	Fatalf(format string, args ...any)
 }
 
-// Start starts a Broker and closes it when the test ends. A bad Config fails the test.
+// Start starts a Broker and closes it when the test ends. A bad Config fails the test. In a
+// testing/synctest bubble, so does a client that is still connected then: its goroutines
+// would keep the bubble from ending.
 func Start(t TB, cfg Config) *Broker {
 	t.Helper()
 	b, err := New(cfg)
 	if err != nil {
 		t.Fatalf("hopbacktest: %v", err)
 	}
-	t.Cleanup(b.Close)
+	t.Cleanup(func() {
+		if n := b.connected(); n > 0 && b.bubble != "" && b.elsewhere() == nil {
+			t.Errorf("hopbacktest: a client is still connected (connections: %d), and the testing/synctest bubble can't end while it is: close each client.Conn, such as by defer", n)
+		}
+		b.Close()
+	})
 	return b
+}
+
+// connected is how many clients of Dial haven't closed their connections.
+func (b *Broker) connected() (n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for c := range b.clients {
+		if c.Open() {
+			n++
+		}
+	}
+	return n
 }
 
 // Close cuts all connections, closes all listeners and drops all data. It returns when
 // every goroutine and timer of the Broker has ended.
+//
+// A Broker that was made in a testing/synctest bubble has to be closed there. Outside of
+// the bubble, Close does nothing: nothing of the bubble runs any more.
 func (b *Broker) Close() {
+	if b.bubble != "" && b.elsewhere() != nil {
+		return
+	}
 	b.mu.Lock()
 	b.closed = true
 	for l := range b.listeners {
@@ -151,10 +179,14 @@ func (b *Broker) URL() string {
 var errClosed = errors.New("hopbacktest: the broker is closed")
 
 // Dial connects to the broker over a network in memory. Use it as client.Config.Dial. It
-// ignores the address. While the broker is stopped the connection is refused.
+// ignores the address. While the broker is stopped the connection is refused. In another
+// testing/synctest bubble than that of New, the error is an *argument.Error.
 func (b *Broker) Dial(ctx context.Context, _, address string) (net.Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
+	}
+	if err := b.elsewhere(); err != nil {
+		return nil, err
 	}
 	if delay := 2 * time.Duration(b.latency.Load()); delay > 0 { // there and back
 		t := time.NewTimer(delay)
@@ -177,7 +209,7 @@ func (b *Broker) Dial(ctx context.Context, _, address string) (net.Conn, error) 
 	}
 	local := vnet.Addr(fmt.Sprintf("127.0.0.1:%d", 32768+b.ports.Add(1)%28_000))
 	ours, theirs := vnet.Pipe(vnet.Config{Client: local, Server: server, Latency: b.delay})
-	if !b.serve(theirs) {
+	if !b.serve(theirs, ours) {
 		return fail(errClosed)
 	}
 	return ours, nil
@@ -185,14 +217,23 @@ func (b *Broker) Dial(ctx context.Context, _, address string) (net.Conn, error) 
 
 func (b *Broker) delay() time.Duration { return time.Duration(b.latency.Load()) }
 
-// serve serves a connection on a goroutine of its own, unless the broker is closed.
-func (b *Broker) serve(c net.Conn) bool {
+// serve serves a connection on its own goroutine, unless the broker is closed. client
+// is its other end, if that is one of Dial.
+func (b *Broker) serve(c net.Conn, client *vnet.Conn) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
 		return false
 	}
-	b.running.Go(func() { b.server.Serve(c) })
+	if client != nil {
+		b.clients[client] = struct{}{}
+	}
+	b.running.Go(func() {
+		b.server.Serve(c)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.clients, client)
+	})
 	return true
 }
 
@@ -201,6 +242,9 @@ func (b *Broker) serve(c net.Conn) bool {
 // 127.0.0.1. A malformed address is an *argument.Error; other errors are those of
 // net.Listen. Close ends the listener.
 func (b *Broker) Listen(address string) (url string, err error) {
+	if err := b.elsewhere(); err != nil {
+		return "", err
+	}
 	h, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return "", argument.Wrap(err, "address", address, "is not an address to listen on", `use one such as "127.0.0.1:5672"`)
@@ -228,6 +272,10 @@ func (b *Broker) Listen(address string) (url string, err error) {
 // called. It closes l. A client with a certificate may log in with SASL EXTERNAL; its user
 // is the certificate's common name. The error is never nil.
 func (b *Broker) Serve(l net.Listener) error {
+	if err := b.elsewhere(); err != nil {
+		_ = l.Close()
+		return err
+	}
 	b.mu.Lock()
 	if b.closed {
 		b.mu.Unlock()
@@ -251,7 +299,7 @@ func (b *Broker) accept(l net.Listener) error {
 		if err != nil {
 			return err
 		}
-		if !b.engine.Running() || !b.serve(b.slow(c)) {
+		if !b.engine.Running() || !b.serve(b.slow(c), nil) {
 			_ = c.Close()
 		}
 	}

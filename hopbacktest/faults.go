@@ -38,6 +38,11 @@ func (b *Broker) DelayAnswers(d time.Duration) { b.server.DelayAnswers(d) }
 // of Dial, and TCP connections that are made afterwards.
 func (b *Broker) SetLatency(d time.Duration) { b.latency.Store(int64(d)) }
 
+// StepClock sets the broker's clock forward by d, or back if d is negative, as when somebody
+// sets the clock of its host. What already waits for a time is looked at when it would have
+// come without the step.
+func (b *Broker) StepClock(d time.Duration) { b.engine.StepClock(d) }
+
 // slow is c with the latency.
 func (b *Broker) slow(c net.Conn) net.Conn {
 	if b.latency.Load() <= 0 {

@@ -62,6 +62,9 @@ const DefaultQueue = "work"
 // Run runs the scenario. See the function Run. A fault of the scenario fails the test.
 func (s Scenario) Run(t *testing.T) *Result {
 	t.Helper()
+	if bubble() != "" {
+		t.Fatalf("hopbacktest: Run makes its own testing/synctest bubble, and there can't be one in another: call it outside of synctest.Test, and not in a handler or Disturb of another Run")
+	}
 	if s.Queue.Name == "" {
 		s.Queue.Name = DefaultQueue
 		if s.Queue.DeliveryLimit == 0 {
@@ -245,15 +248,19 @@ func (r *run) note(id string, at Attempt, m *client.Message) {
 
 // askedOf is the delay that the message was to have, as the worker has written it.
 func askedOf(m *client.Message) time.Duration {
-	if ms, ok := m.Annotations[retry.AnnotationDelay].(int64); ok {
-		return time.Duration(ms) * time.Millisecond
+	// The first is that of a message which has passed several delay queues.
+	for _, key := range []string{retry.AnnotationDelayAsked, retry.AnnotationDelay} {
+		if ms, ok := m.Annotations[key].(int64); ok && ms > 0 {
+			return time.Duration(ms) * time.Millisecond
+		}
 	}
 	if text, ok := m.Annotations[retry.AnnotationHistory].(string); ok {
 		var history struct {
 			Delay int64 `json:"delay"`
+			Asked int64 `json:"asked"`
 		}
 		if json.Unmarshal([]byte(text), &history) == nil {
-			return time.Duration(history.Delay) * time.Millisecond
+			return time.Duration(max(history.Delay, history.Asked)) * time.Millisecond
 		}
 	}
 	return 0

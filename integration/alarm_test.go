@@ -220,6 +220,61 @@ func TestAlarmStopsPublishingAndNothingElse(t *testing.T) {
 	})
 }
 
+// An alarm that lasts longer than ForwardPatience costs no message a failed delivery, even
+// where a forward has stalled before and the consumer knows that its queue keeps dead
+// letters. Nothing is logged as an error.
+func TestAlarmUsesUpNoForwardPatience(t *testing.T) {
+	forEachOfOursAlone(t, func(t *testing.T, s *site) {
+		const messages, patience = 20, 500 * time.Millisecond
+		policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(time.Second), Strategy: retry.StrategyRepublish}
+		work := declare.QuorumQueue{Name: "orders", DeliveryLimit: 1}
+		admin, _ := s.connect(t)
+		applyRetry(t, admin, policy, work)
+		conn, log := s.connect(t)
+		begin, retried := make(chan struct{}), make(chan int, 10*messages)
+		consume(t, conn, "orders", retry.With(policy)(client.JSON(func(ctx context.Context, o order) error {
+			if d, _ := client.DeliveryFrom(ctx); retry.Count(d.Message()) > 0 {
+				retried <- o.ID
+				return nil
+			}
+			if o.ID >= 0 {
+				<-begin
+			}
+			return errors.New("not yet")
+		})), client.ConsumerConfig{Concurrency: messages, Prefetch: 2 * messages, ForwardPatience: patience})
+		awaitConsumers(t, admin, "orders", 1)
+		p := publisher[order](t, admin, address.Queue("orders"))
+
+		_, err := declare.DeleteQueue(t.Context(), admin.Management(), "delay_1s")
+		require.NoError(t, err)
+		publish(t, p, order{ID: -1})
+		poll(t, "a forward is given up", func() bool { return len(log.with("goes back to its queue")) > 0 })
+		applyRetry(t, admin, policy, work)
+		assert.Equal(t, -1, await(t, retried, "its retry"))
+		for i := range messages {
+			publish(t, p, order{ID: i})
+		}
+		s.eval(t, alarms[0].set)
+		clearAlarm := sync.OnceFunc(func() {
+			s.eval(t, alarms[0].clear)
+			poll(t, "the alarm is over", func() bool { return !s.alarmed(t) })
+		})
+		defer clearAlarm()
+		poll(t, "there is an alarm", func() bool { return s.alarmed(t) })
+		earlier := len(log.with("ERROR"))
+		close(begin)
+		poll(t, "all wait", func() bool { c := conn.Stats().Consumers; return len(c) == 1 && c[0].Forwarding == messages })
+		time.Sleep(10 * patience) // the patience for two failed deliveries is 3 times as long
+		clearAlarm()
+		for range messages {
+			await(t, retried, "a retry")
+		}
+		poll(t, "the queue is empty", func() bool { return ready(t, admin, "orders") == 0 })
+		assert.Zero(t, ready(t, admin, "orders.dead"))
+		assert.Len(t, log.with("ERROR"), earlier, "%q", log.with("ERROR"))
+	})
+}
+
 // Alarms that come and go amid a stream of messages cost neither the session nor a
 // message, nor do they make duplicates: nothing is on its way that the broker doesn't
 // take.

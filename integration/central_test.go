@@ -247,7 +247,7 @@ func TestCentralTellsDeathsApart(t *testing.T) {
 		dead := p.take("orders.dead", 1)[0]
 		d := retry.DeathOf(dead)
 		assert.Equal(t, [3]string{"delivery-limit", "orders", "the message reached the delivery limit of its queue"}, [3]string{string(d.Reason), d.Queue, d.Error})
-		assert.Zero(t, dead.Header.DeliveryCount, "a copy")
+		assert.NotZero(t, dead.Header.DeliveryCount, "it was moved")
 
 		expiring := func(again bool) *amqp.Message {
 			m := amqp.NewMessage([]byte("late"))
@@ -271,5 +271,61 @@ func TestCentralTellsDeathsApart(t *testing.T) {
 		assert.Equal(t, [3]string{"unknown-queue", "others", "lost?"}, [3]string{string(d.Reason), d.Queue, string(m.GetData())})
 		poll(t, "it is told", func() bool { return len(log.with("isn't configured", "others")) == 1 })
 		assert.Zero(t, ready(t, conn, "parking_queue"))
+	})
+}
+
+// Central moves messages, so a worker gets each one as it was published. On a topology of an
+// earlier release, where the failed queue has another exit, it copies them until TakeOver has
+// removed that. A message at its delivery limit is copied, since its delivery count would go along.
+func TestCentralMovesWhereTheTopologyAllowsIt(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		ctx := context.Background()
+		conn, log := s.connect(t)
+		policy := retry.Policy{MaxRetries: 1, Backoff: retry.Delays(50 * time.Millisecond), Rules: []retry.ErrorRule{{If: retry.OnReason(retry.ReasonDeliveryLimit), Do: retry.ActionRetry}}}
+		work := declare.QuorumQueue{Name: "orders", DeliveryLimit: 1}
+		topology, err := retry.CentralTopology(policy, retry.CentralConfig{}, work)
+		require.NoError(t, err)
+		topology.Bindings = append(topology.Bindings, declare.Binding{Source: "given_up_exchange", Queue: "failed_queue.dead", Key: "failed_queue"})
+		apply(t, conn, topology)
+		p := s.peer(t)
+		r := p.receiver("orders", 20)
+		// again rejects a message, and returns it when it comes back.
+		again := func(fail func(m *amqp.Message) error) *amqp.Message {
+			m := amqp.NewMessage([]byte("m"))
+			m.ApplicationProperties = map[string]any{"tenant": "acme"}
+			p.put("orders", m)
+			require.NoError(t, fail(p.next(r)))
+			back := p.next(r)
+			assert.Equal(t, "acme", back.ApplicationProperties["tenant"])
+			require.NoError(t, r.AcceptMessage(ctx, back))
+			return back
+		}
+		reject := func(m *amqp.Message) error { return r.RejectMessage(ctx, m, nil) }
+		stop := runCentral(t, conn, policy, retry.CentralConfig{}, work)
+		back := again(reject)
+		assert.EqualValues(t, 1, back.ApplicationProperties[retry.CountProperty], "a copy")
+		require.NoError(t, stop())
+		assert.NotEmpty(t, log.with("Central copies messages", "take-over"))
+
+		require.NoError(t, retry.TakeOver(t.Context(), conn.Management(), policy, retry.CentralConfig{Queues: []string{"orders"}}))
+		runCentral(t, conn, policy, retry.CentralConfig{}, work)
+		back = again(reject)
+		assert.NotContains(t, back.ApplicationProperties, retry.CountProperty, "moved")
+		assert.EqualValues(t, 1, back.Annotations[retry.AnnotationRetries])
+		assert.Len(t, back.Annotations["x-opt-deaths"], 3, "the broker's record grows")
+		back = again(func(m *amqp.Message) error {
+			for range 2 {
+				if err := r.ModifyMessage(ctx, m, &amqp.ModifyMessageOptions{DeliveryFailed: true}); err != nil {
+					return err
+				}
+				if m.Header.DeliveryCount == 0 {
+					m = p.next(r)
+				}
+			}
+			return nil
+		})
+		assert.EqualValues(t, 1, back.ApplicationProperties[retry.CountProperty], "a copy")
+		assert.Zero(t, back.Header.DeliveryCount)
+		assert.Zero(t, ready(t, conn, "failed_queue.dead")+ready(t, conn, "parking_queue"))
 	})
 }

@@ -2,6 +2,8 @@ package integration
 
 import (
 	"context"
+	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -96,17 +98,19 @@ func TestAConsumerHasATimeoutOfItsOwn(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
 		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
-		ended := make(chan error, 10)
-		first := true
+		ended, again := make(chan error, 1), make(chan struct{})
+		var calls atomic.Int64
 		h := client.HandlerFunc(func(ctx context.Context, _ *client.Delivery) error {
-			if first {
-				first = false
-				<-ctx.Done()
+			if calls.Add(1) > 1 {
+				close(again)
+				return nil
 			}
+			<-ctx.Done()
 			ended <- context.Cause(ctx)
+			<-again
 			return nil
 		})
-		cfg := client.ConsumerConfig{ConsumerTimeout: time.Second}
+		cfg := client.ConsumerConfig{ConsumerTimeout: time.Second, Concurrency: 2}
 		if !s.newer() {
 			err := conn.Consume(t.Context(), "orders", h, cfg)
 			require.ErrorAs(t, err, new(*argument.Error))
@@ -115,7 +119,97 @@ func TestAConsumerHasATimeoutOfItsOwn(t *testing.T) {
 		}
 		publish(t, publisherOf(t, conn, address.Queue("orders")), "m")
 		consume(t, conn, "orders", h, cfg)
-		require.ErrorIs(t, await(t, ended, "the broker takes it back"), client.ErrConsumerTimeout)
-		require.NoError(t, await(t, ended, "it comes again"))
+		require.ErrorIs(t, await(t, ended, "its time is nearly over"), client.ErrConsumerTimeoutNear)
+		await(t, again, "the broker takes it back")
+	})
+}
+
+// A consumer of a queue with a single active consumer is stopped while its handler runs, which
+// then fails. The next consumer gets that message before those that the first had only
+// prefetched, and these without a failed delivery. RabbitMQ 4.0 would count one for each that
+// goes back, so there the first consumer handles them while Grace lasts.
+func TestADrainKeepsTheOrderForTheNextSingleActiveConsumer(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		const messages = 20
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders", SingleActiveConsumer: true}))
+		p := publisher[order](t, conn, address.Queue("orders"))
+		for i := range messages {
+			publish(t, p, order{ID: i})
+		}
+		began, fail := make(chan struct{}), make(chan struct{})
+		handled := make(chan int, 2*messages)
+		first, _ := s.connect(t)
+		stop := consume(t, first, "orders", client.JSON(func(ctx context.Context, o order) error {
+			if o.ID == 0 {
+				close(began)
+				<-client.Draining(ctx)
+				<-fail
+				return errors.New("the process stops")
+			}
+			handled <- o.ID
+			return nil
+		}), client.ConsumerConfig{Concurrency: 1, Prefetch: messages})
+		await(t, began, "the first handler")
+		poll(t, "the first consumer has all", func() bool { return ready(t, conn, "orders") == 0 })
+		second, _ := s.connect(t)
+		consume(t, second, "orders", client.JSON(func(ctx context.Context, o order) error {
+			if d, _ := client.DeliveryFrom(ctx); o.ID > 0 {
+				assert.Zero(t, d.DeliveryCount(), "%d", o.ID)
+			}
+			handled <- o.ID
+			return nil
+		}), client.ConsumerConfig{Concurrency: 1, Prefetch: messages})
+		poll(t, "the second stands by", func() bool { c := second.Stats().Consumers; return len(c) == 1 && c[0].Up })
+
+		stopped := make(chan error, 1)
+		go func() { stopped <- stop() }()
+		time.Sleep(100 * time.Millisecond) // what went back too early would be there by then
+		close(fail)
+		require.NoError(t, await(t, stopped, "the drain ends"))
+		var want, got []int
+		for i := range messages {
+			want, got = append(want, i), append(got, await(t, handled, "a message"))
+		}
+		if !s.newer() {
+			want = append(want[1:], 0) // the first consumer handles what it has
+		}
+		assert.Equal(t, want, got)
+	})
+}
+
+// Where consumers share a queue, the others have at once what a consumer that stops has only
+// prefetched: they don't wait for its handlers. Below RabbitMQ 4.3 its own handlers get it.
+func TestADrainLeavesWhatItHasNotBegunToOthersAtOnce(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		if !s.newer() {
+			return
+		}
+		const messages = 20
+		conn, _ := s.connect(t)
+		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders"}))
+		p := publisherOf(t, conn, address.Queue("orders"))
+		for range messages {
+			publish(t, p, "m")
+		}
+		began, finish := make(chan struct{}, messages), make(chan struct{})
+		first, _ := s.connect(t)
+		stop := consume(t, first, "orders", client.HandlerFunc(func(context.Context, *client.Delivery) error {
+			began <- struct{}{}
+			<-finish
+			return nil
+		}), client.ConsumerConfig{Concurrency: 1, Prefetch: messages})
+		await(t, began, "the first handler")
+		poll(t, "the first consumer has all", func() bool { return ready(t, conn, "orders") == 0 })
+		got := make(chan string, messages)
+		consume(t, conn, "orders", to(got, "second"), client.ConsumerConfig{})
+		stopped := make(chan error, 1)
+		go func() { stopped <- stop() }()
+		for range messages - 1 {
+			await(t, got, "what the first hasn't begun")
+		}
+		assert.Empty(t, stopped)
+		close(finish)
+		require.NoError(t, await(t, stopped, "the drain ends"))
 	})
 }

@@ -346,7 +346,7 @@ func TestMessagesWhoseQueueIsGoneAreParkedAndHoldUpNoOthers(t *testing.T) {
 		{"republish", func(*retry.Policy) {}, declare.Binding{Source: "requeue_exchange", Queue: "unbound", Key: "*.*.unbound"}},
 		{"dead-letter", func(p *retry.Policy) { p.Strategy = retry.StrategyDeadLetter }, declare.Binding{Source: "return_exchange", Queue: "unbound", Key: "unbound"}},
 		{"ladder", func(p *retry.Policy) { p.AnyDelay = &retry.Ladder{Unit: 500 * time.Millisecond, Levels: 4} },
-			declare.Binding{Source: "retry_ladder_back", Queue: "unbound", Key: "*.*.*.*.unbound"}},
+			declare.Binding{Source: "retry_ladder_500ms_4_back", Queue: "unbound", Key: "*.*.*.*.unbound"}},
 	}
 	forEachBroker(t, func(t *testing.T, s *site) {
 		for _, way := range ways {

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -44,6 +46,9 @@ func TestCommandDead(t *testing.T) {
 		assert.Contains(t, shown, "gateway 10.0.0.0:443 refused order 0")
 		hopback.dead(exitNo, "show", "orders.dead", "none")
 		hopback.dead(exitNo, "list", "none")
+		assert.Contains(t, hopback.dead(exitNo, "list", "orders.dead", "--group", "0123456789ab").stderr, "none of the 41 messages")
+		hopback.dead(exitNo, "list", "orders.dead", "--id", "nobody", "--json")
+		hopback.dead(exitDone, "list", "orders.dead", "--text", "nobody says this")
 		hopback.dead(exitUsage, "list")
 		hopback.dead(exitUsage, "replay", "orders.dead")
 		hopback.dead(exitUsage, "discard", "orders.dead", "--all")
@@ -67,11 +72,18 @@ func TestCommandDead(t *testing.T) {
 		assert.Contains(t, hopback.dead(exitDone, "export", "orders.dead", file).stdout, "30 messages written")
 		hopback.dead(exitUsage, "export", "orders.dead", file)
 		assert.Contains(t, hopback.dead(exitDone, "export", "orders.dead", file, "--resume").stdout, "0 messages written")
-		assert.Contains(t, hopback.dead(exitDone, "discard", "orders.dead", "--all", "--to", file).stdout, "30 messages discarded")
+		discarded := hopback.dead(exitDone, "discard", "orders.dead", "--all", "--to", file).stdout
+		assert.Contains(t, discarded, "30 messages discarded")
+		assert.Contains(t, discarded, "30 of these lines were in the file before")
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		lines := slices.Collect(strings.Lines(string(text)))
+		require.Len(t, lines, 60)
+		require.NoError(t, os.WriteFile(file, []byte(strings.Join(lines[30:], "")), 0o600))
 		assert.Zero(t, ready(t, conn, "orders.dead"))
 		assert.Contains(t, hopback.dead(exitDone, "import", file, "--dry-run").stdout, "30 lines can be imported")
 		assert.Contains(t, hopback.dead(exitDone, "import", file).stdout, "30 messages imported")
-		text, err := os.ReadFile(file)
+		text, err = os.ReadFile(file)
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(file, append([]byte("rubbish\n"), text...), 0o600))
 		assert.Contains(t, hopback.dead(exitNo, "import", file).stderr, "line 1")

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/desk"
@@ -209,7 +210,7 @@ func TestReplayCopiesWhatCannotBeMoved(t *testing.T) {
 		policy := retry.Policy{ReplayByMove: true}
 		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders"}, declare.QuorumQueue{Name: "short", MaxLength: 100}, declare.QuorumQueue{Name: "limited"})
 		s.http(t, "PUT", "/policies/"+s.vhost+"/length", map[string]any{"pattern": "^limited$", "apply-to": "queues", "definition": map[string]any{"max-length": 100}}, nil)
-		apply(t, conn, queueOf(unlimited("elsewhere")))
+		apply(t, conn, declare.Topology{Queues: []declare.Queue{unlimited("elsewhere"), unlimited("aside")}})
 		d := newDesk(t, s, conn)
 		dead := func(edits ...func(m *client.Message)) func(int, *client.Message) {
 			return func(_ int, m *client.Message) {
@@ -231,8 +232,8 @@ func TestReplayCopiesWhatCannotBeMoved(t *testing.T) {
 			"a short queue":  {queue: "short.dead", edit: func(m *client.Message) { m.Annotations[retry.AnnotationQueue] = "short" }},
 			"an edit":        {cfg: desk.ReplayConfig{Edit: func(*desk.Edit) error { return nil }}},
 			"copies wanted":  {cfg: desk.ReplayConfig{Copy: true}},
-			"another queue":  {edit: func(m *client.Message) { m.Annotations[retry.AnnotationQueue] = "elsewhere" }},
-			"no way back":    {queue: "elsewhere"},
+			"another queue":  {cfg: desk.ReplayConfig{Address: address.Queue("elsewhere")}},
+			"no way back":    {queue: "aside", cfg: desk.ReplayConfig{Address: address.Queue("orders")}},
 		} {
 			queue := c.queue
 			if queue == "" {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -288,21 +289,42 @@ func TestAThousandReplaysOfOneMessage(t *testing.T) {
 func TestReplayToWhatIsGone(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
+		dying := func(name string) declare.QuorumQueue {
+			return declare.QuorumQueue{Name: name, DeadLetter: declare.DeadLetterTarget{RoutingKey: "dead", Strategy: declare.AtLeastOnce}}
+		}
 		apply(t, conn, declare.Topology{
-			Queues:    []declare.Queue{unlimited("dead"), unlimited("there")},
-			Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Direct}},
-			Bindings:  []declare.Binding{{Source: "shop", Queue: "there", Key: "bound"}},
+			Queues:    []declare.Queue{unlimited("dead"), dying("there"), dying("gone")},
+			Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Direct}, {Name: "left", Type: declare.Direct}},
+			Bindings: []declare.Binding{
+				{Source: "shop", Queue: "there", Key: "bound"}, {Source: "shop", Queue: "gone", Key: "unbound"}, {Source: "left", Queue: "there", Key: "k"},
+			},
 		})
 		origins := []struct{ queue, exchange, key string }{
-			{"there", "shop", "bound"}, {"gone", "shop", "unbound"}, {"there", "gone", "k"}, {"", "", ""}, {"there", "", "there"},
+			{"there", "shop", "bound"}, {"gone", "shop", "unbound"}, {"there", "left", "k"}, {"", "", ""}, {"there", "", "there"},
 		}
-		load(t, conn, "dead", 25, func(i int, m *client.Message) {
-			o := origins[i%5]
-			m.Annotations = map[any]any{retry.AnnotationExchange: o.exchange, retry.AnnotationRoutingKey: o.key}
-			if o.queue != "" {
-				m.Annotations[retry.AnnotationQueue] = o.queue
+		p := s.peer(t)
+		for i := range 5 {
+			for j, o := range origins {
+				to := address.Exchange(o.exchange, o.key)
+				m := amqp.NewMessage(fmt.Appendf(nil, "%d.%d", i, j))
+				switch {
+				case o.queue == "":
+					p.put("dead", m)
+					continue
+				case o.exchange == "":
+					to = address.Queue(o.key)
+				}
+				// A worker without hopback may write that, too.
+				m.Annotations = amqp.Annotations{retry.AnnotationExchange: o.exchange, retry.AnnotationRoutingKey: o.key}
+				require.IsType(t, &amqp.StateAccepted{}, p.send(to, m))
+				r := p.receiver(o.queue, 1)
+				require.NoError(t, r.RejectMessage(t.Context(), p.next(r), nil))
+				require.NoError(t, r.Close(t.Context()))
 			}
-		})
+		}
+		poll(t, "all are dead", func() bool { return ready(t, conn, "dead") == 25 })
+		_, err := declare.Delete(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{dying("gone")}, Exchanges: []declare.Exchange{{Name: "left", Type: declare.Direct}}})
+		require.NoError(t, err)
 		d := newDesk(t, s, conn)
 		dry, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "dead", All: true, DryRun: true})
 		require.NoError(t, err)

@@ -77,6 +77,9 @@ func run(m *testing.M) int {
 	if commandDir != "" {
 		_ = os.RemoveAll(commandDir)
 	}
+	if previousDir != "" {
+		_ = os.RemoveAll(previousDir)
+	}
 	for _, b := range append(brokers, started.brokers...) {
 		if err := b.Release(context.Background()); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -17,6 +17,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/proxy"
+	"github.com/hopback/hopback/retry"
 )
 
 // life is a consumer and a publisher of a user who may lose everything.
@@ -253,5 +254,39 @@ func TestLinkThatTheBrokerDetachesIsAttachedAgain(t *testing.T) {
 		}
 		assert.Empty(t, l.log.with("connection lost; reconnecting"))
 		assert.Equal(t, 1, l.wire.Accepted(), "on the same connection")
+	})
+}
+
+// A worker whose user may not write to the exchange of retry copies is refused before its
+// first delivery: its first failure would stall it. The error says what is missing.
+func TestAWorkerThatMayNotPublishRetryCopiesIsRefused(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		admin, _ := s.connect(t)
+		for name, backoff := range map[string]retry.Policy{
+			"republish": {Strategy: retry.StrategyRepublish},
+			"ladder":    {Strategy: retry.StrategyRepublish, AnyDelay: &retry.Ladder{}},
+		} {
+			policy := backoff
+			policy.MaxRetries, policy.Backoff = 3, retry.Delays(time.Second)
+			policy.Names = retry.Names{Prefix: name + "."}
+			queue := "work-" + name
+			applyRetry(t, admin, policy, declare.QuorumQueue{Name: queue})
+			publish(t, publisher[order](t, admin, address.Queue(queue)), order{})
+			handler := retry.With(policy)(client.HandlerFunc(func(context.Context, *client.Delivery) error { return errors.New("boom") }))
+
+			conn, _ := connectTo(t, s.user(t, "^hopback-clock-", "", ".*"))
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			err := conn.Consume(ctx, queue, handler, client.ConsumerConfig{})
+			cancel()
+			require.ErrorIs(t, err, client.ErrUnauthorized)
+			assert.ErrorContains(t, err, "write access to exchange '"+name+".")
+			assert.ErrorContains(t, err, "set_permissions")
+			assert.Equal(t, 1, ready(t, admin, queue))
+
+			may, _ := connectTo(t, s.user(t, "^hopback-clock-", "^"+name+"\\.", ".*"))
+			consume(t, may, queue, handler, client.ConsumerConfig{})
+			awaitConsumers(t, admin, queue, 1)
+			poll(t, "it is retried", func() bool { return ready(t, admin, queue) == 0 })
+		}
 	})
 }

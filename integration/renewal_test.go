@@ -128,6 +128,13 @@ func TestDeliveryIDsOfASessionBeginAtZero(t *testing.T) {
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		assert.Equal(t, []uint32{0, 1, 2}, ids)
+		next := uint32(0)
+		for _, id := range ids { // among them the reply to a request about the queue, on a session of the management
+			if id == next {
+				next++
+			}
+		}
+		assert.Equal(t, uint32(3), next, "%v", ids)
+		assert.LessOrEqual(t, len(ids), 4)
 	})
 }

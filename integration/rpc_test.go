@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -158,6 +159,43 @@ func TestCallerLearnsThatItsRequestIsGivenUp(t *testing.T) {
 }
 
 // A body that can't be read, and an Outcome, are told without retry.With, too.
+// A reply that can never be sent isn't tried again, as one is while the broker is away: the
+// handler would only run again. The caller gets an error, and the request is dead-lettered.
+func TestAReplyThatCanNotBeSentIsNotRetried(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		policy := retry.Policy{MaxRetries: 5, Backoff: retry.Delays(50 * time.Millisecond)}
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "reports"})
+		r := responder(t, conn)
+		var calls atomic.Int64
+		handler := rpc.Respond(r, func(_ context.Context, kind string) (any, error) {
+			calls.Add(1)
+			if kind == "large" {
+				return strings.Repeat("x", 17<<20), nil
+			}
+			return func() {}, nil
+		})
+		consume(t, conn, "reports", retry.With(policy)(handler), client.ConsumerConfig{})
+		for i, kind := range []string{"large", "a function"} {
+			q := requester[string, any](t, conn, address.Queue("reports"), rpc.RequesterConfig{})
+			_, err := q.Call(within(t), kind)
+			given, ok := errors.AsType[*rpc.GivenUpError](err)
+			require.True(t, ok, "%s: %v", kind, err)
+			assert.Equal(t, rpc.ReasonUnsendable, given.Reason, kind)
+			poll(t, "it is dead", func() bool { return ready(t, conn, "reports.dead") == i+1 })
+			assert.Equal(t, int64(i+1), calls.Load(), kind)
+		}
+		reasons := make(chan client.Reason, 2)
+		consume(t, conn, "reports.dead", client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+			reasons <- retry.DeathOf(d.Message()).Reason
+			return nil
+		}), client.ConsumerConfig{})
+		for range 2 {
+			assert.Equal(t, rpc.ReasonUnsendable, await(t, reasons, "a dead letter"))
+		}
+	})
+}
+
 func TestCallerLearnsOfADeathWithoutRetries(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
@@ -301,8 +339,8 @@ func TestRequesterAndResponderOfGoAMQP(t *testing.T) {
 			})
 			require.NoError(t, err)
 		} else {
-			apply(t, conn, queueOf(declare.QuorumQueue{Name: "answers"}))
-			replies = p.receiver("answers", 10)
+			apply(t, conn, queueOf(declare.QuorumQueue{Name: "client.gen-answers"}))
+			replies = p.receiver("client.gen-answers", 10)
 		}
 		to := replies.Address()
 		m := amqp.NewMessage([]byte(`{"A":40,"B":2}`))
@@ -483,6 +521,42 @@ func TestReplyQueueIsDeclaredAgain(t *testing.T) {
 	})
 }
 
+// A requester is in its connection's Stats, and in the service's health.
+func TestRequesterIsObserved(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		direct, _ := s.connect(t)
+		apply(t, direct, queueOf(declare.QuorumQueue{Name: "sums"}))
+		conn, _ := s.connect(t, soon)
+		q := requester[sum, int](t, conn, address.Queue("sums"), rpc.RequesterConfig{Replies: rpc.RepliesByQueue})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _ = q.Call(ctx, sum{1, 2})
+		}()
+		poll(t, "the call waits", func() bool {
+			all := conn.Stats().Requesters
+			return len(all) == 1 && all[0].Up && all[0].Waiting == 1 && all[0].To == address.Queue("sums")
+		})
+		before := conn.Stats().Requesters[0].Since
+		var queues []struct{ Name string }
+		s.http(t, "GET", "/queues/"+s.vhost+"?disable_stats=true", nil, &queues)
+		for _, x := range queues {
+			if x.Name != "sums" {
+				s.http(t, "DELETE", "/queues/"+s.vhost+"/"+url.PathEscape(x.Name), nil, nil)
+			}
+		}
+		poll(t, "it was down, and is up again", func() bool {
+			all := conn.Stats().Requesters
+			return len(all) == 1 && all[0].Up && all[0].Since.After(before) && all[0].Waiting == 1
+		})
+		cancel()
+		<-ended
+		require.NoError(t, q.Close(within(t)))
+		assert.Empty(t, conn.Stats().Requesters)
+	})
+}
+
 // The caller's trace goes to the handler, as that of any message.
 func TestCallersContextReachesTheInstruments(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
@@ -610,5 +684,46 @@ func TestCallsWhileConnectionsAreCut(t *testing.T) {
 			assert.NoError(t, answering.Close(within(t)))
 			wire.Close()
 		}
+	})
+}
+
+// A request can't make its responder write to a queue that isn't for replies, nor answer
+// itself without end. What isn't a reply queue by its name is allowed by Allow.
+func TestReplyGoesToReplyQueuesOnly(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, log := s.connect(t)
+		for _, queue := range []string{"sums", "payments", "answers", "echo", "client.gen-1"} {
+			apply(t, conn, queueOf(declare.QuorumQueue{Name: queue}))
+		}
+		r := responder(t, conn)
+		consume(t, conn, "sums", rpc.Respond(r, add), client.ConsumerConfig{})
+		p := publisher[sum](t, conn, address.Queue("sums"))
+		to := func(replyTo string) func(*client.Message) {
+			return func(m *client.Message) { m.Properties.ReplyTo = &replyTo }
+		}
+		for _, forbidden := range []string{"/queues/payments", "payments", "/queues/sums", "/exchanges/amq.direct/payments", "/queues/hopback%2Dreplies"} {
+			publish(t, p, sum{}, to(forbidden))
+		}
+		publish(t, p, sum{}, to("/queues/client.gen-1"))
+		poll(t, "the counts", func() bool { return r.Stats().Unclaimed == 5 && r.Stats().Replied == 1 })
+		assert.Zero(t, ready(t, conn, "payments"))
+		assert.Equal(t, 1, ready(t, conn, "client.gen-1"))
+		assert.Len(t, log.with("a reply was dropped"), 1, "once a minute")
+
+		// A handler that returns the request as it is would answer itself.
+		all, err := rpc.NewResponder(within(t), conn, rpc.ResponderConfig{Allow: func(to address.Address) bool { return true }})
+		require.NoError(t, err)
+		handled := make(chan struct{}, 10_000)
+		consume(t, conn, "echo", rpc.Respond(all, func(_ context.Context, m *client.Message) (*client.Message, error) {
+			handled <- struct{}{}
+			return m, nil
+		}), client.ConsumerConfig{})
+		q := publisher[sum](t, conn, address.Queue("echo"))
+		publish(t, q, sum{}, to("/queues/echo"))
+		publish(t, q, sum{}, to("echo"))
+		publish(t, q, sum{}, to("/queues/answers"))
+		poll(t, "the answer", func() bool { return all.Stats().Replied == 1 && all.Stats().Unclaimed == 2 })
+		assertEmpty(t, s, "echo")
+		assert.Len(t, handled, 3)
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/schedule"
@@ -185,6 +186,55 @@ func dispatch(t *testing.T, conn *client.Conn, cfg schedule.DispatchConfig) {
 		cancel()
 		if err := await(t, done, "the end of Dispatch"); err != nil && !errors.Is(err, client.ErrClosed) {
 			t.Errorf("Dispatch: %v", err)
+		}
+	})
+}
+
+// A message in the ladder names its target. Dispatch delivers it only where Allow allows,
+// and never into the ladder itself, where it would come back without end.
+func TestDispatchDeliversToAllowedTargetsOnly(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		names := schedule.Names{}
+		ladder, err := schedule.Topology(names)
+		require.NoError(t, err)
+		both, err := declare.Merge(ladder, declare.Topology{Queues: []declare.Queue{quorum("reminders", declare.Drop()), quorum("payments", declare.Drop())}})
+		require.NoError(t, err)
+		apply(t, conn, both)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			ended <- schedule.Dispatch(ctx, conn, schedule.DispatchConfig{Allow: func(to address.Address) bool { return to != address.Queue("payments") }})
+		}()
+		p := s.peer(t)
+		forbidden := []string{
+			"/queues/payments", "/queues/schedule_dispatch", "/exchanges/schedule_dispatch", "/exchanges/schedule_due/x", "/queues/schedule_28",
+			"/exchanges/schedule_0/0", "/queues/schedule_undeliverable",
+		}
+		for _, to := range append(forbidden, "/queues/reminders") {
+			m := amqp.NewMessage([]byte(to))
+			m.Annotations = amqp.Annotations{schedule.AnnotationTo: to}
+			p.put("schedule_dispatch", m)
+		}
+		got := map[string]bool{}
+		for _, m := range p.take("schedule_undeliverable", len(forbidden)) {
+			got[string(m.GetData())] = true
+			assert.Equal(t, string(schedule.ReasonUndeliverable), m.Annotations[client.AnnotationReason])
+			assert.Contains(t, m.Annotations[client.AnnotationError], "the address")
+		}
+		for _, to := range forbidden {
+			assert.True(t, got[to], to)
+		}
+		assert.Equal(t, "/queues/reminders", string(p.take("reminders", 1)[0].GetData()))
+		assertEmpty(t, s, "payments")
+		cancel()
+		require.NoError(t, await(t, ended, "Dispatch ends"))
+
+		pub, err := schedule.NewPublisher[string](within(t), conn, address.Address{}, schedule.PublisherConfig{})
+		require.NoError(t, err)
+		for _, to := range []address.Address{address.Queue("schedule_dispatch"), address.Exchange("schedule_3", "x")} {
+			_, err = pub.Publish(within(t), schedule.After(time.Second), "x", client.PublishTo(to))
+			require.ErrorAs(t, err, new(*argument.Error))
 		}
 	})
 }

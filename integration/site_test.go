@@ -247,13 +247,19 @@ func consume(t *testing.T, conn *client.Conn, queue string, h client.Handler, cf
 // await takes a value from c, or fails the test after patience.
 func await[T any](t *testing.T, c <-chan T, what string) T {
 	t.Helper()
-	timer := time.NewTimer(patience)
+	return awaitFor(t, patience, c, what)
+}
+
+// awaitFor is await for what may take longer.
+func awaitFor[T any](t *testing.T, limit time.Duration, c <-chan T, what string) T {
+	t.Helper()
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
 	case v := <-c:
 		return v
 	case <-timer.C:
-		require.FailNow(t, "nothing came within "+patience.String(), what)
+		require.FailNow(t, "nothing came within "+limit.String(), what)
 		panic("unreachable")
 	}
 }
@@ -298,7 +304,13 @@ type peer struct {
 
 func (s *site) peer(t *testing.T) *peer {
 	t.Helper()
-	u, err := url.Parse(s.URL)
+	return s.peerAt(t, s.URL)
+}
+
+// peerAt is peer with the login of a URL.
+func (s *site) peerAt(t *testing.T, login string) *peer {
+	t.Helper()
+	u, err := url.Parse(login)
 	require.NoError(t, err)
 	password, _ := u.User.Password()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -133,6 +133,17 @@ func TestEveryStrategyHopsBackOnTimeAndTellsWhyAMessageDied(t *testing.T) {
 			}
 			if what := string(what); what == "exhausted" {
 				assert.Equal(t, "never", death.Error)
+				attempts := retry.AttemptsOf(m)
+				require.Len(t, attempts, 4, "%v", m.Annotations)
+				for i, delay := range []time.Duration{100, 200, 300, 0} {
+					assert.Equal(t, delay*time.Millisecond, attempts[i].Delay)
+					assert.Equal(t, "never", attempts[i].Error)
+					if i > 0 {
+						assert.GreaterOrEqual(t, attempts[i].At.Sub(attempts[i-1].At), attempts[i-1].Delay-5*time.Millisecond)
+					}
+				}
+				assert.Equal(t, death.FirstFailure, attempts[0].At)
+				assert.Equal(t, death.LastFailure, attempts[3].At)
 				assert.Equal(t, "*errors.errorString", death.ErrorType)
 			}
 		}
@@ -149,6 +160,46 @@ func TestEveryStrategyHopsBackOnTimeAndTellsWhyAMessageDied(t *testing.T) {
 		require.Len(t, seen["exhausted"], 4)
 		assertEmpty(t, s, "orders")
 		assertEmpty(t, s, "parking_queue")
+	})
+}
+
+// A delay that lies between two delay queues, or beyond the longest, takes several of them. The
+// message is never early, and each attempt is one call of the handler.
+func TestAskedDelayThatNoQueueHasIsMadeUpOfSeveral(t *testing.T) {
+	forEachStrategy(t, func(t *testing.T, s *site, policy retry.Policy) {
+		conn, _ := s.connect(t)
+		policy.Backoff = retry.Delays(200*time.Millisecond, 600*time.Millisecond)
+		if policy.AnyDelay != nil {
+			policy.AnyDelay = &retry.Ladder{Unit: 50 * time.Millisecond, Levels: 4} // up to 750 ms
+		}
+		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 2})
+		calls := map[string]chan time.Time{}
+		delays := map[string]time.Duration{"between": 400 * time.Millisecond, "beyond": 1500 * time.Millisecond}
+		for what := range delays {
+			calls[what] = make(chan time.Time, 10)
+		}
+		consume(t, conn, "orders", retry.With(policy)(client.Typed(client.RawCodec{}, func(ctx context.Context, what string) error {
+			calls[what] <- time.Now()
+			if retry.Attempt(ctx) == 1 {
+				return retry.After(delays[what], errors.New("busy"))
+			}
+			return nil
+		})), client.ConsumerConfig{Concurrency: 4})
+		p := publisherOf(t, conn, address.Queue("orders"))
+		for what := range delays {
+			publish(t, p, what)
+		}
+		for what, asked := range delays {
+			first := await(t, calls[what], "the first attempt")
+			had := await(t, calls[what], "the second attempt").Sub(first)
+			assert.GreaterOrEqual(t, had, asked-5*time.Millisecond, what)
+			assert.Less(t, had, asked*9/8+200*time.Millisecond+lateLimit, what)
+		}
+		assertEmpty(t, s, "orders")
+		assertEmpty(t, s, "orders.dead")
+		for what := range delays {
+			assert.Empty(t, calls[what], "the handler was called once more")
+		}
 	})
 }
 

@@ -17,8 +17,10 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/health"
+	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/frames"
-	"github.com/hopback/hopback/internal/rawlink"
+	"github.com/hopback/hopback/middleware/batch"
 	"github.com/hopback/hopback/retry"
 	"github.com/hopback/hopback/stream"
 )
@@ -153,6 +155,81 @@ func TestStreamOffsets(t *testing.T) {
 	})
 }
 
+// Where Next, Last, Since and Ago begin is saved before the first message is handled, also
+// while the stream is idle. So the next start misses nothing that was published while no
+// consumer ran, and begins with the message at which the first one stopped.
+func TestStreamRemembersWhereItBegan(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		for name, c := range map[string]struct {
+			from   stream.Offset
+			before int // messages in the stream when the consumer starts
+			first  int // the first that it gets
+		}{
+			"next":              {stream.Next(), 5, 5},
+			"next, empty":       {stream.Next(), 0, 0},
+			"last":              {stream.Last(), 5, -1}, // a chunk's beginning
+			"last, empty":       {stream.Last(), 0, 0},
+			"ago":               {stream.Ago(time.Hour), 5, 0},
+			"since, nothing":    {stream.Since(time.Now().Add(time.Hour)), 5, 5},
+			"since, all of it":  {stream.Since(time.Now().Add(-time.Hour)), 5, 0},
+			"since, and empty":  {stream.Since(time.Now().Add(-time.Hour)), 0, 0},
+			"next, and filters": {stream.Next(), 5, 5},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				streamOf(t, conn, name, c.before)
+				store := &stream.MemoryStore{}
+				cfg := stream.Config{From: c.from, Consumer: "c", Offsets: store, Attempts: 1}
+				if name == "next, and filters" {
+					cfg.Filter = stream.Filter{Values: []string{"x"}, MatchUnfiltered: true}
+				}
+				// Whatever is there already holds the first consumer in its handler.
+				wait := client.HandlerFunc(func(ctx context.Context, _ *client.Delivery) error {
+					_, found, _ := store.Load(ctx, "c", name)
+					assert.True(t, found, "a message is handled, and no position is saved")
+					<-ctx.Done()
+					return ctx.Err()
+				})
+				held := cfg
+				held.Grace = time.Millisecond
+				r := handleStream(t, conn, name, held, nil, wait)
+				r.attached()
+				require.NoError(t, r.stop())
+				next, found, err := store.Load(t.Context(), "c", name)
+				require.NoError(t, err)
+				require.True(t, found)
+				if c.first < 0 {
+					assert.Less(t, int(next), c.before)
+					c.first = int(next)
+				}
+				require.Equal(t, c.first, int(next))
+
+				// Nobody consumes while these are published. Then the first one fails to the end.
+				fillStream(t, conn, name, c.before, 8)
+				failed, ok := errors.AsType[*stream.HandlerError](streamError(t, conn, name, client.HandlerFunc(func(context.Context, *client.Delivery) error {
+					return errors.New("broken")
+				}), cfg))
+				require.True(t, ok)
+				assert.EqualValues(t, c.first, failed.Offset)
+				fillStream(t, conn, name, 8, 10)
+				r = readStream(t, conn, name, cfg)
+				assert.Equal(t, span(c.first, 10), r.until(9))
+				require.NoError(t, r.stop())
+			})
+		}
+
+		// A store that can't keep the position ends it before anything is handled.
+		streamOf(t, conn, "log", 3)
+		full, ok := errors.AsType[*stream.SaveError](streamError(t, conn, "log", client.HandlerFunc(func(context.Context, *client.Delivery) error {
+			t.Error("a message was handled")
+			return nil
+		}), stream.Config{From: stream.Last(), Consumer: "c", Offsets: &failing{fail: map[uint64]int{0: 1, 1: 1, 2: 1}}}))
+		require.True(t, ok)
+		assert.ErrorContains(t, full, "full")
+	})
+}
+
 func TestStreamFilters(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
@@ -217,7 +294,7 @@ func TestBrokersEchoFiltersThatTheyIgnore(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		echoes := func(queue string) (names []string) {
-			raw, err := rawlink.Open(ctx, conn)
+			raw, err := dedicated.Open(ctx, conn)
 			require.NoError(t, err)
 			defer func() { _ = raw.Close(ctx) }()
 			filter := frames.Map{}
@@ -250,6 +327,13 @@ func TestStreamRefusals(t *testing.T) {
 		bad, ok := errors.AsType[*argument.Error](streamError(t, conn, "work", noop, stream.Config{}))
 		require.True(t, ok)
 		assert.Contains(t, bad.Error(), "is a quorum queue")
+		several := batch.JSON(batch.Config{}, func(context.Context, []*batch.Item[int]) error { return nil })
+		bad, ok = errors.AsType[*argument.Error](streamError(t, conn, "log", several, stream.Config{}))
+		require.True(t, ok)
+		assert.Contains(t, bad.Error(), "are handled one at a time")
+		one := batch.JSON(batch.Config{Size: 1}, func(context.Context, []*batch.Item[int]) error { return retry.Permanent(errors.New("seen")) })
+		_, ok = errors.AsType[*stream.HandlerError](streamError(t, conn, "log", one, stream.Config{}))
+		require.True(t, ok)
 		require.ErrorIs(t, streamError(t, conn, "none", noop, stream.Config{}), client.ErrNotFound)
 		require.ErrorIs(t, streamError(t, conn, "log", noop, stream.Config{FailedQueue: "none"}), client.ErrNotFound)
 
@@ -339,6 +423,56 @@ func TestStreamPositionBehindTheEnd(t *testing.T) {
 		behind, ok := errors.AsType[*stream.PositionError](streamError(t, conn, "log", noop, cfg))
 		require.True(t, ok)
 		assert.Equal(t, stream.PositionError{Stream: "log", Consumer: "c", Position: 7, End: 6}, *behind)
+	})
+}
+
+// Retention removes whole segments, also those that a live consumer has yet to read.
+// RabbitMQ continues after them silently, and the consumer logs what is missing.
+func TestStreamRetentionUnderALiveConsumer(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		conn, _ := s.connect(t)
+		apply(t, conn, declare.Topology{Queues: []declare.Queue{declare.Stream{Name: "log", MaxLengthBytes: 200_000, MaxSegmentSize: 50_000}}})
+		p := publisher[[]byte](t, conn, address.Queue("log"))
+		body := make([]byte, 10_000)
+		// oldest is the offset of the oldest message.
+		oldest := func() (offset uint64) {
+			failed, ok := errors.AsType[*stream.HandlerError](streamError(t, conn, "log", client.HandlerFunc(func(context.Context, *client.Delivery) error {
+				return retry.Permanent(errors.New("seen"))
+			}), stream.Config{}))
+			require.True(t, ok)
+			return failed.Offset
+		}
+		publish(t, p, body)
+		entered, release := make(chan uint64, 1000), make(chan struct{})
+		r := handleStream(t, conn, "log", stream.Config{Prefetch: 1}, nil, client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+			n, _ := stream.OffsetOf(d)
+			entered <- n
+			<-release
+			return nil
+		}))
+		assert.Zero(t, await(t, entered, "the first"))
+		published := uint64(1)
+		poll(t, "retention removes what the consumer has yet to read", func() bool {
+			for range 20 {
+				publish(t, p, body)
+				published++
+			}
+			return oldest() > 20
+		})
+		close(release)
+		next, missing := uint64(1), []string{}
+		for next < published {
+			n := await(t, entered, "the next")
+			if n > next {
+				missing = append(missing, fmt.Sprintf("from=%d to=%d", next, n-1))
+			}
+			next = n + 1
+		}
+		require.NoError(t, r.stop())
+		require.NotEmpty(t, missing, "the consumer got everything: the test shows nothing")
+		warned := r.log.with("retention removed messages")
+		require.NotEmpty(t, warned)
+		assert.Contains(t, warned[0], missing[0])
 	})
 }
 
@@ -455,4 +589,73 @@ func (f *failing) Save(ctx context.Context, consumer, name string, next uint64) 
 		return errors.New("full")
 	}
 	return f.MemoryStore.Save(ctx, consumer, name, next)
+}
+
+// follower counts what an Instrument sees of handlers.
+type follower struct {
+	client.NoInstrument
+	handled chan error
+}
+
+func (f *follower) Handle(ctx context.Context, d *client.Delivery) (context.Context, client.Handling) {
+	return context.WithValue(ctx, followed{}, d.Queue()), followedHandling{f: f}
+}
+
+type followed struct{}
+
+type followedHandling struct {
+	client.Handling
+	f *follower
+}
+
+func (h followedHandling) Handled(err error) { h.f.handled <- err }
+
+// A consumer of a stream is in its connection's Stats and in the service's health, and an
+// Instrument follows its handler.
+func TestStreamConsumerIsObserved(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		direct, _ := s.connect(t)
+		streamOf(t, direct, "log", 3)
+		wire, url := s.through(t)
+		f := &follower{handled: make(chan error, 100)}
+		conn, _ := connectTo(t, url, soon, func(c *client.Config) { c.Instrument = f })
+		entered, release := make(chan any, 10), make(chan error)
+		began := time.Now()
+		r := handleStream(t, conn, "log", stream.Config{Backoff: retry.Delays(time.Millisecond)}, nil, client.HandlerFunc(func(ctx context.Context, _ *client.Delivery) error {
+			entered <- ctx.Value(followed{})
+			return <-release
+		}))
+		assert.Equal(t, "log", await(t, entered, "the handler"), "the Instrument's ctx")
+		all := conn.Stats().Consumers
+		require.Len(t, all, 1)
+		c := all[0]
+		assert.True(t, c.Up && c.Queue == "log" && c.Handling == 1 && c.Concurrency == 1 && c.Window == 1000 && c.Unsettled == 1+c.Ready, "%+v", c)
+		assert.True(t, c.Oldest.After(began) && c.Oldest.Equal(c.Newest) && !c.Delivered.Before(began), "%+v", c)
+		report, err := health.Check(health.Config{StuckAfter: time.Nanosecond}, conn)
+		require.NoError(t, err)
+		assert.Equal(t, health.KindStuck, report.Problems[0].Kind)
+
+		broken := errors.New("broken")
+		release <- broken
+		assert.ErrorIs(t, await(t, f.handled, "the first attempt"), broken)
+		await(t, entered, "the second attempt")
+		wire.Refuse()
+		wire.Cut()
+		release <- nil
+		assert.NoError(t, await(t, f.handled, "the second attempt"))
+		poll(t, "it is down", func() bool {
+			all := conn.Stats().Consumers
+			if len(all) == 1 && all[0].Handling == 1 { // what has come before is handled
+				release <- nil
+			}
+			return len(all) == 1 && !all[0].Up && all[0].Err != nil && all[0].Handling == 0
+		})
+		report, err = health.Check(health.Config{}, conn)
+		require.NoError(t, err)
+		assert.False(t, report.Progress)
+		require.NoError(t, wire.Admit())
+		poll(t, "it is up again", func() bool { all := conn.Stats().Consumers; return len(all) == 1 && all[0].Up && all[0].Err == nil })
+		require.NoError(t, r.stop())
+		assert.Empty(t, conn.Stats().Consumers)
+	})
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/hopback/hopback/declare/migrate"
 	"github.com/hopback/hopback/internal/broker"
 	"github.com/hopback/hopback/internal/proxy"
+	"github.com/hopback/hopback/retry"
 )
 
 // The command's exit codes.
@@ -200,7 +201,7 @@ func TestCommandPlansAppliesAndVerifies(t *testing.T) {
 		assert.Contains(t, hopback.run(exitDone, "apply", file).stdout, `created   binding "shop" to queue "orders", key "order.*"`)
 		assert.NotContains(t, hopback.run(exitDone, "apply", file).stdout, "created")
 		assert.Contains(t, hopback.run(exitDone, "plan", "--exit-code", file).stdout, "Nothing to do")
-		assert.Contains(t, hopback.run(exitDone, "verify", file).stdout, "0 errors, 0 warnings; 28 rules checked, 0 not.")
+		assert.Contains(t, hopback.run(exitDone, "verify", file).stdout, "0 errors, 0 warnings; 30 rules checked, 0 not.")
 		hopback.run(exitDone, "verify") // the whole virtual host
 
 		// By hand: an argument that differs, and a binding that is gone.
@@ -251,6 +252,11 @@ func TestCommandWithoutPermissionOrAPI(t *testing.T) {
 			hopback := s.as(t, u)
 			r := hopback.run(exitUnknown, "apply", file)
 			assert.Contains(t, r.stderr, "refused for user", who)
+			assert.NotContains(t, r.stdout, "unknown", who)
+			assert.LessOrEqual(t, strings.Count(r.stdout+r.stderr, `"retry_exchange": a permission is missing`), 1, "each refusal once: %s%s", r.stdout, r.stderr)
+			if r.stdout != "" { // else nothing was sent, as it may read nothing
+				assert.Contains(t, r.stdout, `refused   exchange "retry_exchange"`, who)
+			}
 			if who == "read only" {
 				// It may look: what can't be told is said with the reason.
 				assert.Contains(t, hopback.run(exitDone, "plan", file).stdout, "lacks the tag for it (management", who)
@@ -297,6 +303,63 @@ func TestCommandWithoutPermissionOrAPI(t *testing.T) {
 			assert.Equal(t, 1, strings.Count(r.stdout, says), "each reason once: %s", r.stdout)
 			assert.Contains(t, r.stdout, "0 errors, 0 warnings")
 		}
+	})
+}
+
+// A team in a virtual host that it shares with others checks what is its own. What its file
+// no longer has is reported.
+func TestCommandVerifiesOneTeamsFile(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		hopback := s.shell(t)
+		ours := yaml(t, "retry: {strategy: auto, delays: [1s, 2s], names: {prefix: ours.}}\nwork-queues: {orders: {delivery-limit: 5}}\n")
+		hopback.run(exitDone, "apply", ours)
+		hopback.run(exitDone, "verify", ours)
+		s.queue(t, "theirs", map[string]any{"x-queue-type": "classic"})
+		theirs := yaml(t, "retry: {delays: [3s], names: {prefix: theirs.}}\nwork-queues: {mails: {delivery-limit: 5}}\n")
+		hopback.run(exitDone, "apply", theirs)
+		r := hopback.run(exitDone, "verify", ours)
+		assert.Contains(t, r.stdout, "findings at resources outside the topology, not counted: 2")
+		assert.NotContains(t, r.stdout, "left over")
+		assert.Contains(t, hopback.run(exitNo, "verify").stdout, `queue "theirs"`)
+
+		fewer := yaml(t, "retry: {strategy: auto, delays: [1s], names: {prefix: ours.}}\nwork-queues: {orders: {delivery-limit: 5}}\n")
+		r = hopback.run(exitDone, "verify", fewer)
+		for _, queue := range []string{"ours.delay_2s", "ours.hold_2s"} {
+			assert.Contains(t, r.stdout, `left over: queue "`+queue+`" isn't in the topology`)
+		}
+		assert.Equal(t, 2, strings.Count(r.stdout, "left over"), r.stdout)
+		var v audit.Verification
+		require.NoError(t, json.Unmarshal([]byte(hopback.run(exitDone, "verify", "--json", fewer).stdout), &v))
+		assert.Len(t, v.Leftovers, 2)
+		assert.Len(t, v.Elsewhere, 2)
+		assert.Empty(t, v.Findings)
+
+		// What is wrong with their own things still counts.
+		s.policy(t, "policies", "orders", map[string]any{"overflow": "drop-head"})
+		assert.Contains(t, hopback.run(exitNo, "verify", ours).stdout, `by the policy "orders"`)
+	})
+}
+
+// A refusal that AMQP shows beforehand leaves nothing behind, with and without the HTTP API.
+func TestRefusedApplyLeavesNothing(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		s.queue(t, "orders", map[string]any{"x-queue-type": "quorum", "x-delivery-limit": 7})
+		file := yaml(t, shopFile)
+		before := s.things(t)
+		for _, api := range []string{s.ManagementURL, "none"} {
+			hopback := s.shell(t)
+			hopback.env["HOPBACK_MANAGEMENT_URL"] = api
+			hopback.run(exitNo, "apply", file)
+			assert.Equal(t, before, s.things(t), api)
+		}
+		conn, _ := s.connect(t)
+		topology, err := retry.Topology(retry.Policy{}, declare.QuorumQueue{Name: "orders", DeliveryLimit: 5})
+		require.NoError(t, err)
+		report, err := declare.Apply(t.Context(), conn.Management(), topology)
+		require.ErrorIs(t, err, declare.ErrConflict)
+		assert.Equal(t, 1, report.Count(declare.Refused))
+		assert.Equal(t, len(report.Steps)-1, report.Count(declare.NotTried))
+		assert.Equal(t, before, s.things(t), "by the library")
 	})
 }
 

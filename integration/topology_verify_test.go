@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
@@ -101,6 +102,7 @@ var faults = map[string]struct {
 	plant func(t *testing.T, s *site)
 	finds map[string]string // thing: rule
 	old   bool              // only with 4.0
+	newer bool              // only with 4.3
 }{
 	"queue deleted": {
 		plant: func(t *testing.T, s *site) { s.unmake(t, "/queues/"+s.vhost+"/delay_2s") },
@@ -211,6 +213,40 @@ var faults = map[string]struct {
 		},
 		finds: map[string]string{`queue "orders"`: "max-length"},
 	},
+	"overflow by a policy": {
+		plant: func(t *testing.T, s *site) {
+			s.policy(t, "policies", "orders", map[string]any{"overflow": "drop-head"})
+		},
+		finds: map[string]string{`queue "orders"`: "at-most-once"},
+	},
+	"hold queue deleted by a policy": {
+		plant: func(t *testing.T, s *site) { s.policy(t, "policies", "hold_2s", map[string]any{"expires": 3_600_000}) },
+		finds: map[string]string{`queue "hold_2s"`: "expires"},
+	},
+	"hold queue too fast by a policy": {
+		plant: func(t *testing.T, s *site) { s.policy(t, "policies", "hold_2s", map[string]any{"message-ttl": 100}) },
+		finds: map[string]string{`queue "hold_2s"`: "delay-mismatch"},
+	},
+	"delay queue too fast by an operator's policy": {
+		plant: func(t *testing.T, s *site) {
+			s.policy(t, "operator-policies", "delay_2s", map[string]any{"message-ttl": 100})
+		},
+		finds: map[string]string{`queue "delay_2s"`: "delay-mismatch"},
+	},
+	"hold queue limited by a policy": {
+		plant: func(t *testing.T, s *site) { s.policy(t, "policies", "hold_2s", map[string]any{"max-length": 10}) },
+		finds: map[string]string{`queue "hold_2s"`: "max-length"},
+	},
+	"delay queue limited by a policy": {
+		plant: func(t *testing.T, s *site) {
+			s.policy(t, "policies", "delay_2s", map[string]any{"max-length-bytes": 1000})
+		},
+		finds: map[string]string{`queue "delay_2s"`: "max-length"},
+	},
+	"work queue's messages expire by a policy": {
+		plant: func(t *testing.T, s *site) { s.policy(t, "policies", "orders", map[string]any{"message-ttl": 100}) },
+		finds: map[string]string{`queue "orders"`: "work-queue-ttl"}, newer: true,
+	},
 	"overflow drops": {
 		plant: func(t *testing.T, s *site) {
 			s.queue(t, "new", map[string]any{"x-queue-type": "quorum", "x-delivery-limit": -1, "x-max-length": 10})
@@ -244,6 +280,14 @@ var faults = map[string]struct {
 	"comes back twice": {
 		plant: func(t *testing.T, s *site) { s.bind(t, "requeue_exchange", "parking_queue", "#") },
 		finds: map[string]string{`queue "delay_1s"`: "several-ways-back", `queue "delay_2s"`: "several-ways-back"},
+	},
+	"two ladders on one": {
+		plant: func(t *testing.T, s *site) {
+			conn, _ := s.connect(t)
+			applyRetry(t, conn, retry.Policy{MaxRetries: 1, Backoff: retry.Delays(time.Second), AnyDelay: &retry.Ladder{Unit: time.Second, Levels: 2}})
+			s.bind(t, "retry_ladder_1s_2_0", "retry_ladder_1s_2_0", "*.*.1.#")
+		},
+		finds: map[string]string{`exchange "retry_ladder_1s_2_0"`: "shared-ladder"},
 	},
 	"name with a wildcard": {
 		plant: func(t *testing.T, s *site) {
@@ -307,7 +351,7 @@ func TestVerifyFindsPlantedFaults(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		topology := shopTopology(t)
 		for name, fault := range faults {
-			if fault.old && s.newer() {
+			if fault.old && s.newer() || fault.newer && !s.newer() {
 				continue
 			}
 			t.Run(name, func(t *testing.T) {

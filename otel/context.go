@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,6 +27,9 @@ import (
 // 1970. lane is that of the client.Decision.
 const AnnotationAttempt = "x-opt-hopback-attempt"
 
+// fieldBaggage is W3C's. It says nothing about a trace.
+const fieldBaggage = "baggage"
+
 // carrier writes and reads the context of a message's creation.
 type carrier struct {
 	by     propagation.TextMapPropagator // nil: propagation.TraceContext, without what that allocates
@@ -39,19 +43,26 @@ func carrierOf(by propagation.TextMapPropagator) carrier {
 	return carrier{by: by, fields: by.Fields()}
 }
 
-// inject writes the context into a message. A context that the message has stays, and
-// the span is linked to it.
+// marked says whether a message has anything that the propagator reads.
+func (c carrier) marked(m *client.Message) bool {
+	return slices.ContainsFunc(c.fields, func(field string) bool { return text(m, field) != "" })
+}
+
+// inject writes the context into a message. A valid one that the message has stays, and
+// the span is linked to it. So does baggage that the message has.
 func (c carrier) inject(ctx context.Context, span trace.Span, s client.Sending) {
-	for _, f := range c.fields {
-		if text(s.Message(), f) == "" {
-			continue
-		}
-		if span.IsRecording() {
-			if _, creation := c.creation(ctx, s.Message()); creation.IsValid() {
+	if c.marked(s.Message()) {
+		if _, creation := c.creation(ctx, s.Message()); creation.IsValid() {
+			if span.IsRecording() {
 				span.AddLink(link(creation, linkCreation))
 			}
+			return
 		}
-		return
+		for _, f := range c.fields { // nothing of an invalid one, such as its tracestate, is for ours
+			if _, there := s.Message().ApplicationProperties[f]; there && f != fieldBaggage {
+				s.SetProperty(f, "")
+			}
+		}
 	}
 	if c.by != nil {
 		c.by.Inject(ctx, sending{s, s.Message()})
@@ -86,11 +97,12 @@ func (c carrier) creation(ctx context.Context, m *client.Message) (with context.
 	return with, trace.SpanContextFromContext(with)
 }
 
-// text finds a field where RabbitMQ's Java client looks: in the annotation first.
+// text finds a field where RabbitMQ's Java client looks: in the annotation first. An
+// annotation that is no traceparent hides no property.
 func text(m *client.Message, field string) string {
 	if len(m.Annotations) > 0 {
 		var key any = "x-opt-" + field
-		if s, ok := m.Annotations[key].(string); ok && s != "" {
+		if s, ok := m.Annotations[key].(string); ok && s != "" && (field != "traceparent" || parse(s).IsValid()) {
 			return s
 		}
 	}
@@ -194,7 +206,13 @@ type sending struct {
 
 func (s sending) Get(key string) string { return text(s.m, key) }
 
-func (s sending) Set(key, value string) { s.SetProperty(key, value) }
+// Set leaves baggage that the message's sender has given it.
+func (s sending) Set(key, value string) {
+	if key == fieldBaggage && text(s.m, key) != "" {
+		return
+	}
+	s.SetProperty(key, value)
+}
 
 func (s sending) Keys() []string {
 	keys := make([]string, 0, len(s.m.ApplicationProperties))

@@ -15,6 +15,7 @@ package otel
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -39,7 +40,8 @@ type Config struct {
 	// MeterProvider makes the metrics. Default: the global one.
 	MeterProvider metric.MeterProvider
 	// Propagator writes the creation context of a message into its application properties
-	// and reads it there. Default: propagation.TraceContext.
+	// and reads it there. Default: the global one, as it is when Connect is called, or
+	// propagation.TraceContext if none is set.
 	Propagator propagation.TextMapPropagator
 	// OneTrace makes each attempt a child of the span that created its message. All
 	// attempts are in the creator's trace then. By default each attempt is a trace of its
@@ -75,10 +77,12 @@ func Instrument(cfg *client.Config, c Config) error {
 	in := &instrument{
 		tracer:  c.TracerProvider.Tracer(ScopeName, trace.WithSchemaURL(semconv.SchemaURL)),
 		oneway:  !c.OneTrace,
-		carrier: carrierOf(c.Propagator),
 		numbers: newNumbers(c.MeterProvider.Meter(ScopeName, metric.WithSchemaURL(semconv.SchemaURL)), c.MaxNames),
 	}
+	in.by = c.Propagator
+	in.propagate()
 	in.queues = places[string, queue]{most: c.MaxNames, make: in.newQueue}
+	in.servers = places[string, server]{most: c.MaxNames, make: newServer}
 	in.targets = places[targetKey, target]{most: c.MaxNames, make: in.newTarget}
 	cfg.Instrument = in
 	return nil
@@ -87,16 +91,35 @@ func Instrument(cfg *client.Config, c Config) error {
 // instrument is the client's Instrument.
 type instrument struct {
 	tracer  trace.Tracer
-	oneway  bool // attempts are linked to the creation, and not its children
-	carrier carrier
+	oneway  bool                          // attempts are linked to the creation, and not its children
+	by      propagation.TextMapPropagator // nil: the global one
+	current atomic.Pointer[carrier]
 	numbers *numbers
 	queues  places[string, queue]
 	targets places[targetKey, target]
+	servers places[string, server]
 }
 
 func (in *instrument) Connect(stats func() client.Stats) (closed func()) {
+	in.propagate() // a program may set the global one behind Instrument
 	return in.numbers.watch(stats)
 }
+
+// propagate chooses the propagator.
+func (in *instrument) propagate() {
+	by := in.by
+	if by == nil {
+		// That of a program that has set none has no fields.
+		if by = otel.GetTextMapPropagator(); len(by.Fields()) == 0 {
+			by = nil
+		}
+	}
+	c := carrierOf(by)
+	in.current.Store(&c)
+}
+
+// carrier writes and reads the context of a message's creation.
+func (in *instrument) carrier() *carrier { return in.current.Load() }
 
 func (in *instrument) SettledRange(n int) { in.numbers.ranges.Record(context.Background(), int64(n)) }
 
@@ -105,8 +128,8 @@ func (in *instrument) Publish(ctx context.Context, s client.Sending) client.Publ
 	p := publications.Get().(*publication)
 	p.in, p.target, p.began = in, t, time.Now()
 	p.ctx, p.span = in.tracer.Start(ctx, t.publish, t.sendOptions...)
-	t.describe(p.span, s)
-	in.carrier.inject(p.ctx, p.span, s)
+	in.describe(p.span, t, s)
+	in.carrier().inject(p.ctx, p.span, s)
 	return p
 }
 
@@ -159,10 +182,11 @@ func (b *batch) Publish(s client.Sending) client.Publication {
 		t = b.in.targets.get(targetKey{s.To(), true})
 	}
 	ctx, span := b.in.tracer.Start(b.caller, t.create, t.createOptions...)
-	t.describe(span, s)
-	b.in.carrier.inject(ctx, span, s)
+	b.in.describe(span, t, s)
+	b.in.carrier().inject(ctx, span, s)
 	span.End()
 	if b.span.IsRecording() {
+		b.span.SetAttributes(b.in.servers.get(s.Server()).attributes...)
 		b.span.AddLink(trace.Link{SpanContext: span.SpanContext()})
 	}
 	return member{b, t}

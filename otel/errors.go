@@ -13,7 +13,7 @@ var kinds = map[error]string{
 	client.ErrUnroutable: "unroutable", client.ErrRefused: "refused", client.ErrNotFound: "not_found",
 	client.ErrUnauthorized: "unauthorized", client.ErrTooLarge: "too_large", client.ErrSessionLimit: "session_limit",
 	client.ErrOutcomeUnknown: "outcome_unknown", client.ErrNotSent: "not_sent", client.ErrConnectionLost: "connection_lost",
-	client.ErrConsumerTimeout: "consumer_timeout", client.ErrHandlerTimeout: "timeout",
+	client.ErrConsumerTimeout: "consumer_timeout", client.ErrConsumerTimeoutNear: "consumer_timeout", client.ErrHandlerTimeout: "timeout",
 	context.DeadlineExceeded: "timeout", context.Canceled: "canceled",
 }
 

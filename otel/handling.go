@@ -32,7 +32,8 @@ const (
 	AttributeWait     = attribute.Key("hopback.delay.granted")
 	// AttributeOutcome is a settle span's AMQP outcome, a client.SettlementKind.
 	AttributeOutcome = attribute.Key("hopback.outcome")
-	// AttributeUp says of consumers whether they have a link to their queue.
+	// AttributeUp says of consumers whether they have a link to their queue, and of requesters
+	// whether they can receive replies.
 	AttributeUp = attribute.Key("hopback.up")
 	// AttributeLink says what a link leads to: "creation" or "attempt", the one before.
 	AttributeLink = attribute.Key("hopback.link")
@@ -73,7 +74,7 @@ type forwarding struct {
 func (in *instrument) Handle(ctx context.Context, d *client.Delivery) (context.Context, client.Handling) {
 	q := in.queues.get(d.Queue())
 	h := &handling{in: in, queue: q, delivery: d, began: time.Now()}
-	with, creation := in.carrier.creation(ctx, messageOf(d))
+	with, creation := in.carrier().creation(ctx, messageOf(d))
 	last, again := beforeOf(messageOf(d))
 	h.ctx, h.span = in.startProcess(with, q, creation, last)
 	had := max(h.began.Sub(last.at), 0)
@@ -133,7 +134,7 @@ func links(creation, last trace.SpanContext) []trace.Link {
 func (h *handling) describe(last before, again bool, had time.Duration) {
 	d := h.delivery
 	name, key := received(d)
-	all := append(make([]attribute.KeyValue, 0, 12), semconv.MessagingDestinationName(name), AttributeAttempt.Int(retry.Count(messageOf(d))+1))
+	all := append(make([]attribute.KeyValue, 0, 14), semconv.MessagingDestinationName(name), AttributeAttempt.Int(retry.Count(messageOf(d))+1))
 	if key != "" {
 		all = append(all, semconv.MessagingRabbitMQDestinationRoutingKey(key))
 	}
@@ -141,7 +142,11 @@ func (h *handling) describe(last before, again bool, had time.Duration) {
 	if again {
 		all = append(all, AttributeAsked.Float64(last.delay.Seconds()), AttributeHad.Float64(had.Seconds()), AttributeCameBy.String(last.lane))
 	}
-	h.span.SetAttributes(all...)
+	h.span.SetAttributes(append(all, h.server()...)...)
+}
+
+func (h *handling) server() []attribute.KeyValue {
+	return h.in.servers.get(h.delivery.Server()).attributes
 }
 
 func (h *handling) Decided(d client.Decision) { h.decision = d }
@@ -199,11 +204,11 @@ func (h *handling) Forwarding(s client.Sending) {
 	t := h.in.targets.get(targetKey{s.To(), false})
 	h.forward = forwarding{target: t, began: time.Now()}
 	if h.decision.Kind == "" { // a message of the handler's own; a retry has none to begin with
-		h.in.carrier.inject(h.ctx, h.span, s)
+		h.in.carrier().inject(h.ctx, h.span, s)
 	}
 	s.SetAnnotation(AnnotationAttempt, h.before())
 	if h.recorded {
-		h.forward.what = ofMessage(make([]attribute.KeyValue, 0, 4), s.Message())
+		h.forward.what = append(ofMessage(make([]attribute.KeyValue, 0, 6), s.Message()), h.server()...)
 		if t.key != "" {
 			h.forward.what = append(h.forward.what, semconv.MessagingRabbitMQDestinationRoutingKey(t.key))
 		}
@@ -267,6 +272,7 @@ func (h *handling) Settled(err error) {
 	_, span := h.in.tracer.Start(h.ctx, h.queue.settle, append(opts[:len(opts):len(opts)], trace.WithTimestamp(h.settling))...)
 	if span.IsRecording() {
 		span.SetAttributes(AttributeOutcome.String(string(h.settled.Kind)))
+		span.SetAttributes(h.server()...)
 		if id := messageID(messageOf(h.delivery)); id != "" {
 			span.SetAttributes(semconv.MessagingMessageID(id))
 		}

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	api "go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/propagation"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/hopback/hopback/address"
@@ -138,6 +140,78 @@ func TestContextThatSomebodyHasSetStays(t *testing.T) {
 	}
 }
 
+// A context that can't be read is replaced, and baggage alone is none.
+func TestWhatIsNoContextIsReplaced(t *testing.T) {
+	both := propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
+	for _, propagator := range []propagation.TextMapPropagator{nil, both} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab()
+			broker, pub, done := published(t, l, otel.Config{Propagator: propagator})
+			ctx := both.Extract(t.Context(), propagation.MapCarrier{"baggage": "tenant=1"})
+			ctx, span := l.tracer().Start(ctx, "checkout")
+			zero := "00-" + strings.Repeat("0", 32) + "-" + strings.Repeat("0", 16) + "-01"
+			given := []map[string]any{
+				{"traceparent": "rubbish"}, {"traceparent": zero, "tracestate": "a=b"}, {"traceparent": strings.ToUpper(foreign)}, {"baggage": "tenant=42"},
+			}
+			for _, properties := range given {
+				m := order("o-1")
+				m.ApplicationProperties = properties
+				require.NoError(t, pub.Publish(ctx, m))
+				require.NoError(t, pub.PublishAll(ctx, []*client.Message{m}))
+			}
+			hidden := order("o-1") // the annotation is read first
+			hidden.Annotations = map[any]any{"x-opt-traceparent": "rubbish"}
+			require.NoError(t, pub.Publish(ctx, hidden))
+			span.End()
+			got := broker.Queue("receipts").Messages()
+			require.Len(t, got, 2*len(given)+1)
+			for i := range got {
+				p := got[i].ApplicationProperties
+				parent, _ := p["traceparent"].(string)
+				require.Contains(t, parent, span.SpanContext().TraceID().String(), "%d", i)
+				require.NotEqual(t, "a=b", p["tracestate"])
+				if i/2 == 3 {
+					require.Equal(t, "tenant=42", p["baggage"], "the sender's own stays")
+				} else if propagator != nil {
+					require.Equal(t, "tenant=1", p["baggage"])
+				}
+			}
+			done()
+		})
+	}
+}
+
+// The program's propagator is the default, also when it is set behind Instrument.
+func TestTheGlobalPropagatorIsTheDefault(t *testing.T) {
+	defer api.SetTextMapPropagator(propagation.NewCompositeTextMapPropagator())
+	for _, early := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			both := propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
+			api.SetTextMapPropagator(propagation.NewCompositeTextMapPropagator())
+			if early {
+				api.SetTextMapPropagator(both)
+			}
+			l := newLab()
+			broker := hopbacktest.Start(t, hopbacktest.Config{})
+			cfg := l.config(t, otel.Config{})
+			cfg.Dial = broker.Dial
+			api.SetTextMapPropagator(both)
+			conn, err := client.Connect(t.Context(), broker.URL(), cfg)
+			require.NoError(t, err)
+			shop := open(t, t.Context(), conn, policy, func(context.Context, *client.Delivery) error { return nil })
+			pub, err := client.NewPublisher[*client.Message](t.Context(), conn, address.Queue("receipts"), client.PublisherConfig{})
+			require.NoError(t, err)
+			require.NoError(t, pub.Publish(both.Extract(t.Context(), propagation.MapCarrier{"baggage": "tenant=42"}), order("o-1")))
+			got := broker.Queue("receipts").Messages()
+			require.Len(t, got, 1)
+			require.Equal(t, "tenant=42", got[0].ApplicationProperties["baggage"])
+			require.NotEmpty(t, got[0].ApplicationProperties["traceparent"])
+			shop.stop()
+			require.NoError(t, conn.Close(t.Context()))
+		})
+	}
+}
+
 // published has a publisher to a queue that nobody consumes.
 func published(t *testing.T, l *lab, c otel.Config) (*hopbacktest.Broker, *client.Publisher[*client.Message], func()) {
 	t.Helper()
@@ -176,6 +250,9 @@ func TestBatch(t *testing.T) {
 			"0s-0s trace 1: publish receipts (client) in checkout -> create receipts -> create receipts -> create receipts [error.type=*argument.Error] failed: " + s.spans[4].Status.Description,
 		}, s.lines)
 		require.Contains(t, s.spans[4].Status.Description, "1 of 3 messages were not accepted")
+		for _, x := range s.spans[1:] {
+			require.Contains(t, x.Attributes, semconv.ServerAddress("rabbitmq.memory"), x.Name)
+		}
 		points := l.metrics(t)
 		require.Equal(t, "2", points["messaging.client.sent.messages{receipts,publish}"])
 		require.Equal(t, "1", points["messaging.client.sent.messages{*argument.Error,receipts,publish}"])

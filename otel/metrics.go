@@ -53,6 +53,7 @@ type counts struct {
 type observed struct {
 	handling, unsettled, ready, forwarding, stalled, unconfirmed, queued metric.Int64ObservableUpDownCounter
 	connections, sessions, blockedNow, consumers, publishers             metric.Int64ObservableUpDownCounter
+	requesters, calls                                                    metric.Int64ObservableUpDownCounter
 	lost, rebuilt, sent, consumed                                        metric.Int64ObservableCounter
 	blocked                                                              metric.Float64ObservableCounter
 	oldest, idle                                                         metric.Float64ObservableGauge
@@ -75,7 +76,7 @@ func newNumbers(m metric.Meter, most int) *numbers {
 	n.observed.make(m)
 	o := &n.observed
 	_, err = m.RegisterCallback(n.observe, o.handling, o.unsettled, o.ready, o.forwarding, o.stalled, o.unconfirmed, o.queued,
-		o.connections, o.sessions, o.blockedNow, o.consumers, o.publishers, o.lost, o.rebuilt, o.blocked, o.oldest, o.idle, o.sent, o.consumed)
+		o.connections, o.sessions, o.blockedNow, o.consumers, o.publishers, o.requesters, o.calls, o.lost, o.rebuilt, o.blocked, o.oldest, o.idle, o.sent, o.consumed)
 	handle(err)
 	return n
 }
@@ -97,6 +98,8 @@ func (o *observed) make(m metric.Meter) {
 		{&o.blockedNow, "hopback.connections.blocked", "{connection}", "Number of connections on which the broker accepts no messages, because of an alarm."},
 		{&o.consumers, "hopback.consumers", "{consumer}", "Number of consumers, by whether they have a link to their queue."},
 		{&o.publishers, "hopback.publishers", "{publisher}", "Number of publishers."},
+		{&o.requesters, "hopback.requesters", "{requester}", "Number of requesters, by whether they can receive replies."},
+		{&o.calls, "hopback.calls", "{call}", "Number of calls that wait for their replies."},
 	} {
 		var err error
 		*x.to, err = m.Int64ObservableUpDownCounter(x.name, metric.WithUnit(x.unit), metric.WithDescription(x.what))
@@ -354,6 +357,7 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 	consumers, publishers := map[string]*client.ConsumerStats{}, map[string]*client.PublisherStats{}
 	up := map[string][2]int64{} // consumers without and with a link
 	number := map[string]int64{}
+	var requesters []client.RequesterStats
 	for _, w := range all {
 		s := w.stats()
 		sum.lost += s.Lost
@@ -383,6 +387,7 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 			}
 			up[name] = links
 		}
+		requesters = append(requesters, s.Requesters...)
 		for _, p := range s.Publishers {
 			name := "(per message)"
 			if !p.To.IsZero() {
@@ -425,6 +430,7 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 			to.ObserveInt64(o.consumers, links, metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name), AttributeUp.Bool(i == 1))))
 		}
 	}
+	n.observeRequesters(to, requesters)
 	for name, p := range publishers {
 		set := metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name)))
 		to.ObserveInt64(o.unconfirmed, int64(p.Unconfirmed), set)
@@ -432,4 +438,25 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 		to.ObserveInt64(o.publishers, number[name], set)
 	}
 	return nil
+}
+
+func (n *numbers) observeRequesters(to metric.Observer, all []client.RequesterStats) {
+	calls, up := map[string]int64{}, map[string][2]int64{} // requesters without and with a link
+	for _, r := range all {
+		name := n.destinations.bounded(destination(r.To))
+		links := up[name]
+		if r.Up {
+			links[1]++
+		} else {
+			links[0]++
+		}
+		up[name] = links
+		calls[name] += int64(r.Waiting)
+	}
+	for name, links := range up {
+		to.ObserveInt64(n.observed.calls, calls[name], metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name))))
+		for i, number := range links {
+			to.ObserveInt64(n.observed.requesters, number, metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name), AttributeUp.Bool(i == 1))))
+		}
+	}
 }

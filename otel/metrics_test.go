@@ -23,6 +23,7 @@ import (
 	"github.com/hopback/hopback/hopbacktest"
 	"github.com/hopback/hopback/otel"
 	"github.com/hopback/hopback/retry"
+	"github.com/hopback/hopback/rpc"
 )
 
 // TestMetricsOfRetriesAndDeaths with each strategy: one order fails thrice and succeeds,
@@ -347,5 +348,37 @@ func TestMetricsOfTwoInstrumentsAddUp(t *testing.T) {
 		}
 		assert.Equal(t, "4", l.metrics(t)["messaging.client.sent.messages{orders,publish}"])
 		assert.Equal(t, "4", l.metrics(t)["messaging.client.sent.messages{orders,publish}"], "once more")
+	})
+}
+
+// A requester and the calls that wait for it are measured by its address.
+func TestMetricsOfRequesters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab()
+		broker := hopbacktest.Start(t, hopbacktest.Config{})
+		cfg := l.config(t, otel.Config{})
+		cfg.Dial = broker.Dial
+		conn, err := client.Connect(t.Context(), broker.URL(), cfg)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, conn.Close(context.Background())) }()
+		_, err = declare.Apply(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "sums", DeadLetter: declare.Drop()}}})
+		require.NoError(t, err)
+		q, err := rpc.NewRequester[int, int](t.Context(), conn, address.Queue("sums"), rpc.RequesterConfig{})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _ = q.Call(ctx, 1)
+		}()
+		synctest.Wait()
+		points := l.metrics(t)
+		require.Equal(t, "1", points["hopback.requesters{true,sums}"], "%v", points)
+		require.Equal(t, "0", points["hopback.requesters{false,sums}"])
+		require.Equal(t, "1", points["hopback.calls{sums}"])
+		cancel()
+		<-done
+		require.NoError(t, q.Close(t.Context()))
+		require.NotContains(t, l.metrics(t), "hopback.calls{sums}")
 	})
 }

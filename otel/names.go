@@ -1,6 +1,8 @@
 package otel
 
 import (
+	"net"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -42,6 +44,21 @@ func (p *places[K, V]) get(k K) *V {
 		p.known[k] = fresh
 	}
 	return fresh
+}
+
+// server is where a Conn is connected to, as attributes.
+type server struct{ attributes []attribute.KeyValue }
+
+func newServer(hostPort string) *server {
+	host, port, err := net.SplitHostPort(hostPort)
+	if err != nil {
+		return &server{}
+	}
+	all := []attribute.KeyValue{semconv.ServerAddress(valid(host))}
+	if n, err := strconv.Atoi(port); err == nil {
+		all = append(all, semconv.ServerPort(n))
+	}
+	return &server{all}
 }
 
 // other stands for all names beyond MaxNames.
@@ -157,10 +174,11 @@ func templateOf(to address.Address) string {
 }
 
 // describe sets what is one message's.
-func (t *target) describe(span trace.Span, s client.Sending) {
+func (in *instrument) describe(span trace.Span, t *target, s client.Sending) {
 	if !span.IsRecording() {
 		return
 	}
+	span.SetAttributes(in.servers.get(s.Server()).attributes...)
 	span.SetAttributes(ofMessage(make([]attribute.KeyValue, 0, 4), s.Message())...)
 	if t.key != "" {
 		span.SetAttributes(semconv.MessagingRabbitMQDestinationRoutingKey(t.key))

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/hopback/hopback/address"
@@ -103,7 +105,13 @@ func TestOrderThatFailsThrice(t *testing.T) {
 	forEachStrategy(t, func(t *testing.T, version string, s retry.Strategy) {
 		for _, oneTrace := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
-				require.Equal(t, expected(s, oneTrace), failThriceInMemory(t, version, s, otel.Config{OneTrace: oneTrace}).lines, "one trace: %v", oneTrace)
+				got := failThriceInMemory(t, version, s, otel.Config{OneTrace: oneTrace})
+				require.Equal(t, expected(s, oneTrace), got.lines, "one trace: %v", oneTrace)
+				for _, x := range got.spans {
+					if x.Name != "checkout" {
+						require.Subset(t, x.Attributes, []attribute.KeyValue{semconv.ServerAddress("rabbitmq.memory"), semconv.ServerPort(5672)}, x.Name)
+					}
+				}
 			})
 		}
 	})

@@ -25,9 +25,9 @@
 //     The order is that in which they were written, by transactions that exclude each
 //     other before they write: those that lock the same row first, for instance. If two
 //     transactions run side by side, either's messages may come first.
-//   - A message that can't be published, because it is too large or because no queue has
-//     been bound for it for long, is moved to the table hopback_outbox_set_aside with the
-//     reason. It doesn't stand in the way of others.
+//   - A relay moves a message that can't be published to the table hopback_outbox_set_aside
+//     with the reason: one that is too large, for instance, or has had no queue for long.
+//     Other messages keep flowing, however many of these there are.
 //
 // # Later
 //

@@ -33,6 +33,15 @@ func fatalIn(err error) error {
 	return nil
 }
 
+// refusedError is what the database has refused of a transaction that continues without it.
+type refusedError struct{ err error }
+
+func (e *refusedError) Error() string { return e.err.Error() }
+func (e *refusedError) Unwrap() error { return e.err }
+
+// refusedBy reports whether the database has answered with an error.
+func refusedBy(err error) bool { return errors.As(err, new(*pgconn.PgError)) }
+
 // clean makes text that PostgreSQL can hold of an error's, of at most 2,000 bytes.
 func clean(s string) string {
 	if len(s) > 2000 {

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // wake puts a token into a channel of one, unless it has one.
@@ -23,7 +23,7 @@ func wake(c chan struct{}) {
 //
 // A transaction that writes before the lock is held and commits after look doesn't
 // notify. So the sleeper polls, first often and then ever more rarely.
-func (r *Relay) idle(ctx context.Context, conn *pgxpool.Conn, look func() (int, error)) error {
+func (r *Relay) idle(ctx context.Context, s *session, look func() (int, error)) error {
 	select {
 	case r.sleeper <- struct{}{}:
 	case <-r.more:
@@ -35,20 +35,17 @@ func (r *Relay) idle(ctx context.Context, conn *pgxpool.Conn, look func() (int, 
 	locked := false
 	defer func() {
 		if locked {
-			r.unlock(conn, "pg_advisory_unlock("+lockSleep+")")
+			s.unlock("pg_advisory_unlock(" + lockSleep + ")")
 		}
 	}()
 	const least = 2 * time.Millisecond
 	for pause := least; ; pause = min(2*pause, r.cfg.PollInterval) {
 		if !locked {
-			if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock("+lockSleep+")").Scan(&locked); err != nil {
+			if err := s.one(ctx, []any{&locked}, "SELECT pg_try_advisory_lock("+lockSleep+")"); err != nil {
 				return err
 			}
 		}
 		if n, err := look(); err != nil || n > 0 {
-			if n >= r.cfg.Batch {
-				wake(r.more)
-			}
 			return err
 		}
 		select {
@@ -63,27 +60,33 @@ func (r *Relay) idle(ctx context.Context, conn *pgxpool.Conn, look func() (int, 
 
 // listen turns notifications into wake-ups.
 func (r *Relay) listen(ctx context.Context) error {
-	conn, err := r.pool.Acquire(ctx)
+	s, err := r.open(ctx)
 	if err != nil {
 		return err
 	}
-	// A connection that listens must not go back to the pool.
-	raw := conn.Hijack()
-	defer func() {
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_ = raw.Close(closing)
-	}()
+	defer s.close()
 	var own uint32
-	if err := raw.QueryRow(ctx, "SELECT 'hopback_outbox'::regclass::oid").Scan(&own); err != nil {
+	if err := s.one(ctx, []any{&own}, "SELECT 'hopback_outbox'::regclass::oid"); err != nil {
 		return err
 	}
-	if _, err := raw.Exec(ctx, "LISTEN hopback_outbox"); err != nil {
+	if _, err := s.exec(ctx, "LISTEN hopback_outbox"); err != nil {
 		return err
 	}
 	for {
-		n, err := raw.WaitForNotification(ctx)
-		if err != nil {
+		within, cancel := context.WithTimeout(ctx, s.limits.statement)
+		n, err := s.conn.WaitForNotification(within)
+		cancel()
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return err
+		case pgconn.Timeout(err):
+			// Nobody writes, or the path has gone silent.
+			if _, err := s.exec(ctx, "SELECT"); err != nil {
+				return err
+			}
+			continue
+		default:
 			return err
 		}
 		// Another schema may have an outbox of its own.
@@ -96,30 +99,30 @@ func (r *Relay) listen(ctx context.Context) error {
 	}
 }
 
-// awaitLock waits for an advisory lock of the session.
-func (r *Relay) awaitLock(ctx context.Context, conn *pgxpool.Conn, try string) error {
-	for {
+// awaitLock waits until a statement has got an advisory lock of the session.
+func (r *Relay) awaitLock(ctx context.Context, s *session, try string) error {
+	for pause := 2 * time.Millisecond; ; pause = min(2*pause, r.cfg.PollInterval, time.Second) {
 		var got bool
-		if err := conn.QueryRow(ctx, "SELECT "+try).Scan(&got); err != nil || got {
+		if err := s.one(ctx, []any{&got}, try); err != nil || got {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(min(r.cfg.PollInterval, time.Second)):
+		case <-time.After(pause):
 		}
 	}
 }
 
 // unlock releases an advisory lock of the session. If that fails the connection is closed,
 // which releases it, too.
-func (r *Relay) unlock(conn *pgxpool.Conn, how string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+func (s *session) unlock(how string) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.limits.grace)
 	defer cancel()
-	if conn.Conn().IsClosed() {
+	if s.conn.IsClosed() {
 		return
 	}
-	if _, err := conn.Exec(ctx, "SELECT "+how); err != nil {
-		_ = conn.Conn().Close(ctx)
+	if _, err := s.exec(ctx, "SELECT "+how); err != nil {
+		_ = s.conn.Close(ctx)
 	}
 }

@@ -110,8 +110,12 @@ func (p Publisher[T]) PublishAll(ctx context.Context, db DB, vs []T, edit ...fun
 	return p.write(ctx, db, vs, edit...)
 }
 
-// atOnce is how many messages one statement writes. It may have 65,535 parameters.
-const atOnce = 1000
+// atOnce is how many messages one statement writes, and bytesAtOnce how large they are
+// together. It may have 65,535 parameters and 1 GiB, which PostgreSQL holds in memory.
+const (
+	atOnce      = 1000
+	bytesAtOnce = 16 << 20
+)
 
 func (p Publisher[T]) write(ctx context.Context, db DB, vs []T, edit ...func(v T, m *client.Message)) ([]string, error) {
 	rows, err := p.rows(db, vs, edit...)
@@ -124,9 +128,13 @@ func (p Publisher[T]) write(ctx context.Context, db DB, vs []T, edit ...func(v T
 	}
 	args := make([]any, 0, columns*min(len(vs), atOnce))
 	for len(rows) > 0 {
-		n := min(len(rows), atOnce)
 		args = args[:0]
-		for _, r := range rows[:n] {
+		n, size := 0, 0
+		for _, r := range rows[:min(len(rows), atOnce)] {
+			if size += len(r.message); n > 0 && size > bytesAtOnce {
+				break
+			}
+			n++
 			args = append(args, r.message, r.id, r.address, nullable(r.key))
 		}
 		if _, err := db.Exec(ctx, insertion(n), args...); err != nil {
@@ -235,6 +243,9 @@ func check(m *client.Message) (id, to string, err error) {
 	if !ok || id == "" || !text(id) {
 		return "", "", argument.New("message Properties.MessageID", m.Properties.MessageID, "isn't a string of UTF-8 without NUL", "leave it out to have a random one")
 	}
+	if _, err := address.Parse(*m.Properties.To); err != nil {
+		return "", "", err
+	}
 	if err := client.Validate(m); err != nil {
 		return "", "", err
 	}
@@ -305,8 +316,8 @@ SELECT CASE WHEN pg_try_advisory_lock_shared(` + lockSleep + `)
 // The advisory locks of an outbox, one set for each table of that name.
 const (
 	lockSleep   = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 1))` // a relay sleeps
-	lockOrder   = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 2))` // exclusive: a relay keeps the order; shared: relays that don't
-	lockRotate  = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 3))` // a relay truncates
+	lockOrder   = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 2))` // shared: relays that don't keep the order
+	lockKeyed   = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 3))` // shared: relays that do
 	lockDue     = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 5))` // a relay takes what is due
 	lockMigrate = `7525357070202399492`
 )

@@ -207,3 +207,84 @@ func TestWhatIsForbiddenForLongIsSetAside(t *testing.T) {
 		assert.Equal(t, 2, n)
 	})
 }
+
+// A user-id that the broker doesn't accept from the relay's user is the fault of the message,
+// and not of its address. The message waits, and is set aside with the client's reason.
+func TestMessageSignedByAnotherUserHoldsUpNoOthers(t *testing.T) {
+	forEachStrict(t, func(t *testing.T, s *strict, order outbox.Order) {
+		pool := database(t)
+		queues(t, s.admin, "orders")
+		p := outbox.Publisher[string]{To: address.Queue("orders"), Key: func(v string) string { return v }}
+		signed := func(v string) {
+			_, err := p.Publish(t.Context(), pool, v, func(m *client.Message) { m.Properties.UserID = []byte("somebody") })
+			require.NoError(t, err)
+		}
+		for i := range 20 {
+			signed(fmt.Sprint("signed ", i))
+		}
+		const orders = 200
+		for i := range orders {
+			_, err := p.Publish(t.Context(), pool, fmt.Sprint("order ", i))
+			require.NoError(t, err)
+		}
+		got := watch(t, s.admin, "orders")
+		log := &lines{}
+		relay, _ := run(t, pool, s.relay, outbox.RelayConfig{Order: order, Retry: 50 * time.Millisecond, SetAsideAfter: time.Second, Logger: slog.New(slog.NewTextHandler(log, nil))})
+		got.await(t, orders)
+		require.Eventually(t, func() bool { return relay.Stats().SetAside == 20 }, time.Minute, 10*time.Millisecond)
+		assert.Equal(t, orders, len(got.all()), "nothing else was in flight on the session that the broker has ended")
+		assert.False(t, log.has("takes nothing for an address"))
+		var n int
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM hopback_outbox_set_aside WHERE reason LIKE '%user-id refused%the user-id somebody, which isn''t the connection''s user%'").Scan(&n))
+		assert.Equal(t, 20, n)
+	})
+}
+
+// A message over which the broker ends the session for a reason unknown to the relay is to
+// blame by itself until another to its address was refused, too.
+func TestAddressIsNotBlamedBeforeAnotherMessageToItWasTried(t *testing.T) {
+	t.Parallel()
+	g := outbox.NewGates()
+	forbidden := &client.Error{Op: "publish", Kind: client.ErrOutcomeUnknown, Condition: "amqp:internal-error"}
+	g.Refuse("a", 1, forbidden)
+	assert.Equal(t, "tries", g.Ask("a"), "the next message tells")
+	assert.Equal(t, "waits", g.Ask("a"), "and the others wait for it")
+	g.Tried("a", 2, nil)
+	assert.Equal(t, "free", g.Ask("a"), "the first message alone was to blame")
+	assert.False(t, g.Blames("a"))
+
+	g.Refuse("a", 1, forbidden)
+	assert.False(t, g.Blames("a"))
+	assert.Equal(t, "tries", g.Ask("a"))
+	g.Tried("a", 1, forbidden) // the same message again
+	assert.False(t, g.Blames("a"))
+	assert.Equal(t, "tries", g.Ask("a"))
+	g.Tried("a", 3, &client.Error{Op: "publish", Kind: client.ErrNotSent})
+	assert.False(t, g.Blames("a"), "an outage tells nothing")
+	assert.Equal(t, "waits", g.Ask("a"), "until the pause is over")
+	g.Refuse("a", 3, forbidden)
+	assert.True(t, g.Blames("a"))
+	assert.Equal(t, "waits", g.Ask("a"))
+	assert.Equal(t, "free", g.Ask("b"))
+
+	g.Refuse("c", 1, forbidden)
+	assert.Equal(t, "tries", g.Ask("c"))
+	g.Tried("c", 2, refusedUserID)
+	assert.False(t, g.Blames("c"), "another user's user-id tells nothing")
+	assert.Equal(t, "waits", g.Ask("c"))
+}
+
+var refusedUserID = &client.Error{Op: "publish", Kind: client.ErrUserID, Condition: "amqp:unauthorized-access"}
+
+// Messages with another user's user-id aren't a sign that their address takes none.
+func TestAddressIsNotSuspectedForUserIDs(t *testing.T) {
+	t.Parallel()
+	g := outbox.NewGates()
+	assert.Equal(t, 2, g.Learn("a", refusedUserID, refusedUserID))
+	assert.Empty(t, g.Suspected())
+	// Another user may have sent it before, and the broker may have stored it.
+	assert.Zero(t, g.Learn("a", &client.Error{Op: "publish", Kind: client.ErrOutcomeUnknown, Err: refusedUserID}))
+	unroutable := &client.Error{Op: "publish", Kind: client.ErrUnroutable}
+	assert.Equal(t, 2, g.Learn("b", unroutable, unroutable))
+	assert.Equal(t, []string{"b"}, g.Suspected())
+}

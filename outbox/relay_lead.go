@@ -2,9 +2,8 @@ package outbox
 
 import (
 	"context"
+	"slices"
 	"sync"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/hopback/hopback/client"
 )
@@ -18,37 +17,55 @@ const depth = 2
 // messages are under way, or which waits because one of them failed, is left out of the
 // reads until that is over.
 func (r *Relay) lead(ctx context.Context, p *client.Publisher[*client.Message]) error {
-	conn, err := r.pool.Acquire(ctx)
+	keeping, err := r.open(ctx)
 	if err != nil {
 		return err
 	}
-	defer conn.Release()
-	if err := r.awaitLock(ctx, conn, "pg_try_advisory_lock("+lockOrder+")"); err != nil {
+	defer keeping.close()
+	// Relays that don't keep the order exclude those that do.
+	if err := r.awaitLock(ctx, keeping, "SELECT CASE WHEN pg_try_advisory_xact_lock("+lockOrder+") THEN pg_try_advisory_lock_shared("+lockKeyed+") ELSE false END"); err != nil {
 		return err
 	}
-	defer r.unlock(conn, "pg_advisory_unlock("+lockOrder+")")
+	held, err := r.awaitLease(ctx, keeping)
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	l := &leader{r: r, p: p, conn: conn, ids: map[int64]bool{}, keys: map[string]bool{}, freed: make(chan struct{}, 1), cancel: cancel}
+	var kept sync.WaitGroup
+	defer kept.Wait()
+	defer cancel(nil)
+	kept.Go(func() { cancel(held.keep(ctx)) })
+	reading, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer reading.close()
+	settling, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer settling.close()
+	r.waits.clear()
+	l := &leader{r: r, p: p, lease: held, s: reading, settling: settling, ids: map[int64]bool{}, keys: map[string]bool{}, freed: make(chan struct{}, 1), cancel: cancel}
 	defer l.batches.Wait()
 	defer cancel(nil)
 	for {
 		n, err := l.batch(ctx)
-		if err != nil {
-			return err
-		}
-		if n > 0 {
-			continue
-		}
-		if l.open() > 0 {
-			// What is left may be behind what is under way.
-			select {
-			case <-l.freed:
-			case <-ctx.Done():
-				return context.Cause(ctx)
+		if err == nil && n == 0 {
+			if l.open() > 0 {
+				// What is left may be behind what is in flight.
+				select {
+				case <-l.freed:
+				case <-ctx.Done():
+				}
+			} else {
+				err = r.idle(ctx, reading, func() (int, error) { return l.batch(ctx) })
 			}
-			continue
 		}
-		if err := r.idle(ctx, conn, func() (int, error) { return l.batch(ctx) }); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -56,17 +73,20 @@ func (r *Relay) lead(ctx context.Context, p *client.Publisher[*client.Message]) 
 
 // leader is a term of lead.
 type leader struct {
-	r       *Relay
-	p       *client.Publisher[*client.Message]
-	conn    *pgxpool.Conn
-	cancel  context.CancelCauseFunc
-	batches sync.WaitGroup
-	freed   chan struct{} // a batch has ended
-	floor   floor
+	r        *Relay
+	p        *client.Publisher[*client.Message]
+	lease    *lease
+	s        *session // for reads
+	settling *session
+	settle   sync.Mutex // held with settling
+	cancel   context.CancelCauseFunc
+	batches  sync.WaitGroup
+	freed    chan struct{} // a batch has ended
+	floor    floor
 
 	mu    sync.Mutex
-	under int             // batches under way
-	ids   map[int64]bool  // under way
+	under int             // batches in flight
+	ids   map[int64]bool  // in flight
 	keys  map[string]bool // that must not be read
 }
 
@@ -76,9 +96,9 @@ func (l *leader) open() int {
 	return l.under
 }
 
-// excluded returns what the next read leaves out.
+// excluded returns what the next read leaves out: what is in flight, and what waits.
 func (l *leader) excluded() (ids []int64, keys []string) {
-	ids, keys = l.r.retries.waitingKeys()
+	ids, keys = l.r.waits.held()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id := range l.ids {
@@ -102,24 +122,16 @@ func (l *leader) batch(ctx context.Context) (int, error) {
 	if err := l.r.awaitBroker(ctx, l.p); err != nil {
 		return 0, err
 	}
-	segs := l.r.segments.now()
-	if segs == "" {
-		if _, _, err := l.r.segments.look(ctx, l.conn); err != nil {
-			return 0, err
-		}
-		segs = l.r.segments.now()
-	}
-	if err := l.floor.rise(ctx, l.conn); err != nil {
+	segs, err := l.r.segments.read(ctx, l.s)
+	if err != nil {
 		return 0, err
 	}
-	// What is under way is asked before the read: a batch deletes its messages before it
-	// gives its keys free.
-	ids, keys := l.excluded()
-	recs, err := read(ctx, l.conn, `SELECT id, message, address, key, failed_since FROM hopback_outbox
-WHERE segment IN (`+segs+`) AND id > $1 AND NOT id = ANY($2) AND (CASE WHEN key IS NULL THEN NOT address = ANY($3) ELSE NOT key = ANY($4) END)
-ORDER BY id LIMIT $5`, l.floor.id, ids, l.r.addresses.waiting(), keys, l.r.cfg.Batch)
+	if err := l.floor.rise(ctx, l.s); err != nil {
+		return 0, err
+	}
+	recs, parked, err := l.take(ctx, segs)
 	if err != nil || len(recs) == 0 {
-		return 0, err
+		return parked, err
 	}
 	l.mu.Lock()
 	l.under++
@@ -130,30 +142,102 @@ ORDER BY id LIMIT $5`, l.floor.id, ids, l.r.addresses.waiting(), keys, l.r.cfg.B
 		}
 	}
 	l.mu.Unlock()
-	l.batches.Go(func() {
-		o := l.publish(ctx, recs)
-		o.decide(l.r.cfg.SetAsideAfter)
-		settling := context.WithoutCancel(ctx)
-		err := l.r.settle(settling, l.r.pool, segs, o)
-		if err == nil {
-			l.r.settled(o)
-			err = o.err()
-		}
-		l.mu.Lock()
-		l.under--
-		for _, rec := range recs {
-			delete(l.ids, rec.id)
+	l.batches.Go(func() { l.run(ctx, segs, recs) })
+	return len(recs) + parked, nil
+}
+
+// take reads new messages, and a share of those that wait. What has failed before, and what
+// is for an address that the broker takes nothing for, is parked: it is read without the
+// message, waits, and holds back what is behind it with its key.
+func (l *leader) take(ctx context.Context, segs string) (recs []*record, parked int, err error) {
+	closed, suspects := l.r.gates.closed(), l.r.gates.suspected()
+	// What is in flight is asked before the read: a batch deletes its messages before it
+	// gives its keys free.
+	ids, keys := l.excluded()
+	const columns = "SELECT id, message, address, key, failed_since, "
+	fresh, err := all(ctx, l.s, scanRecord, bounded(columns+`(failed_since IS NOT NULL OR address = ANY($1) OR address = ANY($2)) AS parked FROM hopback_outbox
+WHERE segment IN (`+segs+`) AND id > $3 AND id `+notAmong("$4::bigint[]")+` AND (key IS NULL OR key `+notAmong("$5::text[]")+`) ORDER BY id LIMIT $6`, "$7::bigint"),
+		closed, suspects, l.floor.id, ids, keys, l.r.cfg.Batch, l.r.limits.bytes)
+	if err != nil {
+		return nil, 0, err
+	}
+	held := map[string]bool{}
+	for _, rec := range fresh {
+		switch {
+		case rec.key != nil && held[*rec.key]: // behind one that is parked
+		case !rec.parked:
+			recs = append(recs, rec)
+		default:
+			parked++
+			l.r.waits.park(rec)
 			if rec.key != nil {
-				delete(l.keys, *rec.key)
+				held[*rec.key] = true
 			}
 		}
-		l.mu.Unlock()
-		if err != nil {
-			l.cancel(err) // what it has published is read again
+	}
+	due := l.r.waits.due(l.r.cfg.oldShare(), l.r.gates.states())
+	l.mu.Lock()
+	due = slices.DeleteFunc(due, func(id int64) bool { return l.ids[id] })
+	l.mu.Unlock()
+	if len(due) == 0 {
+		return recs, parked, nil
+	}
+	old, err := all(ctx, l.s, scanRecord, bounded(columns+"false AS parked FROM hopback_outbox WHERE segment IN ("+segs+") AND id = ANY($1)", "$2::bigint"),
+		due, max(l.r.limits.bytes/shareOfOld, 1))
+	if err != nil {
+		return nil, 0, err
+	}
+	if len(old) == 0 {
+		l.r.waits.forget(due...) // somebody has deleted them
+	}
+	return append(recs, old...), parked, nil
+}
+
+// run publishes a batch and settles it.
+func (l *leader) run(ctx context.Context, segs string, recs []*record) {
+	o := l.publish(ctx, recs)
+	o.decide(l.r.cfg.SetAsideAfter)
+	err := l.finish(ctx, segs, &o)
+	if err == nil {
+		err = o.err()
+	}
+	l.mu.Lock()
+	l.under--
+	for _, rec := range recs {
+		delete(l.ids, rec.id)
+		if rec.key != nil {
+			delete(l.keys, *rec.key)
 		}
-		wake(l.freed)
-	})
-	return len(recs), nil
+	}
+	l.mu.Unlock()
+	if err != nil {
+		l.cancel(err) // what it has published is read again
+	}
+	wake(l.freed)
+}
+
+// finish settles a batch that was published, even if ctx has ended.
+func (l *leader) finish(ctx context.Context, segs string, o *outcome) error {
+	l.settle.Lock()
+	defer l.settle.Unlock()
+	settling, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.r.limits.settle)
+	defer cancel()
+	t, err := l.settling.begin(settling)
+	if err != nil {
+		return err
+	}
+	defer t.end(settling)
+	if err := l.lease.hold(settling, t); err != nil {
+		return err
+	}
+	if err := l.r.settle(settling, t, segs, o); err != nil {
+		return err
+	}
+	if err := t.commit(settling); err != nil {
+		return err
+	}
+	l.r.settled(o)
+	return l.r.setAsideRest(settling, l.settling, segs, o)
 }
 
 // chains is how many keys with several messages are published at once.
@@ -195,7 +279,7 @@ func (l *leader) publish(ctx context.Context, recs []*record) outcome {
 			defer func() { <-slots }()
 			var own outcome
 			for _, rec := range chain {
-				if !l.r.publishOne(within, l.p, rec, &own) {
+				if !l.lease.valid() || !l.r.publishOne(within, l.p, rec, &own) {
 					break
 				}
 			}
@@ -205,23 +289,7 @@ func (l *leader) publish(ctx context.Context, recs []*record) outcome {
 		})
 	}
 	all.Wait()
-	for _, f := range o.failed {
-		for _, rec := range recs {
-			if rec.id == f.id && rec.key != nil {
-				l.r.retries.hold(f.id, *rec.key)
-			}
-		}
-	}
 	return o
-}
-
-func (o *outcome) join(other outcome) {
-	o.accepted = append(o.accepted, other.accepted...)
-	o.failed = append(o.failed, other.failed...)
-	o.unsure += other.unsure
-	if other.link != nil {
-		o.link = other.link
-	}
 }
 
 // floor is an id up to which no message is left and none will appear. A read that begins
@@ -240,27 +308,27 @@ type floor struct {
 // to transactions below a number that is assigned afterwards. When these have ended, all
 // messages up to it are visible or will never be. The snapshot's xmax wouldn't do as that
 // number: it is behind the transactions that have ended, not behind those that run.
-func (f *floor) rise(ctx context.Context, db execer) error {
+func (f *floor) rise(ctx context.Context, s *session) error {
 	if f.limit == 0 {
-		if err := db.QueryRow(ctx, "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM hopback_outbox_id").Scan(&f.next); err != nil {
+		if err := s.one(ctx, []any{&f.next}, "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM hopback_outbox_id"); err != nil {
 			return err
 		}
 		if f.next <= f.id {
 			return nil
 		}
-		if err := db.QueryRow(ctx, "SELECT pg_current_xact_id()::text::bigint").Scan(&f.limit); err != nil {
+		if err := s.one(ctx, []any{&f.limit}, "SELECT pg_current_xact_id()::text::bigint"); err != nil {
 			return err
 		}
 	}
 	var oldest int64
-	if err := db.QueryRow(ctx, "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint").Scan(&oldest); err != nil {
+	if err := s.one(ctx, []any{&oldest}, "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"); err != nil {
 		return err
 	}
 	if oldest < f.limit {
 		return nil
 	}
 	var left *int64
-	if err := db.QueryRow(ctx, "SELECT min(id) FROM hopback_outbox WHERE id > $1 AND id <= $2", f.id, f.next).Scan(&left); err != nil {
+	if err := s.one(ctx, []any{&left}, "SELECT min(id) FROM hopback_outbox WHERE id > $1 AND id <= $2", f.id, f.next); err != nil {
 		return err
 	}
 	if f.id = f.next; left != nil {

@@ -1,118 +1,263 @@
 package outbox
 
 import (
-	"context"
 	"log/slog"
 	"sync"
 	"time"
-
-	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/client"
 )
 
-// addresses are those that the broker takes nothing for: the user may not write to their
-// exchange. RabbitMQ ends the session of such a message, with all that is under way on it,
-// and the client needs a second to find out which message it was. So one message at a time
-// tries such an address, on a link of its own, and the others for it wait.
-type addresses struct {
+// gates hold the messages to addresses that the broker takes none for.
+//
+// RabbitMQ ends the session of a message that it forbids, with all that is in flight on it,
+// and the client needs a second to find out which message it was. The reason may be the
+// message's own, or its address, to which the user may not write. So the next other message to the address is tried alone, on a separate link, while the rest
+// waits. If the broker accepts it, the first message alone was to blame. If not, the address
+// is: one message at a time tries it from then on, with pauses.
+//
+// An address whose messages have no queue costs no session. But many such messages would take
+// up the relay's time. So an address that took none of several messages in a batch is
+// suspected: its messages get no more than a share of each batch until it takes one.
+type gates struct {
 	first time.Duration // the pause before the first try
 	log   *slog.Logger
+	waits *waits
 
-	mu sync.Mutex
-	of map[string]*refusal
+	mu       sync.Mutex
+	of       map[string]*gate
+	suspects map[string]bool
 }
 
-type refusal struct {
-	err    error
-	due    time.Time
-	pause  time.Duration
-	trying bool
+type gate struct {
+	err      error
+	culprits map[int64]bool // the messages that were refused
+	due      time.Time
+	pause    time.Duration
+	trying   bool
 }
 
-// waiting returns the addresses that aren't to be tried now.
-func (a *addresses) waiting() []string {
+// toBlame reports whether more than one message to the address was refused.
+func (g *gate) toBlame() bool { return len(g.culprits) > 1 }
+
+// closed returns the addresses that no message is to be tried for now.
+func (a *gates) closed() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	all := []string{}
-	for to, f := range a.of {
-		if f.trying || time.Now().Before(f.due) {
-			all = append(all, to)
+	list := []string{}
+	for to, g := range a.of {
+		if g.trying || time.Now().Before(g.due) {
+			list = append(list, to)
+		}
+	}
+	return list
+}
+
+// suspected returns the addresses that get a share of each batch.
+func (a *gates) suspected() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	list := []string{}
+	for to := range a.suspects {
+		list = append(list, to)
+	}
+	return list
+}
+
+// gateState is how an address is that the broker takes nothing for.
+type gateState int
+
+const (
+	shut gateState = iota // no message is tried now
+	ajar                  // one may try
+)
+
+// states returns the addresses with a gate.
+func (a *gates) states() map[string]gateState {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all := map[string]gateState{}
+	for to, g := range a.of {
+		all[to] = ajar
+		if g.trying || time.Now().Before(g.due) {
+			all[to] = shut
 		}
 	}
 	return all
 }
 
-// ask returns why an address is refused, or nil. The caller should try it if try is true,
-// and then call tried.
-func (a *addresses) ask(to string) (refused error, try bool) {
+// blames reports whether an address is to blame for what is refused there.
+func (a *gates) blames(to string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	f := a.of[to]
-	if f == nil {
-		return nil, false
-	}
-	if f.trying || time.Now().Before(f.due) {
-		return f.err, false
-	}
-	f.trying = true
-	return f.err, true
+	g := a.of[to]
+	return g != nil && g.toBlame()
 }
 
-// tried is called after a try.
-func (a *addresses) tried(to string, err error) {
+// ask says whether a message to an address waits, or tries it, after which tried is called.
+func (a *gates) ask(to string) (waits, tries bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	f := a.of[to]
-	if f == nil {
+	g := a.of[to]
+	switch {
+	case g == nil:
+		return false, false
+	case g.trying, time.Now().Before(g.due):
+		return true, false
+	}
+	g.trying = true
+	return false, true
+}
+
+// tried is called with what became of a message that has tried an address.
+func (a *gates) tried(to string, id int64, is verdict, err error) {
+	a.mu.Lock()
+	g := a.of[to]
+	if g == nil {
+		a.mu.Unlock()
 		return
 	}
-	if err == nil {
+	g.trying = false
+	switch {
+	case is == forbidden:
+		a.blame(to, g, id, err)
+		a.mu.Unlock()
+	case is == unknown, is == missigned:
+		g.due = time.Now().Add(max(g.pause, a.first))
+		a.mu.Unlock()
+	default: // the broker has read it, and kept the session
 		delete(a.of, to)
-		a.log.Info("outbox: the broker takes messages for an address again", "address", to)
-		return
+		if g.toBlame() {
+			a.log.Info("outbox: the broker accepts messages for an address again", "address", to)
+		}
+		a.mu.Unlock()
+		a.waits.release(to)
 	}
-	f.trying = false
-	a.longer(to, f, err)
 }
 
-// refuse notes that the broker takes nothing for an address.
-func (a *addresses) refuse(to string, err error) {
+// refuse notes that the broker has ended the session over a message, whose own fault it
+// may be.
+func (a *gates) refuse(to string, id int64, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.of[to] == nil {
-		a.of[to] = &refusal{}
-		a.longer(to, a.of[to], err)
+	g := a.of[to]
+	if g == nil {
+		g = &gate{culprits: map[int64]bool{}, due: time.Now()}
+		a.of[to] = g
+	}
+	if !g.culprits[id] { // otherwise tried has just been called
+		a.blame(to, g, id, err)
 	}
 }
 
-func (a *addresses) longer(to string, f *refusal, err error) {
-	f.pause = min(max(2*f.pause, a.first), max(maxRetry, a.first))
-	f.err, f.due = err, time.Now().Add(f.pause)
-	a.log.Warn("outbox: the broker takes nothing for an address; its messages wait", "address", to, "tried again in", f.pause, "error", err)
+// blame is called with mu held.
+func (a *gates) blame(to string, g *gate, id int64, err error) {
+	g.err, g.culprits[id] = err, true
+	if !g.toBlame() {
+		return // the next message to it tells
+	}
+	if len(g.culprits) == 2 {
+		a.waits.gated(to)
+	}
+	g.pause = min(max(2*g.pause, a.first), max(maxRetry, a.first))
+	g.due = time.Now().Add(g.pause)
+	a.log.Warn("outbox: the broker takes nothing for an address; its messages wait", "address", to, "tried again in", g.pause, "error", err)
 }
 
-// learn notes the addresses that are refused in an outcome.
-func (r *Relay) learn(o *outcome) {
-	seen := map[string]bool{}
+// learn suspects the addresses that took none of several messages of a batch, and no longer
+// those that took one.
+func (a *gates) learn(o *outcome) {
+	failed := map[string]int{}
 	for _, f := range o.failed {
-		if f.refused != "" && !seen[f.refused] {
-			seen[f.refused] = true
-			r.addresses.refuse(f.refused, f.err)
+		if f.is == untaken {
+			failed[f.rec.address]++
 		}
 	}
+	a.mu.Lock()
+	opened := []string{}
+	for _, rec := range o.accepted {
+		if a.suspects[rec.address] {
+			delete(a.suspects, rec.address)
+			opened = append(opened, rec.address)
+		}
+		delete(failed, rec.address)
+	}
+	for to, n := range failed {
+		if n > 1 && a.of[to] == nil {
+			a.suspects[to] = true
+		}
+	}
+	a.mu.Unlock()
+	for _, to := range opened {
+		a.waits.release(to)
+	}
 }
 
-// try publishes a message to a refused address, on a link of its own.
-func (r *Relay) try(ctx context.Context, rec *record) (err error) {
-	defer func() { r.addresses.tried(rec.address, err) }()
-	p, err := client.NewPublisher[*client.Message](ctx, r.conn, address.Address{}, client.PublisherConfig{Pending: 1})
-	if err != nil {
-		return err
+// signers are the users in the messages' user-ids. RabbitMQ ends the link or the session of a
+// message whose user-id isn't that of the relay's user, unless that has the tag impersonator.
+// The client then fails that message alone, with ErrUserID, but it sends again what was in
+// flight beside it, and RabbitMQ may have stored some of that. So the first message with a
+// user-id is tried on a separate link, and one at a time while the broker refuses it.
+type signers struct {
+	first time.Duration
+	log   *slog.Logger
+
+	mu sync.Mutex
+	of map[string]*signer
+}
+
+type signer struct {
+	err    error // why the broker refuses it; nil: it doesn't
+	known  bool
+	due    time.Time
+	pause  time.Duration
+	trying bool
+}
+
+// ask says whether a message with a user-id waits, or tries it, after which tried is called.
+// refused is why the broker refuses it.
+func (a *signers) ask(user string) (waits, tries bool, refused error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.of[user]
+	if s == nil {
+		s = &signer{}
+		a.of[user] = s
 	}
-	defer func() {
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_ = p.Close(closing)
-	}()
-	return p.Publish(ctx, rec.decoded)
+	switch {
+	case s.known && s.err == nil:
+		return false, false, nil
+	case s.known && (s.trying || time.Now().Before(s.due)):
+		return false, false, s.err
+	case s.trying:
+		return true, false, nil
+	}
+	s.trying = true
+	return false, true, nil
+}
+
+// ok reports whether the broker accepts a user-id, as far as is known.
+func (a *signers) ok(user string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.of[user]
+	return s != nil && s.known && s.err == nil
+}
+
+// tried is called with what became of a message with a user-id.
+func (a *signers) tried(user string, is verdict, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.of[user]
+	if s == nil {
+		return
+	}
+	s.trying = false
+	switch {
+	case is == missigned:
+		s.known, s.err = true, err
+		s.pause = min(max(2*s.pause, a.first), max(maxRetry, a.first))
+		s.due = time.Now().Add(s.pause)
+		a.log.Warn("outbox: the broker refuses messages with this user-id from the relay's user; they wait", "user-id", user, "tried again in", s.pause, "error", err)
+	case is == accepted, is == untaken:
+		*s = signer{known: true}
+	}
 }

@@ -5,122 +5,164 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/hopback/hopback/client"
 )
 
 // share is a worker of an unordered relay: a batch after the other, each in a transaction
 // that locks its rows, so that no other worker and no other relay reads them.
 func (r *Relay) share(ctx context.Context, p *client.Publisher[*client.Message]) error {
-	conn, err := r.pool.Acquire(ctx)
+	s, err := r.open(ctx)
 	if err != nil {
 		return err
 	}
-	defer conn.Release()
-	if err := r.awaitLock(ctx, conn, "pg_try_advisory_lock_shared("+lockOrder+")"); err != nil {
+	defer s.close()
+	if err := r.awaitLock(ctx, s, "SELECT CASE WHEN pg_try_advisory_xact_lock("+lockKeyed+") THEN pg_try_advisory_lock_shared("+lockOrder+") ELSE false END"); err != nil {
 		return err
 	}
-	defer r.unlock(conn, "pg_advisory_unlock_shared("+lockOrder+")")
 	for {
-		n, err := r.batch(ctx, conn, p)
+		n, err := r.batch(ctx, s, p)
 		if err != nil {
 			return err
-		}
-		if n >= r.cfg.Batch {
-			wake(r.more)
 		}
 		if n > 0 {
 			continue
 		}
-		if err := r.idle(ctx, conn, func() (int, error) { return r.batch(ctx, conn, p) }); err != nil {
+		if err := r.idle(ctx, s, func() (int, error) { return r.batch(ctx, s, p) }); err != nil {
 			return err
 		}
 	}
 }
 
-// batch publishes one batch, and returns how many messages it has read.
-func (r *Relay) batch(ctx context.Context, conn *pgxpool.Conn, p *client.Publisher[*client.Message]) (int, error) {
+// batch publishes one batch, and returns how many messages it has dealt with.
+func (r *Relay) batch(ctx context.Context, s *session, p *client.Publisher[*client.Message]) (int, error) {
 	if err := r.awaitBroker(ctx, p); err != nil {
 		return 0, err
 	}
-	segs := r.segments.now()
-	if segs == "" {
-		if _, _, err := r.segments.look(ctx, conn); err != nil {
-			return 0, err
-		}
-		segs = r.segments.now()
-	}
-	tx, err := conn.Begin(ctx)
+	segs, err := r.segments.read(ctx, s)
 	if err != nil {
 		return 0, err
 	}
-	// A batch that was published is settled even if ctx ends meanwhile.
-	settling := context.WithoutCancel(ctx)
-	defer func() { _ = tx.Rollback(settling) }()
-	from, done := r.sweeps.begin()
-	recs, err := read(ctx, tx, `SELECT id, message, address, key, failed_since FROM hopback_outbox
-WHERE segment IN (`+segs+`) AND id > $1 AND NOT id = ANY($2) AND NOT address = ANY($3) ORDER BY id LIMIT $4 FOR UPDATE SKIP LOCKED`, from, r.retries.waiting(), r.addresses.waiting(), r.cfg.Batch)
-	if err != nil || len(recs) == 0 {
-		done(0)
+	t, err := s.begin(ctx)
+	if err != nil {
 		return 0, err
 	}
-	done(recs[len(recs)-1].id)
+	defer t.end(ctx)
+	recs, err := r.take(ctx, t, segs)
+	if err != nil || len(recs) == 0 {
+		return 0, err
+	}
 	o := r.publishAll(ctx, p, recs)
 	o.decide(r.cfg.SetAsideAfter)
-	if err := r.settle(settling, tx, segs, o); err != nil {
+	// A batch that was published is settled even if ctx ends.
+	settling, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.limits.settle)
+	defer cancel()
+	if err := r.settle(settling, t, segs, &o); err != nil {
 		return 0, err
 	}
-	if err := tx.Commit(settling); err != nil {
+	if err := t.commit(settling); err != nil {
 		return 0, err
 	}
-	r.settled(o)
-	return len(recs), o.err()
+	r.settled(&o)
+	if err := r.setAsideRest(settling, s, segs, &o); err != nil {
+		return 0, err
+	}
+	return len(o.accepted) + len(o.failed), o.err()
 }
 
-// read returns the records of a query.
-func read(ctx context.Context, db execer, query string, args ...any) ([]*record, error) {
-	rows, err := db.Query(ctx, query, args...)
+// take reads and locks a batch: new messages, and a share of those that the broker didn't
+// take before, or doesn't take others of.
+func (r *Relay) take(ctx context.Context, t *transaction, segs string) ([]*record, error) {
+	closed, suspects := r.gates.closed(), r.gates.suspected()
+	const columns = "SELECT id, message, address, key, failed_since, false AS parked FROM hopback_outbox WHERE segment IN ("
+	from, done := r.sweeps.begin()
+	waiting := r.waits.waiting()
+	recs, err := all(ctx, t.session, scanRecord, bounded(columns+segs+`) AND id > $1 AND failed_since IS NULL AND id `+notAmong("$2::bigint[]")+`
+AND NOT address = ANY($3) AND NOT address = ANY($4) ORDER BY id LIMIT $5 FOR UPDATE SKIP LOCKED`, "$6::bigint"),
+		from, waiting, closed, suspects, r.cfg.Batch, r.limits.bytes)
 	if err != nil {
+		done(0)
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*record, error) {
-		rec := &record{}
-		return rec, row.Scan(&rec.id, &rec.message, &rec.address, &rec.key, &rec.failedSince)
-	})
+	if len(recs) > 0 {
+		done(recs[len(recs)-1].id)
+	} else {
+		done(0)
+	}
+	if r.full(recs) {
+		wake(r.more)
+	}
+	if done, mine := r.again.take(); mine {
+		old, err := all(ctx, t.session, scanRecord, bounded(columns+segs+`) AND (failed_since IS NOT NULL OR address = ANY($1))
+AND id `+notAmong("$2::bigint[]")+` AND NOT address = ANY($3) ORDER BY id LIMIT $4 FOR UPDATE SKIP LOCKED`, "$5::bigint"),
+			suspects, waiting, closed, r.cfg.oldShare(), max(r.limits.bytes/shareOfOld, 1))
+		done()
+		if err != nil {
+			return nil, err
+		}
+		recs = append(recs, old...)
+	}
+	return recs, nil
+}
+
+// shareOfOld is the part of a batch for messages that the broker didn't take before.
+const shareOfOld = 10
+
+func (c *RelayConfig) oldShare() int { return max(c.Batch/shareOfOld, 1) }
+
+// full reports whether there may be more than what was read.
+func (r *Relay) full(recs []*record) bool {
+	size := int64(0)
+	for _, rec := range recs {
+		size += int64(len(rec.message))
+	}
+	return len(recs) >= r.cfg.Batch || size >= r.limits.bytes
+}
+
+// turns makes a read the more rarely the longer it takes: it passes over many deleted rows
+// that can't be removed, for instance.
+type turns struct {
+	mu  sync.Mutex
+	due time.Time
+}
+
+// take reports whether it is time for the read. If so, done is called after it.
+func (t *turns) take() (done func(), mine bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	began := time.Now()
+	if began.Before(t.due) {
+		return nil, false
+	}
+	t.due = began.Add(time.Hour) // no other while this one lasts
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.due = time.Now().Add(10 * time.Since(began))
+	}, true
 }
 
 // sweeps says where the next read begins. Most begin behind the last message that was
 // read, and so pass over no deleted row. Now and then one begins at the start, and finds
-// messages of transactions that have committed late. Such a read takes long where many
-// deleted rows can't be removed, so it comes the more rarely the longer it takes.
+// messages of transactions that have committed late.
 type sweeps struct {
+	turns turns
 	mu    sync.Mutex
 	floor int64 // the highest id that was read
-	due   time.Time
 }
 
 // begin returns the id that the read begins behind. done is called with the highest id
 // that was read.
 func (s *sweeps) begin() (from int64, done func(last int64)) {
+	swept, mine := s.turns.take()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	began := time.Now()
-	if began.Before(s.due) {
-		return s.floor, func(last int64) { s.read(last) }
+	if !mine {
+		from, swept = s.floor, func() {}
 	}
-	s.due = began.Add(time.Hour) // no other sweep while this one lasts
-	return 0, func(last int64) {
+	return from, func(last int64) {
+		swept()
 		s.mu.Lock()
-		s.due = time.Now().Add(10 * time.Since(began))
-		s.mu.Unlock()
-		s.read(last)
+		defer s.mu.Unlock()
+		s.floor = max(s.floor, last)
 	}
-}
-
-func (s *sweeps) read(last int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.floor = max(s.floor, last)
 }

@@ -287,6 +287,44 @@ func TestSegmentsAreTruncatedWhenTheyAreEmptyAndNotBefore(t *testing.T) {
 	require.Eventually(t, func() bool { return size(0) == 0 }, 60*time.Second, 50*time.Millisecond)
 }
 
+// A transaction that only reads, as pg_dump does, keeps a segment from being truncated. Nobody
+// waits behind the relay for that.
+func TestTruncationWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	for _, order := range orders {
+		t.Run(string(order), func(t *testing.T) {
+			t.Parallel()
+			pool := database(t)
+			_, conn := broker(t)
+			queues(t, conn, "orders")
+			p := outbox.Publisher[int]{To: address.Queue("orders")}
+			_, err := p.PublishAll(t.Context(), pool, make([]int, 10))
+			require.NoError(t, err)
+			dump, err := pool.Begin(t.Context())
+			require.NoError(t, err)
+			_, err = dump.Exec(t.Context(), "LOCK TABLE hopback_outbox IN ACCESS SHARE MODE")
+			require.NoError(t, err)
+			_, err = pool.Exec(t.Context(), "SELECT setval('hopback_outbox_id', $1)", 2<<17)
+			require.NoError(t, err)
+			run(t, pool, conn, outbox.RelayConfig{Order: order})
+			require.Eventually(t, func() bool { return left(t, pool) == 0 }, 30*time.Second, 5*time.Millisecond)
+			// The relay tries in vain, several times.
+			for until := time.Now().Add(1500 * time.Millisecond); time.Now().Before(until); {
+				var waiting int
+				require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock' AND relation::regclass::text LIKE 'hopback_outbox%' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())").Scan(&waiting))
+				require.Zero(t, waiting)
+				time.Sleep(10 * time.Millisecond)
+			}
+			require.NoError(t, dump.Rollback(t.Context()))
+			require.Eventually(t, func() bool {
+				var size int64
+				require.NoError(t, pool.QueryRow(t.Context(), "SELECT pg_relation_size('hopback_outbox_0')").Scan(&size))
+				return size == 0
+			}, 60*time.Second, 20*time.Millisecond)
+		})
+	}
+}
+
 func TestPublishRefusesWhatCannotBeCarried(t *testing.T) {
 	t.Parallel()
 	pool := database(t)
@@ -303,6 +341,12 @@ func TestPublishRefusesWhatCannotBeCarried(t *testing.T) {
 	refused(err)
 	_, err = outbox.Publish(t.Context(), pool, address.Queue(""), 1)
 	refused(err)
+	for _, bad := range []string{"orders", "/queues/", "/queues/a b", "/queues/%zz", "/queues/a/b", "/exchanges/", "/exchanges/%", "/exchanges/x/a/b", "/topics/x", "/queues/\xff"} {
+		_, err = outbox.Publish(t.Context(), pool, address.Address{}, 1, func(m *client.Message) { m.Properties.To = &bad })
+		refused(err)
+		_, err = outbox.PublishAt(t.Context(), pool, to, time.Now().Add(time.Hour), 1, func(m *client.Message) { m.Properties.To = &bad })
+		refused(err)
+	}
 	_, err = outbox.Publish(t.Context(), pool, to, func() {})
 	refused(err)
 	_, err = outbox.Publish(t.Context(), pool, to, (*client.Message)(nil))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/hopback/hopback/address"
@@ -131,24 +130,29 @@ const (
 // handOver moves messages that are due to the outbox, from where they are published like
 // all others. One relay does so at a time, or messages of a key would change places.
 func (r *Relay) handOver(ctx context.Context) error {
+	s, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
 	var swept time.Time
 	for {
-		n, next, err := r.due(ctx)
+		n, next, err := r.due(ctx, s)
 		if err != nil {
 			return err
 		}
 		if n > 0 {
 			wake(r.notified)
 		}
-		if n >= r.cfg.Batch {
-			continue
+		if n > 0 {
+			continue // a batch is bounded by bytes, too
 		}
 		if time.Since(swept) > sweepEvery {
-			deleted, err := r.pool.Exec(ctx, sweepScheduled, sweepAtOnce)
+			deleted, err := s.exec(ctx, sweepScheduled, sweepAtOnce)
 			if err != nil {
 				return err
 			}
-			if deleted.RowsAffected() < sweepAtOnce {
+			if deleted < sweepAtOnce {
 				swept = time.Now()
 			}
 		}
@@ -162,13 +166,12 @@ func (r *Relay) handOver(ctx context.Context) error {
 }
 
 // due moves a batch of messages that are due. It returns how many, and when the next is due.
-func (r *Relay) due(ctx context.Context) (n int, next time.Duration, err error) {
+func (r *Relay) due(ctx context.Context, s *session) (n int, next time.Duration, err error) {
+	if err := s.one(ctx, []any{&n, nil}, moveDue, r.cfg.Batch, r.limits.bytes); err != nil {
+		return 0, 0, err
+	}
 	var seconds *float64
-	// pgx sends both in one transaction, so the second sees what the first has moved.
-	var batch pgx.Batch
-	batch.Queue(moveDue, r.cfg.Batch).QueryRow(func(row pgx.Row) error { return row.Scan(&n, nil) })
-	batch.Queue(nextDue).QueryRow(func(row pgx.Row) error { return row.Scan(&seconds) })
-	if err := r.pool.SendBatch(ctx, &batch).Close(); err != nil {
+	if err := s.one(ctx, []any{&seconds}, nextDue); err != nil {
 		return 0, 0, err
 	}
 	if seconds == nil {
@@ -181,10 +184,14 @@ const (
 	// The transaction gets its number before the ids are taken; see insertion.
 	moveDue = `WITH turn AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(` + lockDue + `) AS mine),
 began AS MATERIALIZED (SELECT pg_current_xact_id() AS xid FROM turn WHERE mine),
-due AS MATERIALIZED (
+locked AS MATERIALIZED (
 	SELECT id, due_at, message, message_id, address, key FROM hopback_outbox_scheduled
 	WHERE ended IS NULL AND due_at <= now() AND (SELECT mine FROM turn)
 	ORDER BY due_at, id LIMIT $1 FOR UPDATE SKIP LOCKED
+),
+due AS MATERIALIZED (
+	SELECT * FROM (SELECT *, sum(octet_length(message)) OVER (ORDER BY due_at, id) - octet_length(message) AS ahead FROM locked) sized
+	WHERE ahead < $2::bigint
 ),
 numbered AS MATERIALIZED (
 	SELECT nextval('hopback_outbox_id') AS number, xid, d.* FROM began, (SELECT * FROM due ORDER BY due_at, id) d

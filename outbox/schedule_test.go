@@ -258,7 +258,7 @@ SELECT now() + interval '1 year' - n * interval '1 s', '', n, '', CASE WHEN n % 
 		require.NoError(t, err)
 		return strings.Join(lines, "\n")
 	}
-	for _, plan := range []string{explain(outbox.NextDue), explain(outbox.MoveDue, 1000)} {
+	for _, plan := range []string{explain(outbox.NextDue), explain(outbox.MoveDue, 1000, 16<<20)} {
 		assert.Contains(t, plan, "using hopback_outbox_scheduled_due")
 		assert.NotContains(t, plan, "Seq Scan on hopback_outbox_scheduled")
 	}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
@@ -53,6 +52,15 @@ func (s *segments) now() string {
 	return s.list
 }
 
+// read returns the segments to read.
+func (s *segments) read(ctx context.Context, db *session) (string, error) {
+	if list := s.now(); list != "" {
+		return list, nil
+	}
+	_, _, err := s.look(ctx, db)
+	return s.now(), err
+}
+
 func (s *segments) set(list string) {
 	s.mu.Lock()
 	s.list = list
@@ -61,11 +69,11 @@ func (s *segments) set(list string) {
 
 // look finds the segments that take up space, the one that messages are written into,
 // and the next one.
-func (s *segments) look(ctx context.Context, db execer) (current int, used []int, err error) {
+func (s *segments) look(ctx context.Context, db *session) (current int, used []int, err error) {
 	var last int64
 	var sizes []int64
-	if err := db.QueryRow(ctx, `SELECT (SELECT last_value FROM hopback_outbox_id), array(
-SELECT pg_relation_size(('hopback_outbox_' || n)::regclass) FROM generate_series(0, 15) n ORDER BY n)`).Scan(&last, &sizes); err != nil {
+	if err := db.one(ctx, []any{&last, &sizes}, `SELECT (SELECT last_value FROM hopback_outbox_id), array(
+SELECT pg_relation_size(('hopback_outbox_' || n)::regclass) FROM generate_series(0, 15) n ORDER BY n)`); err != nil {
 		return 0, nil, err
 	}
 	current = int(last>>segmentBits) % segmentRing
@@ -84,14 +92,14 @@ SELECT pg_relation_size(('hopback_outbox_' || n)::regclass) FROM generate_series
 
 // rotate keeps the list of segments, and truncates those that are past and empty.
 func (r *Relay) rotate(ctx context.Context) error {
-	conn, err := r.pool.Acquire(ctx)
+	s, err := r.open(ctx)
 	if err != nil {
 		return err
 	}
-	defer conn.Release()
+	defer s.close()
 	busy := map[int]backoff{}
 	for {
-		current, used, err := r.segments.look(ctx, conn)
+		current, used, err := r.segments.look(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -103,7 +111,7 @@ func (r *Relay) rotate(ctx context.Context) error {
 			if !busy[n].over() {
 				continue
 			}
-			filled, err := isFilled(ctx, conn, n)
+			filled, err := isFilled(ctx, s, n)
 			if err != nil {
 				return err
 			}
@@ -112,7 +120,7 @@ func (r *Relay) rotate(ctx context.Context) error {
 			r.segments.markEmpty(n, !filled && r.cfg.Order != ByKey)
 			done := false
 			if !filled {
-				if done, err = truncate(ctx, conn, n); err != nil {
+				if done, err = truncate(ctx, s, n); err != nil {
 					return err
 				}
 			}
@@ -135,34 +143,25 @@ func (r *Relay) rotate(ctx context.Context) error {
 // segment has messages, or if somebody uses it.
 //
 // The check and the truncation happen under one exclusive lock, which no transaction that
-// has written into the segment, and hasn't ended, lets it have. So no message is lost.
-func truncate(ctx context.Context, conn *pgxpool.Conn, n int) (done bool, err error) {
-	table := fmt.Sprintf("hopback_outbox_%d", n)
-	tx, err := conn.Begin(ctx)
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	for _, statement := range []string{
-		// The lock stops readers of the segment for as long as it is waited for.
-		"SET LOCAL lock_timeout = '200ms'",
-		"LOCK TABLE " + table + " IN ACCESS EXCLUSIVE MODE",
-	} {
-		if _, err := tx.Exec(ctx, statement); err != nil {
-			return false, unlessBusy(err)
-		}
-	}
-	if filled, err := isFilled(ctx, tx, n); err != nil || filled {
-		return false, err
-	}
-	if _, err := tx.Exec(ctx, "TRUNCATE "+table); err != nil {
+// has written into the segment, and hasn't ended, lets it have. So no message is lost. The
+// lock isn't waited for: all who read or write the segment would wait behind it, as long as
+// pg_dump for instance holds its own. And all is one statement, so that the lock doesn't
+// outlast a relay that is stopped in between.
+func truncate(ctx context.Context, s *session, n int) (done bool, err error) {
+	if _, err := s.exec(ctx, fmt.Sprintf(`DO $hopback$ BEGIN
+	LOCK TABLE hopback_outbox_%[1]d IN ACCESS EXCLUSIVE MODE NOWAIT;
+	IF current_setting('transaction_isolation') = 'read committed' AND NOT EXISTS (SELECT FROM hopback_outbox_%[1]d) THEN
+		TRUNCATE hopback_outbox_%[1]d;
+	END IF;
+END $hopback$`, n)); err != nil {
 		return false, unlessBusy(err)
 	}
-	return true, tx.Commit(ctx)
+	filled, err := isFilled(ctx, s, n)
+	return !filled, err
 }
 
-func isFilled(ctx context.Context, db execer, n int) (filled bool, err error) {
-	err = db.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM hopback_outbox_%d)", n)).Scan(&filled)
+func isFilled(ctx context.Context, s *session, n int) (filled bool, err error) {
+	err = s.one(ctx, []any{&filled}, fmt.Sprintf("SELECT EXISTS (SELECT FROM hopback_outbox_%d)", n))
 	return filled, err
 }
 

@@ -25,7 +25,7 @@ func TestAllocationsOfEachStrategy(t *testing.T) {
 		del := client.NewDelivery("orders", m)
 		count := func(err error) int {
 			d := With(p)(returns(err)).(*decorator)
-			d.queues.Store("orders", d.plan.stateFor("orders", c.strategy))
+			d.states.put(d.plan.stateFor("orders", c.strategy))
 			return int(testing.AllocsPerRun(1000, func() { _ = d.Handle(t.Context(), del) }))
 		}
 		assert.LessOrEqual(t, count(nil), c.success, "%v, handled", c.strategy)

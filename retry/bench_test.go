@@ -35,7 +35,7 @@ func BenchmarkStrategy(b *testing.B) {
 		b.Run(string(s), func(b *testing.B) {
 			b.ReportAllocs()
 			d := With(Policy{Strategy: s, Worker: "w"})(returns(errA)).(*decorator)
-			d.queues.Store("orders", d.plan.stateFor("orders", s))
+			d.states.put(d.plan.stateFor("orders", s))
 			m := client.NewMessage([]byte("body"))
 			m.Annotations = map[any]any{"x-exchange": "shop", "x-routing-key": "order.placed"}
 			del := client.NewDelivery("orders", m)

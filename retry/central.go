@@ -5,13 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"runtime/debug"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -62,25 +60,41 @@ type CentralConfig struct {
 //
 // It does what With does, from another source:
 //
-//	orders ──rejected──▶ failed_queue ──▶ Central ──▶ retry_exchange ──▶ delay_10s ──expired──▶ requeue_exchange ──▶ orders
-//	                                         └──given up──▶ orders.dead
+//	orders ──rejected──▶ failed_queue ──▶ Central ──▶ failed_exchange ──▶ hold_10s ──expired──▶ failed_exchange ──▶ orders
+//	                                         └──given up──▶ failed_exchange ──▶ orders.dead
 //
-// A delivery is accepted once its copy is confirmed. All state is in the messages, so any
-// number of instances may run. It always waits as with StrategyRepublish, whatever
-// Policy.Strategy is, and ignores Policy.Immediate. The error that rules and RetryIf see is
+// Central moves messages: it returns each one to the broker with one disposition, and the
+// broker dead-letters it to a delay queue or a dead-letter queue, at least once. Nothing is
+// published, so nothing is duplicated, and the message stays as its sender published it.
+//
+// It copies a message instead, as StrategyRepublish does, in these cases:
+//
+//   - The topology has no failed_exchange for it (see CentralTopology), or a part of that is
+//     missing, or a queue lacks it. The log has the reason when the consumer starts.
+//   - The policy has AnyDelay, or CentralConfig.Counter is set.
+//   - The message reached the delivery limit of its queue and a rule retries it: its delivery
+//     count would go along.
+//   - A worker published the message to the failed queue with CentralConfig.ReasonKey,
+//     TextKey or TypeKey as an application property, which only a copy can remove.
+//
+// A delivery is accepted once its copy is confirmed.
+//
+// All state is in the messages, so any number of instances may run. Central ignores
+// Policy.Strategy and Policy.Immediate. The error that rules and RetryIf see is
 // a *Rejected. A message that the broker dead-lettered is retried only if a rule says so:
 // its Reason is ReasonDeliveryLimit, ReasonExpired or ReasonMaxLength.
 //
 // The work queue is the one that the broker says the message died in last, or else the
 // routing key. A message that is of none of CentralConfig.Queues goes to the dead-letter
 // queue of the failed queue, with ReasonUnknownQueue. A message that a worker with With has
-// given up goes to the dead-letter queue as it is. So a work queue can have both kinds of
-// workers.
+// given up after a retry goes to the dead-letter queue as it is. Before the first retry its
+// sender may have written the reason: then Central's rules decide. So a work queue can have
+// both kinds of workers.
 //
 // When the consumer starts, it checks the topology for every work queue: see Guard. With a
 // bad configuration it doesn't start; the error is an *argument.Error.
 func Central(p Policy, cfg CentralConfig) client.Handler {
-	c := &central{log: slog.New(slog.DiscardHandler)}
+	c := &central{}
 	p.Strategy = StrategyRepublish
 	pl, err := p.plan()
 	if err == nil {
@@ -88,7 +102,6 @@ func Central(p Policy, cfg CentralConfig) client.Handler {
 	}
 	c.cfg, c.invalid = cfg, err
 	c.retries = &decorator{plan: &pl, forgets: []string{cfg.ReasonKey, cfg.TextKey, cfg.TypeKey}, counter: cfg.Counter}
-	c.clock = &clock{own: pl.now}
 	c.queues = make(map[string]bool, len(cfg.Queues))
 	for _, q := range cfg.Queues {
 		c.queues[q] = true
@@ -150,10 +163,7 @@ type central struct {
 	invalid error
 	queues  map[string]bool // the work queues
 	// retries carries retries out, as for a handler of the work queue.
-	retries  *decorator
-	clock    *clock
-	prepared atomic.Bool
-	log      *slog.Logger
+	retries *decorator
 
 	mu      sync.Mutex
 	unknown int       // messages of an unknown queue
@@ -173,24 +183,24 @@ func (c *central) Prepare(ctx context.Context, s client.Start) error {
 		return argument.At(argument.Root("queue"), argument.Conflict, s.Queue, fmt.Sprintf("isn't the failed queue, which is %.100q", c.cfg.FailedQueue),
 			"consume from that, or set CentralConfig.FailedQueue")
 	}
-	if s.Log != nil {
-		c.log = s.Log
-	}
 	deathlog.Fold(s)
 	watches, err := c.guards(ctx, s)
 	if err != nil {
 		return err
 	}
+	failed := c.retries.plan.stateFor(c.cfg.FailedQueue, StrategyRepublish)
+	failed.consumer, failed.log = refusal.Of(ctx), logOf(s)
 	if c.retries.plan.giveUp > 0 {
-		c.clock.ask, c.clock.tell = s.BrokerTime, s.ClockDiffers
-		c.clock.learn(ctx)
+		failed.clock.asks(failed, s)
+		failed.clock.learn(ctx)
 	}
+	failed.prepared = true
 	for _, name := range c.cfg.Queues {
 		q := c.retries.plan.stateFor(name, StrategyRepublish)
-		q.clock, q.watch, q.prepared = c.clock, watches[name], true
-		c.retries.queues.Store(name, q)
+		q.clock, q.log, q.watch, q.consumer, q.prepared = failed.clock, failed.log, watches[name], failed.consumer, true
+		c.retries.states.put(q)
 	}
-	c.prepared.Store(true)
+	c.retries.states.put(failed)
 	return nil
 }
 
@@ -198,17 +208,22 @@ func (c *central) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	if c.invalid != nil {
 		return client.Requeue{Failed: true, Err: c.invalid}
 	}
-	if !c.prepared.Load() && refusal.Stop(ctx, errHidden) {
+	at, err := c.retries.state(ctx, c.cfg.FailedQueue)
+	if err != nil {
+		return client.Requeue{Failed: true, Err: err}
+	}
+	if !at.prepared && refusal.Stop(ctx, errHidden) {
 		return client.Requeue{Err: errHidden}
 	}
 	f := c.read(d)
+	f.at = at
 	returned := false
 	defer func() {
 		if !returned { // a function of the policy has panicked
 			err = c.giveUp(d, f, client.ReasonPanicked, &client.PanicError{Value: recover(), Stack: debug.Stack()})
 		}
 	}()
-	err = c.handle(d, f)
+	err = c.handle(ctx, d, f)
 	returned = true
 	return err
 }
@@ -216,16 +231,18 @@ func (c *central) Handle(ctx context.Context, d *client.Delivery) (err error) {
 // arrival is a message of the failed queue.
 type arrival struct {
 	message *client.Message // see messageOf
+	at      *queueState     // the failed queue's
 	known   bool            // the work queue is one of ours
 	was     past
 	err     *Rejected
 	// dead is what the message is dead of unless a rule retries it.
 	dead client.Reason
-	// given is the reason of a worker with With, which has given the message up.
-	given client.Reason
+	// given is the reason of a worker with With, which has given the message up. hint is a
+	// reason that nothing shows to be a worker's.
+	given, hint client.Reason
 }
 
-func (c *central) handle(d *client.Delivery, f arrival) error {
+func (c *central) handle(ctx context.Context, d *client.Delivery, f arrival) error {
 	switch {
 	case !f.known:
 		c.tellUnknown(d, f)
@@ -233,7 +250,7 @@ func (c *central) handle(d *client.Delivery, f arrival) error {
 	case f.given != "":
 		return c.passOn(d, f)
 	}
-	now := c.clock.now()
+	now := f.at.clock.now()
 	f.was = f.was.read()
 	what := c.retries.plan.decide(failure{
 		err: f.err, count: f.was.count, first: f.was.first, now: now,
@@ -247,7 +264,14 @@ func (c *central) handle(d *client.Delivery, f arrival) error {
 	case decidedDead:
 		return c.giveUp(d, f, what.reason, what.err)
 	}
-	waits := c.retries.wait(d, what, f.err, f.was, now)
+	q, err := c.retries.state(ctx, f.err.Queue)
+	if err != nil {
+		return client.Requeue{Failed: true, Err: err}
+	}
+	if q.moves() && c.movable(f) {
+		return c.move(ctx, d, q, what, f, now)
+	}
+	waits := c.retries.wait(ctx, d, q, what, f.err, f.was, now)
 	switch o := waits.(type) {
 	case client.Forward:
 		if c.cfg.Counter == "" {
@@ -265,11 +289,12 @@ func (c *central) handle(d *client.Delivery, f arrival) error {
 func (c *central) read(d *client.Delivery) (f arrival) {
 	m := messageOf(d)
 	var few [4]deathlog.Death // most have one or two
-	queue, died := c.origin(m, deathlog.Of(few[:0], m.Annotations))
+	history := deathlog.Of(few[:0], m.Annotations)
+	queue, died := c.origin(m, history)
 	made := &struct {
 		Rejected
 		failedIn
-	}{Rejected: Rejected{Reason: ReasonRejected, Queue: cmp.Or(queue, d.Queue()), delivery: d}}
+	}{Rejected: Rejected{Reason: ReasonRejected, Queue: cmp.Or(queue, d.Queue()), delivery: d, forgets: c.retries.forgets}}
 	f.message, f.known, f.err = m, c.queues[queue], &made.Rejected
 	switch died.Reason {
 	case "delivery_limit":
@@ -280,9 +305,14 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 		f.err.Reason = ReasonMaxLength
 	case "rejected":
 		own, _ := m.Annotations[client.AnnotationReason].(string)
-		// A copy that couldn't be stored gets a chance here.
-		if r := client.Reason(own); givenUp(r) && r != client.ReasonUnforwardable {
+		switch r := client.Reason(own); {
+		case !givenUp(r), r == client.ReasonUnforwardable: // a copy that couldn't be stored gets a chance here
+		case slices.ContainsFunc(history, c.retries.plan.names.retried):
 			f.given = r
+		default:
+			// The sender may have written it. A retry takes that away, so the reason that
+			// comes after one is a worker's.
+			f.hint = r
 		}
 	}
 	if f.err.Reason != ReasonRejected {
@@ -291,10 +321,14 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 		// What a worker says about itself says nothing about these deaths.
 		f.err.Reason = client.Reason(cmp.Or(said(m, c.cfg.ReasonKey), string(ReasonRejected)))
 		f.err.Text, f.err.ErrorType = said(m, c.cfg.TextKey), said(m, c.cfg.TypeKey)
+		if f.hint != "" {
+			f.err.Reason = f.hint
+			f.err.Text, f.err.ErrorType = cmp.Or(said(m, client.AnnotationError), f.err.Text), cmp.Or(said(m, AnnotationErrorType), f.err.ErrorType)
+		}
 	}
 	f.was = pastOf(m)
 	f.was.failedIn = &made.failedIn
-	f.was.failedIn.queue, f.was.failedIn.routed = f.err.Queue, routed(m, died)
+	f.was.failedIn.queue, f.was.failedIn.first, f.was.failedIn.routed = f.err.Queue, len(history) == 1 && died.Queue != "", routed(m, died)
 	if c.cfg.Counter != "" {
 		for _, v := range []any{m.ApplicationProperties[c.cfg.Counter], m.Annotations[c.cfg.Counter]} {
 			n, _ := parseCount(v)
@@ -360,7 +394,7 @@ func (c *central) counted(o client.Forward, count int, queue string) client.Forw
 
 // giveUp sends a message to the dead-letter queue with its history.
 func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, err error) error {
-	h := c.retries.plan.history(d, err, f.was, c.clock.now())
+	h := c.retries.plan.history(d, err, f.was, f.at.clock.now())
 	h[client.AnnotationReason] = string(reason)
 	report(d, decision{attempt: f.was.count + 1}, client.DecisionDeadLetter, string(reason), 0, err)
 	return c.bury(d, f, h)
@@ -369,11 +403,11 @@ func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, er
 // passOn sends a message that a worker with With has given up to the dead-letter queue.
 func (c *central) passOn(d *client.Delivery, f arrival) error {
 	h := map[string]any{client.AnnotationReason: string(f.given), AnnotationRetries: int64(f.was.count)}
-	h[AnnotationQueue] = f.err.Queue
+	h[AnnotationQueue] = f.err.Queue // whatever the sender wrote
 	for i, o := range originOf {
 		h[o.own] = f.was.failedIn.routed[i].text
 	}
-	for _, k := range []string{AnnotationQueue, AnnotationExchange, AnnotationRoutingKey} {
+	for _, k := range []string{AnnotationExchange, AnnotationRoutingKey} {
 		if _, has := f.message.Annotations[k].(string); has {
 			delete(h, k)
 		}
@@ -381,8 +415,11 @@ func (c *central) passOn(d *client.Delivery, f arrival) error {
 	return c.bury(d, f, h)
 }
 
-// bury forwards a copy with these annotations.
+// bury moves a message to its dead-letter queue, or forwards a copy, with these annotations.
 func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any) error {
+	if c.movesDead(f) {
+		return c.moveDead(f, annotations)
+	}
 	m := client.Copy(f.message)
 	for _, key := range []any{AnnotationHistory, AnnotationDelay, AnnotationDeliveryTime, client.AnnotationKnownCount} {
 		delete(m.Annotations, key)
@@ -410,7 +447,7 @@ func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any
 		// The history may be what makes it too large.
 		small := *m
 		small.Annotations = maps.Clone(m.Annotations)
-		for _, key := range []any{client.AnnotationError, AnnotationErrorType, AnnotationExchange, AnnotationRoutingKey, AnnotationWorker, AnnotationLastFailure} {
+		for _, key := range []any{client.AnnotationError, AnnotationErrorType, AnnotationAttempts, AnnotationExchange, AnnotationRoutingKey, AnnotationWorker, AnnotationLastFailure} {
 			delete(small.Annotations, key)
 		}
 		o.Else = client.Forward{To: o.To, Message: &small}
@@ -437,7 +474,7 @@ func (c *central) tellUnknown(d *client.Delivery, f arrival) {
 	c.unknown++
 	if now := time.Now(); now.Sub(c.told) >= time.Minute {
 		c.told = now
-		c.log.Error("hopback: the failed queue has messages of a work queue that isn't configured; they are dead-lettered as "+string(ReasonUnknownQueue),
+		f.at.log.Error("hopback: the failed queue has messages of a work queue that isn't configured; they are dead-lettered as "+string(ReasonUnknownQueue),
 			"queue", d.Queue(), "work_queue", f.err.Queue, "to", c.grave(d, f).String(), "messages", c.unknown)
 	}
 }

@@ -171,7 +171,7 @@ func TestCentralTellsWhyAMessageFailed(t *testing.T) {
 	m.Annotations["x-reason"], m.Annotations["x-error"] = "timeout", "gateway timed out"
 	m.ApplicationProperties = map[string]any{"x-error-type": "TimeoutError", "shop": "s1"}
 	f := client.OutcomeOf(centralCase{policy: see}.decide(m)).(client.Forward)
-	assert.Equal(t, Rejected{Reason: "timeout", Text: "gateway timed out", ErrorType: "TimeoutError", Queue: "orders", delivery: seen.delivery}, *seen)
+	assert.Equal(t, Rejected{Reason: "timeout", Text: "gateway timed out", ErrorType: "TimeoutError", Queue: "orders", delivery: seen.delivery, forgets: seen.forgets}, *seen)
 	assert.Equal(t, "s1", seen.Header("shop"))
 	assert.Equal(t, "timeout", seen.Header("x-reason"))
 	assert.Nil(t, seen.Header("none"))
@@ -300,11 +300,26 @@ func TestCentralCountsRetriesWhereverTheyAreWritten(t *testing.T) {
 	assert.Equal(t, ReasonExhausted, DeathOf(got).Reason)
 }
 
-// What a worker with the decorator has given up isn't retried. What it has only marked is.
+// What a worker with the decorator has given up isn't retried, once the broker's history shows
+// a retry before that: a sender may write the same annotations. Without it Central's rules
+// decide. What a worker has only marked is retried.
 func TestCentralAndTheDecoratorShareAQueue(t *testing.T) {
 	t.Parallel()
 	for _, reason := range []client.Reason{ReasonExhausted, ReasonPermanent, client.ReasonPanicked, "fraud"} {
 		m := failed("orders", "orders", "rejected")
+		m.Annotations[client.AnnotationReason], m.Annotations[client.AnnotationError] = string(reason), "a"
+		m.Annotations[AnnotationQueue], m.Annotations[AnnotationExchange] = "payments", "till"
+		got := DeathOf(forwarded(t, centralCase{}.decide(m), address.Exchange("retry_exchange", "delay.10000.orders")))
+		assert.Equal(t, [3]string{"orders", "shop", "a"}, [3]string{got.Queue, got.Exchange, got.Error})
+		rule := Policy{Rules: []ErrorRule{{If: OnReason(reason), Do: ActionDeadLetter}}}
+		forwarded(t, centralCase{policy: rule}.decide(m), address.Queue("orders.dead"))
+	}
+	for _, reason := range []client.Reason{ReasonExhausted, ReasonPermanent, client.ReasonPanicked, "fraud"} {
+		m := failed("orders", "orders", "rejected")
+		list := m.Annotations["x-opt-deaths"].([]map[any]any)
+		m.Annotations["x-opt-deaths"] = append(list, map[any]any{
+			"queue": "delay_10s", "reason": "expired", "exchange": "retry_exchange", "routing-keys": []string{"delay.10000.orders"}, "count": uint64(1),
+		})
 		h := With(Policy{MaxRetries: NoRetries, Worker: "w"})(client.HandlerFunc(func(context.Context, *client.Delivery) error { return errA }))
 		o := client.OutcomeOf(h.Handle(context.Background(), client.NewDelivery("orders", client.NewMessage(nil)))).(client.DeadLetter)
 		for k, v := range o.Annotations {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"regexp"
 	"slices"
 	"strings"
@@ -27,9 +28,14 @@ const GuardFailedQueue Guard = "failed-queue"
 // queues. Work queues dead-letter as those of Topology do. The binding of
 // given_up_exchange leads to the failed queue in place of the dead-letter queue:
 //
-//	given_up_exchange  direct  routes by the work queue's name to
-//	failed_queue       queue   without a delivery limit; what can't be copied is dead-lettered to
-//	failed_queue.dead  queue
+//	given_up_exchange  direct   routes by the work queue's name to
+//	failed_queue       queue    without a delivery limit; dead-letters through given_up_exchange to
+//	failed_exchange    headers  routes what Central moves: by the delay to hold_<n>s, then back
+//	                            to the work queue; or to a dead-letter queue
+//	failed_queue.dead  queue    for messages of unknown work queues
+//
+// With Policy.AnyDelay, CentralConfig.Counter or another CentralConfig.FailedQueue, Central
+// copies messages, and failed_exchange isn't there.
 //
 // So a live queue can move from Topology to CentralTopology and back: its arguments stay.
 // TakeOver and HandBack change its bindings. Policy.Strategy is that of workers with With.
@@ -59,10 +65,14 @@ func CentralTopology(p Policy, cfg CentralConfig, work ...declare.QuorumQueue) (
 			DeadLetter: declare.DeadLetterTarget{Exchange: n.GivenUpExchange, RoutingKey: cfg.FailedQueue, Strategy: declare.AtLeastOnce},
 		})
 	}
-	t = join(t, declare.Topology{
-		Queues:   []declare.Queue{pl.deadLetterQueue(cfg.FailedQueue)},
-		Bindings: []declare.Binding{{Source: n.GivenUpExchange, Queue: n.DeadLetterQueue(cfg.FailedQueue), Key: cfg.FailedQueue}},
-	})
+	t.Queues = append(t.Queues, pl.deadLetterQueue(cfg.FailedQueue))
+	if pl.canMove(cfg) {
+		exits := pl.failedExits()
+		exits.Exchanges = pl.failedExchanges()
+		t = join(t, exits)
+	} else {
+		t.Bindings = append(t.Bindings, pl.copiedExit(cfg))
+	}
 	for i, q := range work {
 		w, err := pl.workQueue(argument.Root("work").Index(i), pl.strategy, q)
 		if err != nil {
@@ -72,6 +82,7 @@ func CentralTopology(p Policy, cfg CentralConfig, work ...declare.QuorumQueue) (
 			w.Queues = append(w.Queues, pl.deadLetterQueue(q.Name))
 		}
 		t = join(t, pl.toFailed(cfg, q.Name, w))
+		t = join(t, pl.moving(cfg, q.Name))
 	}
 	for i, name := range cfg.Queues {
 		if slices.ContainsFunc(work, func(q declare.QuorumQueue) bool { return q.Name == name }) {
@@ -83,6 +94,7 @@ func CentralTopology(p Policy, cfg CentralConfig, work ...declare.QuorumQueue) (
 		}
 		w.Queues = slices.DeleteFunc(w.Queues, func(q declare.Queue) bool { return q.Address().QueueName() == name })
 		t = join(t, pl.toFailed(cfg, name, w))
+		t = join(t, pl.moving(cfg, name))
 	}
 	return t, t.Validate()
 }
@@ -131,9 +143,10 @@ func (pl *plan) failedBinding(cfg CentralConfig, queue string) declare.Binding {
 
 // TakeOver leads what the work queues dead-letter to the failed queue, and no longer to the
 // dead-letter queues. Apply CentralTopology first. Both ways are open for a moment: no
-// message is lost, and one that dies then is in both queues. Workers go on meanwhile.
+// message is lost, and one that dies then is in both queues. Workers keep running. It also
+// removes the binding of an older CentralTopology that keeps Central from moving messages.
 func TakeOver(ctx context.Context, r declare.Requester, p Policy, cfg CentralConfig) error {
-	return turn(ctx, r, p, cfg, (*plan).failedOf, (*plan).deadOf)
+	return turn(ctx, r, p, cfg, (*plan).takenOf, (*plan).copiedOf)
 }
 
 // HandBack undoes TakeOver: what the work queues dead-letter goes to the dead-letter queues
@@ -152,6 +165,24 @@ func (pl *plan) failedOf(cfg CentralConfig) (t declare.Topology) {
 func (pl *plan) deadOf(cfg CentralConfig) (t declare.Topology) {
 	for _, q := range cfg.Queues {
 		t.Bindings = append(t.Bindings, pl.deadBinding(q))
+	}
+	return t
+}
+
+// takenOf is failedOf, with what leads out of the failed queue where Central moves messages.
+func (pl *plan) takenOf(cfg CentralConfig) declare.Topology {
+	t := pl.failedOf(cfg)
+	if pl.canMove(cfg) {
+		t.Bindings = append(t.Bindings, declare.Binding{Source: pl.names.GivenUpExchange, Exchange: pl.names.FailedExchange, Key: cfg.FailedQueue})
+	}
+	return t
+}
+
+// copiedOf is deadOf, with what led out of the failed queue before Central moved messages.
+func (pl *plan) copiedOf(cfg CentralConfig) declare.Topology {
+	t := pl.deadOf(cfg)
+	if pl.canMove(cfg) {
+		t.Bindings = append(t.Bindings, pl.copiedExit(cfg))
 	}
 	return t
 }
@@ -211,7 +242,7 @@ func (c *central) guards(ctx context.Context, s client.Start) (map[string]*watch
 	slots := make(chan struct{}, 8)
 	var wg sync.WaitGroup
 	for _, name := range c.cfg.Queues {
-		w := newWatch(s.Log, name, c.retries.plan.now, func(ctx context.Context) (inspection, error) { return c.inspect(ctx, s.Management, name) })
+		w := newWatch(s.Log, name, c.retries.plan.now, func(ctx context.Context) (inspection, error) { return c.inspect(ctx, s, name) })
 		w.oneWay = true
 		slots <- struct{}{}
 		wg.Go(func() {
@@ -228,7 +259,7 @@ func (c *central) guards(ctx context.Context, s client.Start) (map[string]*watch
 }
 
 // inspect runs the guards of a work queue.
-func (c *central) inspect(ctx context.Context, ask declare.Requester, queue string) (inspection, error) {
+func (c *central) inspect(ctx context.Context, start client.Start, queue string) (inspection, error) {
 	pl := c.retries.plan
 	own := c.cfg.CounterExchange != ""
 	t := declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: queue, DeadLetter: declare.Drop()}}}
@@ -236,15 +267,15 @@ func (c *central) inspect(ctx context.Context, ask declare.Requester, queue stri
 		t = pl.toFailed(c.cfg, queue, pl.way(queue, StrategyRepublish))
 		t.Bindings = append(t.Bindings, pl.deadBinding(queue)) // which should be missing
 	}
-	s, whole := c.virtualHost(ctx)
+	s, whole := c.virtualHost(ctx, logOf(start))
 	if !whole {
 		var err error
-		if s, err = audit.Read(ctx, audit.Sources{AMQP: ask}, t); err != nil {
+		if s, err = audit.Read(ctx, audit.Sources{AMQP: start.Management}, t); err != nil {
 			return inspection{}, err
 		}
 	}
 	g := guardCheck{
-		plan: pl, queue: queue, strategy: StrategyRepublish, in: inspection{losing: make([]error, len(pl.rungs))},
+		plan: pl, queue: queue, strategy: StrategyRepublish, in: inspection{losing: make([]error, len(pl.rungs)), copies: errUnchecked},
 		at: map[string]*GuardError{}, seen: map[string]declare.QueueInfo{},
 	}
 	for _, q := range s.Queues {
@@ -259,6 +290,7 @@ func (c *central) inspect(ctx context.Context, ask declare.Requester, queue stri
 	}
 	work.Arguments = s.Effective(work)
 	g.work(work)
+	g.in.copies = c.notMoving(ctx, start, queue)
 	if own {
 		return g.in, nil
 	}
@@ -281,7 +313,7 @@ func (c *central) inspect(ctx context.Context, ask declare.Requester, queue stri
 const hostAge = 5 * time.Second
 
 // virtualHost returns all that the HTTP API shows, if it can be asked.
-func (c *central) virtualHost(ctx context.Context) (s audit.Snapshot, whole bool) {
+func (c *central) virtualHost(ctx context.Context, log *slog.Logger) (s audit.Snapshot, whole bool) {
 	if c.cfg.HTTP == nil {
 		return s, false
 	}
@@ -292,7 +324,7 @@ func (c *central) virtualHost(ctx context.Context) (s audit.Snapshot, whole bool
 	}
 	s, err := audit.Read(ctx, audit.Sources{HTTP: c.cfg.HTTP}, declare.Topology{})
 	if err != nil {
-		c.log.Debug("hopback: the HTTP API doesn't answer the guards; policies don't count", "error", err)
+		log.Debug("hopback: the HTTP API doesn't answer the guards; policies don't count", "error", err)
 		return s, false
 	}
 	c.host, c.hostAt = s, time.Now()
@@ -333,14 +365,14 @@ func (c *central) failedQueueGuard(ctx context.Context, s client.Start) error {
 	if err != nil {
 		return err
 	}
-	if all, whole := c.virtualHost(ctx); whole {
+	if all, whole := c.virtualHost(ctx, logOf(s)); whole {
 		info.Arguments = all.Effective(info)
 	}
 	var found []error
 	add := func(g Guard, problem, remedy string) {
 		e := &GuardError{Guard: g, Queue: info.Name, Problem: problem, Remedy: remedy}
 		if c.retries.plan.waived[g] {
-			c.log.Warn("hopback: a waived guard found a fault in the topology", "guard", string(g), "at", e.Queue, "problem", problem, "remedy", remedy)
+			logOf(s).Warn("hopback: a waived guard found a fault in the topology", "guard", string(g), "at", e.Queue, "problem", problem, "remedy", remedy)
 			return
 		}
 		found = append(found, e)

@@ -2,8 +2,11 @@ package retry
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/hopback/hopback/client"
 )
 
 const (
@@ -24,6 +27,11 @@ const (
 	// ignoredFor is how long Native isn't tried then.
 	ignoredFor = time.Minute
 	maxWaits   = 4096
+	// afreshEvery is how long after an answer the broker isn't asked again, however many
+	// messages come early.
+	afreshEvery = 10 * time.Second
+	// overdueAgain is the same when no message comes back.
+	overdueAgain = time.Minute
 	// sweepEvery is how often finished waits are removed while all places are taken.
 	sweepEvery = time.Second
 )
@@ -40,12 +48,20 @@ const (
 //   - A message comes late. Its queue may have been busy, or the broker's clock is
 //     behind. The latter is assumed, until a message that comes early disproves it.
 //
+// The broker's clock may be set while messages wait. If one comes early, or none comes back,
+// the broker is asked afresh: its last answer no longer holds. A message that was given a time
+// before the clock was set back stays in the queue until that time.
+//
 // Only messages that this process gave back are believed: a sender can forge
 // annotations. Time is measured on Go's monotonic clock, so the host's clock may step.
 type clock struct {
 	own  func() time.Time
 	ask  func(context.Context) (time.Time, error) // nil if the broker can't be asked
 	tell func(ahead time.Duration)                // nil if there is no listener
+	// afresh is ask past all caches; nil if the broker can't be asked.
+	afresh func(context.Context) (time.Time, error)
+	log    *slog.Logger // nil: no log
+	ended  func() bool  // whether the consumer has ended; nil: it never does
 
 	mu sync.Mutex
 	// The broker's time was broker when this host's was at. at is zero while nothing is
@@ -55,9 +71,17 @@ type clock struct {
 	asked      time.Time // when the broker was asked last; zero if it has never answered
 	answer     ahead     // its last answer
 	asking     bool
-	waits      map[waitKey]wait
-	room       int       // for waits, before finished ones are removed
-	full       time.Time // until when it isn't cleared again
+	// inFlight is closed when the answer to afresh is there; nil if nobody asks.
+	inFlight chan struct{}
+	askedNew time.Time // when afresh was last answered
+	// returned is when the last message came back. The timer goes off overdue after awaited,
+	// which is when the next one should; awaited is zero if the timer doesn't run.
+	// lastDue is when the last one should.
+	returned, awaited, lastDue time.Time
+	timer                      *time.Timer
+	waits                      map[waitKey]wait
+	room                       int       // for waits, before finished ones are removed
+	full                       time.Time // until when it isn't cleared again
 	// doubt is set while the guess that the broker's clock is behind is unproved.
 	doubt *doubt
 	// guessAgain is when the next guess may be made.
@@ -83,6 +107,15 @@ type ahead struct{ own, broker time.Time }
 type doubt struct {
 	since time.Time
 	ahead time.Duration
+}
+
+// asks makes the clock ask the broker of the consumer that s describes and q belongs to.
+func (c *clock) asks(q *queueState, s client.Start) {
+	c.ask, c.afresh, c.tell = s.BrokerTime, s.AskBrokerTime, s.ClockDiffers
+	c.log = q.log.With("queue", q.queue)
+	if q.consumer != nil {
+		c.ended = q.consumer.Ended
+	}
 }
 
 // now returns the broker's time.
@@ -111,17 +144,26 @@ func (c *clock) set(own, broker time.Time) {
 }
 
 // learn asks the broker.
-func (c *clock) learn(ctx context.Context) {
-	if c.ask == nil {
+func (c *clock) learn(ctx context.Context) { c.learnBy(ctx, c.ask) }
+
+func (c *clock) learnBy(ctx context.Context, ask func(context.Context) (time.Time, error)) {
+	if ask == nil {
 		return
 	}
-	broker, err := c.ask(ctx)
+	broker, err := ask(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
 		return
 	}
 	own := c.own()
+	if !c.asked.IsZero() && c.log != nil {
+		// Clocks drift by far less than clockJump within clockAge.
+		if by := broker.Round(0).Sub(c.answer.broker.Add(own.Sub(c.answer.own))); by.Abs() > clockJump {
+			c.log.Warn("hopback: the broker's clock was set, or this host slept; retries by StrategyNative go by the new time. If it was set back, messages that waited then come back late by as much",
+				"by", by.Round(time.Millisecond))
+		}
+	}
 	c.asked, c.answer, c.doubt = own, ahead{own, broker.Round(0)}, nil
 	c.set(own, broker)
 }
@@ -146,6 +188,68 @@ func (c *clock) refresh(own time.Time) {
 	}()
 }
 
+// askAfresh asks the broker past all caches, and waits for the answer: a message came early.
+// Calls at the same time share an answer.
+func (c *clock) askAfresh(ctx context.Context) {
+	c.mu.Lock()
+	done := c.inFlight
+	if done == nil {
+		if c.afresh == nil || c.asked.IsZero() || !c.askedNew.IsZero() && c.own().Sub(c.askedNew) < afreshEvery {
+			c.mu.Unlock()
+			return
+		}
+		done = make(chan struct{})
+		c.inFlight = done
+		go func() {
+			c.learnBy(context.Background(), c.afresh) // it is bounded
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.askedNew, c.inFlight = c.own(), nil
+			close(done)
+		}()
+	}
+	c.mu.Unlock()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
+// watchReturn has the broker asked afresh if the next message should be back, and overdue
+// later none has come since. mu is held.
+func (c *clock) watchReturn(own time.Time, delay time.Duration) {
+	due := own.Add(delay)
+	if due.After(c.lastDue) {
+		c.lastDue = due
+	}
+	switch {
+	case c.afresh == nil || c.asked.IsZero() || !c.awaited.IsZero() && !due.Before(c.awaited):
+		return
+	case c.timer == nil:
+		c.timer = time.AfterFunc(delay+overdue, c.nothingReturned)
+	default:
+		c.timer.Reset(delay + overdue)
+	}
+	c.awaited = due
+}
+
+// nothingReturned asks the broker unless a message has come back.
+func (c *clock) nothingReturned() {
+	c.mu.Lock()
+	own := c.own()
+	none := c.returned.Before(c.awaited) && (c.askedNew.IsZero() || own.Sub(c.askedNew) >= overdueAgain)
+	if last := c.lastDue; last.After(c.awaited) {
+		c.awaited = last
+		c.timer.Reset(last.Add(overdue).Sub(own))
+	} else {
+		c.awaited = time.Time{}
+	}
+	c.mu.Unlock()
+	if none && (c.ended == nil || !c.ended()) {
+		c.askAfresh(context.Background())
+	}
+}
+
 // hold returns the time until which the queue should hold a message for delay, in
 // milliseconds. first is the time of its first failure by the message, 0 if it has
 // none. early is how often in a row it came early.
@@ -158,6 +262,7 @@ func (c *clock) hold(delay time.Duration, first int64, early int) int64 {
 		until = until.Add(max(delay, time.Second) * (1<<(early-1) - 1))
 	}
 	due := until.Add(time.Millisecond - 1).UnixMilli()
+	c.watchReturn(own, until.Sub(c.brokers(own)))
 	if c.makeRoom(own) {
 		c.waits[waitKey{due, first}] = wait{since: own, delay: delay, early: early}
 	}
@@ -203,6 +308,7 @@ func (c *clock) arrived(due time.Time, asked time.Duration, first int64) (left t
 		}
 		return left, 0
 	}
+	c.returned = own
 	left = w.delay - own.Sub(w.since)
 	if left < earlyTolerance {
 		left = 0

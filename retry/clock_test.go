@@ -1,9 +1,13 @@
 package retry
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -43,11 +47,11 @@ func newSkewed(t *testing.T, s *skewed, p Policy, fails func() error) {
 		start.BrokerTime = func(context.Context) (time.Time, error) { return time.Time{}, client.ErrUnauthorized }
 	}
 	require.NoError(t, d.Prepare(t.Context(), start))
-	q, _ := d.queues.Load("orders")
-	q.(*queueState).strategy = StrategyNative
+	q := d.states.get(nil, "orders")
+	q.strategy = StrategyNative
 	if p.GiveUpAfter == 0 { // else it has
-		q.(*queueState).clock.ask, q.(*queueState).clock.tell = start.BrokerTime, start.ClockDiffers
-		q.(*queueState).clock.learn(t.Context())
+		q.clock.ask, q.clock.tell = start.BrokerTime, start.ClockDiffers
+		q.clock.learn(t.Context())
 	}
 	s.h = d
 }
@@ -271,5 +275,135 @@ func TestBrokerIsAskedAgainWhenItsAnswerIsOld(t *testing.T) {
 		assert.WithinDuration(t, time.Now().Add(time.Hour), c.now(), time.Second, "which still holds if there is no other")
 		synctest.Wait()
 		assert.Equal(t, 2, asked, "not at once again")
+	})
+}
+
+// stepped is a broker whose clock is set while messages wait. Its usual answer is cached.
+type stepped struct {
+	ahead  atomic.Int64 // a time.Duration
+	asked  atomic.Int64 // past the cache
+	log    bytes.Buffer
+	h      client.Handler
+	called int
+}
+
+func newStepped(t *testing.T) *stepped {
+	s := &stepped{}
+	d := With(Policy{Strategy: StrategyNative, MaxRetries: 5, Backoff: Delays(5 * time.Second), GiveUpAfter: 24 * time.Hour})(client.HandlerFunc(func(context.Context, *client.Delivery) error {
+		s.called++
+		return errA
+	})).(*decorator)
+	require.NoError(t, d.Prepare(t.Context(), client.Start{
+		Queue: "orders", Log: slog.New(slog.NewTextHandler(&s.log, nil)),
+		BrokerTime: func(context.Context) (time.Time, error) { return time.Now(), nil },
+		AskBrokerTime: func(context.Context) (time.Time, error) {
+			s.asked.Add(1)
+			time.Sleep(10 * time.Millisecond)
+			return time.Now().Add(time.Duration(s.ahead.Load())), nil
+		},
+		ClockDiffers: func(time.Duration) {},
+	}))
+	d.states.get(nil, "orders").strategy = StrategyNative
+	s.h = d
+	return s
+}
+
+// deliver hands m to the worker, and returns how long the queue then holds it.
+func (s *stepped) deliver(t *testing.T, m *client.Message) time.Duration {
+	o, ok := s.h.Handle(context.Background(), client.NewDelivery("orders", m)).(client.Modify)
+	require.True(t, ok)
+	if m.Annotations == nil {
+		m.Annotations = map[any]any{}
+	}
+	for k, v := range o.Annotations {
+		m.Annotations[k] = v
+	}
+	return millis(m.Annotations[AnnotationDeliveryTime]).Sub(time.Now().Add(time.Duration(s.ahead.Load())))
+}
+
+// The broker's clock is set forward: all that waits comes at once, and so would what waits for
+// the rest of its delay, if its time went by the old clock.
+func TestBrokersClockIsSetForward(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStepped(t)
+		messages := make([]*client.Message, 20)
+		for i := range messages {
+			messages[i] = client.NewMessage(nil)
+			assert.InDelta(t, 5*time.Second, s.deliver(t, messages[i]), float64(2*time.Millisecond))
+			time.Sleep(time.Millisecond) // its own first failure
+		}
+		time.Sleep(2 * time.Second)
+		s.ahead.Store(int64(time.Hour))
+		for _, m := range messages {
+			assert.InDelta(t, 3*time.Second, s.deliver(t, m), float64(100*time.Millisecond))
+		}
+		assert.Equal(t, len(messages), s.called, "none has waited for 5 s")
+		assert.EqualValues(t, 1, s.asked.Load())
+		assert.Equal(t, 1, strings.Count(s.log.String(), "the broker's clock was set"))
+		assert.Contains(t, s.log.String(), "by=1h0m0s")
+		time.Sleep(3 * time.Second)
+		for _, m := range messages {
+			assert.InDelta(t, 5*time.Second, s.deliver(t, m), float64(100*time.Millisecond))
+		}
+		assert.Equal(t, 2*len(messages), s.called)
+		assert.EqualValues(t, 1, s.asked.Load())
+	})
+}
+
+// The broker's clock is set back: what waits stays away for as long, and nothing that fails
+// from then on does.
+func TestBrokersClockIsSetBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStepped(t)
+		s.deliver(t, client.NewMessage(nil))
+		time.Sleep(2 * time.Second)
+		s.ahead.Store(int64(-time.Hour))
+		assert.Greater(t, s.deliver(t, client.NewMessage(nil)), time.Hour, "nobody can know yet")
+		time.Sleep(5*time.Second + overdue)
+		synctest.Wait()
+		assert.EqualValues(t, 1, s.asked.Load())
+		assert.Contains(t, s.log.String(), "by=-1h0m0s")
+		m := client.NewMessage(nil)
+		assert.InDelta(t, 5*time.Second, s.deliver(t, m), float64(100*time.Millisecond))
+		time.Sleep(5 * time.Second)
+		assert.InDelta(t, 5*time.Second, s.deliver(t, m), float64(100*time.Millisecond))
+		assert.Equal(t, 4, s.called)
+	})
+}
+
+// It is noticed even if no other message fails after that.
+func TestBrokersClockIsSetBackAndNothingElseFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStepped(t)
+		first, second := client.NewMessage(nil), client.NewMessage(nil)
+		s.deliver(t, first)
+		time.Sleep(3 * time.Second)
+		s.deliver(t, second)
+		time.Sleep(2 * time.Second)
+		left, _ := s.h.(*decorator).states.get(nil, "orders").clock.arrived(millis(first.Annotations[AnnotationDeliveryTime]), time.Second, millis(first.Annotations[AnnotationFirstFailure]).UnixMilli())
+		require.Zero(t, left, "it comes back, and succeeds")
+		s.ahead.Store(int64(-time.Hour))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		assert.EqualValues(t, 1, s.asked.Load())
+		assert.Contains(t, s.log.String(), "by=-1h0m0s")
+	})
+}
+
+// Other workers of the queue take what this one has given back. Then it asks now and then, and
+// has nothing to report.
+func TestMessagesThatOthersTakeAreNoStep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStepped(t)
+		for range 600 {
+			s.deliver(t, client.NewMessage(nil))
+			time.Sleep(time.Second)
+		}
+		assert.LessOrEqual(t, s.asked.Load(), int64(11))
+		assert.NotContains(t, s.log.String(), "clock")
 	})
 }

@@ -15,10 +15,13 @@ type compactHistory struct {
 	Type     string  `json:"type"`
 	First    int64   `json:"first"` // times are milliseconds since 1970
 	Last     int64   `json:"last"`
-	Delay    int64   `json:"delay"` // milliseconds
+	Delay    int64   `json:"delay"` // milliseconds, as the next ones
+	Asked    int64   `json:"asked"`
+	Left     int64   `json:"left"`
 	Worker   string  `json:"worker"`
 	Exchange *string `json:"exchange"` // nil if unknown; "" is the default exchange
 	Key      *string `json:"key"`
+	Attempts string  `json:"-"` // the member "attempts" is this list as JSON itself
 }
 
 // maxCompact is longer than any history that this package writes. A longer one is
@@ -28,7 +31,16 @@ const maxCompact = 32 << 10
 // readCompact reads a history that anybody may have written. Members that are missing or
 // have a wrong type are left zero.
 func readCompact(s string) (t compactHistory) {
-	if len(s) > maxCompact || json.Unmarshal([]byte(s), &t) == nil {
+	if len(s) > maxCompact {
+		return t
+	}
+	raw := struct {
+		*compactHistory
+		Attempts json.RawMessage `json:"attempts"`
+	}{compactHistory: &t}
+	err := json.Unmarshal([]byte(s), &raw)
+	t.Attempts = string(raw.Attempts)
+	if err == nil {
 		return t
 	}
 	// A value of a wrong type has left an empty string behind.
@@ -64,13 +76,19 @@ func historyOf(m *client.Message) (t compactHistory) {
 	text(&t.Error, client.AnnotationError)
 	text(&t.Type, AnnotationErrorType)
 	text(&t.Worker, AnnotationWorker)
+	text(&t.Attempts, AnnotationAttempts)
 	number(&t.First, AnnotationFirstFailure)
 	number(&t.Last, AnnotationLastFailure)
 	origin(&t.Exchange, AnnotationExchange)
 	origin(&t.Key, AnnotationRoutingKey)
-	if ms, ok := m.Annotations[AnnotationDelay].(int64); ok {
-		t.Delay = ms
+	span := func(to *int64, key string) {
+		if ms, ok := m.Annotations[key].(int64); ok {
+			*to = ms
+		}
 	}
+	span(&t.Delay, AnnotationDelay)
+	span(&t.Asked, AnnotationDelayAsked)
+	span(&t.Left, AnnotationDelayLeft)
 	return t
 }
 
@@ -102,8 +120,13 @@ func (a *account) compact(m *client.Message, delay time.Duration) string {
 	b = appendNumber(b, "first", a.first)
 	b = appendNumber(b, "last", last)
 	b = appendNumber(b, "delay", delay.Milliseconds())
+	b = appendNumber(b, "asked", a.asked)
+	b = appendNumber(b, "left", a.left)
 	if worker != "" {
 		b = appendText(b, "worker", worker)
+	}
+	if a.attempts != "" {
+		b = append(appendName(b, "attempts"), a.attempts...)
 	}
 	for i, name := range [...]string{"exchange", "key"} {
 		if a.origin[i].known {
@@ -131,7 +154,12 @@ func appendNumber(b []byte, name string, n int64) []byte {
 
 // appendText appends a string of valid UTF-8.
 func appendText(b []byte, name, s string) []byte {
-	b = append(appendName(b, name), '"')
+	return appendQuoted(appendName(b, name), s)
+}
+
+// appendQuoted appends a string of valid UTF-8 as JSON.
+func appendQuoted(b []byte, s string) []byte {
+	b = append(b, '"')
 	from := 0
 	for i := range len(s) {
 		c := s[i]

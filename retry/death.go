@@ -1,9 +1,12 @@
 package retry
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/deathlog"
 )
 
 // Reasons for which this package dead-letters a message. client has others:
@@ -95,7 +98,7 @@ func DeathOf(m *client.Message) Death {
 		case reasonRetry:
 			d.Reason = ReasonNoDelayQueue
 		case ReasonReplayed:
-			if text("x-last-death-queue") != d.Queue {
+			if text("x-last-death-queue") != d.Queue && recorded(m, func(e deathlog.Death) bool { return e.Queue == d.Queue }) {
 				d.Reason, d.Queue = "", ""
 				return d // it was moved out of its dead-letter queue
 			}
@@ -107,7 +110,7 @@ func DeathOf(m *client.Message) Death {
 		d.Reason = ReasonDeliveryLimit
 	case "expired":
 		d.Reason = ReasonExpired
-		if died := text("x-last-death-queue"); died != d.Queue && Count(m) > 0 {
+		if died := text("x-last-death-queue"); died != d.Queue && Count(m) > 0 && recorded(m, func(e deathlog.Death) bool { return e.Queue == died && waitedFor(e, d.Queue) }) {
 			d.Reason = ReasonUnroutable // in a delay queue
 		}
 	case "maxlen":
@@ -118,10 +121,33 @@ func DeathOf(m *client.Message) Death {
 			d.Reason = r
 		}
 	}
-	if q := text("x-last-death-queue"); q != "" && d.Reason != ReasonUnroutable {
+	if q := text("x-last-death-queue"); q != "" && d.Reason != ReasonUnroutable && !movedFrom(m, q, d.Queue) {
 		d.Queue = q
 	}
 	return d
+}
+
+// movedFrom reports whether Central has moved m from the failed queue to a dead-letter queue,
+// after it had failed in queue.
+func movedFrom(m *client.Message, failed, queue string) bool {
+	delay, ok := m.Annotations[AnnotationDelay].(int64)
+	return ok && delay <= delayDead && queue != "" && slices.ContainsFunc(deaths(m), func(d deathlog.Death) bool {
+		return d.Queue == queue || d.Queue == failed && d.RoutingKey == queue
+	})
+}
+
+// recorded reports whether the broker's history has a death that is so. Annotations alone
+// prove nothing: a sender may have written them. A message without a history may be an
+// imported one, whose annotations are all that there is.
+func recorded(m *client.Message, is func(deathlog.Death) bool) bool {
+	history := deaths(m)
+	return len(history) == 0 || slices.ContainsFunc(history, is)
+}
+
+// waitedFor reports whether a message that expired with this death was on its way to queue:
+// the routing key is the queue's name, or ends with it.
+func waitedFor(d deathlog.Death, queue string) bool {
+	return queue != "" && (d.RoutingKey == queue || strings.HasSuffix(d.RoutingKey, "."+queue))
 }
 
 // givenUp reports whether a reason is that of a death, and not the mark of a retry or of a

@@ -39,8 +39,11 @@ type failure struct {
 type decision struct {
 	do    decided
 	delay time.Duration // decidedRetry: not yet rounded to a rung
-	count int           // decidedRetry: retries, this one included
-	asked bool          // decidedRetry: the handler named the delay
+	// whole is the delay that the message had before it passed a delay queue, if delay is
+	// the rest of it. It is 0 otherwise.
+	whole time.Duration
+	count int  // decidedRetry: retries, this one included
+	asked bool // decidedRetry: the handler named the delay
 	// early is how often in a row the message has come before its time; see clock.
 	early int
 	// attempt is the number of the attempt that this is about.
@@ -141,17 +144,4 @@ func since(first, now time.Time) time.Time {
 		return now
 	}
 	return first
-}
-
-// held is how long a message really waits that is to wait for d.
-func (pl *plan) held(s Strategy, d time.Duration) time.Duration {
-	switch {
-	case s == StrategyNative:
-		return d
-	case pl.ladder != nil:
-		return time.Duration(pl.ladder.steps(d)) * pl.ladder.Unit
-	case len(pl.rungs) > 0:
-		return pl.rungs[pl.rung(d)]
-	}
-	return d // there is nowhere to wait: see errNoDelays
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -56,6 +57,9 @@ func randomPolicy(r *rand.Rand) Policy {
 	}
 	if p.Strategy == StrategyRepublish && r.IntN(4) == 0 {
 		p.AnyDelay = &Ladder{}
+	}
+	if p.AnyDelay == nil && (p.Strategy == StrategyRepublish || p.Strategy == StrategyDeadLetter) {
+		p.Jitter = NoJitter
 	}
 	return p
 }
@@ -161,11 +165,13 @@ func TestGiveUpAfterLooksAtTheDelayThatTheMessageWillHave(t *testing.T) {
 		err    error
 		want   decided
 	}{
-		"rounded up beyond it":            {Policy{Backoff: delays, GiveUpAfter: 45 * time.Second}, After(30*time.Second, nil), decidedDead},
-		"rounded up within it":            {Policy{Backoff: delays, GiveUpAfter: time.Minute}, After(30*time.Second, nil), decidedRetry},
-		"cut to the longest":              {Policy{Backoff: delays, GiveUpAfter: time.Hour}, After(24*time.Hour, nil), decidedRetry},
+		"rounded up beyond it":            {Policy{Backoff: delays, GiveUpAfter: 19 * time.Second}, After(15*time.Second, nil), decidedDead},
+		"rounded up within it":            {Policy{Backoff: delays, GiveUpAfter: 20 * time.Second}, After(15*time.Second, nil), decidedRetry},
+		"in several parts":                {Policy{Backoff: delays, GiveUpAfter: 30 * time.Second}, After(30*time.Second, nil), decidedRetry},
+		"beyond the longest, beyond it":   {Policy{Backoff: delays, GiveUpAfter: time.Hour}, After(time.Hour+time.Second, nil), decidedDead},
+		"beyond the longest, within it":   {Policy{Backoff: delays, GiveUpAfter: time.Hour}, After(time.Hour, nil), decidedRetry},
 		"not rounded":                     {Policy{Backoff: delays, GiveUpAfter: 45 * time.Second, Strategy: StrategyNative}, After(30*time.Second, nil), decidedRetry},
-		"not cut":                         {Policy{Backoff: delays, GiveUpAfter: time.Hour, Strategy: StrategyNative}, After(24*time.Hour, nil), decidedDead},
+		"too long":                        {Policy{Backoff: delays, GiveUpAfter: time.Hour, Strategy: StrategyNative}, After(24*time.Hour, nil), decidedDead},
 		"rounded on the ladder beyond it": {Policy{Backoff: delays, GiveUpAfter: 17*time.Second + time.Millisecond, AnyDelay: &Ladder{Unit: time.Second}}, After(17*time.Second, nil), decidedDead},
 		"rounded on the ladder within it": {Policy{Backoff: delays, GiveUpAfter: 18 * time.Second, AnyDelay: &Ladder{Unit: time.Second}}, After(17*time.Second, nil), decidedRetry},
 	} {
@@ -325,28 +331,33 @@ func TestJitterStaysWithinItsBounds(t *testing.T) {
 	}
 }
 
-// The rung for a delay is the shortest that isn't shorter, and longer delays have
-// no shorter rungs.
-func TestRungsAreMonotoneAndNeverShorten(t *testing.T) {
+// Whatever the delay, the rungs hold a message for at least that long, for no longer than
+// the next longer rung, and in few parts.
+func TestRungsNeverShortenADelay(t *testing.T) {
 	t.Parallel()
 	r := random(t)
 	for range 60 {
 		p := randomPolicy(r)
 		p.Strategy = pick(r, StrategyRepublish, StrategyDeadLetter)
-		p.AnyDelay = nil
+		p.AnyDelay, p.Jitter = nil, NoJitter
 		pl := planOf(t, p)
 		if len(pl.rungs) == 0 {
 			continue
 		}
 		longest := pl.rungs[len(pl.rungs)-1]
-		last := time.Duration(0)
-		for d := time.Duration(0); d < longest+time.Second; d += longest/97 + 1 {
-			held := pl.held(p.Strategy, d)
-			require.GreaterOrEqual(t, held, min(d, longest))
-			require.GreaterOrEqual(t, held, last)
-			require.Contains(t, pl.rungs, held)
-			last = held
+		for d := time.Duration(1); d < 3*longest; d += longest/97 + 1 {
+			all, parts := time.Duration(0), 0
+			for ; all < d; parts++ {
+				all += pl.rungs[pl.leg(d, d-all)]
+			}
+			require.Equal(t, all, pl.held(p.Strategy, d))
+			require.LessOrEqual(t, parts, 17)
+			if up, _ := slices.BinarySearch(pl.rungs, d); up < len(pl.rungs) {
+				require.LessOrEqual(t, all, pl.rungs[up])
+			}
 		}
+		require.Equal(t, 1000*longest, pl.held(p.Strategy, 1000*longest))
+		require.GreaterOrEqual(t, pl.held(p.Strategy, maxDelay), maxDelay)
 		for _, rung := range pl.rungs {
 			require.Equal(t, rung, pl.held(p.Strategy, rung))
 		}

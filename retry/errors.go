@@ -28,8 +28,20 @@ func IsPermanent(err error) bool {
 // the time that a service asked for with Retry-After. It counts as a retry like any
 // other: once those are used up, the message is dead-lettered.
 //
-// StrategyRepublish and StrategyDeadLetter round d up to the next delay that the policy
-// has a queue for, at most the longest. A negative d is 0.
+// The message never comes back before d. StrategyNative holds it for d exactly. A Ladder
+// rounds d up by less than an eighth. The delay queues of StrategyRepublish and
+// StrategyDeadLetter hold messages for the policy's delays only, so the message passes several
+// of them if d lies between two delays or beyond the longest: with delays of 10 s and 1 min, 11
+// min is eleven times 1 min. The last one is rounded up to the next delay:
+//
+//   - Rounding up by an eighth of d takes no further queue: 55 s becomes 1 min.
+//   - A delay below a sixteenth of d isn't used as a part: with delays of 1 s and 1 h, 30 min
+//     becomes 1 h.
+//
+// Between two queues the message passes the work queue, behind the messages waiting there, and
+// this doesn't call the handler. A worker that doesn't use this package gets it there too
+// early. If your handler often asks for other delays, use StrategyNative or AnyDelay. A
+// negative d is 0.
 //
 // err may be nil. It may be a client.Outcome, which is then ignored:
 // After(d, client.Requeue{}) retries after d.

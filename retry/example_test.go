@@ -62,7 +62,7 @@ func ExampleAfter() {
 	err := handler.Handle(context.Background(), client.NewDelivery("orders", client.NewMessage([]byte(`{"id": "o-1"}`))))
 	fmt.Println(err)
 	// Output:
-	// forward to /exchanges/retry_exchange/delay.60000.orders: 429 Too Many Requests
+	// forward to /exchanges/retry_exchange/delay.10000.orders: 429 Too Many Requests
 }
 
 func ExampleDelays() {

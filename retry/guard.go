@@ -34,7 +34,8 @@ import (
 // minute, or every ten seconds while retries come back early or not at all. They log
 // what they find as an error. A delay queue that has begun to lose messages gets no more
 // of them: they wait in another delay queue, or are dead-lettered with
-// client.ReasonUnforwardable.
+// client.ReasonUnforwardable. They don't see policies, but log an error if retries come back
+// early for no reason that they can see, or if the dead-letter queue is gone.
 type Guard string
 
 const (
@@ -52,7 +53,9 @@ const (
 	// GuardDelayQueue: messages would not return after their delay. A delay queue that
 	// the policy needs is missing, isn't bound, holds messages for another time than the
 	// policy's or for ever, or dead-letters them elsewhere; or the work queue isn't
-	// bound to the exchange that returns them.
+	// bound to the exchange that returns them. Or StrategyNative is to wait in a work queue
+	// whose own message TTL is shorter than all delays of the policy together: messages
+	// would be dead-lettered as expired.
 	GuardDelayQueue Guard = "delay-queue"
 	// GuardMaxLength: a queue that receives dead-lettered messages has a max-length. While
 	// the work queue is full, returning messages can't leave their delay queue. Once 32
@@ -62,13 +65,17 @@ const (
 	// reject-publish: one that drops its oldest messages hangs for ever, with all that it
 	// holds, once more messages than the limit wait for their retry (RabbitMQ 4.3.6).
 	GuardMaxLength Guard = "max-length"
+	// GuardLadder: a ladder of another number of levels is bound to the exchanges of this
+	// policy's AnyDelay, so each message that waits there becomes several, and more with
+	// every retry.
+	GuardLadder Guard = "ladder"
 	// GuardStrategy: the broker or the queue doesn't support the policy's strategy. This
 	// guard can't be waived. With StrategyNative, messages would come back at once, for
 	// ever; with StrategyDeadLetter, none would be retried.
 	GuardStrategy Guard = "strategy"
 )
 
-var allGuards = []Guard{GuardDeadLetter, GuardAtMostOnce, GuardDeliveryLimit, GuardDelayQueue, GuardMaxLength, GuardFailedQueue}
+var allGuards = []Guard{GuardDeadLetter, GuardAtMostOnce, GuardDeliveryLimit, GuardDelayQueue, GuardMaxLength, GuardLadder, GuardFailedQueue}
 
 // AllGuards returns every guard that can be waived. It is for Policy.Waive with topology
 // that can't be changed, such as another system's.
@@ -97,8 +104,11 @@ type inspection struct {
 	unseen, needs []string
 	// losing has, for each delay queue by rung, why it mustn't be used, or nil.
 	losing []error
-	// dead is the dead-letter queue; nil if it isn't known.
+	// copies is why Central copies messages of the queue; nil if it moves them.
+	copies error
+	// dead is the dead-letter queue; nil if it isn't known. gone says that it doesn't exist.
 	dead *declare.QueueInfo
+	gone bool
 }
 
 func (in *inspection) err() error {
@@ -138,6 +148,13 @@ func (pl *plan) inspect(ctx context.Context, ask declare.Requester, queue string
 	s, err := audit.Read(ctx, audit.Sources{AMQP: ask}, t)
 	if err != nil {
 		return inspection{}, err
+	}
+	if pl.ladder != nil && len(s.Refused) == 0 { // each refusal costs the session
+		others, err := audit.Read(ctx, audit.Sources{AMQP: ask}, declare.Topology{Bindings: pl.ladder.others(pl.names)})
+		if err != nil {
+			return inspection{}, err
+		}
+		s.Bindings = append(s.Bindings, others.Bindings...)
 	}
 	c := guardCheck{plan: pl, queue: queue, strategy: strategy, in: inspection{losing: make([]error, len(pl.rungs))}, at: map[string]*GuardError{}, seen: map[string]declare.QueueInfo{}}
 	for _, q := range s.Queues {
@@ -201,6 +218,10 @@ func (c *guardCheck) work(q declare.QueueInfo) {
 		c.add(GuardMaxLength, q.Name, "it has a limit and drops its oldest messages; RabbitMQ 4.3 hangs over such a queue once it delays more messages than the limit allows",
 			"give it x-overflow reject-publish, or remove the limit")
 	}
+	if c.strategy == StrategyNative && c.plan.outlasts(q) {
+		c.add(GuardDelayQueue, q.Name, fmt.Sprintf("its x-message-ttl of %v ms keeps running while a message waits in it, and the policy's delays add up to %v: the broker dead-letters waiting messages as expired", q.Arguments["x-message-ttl"], c.plan.together()),
+			"use StrategyAuto, StrategyDeadLetter or StrategyRepublish, or a queue with a longer TTL or none")
+	}
 }
 
 const (
@@ -220,6 +241,9 @@ func (c *guardCheck) finding(f audit.Finding) {
 				c.loses(i, f)
 			}
 		}
+	case f.Rule == "shared-ladder":
+		c.add(GuardLadder, c.queue, fmt.Sprintf("the exchange %.80q of its ladder has bindings of another ladder, so each message that waits there becomes several", name),
+			"delete those bindings, or set another Names.LadderPrefix; hopback topology verify lists them")
 	case f.Resource.Kind != declare.KindQueue:
 	case name == c.queue:
 		switch {
@@ -232,6 +256,8 @@ func (c *guardCheck) finding(f audit.Finding) {
 		}
 	case name == dead:
 		switch {
+		case f.Rule == "missing":
+			c.in.gone = true // a queue may have another
 		case f.Rule == "delivery-limit":
 			c.add(GuardDeliveryLimit, name, f.Problem, f.Remedy+", as retry.Topology does")
 		case f.Rule == "max-length" && c.strategy == StrategyDeadLetter:

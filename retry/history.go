@@ -40,10 +40,15 @@ const (
 	// AnnotationDelay is the delay before the retry in milliseconds, an int64. The delay
 	// queues of StrategyDeadLetter are bound by it.
 	AnnotationDelay = "x-opt-hopback-delay"
+	// AnnotationDelayAsked is the delay that the handler asked for, and AnnotationDelayLeft
+	// what will be left of it after AnnotationDelay, in milliseconds, int64s. Only messages
+	// that pass several delay queues have them. See After.
+	AnnotationDelayAsked = "x-opt-hopback-delay-asked"
+	AnnotationDelayLeft  = "x-opt-hopback-delay-left"
 	// AnnotationHistory holds all of this in one annotation, on the copies of
 	// StrategyRepublish, whose retries CountProperty counts. It is a string that holds a
-	// JSON object with the members queue, error, type, first, last, delay, worker, exchange
-	// and key. Members without a value are left out. Where a message has other annotations
+	// JSON object with the members queue, error, type, first, last, delay, asked, left, worker,
+	// attempts, exchange and key. Members without a value are left out. Where a message has other annotations
 	// as well, those are newer.
 	AnnotationHistory = "x-opt-hopback-history"
 	// AnnotationDeliveryTime is RabbitMQ's own annotation, a time: the queue doesn't
@@ -78,6 +83,7 @@ type past struct {
 // originOf.
 type failedIn struct {
 	queue  string
+	first  bool // the broker's history has this failure alone
 	routed [len(originOf)]origin
 }
 
@@ -128,6 +134,20 @@ type account struct {
 	kind        any // nil if there is no error
 	origin      [len(originOf)]origin
 	was         past
+	attempts    string // see AnnotationAttempts; "" if there are none before this one
+	// asked and left are AnnotationDelayAsked and AnnotationDelayLeft. hadLeft says that the
+	// message has them already, so they must be overwritten.
+	asked, left int64
+	hadLeft     bool
+}
+
+// waits notes that a queue holds the message for some time of its delay.
+func (a *account) waits(what decision, held time.Duration) {
+	left := max(what.delay-held, 0)
+	a.asked, a.left = 0, left.Milliseconds()
+	if left > 0 || what.whole > 0 {
+		a.asked = max(what.whole, what.delay).Milliseconds()
+	}
 }
 
 // account makes one. was.count is the count after the failure.
@@ -141,12 +161,18 @@ func (pl *plan) account(d *client.Delivery, err error, was past, now time.Time) 
 	if err != nil {
 		a.text, a.kind = client.ErrorText(err), errorType(err)
 	}
+	a.hadLeft = d.Annotation(AnnotationDelayLeft) != nil || was.parsed != nil && (was.parsed.Left != 0 || was.parsed.Asked != 0)
+	a.attempts = attemptsBefore(messageOf(d), was.parsed, a.text, err == nil)
+	seen := was.published(&pl.names, d)
 	for i, o := range originOf {
-		from := origin{value: d.Annotation(o.own)}
+		from := origin{}
+		if !seen {
+			from.value = d.Annotation(o.own)
+		}
 		from.text, from.known = from.value.(string)
 		switch {
 		case from.known:
-		case was.parsed != nil && was.parsed.origin(i) != nil:
+		case !seen && was.parsed != nil && was.parsed.origin(i) != nil:
 			from = origin{known: true, text: *was.parsed.origin(i)}
 		case was.failedIn != nil:
 			from = was.failedIn.routed[i]
@@ -161,9 +187,29 @@ func (pl *plan) account(d *client.Delivery, err error, was past, now time.Time) 
 	return a
 }
 
+// published reports whether the broker shows how d was first published. Then nobody but the
+// sender can have written where it came from before. A message that came back from a delay or
+// a replay shows only how it came back.
+func (p past) published(n *Names, d *client.Delivery) bool {
+	queue := p.queue(d)
+	if p.failedIn != nil {
+		by := &p.failedIn.routed
+		return p.failedIn.first && !n.brings(by[0].text) && (by[0].text != "" || by[1].text != queue)
+	}
+	exchange, ok := d.Annotation(originOf[0].brokers).(string)
+	switch {
+	case !ok || n.brings(exchange) || d.Annotation(deathlog.Key) != nil:
+		return false
+	case exchange != "":
+		return true
+	}
+	key, _ := d.Annotation(originOf[1].brokers).(string)
+	return key != queue
+}
+
 // annotations returns a with an annotation for each value.
 func (a *account) annotations() map[string]any {
-	h := make(map[string]any, 12) // as many as there can be, with those of a strategy
+	h := make(map[string]any, 13) // as many as there can be, with those of a strategy
 	h[AnnotationRetries] = int64(a.retries)
 	if a.last != 0 {
 		h[AnnotationLastFailure] = a.last
@@ -178,6 +224,12 @@ func (a *account) annotations() map[string]any {
 	h[AnnotationQueue], h[AnnotationWorker] = a.queue, a.worker
 	if a.kind != nil {
 		h[client.AnnotationError], h[AnnotationErrorType] = a.text, a.kind
+	}
+	if a.asked != 0 || a.hadLeft {
+		h[AnnotationDelayAsked], h[AnnotationDelayLeft] = a.asked, a.left
+	}
+	if a.attempts != "" {
+		h[AnnotationAttempts] = a.attempts
 	}
 	for i, o := range originOf {
 		switch from := &a.origin[i]; {
@@ -203,7 +255,7 @@ var keyValues = func() map[string]any {
 	for _, k := range []string{
 		client.AnnotationReason, client.AnnotationError, AnnotationRetries, AnnotationErrorType, AnnotationFirstFailure,
 		AnnotationLastFailure, AnnotationQueue, AnnotationExchange, AnnotationRoutingKey, AnnotationWorker, AnnotationDelay,
-		AnnotationHistory,
+		AnnotationHistory, AnnotationAttempts, AnnotationDelayAsked, AnnotationDelayLeft,
 	} {
 		m[k] = k
 	}

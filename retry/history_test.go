@@ -90,6 +90,8 @@ func TestAnnotationsAreBoundedAndValidWhateverTheErrorIs(t *testing.T) {
 		"a large type, deep":  After(1, Permanent(ünïcödé[struct{ Ä u2 }]{})),
 		"joined by the dozen": errors.Join(panics{}, u2{}, errors.New(strings.Repeat("x", 1<<20))),
 	} {
+		m.Annotations[AnnotationLastFailure] = int64(math.MaxInt32)
+		m.Annotations[AnnotationAttempts] = "[" + strings.Repeat(`[1790000000000,1,"`+strings.Repeat("e", 90)+`"],[1790000000000,1,"f"],`, 30) + "[1790000000000,1]]"
 		h := pl.history(client.NewDelivery("q", m), err, past{count: math.MaxInt32, first: firstFailure(m)}, epoch)
 		size := 0
 		for k, v := range h {
@@ -105,6 +107,7 @@ func TestAnnotationsAreBoundedAndValidWhateverTheErrorIs(t *testing.T) {
 			}
 		}
 		assert.Less(t, size, 4096, name)
+		assert.NotEmpty(t, h[AnnotationAttempts], name)
 	}
 }
 

@@ -3,6 +3,7 @@ package retry
 import (
 	"fmt"
 	"math/bits"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,6 +15,10 @@ import (
 // Ladder holds messages for any delay in a fixed number of queues. The queue of level n
 // holds a message for 2ⁿ units. A message passes the levels whose bits are set in its
 // delay. The zero value has 20 levels and a unit of 100 ms: it holds up to 29 hours.
+//
+// The unit and the number of levels are part of the names of its queues and exchanges,
+// such as "retry_ladder_100ms_20_0". So teams and versions of a service with different
+// ladders don't meet, and a policy with another ladder needs its topology applied first.
 //
 // A delay is rounded up to a whole number of units with at most four significant bits.
 // So it is late by less than an eighth, and passes at most four queues.
@@ -70,6 +75,9 @@ func (l Ladder) steps(d time.Duration) uint64 {
 	return n
 }
 
+// longest is the longest delay that the ladder holds a message for at once.
+func (l Ladder) longest() time.Duration { return time.Duration(l.steps(maxDelay)) * l.Unit }
+
 // Delay returns how long the ladder holds a message whose delay is d: at least d, unless
 // d is longer than all levels together. A fault of l is an *argument.Error.
 func (l Ladder) Delay(d time.Duration) (time.Duration, error) {
@@ -100,11 +108,16 @@ func (l Ladder) address(at argument.Path, n Names, d time.Duration, queue string
 	return address.Exchange(l.exchange(n, bits.Len64(steps)-1), key.String()), nil
 }
 
+// exchange is the name of a level's exchange and queue, or that of the exchange below
+// level 0. Ladders of different levels or units must not share an exchange: a message
+// would match the bindings of each, and multiply
+// (TestLaddersOfDifferentLevelsKeepTheirMessagesApart).
 func (l Ladder) exchange(n Names, level int) string {
+	own := fmt.Sprintf("%s%s_%d_", n.LadderPrefix, span(l.Unit), l.Levels)
 	if level < 0 {
-		return n.LadderPrefix + ladderSuffix
+		return own + ladderSuffix
 	}
-	return fmt.Sprintf("%s%d", n.LadderPrefix, level)
+	return own + strconv.Itoa(level)
 }
 
 // topology declares the ladder. A message at level n whose bit there is set goes
@@ -133,4 +146,18 @@ func (l Ladder) topology(n Names) declare.Topology {
 // home is the binding that brings messages back to queue.
 func (l Ladder) home(n Names, queue string) declare.Binding {
 	return declare.Binding{Source: l.exchange(n, -1), Queue: queue, Key: strings.Repeat("*.", l.Levels) + queue}
+}
+
+// others are the bindings that ladders of other numbers of levels would have on level 0 of
+// this one, if they used its names. AMQP can't list the bindings of an exchange, so the
+// guards ask for these.
+func (l Ladder) others(n Names) []declare.Binding {
+	var bindings []declare.Binding
+	own := l.exchange(n, 0)
+	for level := range maxLadder {
+		if level != l.Levels-1 {
+			bindings = append(bindings, declare.Binding{Source: own, Queue: own, Key: strings.Repeat("*.", level) + "1.#"})
+		}
+	}
+	return bindings
 }

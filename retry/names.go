@@ -43,12 +43,16 @@ type Names struct {
 	// FailedQueue is the queue that work queues dead-letter to for Central. Default:
 	// "failed_queue".
 	FailedQueue string
+	// FailedExchange is the headers exchange by which Central moves messages out of the failed
+	// queue: to a delay queue, from there back to their work queues, or to a dead-letter
+	// queue. Default: "failed_exchange".
+	FailedExchange string
 	// DelayPrefix begins the names of StrategyRepublish's delay queues, such as
 	// "delay_10s". HoldPrefix begins those of StrategyDeadLetter's, such as "hold_10s".
 	// Defaults: "delay_" and "hold_".
 	DelayPrefix, HoldPrefix string
-	// LadderPrefix begins the names of AnyDelay's queues and exchanges. Default:
-	// "retry_ladder_".
+	// LadderPrefix begins the names of AnyDelay's queues and exchanges. The ladder's unit
+	// and levels follow: "retry_ladder_100ms_20_0". Default: "retry_ladder_".
 	LadderPrefix string
 	// DeadSuffix ends the names of dead-letter queues, such as "orders.dead". Default:
 	// ".dead".
@@ -70,6 +74,7 @@ func (n Names) withDefaults(at argument.Path) (Names, error) {
 		{"ReplayExchange", &n.ReplayExchange, "replay_exchange"},
 		{"Parking", &n.Parking, "parking"},
 		{"FailedQueue", &n.FailedQueue, "failed_queue"},
+		{"FailedExchange", &n.FailedExchange, "failed_exchange"},
 		{"DelayPrefix", &n.DelayPrefix, "delay_"},
 		{"HoldPrefix", &n.HoldPrefix, "hold_"},
 		{"LadderPrefix", &n.LadderPrefix, "retry_ladder_"},
@@ -99,6 +104,7 @@ func (n Names) distinct(at argument.Path) error {
 	for _, x := range []struct{ field, name string }{
 		{"RetryExchange", n.RetryExchange}, {"RequeueExchange", n.RequeueExchange}, {"DeadLetterExchange", n.DeadLetterExchange},
 		{"GivenUpExchange", n.GivenUpExchange}, {"ReturnExchange", n.ReturnExchange}, {"ReplayExchange", n.ReplayExchange}, {"Parking", n.parkingExchange()},
+		{"FailedExchange", n.FailedExchange},
 		// A space keeps the prefixes of queues apart from the exchanges.
 		{"DelayPrefix", n.DelayPrefix + " "}, {"HoldPrefix", n.HoldPrefix + " "},
 	} {

@@ -45,7 +45,7 @@ func TestNamesHaveTheDocumentedDefaults(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, Names{
 		RetryExchange: "retry_exchange", RequeueExchange: "requeue_exchange", DeadLetterExchange: "dead_letter_exchange",
-		GivenUpExchange: "given_up_exchange", ReturnExchange: "return_exchange", ReplayExchange: "replay_exchange", Parking: "parking", FailedQueue: "failed_queue",
+		GivenUpExchange: "given_up_exchange", ReturnExchange: "return_exchange", ReplayExchange: "replay_exchange", Parking: "parking", FailedQueue: "failed_queue", FailedExchange: "failed_exchange",
 		DelayPrefix: "delay_", HoldPrefix: "hold_", LadderPrefix: "retry_ladder_", DeadSuffix: ".dead",
 	}, n)
 	assert.Equal(t, "delay_10s", n.DelayQueue(10*time.Second))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"time"
@@ -42,8 +43,10 @@ type Policy struct {
 	// Backoff returns the delay before each retry, from 1 ms to ten years. Default:
 	// 10 s, 1 min, 5 min, 10 min, 30 min.
 	Backoff Backoff
-	// Jitter spreads the delays. StrategyRepublish and StrategyDeadLetter round a
-	// spread delay up to the next one that has a queue. Default: NoJitter.
+	// Jitter spreads the delays. It needs StrategyNative, StrategyAuto or AnyDelay: a delay
+	// queue holds each message for the same time, so StrategyRepublish and StrategyDeadLetter
+	// can't spread anything. Where StrategyAuto doesn't choose StrategyNative, the consumer
+	// logs a warning and delays aren't spread. Default: NoJitter.
 	Jitter Jitter
 	// GiveUpAfter limits the time from a message's first failure to its last retry. A
 	// message whose next retry would come later is dead-lettered with ReasonExhausted,
@@ -71,6 +74,9 @@ type Policy struct {
 	// Worker names this process in dead letters, in at most 255 bytes. Default: the
 	// host's name.
 	Worker string
+	// LogLevel is the level of the log line about each failed attempt that will be retried.
+	// Dead-lettered messages are logged as warnings, whatever it is. Default: slog.LevelInfo.
+	LogLevel slog.Level
 	// Names are the names of the exchanges and queues that retries go through.
 	Names Names
 	// Waive lists the guards that only log what they find and refuse nothing. Default:
@@ -187,6 +193,7 @@ type plan struct {
 	ladder    *Ladder
 	names     Names
 	worker    string
+	level     slog.Level
 	// replayByMove is for Topology.
 	replayByMove bool
 	// workerValue is worker as a value of an annotation.
@@ -204,7 +211,7 @@ type rule struct {
 }
 
 func (p Policy) plan() (plan, error) {
-	pl := plan{jitter: cmp.Or(p.Jitter, NoJitter), giveUp: p.GiveUpAfter, immediate: p.Immediate, retryIf: p.RetryIf, strategy: cmp.Or(p.Strategy, StrategyRepublish), worker: p.Worker, now: p.now, replayByMove: p.ReplayByMove}
+	pl := plan{jitter: cmp.Or(p.Jitter, NoJitter), giveUp: p.GiveUpAfter, immediate: p.Immediate, retryIf: p.RetryIf, strategy: cmp.Or(p.Strategy, StrategyRepublish), worker: p.Worker, level: p.LogLevel, now: p.now, replayByMove: p.ReplayByMove}
 	if pl.now == nil {
 		pl.now = time.Now
 	}
@@ -241,6 +248,10 @@ func (p Policy) plan() (plan, error) {
 			return plan{}, err
 		}
 		pl.ladder = &l
+	}
+	if pl.jitter != NoJitter && pl.needsRungs() && pl.strategy != StrategyAuto {
+		return plan{}, argument.At(policyPath.Field("Jitter"), argument.Conflict, string(pl.jitter), fmt.Sprintf("has no effect with the delay queues of the strategy %s, each of which holds every message for the same time", pl.strategy),
+			"use the strategy native or auto, or republish with a ladder (AnyDelay), or leave it out")
 	}
 	pl.waived = make(map[Guard]bool, len(p.Waive))
 	for i, g := range p.Waive {
@@ -282,7 +293,7 @@ func (p Policy) plan() (plan, error) {
 	slices.Sort(rungs)
 	pl.rungs = slices.Compact(rungs)
 	if pl.ladder != nil && len(pl.rungs) > 0 {
-		if d := pl.rungs[len(pl.rungs)-1]; pl.held(StrategyRepublish, d) < d {
+		if d := pl.rungs[len(pl.rungs)-1]; pl.ladder.longest() < d {
 			return plan{}, argument.At(policyPath.Field("Backoff"), argument.OutOfRange, d, "returns a longer delay than the ladder can hold a message", "give the ladder more levels or a larger unit, or cap the delays")
 		}
 	}
@@ -330,11 +341,4 @@ func (pl *plan) longest() time.Duration {
 		return 0
 	}
 	return pl.rungs[len(pl.rungs)-1]
-}
-
-// rung is the index of the smallest rung that isn't below d, or of the last one;
-// -1 if there is none.
-func (pl *plan) rung(d time.Duration) int {
-	i, _ := slices.BinarySearch(pl.rungs, d)
-	return min(i, len(pl.rungs)-1)
 }

@@ -20,6 +20,8 @@ type Rejected struct {
 	Queue string
 
 	delivery *client.Delivery
+	// forgets are the headers about a failure. Central empties them when it moves a message.
+	forgets []string
 }
 
 // texts are what is said of a message whose worker gave no text.
@@ -50,7 +52,11 @@ func (e *Rejected) Header(name string) any {
 	if v, ok := messageOf(e.delivery).ApplicationProperties[name]; ok {
 		return v
 	}
-	return e.delivery.Annotation(name)
+	v := e.delivery.Annotation(name)
+	if v == "" && slices.Contains(e.forgets, name) {
+		return nil
+	}
+	return v
 }
 
 // OnReason returns a condition for ErrorRule.If: it is true for a *Rejected with one of

@@ -2,6 +2,7 @@ package retry
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
@@ -38,6 +39,9 @@ const (
 	// needs RabbitMQ 4.3 or later and a quorum queue. On others the consumer doesn't
 	// start, because they would deliver the message again at once.
 	//
+	// The queue's own message TTL keeps running while a message waits. So the queue must
+	// have none, or one that is longer than all delays of the policy together.
+	//
 	// The clocks of this host and the broker may differ, so the worker asks the broker
 	// for its time (client.Start.BrokerTime). Without the permissions for that, its first
 	// retry can be late by the difference. A message with a ttl shorter than the delay
@@ -46,7 +50,9 @@ const (
 	// StrategyAuto chooses when the consumer starts: StrategyNative if the broker and
 	// the queue support it, else StrategyDeadLetter if the queue's dead-letter exchange
 	// is the one of Topology, else StrategyRepublish. Where it chose StrategyNative, it
-	// republishes messages that have a ttl.
+	// republishes messages that have a ttl. It doesn't choose StrategyNative for a queue
+	// whose own message TTL is shorter than all delays of the policy together: on RabbitMQ
+	// 4.0 such a queue works, and an upgrade to 4.3 must not change that.
 	StrategyAuto Strategy = "auto"
 )
 
@@ -77,10 +83,40 @@ func (pl *plan) choose(b client.Broker, q declare.QueueInfo) (Strategy, error) {
 			Remedy:  "use StrategyRepublish"}
 	case pl.strategy != StrategyAuto:
 		return pl.strategy, nil
-	case q.Type == "quorum" && native:
+	case q.Type == "quorum" && native && !pl.outlasts(q):
 		return StrategyNative, nil
 	case q.Type == "quorum" && q.Arguments["x-dead-letter-exchange"] == pl.names.DeadLetterExchange && q.Arguments["x-dead-letter-routing-key"] == q.Name:
 		return StrategyDeadLetter, nil
 	}
 	return StrategyRepublish, nil
+}
+
+// outlasts reports whether a message that waits in q for its retries may expire there: the
+// queue's message TTL runs on from its arrival (TestAMessageExpiresWhileItWaitsNatively).
+func (pl *plan) outlasts(q declare.QueueInfo) bool {
+	ttl, ok := q.Arguments["x-message-ttl"].(int64)
+	return ok && time.Duration(ttl)*time.Millisecond <= pl.together()
+}
+
+// together is how long a message waits at most if it is retried as often as the policy, or
+// one of its rules, says.
+func (pl *plan) together() time.Duration {
+	sum := func(delays []time.Duration) (all time.Duration) {
+		for _, d := range delays {
+			if all += d; all > maxDelay {
+				return maxDelay
+			}
+		}
+		return all
+	}
+	longest := sum(pl.delays)
+	for _, r := range pl.rules {
+		if r.do == ActionRetry || r.do == ActionRetryUncounted {
+			longest = max(longest, sum(r.delays))
+		}
+	}
+	if pl.giveUp > 0 {
+		longest = min(longest, pl.giveUp)
+	}
+	return longest
 }

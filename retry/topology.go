@@ -179,6 +179,10 @@ func (pl *plan) workQueue(at argument.Path, s Strategy, q declare.QuorumQueue) (
 	if err := checkQueue(at.Field("Name"), q.Name); err != nil {
 		return declare.Topology{}, err
 	}
+	if s == StrategyNative && q.MessageTTL > 0 && q.MessageTTL <= pl.together() && !pl.waived[GuardDelayQueue] {
+		return declare.Topology{}, argument.At(at.Field("MessageTTL"), argument.Conflict, q.MessageTTL, fmt.Sprintf("isn't longer than all delays of the policy together, %v: with the strategy %s it keeps running while a message waits, so waiting messages expire", pl.together(), s),
+			"use a longer one or none, or another strategy")
+	}
 	var t declare.Topology
 	if pl.ladder != nil {
 		if _, err := pl.ladder.address(at.Field("Name"), n, maxDelay, q.Name); err != nil {

@@ -57,7 +57,7 @@ func workQueues(names []string) []declare.QuorumQueue {
 func worker(p Policy, pl *plan, queues []string, handle client.HandlerFunc) client.Handler {
 	d := With(p)(handle).(*decorator)
 	for _, q := range queues {
-		d.queues.Store(q, pl.stateFor(q, pl.strategy))
+		d.states.put(pl.stateFor(q, pl.strategy))
 	}
 	return d
 }

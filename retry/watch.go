@@ -10,6 +10,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/deathlog"
 )
 
 const (
@@ -47,13 +48,25 @@ type watch struct {
 	busy       atomic.Bool
 	// deaths counts the messages that this consumer has given up.
 	deaths atomic.Int64
+	// early is a retry that came early since the last look, or nil.
+	early atomic.Pointer[earlyRetry]
 	// losing is inspection.losing of the last look.
 	losing atomic.Pointer[[]error]
+	// moves says of Central that inspection.copies was nil.
+	moves atomic.Bool
 
 	mu        sync.Mutex // guards the results of the last looks
 	said      string
+	deadQueue string // its name at the last look that found it
+	saidEarly bool
 	counts    [2]deadCount // the older one first
 	saidStuck bool
+}
+
+// earlyRetry is a retry that came back too soon.
+type earlyRetry struct {
+	asked, had time.Duration
+	died       deathlog.Death // in the delay queue; zero if unknown
 }
 
 // deadCount is how many messages the dead-letter queue had at a look, and how many
@@ -91,6 +104,9 @@ func (w *watch) start(ctx context.Context) error {
 	for _, e := range in.waived {
 		w.log.Warn("hopback: a waived guard found a fault in the topology", "guard", string(e.Guard), "at", e.Queue, "problem", e.Problem, "remedy", e.Remedy)
 	}
+	if w.oneWay && in.copies != nil {
+		w.log.Info("hopback: Central copies messages of this queue, since the topology doesn't let it move them", "reason", in.copies)
+	}
 	w.record(&in, w.now(), 0)
 	return nil
 }
@@ -106,6 +122,11 @@ func (w *watch) retryReturned(m *client.Message, now time.Time) {
 	w.due.Store(0)
 	last := millis(t.Last)
 	if early := time.Duration(min(asked, maxDelay.Milliseconds())) * time.Millisecond / 2; !last.IsZero() && early > earlyTolerance && now.Sub(last) < early {
+		e := &earlyRetry{asked: time.Duration(asked) * time.Millisecond, had: now.Sub(last)}
+		if deaths := deathlog.Of(nil, m.Annotations); len(deaths) > 0 {
+			e.died = deaths[0]
+		}
+		w.early.Store(e)
 		w.hurry()
 	}
 }
@@ -181,16 +202,41 @@ func (w *watch) again() {
 // record stores the result of a look. deaths is how many there were before it.
 func (w *watch) record(in *inspection, now time.Time, deaths int64) {
 	w.losing.Store(&in.losing)
+	if w.oneWay && w.moves.Swap(in.copies == nil) && in.copies != nil {
+		w.log.Warn("hopback: messages can no longer be moved, so they are copied", "reason", in.copies)
+	}
 	hurried := w.soon.Load() != 0 && w.next.Load() <= w.soon.Load()
 	wrong := w.arriving(in.dead, deaths) || len(in.found) > 0
 	soon := now.Add(lookSoon)
 	if hurried && !wrong {
 		soon = now.Add(lookEvery) // it looked early and found nothing
 	}
+	w.policies(in, wrong)
 	w.schedule(now, soon)
 	if wrong {
 		w.hurry() // so that its repair is seen, too
 	}
+}
+
+// policies reports what a policy on the broker may have done. AMQP shows no policies, so the
+// guards can't find it.
+func (w *watch) policies(in *inspection, wrong bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case in.dead != nil:
+		w.deadQueue = in.dead.Name
+	case in.gone && w.deadQueue != "":
+		w.log.Error("hopback: the dead-letter queue is gone. Did a policy delete it, by expires? Dead letters go to the parking queue. Remove expires from the policy, and apply the topology again",
+			"dead_letter_queue", w.deadQueue)
+		w.deadQueue = "" // until it exists again
+	}
+	e := w.early.Swap(nil)
+	if e != nil && !wrong && !w.saidEarly {
+		w.log.Error("hopback: a retry came back early, and the guards find no reason. Does a policy set message-ttl, max-length or expires on the delay queue (rabbitmqctl list_policies)? The clocks of two workers that differ look the same",
+			"delay_queue", e.died.Queue, "left_by", e.died.Reason, "delay", e.asked, "came_after", e.had.Round(time.Millisecond))
+	}
+	w.saidEarly = e != nil && (w.saidEarly || !wrong)
 }
 
 func (w *watch) schedule(now, soon time.Time) {

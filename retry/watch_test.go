@@ -16,6 +16,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/clockstep"
+	"github.com/hopback/hopback/internal/deathlog"
 )
 
 // watched is a watch over a topology that the test makes up.
@@ -162,6 +163,53 @@ func TestDeadLettersThatDontArriveAreTold(t *testing.T) {
 			assert.Equal(t, c.told, strings.Contains(w.log.String(), "don't arrive"), "%s: %s", name, w.log.String())
 		})
 	}
+}
+
+// What a policy does, AMQP doesn't show: the queue that is gone, and the delay that isn't kept.
+func TestWhatAPolicyMayHaveDoneIsTold(t *testing.T) {
+	t.Parallel()
+	early := func(w *watched) {
+		m := client.NewMessage(nil)
+		m.Annotations = map[any]any{
+			AnnotationDelay: int64(2000), AnnotationLastFailure: time.Now().Add(-100 * time.Millisecond).UnixMilli(),
+			deathlog.Key: []map[any]any{{"queue": "delay_2s", "reason": "maxlen"}},
+		}
+		w.retryReturned(m, time.Now())
+		w.retrySent(2 * time.Second)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWatched(t)
+		w.every(3*time.Minute, func() { w.retrySent(time.Millisecond); w.due.Store(0) })
+		assert.NotContains(t, w.log.String(), "policy")
+		w.every(3*time.Minute, func() { early(w) })
+		assert.Equal(t, 1, strings.Count(w.log.String(), "Does a policy"), w.log.String())
+		assert.Contains(t, w.log.String(), "delay_queue=delay_2s left_by=maxlen delay=2s came_after=100ms")
+		w.every(3*time.Minute, func() { w.retrySent(time.Millisecond); w.due.Store(0) })
+		w.every(3*time.Minute, func() { early(w) })
+		assert.Equal(t, 2, strings.Count(w.log.String(), "Does a policy"), "once for each time that it begins")
+
+		w = newWatched(t)
+		w.see = inspection{found: []*GuardError{{Guard: GuardDelayQueue, Problem: "it holds messages for 1 s"}}}
+		w.every(3*time.Minute, func() { early(w) })
+		assert.NotContains(t, w.log.String(), "policy", "the reason is known")
+	})
+	synctest.Test(t, func(t *testing.T) {
+		w := newWatched(t)
+		gone := func() int { return strings.Count(w.log.String(), "the dead-letter queue is gone. Did a policy") }
+		w.see = inspection{gone: true}
+		w.every(3*time.Minute, func() { w.messageGivenUp() })
+		assert.Zero(t, gone(), "it has never existed: the queue may have another")
+		for n := range 2 {
+			w.see = inspection{dead: &declare.QueueInfo{Name: "orders.dead", Consumers: 1}}
+			w.every(3*time.Minute, func() { w.messageGivenUp() })
+			w.see = inspection{}
+			w.every(3*time.Minute, func() { w.messageGivenUp() })
+			assert.Equal(t, n, gone(), "the user may not look at it any more")
+			w.see = inspection{gone: true}
+			w.every(3*time.Minute, func() { w.messageGivenUp() })
+			assert.Equal(t, n+1, gone())
+		}
+	})
 }
 
 func TestLookThatFailsIsRepeated(t *testing.T) {

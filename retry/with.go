@@ -3,11 +3,11 @@ package retry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"runtime/debug"
-	"sync"
-	"sync/atomic"
+	"strings"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -19,7 +19,8 @@ import (
 )
 
 // With returns the Middleware that retries by p. It is for the handlers of all queues
-// that Topology declared for p.
+// that Topology declared for p. Several consumers can share one decorated Handler, also on
+// connections to different clusters: each keeps its own strategy, checks and clock.
 //
 // The handler's result decides:
 //
@@ -55,29 +56,11 @@ type decorator struct {
 	handler client.Handler
 	plan    *plan
 	invalid error
-	// queues has a *queueState for each queue that deliveries came from. Normally that is
-	// one queue.
-	queues sync.Map
-	last   atomic.Pointer[queueState] // the one used last
+	states  states
 	// forgets are headers that copies lack, and counter is one that counts for another
 	// system. Only Central has any.
 	forgets []string
 	counter string
-}
-
-// queueState is computed once for each queue.
-type queueState struct {
-	queue    string
-	strategy Strategy
-	targets  []address.Address // StrategyRepublish: where messages go, by rung
-	noKey    error             // why there are no targets
-	unusable error             // why this queue's messages can't be retried
-	watch    *watch            // nil: the broker can't be asked
-	clock    *clock
-	// holdsMessages says that the broker holds messages until their delivery time.
-	holdsMessages bool
-	// prepared says that the consumer of this queue has called Prepare.
-	prepared bool
 }
 
 // errHidden ends a consumer that hasn't prepared its decorator.
@@ -89,6 +72,7 @@ func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 		return d.invalid
 	}
 	q := d.plan.stateFor(s.Queue, StrategyRepublish)
+	q.consumer, q.log = refusal.Of(ctx), logOf(s)
 	if q.unusable != nil {
 		return q.unusable
 	}
@@ -99,59 +83,32 @@ func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 	if q.strategy == StrategyRepublish && q.noKey != nil {
 		return q.noKey
 	}
+	if d.plan.jitter != NoJitter && q.strategy != StrategyNative && d.plan.ladder == nil {
+		q.log.Warn("hopback: delays aren't spread: StrategyAuto uses delay queues here, so Policy.Jitter has no effect", "queue", s.Queue, "strategy", string(q.strategy))
+	}
 	q.holdsMessages = s.Broker.AtLeast(nativeSince[0], nativeSince[1])
 	if q.strategy == StrategyNative || d.plan.giveUp > 0 {
-		q.clock.ask, q.clock.tell = s.BrokerTime, s.ClockDiffers
+		q.clock.asks(q, s)
 		q.clock.learn(ctx)
 	}
+	if s.Forwards != nil && q.strategy == StrategyRepublish {
+		if to, ok := d.plan.copiesTo(q); ok {
+			s.Forwards(to)
+		}
+	}
 	q.prepared = true
-	d.queues.Store(s.Queue, q)
-	d.last.Store(q)
+	d.states.put(q)
 	return client.Prepare(ctx, d.handler, s)
 }
 
-// stateFor computes what is known about a queue without asking the broker.
-func (pl *plan) stateFor(queue string, strategy Strategy) *queueState {
-	q := &queueState{queue: queue, strategy: strategy, clock: &clock{own: pl.now}}
-	if q.unusable = checkQueue(argument.Root("queue"), queue); q.unusable != nil {
-		return q
-	}
-	if pl.ladder != nil {
-		_, q.noKey = pl.ladder.address(argument.Root("queue"), pl.names, maxDelay, queue)
-		return q
-	}
-	for _, delay := range pl.rungs {
-		key, err := RoutingKey(delay, queue)
-		if err != nil {
-			// Only StrategyRepublish has routing keys.
-			q.targets, q.noKey = nil, err
-			return q
-		}
-		q.targets = append(q.targets, address.Exchange(pl.names.RetryExchange, key))
-	}
-	return q
-}
-
-// state returns the queue's state. A consumer has prepared it. If a test calls Handle
-// without a consumer, the state isn't prepared, and the strategy is the one that needs
-// no knowledge of the broker.
-func (d *decorator) state(queue string) *queueState {
-	if q := d.last.Load(); q != nil && q.queue == queue {
-		return q
-	}
-	if q, ok := d.queues.Load(queue); ok {
-		d.last.Store(q.(*queueState))
-		return q.(*queueState)
-	}
-	strategy := d.plan.strategy
-	if strategy == StrategyNative || strategy == StrategyAuto {
-		strategy = StrategyRepublish
-	}
-	q, _ := d.queues.LoadOrStore(queue, d.plan.stateFor(queue, strategy))
-	return q.(*queueState)
-}
-
 func (d *decorator) Handle(ctx context.Context, del *client.Delivery) (err error) {
+	if d.invalid != nil {
+		return client.Requeue{Failed: true, Err: d.invalid}
+	}
+	q, err := d.state(ctx, del.Queue())
+	if err != nil {
+		return client.Requeue{Failed: true, Err: err}
+	}
 	// A panic of the handler, or of a function of the policy, is a death. Its mark is
 	// overwritten, so that the message isn't retried again. The same holds for
 	// runtime.Goexit, where no result reaches the consumer.
@@ -162,21 +119,17 @@ func (d *decorator) Handle(ctx context.Context, del *client.Delivery) (err error
 			return
 		}
 		p := &client.PanicError{Value: recover(), Stack: debug.Stack()}
-		err = d.dead(del, client.ReasonPanicked, p, was, d.state(del.Queue()).clock.now())
+		err = d.dead(del, q, client.ReasonPanicked, p, was, q.clock.now())
 		if p.Value == nil {
 			lastword.Leave(ctx, err)
 		}
 	}()
-	err = d.handle(ctx, del, was)
+	err = d.handle(ctx, del, q, was)
 	returned = true
 	return err
 }
 
-func (d *decorator) handle(ctx context.Context, del *client.Delivery, was past) error {
-	if d.invalid != nil {
-		return client.Requeue{Failed: true, Err: d.invalid}
-	}
-	q := d.state(del.Queue())
+func (d *decorator) handle(ctx context.Context, del *client.Delivery, q *queueState, was past) error {
 	if !q.prepared && refusal.Stop(ctx, errHidden) {
 		return client.Requeue{Err: errHidden}
 	}
@@ -187,11 +140,15 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, was past) 
 			claim = 0
 		}
 		if left, early := q.clock.arrived(due, claim, firstMillis(was)); left > 0 {
-			return d.tooEarly(del, q, left, early, was)
+			q.clock.askAfresh(ctx)
+			return d.tooEarly(ctx, del, q, left, early, was)
 		}
 	}
 	if q.watch.awaits() {
 		q.watch.retryReturned(messageOf(del), q.clock.now())
+	}
+	if whole, left := d.delayLeft(messageOf(del), was); left > 0 && q.unusable == nil && d.plan.canWait(q.strategy) {
+		return d.waitOn(ctx, del, q, whole, left, was.read())
 	}
 	for again := 0; ; again++ {
 		err := d.handler.Handle(ctx, del)
@@ -200,11 +157,11 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, was past) 
 		}
 		says := mark.Read[client.Outcome](err)
 		err = readable(err, says)
-		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) && context.Cause(ctx) != client.ErrConsumerTimeoutNear {
 			return client.Requeue{Err: err}
 		}
 		if says.Kind == mark.IsDecided {
-			return d.decidedByHandler(del, client.OutcomeOf(says.Decided), was)
+			return d.decidedByHandler(del, q, client.OutcomeOf(says.Decided), was)
 		}
 		now := q.clock.now()
 		was = was.read()
@@ -217,32 +174,32 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, was past) 
 			del.Report(client.Decision{Kind: client.DecisionDiscard, Attempt: was.count + 1, Err: err})
 			return nil
 		case decidedDead:
-			return d.dead(del, what.reason, what.err, was, now)
+			return d.dead(del, q, what.reason, what.err, was, now)
 		}
 		if again < d.plan.immediate && !what.asked && ctx.Err() == nil {
 			continue
 		}
-		return d.wait(del, what, err, was, now)
+		return d.wait(ctx, del, q, what, err, was, now)
 	}
 }
 
 // decidedByHandler adds the history to a death that the handler has decided on. Its mark
 // must differ from that of a retry. Otherwise a message that StrategyDeadLetter retried
 // before would be retried again.
-func (d *decorator) decidedByHandler(del *client.Delivery, o client.Outcome, was past) error {
+func (d *decorator) decidedByHandler(del *client.Delivery, q *queueState, o client.Outcome, was past) error {
 	switch o := o.(type) {
 	case client.DeadLetter:
 		if o.Reason == "" {
 			o.Reason = ReasonRejected
 		}
 		report(del, decision{attempt: was.count + 1}, client.DecisionDeadLetter, string(o.Reason), 0, o.Err)
-		o.Annotations = d.withHistory(del, o.Err, o.Annotations, was)
+		o.Annotations = d.withHistory(del, q, o.Err, o.Annotations, was)
 		return o
 	case client.Modify:
 		if o.DeadLetter {
 			report(del, decision{attempt: was.count + 1}, client.DecisionDeadLetter, string(ReasonRejected), 0, o.Err)
 			if _, marked := o.Annotations[client.AnnotationReason]; !marked {
-				o.Annotations = d.withHistory(del, o.Err, o.Annotations, was)
+				o.Annotations = d.withHistory(del, q, o.Err, o.Annotations, was)
 				o.Annotations[client.AnnotationReason] = string(ReasonRejected)
 			}
 		}
@@ -251,25 +208,24 @@ func (d *decorator) decidedByHandler(del *client.Delivery, o client.Outcome, was
 	return o
 }
 
-func (d *decorator) withHistory(del *client.Delivery, err error, annotations map[string]any, was past) map[string]any {
-	h := d.plan.history(del, err, was, d.state(del.Queue()).clock.now())
+func (d *decorator) withHistory(del *client.Delivery, q *queueState, err error, annotations map[string]any, was past) map[string]any {
+	h := d.plan.history(del, err, was, q.clock.now())
 	for k, v := range annotations {
 		h[k] = v
 	}
 	return h
 }
 
-func (d *decorator) dead(del *client.Delivery, reason client.Reason, err error, was past, now time.Time) error {
-	d.state(was.queue(del)).watch.messageGivenUp()
+func (d *decorator) dead(del *client.Delivery, q *queueState, reason client.Reason, err error, was past, now time.Time) error {
+	q.watch.messageGivenUp()
 	report(del, decision{attempt: was.count + 1}, client.DecisionDeadLetter, string(reason), 0, err)
 	return client.DeadLetter{Reason: reason, Err: err, Annotations: d.plan.history(del, err, was, now)}
 }
 
 // wait carries out a retry by the queue's strategy.
-func (d *decorator) wait(del *client.Delivery, what decision, err error, was past, now time.Time) error {
-	q := d.state(was.queue(del))
+func (d *decorator) wait(ctx context.Context, del *client.Delivery, q *queueState, what decision, err error, was past, now time.Time) error {
 	if q.unusable != nil {
-		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, err), was, now)
+		return d.dead(del, q, client.ReasonUnforwardable, errors.Join(q.unusable, err), was, now)
 	}
 	what.attempt = was.count + 1
 	was.count = what.count
@@ -279,32 +235,34 @@ func (d *decorator) wait(del *client.Delivery, what decision, err error, was pas
 	} else {
 		a = d.plan.account(del, err, was, now)
 	}
-	return d.carryOut(del, q, d.strategyFor(q, messageOf(del)), what, &a, err)
+	return d.carryOut(ctx, del, q, d.strategyFor(q, messageOf(del)), what, &a, err)
 }
 
 // carryOut returns the outcome that makes the message wait, with its history.
-func (d *decorator) carryOut(del *client.Delivery, q *queueState, strategy Strategy, what decision, a *account, err error) error {
+func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queueState, strategy Strategy, what decision, a *account, err error) error {
+	whole := max(what.whole, what.delay)
 	switch {
 	case strategy == StrategyNative:
-		report(del, what, kindOf(what), string(strategy), what.delay, err)
+		q.reportRetry(ctx, del, what, strategy, what.delay, a, err)
 		h := a.annotations()
 		h[client.AnnotationReason] = reasonWaits
 		h[AnnotationDelay] = what.delay.Milliseconds()
 		h[AnnotationDeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
 		return client.Modify{Annotations: h, Err: err}
 	case strategy == StrategyDeadLetter && len(d.plan.rungs) > 0:
-		rung, bad := q.watch.usable(d.plan.rung(what.delay))
+		rung, bad := q.watch.usable(d.plan.leg(whole, what.delay))
 		if bad != nil {
 			return q.cannotWait(del, what, a, errors.Join(bad, err))
 		}
-		report(del, what, kindOf(what), string(strategy), d.plan.rungs[rung], err)
+		q.reportRetry(ctx, del, what, strategy, d.plan.rungs[rung], a, err)
+		a.waits(what, d.plan.rungs[rung])
 		h := a.annotations()
 		h[client.AnnotationReason] = reasonRetry
 		h[AnnotationDelay] = d.plan.rungs[rung].Milliseconds()
 		q.watch.retrySent(d.plan.rungs[rung])
 		return client.Modify{DeadLetter: true, Annotations: h, Err: err}
 	}
-	return d.republish(del, q, what, a, err)
+	return d.republish(ctx, del, q, what, a, err)
 }
 
 // report tells an Instrument. Without one it does nothing.
@@ -316,9 +274,30 @@ func report(del *client.Delivery, what decision, kind client.DecisionKind, lane 
 	del.Report(x)
 }
 
+// reportRetry tells an Instrument that the message waits, and logs a failed attempt.
+func (q *queueState) reportRetry(ctx context.Context, del *client.Delivery, what decision, by Strategy, wait time.Duration, a *account, err error) {
+	kind := kindOf(what)
+	report(del, what, kind, string(by), wait, err)
+	if kind != client.DecisionRetry || !q.log.Enabled(ctx, q.level) {
+		return
+	}
+	var id any
+	if p := messageOf(del).Properties; p != nil {
+		id = p.MessageID
+	}
+	switch v := id.(type) {
+	case string:
+		id = strings.ToValidUTF8(v[:min(len(v), 255)], "?")
+	case fmt.Stringer: // a UUID
+		id = v.String()
+	}
+	q.log.Log(ctx, q.level, "hopback: an attempt failed; the message will be retried",
+		"queue", q.queue, "message_id", id, "attempt", what.attempt, "delay", what.delay, "strategy", string(by), "error", a.text)
+}
+
 // kindOf is what a retry is to an Instrument.
 func kindOf(what decision) client.DecisionKind {
-	if what.snoozed || what.early > 0 {
+	if what.snoozed {
 		return client.DecisionWait
 	}
 	return client.DecisionRetry
@@ -347,12 +326,13 @@ func hasTTL(m *client.Message) bool { return m.Header != nil && m.Header.TTL > 0
 
 // republish forwards a copy into the delay queues. Its history is in one annotation. A
 // dozen annotations cost more than the rest of the message, here and in the broker.
-func (d *decorator) republish(del *client.Delivery, q *queueState, what decision, a *account, err error) error {
-	to, delay, bad := d.plan.target(q, what.delay, q.queue)
+func (d *decorator) republish(ctx context.Context, del *client.Delivery, q *queueState, what decision, a *account, err error) error {
+	whole := max(what.whole, what.delay)
+	to, delay, bad := d.plan.target(q, whole, what.delay, q.queue)
 	if bad != nil {
 		return q.cannotWait(del, what, a, errors.Join(bad, err))
 	}
-	report(del, what, kindOf(what), string(StrategyRepublish), delay, err)
+	q.reportRetry(ctx, del, what, StrategyRepublish, delay, a, err)
 	q.watch.retrySent(delay)
 	m := messageOf(del)
 	c := client.Copy(m)
@@ -370,6 +350,7 @@ func (d *decorator) republish(del *client.Delivery, q *queueState, what decision
 			delete(c.Annotations, k) // older history; the copy's delivery count begins at zero
 		}
 	}
+	a.waits(what, delay)
 	var history any = a.compact(m, delay)
 	f := client.Forward{To: to, Message: c, Annotations: map[string]any{AnnotationHistory: history}, Err: err}
 	if m.Annotations[AnnotationQueue] != nil {
@@ -427,7 +408,9 @@ func mayNotCopy(m *client.Message) bool {
 func (q *queueState) uncopied(f client.Forward, m *client.Message, a *account, what decision) client.Outcome {
 	var last client.Outcome
 	if q.holdsMessages && !hasTTL(m) && !q.clock.ignores() {
-		h := a.annotations()
+		all := *a
+		all.asked, all.left = 0, 0 // the queue itself holds it for all of its delay
+		h := all.annotations()
 		h[client.AnnotationReason], h[AnnotationDelay] = reasonWaits, what.delay.Milliseconds()
 		h[AnnotationDeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
 		last = client.Modify{Annotations: h, Err: f.Err}
@@ -438,11 +421,14 @@ func (q *queueState) uncopied(f client.Forward, m *client.Message, a *account, w
 	if a.first != 0 {
 		small.Annotations[AnnotationFirstFailure] = a.first
 	}
+	if a.left != 0 {
+		small.Annotations[AnnotationDelayLeft], small.Annotations[AnnotationDelayAsked] = a.left, a.asked
+	}
 	return client.Forward{To: f.To, Message: &small, Annotations: f.Annotations, Else: last, Err: f.Err}
 }
 
-// target returns where a message waits, and for how long.
-func (pl *plan) target(q *queueState, delay time.Duration, queue string) (address.Address, time.Duration, error) {
+// target returns where a message waits that has delay left of whole, and for how long.
+func (pl *plan) target(q *queueState, whole, delay time.Duration, queue string) (address.Address, time.Duration, error) {
 	if pl.ladder != nil {
 		to, err := pl.ladder.address(argument.Root("queue"), pl.names, delay, queue)
 		return to, time.Duration(pl.ladder.steps(delay)) * pl.ladder.Unit, err
@@ -453,7 +439,7 @@ func (pl *plan) target(q *queueState, delay time.Duration, queue string) (addres
 	case len(q.targets) == 0:
 		return address.Address{}, 0, errNoDelays
 	}
-	rung, err := q.watch.usable(pl.rung(delay))
+	rung, err := q.watch.usable(pl.leg(whole, delay))
 	return q.targets[rung], pl.rungs[rung], err
 }
 
@@ -468,13 +454,13 @@ var errNoDelays = errors.New("the policy has no retries, so it has no delay")
 // must be ignoring the time, it is republished. If there are no delay queues for that,
 // the forward's patience and the queue's delivery limit end it: it never spins. Other
 // messages aren't affected, since a sender could have forged this one's time.
-func (d *decorator) tooEarly(del *client.Delivery, q *queueState, left time.Duration, early int, was past) error {
+func (d *decorator) tooEarly(ctx context.Context, del *client.Delivery, q *queueState, left time.Duration, early int, was past) error {
 	now := q.clock.now()
 	if q.unusable != nil {
-		return d.dead(del, client.ReasonUnforwardable, errors.Join(q.unusable, errEarly), was, now)
+		return d.dead(del, q, client.ReasonUnforwardable, errors.Join(q.unusable, errEarly), was, now)
 	}
 	a := d.plan.story(del, was, now)
-	return d.carryOut(del, q, d.strategyFor(q, messageOf(del)), decision{delay: wholeMillis(left), count: was.count, early: early, attempt: was.count + 1}, &a, errEarly)
+	return d.carryOut(ctx, del, q, d.strategyFor(q, messageOf(del)), decision{delay: wholeMillis(left), count: was.count, early: early, snoozed: true, attempt: was.count + 1}, &a, errEarly)
 }
 
 // firstMillis returns the time of the message's first failure, or 0 if it has none.

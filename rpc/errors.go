@@ -37,6 +37,10 @@ const ReasonExpired client.Reason = "expired"
 // retry.Discard has accepted.
 const ReasonDiscarded client.Reason = "discarded"
 
+// ReasonUnsendable is the reason of a GivenUpError, and of the dead letter, for a request
+// whose reply can't be encoded or is larger than the broker accepts. The handler has run.
+const ReasonUnsendable client.Reason = "unsendable-reply"
+
 // Error is an answer of the handler: it has handled the request, and refuses it. A handler
 // returns one as its error, alone or wrapped, and Call returns it. It is a reply like any
 // other: the request is accepted, and not retried.
@@ -61,8 +65,8 @@ func (e *Error) Error() string {
 // GivenUpError is the end of a request at the responder's side. Its handler has failed, and
 // retry.With or an Outcome has dead-lettered the message. Parts of the work may be done.
 type GivenUpError struct {
-	// Reason is that of the dead letter, such as retry.ReasonExhausted, retry.ReasonPermanent
-	// or client.ReasonUndecodable. It may be ReasonExpired or ReasonDiscarded: then there is
+	// Reason is that of the dead letter, such as retry.ReasonExhausted, retry.ReasonPermanent,
+	// client.ReasonUndecodable or ReasonUnsendable. It may be ReasonExpired or ReasonDiscarded: then there is
 	// no dead letter.
 	Reason client.Reason
 	// Text is the text of the handler's last error.

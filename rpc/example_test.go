@@ -124,3 +124,11 @@ func connect(ctx context.Context) (*client.Conn, func()) {
 		broker.Close()
 	}
 }
+
+// A responder for callers whose reply queue is called "answers".
+func ExampleIsReplyQueue() {
+	cfg :=
+		rpc.ResponderConfig{Allow: func(to address.Address) bool { return rpc.IsReplyQueue(to) || to == address.Queue("answers") }}
+	fmt.Println(cfg.Allow(address.Queue("answers")), cfg.Allow(address.Queue("hopback-replies-1")), cfg.Allow(address.Queue("payments")))
+	// Output: true true false
+}

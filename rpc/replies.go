@@ -35,6 +35,7 @@ type lineConfig struct {
 	inFlight int
 	conn     *client.Conn
 	calls    *calls
+	to       address.Address // of requests
 }
 
 // line receives replies, and opens its links again whenever they are lost.
@@ -50,6 +51,7 @@ type line struct {
 	mu      sync.Mutex
 	now     *links        // nil while there are none
 	why     error         // why there are none
+	since   time.Time     // when that changed
 	changed chan struct{} // closed and renewed when now changes
 
 	// Only run uses these.
@@ -73,10 +75,10 @@ type links struct {
 }
 
 func newLine(cfg lineConfig) (*line, error) {
-	l := &line{cfg: cfg, done: make(chan struct{}), changed: make(chan struct{}), queue: queuePrefix + strings.ToLower(rand.Text())}
+	l := &line{cfg: cfg, since: time.Now(), done: make(chan struct{}), changed: make(chan struct{}), queue: queuePrefix + strings.ToLower(rand.Text())}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	var err error
-	if l.place, err = replylink.Reserve(cfg.conn, l.stop); err != nil {
+	if l.place, err = replylink.Reserve(cfg.conn, l.stop, l.count); err != nil {
 		l.cancel()
 		return nil, err
 	}
@@ -220,9 +222,22 @@ func (l *line) receive(now *links) error {
 func (l *line) set(now *links, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if (l.now == nil) != (now == nil) {
+		l.since = time.Now()
+	}
 	l.now, l.why = now, why
 	close(l.changed)
 	l.changed = make(chan struct{})
+}
+
+// count adds the requester's numbers to a *client.Stats.
+func (l *line) count(stats any) {
+	l.mu.Lock()
+	r := client.RequesterStats{To: l.cfg.to, Up: l.now != nil, Since: l.since, Err: l.why}
+	l.mu.Unlock()
+	r.Waiting = l.cfg.calls.snapshot().Waiting
+	s := stats.(*client.Stats)
+	s.Requesters = append(s.Requesters, r)
 }
 
 // await returns the links that are up, with a place on one of them, and waits for both

@@ -159,7 +159,7 @@ func NewRequester[Req, Resp any](ctx context.Context, conn *client.Conn, to addr
 	if err != nil {
 		return nil, err
 	}
-	if r.line, err = newLine(lineConfig{replies: cfg.Replies, inFlight: cfg.InFlight, conn: conn, calls: r.calls}); err == nil {
+	if r.line, err = newLine(lineConfig{replies: cfg.Replies, inFlight: cfg.InFlight, conn: conn, calls: r.calls, to: to}); err == nil {
 		go r.line.run()
 		if err = r.line.first(ctx); err != nil {
 			r.line.stop(ctx)

@@ -3,7 +3,9 @@ package rpc
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -23,8 +25,11 @@ type ResponderConfig struct {
 	// request isn't accepted, and handled again. Default: 30 s.
 	ReplyTimeout time.Duration
 	// Allow, if not nil, reports whether a reply may go to an address. The sender of a
-	// request chooses it, and the reply is sent with this connection's permissions. A reply
-	// that may not is dropped and counted as Unclaimed. Default: queues only.
+	// request chooses the address, and the reply is sent with this connection's permissions:
+	// without Allow, anyone who may send a request could write to any queue. A reply to
+	// another address is dropped, counted as Unclaimed, and logged. So is a reply to the
+	// queue that the request came from, even if Allow allows it: it would be the next request.
+	// Default: IsReplyQueue.
 	Allow func(to address.Address) bool
 }
 
@@ -39,7 +44,7 @@ type ResponderStats struct {
 	// reply, whether its requester is there or not.
 	Replied, Errors, GivenUp uint64
 	// Unclaimed counts replies that could go nowhere: the reply queue is gone, full or
-	// refused, or the reply-to is no address. Their requests are accepted all the same.
+	// refused, or the reply-to isn't an address or isn't allowed. Their requests are accepted all the same.
 	Unclaimed uint64
 	// Unwanted counts requests without a reply-to. They were handled.
 	Unwanted uint64
@@ -55,6 +60,8 @@ type Responder struct {
 	codec   client.Codec
 	timeout time.Duration
 	allow   func(address.Address) bool
+	log     atomic.Pointer[slog.Logger] // of the first consumer; nil: none has started
+	told    atomic.Int64                // when a forbidden reply was logged last, in Unix nanoseconds
 	publish *client.Publisher[any]
 
 	replied, errors, givenUp, unclaimed, unwanted, expired atomic.Uint64
@@ -77,13 +84,30 @@ func NewResponder(ctx context.Context, conn *client.Conn, cfg ResponderConfig) (
 		r.timeout = 30 * time.Second
 	}
 	if r.allow == nil {
-		r.allow = address.Address.IsQueue
+		r.allow = IsReplyQueue
 	}
 	var err error
-	if r.publish, err = client.NewPublisher[any](ctx, conn, address.Address{}, client.PublisherConfig{Codec: r.codec}); err != nil {
+	if r.publish, err = client.NewPublisher[any](ctx, conn, address.Address{}, client.PublisherConfig{Codec: r.codec, Copies: true}); err != nil {
 		return nil, err
 	}
 	return r, nil
+}
+
+// replyQueues begin the names of queues that are made for replies.
+var replyQueues = []string{
+	queuePrefix,
+	"amq.",        // RabbitMQ's own names: direct reply-to, and queues that it has named
+	"client.gen-", // the official AMQP 1.0 clients'
+}
+
+// IsReplyQueue reports whether an address is that of a queue that was made for replies: of
+// direct reply-to, of a Requester, of the official AMQP 1.0 clients, or a queue that the
+// broker has named, as AMQP 0-9-1 clients have them. Callers whose reply queues have other
+// names need ResponderConfig.Allow:
+//
+//	Allow: func(to address.Address) bool { return rpc.IsReplyQueue(to) || to == address.Queue("answers") },
+func IsReplyQueue(to address.Address) bool {
+	return to.IsQueue() && slices.ContainsFunc(replyQueues, func(prefix string) bool { return strings.HasPrefix(to.QueueName(), prefix) })
 }
 
 // Stats returns the responder's numbers.
@@ -116,7 +140,8 @@ func (r *Responder) Close(ctx context.Context) error { return r.publish.Close(ct
 // queue until the delivery limit. Its call then ends with its ctx.
 //
 // A request without a reply-to is handled, and its reply dropped. A reply that can't be
-// encoded is an error like any other.
+// encoded, or is too large, would fail again: its request is a dead letter with
+// ReasonUnsendable, and the caller gets an error.
 //
 // A request that expired while it waited for a retry isn't handled, by the clock of this
 // host. Its caller is told, and it is accepted.
@@ -181,6 +206,7 @@ func (h *responding) Prepare(ctx context.Context, s client.Start) error {
 	if h.invalid != nil {
 		return h.invalid
 	}
+	h.responder.log.CompareAndSwap(nil, s.Log)
 	return client.Prepare(ctx, h.inner, s)
 }
 
@@ -264,8 +290,13 @@ func (r *Responder) reply(ctx context.Context, d *client.Delivery, v any, kind *
 		return nil
 	}
 	to, err := replyAddress(*p.ReplyTo)
-	if err != nil || !r.allow(to) {
+	if err != nil {
 		r.unclaimed.Add(1)
+		return nil
+	}
+	if to == address.Queue(d.Queue()) || !r.allow(to) {
+		r.unclaimed.Add(1)
+		r.logForbidden(d, to)
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
@@ -290,8 +321,25 @@ func (r *Responder) reply(ctx context.Context, d *client.Delivery, v any, kind *
 	case errors.Is(err, client.ErrUnroutable), errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrRefused), errors.Is(err, client.ErrUnauthorized):
 		r.unclaimed.Add(1)
 		return nil
+	case errors.Is(err, client.ErrTooLarge), errors.As(err, new(*argument.Error)):
+		return client.DeadLetter{Reason: ReasonUnsendable, Err: err}
 	}
 	return err
+}
+
+// logForbidden logs a reply that may not be sent, at most once a minute.
+func (r *Responder) logForbidden(d *client.Delivery, to address.Address) {
+	now := time.Now().UnixNano()
+	last := r.told.Load()
+	log := r.log.Load()
+	if log == nil || now-last < int64(time.Minute) || !r.told.CompareAndSwap(last, now) {
+		return
+	}
+	why := "ResponderConfig.Allow doesn't allow the address"
+	if to == address.Queue(d.Queue()) {
+		why = "the reply would be the next request in this queue"
+	}
+	log.Warn("hopback: a reply was dropped: "+why, "queue", d.Queue(), "to", to.String())
 }
 
 // replyAddress reads a reply-to. RabbitMQ 4.0 hands on that of an AMQP 0-9-1 client as it is: a

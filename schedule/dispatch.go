@@ -24,6 +24,16 @@ type DispatchConfig struct {
 	// Store, if not nil, says which messages were cancelled. They aren't published. So
 	// messages for consumers that aren't hopback's can be cancelled until they are due.
 	Store Store
+	// Allow, if not nil, reports whether a message may go to an address. The message names
+	// the address, and Dispatch publishes with this connection's permissions. So without
+	// Allow, anyone who may write to the ladder's exchanges, as every scheduling service may,
+	// can write to everything that this connection's user may write to. A message for
+	// another address is dead-lettered to Names.UndeliverableQueue. An address of the ladder
+	// itself is never allowed: the message would come back without end.
+	//
+	// Default: all other addresses. Messages for queues that the ladder is bound to don't
+	// pass Dispatch, and aren't asked about.
+	Allow func(to address.Address) bool
 }
 
 const (
@@ -39,8 +49,8 @@ const (
 // Hence one may be published twice, with the same message-id, and none is lost:
 //
 //   - If no queue is bound for its key, or the exchange or queue is gone, or the user
-//     mayn't write to it, or the message can't be sent, it is dead-lettered to
-//     Names.UndeliverableQueue, with ReasonUndeliverable.
+//     may not write to it, or Allow doesn't allow the address, or the message can't be
+//     sent, it is dead-lettered to Names.UndeliverableQueue, with ReasonUndeliverable.
 //   - If a queue refuses it, because it is full, it is tried again until it is taken.
 //     Messages for other targets go on.
 //   - If a queue doesn't answer, it is published again, until it is confirmed. Messages for
@@ -58,7 +68,7 @@ func Dispatch(ctx context.Context, conn *client.Conn, cfg DispatchConfig) error 
 	if cfg.Concurrency == 0 {
 		cfg.Concurrency = defaultConcurrency
 	}
-	p, err := client.NewPublisher[*client.Message](ctx, conn, address.Address{}, client.PublisherConfig{Pending: cfg.Concurrency})
+	p, err := client.NewPublisher[*client.Message](ctx, conn, address.Address{}, client.PublisherConfig{Pending: cfg.Concurrency, Copies: true})
 	if err != nil {
 		if ctx.Err() != nil && errors.Is(err, client.ErrNotSent) {
 			return nil
@@ -70,7 +80,7 @@ func Dispatch(ctx context.Context, conn *client.Conn, cfg DispatchConfig) error 
 		defer cancel()
 		_ = p.Close(closing)
 	}()
-	d := &dispatcher{p: p, store: cfg.Store}
+	d := &dispatcher{p: p, store: cfg.Store, names: cfg.Names, allow: cfg.Allow}
 	return conn.Consume(ctx, cfg.Names.DispatchQueue(), d, client.ConsumerConfig{Concurrency: cfg.Concurrency})
 }
 
@@ -86,11 +96,32 @@ const (
 type dispatcher struct {
 	p     *client.Publisher[*client.Message]
 	store Store
+	names Names
+	allow func(address.Address) bool
+}
+
+var (
+	errOwn       = errors.New("the address is part of the ladder itself")
+	errForbidden = errors.New("DispatchConfig.Allow doesn't allow the address")
+)
+
+// permitted returns why a message may not go to an address, or nil.
+func (d *dispatcher) permitted(to address.Address) error {
+	switch {
+	case d.names.owns(to):
+		return fmt.Errorf("schedule: delivering to %v: %w", to, errOwn)
+	case d.allow != nil && !d.allow(to):
+		return fmt.Errorf("schedule: delivering to %v: %w", to, errForbidden)
+	}
+	return nil
 }
 
 // Handle publishes one message to its target.
 func (d *dispatcher) Handle(ctx context.Context, del *client.Delivery) error {
 	m, to, err := restored(del.Message())
+	if err == nil {
+		err = d.permitted(to)
+	}
 	if err != nil {
 		return client.DeadLetter{Reason: ReasonUndeliverable, Err: err}
 	}

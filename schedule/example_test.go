@@ -145,3 +145,11 @@ func check(err error) {
 		log.Fatal(err)
 	}
 }
+
+// Only reminders can be scheduled.
+func ExampleDispatchConfig() {
+	cfg :=
+		schedule.DispatchConfig{Allow: func(to address.Address) bool { return to == address.Exchange("shop", "order.reminder") }}
+	fmt.Println(cfg.Allow(address.Exchange("shop", "order.reminder")), cfg.Allow(address.Queue("payments")))
+	// Output: true false
+}

@@ -69,6 +69,9 @@ func (p *Publisher[T]) prepare(m *client.Message, due time.Time) (route, error) 
 	if err != nil {
 		return route{}, err
 	}
+	if p.names.owns(target) {
+		return route{}, argument.New("message Properties.To", to, "is part of the ladder itself", "give the address that the message is for")
+	}
 	r := route{id: id, due: due}
 	if m.Header == nil {
 		m.Header = &client.Header{Durable: true, Priority: defaultPriority}

@@ -2,7 +2,9 @@ package schedule
 
 import (
 	"strconv"
+	"strings"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/internal/brokername"
 )
@@ -35,6 +37,24 @@ func (n Names) DispatchQueue() string { return n.Prefix + "schedule_dispatch" }
 // annotations client.AnnotationReason and client.AnnotationError say why, and AnnotationTo
 // says what the target was.
 func (n Names) UndeliverableQueue() string { return n.Prefix + "schedule_undeliverable" }
+
+// owns reports whether an address leads into the ladder.
+func (n Names) owns(to address.Address) bool {
+	name := to.ExchangeName()
+	if to.IsQueue() {
+		name = to.QueueName()
+	}
+	rest, ok := strings.CutPrefix(name, n.Prefix+"schedule_")
+	if !ok {
+		return false
+	}
+	switch rest {
+	case "due", "dispatch", "undeliverable":
+		return true
+	}
+	level, err := strconv.Atoi(rest)
+	return err == nil && n.level(level) == name && level < levels
+}
 
 // due is the exchange where messages leave the ladder.
 func (n Names) due() string { return n.Prefix + "schedule_due" }

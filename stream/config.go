@@ -21,7 +21,9 @@ type Config struct {
 	Consumer string
 	// Offsets keeps the position. Without it each Consume begins at From.
 	Offsets OffsetStore
-	// From is where to begin if no position was saved. Default: First().
+	// From is where to begin if no position was saved. If it is Last, Next, Since or Ago,
+	// Consume saves the offset that it stands for before the first delivery. Default:
+	// First().
 	From Offset
 	// Filter selects messages. Default: all.
 	Filter Filter

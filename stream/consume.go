@@ -11,8 +11,8 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/grace"
-	"github.com/hopback/hopback/internal/rawlink"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -20,7 +20,8 @@ import (
 // offsets, until ctx ends. The message in the handler is handled to its end then, within
 // Config.Grace, and the position is saved. Then Consume returns nil.
 //
-// It begins at the saved position, or at Config.From if there is none. It survives the
+// It begins at the saved position, or at Config.From if there is none. Where Last, Next,
+// Since or Ago begins is saved before the first delivery. It survives the
 // loss of its connection and the move of the stream's leader, with unlimited back-off,
 // and goes on behind the last message that was handled.
 //
@@ -37,12 +38,14 @@ import (
 //
 // The errors, those marked with * at the start only:
 //
-//	*argument.Error*     conn, stream, h or cfg can't be used; or stream isn't a stream
+//	*argument.Error*     conn, stream, h or cfg can't be used, as a handler of package
+//	                     batch can't; or stream isn't a stream
 //	the error of h's Prepare*: retry.With refuses a stream with a *retry.GuardError
 //	*FilterError         the broker doesn't apply a filter
 //	*PositionError       the saved position is behind the end of the stream
 //	*HandlerError        a message failed to the end, and Config.Failed is FailedStop
-//	*SaveError           the position can't be read* or, at the end, saved
+//	*SaveError           the position can't be read*, or not be saved at the start* or
+//	                     at the end
 //	client.ErrNotFound   the stream, or at the start Config.FailedQueue, is missing
 //	client.ErrUnauthorized*, client.ErrRefused*
 //	client.ErrClosed     conn was closed
@@ -55,7 +58,7 @@ func Consume(ctx context.Context, conn *client.Conn, stream string, h client.Han
 		return err
 	}
 	ctx, end := refusal.Context(ctx)
-	k := &consumer{conn: conn, owner: rawlink.OwnerOf(conn), stream: stream, source: source, handler: h, cfg: cfg, log: cfg.Logger.With("stream", stream)}
+	k := &consumer{conn: conn, owner: dedicated.OwnerOf(conn), stream: stream, source: source, handler: h, cfg: cfg, log: cfg.Logger.With("stream", stream)}
 	return end(k.consume(ctx))
 }
 
@@ -77,7 +80,7 @@ func check(conn *client.Conn, stream string, h client.Handler, cfg Config) (stri
 // consumer is one call of Consume.
 type consumer struct {
 	conn    *client.Conn
-	owner   rawlink.Owner
+	owner   dedicated.Owner
 	stream  string
 	source  string // its address
 	handler client.Handler
@@ -86,6 +89,7 @@ type consumer struct {
 
 	broker client.Broker
 	saver  *saver
+	counts numbers
 	began  time.Time
 	// behind is how many endpoints behind the Conn's to connect to. A node can be up and
 	// not serve the stream, for as long as it runs.
@@ -94,6 +98,7 @@ type consumer struct {
 	// The worker's.
 	at               Offset                             // where to begin, or to go on
 	saved            bool                               // at was saved, or is behind what was handled
+	nextGap          time.Time                          // before it, no gap is looked into
 	failed, forwards *client.Publisher[*client.Message] // nil: none yet
 }
 
@@ -109,6 +114,8 @@ func (k *consumer) consume(ctx context.Context) error {
 		case <-closing:
 		}
 	}()
+	k.counts.stream, k.counts.prefetch, k.counts.since = k.stream, k.cfg.Prefetch, time.Now()
+	defer k.owner.Join(k.counts.count)()
 	if err := k.start(ctx); err != nil || ctx.Err() != nil {
 		return k.result(ctx, err)
 	}
@@ -220,7 +227,16 @@ func (k *consumer) look(ctx context.Context) error {
 		return argument.At(argument.Root("stream"), argument.Unsupported, k.stream, fmt.Sprintf("is a %s queue", info.Type), "consume from it with Conn.Consume, or declare a stream with declare.Stream")
 	}
 	k.broker = k.conn.Broker()
-	return client.Prepare(ctx, k.handler, client.Start{Queue: k.stream, Broker: k.broker, Management: k.conn.Management(), Log: k.cfg.Logger})
+	return client.Prepare(ctx, k.handler, client.Start{Queue: k.stream, Broker: k.broker, Management: k.conn.Management(), Log: k.cfg.Logger, Handlers: oneHandler})
+}
+
+// oneHandler refuses handlers whose calls wait for each other, such as those of package
+// batch: each message would wait for others that can't come.
+func oneHandler(n int) error {
+	if n > 1 {
+		return argument.New("handler", n, "needs several messages at once, and a stream's are handled one at a time", "give a batch the Size 1 and Parallel 1, or copy the messages to a queue for it")
+	}
+	return nil
 }
 
 // work consumes until ctx ends or an error is final.
@@ -243,6 +259,7 @@ func (k *consumer) work(ctx, handlerCtx context.Context) error {
 			failures = 0
 		}
 		err = k.translate(ctx, err)
+		k.counts.attached(false, err)
 		if errors.Is(err, client.ErrNotFound) || !attached && (errors.Is(err, client.ErrUnauthorized) || errors.Is(err, client.ErrRefused)) {
 			return err
 		}
@@ -265,6 +282,7 @@ func isFinal(err error) bool {
 		func() bool { _, ok := errors.AsType[*HandlerError](err); return ok },
 		func() bool { _, ok := errors.AsType[*FilterError](err); return ok },
 		func() bool { _, ok := errors.AsType[*PositionError](err); return ok },
+		func() bool { _, ok := errors.AsType[*SaveError](err); return ok },
 		func() bool { return errors.Is(err, client.ErrClosed) || errors.Is(err, errDrained) },
 	} {
 		if is() {
@@ -277,7 +295,7 @@ func isFinal(err error) bool {
 // translate makes a *client.Error of what a raw link ended with.
 func (k *consumer) translate(ctx context.Context, err error) error {
 	e := &client.Error{Op: "consume", Target: k.stream, Kind: client.ErrConnectionLost, Err: err}
-	refused, ok := errors.AsType[*rawlink.RefusedError](err)
+	refused, ok := errors.AsType[*dedicated.RefusedError](err)
 	if !ok {
 		return e
 	}
@@ -298,7 +316,7 @@ func (k *consumer) translate(ctx context.Context, err error) error {
 
 // live consumes over one connection. up says whether the stream was attached to.
 func (k *consumer) live(ctx, handlerCtx context.Context) (up bool, err error) {
-	raw, err := rawlink.OpenFor(ctx, k.conn, "stream", k.behind)
+	raw, err := dedicated.OpenFor(ctx, k.conn, "stream", k.behind)
 	if err != nil {
 		return false, err
 	}
@@ -310,7 +328,7 @@ func (k *consumer) live(ctx, handlerCtx context.Context) (up bool, err error) {
 	if err := k.resolve(ctx, raw); err != nil {
 		return false, err
 	}
-	asked := k.cfg.Filter.set(k.resumed())
+	asked := k.cfg.Filter.set(k.at)
 	s, err := raw.Subscribe(ctx, k.source, asked, uint32(k.cfg.Prefetch))
 	if err != nil {
 		return false, err
@@ -318,30 +336,24 @@ func (k *consumer) live(ctx, handlerCtx context.Context) (up bool, err error) {
 	if field := missing(asked, s.Filter()); field != "" {
 		return false, &FilterError{Filter: field, Broker: k.broker}
 	}
+	k.counts.attached(true, nil)
 	k.log.Debug("hopback: a stream consumer is attached", "from", k.at)
-	for fresh := true; ; {
+	for {
 		batch, err := s.Next(ctx)
 		if err != nil {
 			return true, err
 		}
-		for _, payload := range batch {
+		k.counts.delivered.Store(time.Now().UnixNano())
+		for i, payload := range batch {
+			k.counts.ready.Store(int64(len(batch) - i - 1))
 			if ctx.Err() != nil {
 				return true, errDrained
 			}
-			if err := k.take(ctx, handlerCtx, payload, fresh); err != nil {
+			if err := k.take(ctx, handlerCtx, payload); err != nil {
 				return true, err
 			}
-			fresh = false
 		}
 	}
-}
-
-// resumed is where to begin now. Ago is about the time at which Consume was called.
-func (k *consumer) resumed() Offset {
-	if k.at.kind == ago {
-		return Ago(k.at.since + time.Since(k.began))
-	}
-	return k.at
 }
 
 // sleep is false if ctx has ended.

@@ -19,5 +19,6 @@
 //
 // Each consumer has a connection of its own, to where its client.Conn is connected to, or
 // to the next endpoint if that doesn't serve the stream.
-// The Conn's Config.Instrument and Config.Observe aren't called for it.
+// It is in the Conn's Stats, and so in package health, and its Config.Instrument follows each
+// call of the handler. Config.Observe isn't called for it.
 package stream

@@ -59,8 +59,9 @@ func (e *HandlerError) Error() string {
 // Unwrap returns Err.
 func (e *HandlerError) Unwrap() error { return e.Err }
 
-// SaveError says that the position couldn't be saved when the consumer ended, or not read
-// when it started. Messages up to Config.SaveEvery's bound are handled again.
+// SaveError says that the store couldn't read or save the position when the consumer
+// started, or save it when the consumer ended. Messages up to Config.SaveEvery's bound are
+// handled again.
 type SaveError struct {
 	Stream, Consumer string
 	Err              error

@@ -25,9 +25,8 @@ const (
 	AnnotationOffset = "x-opt-hopback-offset"
 )
 
-// take has one message handled, and moves on. fresh says that it is the first of its
-// connection.
-func (k *consumer) take(ctx, handlerCtx context.Context, payload []byte, fresh bool) error {
+// take has one message handled, and moves on.
+func (k *consumer) take(ctx, handlerCtx context.Context, payload []byte) error {
 	m, unreadable := decode(payload)
 	offset, ok := offsetIn(m)
 	if unreadable != nil {
@@ -40,8 +39,8 @@ func (k *consumer) take(ctx, handlerCtx context.Context, payload []byte, fresh b
 		if offset < k.at.n {
 			return nil // the beginning of a chunk
 		}
-		if fresh && k.saved && offset > k.at.n && k.cfg.Filter.selectsAll() {
-			k.log.Warn("hopback: the stream no longer has the messages that a consumer was to go on with", "consumer", k.cfg.Consumer, "from", k.at.n, "to", offset-1)
+		if k.saved && offset > k.at.n && k.cfg.Filter.selectsAll() {
+			k.gap(ctx, offset)
 		}
 	}
 	var err error
@@ -113,10 +112,14 @@ func (k *consumer) process(ctx, handlerCtx context.Context, m *client.Message, o
 
 // call turns a panic into an error.
 func (k *consumer) call(ctx context.Context, d *client.Delivery) (err error) {
+	ctx, handled := k.owner.Handle(ctx, d)
+	k.counts.handling.Store(time.Now().UnixNano())
 	defer func() {
 		if p := recover(); p != nil {
 			err = client.DeadLetter{Reason: client.ReasonPanicked, Err: &client.PanicError{Value: p, Stack: debug.Stack()}}
 		}
+		k.counts.handling.Store(0)
+		handled(err)
 	}()
 	return k.handler.Handle(ctx, d)
 }
@@ -231,7 +234,7 @@ func (k *consumer) publisherTo(ctx context.Context, to address.Address) (*client
 	}
 	if *p == nil {
 		var err error
-		if *p, err = client.NewPublisher[*client.Message](ctx, k.conn, to, client.PublisherConfig{}); err != nil {
+		if *p, err = client.NewPublisher[*client.Message](ctx, k.conn, to, client.PublisherConfig{Copies: true}); err != nil {
 			return nil, err
 		}
 	}

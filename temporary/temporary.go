@@ -125,8 +125,9 @@ func apply(ctx context.Context, conn *client.Conn, t declare.Topology) error {
 // watch declares the queue again when its consumer finds it gone. The consumer goes on
 // looking for it meanwhile.
 func (q Queue) watch(ctx context.Context, conn *client.Conn, t declare.Topology, name string) {
+	unfinished := false // it was declared again, and not all of its bindings
 	for wait(ctx, lookEvery) {
-		gone := slices.ContainsFunc(conn.Stats().Consumers, func(c client.ConsumerStats) bool {
+		gone := unfinished || slices.ContainsFunc(conn.Stats().Consumers, func(c client.ConsumerStats) bool {
 			return c.Queue == name && !c.Up && errors.Is(c.Err, client.ErrNotFound)
 		})
 		if !gone {
@@ -137,9 +138,11 @@ func (q Queue) watch(ctx context.Context, conn *client.Conn, t declare.Topology,
 		case ctx.Err() != nil:
 			return
 		case err != nil:
+			unfinished = true // its consumer may have it again before it is bound
 			q.Logger.Warn("hopback: a temporary queue is gone and can't be declared again; trying on", "queue", name, "error", err)
 			wait(ctx, pauseBetween)
-		case report.Count(declare.Created) > 0:
+		case unfinished || report.Count(declare.Created) > 0:
+			unfinished = false
 			q.Logger.Warn("hopback: a temporary queue was gone and has been declared again; messages of the time between are lost", "queue", name)
 			if q.Declared != nil {
 				q.Declared(name)

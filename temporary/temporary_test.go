@@ -69,6 +69,52 @@ func Example() {
 	// tea is at 42
 }
 
+// A queue that was declared again while its binding failed is bound once that can be. Its
+// consumer alone doesn't show that anything is missing.
+func TestAQueueIsBoundAgainWhenItsExchangeIsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broker := hopbacktest.Start(t, hopbacktest.Config{})
+		conn, err := client.Connect(t.Context(), broker.URL(), client.Config{Dial: broker.Dial})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, conn.Close(context.Background())) }()
+		_, err = declare.Apply(t.Context(), conn.Management(), prices)
+		require.NoError(t, err)
+		declared, lost, got, ended := make(chan string, 4), make(chan bool, 4), make(chan string, 4), make(chan error, 1)
+		ctx, stop := context.WithCancel(t.Context())
+		go func() {
+			ended <- temporary.Consume(ctx, conn, temporary.Queue{
+				Bindings: []declare.Binding{{Source: "prices", Key: "price.#"}},
+				Declared: func(name string) { declared <- name },
+				Lost:     func() { lost <- true },
+			}, client.JSON(func(_ context.Context, s string) error {
+				got <- s
+				return nil
+			}), client.ConsumerConfig{})
+		}()
+		name := <-declared
+		synctest.Wait()
+
+		_, err = declare.Delete(t.Context(), conn.Management(), prices)
+		require.NoError(t, err)
+		_, err = declare.Delete(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{declare.ClassicQueue{Name: name, DeadLetter: declare.Drop()}}})
+		require.NoError(t, err)
+		time.Sleep(time.Minute) // the consumer has its queue again by then
+		assert.True(t, conn.Stats().Consumers[0].Up)
+		assert.Empty(t, lost, "it isn't bound yet")
+
+		_, err = declare.Apply(t.Context(), conn.Management(), prices)
+		require.NoError(t, err)
+		time.Sleep(5 * time.Second)
+		assert.Len(t, lost, 1)
+		publisher, err := client.NewPublisher[string](t.Context(), conn, address.Exchange("prices", "price.tea"), client.PublisherConfig{})
+		require.NoError(t, err)
+		require.NoError(t, publisher.Publish(t.Context(), "a"))
+		assert.Equal(t, "a", <-got)
+		stop()
+		require.NoError(t, <-ended)
+	})
+}
+
 // A queue that is gone is declared and bound again, and its user is told.
 func TestAQueueThatIsGoneComesBack(t *testing.T) {
 	for _, version := range []string{"4.0.5", "4.3.6"} {

@@ -134,13 +134,13 @@ with_brokers() {
 	# Most of the time of these is waiting. Lateness is measured in examples, so one at a time.
 	phase "examples, a browser, random sequences, other clients, OpenTelemetry, the outbox"
 	aside timed $GO test $race -p=1 -count=1 -timeout=25m -json "${timed[@]}"
-	# Without Chromium it is skipped, and says so.
+	# The tests install Chromium where they can. Elsewhere they are skipped, and say so.
 	aside browser $GO test -count=1 -timeout=15m -json ./integration/browser
 	aside differ $GO test -count=1 -timeout=10m -json ./integration/differ
 	$GO -C adapter/officialclient test $race -count=1 -timeout=25m -json ./integration >&$lane
 	$GO -C integration/foreign test -count=1 -timeout=25m -json . >&$lane
 	$GO -C otel test $race -count=1 -timeout=25m -json ./integration >&$lane
-	HOPBACK_TEST_BROKERS=real $GO -C outbox test -count=1 -timeout=10m -run '^TestWhat(TheBrokerLacks|IsForbidden)' -json . >&$lane
+	HOPBACK_TEST_BROKERS=real $GO -C outbox test -count=1 -timeout=10m -run '^Test(WhatTheBrokerLacks|WhatIsForbidden|MessageSigned)' -json . >&$lane
 	join_aside
 }
 

@@ -430,7 +430,7 @@ func TestEveryFieldHasAKey(t *testing.T) {
 		}
 	}
 	// What only code can say, and the clock that tests set.
-	for _, code := range []string{"Policy.RetryIf", "Policy.Worker", "Policy.Waive", "Policy.now", "CentralConfig.HTTP"} {
+	for _, code := range []string{"Policy.RetryIf", "Policy.Worker", "Policy.LogLevel", "Policy.Waive", "Policy.now", "CentralConfig.HTTP"} {
 		require.True(t, want["retry."+code], code)
 		delete(want, "retry."+code)
 	}

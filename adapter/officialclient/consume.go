@@ -17,6 +17,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/internal/refusal"
+	"github.com/hopback/hopback/internal/userid"
 )
 
 // Receiver is the part of a *rabbitmqamqp.Consumer that Serve uses.
@@ -560,7 +561,11 @@ func (s *stint) leaveUnsettled(d *delivery) {
 // outgoing is m as the official client may have it, which writes to what it
 // sends: without our own count of failures, and with a header. Without one, the
 // official client would set a header with priority 0.
+//
+// The official client doesn't say who its user is, so that all of its copies have the
+// user-id in an annotation.
 func outgoing(m *client.Message) *client.Message {
+	m = userid.Signed(nobody, m)
 	c := &client.Message{
 		Format: m.Format, Header: m.Header, DeliveryAnnotations: m.DeliveryAnnotations, Annotations: m.Annotations,
 		Properties: m.Properties, ApplicationProperties: m.ApplicationProperties,
@@ -579,6 +584,8 @@ func outgoing(m *client.Message) *client.Message {
 	}
 	return c
 }
+
+var nobody = userid.NewLogin("", false)
 
 // finish settles a delivery, once.
 func (s *stint) finish(d rabbitmqamqp.IDeliveryContext, what client.Resolution) {

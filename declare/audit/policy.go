@@ -2,8 +2,8 @@ package audit
 
 import (
 	"cmp"
+	"maps"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/hopback/hopback/declare"
@@ -60,50 +60,80 @@ func (s Snapshot) Effective(q declare.QueueInfo) map[string]any {
 	return s.effective(declare.KindQueue, q.Type, q.Name, q.Arguments)
 }
 
-// effective merges policies into arguments as RabbitMQ does: of two numbers the
-// smaller one counts, of other values the argument's, and an operator's policy
-// goes over a user's.
+// effective merges policies into arguments as RabbitMQ does, key by key. An operator's
+// policy goes over a user's, but of two numbers the smaller one counts.
+// TestWhichOfArgumentAndPolicyCounts and TestWhichOfTwoPoliciesCounts pin it.
 func (s Snapshot) effective(kind declare.Kind, queueType, name string, args map[string]any) map[string]any {
 	user := s.policyOf(false, kind, queueType, name)
 	operator := s.policyOf(true, kind, queueType, name)
 	if user == nil && operator == nil {
 		return args
 	}
-	merged := map[string]any{}
 	prefix := "x-"
 	if kind == declare.KindExchange {
 		prefix = ""
 	}
-	put := func(p *declare.Policy, wins bool) {
+	policy := map[string]any{}
+	for _, p := range []*declare.Policy{user, operator} {
 		if p == nil {
-			return
+			continue
 		}
 		for k, v := range p.Definition {
-			k = prefix + k
-			n, isNumber := v.(int64)
-			old, has := merged[k].(int64)
-			switch {
-			case isNumber && has:
-				merged[k] = min(n, old)
-			case merged[k] == nil || wins:
-				merged[k] = v
-			}
+			policy[prefix+k] = resolve(policySmaller, policy[prefix+k], v)
 		}
 	}
-	put(user, false)
-	put(operator, true)
+	merged := maps.Clone(policy)
 	for k, v := range args {
-		n, isNumber := v.(int64)
-		old, has := merged[k].(int64)
-		if isNumber && has && slices.Contains(minimums, k) {
-			n = min(n, old)
-			v = n
-		}
-		merged[k] = v
+		merged[k] = resolve(precedenceOf(queueType, k), policy[k], v)
 	}
 	return merged
 }
 
-// minimums are the arguments of which the smaller one counts, policy's or
-// argument's; for the rest the argument counts.
-var minimums = []string{"x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-delivery-limit"}
+// precedence is which value of a key counts, a policy's or the argument's. The zero value is
+// the argument's.
+type precedence int
+
+const (
+	argumentWins precedence = iota
+	policyWins
+	smallerWins
+	// limitWins is smallerWins, but a negative number is no limit.
+	limitWins
+	// policySmaller is for a user's policy and an operator's: the smaller number, and of
+	// other values the operator's.
+	policySmaller = smallerWins
+)
+
+func precedenceOf(queueType, key string) precedence {
+	switch key {
+	case "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-consumer-timeout", "x-delayed-retry-min", "x-delayed-retry-max":
+		return smallerWins
+	case "x-delivery-limit":
+		return limitWins
+	case "x-delayed-retry-type":
+		return policyWins
+	case "x-overflow":
+		if queueType == queuearg.Quorum {
+			return policyWins
+		}
+	}
+	return argumentWins
+}
+
+// resolve returns the value that counts: of a policy and an argument, either of which may be
+// nil.
+func resolve(by precedence, policy, argument any) any {
+	p, number := policy.(int64)
+	a, both := argument.(int64)
+	switch {
+	case policy == nil:
+		return argument
+	case argument == nil, by == policyWins:
+		return policy
+	case by == argumentWins || !number || !both:
+		return argument
+	case by == limitWins && (p < 0 || a < 0):
+		return max(p, a)
+	}
+	return min(p, a)
+}

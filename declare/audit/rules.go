@@ -2,6 +2,8 @@ package audit
 
 import (
 	"fmt"
+	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -131,7 +133,11 @@ var rules = []Rule{
 		check: func(c *check) {
 			for _, q := range c.sorted() {
 				if _, _, ok := q.deadLetters(); ok && !q.atLeastOnce() && !q.passing() {
-					c.queue(q, "it dead-letters at most once, so a dead letter is lost if its target is missing or full")
+					by := c.byPolicy(q, "x-overflow")
+					if by == "" {
+						by = c.byPolicy(q, "x-dead-letter-strategy")
+					}
+					c.queue(q, "it dead-letters at most once%s, so a dead letter is lost if its target is missing or full", by)
 				}
 			}
 		},
@@ -232,12 +238,16 @@ var rules = []Rule{
 	},
 	{
 		ID: "max-length", Severity: SeverityWarning, needs: everything,
-		Summary: "a queue that receives dead letters has no max-length",
+		Summary: "a queue that receives dead letters or delays messages has no max-length",
 		Remedy:  "leave the limit out, and limit what is published instead",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
-				if key := q.limited(); key != "" && len(c.feeders(q.Name)) > 0 {
-					c.queue(q, "it has %s: while it is full, dead letters for it are lost, or %d of them block all others in queue %.80q, including messages that wait for a retry", c.source(q, key), stallAt, c.feeders(q.Name)[0].Name)
+				switch key := q.limited(); {
+				case key == "":
+				case len(c.feeders(q.Name)) > 0:
+					c.queue(q, "it has %s%s: while it is full, dead letters for it are lost, or %d of them block all others in queue %.80q, including messages that wait for a retry", key, c.byPolicy(q, key), stallAt, c.feeders(q.Name)[0].Name)
+				case q.delays() && c.bound[q.Name]:
+					c.queue(q, "it has %s%s: while it is full, failed messages can't be retried through it, and stay with their workers", key, c.byPolicy(q, key))
 				}
 			}
 		},
@@ -259,7 +269,7 @@ var rules = []Rule{
 	{
 		ID: "expires", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
 		Summary: "no durable queue expires when it is unused",
-		Remedy:  "leave x-expires out",
+		Remedy:  "leave x-expires out, and exclude the queue from policies that set expires",
 		check: func(c *check) {
 			for _, q := range c.sorted() {
 				ms, ok := q.number("x-expires")
@@ -267,9 +277,9 @@ var rules = []Rule{
 					continue
 				}
 				if q.delays() {
-					c.queue(q, "it is deleted %d ms after its declaration, with all messages in it: a delay queue has no consumers", ms)
+					c.queue(q, "it is deleted %d ms after its declaration, with all messages in it%s: a delay queue has no consumers", ms, c.byPolicy(q, "x-expires"))
 				} else {
-					c.queue(q, "it is deleted after %d ms without a consumer, with all messages in it", ms)
+					c.queue(q, "it is deleted after %d ms without a consumer, with all messages in it%s", ms, c.byPolicy(q, "x-expires"))
 				}
 			}
 		},
@@ -301,7 +311,7 @@ var rules = []Rule{
 	{
 		ID: "delay-mismatch", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
 		Summary: "a delay queue holds messages for the delay in its binding key",
-		Remedy:  "bind the queue whose x-message-ttl is that delay",
+		Remedy:  "bind the queue whose x-message-ttl is that delay, and exclude delay queues from policies that set message-ttl",
 		check: func(c *check) {
 			for _, b := range c.s.Bindings {
 				q, ok := c.queues[b.Queue]
@@ -314,7 +324,16 @@ var rules = []Rule{
 				if ttl, set := q.number("x-message-ttl"); !set {
 					c.queue(q, "its binding key says %d ms, but it holds messages for ever", ms)
 				} else if ttl != ms {
-					c.queue(q, "its binding key says %d ms, but it holds messages for %d ms", ms, ttl)
+					c.queue(q, "its binding key says %d ms, but it holds messages for %d ms%s", ms, ttl, c.byPolicy(q, "x-message-ttl"))
+				}
+			}
+			for _, q := range c.sorted() {
+				// A headers binding and a ladder say nothing about the delay; the argument does.
+				own, set := q.Arguments["x-message-ttl"].(int64)
+				ttl, _ := q.number("x-message-ttl")
+				reported := slices.ContainsFunc(c.found, func(f Finding) bool { return f.Resource == queueResource(q.Name) })
+				if set && ttl != own && q.delays() && !reported {
+					c.queue(q, "it is declared to hold messages for %d ms, but holds them for %d ms%s", own, ttl, c.byPolicy(q, "x-message-ttl"))
 				}
 			}
 		},
@@ -343,6 +362,34 @@ var rules = []Rule{
 				}
 				if len(targets) > 0 && total > 1 && x.Type != declare.Headers {
 					c.queue(q, "its messages return to several queues, as duplicates: the exchange %.80q has a binding that matches everything besides others", exchange)
+				}
+			}
+		},
+	},
+	{
+		ID: "work-queue-ttl", Severity: SeverityError, needs: []SnapshotPart{PartExchanges, PartBindings, PartPolicies},
+		Summary: "no policy sets message-ttl on the work queue of a retry topology",
+		Remedy:  "exclude the queue from the policy; for messages that may expire, declare the queue with a message TTL, which retry.With takes into account",
+		check: func(c *check) {
+			if since, known := c.s.atLeast(4, 3); known && !since {
+				return
+			}
+			for _, q := range c.sorted() {
+				ttl, _ := q.number("x-message-ttl")
+				if by := c.byPolicy(q, "x-message-ttl"); by != "" && c.mayWaitNatively(q, ttl) {
+					c.queue(q, "its messages expire after %d ms%s, and a worker can't see that: with StrategyNative or StrategyAuto the broker dead-letters messages that wait longer for their retry", ttl, by)
+				}
+			}
+		},
+	},
+	{
+		ID: "shared-ladder", Severity: SeverityError, needs: []SnapshotPart{PartExchanges, PartBindings},
+		Summary: "an exchange of a ladder of delay queues has the two bindings of one ladder, and no others",
+		Remedy:  "remove the bindings that aren't this ladder's, or give each ladder its own names, as retry.Topology does",
+		check: func(c *check) {
+			for _, x := range c.sortedExchanges() {
+				if keys := c.ladderKeys(x); len(keys) > 2 {
+					c.report(exchangeResource(x.Name), "it is a level of a ladder, and has %d bindings instead of 2: a message goes to each that it matches, so one message becomes several; the keys are %s", len(keys), listed(keys, 6))
 				}
 			}
 		},
@@ -470,6 +517,44 @@ var rules = []Rule{
 	},
 }
 
+// levelKey is the key of a binding at a level of a ladder. The word is 1 for a message that
+// waits there, and 0 for one that continues to the level below.
+var levelKey = regexp.MustCompile(`^(\*\.)*[01]\.#$`)
+
+// ladderKeys are the keys of all bindings of an exchange that is a level of a ladder, nil for
+// any other: the level's messages wait in a queue, and one exchange is below.
+func (c *check) ladderKeys(x liveExchange) []string {
+	var keys []string
+	waits, passes := false, false
+	for _, b := range c.bySource[x.Name] {
+		keys = append(keys, b.Key)
+		if levelKey.MatchString(b.Key) {
+			waits = waits || b.Queue != "" && strings.HasSuffix(b.Key, "1.#")
+			passes = passes || b.Exchange != "" && strings.HasSuffix(b.Key, "0.#")
+		}
+	}
+	if x.Type != declare.Topic || !waits || !passes {
+		return nil
+	}
+	return keys
+}
+
+// listed is the first of some texts, quoted, and how many more there are.
+func listed(texts []string, most int) string {
+	var b strings.Builder
+	for i, text := range texts {
+		if i == most {
+			fmt.Fprintf(&b, " and %d more", len(texts)-most)
+			break
+		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%.80q", text)
+	}
+	return b.String()
+}
+
 func nameOf(exchange string) string {
 	if exchange == "" {
 		return "the default exchange"
@@ -487,17 +572,41 @@ func (q liveQueue) limited() string {
 	return ""
 }
 
-// source is an argument, and the policy that sets it where the queue itself doesn't.
-func (c *check) source(q liveQueue, key string) string {
-	if _, own := q.Arguments[key]; own {
-		return key
+// byPolicy says which policy sets an argument, " by the policy ...", and is "" if the queue's
+// own argument counts.
+func (c *check) byPolicy(q liveQueue, key string) string {
+	v, set := q.args[key]
+	if own, has := q.Arguments[key]; !set || has && reflect.DeepEqual(own, v) {
+		return ""
 	}
 	for _, operator := range []bool{true, false} {
-		if p := c.s.policyOf(operator, declare.KindQueue, q.Type, q.Name); p != nil && p.Definition[strings.TrimPrefix(key, "x-")] != nil {
-			return fmt.Sprintf("%s by the policy %.80q", key, p.Name)
+		p := c.s.policyOf(operator, declare.KindQueue, q.Type, q.Name)
+		if p != nil && reflect.DeepEqual(p.Definition[strings.TrimPrefix(key, "x-")], v) {
+			return fmt.Sprintf(" by the policy %.80q", p.Name)
 		}
 	}
-	return key
+	return ""
+}
+
+// mayWaitNatively reports whether a queue is a work queue as retry.Topology declares it, on
+// which messages may wait for longer than ttl: it dead-letters under its own name to a
+// headers exchange. If only StrategyRepublish can retry its messages, they wait elsewhere.
+func (c *check) mayWaitNatively(q liveQueue, ttl int64) bool {
+	exchange, key, _ := q.deadLetters()
+	if q.Type != queuearg.Quorum || key == nil || *key != q.Name || c.exchanges[exchange].Type != declare.Headers {
+		return false
+	}
+	longest, republished := int64(0), false
+	for _, from := range c.feeders(q.Name) {
+		if held, ok := from.number("x-message-ttl"); ok && from.Name != q.Name {
+			longest, republished = max(longest, held), true
+		}
+	}
+	if !republished {
+		return true
+	}
+	holds := slices.ContainsFunc(c.bySource[exchange], func(b declare.Binding) bool { return c.queues[b.Queue].hasTTL() })
+	return holds && ttl <= longest
 }
 
 func (c *check) eachArgument(do func(q liveQueue, key string, v any)) {

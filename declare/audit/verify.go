@@ -56,6 +56,12 @@ type Verification struct {
 	Skipped []Skipped `json:"skipped"`
 	// Checked is how many rules were checked.
 	Checked int `json:"checked"`
+	// Elsewhere are findings at resources that the topology doesn't name. Leftovers are
+	// delay queues that it doesn't name, but whose messages return to its queues or come
+	// from its exchanges: an earlier version may have declared them, or another team.
+	// Only CheckOwn fills both.
+	Elsewhere []Finding          `json:"elsewhere,omitempty"`
+	Leftovers []declare.Resource `json:"leftovers,omitempty"`
 }
 
 // Clean reports whether every rule was checked and nothing was found.
@@ -83,6 +89,12 @@ func (v Verification) String() string {
 			continue // each reason once
 		}
 		fmt.Fprintf(&b, "not checked: %s\n        %s\n", skippedFor(skipped.Why, v.Skipped), skipped.Why)
+	}
+	for _, r := range v.Leftovers {
+		fmt.Fprintf(&b, "left over: %s isn't in the topology, but delays messages for it\n        if no other team uses it, remove its bindings, and delete it once it is empty\n", r)
+	}
+	if n := len(v.Elsewhere); n > 0 {
+		fmt.Fprintf(&b, "findings at resources outside the topology, not counted: %d\n        verify without a topology lists them\n", n)
 	}
 	fmt.Fprintf(&b, "%d errors, %d warnings; %d rules checked, %d not.\n", v.Count(SeverityError), v.Count(SeverityWarning), v.Checked, len(v.Skipped))
 	return b.String()
@@ -151,6 +163,50 @@ func Check(s Snapshot, t declare.Topology, waive ...string) Verification {
 	}
 	slices.SortStableFunc(v.Findings, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) })
 	return v
+}
+
+// CheckOwn is [Check] for a team that shares its virtual host with others. Findings are
+// those at resources of t; the rest is Elsewhere. It reports the delay queues that are
+// left over from an earlier version of t. An empty t is the whole virtual host.
+func CheckOwn(s Snapshot, t declare.Topology, waive ...string) Verification {
+	v := Check(s, t, waive...)
+	own := map[declare.Resource]bool{}
+	for _, d := range t.Declarations() {
+		own[d.Resource] = true
+	}
+	if len(own) == 0 {
+		return v
+	}
+	all := v.Findings
+	v.Findings = []Finding{}
+	for _, f := range all {
+		if own[f.Resource] || f.Resource.Kind == declare.KindBroker {
+			v.Findings = append(v.Findings, f)
+		} else {
+			v.Elsewhere = append(v.Elsewhere, f)
+		}
+	}
+	v.Leftovers = leftovers(newRoutes(s), own)
+	return v
+}
+
+// leftovers are delay queues outside a topology that an exchange of it leads to, or that
+// lead to a queue of it. own has the topology's resources.
+func leftovers(r *routes, own map[declare.Resource]bool) []declare.Resource {
+	var left []declare.Resource
+	for _, q := range r.sorted() {
+		if own[queueResource(q.Name)] || !q.delays() || q.passing() {
+			continue
+		}
+		fed := slices.ContainsFunc(r.s.Bindings, func(b declare.Binding) bool { return b.Queue == q.Name && own[exchangeResource(b.Source)] })
+		for to := range r.deadFrom(q, "expired") {
+			fed = fed || own[queueResource(to)] && !r.queues[to].hasTTL()
+		}
+		if fed {
+			left = append(left, queueResource(q.Name))
+		}
+	}
+	return left
 }
 
 // lacks is the first part that a rule needs and the snapshot doesn't have, and why;

@@ -3,6 +3,7 @@ package audit_test
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/retry"
 )
 
 // cycle is a work queue with a retry cycle that loses nothing.
@@ -161,7 +163,7 @@ func TestVerificationAsTextAndJSON(t *testing.T) {
 	v := audit.Check(s, declare.Topology{})
 	assert.Equal(t, `error   queue "orders": 3 dead letters wait for their target (stuck-dead-letters)
         check that the dead-letter exchange, its binding and the target queue exist, and that the queue isn't full; the broker tries again every three minutes
-1 errors, 0 warnings; 28 rules checked, 0 not.
+1 errors, 0 warnings; 30 rules checked, 0 not.
 `, v.String())
 	text, err := json.Marshal(v)
 	require.NoError(t, err)
@@ -193,4 +195,55 @@ func TestCheckOfManyQueues(t *testing.T) {
 	began := time.Now()
 	assert.Empty(t, audit.Check(audit.FromTopology(topology), declare.Topology{}).Findings)
 	t.Log(time.Since(began))
+}
+
+// A policy's message-ttl on a work queue ends waits there, if messages can wait there for
+// longer. It is no fault where they only wait in delay queues.
+func TestAPolicysTTLOnAWorkQueue(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		policy  retry.Policy
+		ttl     int64
+		version string
+		found   bool
+	}{
+		"republish":          {retry.Policy{}, 1000, "4.3.6", false},
+		"native":             {retry.Policy{Strategy: retry.StrategyNative}, 1000, "4.3.6", true},
+		"auto":               {retry.Policy{Strategy: retry.StrategyAuto}, 1000, "4.3.6", true},
+		"auto, before 4.3":   {retry.Policy{Strategy: retry.StrategyAuto}, 1000, "4.0.5", false},
+		"auto, a longer one": {retry.Policy{Strategy: retry.StrategyAuto}, 86_400_000, "4.3.6", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			topology, err := retry.Topology(tt.policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 5})
+			require.NoError(t, err)
+			s := live(topology)
+			s.Version = tt.version
+			s.Policies = []declare.Policy{{Name: "theirs", Pattern: "^orders$", Definition: map[string]any{"message-ttl": tt.ttl}}}
+			found := slices.ContainsFunc(audit.Check(s, topology).Findings, func(f audit.Finding) bool { return f.Rule == "work-queue-ttl" })
+			assert.Equal(t, tt.found, found)
+			// The queue's own TTL is for the worker to see.
+			s.Policies = nil
+			queueNamed(&s, "orders").Arguments["x-message-ttl"] = tt.ttl
+			found = slices.ContainsFunc(audit.Check(s, declare.Topology{}).Findings, func(f audit.Finding) bool { return f.Rule == "work-queue-ttl" })
+			assert.False(t, found)
+		})
+	}
+}
+
+// One team's findings are those at its own resources.
+func TestCheckOwn(t *testing.T) {
+	t.Parallel()
+	s := live(cycle())
+	queueNamed(&s, "orders").MessagesDeadLettering = 3
+	v := audit.CheckOwn(s, declare.Topology{})
+	assert.Len(t, v.Findings, 1, "everything counts without a topology")
+	assert.Empty(t, v.Elsewhere)
+	v = audit.CheckOwn(s, cycle())
+	assert.Len(t, v.Findings, 1)
+	other := declare.Topology{Exchanges: []declare.Exchange{{Name: "amq.fanout", Type: declare.Fanout}}}
+	v = audit.CheckOwn(s, other)
+	assert.Empty(t, v.Findings, "%s", v)
+	assert.Len(t, v.Elsewhere, 1)
+	assert.Contains(t, v.String(), "findings at resources outside the topology, not counted: 1")
 }

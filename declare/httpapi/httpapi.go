@@ -32,6 +32,9 @@ type Config struct {
 	Timeout time.Duration
 	// TLS is for https URLs. Nil means Go's default.
 	TLS *tls.Config
+	// Token, if not nil, returns the OAuth 2 token to log in with, and takes the place of the
+	// URL's user and password. It is called before each request.
+	Token func(context.Context) (string, error)
 	// MaxBody is the largest reply in bytes. Default: 256 MiB. A virtual host with
 	// 10,000 queues has some 15 MB.
 	MaxBody int64
@@ -43,6 +46,7 @@ type Reader struct {
 	base     string // without user and password, without a slash at its end
 	user     string
 	password string
+	token    func(context.Context) (string, error)
 	vhost    string
 	maxBody  int64
 	client   *http.Client
@@ -61,7 +65,7 @@ func New(rawURL, vhost string, cfg Config) (*Reader, error) {
 		return nil, argument.New("URL", nil, "isn't a URL", "write it as http://user:password@host:15672, with special characters in the user and the password percent-encoded")
 	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
 		return nil, argument.New("URL", u.Scheme+"://"+u.Host, "isn't an http or https URL with a host", "write it as http://user:password@host:15672")
-	case u.User.Username() == "":
+	case u.User.Username() == "" && cfg.Token == nil:
 		return nil, argument.New("URL", u.Scheme+"://"+u.Host, "has no user, and the API refuses requests without one", "write it as http://user:password@host:15672")
 	case vhost == "":
 		return nil, argument.New("vhost", nil, "is empty", `give the virtual host's name; the default one is "/"`)
@@ -78,6 +82,9 @@ func New(rawURL, vhost string, cfg Config) (*Reader, error) {
 	}
 	password, _ := u.User.Password()
 	r := &Reader{user: u.User.Username(), password: password, vhost: vhost, maxBody: cfg.MaxBody}
+	if cfg.Token != nil {
+		r.user, r.token = "token", cfg.Token // RabbitMQ ignores the name
+	}
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
 	r.base = strings.TrimSuffix(strings.TrimSuffix(u.String(), "/"), "/api")
 	r.client = &http.Client{
@@ -108,7 +115,13 @@ func (r *Reader) Get(ctx context.Context, path string) ([]byte, error) {
 	if err != nil {
 		return fail(0, declare.ErrInvalid, err)
 	}
-	req.SetBasicAuth(r.user, r.password)
+	password := r.password
+	if r.token != nil {
+		if password, err = r.token(ctx); err != nil {
+			return fail(0, declare.ErrForbidden, fmt.Errorf("no token: %w", err))
+		}
+	}
+	req.SetBasicAuth(r.user, password)
 	req.Header.Set("Accept", "application/json")
 	resp, err := r.client.Do(req)
 	if err != nil {
@@ -160,6 +173,7 @@ func (e *Error) Error() string {
 		s = fmt.Sprintf("%s (status %d): the password is wrong, or user %q lacks the tag for it (management, policymaker for policies, monitoring for nodes) or a permission on vhost %q", s, e.Status, e.User, e.VHost)
 	case e.Status == http.StatusNotFound:
 		s = fmt.Sprintf("%s (status 404): there is no vhost %q, or this isn't the management API", s, e.VHost)
+	case errors.Is(e.Reason, declare.ErrForbidden): // for lack of a token
 	case e.Status != 0:
 		s = fmt.Sprintf("%s (status %d)", s, e.Status)
 	default:

@@ -2,6 +2,7 @@ package httpapi_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -118,4 +119,33 @@ func TestNewRefuses(t *testing.T) {
 		assert.ErrorContains(t, err, tt.says)
 		assert.NotContains(t, err.Error(), "s3cret")
 	}
+}
+
+// A token is asked for before each request, and takes the place of a password.
+func TestToken(t *testing.T) {
+	t.Parallel()
+	var got []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, password, _ := r.BasicAuth()
+		got = append(got, password)
+		_, _ = w.Write([]byte("{}"))
+	}))
+	t.Cleanup(server.Close)
+	n := 0
+	failed := errors.New("the login page is down")
+	r, err := httpapi.New(server.URL, "/", httpapi.Config{Token: func(context.Context) (string, error) {
+		if n++; n == 3 {
+			return "", failed
+		}
+		return fmt.Sprint("t", n), nil
+	}})
+	require.NoError(t, err)
+	for range 2 {
+		_, err := r.Get(t.Context(), "/overview")
+		require.NoError(t, err)
+	}
+	_, err = r.Get(t.Context(), "/overview")
+	require.ErrorIs(t, err, failed)
+	require.ErrorIs(t, err, declare.ErrForbidden)
+	assert.Equal(t, []string{"t1", "t2"}, got)
 }

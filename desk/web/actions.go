@@ -40,7 +40,7 @@ func (h *Handler) stopSurvey(v *visit) *refusal {
 // codes are the caveats that a form accepts. They are an action of their own.
 func (h *Handler) codes(v *visit) ([]desk.CaveatCode, *refusal) {
 	var all []desk.CaveatCode
-	for _, c := range v.PostForm["accept"] {
+	for _, c := range v.form["accept"] {
 		all = append(all, desk.CaveatCode(c))
 	}
 	if len(all) > 20 {
@@ -49,10 +49,7 @@ func (h *Handler) codes(v *visit) ([]desk.CaveatCode, *refusal) {
 	if len(all) == 0 {
 		return nil, nil
 	}
-	if _, err := h.cfg.Authorize(v.Request, ActionAccept); err != nil {
-		return nil, &refusal{http.StatusForbidden, "Not allowed", "You aren't allowed to accept what looking into this queue costs.", err}
-	}
-	return all, nil
+	return all, h.mayAccept(v)
 }
 
 // accept looks into a queue although that costs something, for the page that was refused.
@@ -61,8 +58,8 @@ func (h *Handler) accept(v *visit) *refusal {
 	if no != nil {
 		return no
 	}
-	page := v.PostForm.Get("page")
-	q, err := url.ParseQuery(v.PostForm.Get("query"))
+	page := v.form.Get("page")
+	q, err := url.ParseQuery(v.form.Get("query"))
 	if err != nil || len(accept) == 0 {
 		return refuse(http.StatusBadRequest, "Nothing is accepted", "Go back, and use the button there.")
 	}
@@ -99,21 +96,21 @@ func (h *Handler) accept(v *visit) *refusal {
 
 // chosen is the selection of a form: the messages with a tick, or all that the page shows.
 func (h *Handler) chosen(v *visit) (selection, *refusal) {
-	sel, no := wanted(v.PostForm)
+	sel, no := wanted(v.form)
 	if no != nil {
 		return sel, no
 	}
 	if sel.Accept, no = h.codes(v); no != nil {
 		return sel, no
 	}
-	if g, ok := h.survey.find(sel.Queue, v.PostForm.Get("group")); ok && len(sel.Filter.Groups) == 1 && sel.Words == "all messages of the group "+g.ID {
+	if g, ok := h.survey.find(sel.Queue, v.form.Get("group")); ok && len(sel.Filter.Groups) == 1 && sel.Words == "all messages of the group "+g.ID {
 		sel.Words = fmt.Sprintf("the group %q", errorLine(g.Text, g.ErrorType, string(g.Reason)))
 	}
-	_, scope, _ := strings.Cut(v.PostForm.Get("do"), " ")
+	_, scope, _ := strings.Cut(v.form.Get("do"), " ")
 	switch scope {
 	case "all":
 	case "ticked":
-		ids := v.PostForm["id"]
+		ids := v.form["id"]
 		if len(ids) == 0 {
 			return sel, refuse(http.StatusUnprocessableEntity, "Nothing is ticked", "Go back, and tick the messages that you mean.")
 		}
@@ -124,7 +121,7 @@ func (h *Handler) chosen(v *visit) (selection, *refusal) {
 		sel.Words = many(len(ids), "ticked message")
 		if len(ids) == 1 {
 			sel.Words = "the message " + short(ids[0])
-			sel.Back = query("in", sel.Queue, "group", v.PostForm.Get("group"))
+			sel.Back = query("in", sel.Queue, "group", v.form.Get("group"))
 		}
 	default:
 		return sel, refuse(http.StatusBadRequest, "Nothing is selected", "Go back, and use a button there.")
@@ -138,7 +135,7 @@ func (h *Handler) dryRun(v *visit) *refusal {
 	if no != nil {
 		return no
 	}
-	does, _, _ := strings.Cut(v.PostForm.Get("do"), " ")
+	does, _, _ := strings.Cut(v.form.Get("do"), " ")
 	r := &run{verb: verb(does), dry: true, who: v.who, sel: sel}
 	switch {
 	case r.verb == verbDiscard && h.cfg.DiscardDir == "":
@@ -164,7 +161,7 @@ func (h *Handler) set(v *visit, r *run) *refusal {
 // planned is the dry run that a form goes on with: its selection is known here, so that
 // what is done is what was shown.
 func (h *Handler) planned(v *visit, want verb) (*run, *refusal) {
-	plan, no := h.namedRun(v.PostForm.Get("run"))
+	plan, no := h.namedRun(v.form.Get("run"))
 	if no != nil {
 		return nil, no
 	}
@@ -172,22 +169,25 @@ func (h *Handler) planned(v *visit, want verb) (*run, *refusal) {
 		return nil, refuse(http.StatusBadRequest, "This isn't the dry run of that", "Go back, and begin with a dry run.")
 	}
 	if len(plan.sel.Accept) > 0 {
-		if _, err := h.cfg.Authorize(v.Request, ActionAccept); err != nil {
-			return nil, &refusal{http.StatusForbidden, "Not allowed", "You aren't allowed to accept what looking into this queue costs.", err}
-		}
+		return plan, h.mayAccept(v)
 	}
 	return plan, nil
 }
 
 // replay goes on from a dry run, or with a replay that was stopped.
 func (h *Handler) replay(v *visit) *refusal {
-	if id := v.PostForm.Get("resume"); id != "" {
+	if id := v.form.Get("resume"); id != "" {
 		old, no := h.namedRun(id)
 		if no != nil {
 			return no
 		}
 		if old.verb != verbReplay || old.dry || !old.over() {
 			return refuse(http.StatusConflict, "There is nothing to go on with", "Only a replay that was stopped can be continued.")
+		}
+		if len(old.sel.Accept) > 0 {
+			if no := h.mayAccept(v); no != nil {
+				return no
+			}
 		}
 		return h.set(v, &run{verb: verbReplay, who: v.who, sel: old.sel, replay: old.replay, rate: old.rate, most: old.most})
 	}
@@ -196,15 +196,15 @@ func (h *Handler) replay(v *visit) *refusal {
 		return no
 	}
 	r := &run{verb: verbReplay, who: v.who, sel: plan.sel}
-	if no := limits(v.PostForm, r); no != nil {
+	if no := limits(v.form, r); no != nil {
 		return no
 	}
-	switch v.PostForm.Get("to") {
+	switch v.form.Get("to") {
 	case "", "queue":
 	case "exchange":
 		r.replay.To = desk.ToExchange
 	case "other":
-		name := v.PostForm.Get("other")
+		name := v.form.Get("other")
 		if name == "" || len(name) > 255 {
 			return refuse(http.StatusBadRequest, "No queue is named", "Go back, and name the queue that the messages should go to.")
 		}
@@ -244,11 +244,11 @@ func (h *Handler) discard(v *visit) *refusal {
 	if no != nil {
 		return no
 	}
-	if v.PostForm.Get("sure") == "" {
+	if v.form.Get("sure") == "" {
 		return refuse(http.StatusUnprocessableEntity, "Not confirmed", "Go back, and tick that the messages may be removed from the queue.")
 	}
 	r := &run{verb: verbDiscard, who: v.who, sel: plan.sel}
-	if no := limits(v.PostForm, r); no != nil {
+	if no := limits(v.form, r); no != nil {
 		return no
 	}
 	plan.stop(v.who)
@@ -257,7 +257,7 @@ func (h *Handler) discard(v *visit) *refusal {
 
 // mend changes a message and replays it.
 func (h *Handler) mend(v *visit) *refusal {
-	form := v.PostForm
+	form := v.form
 	queue, id := form.Get("in"), form.Get("id")
 	if queue == "" || len(queue) > 255 || id == "" || len(id) > 1000 {
 		return refuse(http.StatusBadRequest, "No message is named", "")
@@ -321,7 +321,7 @@ func (h *Handler) mend(v *visit) *refusal {
 
 // stop ends a run.
 func (h *Handler) stop(v *visit) *refusal {
-	r, no := h.namedRun(v.PostForm.Get("run"))
+	r, no := h.namedRun(v.form.Get("run"))
 	if no != nil {
 		return no
 	}

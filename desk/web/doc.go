@@ -13,7 +13,7 @@
 // # Security
 //
 // The zero Config changes nothing and answers this machine alone; see [Loopback]. With
-// Config.Authorize every request is asked about, with its [Action].
+// Config.Authorize every request is asked about, with its [Access].
 //
 // Everything that changes something is a POST by a form of this page, from the same origin,
 // with a token that belongs to the browser, to who asks, and to this process. The content

@@ -10,8 +10,12 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
+	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/hopback/hopback/desk"
 )
 
 // policy is the content security policy of every answer. Nothing comes from elsewhere,
@@ -35,7 +39,7 @@ func guard(w http.ResponseWriter) {
 // machine, to a name of this machine, and not by a proxy. The name of who asks is
 // "local". Others are refused: a name that isn't localhost may be a page elsewhere that has
 // its own name resolve to this machine, and behind a proxy everybody seems to be here.
-func Loopback(r *http.Request, _ Action) (who string, err error) {
+func Loopback(r *http.Request, _ Access) (who string, err error) {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil || !peer.Addr().Unmap().IsLoopback() {
 		return "", fmt.Errorf("the request comes from %.100q, and only this machine is allowed without an authorizer", r.RemoteAddr)
@@ -90,23 +94,33 @@ type visit struct {
 	w     http.ResponseWriter
 	who   string
 	token string
+	// form has the request's fields: those of the body of a POST, and of the address of
+	// others.
+	form       url.Values
+	unreadable error // why the form can't be read
+	wants      Access
+	views      map[string]bool // queues, and whether the person may view them
 }
 
 const cookieName = "hopback_desk"
 
 // enter lets a request in, or says why not. It comes before anything is done.
-func (h *Handler) enter(w http.ResponseWriter, r *http.Request, a Action) (*visit, *refusal) {
+func (h *Handler) enter(w http.ResponseWriter, r *http.Request, path string, a Action) (*visit, *refusal) {
 	if h.ctx.Err() != nil {
 		return nil, errEnding
 	}
+	v := &visit{Request: r, w: w, form: r.URL.Query(), views: map[string]bool{}}
 	if r.Method == http.MethodPost {
 		r.Body = http.MaxBytesReader(w, r.Body, maxForm) // an authorizer may read the form
+		v.unreadable = r.ParseForm()
+		v.form = r.PostForm
 	}
-	who, err := h.cfg.Authorize(r, a)
+	v.wants = h.wants(path, a, v.form)
+	who, err := h.cfg.Authorize(r, v.wants)
 	if err != nil {
 		return nil, &refusal{http.StatusForbidden, "Not allowed", fmt.Sprintf("You aren't allowed to do this here (%s). The server's log says why.", a), err}
 	}
-	v := &visit{Request: r, w: w, who: named(who)}
+	v.who = named(who)
 	// Another site's page may link to this one, and may do nothing else with it.
 	if site := r.Header.Get("Sec-Fetch-Site"); (site == "cross-site" || site == "same-site") && (r.Method != http.MethodGet || r.Header.Get("Sec-Fetch-Mode") != "navigate") {
 		return nil, &refusal{http.StatusForbidden, "Refused", "The request came from another site.", errors.New("the request came from another site: Sec-Fetch-Site is " + site)}
@@ -127,8 +141,79 @@ func (h *Handler) enter(w http.ResponseWriter, r *http.Request, a Action) (*visi
 	if a.changes() && !h.cfg.Writable {
 		return nil, &refusal{http.StatusForbidden, "Read-only", "This page may look and change nothing. Start it with hopback desk --write, or with Config.Writable.", errors.New("the page is read-only")}
 	}
+	for _, queue := range []string{v.wants.Queue, v.wants.Target} {
+		if queue != "" && !h.lists(queue) {
+			return nil, notListed(queue)
+		}
+	}
 	v.token = h.tokenFor(cookie, v.who)
 	return v, nil
+}
+
+// wants is what a request to a path asks for.
+func (h *Handler) wants(path string, a Action, form url.Values) Access {
+	x := Access{Action: a}
+	var r *run
+	switch path {
+	case "messages", "message", "body", "download", "edit", "dry-run", "mend":
+		x.Queue = form.Get("in")
+	case "look":
+		q, _ := url.ParseQuery(form.Get("query"))
+		x.Queue = q.Get("in")
+	case "run":
+		r = h.runs.find(form.Get("id"))
+	case "stop", "discard":
+		r = h.runs.find(form.Get("run"))
+	case "replay":
+		if id := form.Get("resume"); id != "" {
+			if r = h.runs.find(id); r != nil {
+				x.To, x.Target = r.replay.To, r.replay.Address.QueueName()
+			}
+			break
+		}
+		r = h.runs.find(form.Get("run"))
+		switch form.Get("to") {
+		case "exchange":
+			x.To = desk.ToExchange
+		case "other":
+			x.Target = form.Get("other")
+		}
+	}
+	if r != nil {
+		x.Queue = r.sel.Queue
+	}
+	return x
+}
+
+// lists reports whether the page is for a queue.
+func (h *Handler) lists(queue string) bool {
+	return len(h.cfg.Queues) == 0 || slices.Contains(h.cfg.Queues, queue)
+}
+
+func notListed(queue string) *refusal {
+	return &refusal{http.StatusNotFound, "There is no such queue", "This page is for other queues. Start it with hopback desk --queue, or with Config.Queues, to have this one here.",
+		fmt.Errorf("the queue %.100q isn't one of the page's queues", queue)}
+}
+
+// sees reports whether the person may view a queue. Pages about several queues ask it.
+func (h *Handler) sees(v *visit, queue string) bool {
+	may, known := v.views[queue]
+	if !known {
+		_, err := h.cfg.Authorize(v.Request, Access{Action: ActionView, Queue: queue})
+		may = err == nil && h.lists(queue)
+		v.views[queue] = may
+	}
+	return may
+}
+
+// mayAccept refuses a user who may not accept the side effects of scanning the request's queue.
+func (h *Handler) mayAccept(v *visit) *refusal {
+	x := v.wants
+	x.Action = ActionAccept
+	if _, err := h.cfg.Authorize(v.Request, x); err != nil {
+		return &refusal{http.StatusForbidden, "Not allowed", "You aren't allowed to accept what looking into this queue costs.", err}
+	}
+	return nil
 }
 
 // maxForm bounds what a form sends: an edited body, escaped.
@@ -142,8 +227,8 @@ func (h *Handler) unforged(v *visit, cookie string) *refusal {
 	if kind, _, _ := strings.Cut(v.Header.Get("Content-Type"), ";"); strings.TrimSpace(kind) != "application/x-www-form-urlencoded" {
 		return refuse(http.StatusUnsupportedMediaType, "Refused", "An action is sent by a form of this page.")
 	}
-	if err := v.ParseForm(); err != nil {
-		return &refusal{http.StatusBadRequest, "The form can't be read", "It may be larger than 2 MiB.", err}
+	if v.unreadable != nil {
+		return &refusal{http.StatusBadRequest, "The form can't be read", "It may be larger than 2 MiB.", v.unreadable}
 	}
 	if cookie == "" || !hmac.Equal([]byte(v.PostForm.Get("token")), []byte(h.tokenFor(cookie, v.who))) {
 		return &refusal{http.StatusForbidden, "The page is too old", "Its server has been started again, or you are somebody else now. Go back, reload the page, and try again.", errors.New("the token is missing or wrong")}

@@ -50,7 +50,7 @@ const tick = 5e6 // nanoseconds
 func TestEachActionIsRefused(t *testing.T) {
 	t.Parallel()
 	who := &sync.Map{}
-	s := newStage(t, Config{Writable: true, DiscardDir: t.TempDir(), Authorize: func(r *http.Request, _ Action) (string, error) {
+	s := newStage(t, Config{Writable: true, DiscardDir: t.TempDir(), Authorize: func(r *http.Request, _ Access) (string, error) {
 		if w, ok := who.Load("who"); ok {
 			return w.(string), nil
 		}
@@ -178,9 +178,10 @@ func TestTheAuthorizerIsAsked(t *testing.T) {
 	var mu sync.Mutex
 	var asked []Action
 	var no Action
-	s := newStage(t, Config{Writable: true, DiscardDir: t.TempDir(), Authorize: func(r *http.Request, a Action) (string, error) {
+	s := newStage(t, Config{Writable: true, DiscardDir: t.TempDir(), Authorize: func(r *http.Request, x Access) (string, error) {
 		mu.Lock()
 		defer mu.Unlock()
+		a := x.Action
 		asked = append(asked, a)
 		if a == no {
 			return "", errors.New("eve is on leave")
@@ -268,7 +269,7 @@ func TestLoopback(t *testing.T) {
 		if c.header != "" {
 			r.Header.Set(c.header, "10.0.0.1")
 		}
-		_, err := Loopback(r, ActionView)
+		_, err := Loopback(r, Access{Action: ActionView})
 		assert.Equal(t, c.ok, err == nil, "%+v: %v", c, err)
 	}
 
@@ -344,7 +345,7 @@ func TestNonsense(t *testing.T) {
 		"messages": 400, "messages?in=" + long: 400, "messages?in=orders.dead&skip=x": 400, "messages?in=orders.dead&skip=-1": 400, "messages?in=orders.dead&skip=99999999999999999999": 400,
 		"messages?in=orders.dead&property=x": 400, "messages?in=orders.dead&skip=1000": 200, "messages?in=nowhere": 404, "message?in=orders.dead": 400,
 		"message?in=orders.dead&id=" + long: 400, "message?in=orders.dead&id=none": 404, "message?in=nowhere&id=x": 404, "download?in=orders.dead&id=none": 404,
-		"edit?in=orders.dead&id=none": 404, "run": 404, "run?id=none": 404, "%2e%2e/": 404, "%00": 404, "messages?in=%ff%00&text=%ff": 400, "messages?in=orders.dead&group=%00": 200,
+		"edit?in=orders.dead&id=none": 404, "run": 404, "run?id=none": 404, "%2e%2e/": 404, "%00": 404, "messages?in=%ff%00&text=%ff": 400, "messages?in=orders.dead&group=%00": 400, "messages?in=orders.dead&group=0123456789ab": 200,
 	} {
 		assert.Equal(t, status, b.settled(path).status, "%.100s", path)
 	}

@@ -71,7 +71,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 		h.refused(w, r, nil, to.action, refuse(http.StatusMethodNotAllowed, "Not like this", "This address takes "+to.method+" alone."))
 		return
 	}
-	v, no := h.enter(w, r, to.action)
+	v, no := h.enter(w, r, path, to.action)
 	if no == nil {
 		if to.action == ActionBody || to.method == http.MethodPost {
 			w.Header().Set("Cache-Control", "no-store")
@@ -123,7 +123,7 @@ func (h *Handler) page(v *visit, title string) page {
 	p := page{Title: title, Broker: clean(short(h.cfg.Title)), Writable: h.cfg.Writable, Discards: h.cfg.DiscardDir != "", Now: time.Now()}
 	if v != nil {
 		p.Who, p.Token = v.who, v.token
-		for _, r := range h.runs.list() {
+		for _, r := range h.runsFor(v) {
 			if !r.over() {
 				p.Active++
 			}
@@ -160,6 +160,7 @@ func (h *Handler) overview(v *visit) *refusal {
 	if v.Context().Err() != nil {
 		return refuse(http.StatusServiceUnavailable, "Interrupted", "")
 	}
+	queues = slices.DeleteFunc(slices.Clone(queues), func(q desk.QueueSurvey) bool { return !h.sees(v, q.Name) })
 	var dead uint64
 	var deadQueues, with int // queues for the dead, and those that hold some
 	for _, q := range queues {
@@ -186,15 +187,17 @@ func (h *Handler) overview(v *visit) *refusal {
 	}
 	data := overviewData{page: h.page(v, "Overview"), Queues: queues, CountsAt: at, Err: plainError(err), Dead: dead, With: with, Stale: stale, Counted: true}
 	data.Refresh = 5
-	data.All = v.FormValue("all") != ""
+	data.All = v.form.Get("all") != ""
 	if running != nil {
 		data.Refresh = 1
 		data.Surveying = &progress{Done: running.seen, Of: max(running.of, running.seen), Began: running.began, Where: running.queue}
-		data.Surveying.Waits = h.waits(running.queue, "a survey")
+		if data.Surveying.Waits = h.waits(running.queue, "a survey"); !h.sees(v, running.queue) {
+			data.Surveying.Where, data.Surveying.Waits = "", ""
+		}
 	}
 	if last != nil {
-		data.Surveyed = &surveyView{At: last.at, Took: last.took, Who: last.who, Others: last.others, Err: plainError(last.err), Count: len(last.groups)}
-		groups := last.groups
+		groups := slices.DeleteFunc(slices.Clone(last.groups), func(g desk.SurveyGroup) bool { return !h.sees(v, g.In) })
+		data.Surveyed = &surveyView{At: last.at, Took: last.took, Who: last.who, Others: last.others, Err: plainError(last.err), Count: len(groups)}
 		if len(groups) > shownGroups && !data.All {
 			groups = groups[:shownGroups]
 			data.Surveyed.Cut = true
@@ -203,6 +206,9 @@ func (h *Handler) overview(v *visit) *refusal {
 			data.Groups = append(data.Groups, groupView{SurveyGroup: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason)), Query: query("in", g.In, "group", g.ID)})
 		}
 		for _, q := range last.queues {
+			if !h.sees(v, q.Name) {
+				continue
+			}
 			for _, c := range q.Caveats {
 				data.Notes = append(data.Notes, q.Name+": "+c.Text)
 			}
@@ -226,7 +232,8 @@ func (h *Handler) overview(v *visit) *refusal {
 		slices.SortStableFunc(full, func(a, b desk.QueueSurvey) int { return cmp.Compare(b.Messages, a.Messages) })
 		data.Queues = full[:shownQueues]
 	}
-	for _, r := range h.runs.list()[:min(5, len(h.runs.list()))] {
+	runs := h.runsFor(v)
+	for _, r := range runs[:min(5, len(runs))] {
 		data.Runs = append(data.Runs, h.runView(r))
 	}
 	h.render(v.w, http.StatusOK, "overview", data)
@@ -285,6 +292,9 @@ type progress struct {
 	Where    string
 	Waits    string // for what the queue is in use
 }
+
+// elsewhere is what a queue is in use for when another process scans it.
+const elsewhere = "a scan that was started elsewhere"
 
 // Percent is for people.
 func (p progress) Percent() int {
@@ -366,11 +376,11 @@ const pageSize = 50
 
 // messages lists messages of a queue: those of a group, or others.
 func (h *Handler) messages(v *visit) *refusal {
-	sel, no := wanted(v.URL.Query())
+	sel, no := wanted(v.form)
 	if no != nil {
 		return no
 	}
-	skip, err := strconv.Atoi(cmp.Or(v.URL.Query().Get("skip"), "0"))
+	skip, err := strconv.Atoi(cmp.Or(v.form.Get("skip"), "0"))
 	if err != nil || skip < 0 || skip > 1<<30 {
 		return refuse(http.StatusBadRequest, "There is no such page", "")
 	}
@@ -379,7 +389,7 @@ func (h *Handler) messages(v *visit) *refusal {
 	if skip > 0 {
 		here += template.URL("&skip=" + strconv.Itoa(skip))
 	}
-	if v.URL.Query().Get("again") != "" {
+	if v.form.Get("again") != "" {
 		h.looks.forget(sel.Queue, key)
 		v.to("messages", here)
 		return nil
@@ -399,12 +409,12 @@ func (h *Handler) messages(v *visit) *refusal {
 	}
 	data := messagesData{
 		page: h.page(v, "Messages in "+fit(sel.Queue, 60)), Queue: sel.Queue, List: &list.List, Accept: list.accept, At: state.at, Took: state.at.Sub(k.began),
-		Skip: skip, First: skip + 1, Last: skip + len(list.Messages), Here: here, Form: v.URL.Query(), Whole: sel.All,
+		Skip: skip, First: skip + 1, Last: skip + len(list.Messages), Here: here, Form: v.form, Whole: sel.All,
 	}
 	if data.Order = h.order(k, state, &data.page); !state.early {
 		data.Err = plainError(state.err)
 	}
-	if g, ok := h.survey.find(sel.Queue, v.URL.Query().Get("group")); ok {
+	if g, ok := h.survey.find(sel.Queue, v.form.Get("group")); ok {
 		data.Group = &groupView{SurveyGroup: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason))}
 		data.Title = fit(data.Group.Line, 60)
 	}
@@ -492,6 +502,8 @@ func (h *Handler) reading(v *visit, k *look, title string) {
 	data := readingData{page: h.page(v, title), Queue: k.queue, Progress: progress{Done: now.Seen, Of: max(now.Of, now.Seen), Began: k.began}}
 	if !held {
 		data.Progress.Waits = h.queues.holder(k.queue)
+	} else if now.Waiting {
+		data.Progress.Waits = elsewhere
 	}
 	data.Refresh = 1
 	h.render(v.w, http.StatusOK, "reading", data)
@@ -605,12 +617,12 @@ func showKey(queue, id string) string { return "show " + string(query("in", queu
 
 // letter is the message that an address names. done says that the request is answered.
 func (h *Handler) letter(v *visit, path string) (s *shown, k *look, done bool, no *refusal) {
-	queue, id := v.FormValue("in"), v.FormValue("id")
+	queue, id := v.form.Get("in"), v.form.Get("id")
 	if queue == "" || len(queue) > 255 || id == "" || len(id) > 1000 {
 		return nil, nil, false, refuse(http.StatusBadRequest, "No message is named", "Begin at the overview.")
 	}
 	here := query("in", queue, "id", id)
-	if v.URL.Query().Get("again") != "" {
+	if v.form.Get("again") != "" {
 		h.looks.forget(queue, showKey(queue, id))
 		v.to(path, here)
 		return nil, nil, true, nil
@@ -642,14 +654,14 @@ func (h *Handler) showLetter(v *visit, path string, body bool) *refusal {
 	if done || no != nil {
 		return no
 	}
-	queue := v.FormValue("in")
+	queue := v.form.Get("in")
 	if body {
 		h.log.Info("hopback desk: a body is shown", "action", ActionBody, "who", v.who, "queue", queue, "id", s.ID, "messages", 1)
 	}
 	state := h.looks.state(k)
 	data := messageData{
 		page: h.page(v, fit(cmp.Or(s.MessageID, s.ID), 60)), Queue: queue, Letter: s.Letter, Fields: s.Fields, Accept: s.accept, At: state.at, ShowBody: body,
-		Line: errorLine(s.Error, s.ErrorType, string(s.Reason)), Here: query("in", queue, "id", v.FormValue("id")), Back: query("in", queue, "group", s.Group),
+		Line: errorLine(s.Error, s.ErrorType, string(s.Reason)), Here: query("in", queue, "id", v.form.Get("id")), Back: query("in", queue, "group", s.Group),
 		Whole: s.whole, Kept: h.looks.rawOf(k) != nil || s.whole == 0, Shown: len(s.Body),
 	}
 	data.Order = h.order(k, state, &data.page)
@@ -712,8 +724,8 @@ func (h *Handler) editForm(v *visit) *refusal {
 	if done || no != nil {
 		return no
 	}
-	queue := v.FormValue("in")
-	data := editData{page: h.page(v, "Edit "+fit(cmp.Or(s.MessageID, s.ID), 60)), Queue: queue, Letter: s.Letter, Accept: s.accept, Here: query("in", queue, "id", v.FormValue("id"))}
+	queue := v.form.Get("in")
+	data := editData{page: h.page(v, "Edit "+fit(cmp.Or(s.MessageID, s.ID), 60)), Queue: queue, Letter: s.Letter, Accept: s.accept, Here: query("in", queue, "id", v.form.Get("id"))}
 	raw := h.looks.rawOf(k)
 	switch {
 	case s.Unreadable != "":
@@ -767,6 +779,7 @@ type runView struct {
 	File                               string
 	Err                                string
 	State                              string
+	Unread                             string
 	Resume                             bool
 }
 
@@ -795,6 +808,8 @@ func (h *Handler) runView(r *run) runView {
 	w.Matched, w.Sent, w.Seen = p.Matched, p.Done, p.Seen
 	if r.waiting {
 		w.Progress.Waits = h.waits(r.sel.Queue, r.name())
+	} else if p.Waiting {
+		w.Progress.Waits = elsewhere
 	}
 	add := func(groups []desk.GroupCount) {
 		for _, g := range groups {
@@ -802,11 +817,11 @@ func (h *Handler) runView(r *run) runView {
 		}
 	}
 	if p := r.replayed; p != nil {
-		w.Matched, w.Sent, w.Seen, w.Others = p.Matched, p.Replayed, p.Seen, p.Others
+		w.Matched, w.Sent, w.Seen, w.Others, w.Unread = p.Matched, p.Replayed, p.Seen, p.Others, p.Unread
 		add(p.Groups)
 	}
 	if p := r.discard; p != nil {
-		w.Matched, w.Sent, w.Seen, w.Others = p.Matched, p.Discarded, p.Seen, p.Others
+		w.Matched, w.Sent, w.Seen, w.Others, w.Unread = p.Matched, p.Discarded, p.Seen, p.Others, p.Unread
 		add(p.Groups)
 	}
 	switch {
@@ -820,7 +835,7 @@ func (h *Handler) runView(r *run) runView {
 		w.State = "stopped"
 	case w.Failed:
 		w.State = "failed"
-	case r.replayed != nil && r.replayed.Failed > 0:
+	case r.replayed != nil && r.replayed.Failed > 0, w.Unread != "":
 		w.State = "incomplete"
 	default:
 		w.State = "done"
@@ -832,9 +847,14 @@ func (h *Handler) runView(r *run) runView {
 	return w
 }
 
+// runsFor returns the runs of queues that a person may view, the latest first.
+func (h *Handler) runsFor(v *visit) []*run {
+	return slices.DeleteFunc(h.runs.list(), func(r *run) bool { return !h.sees(v, r.sel.Queue) })
+}
+
 func (h *Handler) runList(v *visit) *refusal {
 	data := runsData{page: h.page(v, "Runs")}
-	for _, r := range h.runs.list() {
+	for _, r := range h.runsFor(v) {
 		data.Runs = append(data.Runs, h.runView(r))
 	}
 	if data.Refresh = 5; data.Active > 0 {
@@ -850,7 +870,7 @@ type runsData struct {
 }
 
 func (h *Handler) runPage(v *visit) *refusal {
-	r, no := h.namedRun(v.URL.Query().Get("id"))
+	r, no := h.namedRun(v.form.Get("id"))
 	if no != nil {
 		return no
 	}

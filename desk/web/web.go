@@ -28,19 +28,36 @@ type Config struct {
 	Writable bool
 	// Authorize decides about every request. It returns who asks, which is logged and is
 	// written into replayed messages. An error refuses the request. Its text is logged and
-	// isn't shown. Authorize is called concurrently. Default: [Loopback].
-	Authorize func(r *http.Request, a Action) (who string, err error)
+	// isn't shown. Pages about several queues leave out those for which it refuses
+	// ActionView. Authorize is called concurrently, and can be called several times for a
+	// request. Default: [Loopback].
+	Authorize func(r *http.Request, a Access) (who string, err error)
 	// DiscardDir is the directory of the files that discarded messages are written to
 	// before they are removed. Without it nothing can be discarded.
 	DiscardDir string
-	// Queues are the names of the queues to show. Default: all queues of the virtual host.
-	// It is required if the Desk has no HTTP API.
+	// Queues are the names of the queues that the page shows, reads and changes. No request
+	// reaches another queue, except that a replay sends each message to where it failed.
+	// Default: all queues of the virtual host. It is required if the Desk has no HTTP API.
 	Queues []string
 	// Logger receives a line for each action. Default: slog.Default().
 	Logger *slog.Logger
 }
 
-// Action is what a request wants to do.
+// Access is what a request wants to do, and to which queue.
+type Access struct {
+	Action Action
+	// Queue is the queue that is read or changed. It is empty for pages about all queues,
+	// surveys and their lists of runs, and where a request names no queue.
+	Queue string
+	// To and Target are where a replay sends messages. Target is the queue that a person
+	// named as the destination; it takes precedence over To. Without it, To has each message go back to
+	// the queue in which it failed (desk.ToQueue or ""), or to the exchange that it was first
+	// published to (desk.ToExchange). A dry run has neither.
+	To     desk.Destination
+	Target string
+}
+
+// Action is the kind of an Access.
 type Action string
 
 // The actions. ActionView and ActionBody need no Config.Writable.

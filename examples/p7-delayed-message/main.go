@@ -87,7 +87,7 @@ func example(s *show.Stage) {
 		s.Want(slices.Contains(through, policy.Names.HoldQueue(delay)), "a queue holds messages for %v, but %v", delay, through)
 	}
 	s.Want(len(through) == 3, "no others do: %v", through)
-	s.Proven("on %s, where native is refused, the same handler had delays of %v down to %v rounded up to those of 3 queues, "+
+	s.Proven("on %s, where native is refused, the same handler had delays of %v down to %v, made up of those of 3 queues, "+
 		"and a curve of 3 retries in a dead letter; 0 early, 0 copies, 0 plugins", s.Conn.Broker().Version, longest, shortest)
 }
 
@@ -115,7 +115,7 @@ func delayed(s *show.Stage) (order []time.Duration, through []string) {
 			if had < asked-time.Millisecond { // the broker counts whole ones
 				early++
 			}
-			s.Say("%-7s asked for %6v, came after %4d ms, held by %s", body, asked, had.Milliseconds(), held)
+			s.Say("%-7s asked for %6v, came after %4d ms, last held by %s", body, asked, had.Milliseconds(), held)
 		}
 		failed[body] = time.Now()
 		switch {

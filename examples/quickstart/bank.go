@@ -46,7 +46,7 @@ func askBank(ctx context.Context, o Order) error {
 	case o.Story == declined:
 		return errDeclined
 	case o.Story == busy && retries == 0:
-		return busyError{1500 * time.Millisecond}
+		return busyError{2 * time.Second}
 	case o.Story == panics:
 		panic("no bank")
 	}

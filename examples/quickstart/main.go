@@ -19,6 +19,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"sync"
@@ -53,6 +54,7 @@ var orders = []Order{
 var policy = retry.Policy{
 	MaxRetries: 3,
 	Backoff:    retry.Delays(300*time.Millisecond, time.Second, 2*time.Second),
+	LogLevel:   slog.LevelDebug, // Info by default: the timeline shows each attempt already
 	Names: retry.Names{
 		RetryExchange:      "quickstart.retry",
 		RequeueExchange:    "quickstart.requeue",

@@ -45,6 +45,7 @@ func TestPictureShowsARun(t *testing.T) {
 		`o-3 +4 +2 s → [0-9.]+ s +charged +✓ accepted`,
 		`o-4 +4 +2 s → [0-9.]+ s +bank timed out +✗ dead letter: exhausted`,
 		`o-7 +1 +handler panicked: no bank +✗ dead letter: panicked`,
+		`o-8 +1 +bank is busy for 2 s +↻ retry in 2 s`,
 		`8 of 8 orders accounted for in [0-9.]+ s: 4 accepted, 4 dead-lettered, 0 left in queues`,
 	} {
 		assert.Regexp(t, want, strings.Join(lines, "\n"), "run: go test ./examples/quickstart -run Picture -update")

@@ -64,7 +64,7 @@ func checkOutput(t *testing.T, out string) {
 		`o-5 +1 +card declined +✗ dead letter: permanent`,
 		`o-6 +1 +unexpected end of JSON input +✗ dead letter: undecodable`,
 		`o-7 +1 +handler panicked: no bank +✗ dead letter: panicked`,
-		`o-8 +1 +bank is busy for 1\.5 s +↻ retry in 2 s`,
+		`o-8 +1 +bank is busy for 2 s +↻ retry in 2 s`,
 		`o-8 +2 +2 s → [0-9.]+ s +charged +✓ accepted`,
 		// Where all of them ended.
 		`o-1 +paid at once +1 +accepted`,

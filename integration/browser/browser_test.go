@@ -113,7 +113,7 @@ func newSite(t *testing.T, amqp, management, vhost string, memory *hopbacktest.B
 	require.NoError(t, err)
 	handler, err := web.New(d, web.Config{
 		Title: "shop, RabbitMQ 4.3", Writable: true, DiscardDir: t.TempDir(), Logger: quiet,
-		Authorize: func(r *http.Request, a web.Action) (string, error) {
+		Authorize: func(r *http.Request, a web.Access) (string, error) {
 			_, err := web.Loopback(r, a)
 			return "ada", err
 		},

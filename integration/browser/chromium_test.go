@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/service"
 )
 
 // chromium is a headless Chromium that is driven over a pipe, by the DevTools protocol:
@@ -37,20 +39,22 @@ type reply struct {
 	Error  *struct{ Message string }
 }
 
-// chromiumPath is where Chromium is, or empty.
-func chromiumPath() string {
+// chromiumPath is where Chromium is. On Debian, root installs it if it is missing.
+var chromiumPath = sync.OnceValues(func() (string, error) {
 	for _, name := range []string{os.Getenv("HOPBACK_CHROMIUM"), "chromium", "chromium-browser", "google-chrome"} {
 		if path, err := exec.LookPath(name); err == nil && name != "" {
-			return path
+			return path, nil
 		}
 	}
-	return ""
-}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	return service.Program(ctx, os.Stderr, "chromium", "chromium")
+})
 
 func needsChromium(t *testing.T) {
 	t.Helper()
-	if chromiumPath() == "" {
-		t.Skip("there is no Chromium; install Debian's package chromium, or name it with HOPBACK_CHROMIUM")
+	if _, err := chromiumPath(); err != nil {
+		t.Skipf("there is no Chromium (%v); install Debian's package chromium, or name it with HOPBACK_CHROMIUM", err)
 	}
 }
 
@@ -76,6 +80,10 @@ func TestMain(m *testing.M) {
 var endChromium = func() {}
 
 func startChromium() (*chromium, error) {
+	path, err := chromiumPath()
+	if err != nil {
+		return nil, err
+	}
 	home, err := os.MkdirTemp("", "hopback-chromium-")
 	if err != nil {
 		return nil, err
@@ -95,7 +103,7 @@ func startChromium() (*chromium, error) {
 	if os.Geteuid() == 0 {
 		args = append([]string{"--no-sandbox"}, args...) // it refuses to run as root with one
 	}
-	c := &chromium{cmd: exec.Command(chromiumPath(), args...), to: to, wait: map[int]chan reply{}, tabs: map[string]*tab{}, gone: make(chan struct{})}
+	c := &chromium{cmd: exec.Command(path, args...), to: to, wait: map[int]chan reply{}, tabs: map[string]*tab{}, gone: make(chan struct{})}
 	c.cmd.ExtraFiles = []*os.File{theirs, answers}
 	c.cmd.Env = append(os.Environ(), "HOME="+home)
 	if err := c.cmd.Start(); err != nil {

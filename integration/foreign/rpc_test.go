@@ -28,7 +28,10 @@ func (s *site) rpcQueues(t *testing.T) {
 // shouting answers requests of "ours".
 func (s *site) shouting(t *testing.T) *rpc.Responder {
 	t.Helper()
-	r, err := rpc.NewResponder(t.Context(), s.conn, rpc.ResponderConfig{Codec: client.RawCodec{}})
+	r, err := rpc.NewResponder(t.Context(), s.conn, rpc.ResponderConfig{
+		Codec: client.RawCodec{},
+		Allow: func(to address.Address) bool { return rpc.IsReplyQueue(to) || to == address.Queue("answers") },
+	})
 	require.NoError(t, err)
 	s.consume(t, "ours", rpc.Respond(r, func(_ context.Context, b []byte) ([]byte, error) { return append(b, '!'), nil }), client.ConsumerConfig{})
 	return r

@@ -176,16 +176,6 @@ func (r *Reader) Start() ([]byte, error) {
 	return b, nil
 }
 
-// Peek returns the next n bytes, which are at most what the reader reads at once, and
-// leaves them to be read again. They are valid until the next read.
-func (r *Reader) Peek(n int) ([]byte, error) {
-	b, err := r.r.Peek(n)
-	if err != nil {
-		return nil, whole(err, len(b))
-	}
-	return b, nil
-}
-
 // Discard skips n bytes.
 func (r *Reader) Discard(n int) error {
 	_, err := r.r.Discard(n)

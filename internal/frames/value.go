@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync/atomic"
 	"time"
 )
 
@@ -56,7 +57,9 @@ type (
 		Type byte
 		// Descriptor, if not nil, describes each element.
 		Descriptor any
-		Elements   []any
+		// Elements that take no room, such as nulls, are shared by all arrays that were
+		// read, so that a few bytes can't take up much memory. They must not be changed.
+		Elements []any
 	}
 )
 
@@ -442,6 +445,11 @@ func (d *decoder) array(code byte) any {
 		return nil
 	}
 	a.Type = wide(element)
+	if element>>4 == 4 {
+		a.Elements = roomless(element)[:count:count]
+		d.leave(behind)
+		return a
+	}
 	a.Elements = make([]any, 0, count)
 	for range count {
 		a.Elements = append(a.Elements, d.body(element))
@@ -452,6 +460,36 @@ func (d *decoder) array(code byte) any {
 	d.leave(behind)
 	return a
 }
+
+// Shared says whether the elements are those that all such arrays share.
+func (a Array) Shared() bool {
+	if len(a.Elements) == 0 {
+		return true
+	}
+	for i := range sharedElements {
+		if all := sharedElements[i].Load(); all != nil && &all[0] == &a.Elements[0] {
+			return true
+		}
+	}
+	return false
+}
+
+// roomless returns maxRoomless elements of a type whose elements take no room.
+func roomless(code byte) []any {
+	shared := &sharedElements[code&0xf]
+	if shared.Load() == nil {
+		var all [maxRoomless]any
+		var d decoder
+		element := d.body(code)
+		for i := range all {
+			all[i] = element
+		}
+		shared.CompareAndSwap(nil, &all)
+	}
+	return shared.Load()[:]
+}
+
+var sharedElements [codeList0&0xf + 1]atomic.Pointer[[maxRoomless]any]
 
 // valueWidth is how many bytes are behind the constructor, or hold the size of what is;
 // negative if there is no such constructor.

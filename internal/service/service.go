@@ -114,16 +114,64 @@ func start(ctx context.Context, out io.Writer, k kind) (*Service, error) {
 	return s, nil
 }
 
+// Program returns the path of a program, and installs pkg, the Debian package that has it, if
+// it is missing. It says on out, which may be nil, that it installs something. It fails where
+// the program is missing and this process isn't root on Debian.
+func Program(ctx context.Context, out io.Writer, program, pkg string) (string, error) {
+	if out == nil {
+		out = io.Discard
+	}
+	return kind{name: program, program: program, pkg: pkg}.find(ctx, out)
+}
+
+// Python returns the path of a Python 3 that has a module, and installs pkg, the Debian package
+// of that module, if there is none. It is like Program otherwise.
+func Python(ctx context.Context, out io.Writer, module, pkg string) (string, error) {
+	if out == nil {
+		out = io.Discard
+	}
+	find := func() string {
+		// The first one in PATH may be one that Debian's modules aren't for.
+		for _, python := range []string{"python3", "/usr/bin/python3"} {
+			if exec.CommandContext(ctx, python, "-c", "import "+module).Run() == nil {
+				return python
+			}
+		}
+		return ""
+	}
+	if python := find(); python != "" {
+		return python, nil
+	}
+	if err := (kind{name: module, program: "Python module " + module, pkg: pkg}).install(ctx, out); err != nil {
+		return "", err
+	}
+	if python := find(); python != "" {
+		return python, nil
+	}
+	return "", fmt.Errorf("the package %s brought no Python module %s", pkg, module)
+}
+
 // find returns the path of the program, and installs its package if it is missing.
 func (k kind) find(ctx context.Context, out io.Writer) (string, error) {
 	if path := k.installed(); path != "" {
 		return path, nil
 	}
+	if err := k.install(ctx, out); err != nil {
+		return "", err
+	}
+	if path := k.installed(); path != "" {
+		return path, nil
+	}
+	return "", fmt.Errorf("the package %s brought no %s", k.pkg, k.program)
+}
+
+// install installs the package.
+func (k kind) install(ctx context.Context, out io.Writer) error {
 	if os.Geteuid() != 0 {
-		return "", errors.New("no " + k.program + " is installed, and only root can install it")
+		return errors.New("no " + k.program + " is installed, and only root can install it")
 	}
 	if _, err := exec.LookPath("apt-get"); err != nil {
-		return "", errors.New("no " + k.program + " is installed, and there is no apt-get")
+		return errors.New("no " + k.program + " is installed, and there is no apt-get")
 	}
 	fmt.Fprintf(out, "%s: installing %s by apt-get\n", k.name, k.pkg)
 	install := func() error {
@@ -139,17 +187,11 @@ func (k kind) find(ctx context.Context, out io.Writer) (string, error) {
 	if err != nil {
 		// A fresh machine has no package lists yet, or old ones.
 		if output, updated := exec.CommandContext(ctx, "apt-get", "update", "-qq").CombinedOutput(); updated != nil {
-			return "", fmt.Errorf("apt-get update: %w: %s", updated, lastLine(output))
+			return fmt.Errorf("apt-get update: %w: %s", updated, lastLine(output))
 		}
 		err = install()
 	}
-	if err != nil {
-		return "", err
-	}
-	if path := k.installed(); path != "" {
-		return path, nil
-	}
-	return "", fmt.Errorf("the package %s brought no %s", k.pkg, k.program)
+	return err
 }
 
 // installed returns the path of the newest program, or "".

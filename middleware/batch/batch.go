@@ -23,7 +23,8 @@
 //
 // A call for each message of a batch needs that many handlers. The batch raises
 // client.ConsumerConfig.Concurrency to Size times Parallel, so the zero ConsumerConfig will
-// do. A ConsumerConfig.Prefetch below that is an *argument.Error. Another client's consumer
+// do. A ConsumerConfig.Prefetch below that is an *argument.Error, and so is a batch of
+// several messages on a stream, which stream.Consume handles one at a time. Another client's consumer
 // must run as many handlers by itself, or all batches are small and late.
 //
 // The bodies of a batch are decoded when it begins, one after the other. Where that takes
@@ -142,14 +143,15 @@ type Item[T any] struct {
 func (i *Item[T]) Delivery() *client.Delivery { return i.call.delivery }
 
 // Context returns the message's own ctx: that of client.DeliveryFrom and retry.Attempt. It
-// ends when the broker takes the message back, with client.ErrConsumerTimeout as its
-// cause, or when a client.Timeout around the batch is over.
+// ends shortly before the broker takes the message back, with client.ErrConsumerTimeoutNear as its
+// cause, or at that moment, with client.ErrConsumerTimeout, if the client doesn't know the timeout.
+// It also ends when a client.Timeout around the batch is over.
 func (i *Item[T]) Context() context.Context { return i.call.ctx }
 
 // TakenBack reports whether the broker delivers the message to another consumer because
 // this one has held it for too long. Whatever becomes of it here is ignored.
 func (i *Item[T]) TakenBack() bool {
-	return i.call.ctx.Err() != nil && context.Cause(i.call.ctx) == client.ErrConsumerTimeout
+	return i.call.delivery.TakenBack() || context.Cause(i.call.ctx) == client.ErrConsumerTimeout
 }
 
 // Fail sets the message's result: an error, or a client.Outcome. The last call counts. Fail(nil)

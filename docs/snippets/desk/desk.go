@@ -27,9 +27,9 @@ func serve(conn *client.Conn, api *httpapi.Reader) (*web.Handler, error) {
 	page, err := web.New(d, web.Config{
 		Writable:   true,
 		DiscardDir: "/var/lib/orders/discarded",
-		Authorize: func(r *http.Request, a web.Action) (string, error) {
+		Authorize: func(r *http.Request, a web.Access) (string, error) {
 			u, err := signedIn(r)
-			if err == nil && a != web.ActionView && !u.Operator {
+			if err == nil && a.Action != web.ActionView && !u.Operator {
 				err = errors.New(u.Name + " isn't an operator")
 			}
 			return u.Name, err

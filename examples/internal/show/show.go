@@ -251,9 +251,11 @@ func (s *Stage) rest() {
 	}
 }
 
-// logger puts what the client logs among what is said.
+// logger puts the client's warnings and errors among what is said. What an example's
+// handlers see, failed attempts included, the example says itself.
 func (s *Stage) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(logWriter{s}, &slog.HandlerOptions{
+		Level: slog.LevelWarn,
 		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 			if a.Key == slog.TimeKey {
 				return slog.Attr{}

@@ -30,7 +30,8 @@ type Broker struct {
 	onward   []onward
 	messages int64
 	bytes    int64
-	clock    int64 // in ms, as of this hold of the lock; 0: not read yet
+	clock    int64         // in ms, as of this hold of the lock; 0: not read yet
+	ahead    time.Duration // how far the clock was set ahead of this host's
 	lines    ring[line]
 	changed  chan struct{} // closed at the next change, nil if nobody waits
 	serial   uint64
@@ -164,9 +165,16 @@ func (b *Broker) Changed() <-chan struct{} {
 // now is the time in milliseconds. It stands still while the lock is held.
 func (b *Broker) now() int64 {
 	if b.clock == 0 {
-		b.clock = time.Now().UnixMilli()
+		b.clock = time.Now().Add(b.ahead).UnixMilli()
 	}
 	return b.clock
+}
+
+// StepClock sets the clock by d.
+func (b *Broker) StepClock(d time.Duration) {
+	b.lock()
+	defer b.unlock()
+	b.ahead += d
 }
 
 // count counts messages that queues hold.

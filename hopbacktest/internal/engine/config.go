@@ -21,7 +21,9 @@ type Config struct {
 	// MaxMessageSize is the largest message in bytes. Default: 16 MiB.
 	MaxMessageSize int
 	// MaxMessages and MaxBytes limit what all queues hold together. A message beyond
-	// them is rejected with amqp:resource-limit-exceeded. Defaults: 10,000,000 and 1 GiB.
+	// them is rejected with amqp:resource-limit-exceeded, and a modified outcome that adds
+	// annotations ends its session. Bytes are those of memory that messages and their
+	// annotations take. Defaults: 10,000,000 and 1 GiB.
 	MaxMessages int
 	MaxBytes    int64
 	// MaxLog is how many entries the event log keeps. The oldest are dropped. Default:

@@ -27,7 +27,7 @@ func (s *Session) OpenConsumer(attach *frames.Attach) (*Consumer, *Fault) {
 	c := &Consumer{session: s, name: attach.Name, settled: attach.SenderSettleMode.Or(2) == 1, attached: true}
 	var name string
 	if source.Dynamic && b.version.newer && c.settled && slices.Contains(source.Capabilities, volatileCapability) {
-		return s.openVolatile(c, attach, source), nil
+		return s.openVolatile(c, attach, source)
 	}
 	if source.Dynamic {
 		own, fault := s.ownQueue(source.Capabilities, "source", attach.Source)

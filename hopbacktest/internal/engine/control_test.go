@@ -229,6 +229,59 @@ func TestABrokerHoldsNoMoreThanItMay(t *testing.T) {
 	})
 }
 
+// A few bytes of annotations can stand for a lot of memory. It counts for what the broker
+// may hold, whether a sender or a consumer sends them.
+func TestAnnotationsCountForWhatABrokerHolds(t *testing.T) {
+	bothVersions(t, func(t *testing.T, l *lab) {
+		b := l.b
+		b.cfg.MaxBytes = 1 << 20
+		l.quorum("q", nil)
+		nulls := m{"x-opt-n": make(frames.List, 1000)}.symbols()
+		held := 0
+		for ; held < 1000; held++ {
+			state := l.outcome("/queues/q", func(msg *frames.Message) { msg.Annotations = nulls }, "m")
+			if _, ok := state.(*frames.Rejected); ok {
+				break
+			}
+		}
+		assert.Less(t, held, 80, "each takes 16 KB")
+		require.NoError(t, b.ForgetQueue("/", "q"))
+		assert.Zero(t, b.bytes)
+
+		// An array of nulls is 16 bytes for 65,536 of them, which all arrays share.
+		l.quorum("q", nil)
+		array := m{"x-opt-n": frames.Array{Type: 0x40, Elements: make([]any, 1<<16)}}.symbols()
+		for range 10 {
+			assert.Equal(t, accepted, l.outcome("/queues/q", func(msg *frames.Message) { msg.Annotations = array }, "m"))
+		}
+		assert.Less(t, b.bytes, int64(5_000))
+		r := l.reader("q", 1)
+		d, _ := r.next()
+		msg, err := frames.DecodeMessage(d.Append(nil))
+		require.NoError(t, err)
+		v, _ := msg.Annotations.Get("x-opt-n")
+		assert.Len(t, v.(frames.Array).Elements, 1<<16)
+		r.s.End()
+
+		// A consumer adds annotations, again and again.
+		r = l.reader("q", 1)
+		failed := false
+		for i := range 18 { // below the delivery limit
+			d, _ := r.next()
+			fault := r.s.Settle([]*Delivery{d}, &frames.Modified{Annotations: m{fmt.Sprintf("x-opt-%d", i): make(frames.List, 10_000)}.symbols()})
+			if failed = fault != nil; failed {
+				assert.Equal(t, frames.Symbol("amqp:resource-limit-exceeded"), fault.Err.Condition)
+				break
+			}
+			r.flow(1)
+		}
+		assert.True(t, failed, "it holds whatever a consumer adds")
+		require.NoError(t, b.ForgetQueue("/", "q"))
+		assert.Zero(t, b.bytes)
+		assert.Zero(t, b.messages)
+	})
+}
+
 // What queues hold is counted right whatever becomes of it.
 func TestNothingIsLeftInTheCounts(t *testing.T) {
 	bothVersions(t, func(t *testing.T, l *lab) {
@@ -238,7 +291,7 @@ func TestNothingIsLeftInTheCounts(t *testing.T) {
 			l.put("q", "1", "2", "3", "4", "5")
 			r := l.reader("q", 5)
 			r.take()
-			for i, state := range []any{&frames.Accepted{}, &frames.Rejected{}, failed(), &frames.Released{}, &frames.Modified{UndeliverableHere: true}} {
+			for i, state := range []any{&frames.Accepted{}, &frames.Rejected{}, failed(), &frames.Released{}, &frames.Modified{UndeliverableHere: true, Annotations: m{"x-opt-a": "b"}.symbols()}} {
 				r.settle(r.got[i], state)
 			}
 			r.s.End()

@@ -44,7 +44,7 @@ func (q *queue) wake(at int64) {
 	}
 	q.wakeAt = at
 	// The clock is read in whole milliseconds, which are rounded down.
-	d := time.Until(time.UnixMilli(at))
+	d := time.Until(time.UnixMilli(at).Add(-q.b.ahead))
 	if q.timer == nil {
 		q.timer = time.AfterFunc(d, q.tick)
 	} else {

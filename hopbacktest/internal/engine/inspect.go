@@ -50,11 +50,10 @@ func (q *queue) info() QueueInfo {
 	if q.kind != typeClassic {
 		i.Nodes = slices.Clone(q.b.cfg.Nodes)
 	}
-	kinds := q.policyKinds()
-	if p := best(q.vhost.policies, q.name, kinds); p != nil {
+	if p := best(q.vhost.policies, q.name, q.kind); p != nil {
 		i.Policy = p.name
 	}
-	if p := best(q.vhost.operators, q.name, kinds); p != nil {
+	if p := best(q.vhost.operators, q.name, q.kind); p != nil {
 		i.OperatorPolicy = p.name
 	}
 	if p := q.vhost.policyFor(q); p != nil {
@@ -125,8 +124,10 @@ type MessageInfo struct {
 	Due, Expires time.Time
 	// Reason is why a message is dead-lettered.
 	Reason string
-	// Hidden are headers that Publish was given.
-	Hidden map[string]any
+	// Hidden and Properties are headers and properties that Publish was given.
+	Hidden, Properties map[string]any
+	// Left is how many messages were ready behind it, when Get took it.
+	Left int
 }
 
 // Messages are all messages of a queue: the ready ones in the order of their delivery,

@@ -271,6 +271,8 @@ func TestPolicies(t *testing.T) {
 		assert.Empty(t, l.bodies("dead"), "nothing says where to")
 		assert.ErrorContains(t, l.b.SetPolicy("/", "p", Policy{Pattern: "x", Definition: map[string]any{"bogus": 1}}), "not recognised policy settings")
 		err := l.b.SetPolicy("/", "p", Policy{Pattern: "x", Definition: map[string]any{"delayed-retry-type": "all"}})
+		assert.ErrorContains(t, err, map[bool]string{true: "delayed-retry-min is required", false: "not recognised policy settings"}[l.newer()])
+		err = l.b.SetPolicy("/", "p", Policy{Pattern: "x", Definition: map[string]any{"delayed-retry-type": "all", "delayed-retry-min": 1000}})
 		assert.Equal(t, l.newer(), err == nil)
 	})
 }

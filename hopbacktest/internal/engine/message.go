@@ -21,14 +21,16 @@ type message struct {
 	priority    int16  // -1: none
 	ttl         int64  // in milliseconds; -1: none
 	count       uint32 // the delivery count that it brings along
-	// hidden are headers of a message by AMQP 0-9-1 that AMQP 1.0 doesn't show.
-	hidden map[string]any
+	// hidden are headers of a message by AMQP 0-9-1 that AMQP 1.0 doesn't show, and legacy
+	// its properties, nil if it isn't one.
+	hidden, legacy map[string]any
 	// poisoned messages make the session crash that is to deliver them.
 	poisoned bool
 	id       string // the encoded message-id, if it isn't long
 	first    entry  // its place in the first queue
 	used     bool   // first is taken
 	guess    int    // the size of its annotations
+	weight   int64  // about what it takes in memory
 }
 
 // guessedSize is what RabbitMQ 4.3 takes annotations for in the bytes of a queue.
@@ -52,7 +54,7 @@ func parse(payload []byte, version *version) (*message, error) {
 	if s.Body == nil {
 		return nil, errNoBody
 	}
-	m := &message{Sections: s, priority: -1, ttl: -1, durable: version.durableByDefault}
+	m := &message{Sections: s, priority: -1, ttl: -1, durable: version.durableByDefault, weight: int64(len(payload))}
 	if s.Header != nil {
 		switch v := frames.Field(s.Header, 0); {
 		case len(v) == 1:
@@ -79,11 +81,53 @@ func parse(payload []byte, version *version) (*message, error) {
 				m.poisoned = true
 			}
 		}
+		m.weight += weight(m.sent)
 		if version.newer && len(m.sent) > 0 {
 			m.guess = guessedSize
 		}
 	}
 	return m, nil
+}
+
+// weight is about how many bytes a decoded value takes in memory. Parts of the encoded
+// message count there.
+func weight(v any) int64 {
+	const slot, header = 16, 24 // an interface; a slice
+	n := int64(slot)
+	switch v := v.(type) {
+	case string:
+		n += int64(len(v)) + slot
+	case frames.Symbol:
+		n += int64(len(v)) + slot
+	case []byte:
+		n += header
+	case frames.List:
+		n += header
+		for _, element := range v {
+			n += weight(element)
+		}
+	case frames.Map:
+		n += header
+		for _, e := range v {
+			n += weight(e.Key) + weight(e.Value)
+		}
+	case frames.Array:
+		n += 4 * slot
+		if v.Descriptor != nil {
+			n += weight(v.Descriptor)
+		}
+		if !v.Shared() {
+			for _, element := range v.Elements {
+				n += weight(element)
+			}
+		}
+	case frames.Described:
+		n += weight(v.Descriptor) + weight(v.Value)
+	case nil, bool:
+	default:
+		n += slot
+	}
+	return n
 }
 
 // read decodes one value, nil if there is none.
@@ -163,6 +207,7 @@ func (e *entry) copyFor() *message {
 	m := *e.msg
 	m.first, m.used = entry{}, false
 	m.added = with(m.added, e.added)
+	m.weight += e.weight
 	m.poisoned = m.poisoned || e.poisoned
 	m.count = e.failed
 	return &m

@@ -31,16 +31,45 @@ type policy struct {
 	definition table
 }
 
-// The keys that policies may have. RabbitMQ 4.0 doesn't know all.
-var policyKeys = []string{
-	"max-length", "max-length-bytes", "overflow", "delivery-limit", "expires", "message-ttl", "dead-letter-exchange",
-	"dead-letter-routing-key", "dead-letter-strategy", "alternate-exchange", "queue-leader-locator", "target-group-size", "max-age",
-	"stream-max-segment-size-bytes", "queue-version", "max-in-memory-length", "max-in-memory-bytes", "federation-upstream",
-	"federation-upstream-set", "queue-mode", "initial-cluster-size", "stream-filter-size-bytes",
+// The keys that policies may have, and those that operator policies may have, too. RabbitMQ
+// 4.0 doesn't know all. Those of plugins, such as federation-upstream, are refused as they
+// are without the plugin (TestAPolicyWithAnUnsupportedKeyDoesNotApply).
+var (
+	operatorKeys = []string{
+		"max-length", "max-length-bytes", "overflow", "delivery-limit", "expires", "message-ttl", "target-group-size", "queue-version",
+		"max-in-memory-length", "max-in-memory-bytes",
+	}
+	operatorKeys43 = []string{"delayed-retry-type", "delayed-retry-min", "delayed-retry-max"}
+	policyKeys     = []string{
+		"dead-letter-exchange", "dead-letter-routing-key", "dead-letter-strategy", "alternate-exchange", "queue-leader-locator", "max-age",
+		"stream-max-segment-size-bytes", "queue-mode", "initial-cluster-size", "stream-filter-size-bytes", "consumer-timeout",
+	}
+	policyKeys43 = []string{"consumer-disconnected-timeout"}
+)
+
+// policyKey says whether a policy, or an operator policy, may have a key.
+func (v *version) policyKey(name string, operator bool) bool {
+	return slices.Contains(operatorKeys, name) || v.newer && slices.Contains(operatorKeys43, name) ||
+		!operator && (slices.Contains(policyKeys, name) || v.newer && slices.Contains(policyKeys43, name))
 }
 
-var policyKeys43 = []string{
-	"consumer-timeout", "consumer-disconnected-timeout", "delayed-retry-type", "delayed-retry-min", "delayed-retry-max",
+// unsupported are the keys that a type of queue doesn't have, of those that RabbitMQ looks
+// at. A policy with one of them doesn't apply to such a queue at all.
+var unsupported = map[string][]string{
+	typeClassic: {
+		"delivery-limit", "dead-letter-strategy", "target-group-size", "max-in-memory-length", "max-in-memory-bytes", "max-age",
+		"stream-max-segment-size-bytes", "initial-cluster-size",
+	},
+	typeQuorum: {"queue-mode", "max-age", "stream-max-segment-size-bytes", "initial-cluster-size"},
+	typeStream: {
+		"max-length", "overflow", "delivery-limit", "expires", "message-ttl", "dead-letter-exchange", "dead-letter-routing-key",
+		"dead-letter-strategy", "target-group-size", "max-in-memory-length", "max-in-memory-bytes", "queue-mode",
+	},
+}
+
+// applies says whether a policy has no key that a type of queue doesn't have.
+func (p *policy) applies(kind string) bool {
+	return !slices.ContainsFunc(p.definition, func(a argument) bool { return slices.Contains(unsupported[kind], a.name) })
 }
 
 // A Refusal is what RabbitMQ says of something that it doesn't take.
@@ -67,7 +96,7 @@ func (b *Broker) SetPolicy(vhost, name string, p Policy) error {
 	}
 	definition := tableOf(p.Definition)
 	for _, a := range definition {
-		if !slices.Contains(policyKeys, a.name) && !(b.version.newer && slices.Contains(policyKeys43, a.name)) {
+		if !b.version.policyKey(a.name, p.Operator) {
 			return refused("Validation failed\n\n[<<%q>>] are not recognised policy settings\n", a.name)
 		}
 		for _, c := range checks {
@@ -76,6 +105,12 @@ func (b *Broker) SetPolicy(vhost, name string, p Policy) error {
 					return refused("Validation failed\n\n%s is not a valid %s\n", a, a.name)
 				}
 			}
+		}
+	}
+	// RabbitMQ 4.3.6 wants it of a policy, and not of a queue's arguments.
+	if kind, ok := definition.get("delayed-retry-type"); ok && kind.value != "disabled" {
+		if _, ok := definition.get("delayed-retry-min"); !ok {
+			return refused("Validation failed\n\ndelayed-retry-min is required when delayed-retry-type is %v\n", kind.value)
 		}
 	}
 	b.lock()
@@ -124,11 +159,11 @@ func (v *vhost) applyPolicies() {
 	v.changed()
 }
 
-// best is the policy for a thing. Among equals RabbitMQ takes any; here it is the first by name.
-func best(of map[string]*policy, name string, kinds []string) *policy {
+// best is the policy for a queue of a type, or, if that is "", for an exchange. Among equals RabbitMQ takes any; here it is the first by name.
+func best(of map[string]*policy, name, kind string) *policy {
 	var found *policy
 	for _, p := range of {
-		if !slices.Contains(kinds, p.ApplyTo) || !p.pattern.MatchString(name) {
+		if !slices.Contains(policyKinds[kind], p.ApplyTo) || !p.applies(kind) || !p.pattern.MatchString(name) {
 			continue
 		}
 		if found == nil || p.Priority > found.Priority || p.Priority == found.Priority && strings.Compare(p.name, found.name) < 0 {
@@ -138,27 +173,24 @@ func best(of map[string]*policy, name string, kinds []string) *policy {
 	return found
 }
 
-// policyKinds are the values of apply-to that concern the queue.
-func (q *queue) policyKinds() []string {
-	switch q.kind {
-	case typeClassic:
-		return []string{"all", "queues", "classic_queues"}
-	case typeStream:
-		return []string{"all", "queues", "streams"}
-	}
-	return []string{"all", "queues", "quorum_queues"}
+// policyKinds are the values of apply-to that concern a type of queue, and, for "",
+// exchanges.
+var policyKinds = map[string][]string{
+	"":          {"all", "exchanges"},
+	typeClassic: {"all", "queues", "classic_queues"},
+	typeQuorum:  {"all", "queues", "quorum_queues"},
+	typeStream:  {"all", "queues", "streams"},
 }
 
 func (v *vhost) policyFor(q *queue) *policy {
-	kinds := q.policyKinds()
-	return merged(best(v.policies, q.name, kinds), best(v.operators, q.name, kinds))
+	return merged(best(v.policies, q.name, q.kind), best(v.operators, q.name, q.kind))
 }
 
 func (v *vhost) policyForExchange(x *exchange) *policy {
 	if x.name == "" {
 		return nil
 	}
-	return best(v.policies, x.name, []string{"all", "exchanges"})
+	return best(v.policies, x.name, "")
 }
 
 // merged joins a policy and an operator policy: of two numbers the smaller one counts.

@@ -106,6 +106,7 @@ type entry struct {
 	failed   uint32
 	poisoned bool
 	added    frames.Map // by modified outcomes
+	weight   int64      // about what added takes in memory
 }
 
 // enqueuer is a session or a dead-letter worker that publishes to a queue with overflow
@@ -189,7 +190,7 @@ func (q *queue) enqueue(m *message, from any) bool {
 	}
 	q.poison = q.poison || m.poisoned
 	q.bytes += q.size(m)
-	q.b.count(1, int64(m.size()))
+	q.b.count(1, m.weight)
 	q.ready.push(e)
 	q.fresh = e
 	q.published++
@@ -221,7 +222,7 @@ func shorter(a, b int64) int64 {
 }
 
 // forget lets go of an entry that is ready or delayed no more, and not held either.
-func (q *queue) forget(e *entry) { q.b.count(-1, -int64(e.msg.size())) }
+func (q *queue) forget(e *entry) { q.b.count(-1, -e.msg.weight-e.weight) }
 
 // next takes the message that is to be delivered next.
 func (q *queue) next() *entry {

@@ -26,6 +26,9 @@ func (q *queue) configure() {
 
 	s := settings{maxLength: optional("max-length"), maxBytes: optional("max-length-bytes"), expires: optional("expires"), ttl: optional("message-ttl")}
 	overflow, _ := q.either("overflow", policyFirst).(string)
+	if q.kind == typeClassic {
+		overflow, _ = q.either("overflow", argFirst).(string)
+	}
 	s.rejectDead = overflow == "reject-publish-dlx" && q.kind == typeClassic
 	s.reject = overflow == "reject-publish" || s.rejectDead
 	s.limit = 20

@@ -96,6 +96,11 @@ func (b *Broker) outcome(state any) (func(*queue, *entry), *Fault) {
 			added = append(added, frames.Entry{Key: key, Value: v})
 		}
 		added = with(nil, added)
+		if len(added) > 0 && b.overfull() {
+			return nil, &Fault{EndsSession, &frames.Error{
+				Condition: "amqp:resource-limit-exceeded", Description: "this broker holds as much as it was configured to",
+			}}
+		}
 		return func(q *queue, e *entry) {
 			anns := added
 			if !q.quorum() {
@@ -128,7 +133,19 @@ func (e *entry) mark(failed bool, added frames.Map) {
 	if failed {
 		e.failed++
 	}
-	e.added = with(e.added, added)
+	if len(added) > 0 {
+		e.added = with(e.added, added)
+	}
+}
+
+// mark is that of the entry, whose annotations count for what the broker may hold.
+func (q *queue) mark(e *entry, failed bool, added frames.Map) {
+	e.mark(failed, added)
+	if len(added) > 0 {
+		q.b.count(0, -e.weight)
+		e.weight = weight(e.added)
+		q.b.count(0, e.weight)
+	}
 }
 
 // counts says whether the queue counts failed deliveries.
@@ -137,7 +154,7 @@ func (q *queue) counts() bool { return q.quorum() || q.b.version.newer }
 // giveBack returns a message to its queue, or to where messages go that were delivered too
 // often.
 func (q *queue) giveBack(e *entry, failed bool, added frames.Map) {
-	e.mark(failed && q.counts(), added)
+	q.mark(e, failed && q.counts(), added)
 	if !q.quorum() {
 		q.bytes += q.size(e.msg)
 		q.ready.giveBack(e)
@@ -212,7 +229,7 @@ func (q *queue) delay(e *entry, failed bool, added frames.Map) (int64, bool) {
 
 // discard takes a message that its consumer doesn't want out of the queue.
 func (q *queue) discard(e *entry, failed bool, added frames.Map) {
-	e.mark(failed && q.counts(), added)
+	q.mark(e, failed && q.counts(), added)
 	q.forget(e)
 	q.deadLetter(e, reasonRejected)
 	q.touch()

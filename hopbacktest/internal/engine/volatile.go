@@ -32,10 +32,14 @@ func (v *vhost) target(key string) *queue {
 	return v.volatile[key]
 }
 
-// openVolatile opens a link with a volatile queue of its own.
-func (s *Session) openVolatile(c *Consumer, attach *frames.Attach, source frames.Source) *Consumer {
+// openVolatile opens a link with its own volatile queue. It takes the permission to read
+// from that queue.
+func (s *Session) openVolatile(c *Consumer, attach *frames.Attach, source frames.Source) (*Consumer, *Fault) {
 	v := s.conn.vhost
 	name := volatilePrefix + "g1" + strconv.FormatUint(s.conn.b.next(), 36) + "." + strconv.FormatUint(s.conn.b.next(), 36)
+	if fault := s.permit(kindQueue, name, permissionRead); fault != nil {
+		return nil, fault
+	}
 	q := v.addQueue(name, typeClassic, false, false, nil, nil)
 	delete(v.queues, name)
 	if v.volatile == nil {
@@ -62,7 +66,7 @@ func (s *Session) openVolatile(c *Consumer, attach *frames.Attach, source frames
 	s.consumers[c] = struct{}{}
 	q.consumers = append(q.consumers, c)
 	q.used = true
-	return c
+	return c, nil
 }
 
 // takesNow says whether a volatile queue's link has credit for one message more.

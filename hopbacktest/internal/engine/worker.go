@@ -37,7 +37,7 @@ func (w *worker) count() int { return w.waiting.len() + len(w.pending) }
 
 func (w *worker) add(e *entry, reason string) {
 	w.bytes += int64(e.msg.size())
-	w.q.b.count(1, int64(e.msg.size()))
+	w.q.b.count(1, e.msg.weight+e.weight)
 	w.waiting.push(letter{entry: e, reason: reason, keys: e.msg.keys})
 }
 

@@ -30,12 +30,20 @@ func New(b *engine.Broker) http.Handler {
 	a.definitions()
 	a.status()
 	a.messages()
+	a.mux.HandleFunc("/api/", func(w http.ResponseWriter, r *http.Request) {
+		write(w, r, unmodeled(r.Method+" for this path of RabbitMQ's HTTP API"))
+	})
 	// A ServeMux takes a segment of %2F, the virtual host "/", for the end of a path. So it
 	// gets paths as they are escaped, and value unescapes what it finds.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.EscapedPath(), "//") { // a ServeMux would redirect
+			write(w, r, missing)
+			return
+		}
 		escaped := *r
 		to := *r.URL
-		to.Path, to.RawPath = r.URL.EscapedPath(), ""
+		// RabbitMQ puts up with one slash at the end.
+		to.Path, to.RawPath = strings.TrimSuffix(r.URL.EscapedPath(), "/"), ""
 		escaped.URL = &to
 		a.mux.ServeHTTP(w, &escaped)
 	})
@@ -123,6 +131,12 @@ func bad(reason string) reply {
 	return reply{status: http.StatusBadRequest, body: problem{"bad_request", reason}}
 }
 
+// unmodeled refuses what RabbitMQ has and this broker doesn't: any other answer could be a
+// wrong one.
+func unmodeled(what string) reply {
+	return reply{status: http.StatusNotImplemented, body: problem{"not_implemented", "hopbacktest doesn't have " + what}}
+}
+
 var missing = reply{status: http.StatusNotFound, body: problem{"Object Not Found", "Not Found"}}
 
 // failed is the reply to an error of the engine, or of a body.
@@ -148,6 +162,13 @@ func (a *api) handle(pattern string, least level, do func(*call) reply) {
 		if err != nil {
 			write(w, r, bad(err.Error()))
 			return
+		}
+		query := r.URL.Query()
+		for _, name := range []string{"page", "page_size", "name", "use_regex", "sort", "sort_reverse"} {
+			if query.Has(name) {
+				write(w, r, unmodeled("the query parameter "+name))
+				return
+			}
 		}
 		c := &call{r, body, user}
 		// The paths that make a virtual host or permissions in one are for administrators.

@@ -191,6 +191,21 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
+// What RabbitMQ has and this broker doesn't is refused, and never answered as if it had it.
+func TestWhatIsNotModeledIsRefused(t *testing.T) {
+	bothVersions(t, func(t *testing.T, s *site) {
+		for _, path := range []string{
+			"GET /channels", "GET /consumers", "GET /parameters/shovel", "PUT /parameters/federation-upstream/%2F/a", "GET /queues?page=1",
+			"GET /queues/%2F?sort=messages", "GET /queues?name=orders", "GET /health/checks/certificate-expiration/1/months",
+		} {
+			method, path, _ := strings.Cut(path, " ")
+			var p problem
+			assert.Equal(t, 501, s.call(method, path, nil, &p), path)
+			assert.Contains(t, p.Reason, "hopbacktest doesn't have", path)
+		}
+	})
+}
+
 func TestUsersSeeWhatTheirTagsAllow(t *testing.T) {
 	bothVersions(t, func(t *testing.T, s *site) {
 		require.Equal(t, 201, s.call("PUT", "/users/look", object{"password": "look", "tags": "management"}, nil))
@@ -281,7 +296,7 @@ func TestMessagesByTheAPI(t *testing.T) {
 		assert.Equal(t, map[string]any{
 			"x-nested": map[string]any{"a": "b"}, "text": "plain", "nested": map[string]any{"a": "b"}, "list": []any{"a"},
 		}, got[0].Properties.Headers)
-		require.Equal(t, 200, s.call("POST", "/exchanges/%2F/amq.direct/publish", object{"routing_key": "none", "payload": ""}, &routed))
+		require.Equal(t, 200, s.call("POST", "/exchanges/%2F/amq.direct/publish", object{"routing_key": "none", "payload": "", "payload_encoding": "string", "properties": object{}}, &routed))
 		assert.False(t, routed.Routed)
 		require.Equal(t, 204, s.call("DELETE", "/queues/%2F/orders/contents", nil, nil))
 	})

@@ -56,7 +56,6 @@ func (a *api) queues() {
 	a.handle("GET /queues/{vhost}/{name}/bindings", management, func(c *call) reply {
 		return ok(list(a.bound(c.vhost(), func(b engine.BindingInfo) bool { return !b.ToExchange && b.Destination == c.name() }), binding))
 	})
-	a.handle("GET /consumers", management, func(*call) reply { return ok([]object{}) })
 }
 
 func (a *api) queue(q engine.QueueInfo) object {

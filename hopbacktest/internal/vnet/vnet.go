@@ -73,6 +73,13 @@ func (c *Conn) Reset() {
 	c.in.reset()
 }
 
+// Open reports whether neither this end has been closed nor the connection reset.
+func (c *Conn) Open() bool {
+	c.out.mu.Lock()
+	defer c.out.mu.Unlock()
+	return !c.out.closed && !c.out.cut
+}
+
 // LocalAddr is the address of this end.
 func (c *Conn) LocalAddr() net.Addr { return c.local }
 

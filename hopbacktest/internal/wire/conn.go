@@ -184,6 +184,7 @@ func (c *Conn) run() {
 	c.stop()
 	c.mu.Lock()
 	e, closer := c.engine, c.closer
+	c.release()
 	c.mu.Unlock()
 	if e != nil {
 		e.Close()

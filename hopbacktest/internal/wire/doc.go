@@ -15,7 +15,8 @@
 //
 // A client can't make the server hold more than this, whatever it sends: a frame of 8 KiB
 // before its open frame and of MaxFrameSize behind it; MaxPartial bytes of messages that
-// have begun and not ended; MaxSessions sessions with MaxLinks links each; of each link
+// have begun and not ended; MaxAttached bytes of attach frames and delivery tags; MaxHeld
+// of both, together with all other clients; MaxSessions sessions with MaxLinks links each; of each link
 // 256 deliveries that wait for the session's window; and maxOut bytes that it doesn't
 // read, behind which the server reads no more of it.
 package wire

@@ -49,7 +49,12 @@ func (l *link) message(t *frames.Transfer, payload []byte) *engine.Fault {
 	s := l.s
 	settled, id := t.Settled.Value, t.DeliveryID.Value
 	if l.anonymous && settled && l.partial == nil {
-		l.tag = bytes.Clone(t.DeliveryTag)
+		tag := bytes.Clone(t.DeliveryTag)
+		over := s.c.holdAttached(cap(tag) - cap(l.tag))
+		l.tag = tag
+		if over {
+			return tooMuch("the delivery tags of links")
+		}
 	}
 	if p := l.partial; p != nil {
 		switch {
@@ -71,7 +76,7 @@ func (l *link) message(t *frames.Transfer, payload []byte) *engine.Fault {
 	}
 	parts := l.partial != nil
 	if parts {
-		s.c.partial -= len(l.partial.payload)
+		s.c.holdPartial(-cap(l.partial.payload))
 		payload = append(l.partial.payload, payload...)
 		l.partial = nil
 	} else {
@@ -112,15 +117,14 @@ func (l *link) more(id uint32, settled bool, payload []byte) *engine.Fault {
 	if l.partial == nil {
 		l.partial = &partial{id: id, settled: settled}
 	}
+	before := cap(l.partial.payload)
 	l.partial.payload = append(l.partial.payload, payload...)
-	c.partial += len(payload)
+	over := c.holdPartial(cap(l.partial.payload) - before)
 	if fault := l.s.tooLarge(len(l.partial.payload)); fault != nil {
 		return fault
 	}
-	if c.partial > c.server.cfg.MaxPartial {
-		return &engine.Fault{Ends: engine.EndsConnection, Err: &frames.Error{
-			Condition: "amqp:resource-limit-exceeded", Description: "too many bytes in messages that haven't come whole",
-		}}
+	if over {
+		return tooMuch("messages that haven't come whole")
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ type partial struct {
 // forget releases what the link holds. The engine knows of its end.
 func (l *link) forget() {
 	if !l.gone {
-		l.s.c.attached -= l.size
+		l.s.c.holdAttached(-l.size - cap(l.tag))
 	}
 	l.gone = true
 	l.dropPartial()
@@ -68,9 +68,36 @@ func (l *link) forget() {
 
 func (l *link) dropPartial() {
 	if l.partial != nil {
-		l.s.c.partial -= len(l.partial.payload)
+		l.s.c.holdPartial(-cap(l.partial.payload))
 		l.partial = nil
 	}
+}
+
+// holdPartial and holdAttached count bytes that the connection holds, and say whether that
+// is more than it may.
+func (c *Conn) holdPartial(n int) (over bool) {
+	c.partial += n
+	return c.hold(n) || c.partial > c.server.cfg.MaxPartial
+}
+
+func (c *Conn) holdAttached(n int) (over bool) {
+	c.attached += n
+	return c.hold(n) || c.attached > c.server.cfg.MaxAttached
+}
+
+func (c *Conn) hold(n int) (over bool) {
+	return c.server.held.Add(int64(n)) > int64(c.server.cfg.MaxHeld) && n > 0
+}
+
+// release lets go of all that the connection holds, at its end.
+func (c *Conn) release() {
+	c.hold(-c.partial - c.attached)
+	c.partial, c.attached = 0, 0
+}
+
+// tooMuch closes a connection that would hold more than it may.
+func tooMuch(of string) *engine.Fault {
+	return &engine.Fault{Ends: engine.EndsConnection, Err: &frames.Error{Condition: "amqp:resource-limit-exceeded", Description: "too many bytes in " + of}}
 }
 
 // linkFault is an error that ends the link.
@@ -108,21 +135,20 @@ func (s *session) attach(a *frames.Attach) *engine.Fault {
 	} else if l != nil {
 		return sessionFault("amqp:session:handle-in-use", "handle %d is already associated with a link", a.Handle)
 	}
-	if s.c.attached+s.c.size > s.c.server.cfg.MaxAttached {
-		return &engine.Fault{Ends: engine.EndsConnection, Err: &frames.Error{
-			Condition: "amqp:resource-limit-exceeded", Description: "too many bytes in the attach frames of links",
-		}}
+	size := s.c.size
+	if s.c.holdAttached(size) {
+		s.c.holdAttached(-size)
+		return tooMuch("the attach frames of links")
 	}
 	fault := s.validate(a)
 	if fault == nil {
 		fault = s.open(a)
 	}
 	if fault == nil {
-		l := s.links[a.Handle]
-		l.size = s.c.size
-		s.c.attached += l.size
+		s.links[a.Handle].size = size
 		return nil
 	}
+	s.c.holdAttached(-size)
 	if fault.Ends != engine.EndsLink {
 		return fault
 	}

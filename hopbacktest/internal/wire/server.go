@@ -26,9 +26,13 @@ type Config struct {
 	// MaxPartial is how many bytes of messages a connection may have begun and not
 	// ended. Default: 64 MiB.
 	MaxPartial int
-	// MaxAttached is how many bytes the attach frames of a connection's links may have. The
-	// links hold what is in them. Default: 4 MiB.
+	// MaxAttached is how many bytes the attach frames of a connection's links, and the
+	// delivery tags that they keep, may have. The links hold what is in them. Default:
+	// 4 MiB.
 	MaxAttached int
+	// MaxHeld is how many bytes of both kinds all connections together may hold. The
+	// connection that goes beyond it is closed. Default: 256 MiB.
+	MaxHeld int
 	// Heartbeat is how long a client may be silent, in whole seconds; it is told half of
 	// that. As RabbitMQ does, the server looks at the end of each such time, and ends a
 	// connection that has been silent for two of them. Default: 60 s.
@@ -63,6 +67,7 @@ func (c Config) withDefaults() Config {
 	number(&c.MaxMessageSize, 16<<20)
 	number(&c.MaxPartial, 64<<20)
 	number(&c.MaxAttached, 4<<20)
+	number(&c.MaxHeld, 256<<20)
 	duration(&c.Heartbeat, time.Minute)
 	duration(&c.HandshakeTimeout, 10*time.Second)
 	duration(&c.RefusalDelay, 3*time.Second)
@@ -81,6 +86,7 @@ type Server struct {
 	closed  bool
 	idle    chan struct{} // closed when closed and there are no connections
 	answers answers
+	held    atomic.Int64 // bytes of unfinished messages, attach frames and delivery tags
 }
 
 // NewServer returns a server. It has no goroutines of its own.

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -384,6 +385,79 @@ func TestUnfinishedMessagesAreBounded(t *testing.T) {
 			p.transfer(1, &frames.Transfer{Handle: i % 2, DeliveryID: frames.Some(i % 2), DeliveryTag: []byte{1}, More: true}, part)
 		}
 		assert.Equal(t, frames.Symbol("amqp:resource-limit-exceeded"), expect[*frames.Close](p).Error.Condition)
+	})
+}
+
+// The bound of one connection times many connections would be no bound.
+func TestUnfinishedMessagesOfAllConnectionsAreBounded(t *testing.T) {
+	each(t, Config{MaxHeld: 1 << 20}, func(t *testing.T, w *world, old bool) {
+		part := make([]byte, 100_000)
+		hold := func() *peer {
+			p := w.dial()
+			p.open(nil)
+			p.begin(1)
+			p.send(1, target("q"))
+			expect[*frames.Attach](p)
+			expect[*frames.Flow](p)
+			for range 4 {
+				p.transfer(1, &frames.Transfer{Handle: 0, DeliveryID: frames.Some[uint32](0), DeliveryTag: []byte{1}, More: true}, part)
+			}
+			return p
+		}
+		p := w.dial()
+		p.open(nil)
+		p.declare(0, "q")
+		hold()
+		second := hold()
+		synctest.Wait()
+		third := hold()
+		assert.Equal(t, "too many bytes in messages that haven't come whole", expect[*frames.Close](third).Error.Description)
+		// What has ended holds nothing any more.
+		require.NoError(t, third.nc.Close())
+		require.NoError(t, second.nc.Close())
+		synctest.Wait()
+		another := hold()
+		another.send(1, &frames.End{})
+		assert.Nil(t, expect[*frames.End](another).Error)
+		for _, c := range w.server.Conns() {
+			c.Cut()
+		}
+		synctest.Wait()
+		assert.Zero(t, w.server.held.Load())
+	})
+}
+
+// A link without an address keeps the tag of its latest settled message.
+func TestDeliveryTagsAreBounded(t *testing.T) {
+	each(t, Config{}, func(t *testing.T, w *world, old bool) {
+		p := w.dial()
+		p.open(nil)
+		p.begin(1)
+		tag := make([]byte, 100_000)
+		send := func(handle uint32) *frames.Close {
+			p.send(1, &frames.Attach{
+				Name: fmt.Sprint(handle), Handle: handle, SenderSettleMode: frames.Some[uint8](1),
+				Source: &frames.Source{}, Target: &frames.Target{}, InitialDeliveryCount: frames.Some[uint32](0),
+			})
+			if closed, ok := p.next().Body.(*frames.Close); ok {
+				return closed
+			}
+			expect[*frames.Flow](p)
+			p.transfer(1, &frames.Transfer{Handle: handle, DeliveryID: frames.Some(handle), DeliveryTag: tag, Settled: frames.Some(true), More: true}, []byte{0})
+			return nil
+		}
+		for i := range uint32(60) { // one after the other is no harm
+			send(i)
+			p.send(1, &frames.Detach{Handle: i, Closed: true})
+			expect[*frames.Detach](p)
+		}
+		for i := range uint32(50) {
+			if closed := send(i); closed != nil {
+				assert.Equal(t, "too many bytes in the delivery tags of links", closed.Error.Description)
+				return
+			}
+		}
+		t.Error("it keeps 5 MB of tags")
 	})
 }
 

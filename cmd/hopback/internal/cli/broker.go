@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -104,8 +105,7 @@ func (b *broker) management(amqp *url.URL) error {
 	if err != nil {
 		return err
 	}
-	u.User = b.c.apiUser(u.User)
-	api, err := httpapi.New(u.String(), b.vhost, httpapi.Config{TLS: conf})
+	api, err := httpapi.New(u.String(), b.vhost, httpapi.Config{TLS: conf, Token: b.c.apiToken()})
 	b.api = api
 	return err
 }
@@ -127,6 +127,9 @@ func (b *broker) connect(ctx context.Context) error {
 	b.conn = conn
 	if err != nil && b.c.interrupted() {
 		return context.Cause(b.c.ctx)
+	}
+	if errors.As(err, new(tls.RecordHeaderError)) {
+		err = fmt.Errorf("%w; the port answers without TLS: amqps is usually on port 5671, and 5672 is for amqp://", err)
 	}
 	return timedOut(ctx, err)
 }

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -81,7 +80,6 @@ type command struct {
 	url, managementURL, vhost string
 	login                     login
 	deadFlags                 deadFlags
-	timeout                   time.Duration
 	json                      bool
 	wrote                     bool // JSON, to stdout
 }

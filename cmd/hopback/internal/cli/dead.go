@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"os/user"
 	"regexp"
 	"strconv"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/retry"
 )
@@ -28,7 +30,8 @@ const deadHelp = `See why messages are dead, and send back those that should hav
 QUEUE is a dead-letter queue, such as orders.dead, or the parking queue. To look at
 a queue its messages are received, held, and given back: their content and their
 order stay. Where that can't be promised the command says so before it looks, and
-goes on only with --accept and the word that it names.
+continues only with --accept and the word that it names. One command at a time reads a
+queue; another one waits.
 
 Messages are selected by flags, all of which a message must meet. The same flags
 select for list, replay, discard and export. ID is that of list, or a message-id.
@@ -40,7 +43,8 @@ Exit codes:
   0    done
   1    no: a message couldn't be sent or found, a line of a file can't be used, or
        looking isn't allowed without --accept
-  2    unknown: the broker can't be reached or refuses the user, or the time is over
+  2    unknown: the broker can't be reached or refuses the user, the time is over, or
+       other consumers held messages (--accept other-consumers makes that 0)
   64   the command line is wrong; nothing was sent
   130  interrupted; what was done is said, and how to go on`
 
@@ -57,7 +61,7 @@ func (c *command) dead() *cobra.Command {
 	group(cmd)
 	f := cmd.PersistentFlags()
 	c.connectionFlags(f)
-	f.DurationVar(&c.timeout, "timeout", 0, "how long the command may take; 0 means no limit")
+	f.Duration("timeout", 0, "how long the command may take; 0 means no limit")
 	f.StringVar(&c.deadFlags.prefix, "names-prefix", "", "`prefix` of the retry topology's names")
 	f.StringArrayVar(&c.deadFlags.accept, "accept", nil, "`word` for what looking may change, as a refusal names it; may be repeated")
 	cmd.AddCommand(c.deadSurvey(), c.deadList(), c.deadShow(), c.deadReplay(), c.deadEdit(), c.deadDiscard(), c.deadExport(), c.deadImport())
@@ -92,7 +96,11 @@ func (c *command) atDesk(cmd *cobra.Command, do func(ctx context.Context, d *des
 		if err != nil {
 			return err
 		}
-		return timedOut(ctx, flagged(do(ctx, d)))
+		err = flagged(do(ctx, d))
+		if errors.Is(err, declare.ErrMissing) {
+			err = fmt.Errorf("%w; \"hopback dead survey\" lists the queues of virtual host %q, and \"hopback topology apply\" declares those of a file", err, b.vhost)
+		}
+		return timedOut(ctx, err)
 	})
 }
 
@@ -101,6 +109,7 @@ var flagOf = map[string]string{
 	"ListConfig.Skip": "--skip", "ListConfig.Limit": "--limit", "Filter.MinReplays": "--min-replays", "Filter.MaxReplays": "--max-replays",
 	"Filter.DiedBefore": "--older-than", "Filter.DiedAfter": "--newer-than", "ReplayConfig.ID": "--replay-id", "ReplayConfig.By": "--by",
 	"ReplayConfig.Rate": "--rate", "ReplayConfig.Address": "--to", "DiscardConfig.To": "--to", "ImportConfig.Skip": "--skip", "file": "FILE", "queue": "QUEUE",
+	"Edit.ContentType": "--content-type", "Edit.Property": "--set", "Filter.Groups": "--group",
 }
 
 // flagged says bad input in the words of the command line.
@@ -109,7 +118,7 @@ func flagged(err error) error {
 	if !errors.As(err, &bad) {
 		return err
 	}
-	switch path := bad.Path.String(); {
+	switch path, _, _ := strings.Cut(bad.Path.String(), "["); { // without an index
 	case path == "ReplayConfig.Filter", path == "DiscardConfig.Filter":
 		return usage("no flag selects messages; give --all if all are meant")
 	case path == "SurveyConfig.Queues":
@@ -216,19 +225,77 @@ func (s *selection) selected() (desk.Filter, error) {
 	return f, nil
 }
 
-// walking shows the progress of a walk.
-func (c *command) walking(what string) (show func(desk.Progress), end func()) {
+// stoppedAfter is when a command that was stopped, and hasn't ended, says what it does.
+const stoppedAfter = 500 * time.Millisecond
+
+// stopping says what a command does that takes a while to end after ctx has. The function
+// that it returns must be called.
+func (c *command) stopping(ctx context.Context, text string) (end func()) {
+	over, said := make(chan struct{}), make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(said)
+		t := time.NewTimer(stoppedAfter)
+		defer t.Stop()
+		select {
+		case <-over:
+		case <-t.C:
+			c.say(errors.New(text))
+		}
+	})
+	return func() {
+		close(over)
+		if !stop() {
+			<-said
+		}
+	}
+}
+
+// walking shows the progress of a walk, and what the command does once ctx has ended.
+func (c *command) walking(ctx context.Context, what string) (show func(desk.Progress), end func()) {
 	p := c.progress(what)
 	began := time.Now()
+	stopped := c.stopping(ctx, "stopping: the messages that are held are being returned in order; a further interrupt ends the command at once, and the next scan restores the order")
 	return func(now desk.Progress) {
-		done, rest := now.Seen, ""
-		rate := float64(done) / max(time.Since(began).Seconds(), 0.001)
-		if now.Of > done && done >= now.Of/50 && rate > 0 {
-			left := time.Duration(float64(now.Of-done) / rate * float64(time.Second)).Round(time.Second)
-			rest = fmt.Sprintf(", %v left", left)
+			if now.Waiting {
+				p.set("%s: waiting for another scan of the queue to end; --accept another-scan doesn't wait", what)
+				began = time.Now()
+				return
+			}
+			done, rest := now.Seen, ""
+			rate := float64(done) / max(time.Since(began).Seconds(), 0.001)
+			if now.Of > done && done >= now.Of/50 && rate > 0 {
+				left := time.Duration(float64(now.Of-done) / rate * float64(time.Second)).Round(time.Second)
+				rest = fmt.Sprintf(", %v left", left)
+			}
+			p.set("%s: %d of %d looked at, %d selected, %d done, %.0f a second%s", what, done, max(now.Of, done), now.Matched, now.Done, rate, rest)
+		}, func() {
+			stopped()
+			p.end()
 		}
-		p.set("%s: %d of %d looked at, %d selected, %d done, %.0f a second%s", what, done, max(now.Of, done), now.Matched, now.Done, rate, rest)
-	}, p.end
+}
+
+// unread is the error for messages that an operation may have missed.
+func unread(why string) error {
+	if why == "" {
+		return nil
+	}
+	return coded(Unknown, fmt.Errorf("%s; if that's meant: --accept %s", why, desk.CaveatConsumers))
+}
+
+// missed adds to an error that says there is no such message why there may be one.
+func missed(err error) error {
+	var none *desk.NoMessageError
+	if errors.As(err, &none) && none.Unread != "" {
+		return coded(Unknown, fmt.Errorf("%w; if that's meant: --accept %s", err, desk.CaveatConsumers))
+	}
+	return err
+}
+
+// caveatsText shows the guarantees that an operation couldn't give.
+func caveatsText(b *strings.Builder, queue string, caveats []desk.Caveat) {
+	for _, v := range caveats {
+		fmt.Fprintf(b, "%s: %s\n", clean(queue), clean(v.Text))
+	}
 }
 
 // result prints what a command has done, and says how it ended. Where it was stopped,
@@ -262,7 +329,7 @@ type early struct {
 // early begins to show the progress of a look. Its end must be called.
 func (c *command) early(ctx context.Context, queue string) *early {
 	e := &early{c: c, ctx: ctx, queue: queue}
-	e.show, e.end = c.walking("looking at " + queue)
+	e.show, e.end = c.walking(ctx, "looking at "+queue)
 	return e
 }
 
@@ -310,20 +377,21 @@ text make no difference. Work and delay queues are counted and not looked into.`
 		Args: takes(0, math.MaxInt, "[QUEUE...]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
-				show, end := c.walking("surveying")
+				show, end := c.walking(ctx, "surveying")
 				s, err := d.Survey(ctx, desk.SurveyConfig{Queues: args, CountsOnly: counts, Accept: c.accepted(), Progress: func(_ string, p desk.Progress) { show(p) }})
 				end()
 				if err != nil && len(s.Queues) == 0 {
 					return err
 				}
-				unread := 0
+				missing := 0
 				for _, q := range s.Queues {
 					if q.Unread != "" {
-						unread++
+						missing++
+						c.say(fmt.Errorf("%s: %s", clean(q.Name), clean(q.Unread)))
 					}
 				}
-				if unread > 0 && err == nil {
-					err = coded(Unknown, fmt.Errorf("%s could not be read, or not to the end", count(unread, "queue")))
+				if missing > 0 && err == nil {
+					err = coded(Unknown, fmt.Errorf("%s could not be read, or not to the end; messages that other consumers hold: --accept %s", count(missing, "queue"), desk.CaveatConsumers))
 				}
 				return c.result(s, err, func(b *strings.Builder) { surveyText(b, s, err == nil && !counts) }, "")
 			})
@@ -351,9 +419,7 @@ func surveyText(b *strings.Builder, s desk.Survey, looked bool) {
 	}
 	table(b, rows)
 	for _, q := range s.Queues {
-		for _, v := range q.Caveats {
-			fmt.Fprintf(b, "%s: %s\n", clean(q.Name), clean(v.Text))
-		}
+		caveatsText(b, q.Name, q.Caveats)
 		if q.Unread != "" {
 			fmt.Fprintf(b, "%s: not looked at to its end: %s\n", clean(q.Name), clean(q.Unread))
 		}
@@ -382,7 +448,7 @@ func (c *command) deadList() *cobra.Command {
 		Use:   "list QUEUE",
 		Short: "List messages, without changing them",
 		Long: `List the messages of a queue that the flags select, from the queue's head. They stay
-where they are, in their order.`,
+where they are, in their order. If no message has the --id or --group the exit code is 1.`,
 		Example: `  hopback dead list orders.dead --reason permanent --limit 20
   hopback dead list orders.dead --match 'timeout after \d+s' --newer-than 1h --count`,
 		Args: takes(1, 1, "QUEUE"),
@@ -397,13 +463,17 @@ where they are, in their order.`,
 				cfg.Found = func(l desk.List) { e.print(l, func(b *strings.Builder) { listText(b, l, cfg) }) }
 				l, err := d.List(ctx, cfg)
 				e.end()
+				missing := unread(l.Unread)
+				if err == nil && missing == nil && l.Matched == 0 && len(filter.IDs)+len(filter.Groups) > 0 {
+					missing = coded(No, fmt.Errorf("none of the %s in %q has the --id or --group that was asked for", count(l.Seen, "message"), args[0]))
+				}
 				if e.printed {
-					return e.over(err)
+					return errors.Join(e.over(err), missing)
 				}
 				if err != nil && l.Seen == 0 {
 					return err
 				}
-				return c.result(l, err, func(b *strings.Builder) { listText(b, l, cfg) }, "")
+				return c.result(l, errors.Join(err, missing), func(b *strings.Builder) { listText(b, l, cfg) }, "")
 			})
 		},
 	}
@@ -417,9 +487,7 @@ where they are, in their order.`,
 }
 
 func listText(b *strings.Builder, l desk.List, cfg desk.ListConfig) {
-	for _, v := range l.Terms.Caveats {
-		fmt.Fprintf(b, "%s: %s\n", clean(l.Terms.Queue), clean(v.Text))
-	}
+	caveatsText(b, l.Terms.Queue, l.Terms.Caveats)
 	rows := [][]string{{"ID", "MESSAGE-ID", "DIED", "DIED IN", "REASON", "RETRIES", "REPLAYS", "SIZE", "ERROR"}}
 	for _, m := range l.Messages {
 		text := errorText(m.ErrorType, m.Error)
@@ -455,7 +523,7 @@ func (c *command) deadShow() *cobra.Command {
 					Found: func(m desk.Letter) { e.print(m, func(b *strings.Builder) { letterText(b, m) }) },
 				})
 				e.end()
-				return e.over(err)
+				return e.over(missed(err))
 			})
 		},
 	}
@@ -486,7 +554,13 @@ func letterText(b *strings.Builder, m desk.Letter) {
 		for _, h := range m.Hops {
 			times := ""
 			if h.Count > 1 {
-				times = fmt.Sprintf("%d times since %s", h.Count, when(h.Since))
+				times = fmt.Sprintf("%d times", h.Count)
+				if !h.Since.IsZero() {
+					times += " since " + when(h.Since)
+				}
+			}
+			if h.Delay > 0 {
+				times = "retry after " + h.Delay.String()
 			}
 			rows = append(rows, []string{"  " + when(h.At), string(h.Kind), h.Queue, h.Reason, times, h.Text})
 		}
@@ -545,7 +619,13 @@ func (c *command) who() string {
 	if name == "" {
 		name = c.io.Env("LOGNAME")
 	}
-	if host, err := os.Hostname(); err == nil && name != "" {
+	if u, err := user.Current(); name == "" && err == nil {
+		name = u.Username
+	}
+	if name == "" { // as in a container whose user has no name
+		name = fmt.Sprint("uid-", os.Getuid())
+	}
+	if host, err := os.Hostname(); err == nil {
 		name += "@" + host
 	}
 	if len(name) > 100 || !utf8.ValidString(name) {
@@ -555,7 +635,7 @@ func (c *command) who() string {
 }
 
 func (c *command) replay(ctx context.Context, d *desk.Desk, cfg desk.ReplayConfig, again string) error {
-	show, end := c.walking("replaying from " + cfg.Queue)
+	show, end := c.walking(ctx, "replaying from "+cfg.Queue)
 	cfg.Accept, cfg.Progress = c.accepted(), show
 	if cfg.By == "" {
 		cfg.By = c.who()
@@ -568,6 +648,15 @@ func (c *command) replay(ctx context.Context, d *desk.Desk, cfg desk.ReplayConfi
 	if err == nil && r.Failed > 0 {
 		err = coded(No, fmt.Errorf("%s can't be sent; see the lines that begin with \"not sent\". Each stays in its queue", count(r.Failed, "message")))
 	}
+	if err == nil && cfg.Edit != nil && r.Replayed == 0 {
+		switch {
+		case r.Again > 0:
+			err = coded(No, fmt.Errorf("nothing was sent: the message was in replay %s before and is dead again; use another --replay-id", clean(r.ID)))
+		case r.Unread == "":
+			err = coded(No, fmt.Errorf("nothing was sent: the message isn't in %q any more; it was replayed, discarded or consumed a moment ago", cfg.Queue))
+		}
+	}
+	err = errors.Join(err, unread(r.Unread))
 	if again != "" {
 		again = fmt.Sprintf("the same command with --replay-id %s", r.ID)
 	}
@@ -616,6 +705,7 @@ goes on with the same --replay-id. It doesn't send back twice what dies again.`,
 }
 
 func replayText(b *strings.Builder, r desk.ReplayReport, cfg desk.ReplayConfig) {
+	caveatsText(b, cfg.Queue, r.Caveats)
 	groupsText(b, r.Groups, r.Others)
 	for _, f := range r.Failures {
 		fmt.Fprintf(b, "not sent: %s %s: %s\n", f.ID, clean(f.MessageID), clean(f.Err))

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http/httptest"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -41,6 +42,12 @@ func TestMisuseOfDead(t *testing.T) {
 		{[]string{"dead", "edit", "q", "id"}, "changes nothing"},
 		{[]string{"dead", "edit", "q", "id", "--body", "/nowhere"}, "--body"},
 		{[]string{"dead", "edit", "q", "id", "--set", "x"}, "key=value"},
+		{[]string{"dead", "edit", "q", "id", "--set", "a\xff=b"}, "--set"},
+		{[]string{"dead", "edit", "q", "id", "--set", "a=b\xff"}, "--set"},
+		{[]string{"dead", "edit", "q", "id", "--set", strings.Repeat("a", 256) + "=b"}, "255 bytes"},
+		{[]string{"dead", "edit", "q", "id", "--content-type", "a\xff"}, "--content-type"},
+		{[]string{"dead", "edit", "q", "id", "--content-type", "naïve"}, "ASCII"},
+		{[]string{"dead", "edit", "q", "id", "--content-type", strings.Repeat("a", 256)}, "255 bytes"},
 		{[]string{"dead", "discard", "q", "--all"}, "--destroy"},
 		{[]string{"dead", "import", "/nowhere"}, "nowhere"},
 		{[]string{"dead", "list", "q", "--ca", "/nowhere"}, "--ca"},

@@ -67,6 +67,10 @@ If several messages have this message-id, nothing is done; use the ID of list.`,
 				}
 				return nil
 			}
+			var probe desk.Edit
+			if err := errors.Join(r.cfg.Edit(&probe), probe.Validate()); err != nil {
+				return flagged(err)
+			}
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error { return c.editOne(ctx, d, r.cfg, args[1]) })
 		},
 	}
@@ -86,9 +90,12 @@ func (c *command) editOne(ctx context.Context, d *desk.Desk, cfg desk.ReplayConf
 	case err != nil:
 		return err
 	case found.Matched == 0:
-		return &desk.NoMessageError{Queue: cfg.Queue, ID: id, Seen: int(found.Seen)}
+		return missed(&desk.NoMessageError{Queue: cfg.Queue, ID: id, Seen: int(found.Seen), Unread: found.Unread})
 	case found.Matched > 1:
 		return coded(No, fmt.Errorf("%d messages in %q have the ID or message-id %.100q; nothing was done: use the ID of hopback dead list", found.Matched, cfg.Queue, id))
+	}
+	if found.Unread != "" {
+		c.say(fmt.Errorf("warning: %s, so there may be another message with this ID or message-id", found.Unread))
 	}
 	cfg.Max = 1
 	return c.replay(ctx, d, cfg, "")
@@ -122,7 +129,7 @@ func (c *command) deadDiscard() *cobra.Command {
 		Use:   "discard QUEUE",
 		Short: "Remove selected messages, after they were written to a file",
 		Long: `Remove the selected messages from a queue. Each is first written to the file of --to,
-which is synced. hopback dead import brings them back. With --destroy there is no
+which is synced, whatever the file has already. hopback dead import brings them back. With --destroy there is no
 file, and the messages are gone for good. All others stay, in their order.`,
 		Example: `  hopback dead discard orders.dead --older-than 720h --to old-orders.jsonl
   hopback dead discard orders.dead --group 3f2a9c01b7de --dry-run`,
@@ -145,27 +152,31 @@ file, and the messages are gone for good. All others stay, in their order.`,
 					defer func() { _ = f.Close() }()
 					cfg.To = f
 				}
-				show, end := c.walking("discarding from " + args[0])
+				show, end := c.walking(ctx, "discarding from "+args[0])
 				cfg.Queue, cfg.Filter, cfg.Accept, cfg.Progress = args[0], filter, c.accepted(), show
 				r, err := d.Discard(ctx, cfg)
 				end()
 				if err != nil && r.Seen == 0 {
 					return err
 				}
-				return c.result(r, err, func(b *strings.Builder) {
+				return c.result(r, errors.Join(err, unread(r.Unread)), func(b *strings.Builder) {
+					caveatsText(b, args[0], r.Caveats)
 					groupsText(b, r.Groups, r.Others)
 					if r.DryRun {
 						fmt.Fprintf(b, "%d of %s would be discarded; nothing was done.\n", r.Matched, count(r.Seen, "message"))
 						return
 					}
 					fmt.Fprintf(b, "%s discarded from %q; %d written to the file.\n", count(r.Discarded, "message"), args[0], r.Exported)
+					if r.Twice > 0 {
+						fmt.Fprintf(b, "%d of these lines were in the file before and are in it twice now; an import publishes both.\n", r.Twice)
+					}
 				}, "the same command")
 			})
 		},
 	}
 	s.flags(cmd)
 	f := cmd.Flags()
-	f.StringVar(&to, "to", "", "`file` that the messages are written to first; it may have those of an earlier export")
+	f.StringVar(&to, "to", "", "`file` that the messages are written to first; if it exists, they are appended")
 	f.BoolVar(&cfg.Destroy, "destroy", false, "discard without a file: the messages are gone for good")
 	f.BoolVar(&cfg.All, "all", false, "discard all messages of the queue, where no flag selects")
 	f.BoolVar(&cfg.DryRun, "dry-run", false, "select and count, and discard nothing")
@@ -205,13 +216,14 @@ the bit. FILE is synced. The messages stay where they are, in their order.`,
 					return err
 				}
 				defer func() { _ = f.Close() }()
-				show, end := c.walking("exporting from " + args[0])
+				show, end := c.walking(ctx, "exporting from "+args[0])
 				r, err := d.Export(ctx, f, desk.ExportConfig{Queue: args[0], Filter: filter, Resume: resume, Accept: c.accepted(), Progress: show})
 				end()
 				if err != nil && r.Seen == 0 {
 					return err
 				}
-				return c.result(r, err, func(b *strings.Builder) {
+				return c.result(r, errors.Join(err, unread(r.Unread)), func(b *strings.Builder) {
+					caveatsText(b, args[0], r.Caveats)
 					fmt.Fprintf(b, "%s written to %s; %d were there before.\n", count(r.Exported, "message"), args[1], r.Skipped)
 				}, "the same command with --resume")
 			})
@@ -230,7 +242,8 @@ func (c *command) deadImport() *cobra.Command {
 		Short: "Publish the messages of an export, with confirms",
 		Long: `Publish the messages of FILE to the queues that they were exported from. Each is
 confirmed. A line that can't be used ends the import with its number; lines before it
-are published. The report says how many lines to skip to go on.`,
+are published. The report says how many lines to skip to go on, and so does the progress
+on stderr. Without --skip every line is published again.`,
 		Example: `  hopback dead import orders.jsonl --dry-run
   hopback dead import orders.jsonl --queue orders.dead.2 --skip 12000`,
 		Args: takes(1, 1, "FILE"),
@@ -248,10 +261,12 @@ are published. The report says how many lines to skip to go on.`,
 				in = f
 			}
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
-				show, end := c.walking("importing")
-				cfg.Progress = show
+				p := c.progress("importing")
+				cfg.Progress = func(now desk.Progress) {
+					p.set("importing: %d lines read; to go on from here: --skip %d", now.Seen, uint64(cfg.Skip)+now.Done)
+				}
 				r, err := d.Import(ctx, in, cfg)
-				end()
+				p.end()
 				if err != nil {
 					err = errors.Join(err, errors.New("to go on: the same command with --skip "+strconv.Itoa(r.Lines)))
 				}

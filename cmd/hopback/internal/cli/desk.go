@@ -77,7 +77,7 @@ func (c *command) desk() *cobra.Command {
 	f.BoolVar(&s.write, "write", false, "allow replays, edits and discards; without it the page is read-only")
 	f.StringVar(&s.discardTo, "discard-to", "", "`directory` that discarded messages are written to; without it nothing can be discarded")
 	f.StringVar(&s.header, "authorize-header", "", "`header` in which a proxy says who asks; it allows other addresses, and other host names")
-	f.StringArrayVar(&s.queues, "queue", nil, "show this `queue` alone; may be repeated")
+	f.StringArrayVar(&s.queues, "queue", nil, "show, read and change only this `queue`; may be repeated")
 	f.StringVar(&c.deadFlags.prefix, "names-prefix", "", "`prefix` of the retry topology's names")
 	return cmd
 }
@@ -143,10 +143,10 @@ func (c *command) deskNow(s desking) error {
 }
 
 // authorizer is who may use the page.
-func (c *command) authorizer(s desking) func(*http.Request, web.Action) (string, error) {
+func (c *command) authorizer(s desking) func(*http.Request, web.Access) (string, error) {
 	if s.header == "" {
 		who := c.who()
-		return func(r *http.Request, a web.Action) (string, error) {
+		return func(r *http.Request, a web.Access) (string, error) {
 			local, err := web.Loopback(r, a)
 			if err == nil && who != "" {
 				local = who
@@ -155,7 +155,7 @@ func (c *command) authorizer(s desking) func(*http.Request, web.Action) (string,
 		}
 	}
 	name := textproto.CanonicalMIMEHeaderKey(s.header)
-	return func(r *http.Request, _ web.Action) (string, error) {
+	return func(r *http.Request, _ web.Access) (string, error) {
 		values := r.Header[name]
 		// Of two, the proxy has written one, and somebody else the other.
 		if len(values) != 1 || values[0] == "" {

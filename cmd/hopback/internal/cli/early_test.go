@@ -63,4 +63,18 @@ func TestDeadPrintsBeforeTheQueueIsInOrder(t *testing.T) {
 		assert.Equal(t, 1, strings.Count(stdout.String(), text), "it is printed once")
 		require.NoError(t, broker.Queue("dead").Await(t.Context(), func(c hopbacktest.Counts) bool { return c.Ready == n }))
 	}
+	// A scan that has found nothing yet says what it does, too.
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	var stdout, stderr safe
+	code := make(chan int, 1)
+	go func() {
+		code <- cli.Run(ctx, cli.IO{Args: []string{"dead", "replay", "dead", "--all", "--dry-run"}, Env: func(k string) string { return w.env[k] }, Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr})
+	}()
+	require.Eventually(t, func() bool { return len(code) > 0 || broker.Queue("dead").Counts().Ready < n }, patience, time.Millisecond)
+	require.Empty(t, code, &stderr)
+	interrupt()
+	assert.Equal(t, 130, <-code, &stderr)
+	assert.Contains(t, stderr.String(), "stopping: the messages that are held are being returned in order")
+	require.NoError(t, broker.Queue("dead").Await(t.Context(), func(c hopbacktest.Counts) bool { return c.Ready == n }))
 }

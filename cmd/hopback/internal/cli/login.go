@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"strings"
 
@@ -105,14 +104,15 @@ func readToken(file string) (string, error) {
 	return t, nil
 }
 
-// apiUser is who asks the HTTP API. RabbitMQ takes a token as a password there.
-func (c *command) apiUser(user *url.Userinfo) *url.Userinfo {
+// apiToken returns the token for each request to the HTTP API; nil without one. RabbitMQ
+// takes a token as a password there.
+func (c *command) apiToken() func(context.Context) (string, error) {
 	token := c.io.Env(tokenVariable)
-	if c.login.tokenFile != "" {
-		token, _ = readToken(c.login.tokenFile)
+	switch {
+	case c.login.tokenFile != "":
+		return func(context.Context) (string, error) { return readToken(c.login.tokenFile) }
+	case token != "":
+		return func(context.Context) (string, error) { return token, nil }
 	}
-	if token == "" {
-		return user
-	}
-	return url.UserPassword("token", token)
+	return nil
 }

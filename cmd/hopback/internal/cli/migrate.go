@@ -41,8 +41,10 @@ unless --timeout is set.`,
 		Example: `  hopback topology migrate topology.yaml --from orders --to orders.v2`,
 		Args:    files(1, 1), ValidArgsFunction: completeFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !cmd.Flags().Changed("timeout") {
-				c.timeout = 0
+			if limit := cmd.Flag("timeout"); !limit.Changed {
+				if err := limit.Value.Set("0s"); err != nil {
+					return err
+				}
 			}
 			switch {
 			case from == "" || to == "":

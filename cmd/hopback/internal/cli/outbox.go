@@ -39,13 +39,13 @@ func (c *command) outbox() *cobra.Command {
 	f := cmd.PersistentFlags()
 	var database string
 	f.StringVar(&database, "database", "", "`URL` of the database (default $"+databaseVariable+", or what PGHOST and its like say)")
-	f.DurationVar(&c.timeout, "timeout", time.Minute, "how long the command, or the start of relay, may take; 0 means no limit")
+	f.Duration("timeout", time.Minute, "how long the command, or the start of relay, may take; 0 means no limit")
 	cmd.AddCommand(c.outboxMigrate(&database), c.outboxRelay(&database))
 	return cmd
 }
 
 // openDatabase returns a pool that has been reached.
-func (c *command) openDatabase(ctx context.Context, database string, conns int32) (*pgxpool.Pool, error) {
+func (c *command) openDatabase(ctx context.Context, database string) (*pgxpool.Pool, error) {
 	if database == "" {
 		database = c.io.Env(databaseVariable)
 	}
@@ -53,7 +53,6 @@ func (c *command) openDatabase(ctx context.Context, database string, conns int32
 	if err != nil {
 		return nil, usage("--database: %w", err)
 	}
-	cfg.MaxConns = max(cfg.MaxConns, conns)
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, coded(Unknown, err)
@@ -94,7 +93,7 @@ no database is asked then.`,
 				return err
 			}
 			defer cancel()
-			pool, err := c.openDatabase(ctx, *database, 1)
+			pool, err := c.openDatabase(ctx, *database)
 			if err != nil {
 				return err
 			}
@@ -133,11 +132,12 @@ published is moved to the table hopback_outbox_set_aside with the reason.`,
 			}
 			return c.work(cmd, nil, func(ctx context.Context, b *broker, _ input) error {
 				b.level = slog.LevelInfo
-				pool, err := c.openDatabase(ctx, *database, int32(max(cfg.Workers, 2)+4))
+				pool, err := c.openDatabase(ctx, *database)
 				if err != nil {
 					return err
 				}
 				defer pool.Close()
+				pool.Reset() // the relay opens connections by itself, and the command's end waits for no other
 				if err := b.connect(ctx); err != nil {
 					return err
 				}

@@ -50,7 +50,7 @@ func (c *command) retry() *cobra.Command {
 	group(cmd)
 	f := cmd.PersistentFlags()
 	c.connectionFlags(f)
-	f.DurationVar(&c.timeout, "timeout", time.Minute, "how long the command, or the start of run, may take; 0 means no limit")
+	f.Duration("timeout", time.Minute, "how long the command, or the start of run, may take; 0 means no limit")
 	cmd.AddCommand(c.retryRun(),
 		c.retryTurn("take-over", "Lead what live work queues dead-letter to the failed queue",
 			`Lead what live work queues dead-letter to the failed queue, in place of their

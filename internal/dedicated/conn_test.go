@@ -1,4 +1,4 @@
-package rawlink
+package dedicated
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/userid"
 )
 
 func TestMain(m *testing.M) {
@@ -24,7 +25,7 @@ func TestMain(m *testing.M) {
 		if !ok {
 			return Dialed{}, errors.New("nobody is there")
 		}
-		return Dialed{Net: c, Host: "vhost:/", Name: "test", Shown: "broker", Mechanism: "PLAIN", Response: []byte("\x00u\x00p"), IdleTimeout: time.Minute}, nil
+		return Dialed{Net: c, Host: "vhost:/", Name: "test", Shown: "broker", Mechanism: "PLAIN", Response: []byte("\x00u\x00p"), IdleTimeout: time.Minute, Login: userid.NewLogin("u", false)}, nil
 	}
 	code := m.Run()
 	if code == 0 {
@@ -57,7 +58,7 @@ func serve(t testing.TB, script func(b *fakeBroker)) (*Conn, context.Context) {
 	c, err := Open(ctx, near)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		defer cancel()
 		_ = c.Close(ctx)
 		wait()
@@ -111,20 +112,28 @@ func (b *fakeBroker) login() {
 	_, _ = b.net.Write(out)
 	_, _ = b.r.Protocol()
 	b.get() // open
-	b.get() // begin
 	_, _ = b.net.Write(frames.ProtocolAMQP.Header())
 }
 
 func (b *fakeBroker) hello() {
 	b.login()
 	b.put(&frames.Open{ContainerID: "broker", MaxFrameSize: frames.Some(uint32(1024))})
+}
+
+// begun answers the begin of the session, which comes with the first link.
+func (b *fakeBroker) begun() {
+	b.get()
 	b.put(&frames.Begin{RemoteChannel: frames.Some(uint16(0)), NextOutgoingID: 7, IncomingWindow: 3, OutgoingWindow: 100})
 }
 
 // attached answers an attach, and gives a sender credit.
 func (b *fakeBroker) attached(credit uint32) *frames.Attach {
 	p, _ := b.get()
-	if _, flow := p.(*frames.Flow); flow {
+	switch p.(type) {
+	case *frames.Begin:
+		b.put(&frames.Begin{RemoteChannel: frames.Some(uint16(0)), NextOutgoingID: 7, IncomingWindow: 3, OutgoingWindow: 100})
+		p, _ = b.get()
+	case *frames.Flow:
 		p, _ = b.get()
 	}
 	a, ok := p.(*frames.Attach)
@@ -232,32 +241,6 @@ func TestFetchGoesOnBehindAnErrorOfTake(t *testing.T) {
 	assert.Equal(t, 1, calls)
 }
 
-// Neighbours that are settled alike, one after the other, become one range.
-func TestSettlementsOfNeighboursAreOneRange(t *testing.T) {
-	t.Parallel()
-	c := &Conn{wake: make(chan struct{}, 1)} // nothing is written, so that all of them meet
-	r := &Receiver{c: c, l: &link{}}
-	require.NoError(t, r.Accept(1, 1))
-	require.NoError(t, r.Accept(2, 5))
-	require.NoError(t, r.GiveBack(6, 6))
-	require.NoError(t, r.GiveBack(7, 7))
-	require.NoError(t, r.Accept(8, 8))
-	require.NoError(t, r.Accept(10, 10))
-	var ranges [][2]uint32
-	in := frames.NewReader(bytes.NewReader(c.unwritten), 1<<20)
-	for {
-		f, err := in.Frame()
-		if err != nil {
-			require.ErrorIs(t, err, io.EOF)
-			break
-		}
-		d, ok := f.Body.(*frames.Disposition)
-		require.True(t, ok)
-		ranges = append(ranges, [2]uint32{d.First, d.Last.Value})
-	}
-	assert.Equal(t, [][2]uint32{{1, 5}, {6, 7}, {8, 8}, {10, 10}}, ranges)
-}
-
 // A sender waits for the link's credit and the session's window, cuts messages into frames,
 // and tells each answer once.
 func TestSend(t *testing.T) {
@@ -308,11 +291,14 @@ func TestRefusals(t *testing.T) {
 	no := &frames.Error{Condition: "amqp:not-found", Description: "no queue"}
 	for name, script := range map[string]func(b *fakeBroker){
 		"link": func(b *fakeBroker) {
-			a := b.attached(0)
-			b.put(&frames.Detach{Handle: a.Handle + 40, Closed: true, Error: no})
+			b.begun()
+			p, _ := b.get()
+			a := p.(*frames.Attach)
+			b.put(&frames.Attach{Name: a.Name, Handle: 40, Role: frames.RoleReceiver, Source: a.Source}) // without a target
+			b.put(&frames.Detach{Handle: 40, Closed: true, Error: no})
 		},
-		"session":    func(b *fakeBroker) { b.get(); b.put(&frames.End{Error: no}) },
-		"connection": func(b *fakeBroker) { b.get(); b.put(&frames.Close{Error: no}) },
+		"session":    func(b *fakeBroker) { b.begun(); b.get(); b.put(&frames.End{Error: no}) },
+		"connection": func(b *fakeBroker) { b.begun(); b.get(); b.put(&frames.Close{Error: no}) },
 	} {
 		c, ctx := serve(t, script)
 		err := c.Send(ctx, "/queues/q", []byte("m"), func(error) { t.Error("it wasn't sent") })
@@ -354,6 +340,8 @@ func TestCloseInEachState(t *testing.T) {
 	polite := func(b *fakeBroker) {
 		for {
 			switch p, _ := b.get(); p := p.(type) {
+			case *frames.Begin:
+				b.put(&frames.Begin{RemoteChannel: frames.Some(uint16(0)), IncomingWindow: 3})
 			case *frames.Detach:
 				b.put(&frames.Detach{Handle: p.Handle + 40, Closed: true})
 			case *frames.End:
@@ -438,59 +426,31 @@ func TestWaitsEndWithTheirContext(t *testing.T) {
 	require.ErrorIs(t, c.Send(gone, "/queues/another", []byte("m"), func(error) {}), why)
 }
 
-// A broker that breaks the protocol ends the connection, and nothing else.
+// A broker that breaks the protocol ends what waits for it.
 func TestHostileBroker(t *testing.T) {
 	t.Parallel()
-	attach := func(name string, handle uint32) *frames.Attach {
-		return &frames.Attach{Name: name, Handle: handle, Role: frames.RoleSender}
-	}
 	for name, script := range map[string]func(b *fakeBroker){
-		"a link twice":                 func(b *fakeBroker) { a := b.attached(0); b.put(attach(a.Name, 50)) },
-		"a transfer on no link":        func(b *fakeBroker) { b.attached(0); b.put(&frames.Transfer{Handle: 3}) },
-		"a transfer without an id":     func(b *fakeBroker) { b.attached(0); b.put(&frames.Transfer{Handle: 40}) },
-		"a transfer behind the detach": func(b *fakeBroker) { b.attached(0); b.put(&frames.Detach{Handle: 40}); b.deliver(0, "x") },
-		"more than the window": func(b *fakeBroker) {
-			b.attached(0)
-			go func() { // what the client sends is in the way otherwise
-				for p, _ := b.get(); p != nil; p, _ = b.get() {
-				}
-			}()
-			for i := range uint32(2 * window) {
-				b.deliver(i, "x")
-			}
-		},
-		"a settlement of everything": func(b *fakeBroker) {
-			b.attached(0)
-			b.put(&frames.Disposition{Role: frames.RoleReceiver, First: 5, Last: frames.Some(uint32(4)), State: &frames.Accepted{}})
-		},
-		"too many drains": func(b *fakeBroker) {
-			b.attached(0)
-			for range 4 * window {
-				b.put(&frames.Flow{Handle: frames.Some(uint32(40)), DeliveryCount: frames.Some(uint32(1)), LinkCredit: frames.Some(uint32(0))})
-			}
-		},
-		"rubbish": func(b *fakeBroker) { b.attached(0); _, _ = b.net.Write([]byte("rubbish rubbish rubbish")) },
+		"a transfer on no link":    func(b *fakeBroker) { b.attached(0); b.put(&frames.Transfer{Handle: 3}) },
+		"a transfer without an id": func(b *fakeBroker) { b.attached(0); b.put(&frames.Transfer{Handle: 40}) },
+		"more than was asked for":  func(b *fakeBroker) { b.attached(0); b.asked(); b.deliverAtOnce(101) },
+		"rubbish":                  func(b *fakeBroker) { b.attached(0); _, _ = b.net.Write([]byte("rubbish rubbish rubbish")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c, ctx := serve(t, script)
-			_, _ = c.Receiver(ctx, "/queues/q")
-			select {
-			case <-c.Done():
-			case <-ctx.Done():
-				require.Fail(t, "it goes on")
+			r, err := c.Receiver(ctx, "/queues/q")
+			if err == nil {
+				for err == nil {
+					_, _, err = fetch(ctx, r, 100)
+				}
 			}
-			require.Error(t, c.Err())
+			require.Error(t, err)
+			require.NotErrorIs(t, err, context.DeadlineExceeded)
 		})
 	}
 	for name, script := range map[string]func(b *fakeBroker){
 		"no SASL":           func(b *fakeBroker) { _, _ = b.r.Protocol(); _, _ = b.net.Write(frames.ProtocolAMQP.Header()) },
 		"begin before open": func(b *fakeBroker) { b.login(); b.put(&frames.Begin{IncomingWindow: 9}) },
-		"end in place of begin": func(b *fakeBroker) {
-			b.login()
-			b.put(&frames.Open{ContainerID: "broker"})
-			b.put(&frames.End{Error: &frames.Error{Condition: "amqp:not-allowed"}})
-		},
 		"close": func(b *fakeBroker) {
 			b.login()
 			b.put(&frames.Close{Error: &frames.Error{Condition: "amqp:not-allowed"}})
@@ -503,7 +463,7 @@ func TestHostileBroker(t *testing.T) {
 		})
 		_, err := Open(t.Context(), near)
 		require.Error(t, err, name)
-		assert.Contains(t, err.Error(), "broker", name)
+		assert.Contains(t, err.Error(), "broker", name) // its endpoint
 		wait()
 	}
 }
@@ -516,10 +476,12 @@ func TestLinksAreBounded(t *testing.T) {
 		open := map[uint32]bool{}
 		for {
 			switch p, _ := b.get(); p := p.(type) {
+			case *frames.Begin:
+				b.put(&frames.Begin{RemoteChannel: frames.Some(uint16(0)), IncomingWindow: 1000})
 			case *frames.Attach:
 				open[p.Handle] = true
 				most = max(most, len(open))
-				b.put(&frames.Attach{Name: p.Name, Handle: p.Handle + 40, Role: !p.Role})
+				b.put(&frames.Attach{Name: p.Name, Handle: p.Handle + 40, Role: !p.Role, Source: p.Source, Target: p.Target})
 				b.put(&frames.Flow{IncomingWindow: 1000, Handle: frames.Some(p.Handle + 40), DeliveryCount: frames.Some(uint32(0)), LinkCredit: frames.Some(uint32(10))})
 			case *frames.Transfer:
 				b.put(&frames.Disposition{Role: frames.RoleReceiver, First: p.DeliveryID.Value, Settled: frames.Some(true), State: &frames.Accepted{}})

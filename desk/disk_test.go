@@ -1,0 +1,160 @@
+package desk
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/hopbacktest"
+)
+
+// smallDisk is a file on a disk with so much room.
+type smallDisk struct {
+	*os.File
+	room int
+}
+
+func (d *smallDisk) Write(b []byte) (int, error) {
+	if len(b) <= d.room {
+		d.room -= len(b)
+		return d.File.Write(b)
+	}
+	n, err := d.File.Write(b[:d.room])
+	d.room = 0
+	if err == nil {
+		err = syscall.ENOSPC
+	}
+	return n, err
+}
+
+func newSmallDisk(t *testing.T, room int) *smallDisk {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(t.TempDir(), "dead.jsonl"), os.O_RDWR|os.O_CREATE, 0o600)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	return &smallDisk{f, room}
+}
+
+// newDesk starts a broker with a queue "dead".
+func newDesk(t *testing.T, cfg hopbacktest.Config) *Desk {
+	t.Helper()
+	quiet := slog.New(slog.DiscardHandler)
+	broker := hopbacktest.Start(t, cfg)
+	conn, err := client.Connect(t.Context(), broker.URL(), client.Config{Dial: broker.Dial, Logger: quiet})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	_, err = declare.Apply(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{
+		declare.QuorumQueue{Name: "dead", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
+	}})
+	require.NoError(t, err)
+	d, err := New(conn, Config{Logger: quiet})
+	require.NoError(t, err)
+	return d
+}
+
+// What an exporter counts as written is in the file to its end, wherever the disk is full.
+func TestExporterCountsWhatTheFileHolds(t *testing.T) {
+	t.Parallel()
+	l := open(deadLetter(t, time.Now()))
+	line, err := l.line("dead")
+	require.NoError(t, err)
+	for _, room := range []int{0, 1, len(line) - 1, len(line), 10*len(line) + 7, 3<<20 + 11} {
+		f := newSmallDisk(t, room)
+		e, err := openExport(f, false)
+		require.NoError(t, err)
+		for err == nil {
+			err = e.add(l, "dead")
+		}
+		require.ErrorIs(t, err, syscall.ENOSPC)
+		require.ErrorIs(t, e.sync(), syscall.ENOSPC)
+		text, err := os.ReadFile(f.Name())
+		require.NoError(t, err)
+		assert.EqualValues(t, strings.Count(string(text), "\n"), e.synced, "room %d", room)
+		assert.Len(t, text, room)
+
+		// With more room the rest is written, and nothing twice.
+		f.room = 1 << 30
+		e, err = openExport(f, true)
+		require.NoError(t, err)
+		assert.EqualValues(t, room/len(line), e.lines)
+		e.remember()
+		for range 5 {
+			_, err := e.write(l, "dead")
+			require.NoError(t, err)
+		}
+		require.NoError(t, e.sync())
+		assert.EqualValues(t, max(5-room/len(line), 0), e.synced)
+	}
+}
+
+// A discard whose disk is full has removed what the file holds, and counts it.
+func TestDiscardToAFullDisk(t *testing.T) {
+	t.Parallel()
+	const n = 5000 // more than two batches
+	d := newDesk(t, hopbacktest.Config{})
+	p, err := client.NewPublisher[int](t.Context(), d.conn, address.Queue("dead"), client.PublisherConfig{})
+	require.NoError(t, err)
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	require.NoError(t, p.PublishAll(t.Context(), all, func(i int, m *client.Message) { m.Properties.MessageID = fmt.Sprint("m-", i) }))
+
+	f := newSmallDisk(t, 1200<<10) // one batch has some 850 KiB
+	discard := func() DiscardReport {
+		g := &discarding{d: d, cfg: DiscardConfig{Queue: "dead", All: true}, match: Filter{}.matcher(), groups: newTally(maxGroups)}
+		g.out, err = openExport(f, true)
+		require.NoError(t, err)
+		g.out.remember()
+		err = g.pass(t.Context())
+		return g.report
+	}
+	r := discard()
+	require.ErrorIs(t, err, syscall.ENOSPC)
+	text, readErr := os.ReadFile(f.Name())
+	require.NoError(t, readErr)
+	assert.EqualValues(t, strings.Count(string(text), "\n"), r.Exported)
+	assert.Equal(t, r.Exported, r.Discarded)
+	assert.EqualValues(t, batch, r.Discarded)
+	info, err := declare.Inspect(t.Context(), d.conn.Management(), "dead")
+	require.NoError(t, err)
+	assert.EqualValues(t, n-r.Discarded, info.Messages)
+
+	f.room = 1 << 30
+	r = discard()
+	require.NoError(t, err)
+	assert.EqualValues(t, n-batch, r.Discarded)
+	assert.Zero(t, r.Twice)
+	text, err = os.ReadFile(f.Name())
+	require.NoError(t, err)
+	assert.Equal(t, n, strings.Count(string(text), "\n"))
+}
+
+// A line that is larger than the broker takes ends an import with its number, before it is
+// sent.
+func TestImportOfALineThatIsTooLarge(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, hopbacktest.Config{MaxMessageSize: 10_000})
+	line := func(body string) string {
+		return fmt.Sprintf("{\"hopback\":1,\"queue\":\"dead\",\"id\":\"%024x\",\"body\":[{\"text\":%q}]}\n", 1, body)
+	}
+	r, err := d.Import(t.Context(), strings.NewReader(line("a")+line(strings.Repeat("x", 10_001))+line("b")), ImportConfig{})
+	var bad *LineError
+	require.ErrorAs(t, err, &bad)
+	assert.Equal(t, 2, bad.Line)
+	require.ErrorContains(t, err, "at most 10000 bytes")
+	assert.Equal(t, 1, r.Lines)
+	assert.EqualValues(t, 1, r.Imported)
+}

@@ -1,0 +1,230 @@
+package desk
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/anew"
+)
+
+// Destination is where a replay sends messages.
+//
+// A message's sender can write any annotation, so an annotation alone never decides where a
+// message goes. It has to agree with what the broker recorded when the message died
+// (x-opt-deaths), or with the dead-letter queue that the message is in. A message with
+// neither stays in the queue and counts as failed: name its destination in
+// ReplayConfig.Address.
+type Destination string
+
+// The destinations. The default, "", is ToQueue.
+const (
+	// ToQueue sends each message to the queue that it died in, and to no other.
+	ToQueue Destination = "queue"
+	// ToExchange sends each message to the exchange and with the routing key that it was
+	// first published with. Every queue that is bound there gets it. A message that records
+	// neither goes to the queue that it died in.
+	//
+	// The broker's record of that is lost when StrategyRepublish or Central copies the
+	// message, or a replay does. Then the exchange must have a binding to the queue that the
+	// message died in, and the routing key must match it.
+	ToExchange Destination = "exchange"
+)
+
+var errNoQueue = errors.New("the message doesn't tell which queue it died in; name where it should go")
+
+// target is where the message says that it should go.
+func (l *letter) target(to Destination, fixed address.Address) (address.Address, error) {
+	a := fixed
+	switch {
+	case !fixed.IsZero():
+	case to == ToExchange && l.death.Exchange != "":
+		a = address.Exchange(l.death.Exchange, l.death.RoutingKey)
+	case to == ToExchange && l.death.RoutingKey != "":
+		a = address.Queue(l.death.RoutingKey) // by the default exchange
+	case l.death.Queue == "":
+		return a, &unsendable{errNoQueue}
+	default:
+		a = address.Queue(l.death.Queue)
+	}
+	if err := a.Validate(); err != nil {
+		return a, &unsendable{err}
+	}
+	return a, nil
+}
+
+// target is where a message goes. It refuses what the message's annotations alone say.
+func (r *replay) target(ctx context.Context, l *letter) (address.Address, error) {
+	to, err := l.target(r.cfg.To, r.cfg.Address)
+	if err != nil || !r.cfg.Address.IsZero() {
+		return to, err
+	}
+	queue, names := l.death.Queue, r.d.cfg.Names
+	if !anew.Failed(l.m, names, r.cfg.Queue, queue) {
+		return to, &unsendable{fmt.Errorf("it says that it died in the queue %q, and the broker has no record of that: its sender may have written it; name where it should go", queue)}
+	}
+	if to == address.Queue(queue) {
+		return to, nil
+	}
+	exchange, key := l.death.Exchange, l.death.RoutingKey
+	answer := anew.Published(l.m, names, queue, exchange, key)
+	if answer == anew.Unknown {
+		feeds, err := r.feeds(ctx, exchange, key, queue)
+		switch {
+		case err != nil:
+			return to, err
+		case feeds:
+			answer = anew.Yes
+		}
+	}
+	if answer != anew.Yes {
+		return to, &unsendable{fmt.Errorf("it says that it was published to the exchange %q with the routing key %q, and the broker has no record of that: its sender may have written it; replay it to its queue, or name where it should go", exchange, key)}
+	}
+	return to, nil
+}
+
+// feeds reports whether an exchange has a binding to a queue that matches a routing key.
+func (r *replay) feeds(ctx context.Context, exchange, key, queue string) (bool, error) {
+	if exchange == "" {
+		return false, nil // the key is another queue's name
+	}
+	f, ok := r.feeding[exchange+"\x00"+queue]
+	if !ok {
+		f = &feeding{keys: map[string]bool{}}
+		if err := r.d.bindingsOf(ctx, f, exchange, queue); err != nil {
+			return false, err
+		}
+		if len(r.feeding) < 1000 {
+			r.feeding[exchange+"\x00"+queue] = f
+		}
+	}
+	if f.matches(key) || f.whole {
+		return f.matches(key), nil
+	}
+	// AMQP lists no bindings without their keys.
+	for _, k := range bindingKeys(key) {
+		if _, known := f.keys[k]; known || ctx.Err() != nil {
+			continue
+		}
+		found, err := declare.Bindings(ctx, r.d.conn.Management(), declare.Binding{Source: exchange, Queue: queue, Key: k})
+		var bad *argument.Error
+		if err != nil && !errors.Is(err, declare.ErrForbidden) && !errors.As(err, &bad) {
+			return false, err
+		}
+		there := slices.ContainsFunc(found, func(b declare.Binding) bool { return b.Match == "" })
+		if len(f.keys) < 10_000 {
+			f.keys[k] = there
+		}
+		if there {
+			return true, nil
+		}
+	}
+	return false, context.Cause(ctx)
+}
+
+// feeding is what is known about the bindings of an exchange to a queue.
+type feeding struct {
+	keys   map[string]bool // of bindings, and whether there are such
+	whole  bool            // there are no others
+	fanout bool
+}
+
+func (f *feeding) matches(key string) bool {
+	for k, there := range f.keys {
+		if there && (f.fanout || k == key || topicMatches(k, key)) {
+			return true
+		}
+	}
+	return false
+}
+
+// bindingsOf lists the bindings of an exchange to a queue, if the HTTP API shows them.
+func (d *Desk) bindingsOf(ctx context.Context, f *feeding, exchange, queue string) error {
+	if d.cfg.HTTP == nil {
+		return nil
+	}
+	vhost := address.Escape(d.cfg.HTTP.VHost())
+	var x struct{ Type string }
+	var all []struct {
+		Source      string
+		Destination string
+		Kind        string `json:"destination_type"`
+		Key         string `json:"routing_key"`
+	}
+	for path, into := range map[string]any{"/exchanges/" + vhost + "/" + address.Escape(exchange): &x, "/bindings/" + vhost: &all} {
+		reply, err := d.cfg.HTTP.Get(ctx, path)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil || json.Unmarshal(reply, into) != nil {
+			return nil // AMQP tells as much as it can
+		}
+	}
+	if f.whole, f.fanout = true, x.Type == string(declare.Fanout); x.Type == string(declare.Headers) {
+		return nil
+	}
+	for _, b := range all {
+		if b.Source == exchange && b.Kind == "queue" && b.Destination == queue {
+			f.keys[b.Key] = true
+		}
+	}
+	return nil
+}
+
+// bindingKeys are keys of bindings that match a routing key: the key itself, with any of up
+// to four words replaced by "*", and each beginning with "#" behind it.
+func bindingKeys(key string) []string {
+	words := strings.Split(key, ".")
+	keys := []string{key, "#"}
+	for n := 1; n < len(words); n++ {
+		keys = append(keys, strings.Join(words[:n], ".")+".#")
+	}
+	if len(words) <= 4 {
+		for stars := 1; stars < 1<<len(words); stars++ {
+			some := slices.Clone(words)
+			for i := range some {
+				if stars>>i&1 == 1 {
+					some[i] = "*"
+				}
+			}
+			keys = append(keys, strings.Join(some, "."))
+		}
+	}
+	return keys
+}
+
+// topicMatches reports whether a topic exchange's binding key matches a routing key.
+func topicMatches(pattern, key string) bool {
+	return wordsMatch(strings.Split(pattern, "."), strings.Split(key, "."))
+}
+
+func wordsMatch(pattern, words []string) bool {
+	// at is where the last "#" was, and from how many words it has taken.
+	at, from := -1, 0
+	p, w := 0, 0
+	for w < len(words) {
+		switch {
+		case p < len(pattern) && pattern[p] == "#":
+			at, from = p, w
+			p++
+		case p < len(pattern) && (pattern[p] == "*" || pattern[p] == words[w]):
+			p++
+			w++
+		case at >= 0:
+			from++
+			p, w = at+1, from
+		default:
+			return false
+		}
+	}
+	for p < len(pattern) && pattern[p] == "#" {
+		p++
+	}
+	return p == len(pattern)
+}

@@ -1,0 +1,57 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+)
+
+// Policies on the broker change a live topology: one shortens a delay, and one deletes the
+// dead-letter queue, which nobody uses at the moment. AMQP doesn't show them, but a running
+// worker notices.
+func TestWorkerNoticesWhatPoliciesDo(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		for _, strategy := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter} {
+			t.Run(string(strategy), func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t, s.Broker)
+				conn, log := s.connect(t)
+				policy := retry.Policy{Strategy: strategy, MaxRetries: 1000, Backoff: retry.Delays(4 * time.Second)}
+				applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders"})
+				consume(t, conn, "orders", retry.With(policy)(client.HandlerFunc(func(context.Context, *client.Delivery) error {
+					return errors.New("never")
+				})), client.ConsumerConfig{})
+				p := publisherOf(t, conn, address.Queue("orders"))
+				publish(t, p, "x") // the consumer has started, and looked, once it fails
+				assert.Eventually(t, func() bool { return len(log.with("an attempt failed")) > 0 }, patience, 50*time.Millisecond)
+				for name, definition := range map[string]map[string]any{
+					"^(delay|hold)_4s$": {"message-ttl": 200},
+					`^orders\.dead$`:    {"expires": 500},
+				} {
+					s.http(t, http.MethodPut, "/policies/"+s.vhost+"/p"+definitionKey(definition), map[string]any{"pattern": name, "apply-to": "queues", "definition": definition}, nil)
+				}
+				publish(t, p, "y")
+				for _, text := range []string{"Does a policy set message-ttl", "the dead-letter queue is gone. Did a policy delete it"} {
+					assert.Eventually(t, func() bool { return len(log.with(text)) == 1 }, patience, 100*time.Millisecond, text)
+				}
+			})
+		}
+	})
+}
+
+// definitionKey is the one key of a policy's definition.
+func definitionKey(definition map[string]any) string {
+	for key := range definition {
+		return key
+	}
+	return ""
+}

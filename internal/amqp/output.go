@@ -1,0 +1,202 @@
+package amqp
+
+import (
+	"context"
+	"runtime"
+	"time"
+
+	"github.com/hopback/hopback/internal/frames"
+)
+
+const (
+	// bufferLimit is beyond how many bytes transfers wait for the network. Other frames don't.
+	bufferLimit = 64 << 10
+	// bufferKeep is the largest buffer that is used again.
+	bufferKeep = 512 << 10
+	// bufferEnough is so much that the writer doesn't wait for more.
+	bufferEnough = 16 << 10
+	// yields is how often the writer lets other goroutines run that are about to send.
+	yields = 4
+	// impatient is for how many writes it doesn't, once that took over a millisecond: with
+	// handlers that keep the processors busy, to yield is to wait.
+	impatient = 1000
+)
+
+// output is what is to be written. It is guarded by the connection's mu.
+type output struct {
+	b, spare []byte
+	wake     chan struct{} // has room for one
+	asleep   bool          // the writer waits for wake
+	flushed  chan struct{} // closed when this end's close was written
+	puts     int           // frames since the last write
+	busy     bool          // the last write had several frames
+	hasty    int           // writes that don't yield
+
+	shrunk chan struct{} // closed when the buffer is empty again; nil: nobody waits
+
+	waiting  []*Sender  // with messages that wait for room in the buffer
+	settling []*Session // with settlements that aren't encoded yet
+
+	// Parts of the transfer that is being encoded, so that it needs no memory.
+	transfer frames.Transfer
+	tag      [4]byte
+
+	disposition frames.Disposition
+}
+
+// kick has the writer write. It is called with the connection's mu held.
+func (o *output) kick() {
+	o.puts++
+	if o.asleep {
+		o.asleep = false
+		select {
+		case o.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (o *output) empty() bool { return len(o.b) == 0 && len(o.settling) == 0 && len(o.waiting) == 0 }
+
+// write is the writer: it writes until the connection ends.
+func (c *Conn) write() {
+	var beat <-chan time.Time
+	if c.peer.IdleTimeout > 0 {
+		t := time.NewTicker(max(c.peer.IdleTimeout/3, 100*time.Millisecond))
+		defer t.Stop()
+		beat = t.C
+	}
+	o := &c.out
+	wrote := false // since the last beat
+	c.mu.Lock()
+	for {
+		for o.empty() && c.err == nil {
+			o.asleep = true
+			c.mu.Unlock()
+			alive := false
+			select {
+			case <-o.wake:
+			case <-beat:
+				alive = !wrote
+				wrote = false
+			}
+			c.mu.Lock()
+			o.asleep = false
+			if alive && o.empty() && !c.closing {
+				o.b, _ = frames.Append(o.b, frames.Frame{}) // an empty frame always fits
+			}
+		}
+		if c.err != nil {
+			c.mu.Unlock()
+			return
+		}
+		c.gather()
+		b := o.take()
+		o.pump()
+		if len(b) == 0 { // what waits can't be sent yet
+			o.spare = b
+			continue
+		}
+		c.mu.Unlock()
+		_ = c.net.SetWriteDeadline(time.Now().Add(writeLimit))
+		_, err := c.net.Write(b)
+		wrote = true
+		if err != nil {
+			c.Fail(err)
+		}
+		c.mu.Lock()
+		if cap(b) <= bufferKeep {
+			o.spare = b[:0]
+		}
+		if c.closing && len(o.b) == 0 {
+			close(o.flushed)
+			c.mu.Unlock()
+			return
+		}
+	}
+}
+
+// gather lets those run that are about to send, if the last write suggests that there are some:
+// a group commit without a timer. It is called with mu held, which it releases while they run.
+func (c *Conn) gather() {
+	o := &c.out
+	switch {
+	case o.hasty > 0:
+		o.hasty--
+	case o.busy && len(o.b) < bufferEnough:
+		began := time.Now()
+		for range yields {
+			before := o.puts
+			c.mu.Unlock()
+			runtime.Gosched()
+			c.mu.Lock()
+			if time.Since(began) > time.Millisecond {
+				o.hasty = impatient
+				break
+			}
+			if o.puts == before || len(o.b) >= bufferEnough {
+				break
+			}
+		}
+	}
+	o.busy, o.puts = o.puts > 1, 0
+}
+
+// take returns all that is to be written. Settlements that were joined so far are part of it.
+func (o *output) take() []byte {
+	for i, s := range o.settling {
+		s.writeSettled()
+		s.marked = false
+		o.settling[i] = nil
+	}
+	o.settling = o.settling[:0]
+	if len(o.b) == 0 {
+		o.pump()
+	}
+	b := o.b
+	o.b, o.spare = o.spare[:0], nil
+	if o.shrunk != nil {
+		close(o.shrunk)
+		o.shrunk = nil
+	}
+	return b
+}
+
+// pump encodes messages that waited for room in the buffer.
+func (o *output) pump() {
+	for len(o.waiting) > 0 && len(o.b) < bufferLimit {
+		l := o.waiting[0]
+		o.waiting[0] = nil
+		o.waiting = o.waiting[1:]
+		l.waits = false
+		l.pump()
+	}
+}
+
+// AwaitRoom waits until fewer than limit bytes wait for the network, for callers that settle or
+// send much without waiting for anything else. It returns why the connection has ended, or ctx's
+// cause.
+func (c *Conn) AwaitRoom(ctx context.Context, limit int) error {
+	for {
+		c.mu.Lock()
+		if c.err != nil || c.closing {
+			defer c.mu.Unlock()
+			return c.over()
+		}
+		if len(c.out.b) < limit {
+			c.mu.Unlock()
+			return nil
+		}
+		if c.out.shrunk == nil {
+			c.out.shrunk = make(chan struct{})
+		}
+		shrunk := c.out.shrunk
+		c.mu.Unlock()
+		select {
+		case <-shrunk:
+		case <-c.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}

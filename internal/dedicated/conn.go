@@ -1,0 +1,230 @@
+// Package dedicated opens connections that serve one task each, next to those of a client.Conn:
+// to read a queue or a stream, or to send copies. It passes messages on as the bytes that they
+// are. go-amqp decodes every message, and doesn't keep all of AMQP's types: symbols become
+// strings, and it can't read decimals at all.
+//
+// A [Conn] has one session. It isn't rebuilt when it is lost. Its memory is bounded: what a
+// [Receiver] has received and not taken is at most 16 MiB and one message.
+package dedicated
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/internal/amqp"
+	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/userid"
+)
+
+// Dialed is a network connection on which nothing was sent yet, and how to log in.
+type Dialed struct {
+	Net         net.Conn
+	Host        string // of the open: "vhost:" and the virtual host
+	Name        string // the container-id
+	Shown       string // the endpoint for people, without a password
+	Mechanism   string // of SASL
+	Response    []byte // its initial response
+	IdleTimeout time.Duration
+	Login       *userid.Login // of all connections to the endpoint
+}
+
+// Dial connects to where conn, a *client.Conn, is connected to, or to the endpoint that is
+// so many behind it. Package client sets it.
+var Dial func(ctx context.Context, conn any, behind int) (Dialed, error)
+
+// Owner is what else a *client.Conn is configured with.
+type Owner struct {
+	Closed <-chan struct{}                  // closed when it is closed
+	Pause  func(failures int) time.Duration // before another attempt to connect
+	// Join has the *client.Conn's Stats call count with a *client.Stats, until leave is
+	// called.
+	Join func(count func(stats any)) (leave func())
+	// Handle has the *client.Conn's Instrument follow a *client.Delivery. The handler gets
+	// the ctx that is returned, and handled is called with its result.
+	Handle func(ctx context.Context, delivery any) (with context.Context, handled func(error))
+}
+
+// OwnerOf returns what conn, a *client.Conn that isn't nil, is. Package client sets it.
+var OwnerOf func(conn any) Owner
+
+// window bounds what a Receiver has received and not taken: so many transfers of 64 KiB.
+const window = 256
+
+// ErrClosed is the error of a Conn that was closed by its user.
+var ErrClosed = amqp.ErrClosed
+
+// Conn is a connection with one session.
+type Conn struct {
+	c     *amqp.Conn
+	login *userid.Login
+
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced when something changes that somebody may wait for
+	session *amqp.Session
+	senders map[string]*sender
+	ended   error // why the session has ended
+}
+
+// Open opens a connection to where conn, a *client.Conn, is connected to. ctx bounds the opening
+// alone.
+func Open(ctx context.Context, conn any) (*Conn, error) { return OpenFor(ctx, conn, "desk", 0) }
+
+// OpenFor is Open, to the endpoint that is so many behind the one that conn is connected
+// to. The purpose is the end of the connection's name.
+func OpenFor(ctx context.Context, conn any, purpose string, behind int) (*Conn, error) {
+	d, err := Dial(ctx, conn, behind)
+	if err != nil {
+		return nil, err
+	}
+	d.Name += "-" + purpose
+	c, err := amqp.Open(ctx, d.Net, amqp.Config{
+		ContainerID: d.Name, Hostname: d.Host, Mechanism: d.Mechanism, Response: d.Response,
+		// Twice as long: a busy machine isn't a lost connection.
+		IdleTimeout: max(d.IdleTimeout, 2*time.Second) + 10*time.Second, MaxSessions: 1,
+		Properties: frames.Map{{Key: frames.Symbol("connection_name"), Value: d.Name}, {Key: frames.Symbol("product"), Value: "hopback"}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", d.Shown, openError(err))
+	}
+	return &Conn{c: c, login: d.Login, changed: make(chan struct{}), senders: map[string]*sender{}}, nil
+}
+
+// openError says what a refused handshake means.
+func openError(err error) error {
+	e, ok := errors.AsType[*amqp.HandshakeError](err)
+	switch {
+	case !ok:
+		return err
+	case e.Refused:
+		return &RefusedError{Condition: "amqp:unauthorized-access", Text: "the broker refused the login"}
+	case e.Remote != nil:
+		return fmt.Errorf("the broker closed the connection: %w", refusal(e.Remote))
+	case e.Phase == amqp.PhaseOpen:
+		return fmt.Errorf("the broker closed the connection when asked for the virtual host: %w", e.Err)
+	}
+	return err
+}
+
+// RefusedError is the broker's refusal of a link, a session or a message.
+type RefusedError struct {
+	Condition string // such as "amqp:not-found"; may be empty
+	Text      string
+}
+
+func (e *RefusedError) Error() string {
+	if e.Condition == "" {
+		return e.Text
+	}
+	return e.Condition + ": " + e.Text
+}
+
+func refusal(e *frames.Error) *RefusedError {
+	return &RefusedError{string(e.Condition), e.Description}
+}
+
+// LostError is the end of a connection or a link before the answer to a message: it may be stored.
+type LostError struct{ Err error }
+
+func (e *LostError) Error() string { return "the connection ended before the answer: " + e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *LostError) Unwrap() error { return e.Err }
+
+// Outcomes of messages that were sent and aren't stored.
+var (
+	ErrReleased = errors.New("no queue is bound for the routing key")
+	ErrModified = errors.New("modified by the broker")
+)
+
+// begin returns the session, which begins with the first link.
+func (c *Conn) begin(ctx context.Context, window uint32) (*amqp.Session, error) {
+	c.mu.Lock()
+	s := c.session
+	c.mu.Unlock()
+	if s != nil {
+		return s, nil
+	}
+	s, err := c.c.Begin(ctx, amqp.SessionConfig{Window: window, Manual: true, OnEnd: func(err error) {
+		c.mu.Lock()
+		c.ended = c.ending(err)
+		c.mu.Unlock()
+		c.c.Fail(c.ended)
+	}})
+	if err != nil {
+		return nil, c.ending(err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.session = s
+	return s, nil
+}
+
+// notify wakes those who wait for a change. It is called with mu held.
+func (c *Conn) notify() {
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// awaitLocked waits until done returns true. It is called, and calls done, with mu held.
+func (c *Conn) awaitLocked(ctx context.Context, done func() bool) error {
+	for !done() {
+		changed := c.changed
+		c.mu.Unlock()
+		var err error
+		select {
+		case <-changed:
+		case <-c.c.Done():
+			err = c.Err()
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		c.mu.Lock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Done is closed when the connection has ended.
+func (c *Conn) Done() <-chan struct{} { return c.c.Done() }
+
+// Err is why the connection has ended; nil while it lasts.
+func (c *Conn) Err() error {
+	err := c.c.Err()
+	if err == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended != nil {
+		return c.ended
+	}
+	return c.ending(err)
+}
+
+// Close ends the connection in order, within ctx: what was written before is read by the
+// broker first. It returns why the connection had ended before, or nil.
+func (c *Conn) Close(ctx context.Context) error {
+	before := c.Err()
+	c.mu.Lock()
+	s := c.session
+	c.mu.Unlock()
+	if s != nil && before == nil {
+		// The links go first. The end of the session alone would count a failed delivery for each
+		// message that is on its way.
+		before = s.DetachAll(ctx)
+		if before == nil {
+			before = s.End(ctx)
+		}
+	}
+	err := c.c.Close(ctx)
+	if before == nil && err != nil {
+		before = c.ending(err)
+	}
+	return before
+}

@@ -1,0 +1,44 @@
+package userid
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+func TestRefusal(t *testing.T) {
+	t.Parallel()
+	for description, user := range map[string]string{
+		"user_id property set to 'ada' but authenticated user was 'bob'":                                         "bob",
+		"user_id property set to 'x' but authenticated user was 'y' but authenticated user was 'bob'":            "bob",
+		"user_id property set to '' but authenticated user was 'o'hara'":                                         "o'hara",
+		"write access to exchange 'x' in vhost '/' refused for user 'bob'":                                       "",
+		"user_id property set to 'ada'":                                                                          "",
+		"user_id property set to 'ada' but authenticated user was '":                                             "",
+		"user_id property set to 'ada' but authenticated user was 'bob":                                          "",
+		"write access to exchange 'user_id property set to 'ada' but authenticated user was 'bob'' in vhost '/'": "",
+	} {
+		got, ok := Refusal(description)
+		assert.Equal(t, user, got, description)
+		assert.Equal(t, user != "", ok, description)
+	}
+}
+
+func TestLogin(t *testing.T) {
+	t.Parallel()
+	l := NewLogin("bob", false)
+	assert.True(t, l.Accepts(nil))
+	assert.True(t, l.Accepts([]byte("bob")))
+	assert.False(t, l.Accepts([]byte("ada")))
+	assert.False(t, l.Refuses([]byte("ada")), "bob may be an impersonator")
+	assert.False(t, l.Learn("write access refused"))
+
+	l = NewLogin("", true)
+	assert.True(t, l.Accepts([]byte("ada")))
+	assert.True(t, l.Learn("user_id property set to 'ada' but authenticated user was 'bob'"))
+	assert.False(t, l.Accepts([]byte("ada")))
+	assert.True(t, l.Refuses([]byte("ada")))
+	assert.True(t, l.Accepts([]byte("bob")))
+	assert.False(t, l.Refuses(nil))
+	assert.False(t, NewLogin("", false).Accepts([]byte("ada")), "unknown isn't the same")
+}

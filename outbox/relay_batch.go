@@ -1,0 +1,312 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+)
+
+// record is a row of the outbox.
+type record struct {
+	id      int64
+	message []byte // nil once it is decoded, or if the row is only parked
+	address string
+	key     *string
+	// failedFor is how long ago the first attempt has failed, by the database's clock, on
+	// both ends of that time; nil: none has.
+	failedFor *float64
+	parked    bool
+
+	decoded *client.Message
+}
+
+// scanRecord reads a row of bounded.
+func scanRecord(row pgx.CollectableRow) (*record, error) {
+	rec := &record{}
+	return rec, row.Scan(&rec.id, &rec.message, &rec.address, &rec.key, &rec.failedFor, &rec.parked)
+}
+
+// bounded returns the statement that reads the rows of a query, up to limit bytes of
+// messages, and at least one message. The query has the columns of hopback_outbox, and
+// parked, which says that the message itself isn't read.
+func bounded(query, limit string) string {
+	return `SELECT id, CASE WHEN parked THEN NULL ELSE message END, address, key,
+	extract(epoch FROM clock_timestamp() - failed_since)::float8, parked
+FROM (SELECT *, sum(size) OVER (ORDER BY id) - size AS ahead
+	FROM (SELECT *, CASE WHEN parked THEN 0 ELSE octet_length(message) END AS size FROM (` + query + `) found) sized) counted
+WHERE ahead < ` + limit + ` ORDER BY id`
+}
+
+// notAmong is a condition on a column: an array doesn't have its value. PostgreSQL makes a hash
+// table of a query's rows, but compares with a parameter's values one by one.
+func notAmong(array string) string { return "NOT IN (SELECT unnest(" + array + "))" }
+
+// decode decodes what Publish has encoded.
+func (rec *record) decode() error {
+	m := &client.Message{}
+	if err := m.UnmarshalBinary(rec.message); err != nil {
+		return argument.Wrap(err, "message", rec.id, "isn't an AMQP message", "write messages with outbox.Publish")
+	}
+	rec.message = nil
+	if m.Properties == nil || m.Properties.To == nil {
+		return argument.New("message Properties.To", nil, "is missing", "write messages with outbox.Publish")
+	}
+	if _, err := address.Parse(*m.Properties.To); err != nil {
+		return err // RabbitMQ would end the session
+	}
+	rec.decoded = m
+	return nil
+}
+
+// outcome is what became of a batch.
+type outcome struct {
+	accepted []*record
+	failed   []*failure
+	// link is why the broker refuses the relay's link, or nil.
+	link error
+}
+
+// err is why the relay should pause, or nil.
+func (o *outcome) err() error {
+	if o.link == nil {
+		return nil
+	}
+	return fmt.Errorf("outbox: the broker refuses the relay's link: %w", o.link)
+}
+
+// failure is a message that the broker didn't take.
+type failure struct {
+	rec   *record
+	err   error
+	is    verdict
+	final bool // there is no other attempt
+	// alone says that the message is tried on a separate link the next time.
+	alone bool
+}
+
+// verdict is what the result of publishing a message says of it.
+type verdict int
+
+const (
+	accepted verdict = iota
+	// unfit: it can never be published.
+	unfit
+	// untaken: the broker doesn't take it now.
+	untaken
+	// forbidden: the broker has ended the session over it.
+	forbidden
+	// missigned: its user-id is another user's. That says nothing of its address.
+	missigned
+	// unknown: the result says nothing of the message. It stays, and is published again.
+	unknown
+)
+
+// judge returns what a result says. A message's own faults are final. What is missing on the
+// broker, or refused there, can come back.
+func judge(err error) verdict {
+	var bad *argument.Error
+	var of *client.Error
+	switch {
+	case err == nil:
+		return accepted
+	case errors.As(err, &bad), errors.Is(err, client.ErrTooLarge):
+		return unfit
+	case errors.Is(err, client.ErrUserID) && client.SafeToRetry(err):
+		return missigned
+	case errors.Is(err, client.ErrUnroutable), errors.Is(err, client.ErrNotFound),
+		errors.Is(err, client.ErrRefused) && !client.SafeToRetry(err):
+		return untaken
+	case errors.Is(err, client.ErrOutcomeUnknown) && errors.As(err, &of) && of.Condition != "" && !errors.As(of.Err, new(*client.Error)):
+		// The broker has ended the link three times when it got this message, and didn't
+		// just refuse another link.
+		return forbidden
+	}
+	return unknown
+}
+
+// note files the result of a record.
+func (o *outcome) note(rec *record, err error) verdict {
+	is := judge(err)
+	switch is {
+	case accepted:
+		o.accepted = append(o.accepted, rec)
+	case unknown:
+		// What is about the relay's link is no message's fault.
+		if errors.Is(err, client.ErrUnauthorized) || errors.Is(err, client.ErrRefused) || errors.Is(err, client.ErrSessionLimit) {
+			o.link = err
+		}
+	default:
+		o.failed = append(o.failed, &failure{rec: rec, err: err, is: is, final: is == unfit, alone: is == forbidden})
+	}
+	return is
+}
+
+// goesOn reports whether the messages behind one with the same key may be published: it was
+// accepted, or is set aside.
+func (is verdict) goesOn() bool { return is == accepted || is == unfit }
+
+// decide gives up what has failed for long.
+func (o *outcome) decide(after time.Duration) {
+	for _, f := range o.failed {
+		f.final = f.final || f.rec.failedFor != nil && *f.rec.failedFor >= after.Seconds()
+	}
+}
+
+func (o *outcome) join(other outcome) {
+	o.accepted = append(o.accepted, other.accepted...)
+	o.failed = append(o.failed, other.failed...)
+	if other.link != nil {
+		o.link = other.link
+	}
+}
+
+// lonely is how many messages are tried on links of their own at once.
+const lonely = 4
+
+// way is how a record is published.
+type way int
+
+const (
+	together way = iota
+	notNow
+	alone     // on a separate link
+	tryGate   // as alone, on behalf of all with its address
+	trySigner // as alone, on behalf of all with its user-id
+)
+
+// choose returns how a record is published.
+func (r *Relay) choose(rec *record) (way, error) {
+	if err := rec.decode(); err != nil {
+		return together, err
+	}
+	if user := rec.decoded.Properties.UserID; len(user) > 0 {
+		switch waits, tries, refused := r.signers.ask(string(user)); {
+		case refused != nil:
+			return together, refused
+		case waits:
+			return notNow, nil
+		case tries:
+			return trySigner, nil
+		}
+	}
+	if r.waits.alone(rec.id) {
+		return alone, nil
+	}
+	switch waits, tries := r.gates.ask(rec.address); {
+	case waits:
+		return notNow, nil
+	case tries:
+		return tryGate, nil
+	}
+	return together, nil
+}
+
+// publishAll publishes records side by side.
+func (r *Relay) publishAll(ctx context.Context, p *client.Publisher[*client.Message], recs []*record) outcome {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.PublishTimeout)
+	defer cancel()
+	var o outcome
+	var trying sync.WaitGroup
+	var mu sync.Mutex
+	note := func(rec *record, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		r.note(&o, rec, err)
+	}
+	ms := make([]*client.Message, 0, len(recs))
+	sent := make([]*record, 0, len(recs))
+	for _, rec := range recs {
+		switch way, err := r.choose(rec); {
+		case err != nil:
+			note(rec, err)
+		case way == together:
+			ms, sent = append(ms, rec.decoded), append(sent, rec)
+		case way != notNow:
+			trying.Go(func() { note(rec, r.try(ctx, rec, way)) })
+		}
+	}
+	err := p.PublishAll(ctx, ms)
+	trying.Wait()
+	var batch *client.BatchError
+	whole := err != nil && !errors.As(err, &batch)
+	at := 0
+	for i, rec := range sent {
+		switch {
+		case whole:
+			note(rec, err)
+		case batch != nil && at < len(batch.Failed) && batch.Failed[at].Index == i:
+			note(rec, batch.Failed[at].Err)
+			at++
+		default:
+			note(rec, nil)
+		}
+	}
+	return o
+}
+
+// publishOne publishes a record and waits for the answer. It reports whether those behind
+// it may be published.
+func (r *Relay) publishOne(ctx context.Context, p *client.Publisher[*client.Message], rec *record, o *outcome) bool {
+	way, err := r.choose(rec)
+	switch {
+	case err != nil:
+	case way == notNow:
+		return false
+	case way == together:
+		err = p.Publish(ctx, rec.decoded)
+	default:
+		err = r.try(ctx, rec, way)
+	}
+	return r.note(o, rec, err).goesOn()
+}
+
+// note files the result of a record. If the broker forbids the message, the next one like it
+// shows what is to blame.
+func (r *Relay) note(o *outcome, rec *record, err error) verdict {
+	is := o.note(rec, err)
+	switch {
+	case is == missigned:
+		if user := string(rec.decoded.Properties.UserID); r.signers.ok(user) {
+			r.signers.tried(user, is, err)
+		}
+	case is == forbidden && !r.waits.alone(rec.id):
+		r.gates.refuse(rec.address, rec.id, err)
+	}
+	return is
+}
+
+// try publishes a message on a separate link.
+func (r *Relay) try(ctx context.Context, rec *record, way way) (err error) {
+	defer func() {
+		switch is := judge(err); way {
+		case trySigner:
+			r.signers.tried(string(rec.decoded.Properties.UserID), is, err)
+		case tryGate:
+			r.gates.tried(rec.address, rec.id, is, err)
+		}
+	}()
+	select {
+	case r.lonely <- struct{}{}:
+		defer func() { <-r.lonely }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	p, err := client.NewPublisher[*client.Message](ctx, r.conn, address.Address{}, client.PublisherConfig{Pending: 1})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = p.Close(closing)
+	}()
+	return p.Publish(ctx, rec.decoded)
+}

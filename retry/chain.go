@@ -1,0 +1,114 @@
+package retry
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/deathlog"
+)
+
+// A message may have to wait for longer than any delay queue holds it, or for a time that
+// lies between two delays. Then it passes several delay queues, one after the other. Each time
+// that it comes back, the worker sends it to the next one, and doesn't call the handler. How
+// much of the delay is left is in the message, and each queue that it passes holds it for
+// at least its delay. So no clock matters, and the message is never early.
+
+// errNotDue says why a message waits again.
+var errNotDue = errors.New("the rest of its delay is still to come")
+
+// leg returns the rung for the next part of a delay: left is what is left of whole. A delay
+// that lies between two rungs is made up of shorter ones, if together they hold the
+// message for less than the longer one. There are at most 16 parts, unless the delay is
+// longer than all rungs.
+func (pl *plan) leg(whole, left time.Duration) int {
+	i := pl.part(whole, left)
+	up, _ := slices.BinarySearch(pl.rungs, left)
+	if i == up || up >= len(pl.rungs) {
+		return i
+	}
+	for rest := left; rest > 0; {
+		rest -= pl.rungs[pl.part(whole, rest)]
+		if rest <= left-pl.rungs[up] {
+			return up
+		}
+	}
+	return i
+}
+
+// part returns the longest rung that isn't longer than left, or the next longer one if that
+// is late by an eighth of whole at most, or if the other is too short: a message must not come
+// back too often. It returns -1 if there are no rungs.
+func (pl *plan) part(whole, left time.Duration) int {
+	up, exact := slices.BinarySearch(pl.rungs, left)
+	down := up - 1
+	switch {
+	case exact || down < 0:
+	case up == len(pl.rungs):
+		return down
+	case pl.rungs[up]-left > whole/8 && pl.rungs[down] >= whole/16:
+		return down
+	}
+	return min(up, len(pl.rungs)-1)
+}
+
+// held returns how long a message really waits that is to wait for d.
+func (pl *plan) held(s Strategy, d time.Duration) time.Duration {
+	var next func(left time.Duration) time.Duration
+	var longest time.Duration
+	switch {
+	case s == StrategyNative:
+		return d
+	case pl.ladder != nil:
+		longest = pl.ladder.longest()
+		next = func(left time.Duration) time.Duration { return time.Duration(pl.ladder.steps(left)) * pl.ladder.Unit }
+	case len(pl.rungs) > 0:
+		longest = pl.longest()
+		next = func(left time.Duration) time.Duration { return pl.rungs[pl.leg(d, left)] }
+	default:
+		return d // there is nowhere to wait: see errNoDelays
+	}
+	passes := max(d/longest-1, 0)
+	all := passes * longest
+	for all < d {
+		all += next(d - all)
+	}
+	return all
+}
+
+// delayLeft returns the whole delay that m waits for, and what is left of it, once m has
+// passed a delay queue. Both are 0 if nothing is left. Only the broker can write into the
+// message that it expired in a delay queue, so a sender can't make a message wait.
+func (d *decorator) delayLeft(m *client.Message, was past) (whole, left time.Duration) {
+	if m.Annotations[AnnotationDelayLeft] == nil && !strings.Contains(was.compact, `"left":`) {
+		return 0, 0
+	}
+	t := historyOf(m)
+	if t.Left <= 0 || t.Left > maxDelay.Milliseconds() {
+		return 0, 0
+	}
+	n := d.plan.names
+	var few [4]deathlog.Death
+	if !slices.ContainsFunc(deathlog.Of(few[:0], m.Annotations), func(e deathlog.Death) bool {
+		return e.Reason == "expired" && (strings.HasPrefix(e.Queue, n.DelayPrefix) || strings.HasPrefix(e.Queue, n.HoldPrefix) || strings.HasPrefix(e.Queue, n.LadderPrefix))
+	}) {
+		return 0, 0
+	}
+	left = time.Duration(t.Left) * time.Millisecond
+	return max(left, time.Duration(min(t.Asked, maxDelay.Milliseconds()))*time.Millisecond), left
+}
+
+// waitOn returns the outcome for a message of whose delay something is left.
+func (d *decorator) waitOn(ctx context.Context, del *client.Delivery, q *queueState, whole, left time.Duration, was past) error {
+	a := d.plan.story(del, was, q.clock.now())
+	what := decision{delay: left, whole: whole, count: was.count, snoozed: true, attempt: was.count + 1}
+	return d.carryOut(ctx, del, q, d.strategyFor(q, messageOf(del)), what, &a, errNotDue)
+}
+
+// canWait reports whether messages can wait with this policy at all.
+func (pl *plan) canWait(s Strategy) bool {
+	return s == StrategyNative || pl.ladder != nil || len(pl.rungs) > 0
+}

@@ -1,0 +1,99 @@
+package retry
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/deathlog"
+)
+
+func init() {
+	anew.Failed = func(dead *client.Message, names any, in, queue string) bool {
+		return failedThere(dead, resolved(names), in, queue)
+	}
+	anew.Published = func(dead *client.Message, names any, queue, exchange, key string) anew.Answer {
+		return publishedTo(dead, resolved(names), queue, exchange, key)
+	}
+}
+
+// resolved returns Names without empty fields. Names that can't be used are left as they
+// are.
+func resolved(names any) Names {
+	n, _ := names.(Names)
+	full, _ := n.withDefaults(nil)
+	return full
+}
+
+// deaths returns the history that the broker has written. A publisher can write every other
+// annotation, but not this one: see package deathlog.
+func deaths(m *client.Message) []deathlog.Death { return deathlog.Of(nil, m.Annotations) }
+
+// failedThere reports whether anything but the message's own annotations shows that it
+// failed in queue: the broker's history, or the queue that it is in now. The copies of
+// StrategyRepublish and of Central have no history of what was before them. What is left:
+//
+//	StrategyNative, StrategyDeadLetter   the death in the work queue
+//	StrategyRepublish                    the same, since the last attempt ends with a death
+//	the parking queue                    the death in a delay queue, whose routing key names
+//	                                     the work queue
+//	Central, imported messages           nothing; but the dead-letter queue that they are
+//	                                     in is the work queue's
+func failedThere(m *client.Message, n Names, in, queue string) bool {
+	return in == queue+n.DeadSuffix || slices.ContainsFunc(deaths(m), func(d deathlog.Death) bool {
+		return d.Queue == queue || n.waitsFor(d) == queue && queue != ""
+	})
+}
+
+// waitsFor returns the work queue of a message that left a delay queue of StrategyRepublish
+// with this death, or "".
+func (n *Names) waitsFor(d deathlog.Death) string {
+	switch {
+	case d.Reason != "expired":
+	case d.Exchange == n.RetryExchange && strings.HasPrefix(d.Queue, n.DelayPrefix):
+		if rest, ok := strings.CutPrefix(d.RoutingKey, "delay."); ok {
+			_, queue, _ := strings.Cut(rest, ".")
+			return queue
+		}
+	case strings.HasPrefix(d.Exchange, n.LadderPrefix) && strings.HasPrefix(d.Queue, n.LadderPrefix):
+		key := d.RoutingKey
+		for strings.HasPrefix(key, "0.") || strings.HasPrefix(key, "1.") {
+			key = key[2:]
+		}
+		return key
+	}
+	return ""
+}
+
+// retried reports whether a death is one in a delay queue of this package. A message has such
+// a death only after a retry, which has overwritten what its sender wrote about failures.
+func (n *Names) retried(d deathlog.Death) bool {
+	return n.waitsFor(d) != "" || d.Reason == "expired" && strings.HasPrefix(d.Queue, n.HoldPrefix) && (d.Exchange == n.DeadLetterExchange || d.Exchange == n.GivenUpExchange)
+}
+
+// brings reports whether messages that are retried or replayed come back by exchange.
+func (n *Names) brings(exchange string) bool {
+	switch exchange {
+	case n.RequeueExchange, n.ReturnExchange, n.ReplayExchange:
+		return true
+	}
+	return strings.HasPrefix(exchange, n.LadderPrefix)
+}
+
+// publishedTo reports whether the broker's history shows that the message came to queue by
+// exchange and key.
+func publishedTo(m *client.Message, n Names, queue, exchange, key string) anew.Answer {
+	for _, d := range deaths(m) {
+		switch {
+		case d.Queue != queue:
+		case d.Exchange == exchange && d.RoutingKey == key:
+			return anew.Yes
+		case n.brings(d.Exchange), d.Exchange == "" && d.RoutingKey == queue:
+			return anew.Unknown // it came back from a delay or by a replay
+		default:
+			return anew.No
+		}
+	}
+	return anew.Unknown
+}
