@@ -7,11 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -31,36 +29,31 @@ func (l *idle) receiver(context.Context, string, receiverOptions) (receiverLink,
 func (l *idle) sender(context.Context, string) (senderLink, error) { return idleSender{}, nil }
 func (l *idle) broken() <-chan struct{}                            { return nil }
 func (l *idle) broker() Broker                                     { return Broker{Version: "4.3.0"} }
-func (l *idle) prefetched() *Message                               { return nil }
+func (l *idle) prefetched() (a arrival, ok bool)                   { return a, false }
 func (l *idle) issueCredit(n uint32) error                         { l.credits += n; return nil }
 func (l *idle) drain(context.Context) error                        { return nil }
 
-func (l *idle) receive(ctx context.Context) (*Message, error) {
+func (l *idle) receive(ctx context.Context) (arrival, error) {
 	select {
 	case m := <-l.next:
-		return m, nil
+		return arrival{msg: m}, nil
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return arrival{}, ctx.Err()
 	}
 }
 
-func (l *idle) settle(_ *Message, d disposition) error {
+func (l *idle) settle(_ uint32, d disposition) error {
 	l.settled <- d
 	return nil
 }
 
 type idleSender struct{}
 
-func (idleSender) send(context.Context, *Message) (receipt, bool, error) {
-	return idleReceipt{}, true, nil
+func (idleSender) send(_ *Message, to receipt) (lost bool, err error) {
+	to.answer(stateAccepted, nil)
+	return false, nil
 }
 func (idleSender) close(context.Context) error { return nil }
-
-type idleReceipt struct{}
-
-var stateAccepted amqp.DeliveryState = &amqp.StateAccepted{}
-
-func (idleReceipt) wait(context.Context) (amqp.DeliveryState, error) { return stateAccepted, nil }
 
 func (l *idle) close(context.Context) error { return nil }
 
@@ -70,14 +63,14 @@ type idleSession struct{ *idle }
 func (idleSession) close(context.Context)                         {}
 func (idleSession) login() *userid.Login                          { return anybody }
 func (idleSession) wear() float64                                 { return 0 }
-func (idleSession) intake() *frames.Intake                        { return neverBlocked }
+func (idleSession) intake() *intake                               { return neverBlocked }
 func (idleSession) heard() uint64                                 { return 0 }
 func (idleSession) giveUp()                                       {}
 func (idleSession) answering(context.Context, time.Duration) bool { return true }
 
 var anybody = userid.NewLogin("", false)
 
-var neverBlocked = frames.NewIntake()
+var neverBlocked = newIntake()
 
 // idleSenderOf is a sender whose messages are accepted at once.
 func idleSenderOf() *sender {

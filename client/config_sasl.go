@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
-
-	"github.com/Azure/go-amqp"
 )
 
 // SASL is a way to log in: Plain, External or OAuth2.
@@ -28,11 +26,12 @@ func Plain(user, password string) SASL {
 // the plugin rabbitmq_auth_mechanism_ssl.
 func External() SASL { return SASL{mechanism: "EXTERNAL"} }
 
-func (s SASL) option() amqp.SASLType {
+// response is the initial response of the mechanism.
+func (s SASL) response() []byte {
 	if s.mechanism == "EXTERNAL" {
-		return amqp.SASLTypeExternal("")
+		return []byte{} // the certificate says who it is
 	}
-	return amqp.SASLTypePlain(s.user, s.password)
+	return []byte("\x00" + s.user + "\x00" + s.password)
 }
 
 // Token is an OAuth 2 access token.

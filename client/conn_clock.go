@@ -193,7 +193,7 @@ func (c *Conn) askTime(ctx context.Context, w *wire) (asked, broker time.Time, e
 		err           error
 	}
 	answers := make(chan answer, 1)
-	// No ctx with a deadline reaches go-amqp. What hangs ends with its session.
+	// What hangs ends with its session.
 	work, cancel := context.WithCancel(w.ctx)
 	go func() {
 		asked, broker, err := timeOfDeaths(work, sess, path)
@@ -228,7 +228,7 @@ func timeOfDeaths(ctx context.Context, sess session, address string) (asked, bro
 	if sess.intake().Now().Blocked {
 		return fail(errors.New("it accepts no messages, probably because of a memory or disk alarm"))
 	}
-	if _, _, err := sender.send(ctx, NewMessage([]byte("time?"))); err != nil {
+	if _, err := sender.send(NewMessage([]byte("time?")), make(chanReceipt, 1)); err != nil {
 		return fail(err)
 	}
 	m, err := receiver.receive(ctx)
@@ -238,13 +238,13 @@ func timeOfDeaths(ctx context.Context, sess session, address string) (asked, bro
 	quickest := time.Duration(math.MaxInt64)
 	for range clockRounds {
 		began := time.Now()
-		if err := receiver.settle(m, disposition{kind: modified, dead: true}); err != nil {
+		if err := receiver.settle(m.id, disposition{kind: modified, dead: true}); err != nil {
 			return fail(err)
 		}
 		if m, err = receiver.receive(ctx); err != nil {
 			return fail(err)
 		}
-		died := timeOfDeath(m)
+		died := timeOfDeath(m.msg)
 		if died.IsZero() {
 			return fail(errors.New("it doesn't report when a message died"))
 		}
@@ -254,7 +254,7 @@ func timeOfDeaths(ctx context.Context, sess session, address string) (asked, bro
 			quickest, asked, broker = took, began, died.Add(time.Millisecond)
 		}
 	}
-	_ = receiver.settle(m, disposition{kind: accepted})
+	_ = receiver.settle(m.id, disposition{kind: accepted})
 	return asked, broker, nil
 }
 

@@ -76,12 +76,8 @@ func dialRaw(ctx context.Context, ep endpoint, cfg Config) (dedicated.Dialed, er
 	if err != nil {
 		return dedicated.Dialed{}, err
 	}
-	d := dedicated.Dialed{
+	return dedicated.Dialed{
 		Net: raw, Host: "vhost:" + ep.vhost, Name: clip(cfg.Name, maxName-8), Shown: ep.shown,
-		Mechanism: sasl.mechanism, IdleTimeout: cfg.IdleTimeout, Login: ep.raw,
-	}
-	if sasl.mechanism != "EXTERNAL" {
-		d.Response = []byte("\x00" + sasl.user + "\x00" + sasl.password)
-	}
-	return d, nil
+		Mechanism: sasl.mechanism, Response: sasl.response(), IdleTimeout: cfg.IdleTimeout, Login: ep.raw,
+	}, nil
 }

@@ -3,11 +3,12 @@ package client
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/argument"
+	engine "github.com/hopback/hopback/internal/amqp"
+	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/replylink"
 )
 
@@ -61,8 +62,8 @@ func (p *replyPlace) Open(ctx context.Context, source func(atLeast func(major, m
 		closeSession(sess)
 		return nil, err
 	}
-	as := sess.(*amqpSession)
-	s := &replySession{of: as, heard: &as.w.heard, credit: from.Credit, settled: from.Queue == ""}
+	as := sess.(*wireSession)
+	s := &replySession{of: as, credit: from.Credit, settled: from.Queue == ""}
 	for range from.Links {
 		r, err := as.replies(ctx, from)
 		if err != nil {
@@ -89,69 +90,65 @@ func replyError(ctx context.Context, err error) error {
 
 // replies attaches a link and grants its first credit. Until then a direct reply would be
 // dropped.
-func (s *amqpSession) replies(ctx context.Context, from replylink.Source) (*amqp.Receiver, error) {
-	options := &amqp.ReceiverOptions{Credit: -1, SettlementMode: amqp.ReceiverSettleModeFirst.Ptr()}
-	attach := bounded[*amqp.Receiver]
+func (s *wireSession) replies(ctx context.Context, from replylink.Source) (*wireReceiver, error) {
+	cfg := engine.ReceiverConfig{Source: &frames.Source{Address: from.Queue}}
+	attach := bounded[*wireReceiver]
 	if from.Queue == "" {
-		options.DynamicAddress = true
-		options.SourceCapabilities = []string{"rabbitmq:volatile-queue"}
-		options.SourceExpiryPolicy = amqp.ExpiryPolicyLinkDetach
-		options.RequestedSenderSettleMode = amqp.SenderSettleModeSettled.Ptr()
+		cfg.Settled = true
+		cfg.Source = &frames.Source{Dynamic: true, Capabilities: []frames.Symbol{"rabbitmq:volatile-queue"}, ExpiryPolicy: "link-detach"}
 	} else {
-		options.RequestedSenderSettleMode = amqp.SenderSettleModeUnsettled.Ptr()
-		attach = patient[*amqp.Receiver]
+		attach = patient[*wireReceiver]
 		s.attaching.Store(true)
 		defer s.attaching.Store(false)
 	}
-	return attach(ctx, s.w, func(ctx context.Context) (*amqp.Receiver, error) {
-		r, err := s.s.NewReceiver(ctx, from.Queue, options)
-		if err != nil {
+	r := newWireReceiver(s, &s.w.heard, false)
+	return attach(ctx, s.w, func(ctx context.Context) (*wireReceiver, error) {
+		if err := r.attach(ctx, cfg); err != nil {
 			return nil, err
 		}
-		return r, r.IssueCredit(from.Credit)
-	}, func(*amqp.Receiver) {}) // the end of the session ends it
+		return r, r.issueCredit(from.Credit)
+	}, func(*wireReceiver) {}) // the end of the session ends it
 }
 
 type replySession struct {
-	of      *amqpSession
-	heard   *atomic.Uint64
+	of      *wireSession
 	credit  uint32
 	settled bool
 	links   []*replyLink
 }
 
 type replyLink struct {
-	r    *amqp.Receiver
+	r    *wireReceiver
 	used uint32 // credit since the last was granted
 }
 
-func (s *replySession) Address(link int) string { return s.links[link].r.Address() }
+func (s *replySession) Address(link int) string {
+	address, _ := s.links[link].r.r.Attached().Source.Address.(string)
+	return address
+}
 
-func (s *replySession) Receive(ctx context.Context, link int) (*amqp.Message, error) {
+func (s *replySession) Receive(ctx context.Context, link int) (m *amqp.Message, id uint32, err error) {
 	l := s.links[link]
 	if s.of.wear() >= 1 {
-		return nil, &Error{Op: "call", Kind: ErrConnectionLost, Text: "the session is replaced, since its delivery-ids run out"}
+		return nil, 0, &Error{Op: "call", Kind: ErrConnectionLost, Text: "the session is replaced, since its delivery-ids run out"}
 	}
-	m, err := l.r.Receive(ctx, nil)
+	a, err := l.r.receive(ctx)
 	if err != nil {
-		return nil, newError("call", "", ErrConnectionLost, err)
+		return nil, 0, newError("call", "", ErrConnectionLost, err)
 	}
-	s.of.used.Add(1)
-	s.heard.Add(1)
 	if l.used++; l.used >= max(s.credit/4, 1) {
-		if err := l.r.IssueCredit(l.used); err == nil {
+		if err := l.r.issueCredit(l.used); err == nil {
 			l.used = 0
 		}
 	}
-	return m, nil
+	return a.msg, a.id, nil
 }
 
-func (s *replySession) Accept(link int, m *amqp.Message) error {
+func (s *replySession) Accept(link int, id uint32) error {
 	if s.settled {
 		return nil
 	}
-	// Without a deadline: see amqpReceiver.settle.
-	return s.links[link].r.AcceptMessage(context.Background(), m)
+	return s.links[link].r.settle(id, disposition{kind: accepted})
 }
 
 func (s *replySession) Close() { closeSession(s.of) }

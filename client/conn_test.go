@@ -10,12 +10,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	engine "github.com/hopback/hopback/internal/amqp"
 )
 
 // bareConn is a Conn without its supervisor, on the wire w; nil: disconnected.
@@ -32,7 +32,7 @@ func bareConn(t *testing.T, w *wire) *Conn {
 // bareWire is a connection on which nothing can be opened.
 func bareWire(t *testing.T) *wire {
 	ours, theirs := net.Pipe()
-	w := &wire{limit: maxSessions, spare: make(chan struct{}, maxSpare), amqp: &amqp.Conn{}, net: ours, turn: make(chan struct{}, 1)}
+	w := &wire{limit: maxSessions, spare: make(chan struct{}, maxSpare), amqp: &engine.Conn{}, net: ours, turn: make(chan struct{}, 1)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	t.Cleanup(func() {
 		w.cancel()
@@ -45,11 +45,7 @@ func bareWire(t *testing.T) *wire {
 func TestBoundedHandsOverOrDiscards(t *testing.T) {
 	value := func(d time.Duration, err error) func(context.Context) (string, error) {
 		return func(ctx context.Context) (string, error) {
-			_, deadline := ctx.Deadline()
 			time.Sleep(d)
-			if deadline {
-				return "", errors.New("go-amqp would make the deadline into the connection's")
-			}
 			return "value", err
 		}
 	}
@@ -293,15 +289,14 @@ func TestPublishErrorsNameTheOutage(t *testing.T) {
 	})
 }
 
-// go-amqp has no error for a connection that was closed in order. What waits for it meanwhile
-// still gets one, and no session that isn't there.
+// What waits for a connection that is closed in order gets an error.
 func TestNoSessionOnAConnectionThatWasClosedInOrder(t *testing.T) {
 	c, err := Connect(t.Context(), "amqp://u:p@"+hostileServer(t, "", nil)+"/", Config{Logger: quiet})
 	require.NoError(t, err)
 	w, err := c.wire(t.Context())
 	require.NoError(t, err)
 	w.turn <- struct{}{} // somebody else's
-	require.NoError(t, w.amqp.Close())
+	require.NoError(t, w.amqp.Close(t.Context()))
 	_, err = w.session(t.Context(), 1, func() {})
 	require.Error(t, err)
 	for range cap(w.spare) {

@@ -291,16 +291,13 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	}
 	s.crew = newCrew(s, k.cfg.Concurrency, k.slots, &k.workers)
 	s.settler = newSettler(s)
-	o := receiverOptions{properties: k.cfg.linkProperties()}
+	o := receiverOptions{properties: k.cfg.linkProperties(), foldDeaths: k.foldDeaths}
 	if !s.counts { // 4.3 brought the consumer timeout to AMQP 1.0
-		s.leases = &leases{byTag: map[tag]*Delivery{}}
+		s.leases = &leases{byID: map[uint32]*Delivery{}}
 		o.takenBack = s.leaseEnded
 	}
 	if k.active != nil {
 		o.state = k.active.state(sess)
-	}
-	if k.foldDeaths {
-		sess.intake().FoldDeaths()
 	}
 	began := time.Now()
 	link, err := sess.receiver(ctx, k.source, o)

@@ -28,11 +28,11 @@ func (s *farSession) receiver(ctx context.Context, source string, o receiverOpti
 	go r.pass(ctx, r.commands)
 	go func() {
 		for {
-			m, err := link.receive(ctx)
+			a, err := link.receive(ctx)
 			if err != nil {
 				return
 			}
-			r.arriving <- farStep{due: time.Now().Add(s.latency), message: m}
+			r.arriving <- farStep{due: time.Now().Add(s.latency), arrival: a}
 		}
 	}()
 	return r, nil
@@ -50,7 +50,7 @@ type farReceiver struct {
 type farStep struct {
 	due     time.Time
 	do      func()
-	message *Message
+	arrival arrival
 }
 
 func (r *farReceiver) pass(ctx context.Context, steps <-chan farStep) {
@@ -74,8 +74,8 @@ func (r *farReceiver) issueCredit(n uint32) error {
 	return nil
 }
 
-func (r *farReceiver) settle(m *Message, d disposition) error {
-	r.later(func() { _ = r.receiverLink.settle(m, d) })
+func (r *farReceiver) settle(id uint32, d disposition) error {
+	r.later(func() { _ = r.receiverLink.settle(id, d) })
 	return nil
 }
 
@@ -87,22 +87,22 @@ func (r *farReceiver) drain(ctx context.Context) error {
 	return err
 }
 
-func (r *farReceiver) receive(ctx context.Context) (*Message, error) {
+func (r *farReceiver) receive(ctx context.Context) (arrival, error) {
 	select {
 	case s := <-r.arriving:
 		time.Sleep(time.Until(s.due))
-		return s.message, nil
+		return s.arrival, nil
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return arrival{}, ctx.Err()
 	}
 }
 
-func (r *farReceiver) prefetched() *Message {
+func (r *farReceiver) prefetched() (a arrival, ok bool) {
 	select {
 	case s := <-r.arriving:
-		return s.message
+		return s.arrival, true
 	default:
-		return nil
+		return a, false
 	}
 }
 

@@ -10,29 +10,28 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/internal/frames"
 )
 
 // receive moves what arrives into the inbox. It never blocks on a handler, so it
 // notices at once when the link ends.
 func (s *stint) receive(ctx context.Context) {
 	for {
-		m, err := s.link.receive(ctx)
+		a, err := s.link.receive(ctx)
 		if err != nil {
 			if ctx.Err() == nil {
 				s.die(err)
 				return
 			}
-			for m := s.link.prefetched(); m != nil; m = s.link.prefetched() {
-				s.take(m)
+			for a, ok := s.link.prefetched(); ok; a, ok = s.link.prefetched() {
+				s.take(a)
 			}
 			return
 		}
-		s.take(m)
+		s.take(a)
 	}
 }
 
-func (s *stint) take(m *Message) {
+func (s *stint) take(a arrival) {
 	now := time.Now()
 	if trip := s.window.received(now); trip > 0 && s.consumer.appetite != nil && s.consumer.appetite.measured(trip) {
 		s.resize()
@@ -43,13 +42,13 @@ func (s *stint) take(m *Message) {
 		default:
 		}
 	}
-	if s.consumer.returns.notice(m, s.consumer.deps.now) {
+	if s.consumer.returns.notice(a.msg, s.consumer.deps.now) {
 		s.consumer.log.Warn("hopback: the queue ignores the delivery time of messages that went back; deliveries that wait for their forwards are kept instead")
 	}
-	d := newDelivery(m, s, s.consumer.foldDeaths)
+	d := newDelivery(a, s, s.consumer.foldDeaths)
 	d.queue, d.received = s.consumer.queue, now
 	s.leases.begin(d)
-	if frames.Undecodable(m.Data) {
+	if a.unreadable {
 		s.hold(d)
 		return
 	}
@@ -81,13 +80,15 @@ func (s *stint) unlane(d *Delivery) {
 	}
 }
 
-// leaseEnded is called by the link when the broker has taken a delivery back, so it hands
+// leaseEnded is called by the link when the broker has taken deliveries back, so it hands
 // on to a goroutine.
-func (s *stint) leaseEnded(tag []byte) {
-	if d := s.leases.takenBack(tag); d != nil {
-		go s.takenBack(d)
-	} else {
+func (s *stint) leaseEnded(first, last uint32) {
+	all := s.leases.takenBack(first, last)
+	if len(all) == 0 {
 		go s.window.nudge() // the settlement and this have crossed
+	}
+	for _, d := range all {
+		go s.takenBack(d)
 	}
 }
 
@@ -522,7 +523,7 @@ func (s *stint) settle(finish <-chan struct{}) {
 		if s.over() {
 			err = s.why
 		} else {
-			err = s.link.settle(x.delivery.message, x.d)
+			err = s.link.settle(x.delivery.id, x.d)
 		}
 		if err != nil {
 			s.die(err)
@@ -608,7 +609,7 @@ func (s *stint) giveBack() {
 	}
 }
 
-// hold deals with a message that go-amqp can't decode, so that nobody can handle it.
+// hold deals with a message that can't be decoded, so that nobody can handle it.
 // It is dead-lettered, as it was sent, if the queue is known to have a dead-letter
 // exchange; a queue that has none would drop it. So there it is held, unsettled, until
 // the consumer ends.

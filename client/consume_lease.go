@@ -1,26 +1,12 @@
 package client
 
-import (
-	"sync"
-)
+import "sync"
 
-// leases finds the deliveries that the broker takes back by their tags. A nil
-// *leases keeps none.
+// leases finds the deliveries that the broker takes back by their ids. A nil *leases keeps
+// none.
 type leases struct {
-	mu    sync.Mutex
-	byTag map[tag]*Delivery
-}
-
-// tag is a delivery tag as a key that needn't be allocated. AMQP's have 32 bytes at
-// the most.
-type tag struct {
-	n     uint8
-	bytes [32]byte
-}
-
-func tagOf(b []byte) (t tag) {
-	t.n = uint8(copy(t.bytes[:], b))
-	return t
+	mu   sync.Mutex
+	byID map[uint32]*Delivery
 }
 
 func (l *leases) begin(d *Delivery) {
@@ -29,7 +15,7 @@ func (l *leases) begin(d *Delivery) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.byTag[tagOf(d.message.DeliveryTag)] = d
+	l.byID[d.id] = d
 }
 
 func (l *leases) end(d *Delivery) {
@@ -38,18 +24,28 @@ func (l *leases) end(d *Delivery) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t := tagOf(d.message.DeliveryTag); l.byTag[t] == d {
-		delete(l.byTag, t)
+	if l.byID[d.id] == d {
+		delete(l.byID, d.id)
 	}
 }
 
-// takenBack ends the lease of the delivery with this tag, and returns the delivery; nil if
-// there is none.
-func (l *leases) takenBack(b []byte) *Delivery {
+// takenBack ends the leases of the deliveries from first to last, and returns those that
+// there are.
+func (l *leases) takenBack(first, last uint32) (all []*Delivery) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	t := tagOf(b)
-	d := l.byTag[t]
-	delete(l.byTag, t)
-	return d
+	if first == last { // mostly
+		if d := l.byID[first]; d != nil {
+			delete(l.byID, first)
+			all = append(all, d)
+		}
+		return all
+	}
+	for id, d := range l.byID { // ids wrap
+		if id-first <= last-first {
+			delete(l.byID, id)
+			all = append(all, d)
+		}
+	}
+	return all
 }

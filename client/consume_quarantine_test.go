@@ -139,7 +139,6 @@ func TestSuspectThatIsTakenBackWhileItWaits(t *testing.T) {
 		b.update(func() {
 			for i := range 3 {
 				m := withID(fmt.Sprintf("s%d", i))
-				m.DeliveryTag = []byte{byte(i)}
 				m.Header.DeliveryCount = suspectAfter
 				b.ready = append(b.ready, m)
 			}
@@ -152,7 +151,7 @@ func TestSuspectThatIsTakenBackWhileItWaits(t *testing.T) {
 		k.mu.Lock()
 		s := k.current.(*stint)
 		k.mu.Unlock()
-		s.leaseEnded([]byte{0})
+		s.leaseEnded(2, 2)
 		time.Sleep(time.Hour)
 		b.publish(numbered("m", 8)...)
 		time.Sleep(time.Hour)

@@ -20,6 +20,7 @@ import (
 // another client's, or a test.
 type Delivery struct {
 	message  *Message
+	id       uint32 // on its link
 	queue    string
 	received time.Time
 	link     deliveryLink
@@ -47,7 +48,7 @@ type Delivery struct {
 // NewDelivery returns a Delivery of m from queue. It serves to call a Handler outside of
 // Consume: in a test, or from another client's consumer. m must not be nil.
 func NewDelivery(queue string, m *Message) *Delivery {
-	d := newDelivery(m, nil, true)
+	d := newDelivery(arrival{msg: m}, nil, true)
 	d.queue, d.received = queue, time.Now()
 	return d
 }
@@ -309,12 +310,12 @@ type foldedLink struct {
 	whole atomic.Pointer[Message] // as it was before; nil if nobody has asked
 }
 
-// newDelivery is a delivery of m on a link.
-func newDelivery(m *Message, link deliveryLink, mayFold bool) *Delivery {
-	if !mayFold || m.Annotations[deathlog.FoldedKey] == nil {
-		return &Delivery{message: m, link: link}
+// newDelivery is a delivery that came on a link.
+func newDelivery(a arrival, link deliveryLink, mayFold bool) *Delivery {
+	if !mayFold || a.msg.Annotations[deathlog.FoldedKey] == nil {
+		return &Delivery{message: a.msg, id: a.id, link: link}
 	}
-	f := &foldedDelivery{Delivery: Delivery{message: m}, foldedLink: foldedLink{deliveryLink: link}}
+	f := &foldedDelivery{Delivery: Delivery{message: a.msg, id: a.id}, foldedLink: foldedLink{deliveryLink: link}}
 	f.Delivery.link = &f.foldedLink
 	return &f.Delivery
 }

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/Azure/go-amqp"
 
-	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -66,6 +64,7 @@ type fakeBroker struct {
 	sessions []*fakeSession // open ones
 	last     disposition    // that was settled with
 	withheld []*fakeReceipt
+	answers  []func() // to be given once mu is free
 	// The most that ever was: sessions open, and credit and unsettled deliveries
 	// of one receiver.
 	mostSessions, mostOutstanding int
@@ -105,11 +104,16 @@ func (b *fakeBroker) ask(step string) error {
 // update changes the broker's state, and wakes whoever waits for a change.
 func (b *fakeBroker) update(f func()) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	f()
 	b.deliver()
 	close(b.changed)
 	b.changed = make(chan struct{})
+	answers := b.answers
+	b.answers = nil
+	b.mu.Unlock()
+	for _, answer := range answers {
+		answer()
+	}
 }
 
 func (b *fakeBroker) log(format string, args ...any) {
@@ -162,21 +166,22 @@ func (b *fakeBroker) deliver() {
 		for _, r := range s.receivers {
 			for r.err == nil && !r.deaf && !r.starved && r.credit > 0 && len(b.ready) > 0 {
 				m := b.ready[0]
-				if b.tags++; m.DeliveryTag == nil {
-					m.DeliveryTag = binary.BigEndian.AppendUint32(nil, b.tags)
-				}
+				b.tags++
 				b.ready = b.ready[1:]
 				r.credit--
 				s.used++
 				b.heard++
-				r.arrived = append(r.arrived, m)
+				r.arrived = append(r.arrived, arrival{msg: m, id: b.tags})
 				if !r.presettled {
-					r.unsettled[m] = true
+					r.unsettled[b.tags] = m
 				}
 			}
 			if r.err == nil {
 				b.mostOutstanding = max(b.mostOutstanding, int(r.credit)+len(r.unsettled))
 			}
+		}
+		for _, l := range s.senders {
+			l.pump()
 		}
 	}
 }
@@ -199,9 +204,9 @@ func (b *fakeBroker) decide(r *fakeReceipt, state amqp.DeliveryState) {
 	if r.link.err != nil {
 		return
 	}
-	r.state = state
+	b.answers = append(b.answers, func() { r.to.answer(state, nil) })
 	b.heard++
-	r.link.unanswered--
+	r.link.open = slices.DeleteFunc(r.link.open, func(o *fakeReceipt) bool { return o == r })
 	b.log("answer %s %s", idOf(r.msg), stateName(state))
 	if _, ok := state.(*amqp.StateAccepted); ok {
 		b.stored[idOf(r.msg)]++
@@ -242,23 +247,23 @@ func (b *fakeBroker) kill(err error) {
 // timeout, and makes it ready again. The link gets nothing more until the stale delivery is
 // settled and a flow follows.
 func (b *fakeBroker) takeBack(id string) {
-	var told func([]byte)
-	var tag []byte
+	var told func(first, last uint32)
+	var back uint32
 	b.update(func() {
 		for _, s := range b.sessions {
 			for _, r := range s.receivers {
-				for m := range r.unsettled {
-					if idOf(m) == id && !r.stale[m] {
-						r.stale[m], r.starved = true, true
+				for n, m := range r.unsettled {
+					if idOf(m) == id && !r.stale[n] {
+						r.stale[n], r.starved = true, true
 						b.ready = append(b.ready, withID(id))
-						told, tag = r.takenBack, m.DeliveryTag
+						told, back = r.takenBack, n
 						b.log("take back %s", id)
 					}
 				}
 			}
 		}
 	})
-	told(tag)
+	told(back, back)
 }
 
 // killSenders ends the sending links only.
@@ -279,7 +284,7 @@ func (b *fakeBroker) open(ctx context.Context) (session, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	s := &fakeSession{b: b, gone: make(chan struct{}), in: frames.NewIntake()}
+	s := &fakeSession{b: b, gone: make(chan struct{}), in: newIntake()}
 	b.update(func() {
 		s.in.Set(b.alarm)
 		b.sessions = append(b.sessions, s)
@@ -300,7 +305,7 @@ func (open sessionsOf) give(s session, _ bool)                    { closeSession
 type fakeSession struct {
 	b         *fakeBroker
 	gone      chan struct{}
-	in        *frames.Intake
+	in        *intake
 	receivers []*fakeReceiver
 	senders   []*fakeSender
 	err       error
@@ -362,9 +367,9 @@ func (s *fakeSession) giveUp() {
 	s.b.kill(errFakeConn)
 }
 
-func (s *fakeSession) intake() *frames.Intake { return s.in }
-func (s *fakeSession) login() *userid.Login   { return userid.NewLogin("", false) }
-func (s *fakeSession) broker() Broker         { return Broker{Product: "RabbitMQ", Version: s.b.version} }
+func (s *fakeSession) intake() *intake      { return s.in }
+func (s *fakeSession) login() *userid.Login { return userid.NewLogin("", false) }
+func (s *fakeSession) broker() Broker       { return Broker{Product: "RabbitMQ", Version: s.b.version} }
 
 func (s *fakeSession) close(ctx context.Context) {
 	s.b.mute(ctx)
@@ -387,7 +392,7 @@ func (s *fakeSession) receiver(ctx context.Context, source string, o receiverOpt
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	r := &fakeReceiver{b: s.b, unsettled: map[*Message]bool{}, stale: map[*Message]bool{}, takenBack: o.takenBack}
+	r := &fakeReceiver{b: s.b, unsettled: map[uint32]*Message{}, stale: map[uint32]bool{}, takenBack: o.takenBack}
 	s.b.update(func() {
 		r.err = s.err
 		s.receivers = append(s.receivers, r)
@@ -416,12 +421,12 @@ type fakeReceiver struct {
 	b         *fakeBroker
 	err       error // why it has ended
 	credit    uint32
-	arrived   []*Message
-	unsettled map[*Message]bool
+	arrived   []arrival
+	unsettled map[uint32]*Message
 
-	takenBack func(tag []byte)
-	stale     map[*Message]bool // were taken back, and aren't settled yet
-	starved   bool              // until a flow comes behind that
+	takenBack func(first, last uint32)
+	stale     map[uint32]bool // were taken back, and aren't settled yet
+	starved   bool            // until a flow comes behind that
 
 	presettled bool // deliveries need no settlement
 	draining   bool
@@ -446,8 +451,8 @@ func (r *fakeReceiver) end(err error, failed uint32) {
 		return
 	}
 	r.err = err
-	for m := range r.unsettled {
-		if r.stale[m] {
+	for id, m := range r.unsettled {
+		if r.stale[id] {
 			continue
 		}
 		again := withID(idOf(m))
@@ -456,32 +461,28 @@ func (r *fakeReceiver) end(err error, failed uint32) {
 	}
 }
 
-func (r *fakeReceiver) receive(ctx context.Context) (*Message, error) {
-	var m *Message
-	err := r.b.await(ctx, func() bool {
-		m = r.pop()
-		return m != nil || r.err != nil
+func (r *fakeReceiver) receive(ctx context.Context) (a arrival, err error) {
+	there := false
+	err = r.b.await(ctx, func() bool {
+		a, there = r.pop()
+		return there || r.err != nil
 	})
-	switch {
-	case m != nil:
-		return m, nil
-	case err != nil:
-		return nil, err
-	default:
-		return nil, r.err
+	if err == nil && !there {
+		err = r.err
 	}
+	return a, err
 }
 
-func (r *fakeReceiver) pop() *Message {
+func (r *fakeReceiver) pop() (a arrival, ok bool) {
 	if len(r.arrived) == 0 {
-		return nil
+		return a, false
 	}
-	m := r.arrived[0]
+	a = r.arrived[0]
 	r.arrived = r.arrived[1:]
-	return m
+	return a, true
 }
 
-func (r *fakeReceiver) prefetched() *Message {
+func (r *fakeReceiver) prefetched() (arrival, bool) {
 	r.b.mu.Lock()
 	defer r.b.mu.Unlock()
 	return r.pop()
@@ -525,7 +526,14 @@ func (r *fakeReceiver) drain(ctx context.Context) (err error) {
 	return err
 }
 
-func (r *fakeReceiver) settle(m *Message, d disposition) (err error) {
+func (r *fakeReceiver) settle(id uint32, d disposition) (err error) {
+	r.b.mu.Lock()
+	m := r.unsettled[id]
+	r.b.mu.Unlock()
+	if m == nil {
+		r.b.t.Errorf("delivery %d was settled, and isn't an unsettled delivery of this link", id)
+		return nil
+	}
 	if err := r.b.ask("settle " + idOf(m)); err != nil {
 		return err
 	}
@@ -533,16 +541,13 @@ func (r *fakeReceiver) settle(m *Message, d disposition) (err error) {
 		if err = r.err; err != nil {
 			return
 		}
-		if !r.unsettled[m] {
-			r.b.t.Errorf("%s was settled, and isn't an unsettled delivery of this link", idOf(m))
-		}
 		if r.deaf {
 			r.b.log("unheard %s %s", outcomeName(d), idOf(m))
 			return
 		}
-		delete(r.unsettled, m)
-		if r.stale[m] {
-			delete(r.stale, m)
+		delete(r.unsettled, id)
+		if r.stale[id] {
+			delete(r.stale, id)
 			r.b.log("stale %s %s", outcomeName(d), idOf(m))
 			return
 		}
@@ -584,51 +589,57 @@ func (r *fakeReceiver) close(ctx context.Context) error {
 }
 
 type fakeSender struct {
-	b          *fakeBroker
-	s          *fakeSession
-	target     string
-	err        error
-	unanswered int
+	b       *fakeBroker
+	s       *fakeSession
+	target  string
+	err     error
+	pending []*fakeReceipt // that wait for the window
+	open    []*fakeReceipt // that are sent and not answered
 }
 
+// end answers what wasn't.
 func (l *fakeSender) end(err error) {
-	if l.err == nil {
-		l.err = err
+	if l.err != nil {
+		return
 	}
+	l.err = err
+	for _, r := range append(l.open, l.pending...) {
+		l.b.answers = append(l.b.answers, func() { r.to.answer(nil, err) })
+	}
+	l.open, l.pending = nil, nil
 }
 
-// send ignores ctx while the window is full, as go-amqp does once the frame is
-// with the session: only the end of the link ends it.
-func (l *fakeSender) send(ctx context.Context, m *Message) (receipt, bool, error) {
+func (l *fakeSender) send(m *Message, to receipt) (lost bool, err error) {
 	if err := l.b.ask("send " + idOf(m)); err != nil {
-		return nil, !errors.As(err, new(unsent)), err
+		return !errors.As(err, new(unsent)), err
 	}
-	_ = l.b.await(context.Background(), func() bool {
-		return l.err != nil || !l.b.alarm && (l.b.window == 0 || l.unanswered < l.b.window)
-	})
-	r := &fakeReceipt{link: l, msg: m}
-	var err error
 	l.b.update(func() {
-		if err = l.err; err != nil {
-			return
+		if err = l.err; err == nil {
+			l.pending = append(l.pending, &fakeReceipt{link: l, msg: m, to: to})
+			l.pump()
 		}
-		l.unanswered++
+	})
+	return err != nil, err
+}
+
+// pump sends what the window allows.
+func (l *fakeSender) pump() {
+	for l.err == nil && len(l.pending) > 0 && !l.b.alarm && (l.b.window == 0 || len(l.open) < l.b.window) {
+		r := l.pending[0]
+		l.pending = l.pending[1:]
+		l.open = append(l.open, r)
 		l.s.used++
-		l.b.log("send %s", idOf(m))
+		l.b.log("send %s", idOf(r.msg))
 		var state amqp.DeliveryState = &amqp.StateAccepted{}
 		if l.b.verdict != nil {
-			state = l.b.verdict(l.target, m)
+			state = l.b.verdict(l.target, r.msg)
 		}
 		if state == nil {
 			l.b.withheld = append(l.b.withheld, r)
-			return
+			continue
 		}
 		l.b.decide(r, state)
-	})
-	if err != nil {
-		return nil, true, err
 	}
-	return r, true, nil
 }
 
 func (l *fakeSender) close(ctx context.Context) error {
@@ -644,17 +655,7 @@ func (l *fakeSender) close(ctx context.Context) error {
 }
 
 type fakeReceipt struct {
-	link  *fakeSender
-	msg   *Message
-	state amqp.DeliveryState
-}
-
-func (r *fakeReceipt) wait(ctx context.Context) (state amqp.DeliveryState, err error) {
-	if err := r.link.b.await(ctx, func() bool { return r.state != nil || r.link.err != nil }); err != nil {
-		return nil, err
-	}
-	if r.state != nil {
-		return r.state, nil
-	}
-	return nil, r.link.err
+	link *fakeSender
+	msg  *Message
+	to   receipt
 }

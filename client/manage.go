@@ -18,6 +18,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	engine "github.com/hopback/hopback/internal/amqp"
+	"github.com/hopback/hopback/internal/frames"
 )
 
 const (
@@ -26,8 +28,8 @@ const (
 	managementLink = "hopback-management"
 	// managementRequests is how many may be under way.
 	managementRequests = 64
-	// replyCredit is what the broker may send. It is more than it will: go-amqp gives credit
-	// back from another goroutine, and on a busy machine the next requests overtake it.
+	// replyCredit is what the broker may send: more than it will, for the requests that were
+	// repeated on the way.
 	replyCredit = 4 * managementRequests
 )
 
@@ -38,7 +40,7 @@ const (
 // Package declare builds the requests.
 type Management struct {
 	open func(context.Context) (session, requestLink, receiverLink, error)
-	// life is what the sessions live within. It has no deadline: it reaches go-amqp.
+	// life is what the sessions live within.
 	life context.Context
 	// closing, once closed, lets no new request begin.
 	closing <-chan struct{}
@@ -385,14 +387,6 @@ func (s *managementSession) run(open func(context.Context) (session, requestLink
 	// One goroutine writes the requests, this one reads the replies. Whichever
 	// finds the session ended tells the other by the ctx.
 	ctx, cancel := context.WithCancelCause(s.ctx)
-	// While the session's window is full, go-amqp's Send ignores ctx. Only the end of
-	// the link ends it.
-	unwatch := context.AfterFunc(ctx, func() {
-		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-		defer cancel()
-		_ = send.close(ctx)
-	})
-	defer unwatch()
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -408,13 +402,11 @@ func (s *managementSession) run(open func(context.Context) (session, requestLink
 				if !out.state.CompareAndSwap(outQueued, outSending) {
 					continue
 				}
-				if err := send.send(ctx, out.msg); err != nil {
-					if localSendError(err) {
-						out.to.answered(out, err)
-						continue
-					}
+				if lost, err := send.send(out.msg); lost {
 					cancel(err)
 					return
+				} else if err != nil {
+					out.to.answered(out, err)
 				}
 			case <-ctx.Done():
 				return
@@ -422,7 +414,7 @@ func (s *managementSession) run(open func(context.Context) (session, requestLink
 		}
 	})
 	for {
-		msg, err := receive.receive(ctx)
+		reply, err := receive.receive(ctx)
 		if err != nil {
 			if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
 				err = cause
@@ -436,7 +428,7 @@ func (s *managementSession) run(open func(context.Context) (session, requestLink
 		}
 		// A reply settles itself; its credit is given back with it.
 		_ = receive.issueCredit(1)
-		s.dispatch(msg)
+		s.dispatch(reply.msg)
 	}
 	wg.Wait()
 }
@@ -469,19 +461,22 @@ func (s *managementSession) dispatch(msg *Message) {
 	w.answer(r)
 }
 
-// requestLink writes pre-settled requests: the reply is their answer.
+// requestLink sends settled requests: the reply is their answer.
 type requestLink interface {
-	send(ctx context.Context, m *Message) error
-	close(ctx context.Context) error
+	// send is as senderLink's, but for the answer.
+	send(m *Message) (lost bool, err error)
 }
 
-type managementSender struct{ s *amqp.Sender }
+type managementSender struct{ s *wireSender }
 
-func (m managementSender) send(ctx context.Context, msg *Message) error {
-	return m.s.Send(ctx, msg, nil)
+func (m managementSender) send(msg *Message) (lost bool, err error) {
+	return m.s.send(msg, noReceipt{})
 }
 
-func (m managementSender) close(ctx context.Context) error { return m.s.Close(ctx) }
+// noReceipt is for what needs no answer.
+type noReceipt struct{}
+
+func (noReceipt) answer(amqp.DeliveryState, error) {}
 
 // openManagement opens a session with the pair of links that RabbitMQ wants:
 // the same name, the property "paired", and the same node at both ends.
@@ -490,45 +485,35 @@ func openManagement(ctx context.Context, open func(context.Context) (session, er
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	type links struct {
-		s *amqp.Sender
-		r *amqp.Receiver
-	}
-	as := sess.(*amqpSession)
-	paired := map[string]any{"paired": true}
-	l, err := bounded(ctx, as.w, func(ctx context.Context) (links, error) {
-		// The receiver first: RabbitMQ 4.0 ends the session over a request that
-		// comes before the credit for its reply, and go-amqp grants credit from
-		// another goroutine. It has while the sender attaches.
-		r, err := as.s.NewReceiver(ctx, managementNode, &amqp.ReceiverOptions{
-			Name: managementLink, TargetAddress: managementNode, Properties: paired,
-			RequestedSenderSettleMode: amqp.SenderSettleModeSettled.Ptr(),
-			Credit:                    -1,
+	as := sess.(*wireSession)
+	paired := frames.Map{{Key: frames.Symbol("paired"), Value: true}}
+	replies := newWireReceiver(as, new(atomic.Uint64), false) // replies tell nothing of queues
+	requests, err := bounded(ctx, as.w, func(ctx context.Context) (*engine.Sender, error) {
+		// The receiver first: RabbitMQ 4.0 ends the session over a request that comes before
+		// the credit for its reply.
+		err := replies.attach(ctx, engine.ReceiverConfig{
+			Name: managementLink, Source: &frames.Source{Address: managementNode}, Target: &frames.Target{Address: managementNode}, Properties: paired, Settled: true,
 		})
 		if err != nil {
-			return links{}, err
+			return nil, err
 		}
-		if err := r.IssueCredit(replyCredit); err != nil {
-			return links{}, err
+		if err := replies.issueCredit(replyCredit); err != nil {
+			return nil, err
 		}
-		s, err := as.s.NewSender(ctx, managementNode, &amqp.SenderOptions{
-			Name: managementLink, SourceAddress: managementNode, Properties: paired,
-			SettlementMode: amqp.SenderSettleModeSettled.Ptr(),
+		l, err := as.s.Sender(ctx, engine.SenderConfig{
+			Name: managementLink, Source: &frames.Source{Address: managementNode}, Target: &frames.Target{Address: managementNode}, Properties: paired, Settled: true,
 		})
-		if err != nil {
-			return links{}, err
-		}
-		return links{s, r}, nil
-	}, func(links) {})
+		return l, transport(err)
+	}, func(*engine.Sender) {})
 	if err != nil {
 		closeSession(sess)
 		return nil, nil, nil, err
 	}
-	return sess, managementSender{l.s}, &amqpReceiver{l.r, as, new(atomic.Uint64)}, nil // replies tell nothing of queues
+	return sess, managementSender{&wireSender{requests, as}}, replies, nil
 }
 
 // management returns one on this connection alone. Its sessions live as long as the
-// connection does: no deadline of a caller reaches go-amqp.
+// connection does.
 func (w *wire) management(after uint64) *Management {
 	open := func(ctx context.Context) (session, error) { return w.openSession(ctx, after) }
 	return newManagement(open, w.ctx, nil)

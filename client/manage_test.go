@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/internal/frames"
 )
 
 // fakeManagement answers requests on one session after the other. answer is
@@ -50,7 +49,7 @@ func startManagement(t *testing.T, answer func(s *fakeManagementSession, request
 func (f *fakeManagement) open(context.Context) (session, requestLink, receiverLink, error) {
 	b := newFakeBroker(f.t)
 	s := &fakeManagementSession{b: b, answer: f.answer}
-	s.fakeSession = fakeSession{b: b, gone: make(chan struct{}), in: frames.NewIntake()}
+	s.fakeSession = fakeSession{b: b, gone: make(chan struct{}), in: newIntake()}
 	s.r = &fakeReceiver{b: b, presettled: true}
 	s.receivers = []*fakeReceiver{s.r}
 	b.sessions = []*fakeSession{&s.fakeSession}
@@ -61,15 +60,12 @@ func (f *fakeManagement) open(context.Context) (session, requestLink, receiverLi
 	return s, fakeRequests{s}, s.r, nil
 }
 
-func (s *fakeManagementSession) intake() *frames.Intake { return s.in }
+func (s *fakeManagementSession) intake() *intake { return s.in }
 
 // fakeRequests is the sending link of a fakeManagementSession.
 type fakeRequests struct{ *fakeManagementSession }
 
-func (fakeRequests) close(context.Context) error { return nil }
-
-func (s fakeRequests) send(_ context.Context, m *Message) error {
-	var err error
+func (s fakeRequests) send(m *Message) (lost bool, err error) {
 	s.b.update(func() {
 		if err = s.r.err; err != nil {
 			return
@@ -81,7 +77,7 @@ func (s fakeRequests) send(_ context.Context, m *Message) error {
 	if err == nil {
 		s.reply(s.answer(s.fakeManagementSession, m)...)
 	}
-	return err
+	return err != nil, err
 }
 
 // reply sends replies, each for a credit.
@@ -434,35 +430,6 @@ func TestManagementUnderRandomFaults(t *testing.T) {
 				assert.True(t, errors.Is(err, ErrNotSent) || errors.Is(err, ErrOutcomeUnknown), "%v", err)
 			}
 		}
-	})
-}
-
-// stuckRequests ignores ctx, as go-amqp's Send does while the session's window is 0.
-type stuckRequests struct {
-	fakeRequests
-	closed chan struct{}
-}
-
-func (s stuckRequests) send(context.Context, *Message) error {
-	<-s.closed
-	return errFakeLink
-}
-
-func (s stuckRequests) close(context.Context) error {
-	close(s.closed)
-	return nil
-}
-
-func TestManagementClosesWhileASendIgnoresItsCtx(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, f := startManagement(t, echo)
-		m.open = func(ctx context.Context) (session, requestLink, receiverLink, error) {
-			s, l, r, err := f.open(ctx)
-			return s, stuckRequests{l.(fakeRequests), make(chan struct{})}, r, err
-		}
-		_, _, err := m.Request(within(t, time.Second), "GET", "/queues/q", nil)
-		require.ErrorIs(t, err, ErrOutcomeUnknown)
-		m.close(context.Background())
 	})
 }
 

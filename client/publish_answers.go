@@ -15,42 +15,43 @@ import (
 	"github.com/hopback/hopback/internal/userid"
 )
 
-// answers awaits the broker's answers to the messages that one flight has sent.
+// answers has the messages that one flight has sent until the broker has answered them, in the
+// order of sending.
 //
-// RabbitMQ answers mostly in the order of sending, so one goroutine awaits one
-// message after the other. A queue that doesn't answer must not hold up the answers
-// of other queues: when that goroutine gets nowhere while further messages wait to be
-// awaited, others join it, and leave again when there is nothing to await. So a
-// message costs no goroutine unless one before it is stuck.
+// Answers come on the goroutine that reads from the connection. A caller who waits for one
+// gets it there. The others' are told on a goroutine that runs while there are some, since a
+// user's code, such as an Instrument's, may take its time over them.
 type answers struct {
-	s        *sender
-	sess     session
-	ctx      context.Context // ends with finish
-	end      context.CancelFunc
-	link     *flightLink
-	inFlight chan sent
-	// alone is signalled when a message that was sent alone has its answer.
-	alone chan struct{}
+	s    *sender
+	sess session
+	ctx  context.Context // ends with finish
+	end  context.CancelFunc
+	link *flightLink
+	// more is signalled when a message that was sent alone has its answer, or when there is
+	// room for another.
+	more chan struct{}
 	// lost is closed when the link is gone, or given up.
 	lost     chan struct{}
 	lostOnce sync.Once
-	waiting  sync.WaitGroup
+	working  sync.WaitGroup // the goroutines that tell and probe
 
 	// overdue says that the broker has left a message unanswered for too long: nothing
 	// more is sent on this link.
 	overdue atomic.Bool
-	watched atomic.Bool  // the next look is a stuckAfter away
 	clock   atomic.Int64 // nanoseconds; what messages are stamped with
-	crowd   atomic.Int32 // len(waiters)
-	idle    atomic.Int32 // waiters with nothing to await
 
 	mu       sync.Mutex
+	oldest   *sent // unanswered; the others follow
+	newest   *sent
+	open     int     // how many are unanswered
+	full     bool    // the flight waits for room
+	answered []*sent // to be told
+	telling  bool
+	empty    chan struct{} // closed when none is unanswered or to be told; nil: nobody waits
 	timer    *time.Timer
+	watched  bool // the timer runs
 	finished bool
 	looked   time.Time // when the clock was advanced
-	settled  int64     // the sender's, as of the last look
-	join     int       // how many waiters join next
-	waiters  []*waiter
 	// heard is the connection's signs of life as of the last look, heardAt the clock
 	// when they last changed.
 	heard   uint64
@@ -64,28 +65,25 @@ type answers struct {
 	proven               bool  // a probe was answered
 	probedAt             int64 // the clock when the last probe had no answer
 
-	kept     []sent // without an answer, to be sent again
-	without  int    // messages without an answer
+	kept     []*sent // without an answer, to be sent again
+	without  int     // messages without an answer
 	noAnswer error
 	suspect  bool
 }
 
-// sent is a message that awaits its answer.
+// sent is a message that awaits its answer. It is the receipt that the link gives that to.
 type sent struct {
+	of    *answers
 	out   *outgoing
 	msg   *Message
-	r     receipt
 	alone bool
 	seq   int64 // its place in the order of sending
 	at    int64 // of answers.clock
-}
 
-// waiter is one goroutine that awaits answers.
-type waiter struct {
-	// since is the sent.at of the message that it awaits, plus one; 0 if there is none.
-	since atomic.Int64
-	// msg is that message.
-	msg atomic.Pointer[Message]
+	next, before *sent // unanswered ones; guarded by answers.mu
+	over         bool  // it has its answer, or gets none; guarded by answers.mu
+	state        amqp.DeliveryState
+	err          error
 }
 
 // rest is the time between the discovery that a message is overdue and the end of
@@ -96,8 +94,6 @@ type rest struct {
 }
 
 const (
-	// stuckAfter is how long one message may hold up the others' answers.
-	stuckAfter = 10 * time.Millisecond
 	// quietLook is how long no answer comes before a link is given up whose broker has
 	// left a message unanswered; it is given up after quietLooks of them in any case.
 	quietLook  = 100 * time.Millisecond
@@ -117,129 +113,200 @@ func (e errUnanswered) Error() string {
 
 func newAnswers(s *sender, sess session, link *flightLink) *answers {
 	a := &answers{
-		s: s, sess: sess, link: link, inFlight: make(chan sent, maxInFlight),
-		alone: make(chan struct{}, 1), lost: make(chan struct{}),
-		join: 1, looked: time.Now(), heard: sess.heard(), progress: s.settled.Load(), probedAt: -forEverAgo,
+		s: s, sess: sess, link: link, more: make(chan struct{}, 1), lost: make(chan struct{}),
+		looked: time.Now(), heard: sess.heard(), progress: s.settled.Load(), probedAt: -forEverAgo,
 	}
 	a.ctx, a.end = context.WithCancel(s.ctx)
-	a.add()
 	return a
 }
 
-// await has the answer to a message awaited. Only the flight calls it.
-func (a *answers) await(out *outgoing, m *Message, r receipt, alone bool) {
-	seq := a.s.sent.Add(1)
-	if !a.watched.Load() {
-		a.watch() // the clock has stood still
+// await adds a message that is about to be sent. Only the flight calls it.
+func (a *answers) await(out *outgoing, m *Message, alone bool) *sent {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.watched {
+		a.tick() // the clock has stood still
+		a.again(a.s.overdue / 8)
 	}
-	a.inFlight <- sent{out, m, r, alone, seq, a.clock.Load()}
-	if !a.watched.Load() {
-		a.watch() // look has just ended the watch
+	x := &sent{of: a, out: out, msg: m, alone: alone, seq: a.s.sent.Add(1), at: a.clock.Load(), before: a.newest}
+	if a.newest == nil {
+		a.oldest = x
+	} else {
+		a.newest.next = x
+	}
+	a.newest = x
+	a.open++
+	return x
+}
+
+// room says whether another message may be sent. If not, more is signalled when it may.
+func (a *answers) room() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.full = a.open >= maxInFlight
+	return !a.full
+}
+
+// drop forgets a message that the link hasn't taken.
+func (a *answers) drop(x *sent) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.take(x)
+	a.s.sent.Add(-1)
+	a.wake()
+}
+
+// take takes x out of the unanswered ones, and says whether it was one. It is called with mu
+// held.
+func (a *answers) take(x *sent) bool {
+	if x.over {
+		return false
+	}
+	x.over = true
+	if x.before == nil {
+		a.oldest = x.next
+	} else {
+		x.before.next = x.next
+	}
+	if x.next == nil {
+		a.newest = x.before
+	} else {
+		x.next.before = x.before
+	}
+	x.before, x.next = nil, nil
+	a.open--
+	if a.full {
+		a.full = false
+		a.signal()
+	}
+	return true
+}
+
+// signal has the flight look whether it may send.
+func (a *answers) signal() {
+	select {
+	case a.more <- struct{}{}:
+	default:
+	}
+}
+
+// wake wakes who waits for all to be answered and told. It is called with mu held.
+func (a *answers) wake() {
+	if a.empty != nil && a.open == 0 && !a.telling {
+		close(a.empty)
+		a.empty = nil
+	}
+}
+
+// answer takes the broker's answer.
+func (x *sent) answer(state amqp.DeliveryState, err error) {
+	a := x.of
+	a.mu.Lock()
+	if !a.take(x) {
+		a.mu.Unlock()
+		return
+	}
+	x.state, x.err = state, err
+	if _, waits := x.out.to.(*call); waits && err == nil {
+		a.wake()
+		a.mu.Unlock()
+		a.tell(x)
+		return
+	}
+	a.hand(x)
+	a.mu.Unlock()
+}
+
+// hand has x told on another goroutine. It is called with mu held.
+func (a *answers) hand(x *sent) {
+	a.answered = append(a.answered, x)
+	if a.telling {
+		return
+	}
+	a.telling = true
+	a.working.Go(func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for len(a.answered) > 0 {
+			all := a.answered
+			a.answered = nil
+			a.mu.Unlock()
+			for _, x := range all {
+				a.tell(x)
+			}
+			a.mu.Lock()
+		}
+		a.telling = false
+		a.wake()
+	})
+}
+
+// tell has a message's caller learn its answer. The message isn't touched any more then.
+func (a *answers) tell(x *sent) {
+	if x.alone {
+		defer a.signal()
+	}
+	if x.err == nil {
+		if x.out.overdue {
+			a.s.overdues.Store(0) // giving up the link has helped
+		}
+		a.s.settled.Add(1) // before its caller knows, who may close the sender then
+		a.s.answer(x.out, outSending, a.s.verdict(x.state))
+		return
+	}
+	a.mu.Lock()
+	a.without++
+	if a.noAnswer == nil {
+		a.noAnswer = a.cause(x.err)
+	}
+	a.mu.Unlock()
+	if a.lose(x.out, x.alone, x.at, x.err) {
+		a.mu.Lock()
+		a.kept = append(a.kept, x)
+		a.mu.Unlock()
+	}
+	a.giveUp()
+	a.s.settled.Add(1)
+}
+
+// abandon gives up all answers that are missing.
+func (a *answers) abandon(why error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for x := a.oldest; x != nil; x = a.oldest {
+		a.take(x)
+		x.err = why
+		a.hand(x)
 	}
 }
 
 // finish returns when every message has its answer or none to expect. Those to be sent
 // again are in kept, in the order of sending.
 func (a *answers) finish() {
-	close(a.inFlight)
 	a.mu.Lock()
 	a.end() // no probe begins from now on
+	empty := make(chan struct{})
+	a.empty = empty
+	a.wake()
 	a.mu.Unlock()
-	a.waiting.Wait()
+	select {
+	case <-empty:
+	case <-a.s.ctx.Done():
+		a.abandon(context.Cause(a.s.ctx))
+	}
+	a.working.Wait()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.finished = true
 	if a.timer != nil {
 		a.timer.Stop()
 	}
-	slices.SortFunc(a.kept, func(x, y sent) int { return cmp.Compare(x.seq, y.seq) })
-}
-
-// add is called with mu held, or before anybody else knows a.
-func (a *answers) add() {
-	w := &waiter{}
-	a.waiters = append(a.waiters, w)
-	a.crowd.Add(1)
-	a.waiting.Go(func() { a.run(w) })
-}
-
-// run awaits one message after the other, until another waiter has nothing to do.
-func (a *answers) run(w *waiter) {
-	for {
-		var f sent
-		var ok bool
-		select {
-		case f, ok = <-a.inFlight: // what is mostly so, and cheaper to ask for by itself
-		default:
-			w.since.Store(0)
-			w.msg.Store(nil)
-			crowded := a.crowd.Load() > 1
-			if crowded && a.idle.Add(1) > 1 && a.leave(w) {
-				return
-			}
-			f, ok = <-a.inFlight
-			if crowded {
-				a.idle.Add(-1)
-			}
-		}
-		if !ok {
-			return
-		}
-		w.since.Store(f.at + 1)
-		w.msg.Store(f.msg)
-		a.one(f)
-	}
-}
-
-// leave is called by a waiter that has counted itself as idle, and says whether it may
-// end: only if another stays.
-func (a *answers) leave(w *waiter) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.idle.Load() < 2 {
-		return false
-	}
-	a.idle.Add(-1)
-	a.crowd.Add(-1)
-	a.waiters = slices.DeleteFunc(a.waiters, func(o *waiter) bool { return o == w })
-	return true
-}
-
-// one awaits one message. The message isn't touched once its caller has the answer.
-func (a *answers) one(f sent) {
-	state, err := f.r.wait(a.s.ctx)
-	if err == nil {
-		if f.out.overdue {
-			a.s.overdues.Store(0) // giving up the link has helped
-		}
-		a.s.settled.Add(1) // before its caller knows, who may close the sender then
-		a.s.answer(f.out, outSending, a.s.verdict(state))
-	} else {
-		a.mu.Lock()
-		a.without++
-		if a.noAnswer == nil {
-			a.noAnswer = a.cause(err)
-		}
-		a.mu.Unlock()
-		if a.lose(f.out, f.alone, f.at, err) {
-			a.mu.Lock()
-			a.kept = append(a.kept, f)
-			a.mu.Unlock()
-		}
-		a.giveUp()
-		a.s.settled.Add(1)
-	}
-	if f.alone {
-		select {
-		case a.alone <- struct{}{}:
-		default:
-		}
-	}
+	slices.SortFunc(a.kept, func(x, y *sent) int { return cmp.Compare(x.seq, y.seq) })
 }
 
 func (a *answers) giveUp() { a.lostOnce.Do(func() { close(a.lost) }) }
 
-// cause is why the link has ended, err being what go-amqp says.
+// cause is why the link has ended, err being what the engine says.
 func (a *answers) cause(err error) error {
 	if a.overdue.Load() {
 		return errUnanswered{a.limit()}
@@ -283,21 +350,7 @@ func (a *answers) limit() time.Duration {
 	return a.s.overdue << min(max(a.s.overdues.Load()-1, 0), maxOverdue)
 }
 
-// watch has the waiters looked after from now on.
-func (a *answers) watch() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.finished || a.overdue.Load() {
-		return
-	}
-	a.tick()
-	a.watched.Store(true)
-	a.settled = a.s.settled.Load()
-	a.again(stuckAfter)
-}
-
-// look looks after the waiters: soon again while messages wait to be awaited, later
-// while some are unanswered, and no more otherwise.
+// look looks after the unanswered messages, while there are some.
 func (a *answers) look() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -306,25 +359,11 @@ func (a *answers) look() {
 	}
 	a.tick()
 	next := a.s.overdue / 8
-	a.watched.Store(false) // before looking, so that await notices if it comes too late
-	if waiting := len(a.inFlight); waiting > 0 {
-		a.watched.Store(true)
-		next = stuckAfter
-		if settled := a.s.settled.Load(); settled != a.settled {
-			a.settled, a.join = settled, max(a.join/2, 1)
-		} else {
-			for range min(a.join, waiting) {
-				a.add()
-			}
-			a.join *= 2
-		}
-	} else {
-		a.join = 1
-	}
 	switch {
 	case a.judge():
 		next = quietLook
-	case a.finished || !a.watched.Load() && a.s.unanswered() == 0:
+	case a.finished || a.open == 0:
+		a.watched = false
 		return
 	}
 	a.again(next)
@@ -342,6 +381,7 @@ func (a *answers) tick() {
 
 // again is called with mu held.
 func (a *answers) again(d time.Duration) {
+	a.watched = true
 	if a.timer == nil {
 		a.timer = time.AfterFunc(d, a.look)
 	} else {
@@ -365,7 +405,10 @@ func (a *answers) judge() bool {
 		}
 		a.finished = true
 		a.giveUp()
-		go a.link.end() // waits for the broker, within bounds
+		go func() {
+			a.link.end() // waits for the broker, within bounds
+			a.abandon(errUnanswered{a.limit()})
+		}()
 		return false
 	}
 	if settled := a.s.settled.Load(); settled != a.progress {
@@ -375,21 +418,18 @@ func (a *answers) judge() bool {
 	if a.probing || clock-a.probedAt < limit {
 		return false
 	}
-	for _, w := range a.waiters {
-		since := w.since.Load()
-		if since == 0 || clock-since+1 < limit {
-			continue
-		}
-		if m := w.msg.Load(); m != nil && a.s.resend && !a.proven && a.ctx.Err() == nil && clock-a.progressAt < limit/2 {
-			a.probing = true
-			a.waiting.Go(func() { a.probe(m) })
-			return false
-		}
-		a.rest.unanswered = unanswered
-		a.overdue.Store(true)
-		return true
+	x := a.oldest
+	if x == nil || clock-x.at < limit {
+		return false
 	}
-	return false
+	if a.s.resend && !a.proven && a.ctx.Err() == nil && clock-a.progressAt < limit/2 {
+		a.probing = true
+		a.working.Go(func() { a.probe(x.msg) })
+		return false
+	}
+	a.rest.unanswered = unanswered
+	a.overdue.Store(true)
+	return true
 }
 
 // probe finds out whether it is the session that doesn't get a message answered, or the
@@ -423,26 +463,27 @@ func (a *answers) answersElsewhere(ctx context.Context, m *Message) bool {
 	if err != nil {
 		return false
 	}
-	// While the session's window is full, go-amqp's send heeds no ctx.
-	closed := make(chan struct{})
-	unwatch := context.AfterFunc(ctx, func() {
-		defer close(closed)
+	defer func() {
 		closing, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
 		_ = link.close(closing)
-	})
-	defer func() {
-		if !unwatch() {
-			<-closed
-		}
 	}()
-	r, _, err := link.send(context.WithoutCancel(ctx), m)
-	if err != nil {
+	answered := make(chanReceipt, 1)
+	if _, err := link.send(m, answered); err != nil {
 		return false
 	}
-	_, err = r.wait(ctx)
-	return err == nil
+	select {
+	case err := <-answered:
+		return err == nil
+	case <-ctx.Done():
+		return false
+	}
 }
+
+// chanReceipt tells whether there was an answer.
+type chanReceipt chan error
+
+func (c chanReceipt) answer(_ amqp.DeliveryState, err error) { c <- err }
 
 // silent says whether the connection has given no sign of life either: no answer and
 // no delivery, on any of its sessions, for about as long as the limit.

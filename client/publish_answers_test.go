@@ -53,7 +53,7 @@ func TestAMessageWithoutAnAnswerHoldsUpNoOther(t *testing.T) {
 				for _, id := range numbered("m", 50) {
 					begin := time.Now()
 					require.NoError(t, s.do(within(t, time.Minute), withID(id)))
-					assert.LessOrEqual(t, time.Since(begin), 8*stuckAfter, id)
+					assert.Zero(t, time.Since(begin), id)
 				}
 				for _, a := range held {
 					assert.Empty(t, a)
@@ -94,47 +94,6 @@ func TestWhatIsSentAgainKeepsItsOrderWhenAnswersDoNot(t *testing.T) {
 			}
 		}
 		assert.Equal(t, want, b.history("send")[len(ids):])
-		require.NoError(t, s.close(within(t, time.Hour)))
-	})
-}
-
-func TestWaitersLeaveWhenThereIsNothingToAwait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = withhold
-		s := startResender(b)
-		sess, err := b.open(t.Context())
-		require.NoError(t, err)
-		link, err := sess.sender(t.Context(), "x")
-		require.NoError(t, err)
-		a := newAnswers(s, sess, newFlightLink(link))
-		send := func(n int) {
-			for _, id := range numbered("m", n) {
-				r, _, err := link.send(t.Context(), withID(id))
-				require.NoError(t, err)
-				o := &outgoing{msg: withID(id), to: answerFunc(func(error) {})}
-				o.state.Store(outSending)
-				a.await(o, o.msg, r, false)
-			}
-		}
-		for range 3 {
-			send(100)
-			time.Sleep(time.Second)
-			a.mu.Lock()
-			n := len(a.waiters)
-			a.mu.Unlock()
-			assert.GreaterOrEqual(t, n, 100)
-			b.answerOnly(func(id string) bool { return id != "m0" }, &amqp.StateAccepted{})
-			synctest.Wait()
-			a.mu.Lock()
-			n = len(a.waiters)
-			a.mu.Unlock()
-			assert.LessOrEqual(t, n, 2, "one that is stuck, one that isn't")
-			b.answer(-1, &amqp.StateAccepted{})
-			synctest.Wait()
-		}
-		a.finish()
-		closeSession(sess)
 		require.NoError(t, s.close(within(t, time.Hour)))
 	})
 }

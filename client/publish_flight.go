@@ -48,8 +48,7 @@ func newFlight(s *sender, sess session, link *flightLink) *flight {
 // run sends until the link ends, the session is worn out, or the sender is stopped and
 // nobody waits for it any more.
 func (f *flight) run() landing {
-	// While the session's window is full, go-amqp's send heeds no ctx: only the end of
-	// the link ends it.
+	// Whoever waits for answers when the sender is cut off gets none.
 	unwatch := context.AfterFunc(f.s.ctx, f.link.end)
 	defer unwatch()
 	f.send()
@@ -78,7 +77,7 @@ func (f *flight) send() {
 			if !f.take(out, outQueued) {
 				return
 			}
-		case <-f.answers.alone:
+		case <-f.answers.more:
 		case <-in.Changed:
 		case <-f.answers.lost:
 			f.end.lost = true
@@ -99,7 +98,7 @@ func (f *flight) send() {
 // queue to wait for; nil: none may be sent now.
 func (f *flight) next(blocked bool) (out *outgoing, from int32, queue <-chan *outgoing) {
 	switch {
-	case blocked, f.answers.overdue.Load(), f.alone && f.s.unanswered() > 0:
+	case blocked, f.answers.overdue.Load(), f.alone && f.s.unanswered() > 0, !f.answers.room():
 		return nil, 0, nil
 	case len(f.rest) > 0:
 		if isClosed(f.answers.lost) {
@@ -137,12 +136,16 @@ func (f *flight) take(out *outgoing, from int32) bool {
 		return true
 	}
 	out.by = login
-	r, gone, err := f.link.send(s.ctx, m)
+	x := f.answers.await(out, m, f.alone)
+	lost, err := f.link.send(m, x)
+	if err == nil {
+		f.end.worn = f.sess.wear() >= 1
+		return !f.end.worn
+	}
+	f.answers.drop(x)
 	switch {
-	case err == nil:
-		f.answers.await(out, m, r, f.alone)
-	case gone:
-		if f.answers.lose(out, f.alone, f.answers.clock.Load(), err) {
+	case lost:
+		if f.answers.lose(out, f.alone, x.at, err) {
 			f.written = out
 		}
 		f.end.lost, f.end.why = true, err
@@ -153,8 +156,7 @@ func (f *flight) take(out *outgoing, from int32) bool {
 	default:
 		s.answer(out, outSending, newError(s.op, s.target, ErrNotSent, err))
 	}
-	f.end.worn = f.sess.wear() >= 1
-	return !f.end.worn
+	return true
 }
 
 // land waits for the answers, and leaves to the next flight what it is to send again, in

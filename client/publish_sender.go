@@ -9,13 +9,12 @@ import (
 
 	"github.com/Azure/go-amqp"
 
-	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/userid"
 )
 
 // maxInFlight is how many messages a sender has under way before it waits for
 // answers. RabbitMQ gives a sending link 170 credits and a session a window of
-// 400, so more would only wait in go-amqp.
+// 400, so more would only wait in the engine.
 const maxInFlight = 400
 
 // sender keeps one sending link alive and pipelines messages on it: one goroutine
@@ -83,7 +82,7 @@ type sender struct {
 	// refusal is why the broker refuses the link; nil while it doesn't.
 	refusal atomic.Pointer[Error]
 	// intake is that of the session in use; nil while there is none.
-	intake atomic.Pointer[frames.Intake]
+	intake atomic.Pointer[intake]
 }
 
 // leave takes o back for its caller, and returns what is certain of it: ErrNotSent,

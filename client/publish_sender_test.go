@@ -309,24 +309,6 @@ func TestSenderRefusesAloneWhatCannotBeSent(t *testing.T) {
 	})
 }
 
-func TestLocalSendErrors(t *testing.T) {
-	for _, c := range []struct {
-		err   error
-		local bool
-	}{
-		{errors.New("not a valid UTF-8 string"), true},
-		{&amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}, true},
-		{&amqp.LinkError{RemoteErr: &amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}, false},
-		{&amqp.SessionError{}, false},
-		{&amqp.ConnError{}, false},
-		{fmt.Errorf("write: %w", context.Canceled), false},
-		{context.DeadlineExceeded, false},
-		{&amqp.Error{Condition: amqp.ErrCondTransferLimitExceeded}, false},
-	} {
-		assert.Equal(t, c.local, localSendError(c.err), "%v", c.err)
-	}
-}
-
 func TestSenderCloseSendsAndAwaitsWhatIsQueued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker(t)

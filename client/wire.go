@@ -7,14 +7,12 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"github.com/Azure/go-amqp"
-
+	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/userid"
 )
@@ -23,30 +21,29 @@ const (
 	// tcpTimeout finds a black hole soon; a broker answers a SYN at once.
 	tcpTimeout = 4 * time.Second
 	// linkTimeout bounds opening a session or a link. A broker that doesn't
-	// answer in that time is taken for lost: go-amqp can't abandon the request
-	// alone without upsetting the connection.
+	// answer in that time is taken for lost.
 	linkTimeout = 15 * time.Second
 	// attachTimeout bounds attaching a receiver, which waits for the queue, and not
 	// for the connection alone: RabbitMQ asks each replica of a quorum queue for up
 	// to 30 s before it gives up and ends the session.
 	attachTimeout = 2 * time.Minute
-	// writeTimeout is how long one write may block. It isn't taken from a
-	// caller's ctx: go-amqp closes the connection when it runs out.
-	writeTimeout = 30 * time.Second
 	// maxSessions is how many sessions a connection carries, which is RabbitMQ's default
 	// (session_max_per_connection). A broker may allow fewer. It ends the connection over
-	// one more, and so does go-amqp.
+	// one more.
 	maxSessions = 64
+	// channelRest is how long a channel is kept out of use once a session on it has ended,
+	// where RabbitMQ forgets the old session only some time after it has sent its end.
+	channelRest = 250 * time.Millisecond
 )
 
 // wire is one live connection: one generation of a Conn.
 type wire struct {
 	generation uint64
 	endpoint   endpoint
-	amqp       *amqp.Conn
+	amqp       *engine.Conn
 	net        net.Conn
-	frames     *frames.Conn
 	blockage   *blockage
+	intakes    intakes
 	broker     Broker
 	login      *userid.Login
 	token      Token                 // that it logged in with, if it did
@@ -63,8 +60,7 @@ type wire struct {
 	// turn is held by whoever opens or closes a session or a link: one at a time,
 	// so that the one that gets no answer is known.
 	turn chan struct{}
-	// ctx ends when the connection does. It has no deadline: go-amqp would make
-	// one into a write deadline, whose end closes the connection.
+	// ctx ends when the connection does. It has no deadline.
 	ctx    context.Context
 	cancel context.CancelFunc
 }
@@ -82,36 +78,41 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 	if err != nil {
 		return nil, err
 	}
-	alarm := &blockage{log: cfg.Logger, endpoint: ep.shown}
 	up := &uplink{Conn: raw}
-	watched := frames.Wrap(up, frames.Config{Blocked: alarm.tell, Settled: newHooks(cfg.Instrument, cfg.Logger).settledRange()})
-	conn, err := amqp.NewConn(ctx, watched, &amqp.ConnOptions{
-		ContainerID:  cfg.Name,
-		HostName:     "vhost:" + ep.vhost,
-		SASLType:     sasl.option(),
-		IdleTimeout:  cfg.IdleTimeout,
-		WriteTimeout: writeTimeout,
-		MaxSessions:  maxSessions,
-		Properties: map[string]any{
-			"connection_name": cfg.Name,
-			"product":         "hopback",
-			"platform":        "Go",
+	conn, err := engine.Open(ctx, up, engine.Config{
+		ContainerID: cfg.Name,
+		Hostname:    "vhost:" + ep.vhost,
+		Mechanism:   sasl.mechanism,
+		Response:    sasl.response(),
+		IdleTimeout: cfg.IdleTimeout,
+		MaxSessions: maxSessions,
+		Settled:     newHooks(cfg.Instrument, cfg.Logger).settledRange(),
+		Properties: frames.Map{
+			{Key: frames.Symbol("connection_name"), Value: cfg.Name},
+			{Key: frames.Symbol("product"), Value: "hopback"},
+			{Key: frames.Symbol("platform"), Value: "Go"},
 		},
 	})
 	if err != nil {
-		_ = raw.Close()
-		_ = watched.Close() // ends the flusher
-		return nil, connectError(ep, watched, err)
+		return nil, connectError(ep, err)
 	}
-	w := &wire{limit: min(watched.Sessions(), maxSessions), endpoint: ep, amqp: conn, net: raw, uplink: up, login: ep.login(cfg), frames: watched, blockage: alarm, token: token, turn: make(chan struct{}, 1)}
+	peer := conn.Peer()
+	text := func(key string) string {
+		v, _ := peer.Properties.Get(key)
+		s, _ := v.(string)
+		return s
+	}
+	w := &wire{
+		limit: peer.Sessions, endpoint: ep, amqp: conn, net: raw, uplink: up, login: ep.login(cfg), token: token, turn: make(chan struct{}, 1),
+		blockage: &blockage{log: cfg.Logger, endpoint: ep.shown},
+		broker:   Broker{Product: text("product"), Version: text("version"), Node: text("node"), Cluster: text("cluster_name")},
+	}
+	w.intakes.tell = w.blockage.tell
 	w.spare = make(chan struct{}, spareSessions(w.limit))
 	w.ctx, w.cancel = context.WithCancel(context.Background())
-	context.AfterFunc(w.ctx, alarm.end)
-	props := conn.Properties()
-	text := func(key string) string { s, _ := props[key].(string); return s }
-	w.broker = Broker{Product: text("product"), Version: text("version"), Node: text("node"), Cluster: text("cluster_name")}
+	context.AfterFunc(w.ctx, w.blockage.end)
 	if !w.broker.AtLeast(4, 3) {
-		watched.RestChannels()
+		conn.RestChannels(channelRest)
 	}
 	go w.watchLife(cfg.IdleTimeout)
 	return w, nil
@@ -188,12 +189,12 @@ func dialNetwork(ctx context.Context, address string, cfg Config) (net.Conn, err
 	}
 }
 
-// connectError tells the reasons apart for which the opening of a connection
-// fails. go-amqp has no types for them, so the phase of the handshake decides.
-func connectError(ep endpoint, h *frames.Conn, err error) error {
+// connectError tells the reasons apart for which the opening of a connection fails.
+func connectError(ep endpoint, err error) error {
 	e := newError("connect", ep.shown, ErrUnreachable, err)
+	handshake, _ := errors.AsType[*engine.HandshakeError](err)
 	switch {
-	case strings.Contains(err.Error(), "auth failed"), strings.Contains(err.Error(), "no supported auth mechanism"):
+	case handshake != nil && handshake.Refused:
 		e.Kind = ErrAuthentication
 		e.Text = fmt.Sprintf("the broker refused %s for user %q", ep.sasl.mechanism, ep.sasl.user)
 		if ep.sasl.source != nil {
@@ -203,13 +204,12 @@ func connectError(ep endpoint, h *frames.Conn, err error) error {
 		// With TLS 1.3 the broker's verdict on our certificate comes behind the
 		// handshake.
 		e.Kind = ErrTLS
-	case h.Opening() && !errors.Is(err, context.DeadlineExceeded):
-		// RabbitMQ closes the socket behind an open that it refuses, and go-amqp
-		// doesn't read the reason.
+	case handshake != nil && handshake.Phase == engine.PhaseOpen && !errors.Is(err, context.DeadlineExceeded):
+		// RabbitMQ may close the socket behind an open that it refuses without a reason.
 		e.Kind = ErrVirtualHost
 		e.Text = fmt.Sprintf("the broker closed the connection when asked for virtual host %q as user %q: it doesn't exist, or the user has no access to it", ep.vhost, ep.sasl.user)
-		if reason := h.Refusal(); reason != nil {
-			e.Text += " (" + clip(readable(reason.Error()), 200) + ")"
+		if handshake.Remote != nil {
+			e.Text += " (" + clip(readable(handshake.Remote.Error()), 200) + ")"
 		}
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
 		e.Text = "the connection ended in the handshake: is this an AMQP 1.0 port? One with TLS needs an amqps:// URL"
@@ -234,28 +234,26 @@ func (w *wire) giveUp(why error) {
 	w.fail()
 }
 
-// over is why the connection has ended. Unlike go-amqp's it is an error, too, where the
-// connection was closed in order.
+// over is why the connection has ended.
 func (w *wire) over() error {
 	if err := w.amqp.Err(); err != nil {
-		return err
+		return transport(err)
 	}
 	return net.ErrClosed
 }
 
 // lost is the error of a connection that has ended.
 func (w *wire) lost() error {
-	why := w.amqp.Err()
+	why := w.over()
 	if given := w.givenUp.Load(); given != nil {
 		why = *given
 	}
 	return newError("connection", w.endpoint.shown, ErrConnectionLost, why)
 }
 
-// bounded runs an operation of go-amqp that opens or closes something and waits
-// for the broker, one at a time. It hands it a ctx without a deadline, and takes
-// the connection for lost if it takes too long. When the caller's ctx ends first,
-// what was opened meanwhile is discarded.
+// bounded runs an operation that opens or closes something and waits for the broker, one
+// at a time. It takes the connection for lost if it takes too long. When the caller's ctx
+// ends first, what was opened meanwhile is discarded.
 func bounded[T any](ctx context.Context, w *wire, open func(ctx context.Context) (T, error), discard func(T)) (T, error) {
 	return limited(ctx, w, w.turn, linkTimeout, open, discard)
 }
@@ -307,22 +305,13 @@ func limited[T any](ctx context.Context, w *wire, turn chan struct{}, limit time
 
 // close ends the connection in order, within ctx.
 func (w *wire) close(ctx context.Context) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = w.amqp.Close()
-	}()
-	select {
-	case <-done:
-	case <-ctx.Done():
-		w.fail()
-		<-done
-	}
+	_ = w.amqp.Close(ctx)
 	w.cancel()
 }
 
-// sessionDeliveries is after how many deliveries a session is replaced. Delivery-ids are
-// 32 bits wide, and go-amqp never gets past the last one.
+// sessionDeliveries is after how many deliveries a session is replaced: half of those that
+// have a delivery-id, which is 32 bits wide. This end's ids wrap, and what RabbitMQ's do after
+// 2³² deliveries nobody has seen.
 const sessionDeliveries = 1 << 31
 
 // maxSpare is how many sessions of a connection are kept for the machinery: the

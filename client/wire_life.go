@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	engine "github.com/hopback/hopback/internal/amqp"
 )
 
 // The broker's heartbeats prove that it can be heard, and nothing about the other
@@ -24,7 +26,7 @@ var errSilent = errors.New("the broker sends data but answers nothing: what is s
 func (w *wire) watchLife(idle time.Duration) {
 	look := time.NewTicker(idle / lifeLooks)
 	defer look.Stop()
-	answers, written := w.frames.Answers(), w.uplink.written.Load()
+	answers, written := w.amqp.Answers(), w.uplink.written.Load()
 	quiet, owed := 0, 0 // looks
 	for {
 		select {
@@ -34,7 +36,7 @@ func (w *wire) watchLife(idle time.Duration) {
 		case <-w.ctx.Done():
 			return
 		}
-		n, m := w.frames.Answers(), w.uplink.written.Load()
+		n, m := w.amqp.Answers(), w.uplink.written.Load()
 		// A slow network that is busy with a large message isn't silent.
 		busy := m != written && w.uplink.writing.Load()
 		if n != answers || busy {
@@ -68,9 +70,9 @@ func (w *wire) ask() {
 		default:
 			return struct{}{}, nil
 		}
-		s, err := w.amqp.NewSession(ctx, nil)
+		s, err := w.amqp.Begin(ctx, engine.SessionConfig{})
 		if err == nil {
-			err = s.Close(ctx)
+			err = s.End(ctx)
 		}
 		return struct{}{}, err
 	}, func(struct{}) {})
@@ -79,7 +81,7 @@ func (w *wire) ask() {
 // answering says whether the broker answers within limit. Callers that ask at the same
 // time share the question.
 func (w *wire) answering(ctx context.Context, limit time.Duration) bool {
-	before := w.frames.Answers()
+	before := w.amqp.Answers()
 	w.question.Lock()
 	answered := w.question.answered
 	if answered == nil {
@@ -101,7 +103,7 @@ func (w *wire) answering(ctx context.Context, limit time.Duration) bool {
 	case <-w.amqp.Done():
 	case <-ctx.Done():
 	case <-t.C:
-		return w.frames.Answers() != before
+		return w.amqp.Answers() != before
 	}
 	return true
 }

@@ -90,13 +90,13 @@ func TestAQuietConnectionIsKept(t *testing.T) {
 	assert.Equal(t, EventUp, (<-events).Kind)
 	w, err := c.wire(t.Context())
 	require.NoError(t, err)
-	before := w.frames.Answers()
+	before := w.amqp.Answers()
 	select {
 	case e := <-events:
 		t.Errorf("%v", e)
 	case <-time.After(2 * minIdleTimeout):
 	}
-	asked := w.frames.Answers() - before
+	asked := w.amqp.Answers() - before
 	assert.GreaterOrEqual(t, asked, uint64(2), "a begin and an end")
 	assert.LessOrEqual(t, asked, uint64(8))
 	assert.Empty(t, w.spare)

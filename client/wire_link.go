@@ -3,18 +3,16 @@ package client
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"github.com/Azure/go-amqp"
 
-	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/userid"
 )
 
-// The interfaces between this package's machinery and go-amqp. Consumers,
-// senders and the management work on these, so that unit tests can put a link
-// with faults in their place and run in virtual time.
+// The interfaces between this package's machinery and the engine. Consumers, senders and the
+// management work on these, so that unit tests can put a link with faults in their place and
+// run in virtual time.
 
 // session is one AMQP session: the unit that a fault takes down. Every consumer,
 // publisher and forwarder has its own.
@@ -28,7 +26,7 @@ type session interface {
 	// be replaced by another, from 1.5 on it must be.
 	wear() float64
 	// intake tells whether the broker takes messages on this session.
-	intake() *frames.Intake
+	intake() *intake
 	// heard counts the answers and deliveries that have come over the session's
 	// connection: while it grows, the broker works.
 	heard() uint64
@@ -52,39 +50,55 @@ type sessions interface {
 }
 
 // receiverOptions is what a receiver has beside its source. Its functions are called on the
-// link's own goroutine and must not block.
+// goroutine that reads from the connection, and must not block.
 type receiverOptions struct {
-	// takenBack, if not nil, is called with the delivery tag of a delivery that the
-	// broker has taken back from this link before it was settled.
-	takenBack func(tag []byte)
+	// takenBack, if not nil, is called with the ids of deliveries, from first to last, that the
+	// broker has taken back before they were settled. Some may be unknown to the link.
+	takenBack func(first, last uint32)
 	// state, if not nil, is called with the link state of each flow that has one.
 	state      func(map[string]any)
 	properties map[string]any
+	// foldDeaths has the annotations about a message's deaths folded into one: see package
+	// deathlog.
+	foldDeaths bool
+}
+
+// arrival is a delivery as it comes.
+type arrival struct {
+	msg *Message
+	id  uint32
+	// unreadable says that msg can't be decoded: all it has is its encoded bytes as Data.
+	unreadable bool
 }
 
 // receiverLink is a link with manual credit.
 type receiverLink interface {
-	receive(ctx context.Context) (*Message, error)
-	prefetched() *Message
+	receive(ctx context.Context) (arrival, error)
+	// prefetched returns a delivery that has come; false if none has.
+	prefetched() (arrival, bool)
 	issueCredit(n uint32) error
 	// drain returns when the broker has no credit left and all that it had sent
 	// has arrived.
 	drain(ctx context.Context) error
-	settle(m *Message, d disposition) error
+	// settle returns at once: the broker confirms nothing.
+	settle(id uint32, d disposition) error
 	close(ctx context.Context) error
 }
 
-// senderLink sends without waiting for the broker's answer. One goroutine owns it.
+// senderLink sends without waiting for the broker.
 type senderLink interface {
-	// send returns when the message is written. sent is false if it certainly
-	// never left.
-	send(ctx context.Context, m *Message) (r receipt, sent bool, err error)
+	// send takes m, and returns at once. to gets the answer, which may come before send
+	// returns. An error means that m isn't sent, and that there is no answer. lost says that it
+	// is the link's end; otherwise the error is about m.
+	send(m *Message, to receipt) (lost bool, err error)
 	close(ctx context.Context) error
 }
 
-// receipt is the broker's answer to come.
+// receipt gets the broker's answer to a message.
 type receipt interface {
-	wait(ctx context.Context) (amqp.DeliveryState, error)
+	// answer is called once, on the goroutine that reads from the connection, and must not
+	// block. After an error there is no answer, and the broker may have the message.
+	answer(state amqp.DeliveryState, err error)
 }
 
 // disposition is one of the four outcomes that AMQP has for a delivery.
@@ -102,230 +116,6 @@ const (
 	released
 	modified
 )
-
-// openSession opens a session for the machinery itself, of those that are spared for it,
-// and waits for one. The session should carry after deliveries.
-func (w *wire) openSession(ctx context.Context, after uint64) (session, error) {
-	select {
-	case w.spare <- struct{}{}:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	case <-w.amqp.Done():
-		return nil, w.over()
-	}
-	return w.session(ctx, after, func() { <-w.spare })
-}
-
-// session opens a session on a place that the caller has. ended is called once: when the
-// session has ended, or can't begin any more.
-func (w *wire) session(ctx context.Context, after uint64, ended func()) (session, error) {
-	var decided atomic.Bool // the session will begin, or it won't
-	s, err := bounded(ctx, w,
-		func(ctx context.Context) (*amqpSession, error) {
-			if !decided.CompareAndSwap(false, true) {
-				return nil, context.Canceled
-			}
-			s, err := w.amqp.NewSession(ctx, nil)
-			if err != nil {
-				ended()
-				return nil, err
-			}
-			w.sessions.Add(1)
-			// Sessions begin one at a time, see bounded.
-			return &amqpSession{w: w, s: s, in: w.frames.Intake(), after: after, ended: ended}, nil
-		},
-		func(s *amqpSession) { s.close(w.ctx) })
-	if err != nil {
-		if decided.CompareAndSwap(false, true) {
-			ended()
-		}
-		return nil, err
-	}
-	return s, nil
-}
-
-type amqpSession struct {
-	w  *wire
-	s  *amqp.Session
-	in *frames.Intake
-	// used counts the deliveries that went over the session, in either direction;
-	// after is how many it should carry.
-	used  atomic.Uint64
-	after uint64
-	// attaching says that a receiver waits for its queue: until that has answered,
-	// RabbitMQ doesn't look at the end of the session either.
-	attaching atomic.Bool
-	// unheard says that the end of a link had no answer in time: RabbitMQ waits for a
-	// queue there, too, and looks at the end of the session after that.
-	unheard atomic.Bool
-	ended   func() // see wire.session
-}
-
-func (s *amqpSession) broken() <-chan struct{} { return s.w.amqp.Done() }
-func (s *amqpSession) intake() *frames.Intake  { return s.in }
-func (s *amqpSession) broker() Broker          { return s.w.broker }
-func (s *amqpSession) login() *userid.Login    { return s.w.login }
-func (s *amqpSession) heard() uint64           { return s.w.heard.Load() }
-func (s *amqpSession) giveUp()                 { s.w.giveUp(errOverdue) }
-func (s *amqpSession) answering(ctx context.Context, limit time.Duration) bool {
-	return s.w.answering(ctx, limit)
-}
-
-// errOverdue is why a connection is given up whose queues take messages and don't answer.
-var errOverdue = errors.New("the broker leaves messages unanswered")
-
-func (s *amqpSession) wear() float64 { return float64(s.used.Load()) / float64(s.after) }
-
-// close waits for the end of the session within ctx; it is closed in any case, when
-// its turn comes, or else the connection would hold it for ever.
-func (s *amqpSession) close(ctx context.Context) {
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		end := bounded[struct{}]
-		if s.attaching.Load() || s.unheard.Load() {
-			end = patient[struct{}]
-		}
-		_, _ = end(s.w.ctx, s.w, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, s.s.Close(ctx)
-		}, func(struct{}) {})
-		s.w.sessions.Add(-1)
-		s.ended()
-	}()
-	select {
-	case <-closed:
-	case <-ctx.Done():
-	}
-}
-
-func (s *amqpSession) receiver(ctx context.Context, source string, o receiverOptions) (receiverLink, error) {
-	options := &amqp.ReceiverOptions{
-		Credit:                    -1, // manual: draining works only so
-		SettlementMode:            amqp.ReceiverSettleModeFirst.Ptr(),
-		RequestedSenderSettleMode: amqp.SenderSettleModeUnsettled.Ptr(),
-		Properties:                o.properties,
-		OnLinkStateProperties:     o.state,
-	}
-	if o.takenBack != nil {
-		options.OnDeliveryStateChanged = func(m *Message, _ amqp.DeliveryState) { o.takenBack(m.DeliveryTag) }
-	}
-	s.attaching.Store(true)
-	return patient(ctx, s.w,
-		func(ctx context.Context) (receiverLink, error) {
-			defer s.attaching.Store(false)
-			r, err := s.s.NewReceiver(ctx, source, options)
-			if err != nil {
-				return nil, err
-			}
-			return &amqpReceiver{r, s, &s.w.heard}, nil
-		},
-		func(r receiverLink) { _ = r.close(s.w.ctx) })
-}
-
-func (s *amqpSession) sender(ctx context.Context, target string) (senderLink, error) {
-	return bounded(ctx, s.w,
-		func(ctx context.Context) (senderLink, error) {
-			l, err := s.s.NewSender(ctx, target, &amqp.SenderOptions{
-				SettlementMode:              amqp.SenderSettleModeUnsettled.Ptr(),
-				RequestedReceiverSettleMode: amqp.ReceiverSettleModeFirst.Ptr(),
-			})
-			if err != nil {
-				return nil, err
-			}
-			return &amqpSender{l, s}, nil
-		},
-		func(l senderLink) { _ = l.close(s.w.ctx) })
-}
-
-// endOfLink notes whether the end of a link was answered within ctx.
-func (s *amqpSession) endOfLink(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
-		s.unheard.Store(true)
-	}
-	return err
-}
-
-type amqpReceiver struct {
-	r     *amqp.Receiver
-	of    *amqpSession
-	heard *atomic.Uint64 // the connection's, unless what comes tells nothing of queues
-}
-
-func (l *amqpReceiver) receive(ctx context.Context) (*Message, error) {
-	m, err := l.r.Receive(ctx, nil)
-	if err == nil {
-		l.of.used.Add(1)
-		l.heard.Add(1)
-	}
-	return m, err
-}
-
-func (l *amqpReceiver) prefetched() *Message {
-	m := l.r.Prefetched()
-	if m != nil {
-		l.of.used.Add(1)
-	}
-	return m
-}
-
-func (l *amqpReceiver) issueCredit(n uint32) error      { return l.r.IssueCredit(n) }
-func (l *amqpReceiver) drain(ctx context.Context) error { return l.r.DrainCredit(ctx, nil) }
-func (l *amqpReceiver) close(ctx context.Context) error { return l.of.endOfLink(ctx, l.r.Close(ctx)) }
-
-// settle returns when the disposition is written; the broker never confirms one.
-// Its ctx has no deadline on purpose, see wire.ctx; the link's end ends it.
-func (l *amqpReceiver) settle(m *Message, d disposition) error {
-	ctx := context.Background()
-	switch d.kind {
-	case accepted:
-		return l.r.AcceptMessage(ctx, m)
-	case released:
-		return l.r.ReleaseMessage(ctx, m)
-	default:
-		opts := &amqp.ModifyMessageOptions{DeliveryFailed: d.failed, UndeliverableHere: d.dead}
-		if len(d.annotations) > 0 {
-			opts.Annotations = d.annotations
-		}
-		return l.r.ModifyMessage(ctx, m, opts)
-	}
-}
-
-type amqpSender struct {
-	s  *amqp.Sender
-	of *amqpSession
-}
-
-func (l *amqpSender) send(ctx context.Context, m *Message) (receipt, bool, error) {
-	// Sizes are compared before anything is written; so are values that can't be
-	// encoded. Both come as errors that are not about the link.
-	r, err := l.s.SendWithReceipt(ctx, m, nil)
-	if err != nil {
-		return nil, !localSendError(err), err
-	}
-	l.of.used.Add(1)
-	return &amqpReceipt{r, &l.of.w.heard}, true, nil
-}
-
-func (l *amqpSender) close(ctx context.Context) error { return l.of.endOfLink(ctx, l.s.Close(ctx)) }
-
-type amqpReceipt struct {
-	r     amqp.SendReceipt
-	heard *atomic.Uint64 // the connection's
-}
-
-func (r *amqpReceipt) wait(ctx context.Context) (state amqp.DeliveryState, err error) {
-	// If the answer has come and the link has ended, go-amqp tells one of the two at
-	// random: it is asked again, since the answer is worth more.
-	for range 8 {
-		if state, err = r.r.Wait(ctx); err == nil || ctx.Err() != nil {
-			break
-		}
-	}
-	if err == nil {
-		r.heard.Add(1)
-	}
-	return state, err
-}
 
 // attachKind is what kind of failure to open a link err is: the broker's refusal,
 // or the loss of the link, session or connection.
@@ -349,26 +139,6 @@ func attachKind(err error) error {
 func linkRefused(err error) bool {
 	var e *amqp.Error
 	return errors.As(err, &e) && !errors.As(err, new(*amqp.SessionError)) && !errors.As(err, new(*amqp.ConnError))
-}
-
-// localSendError says whether go-amqp refused a message before writing any of it:
-// too large, or not encodable. Errors of the link, session and connection have
-// types of their own, and may come amid a write.
-func localSendError(err error) bool {
-	var link *amqp.LinkError
-	var sess *amqp.SessionError
-	var conn *amqp.ConnError
-	if errors.As(err, &link) || errors.As(err, &sess) || errors.As(err, &conn) {
-		return false
-	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return false
-	}
-	var e *amqp.Error
-	if errors.As(err, &e) {
-		return e.Condition == amqp.ErrCondMessageSizeExceeded
-	}
-	return true
 }
 
 // closeSession ends a session, without waiting long for a broker that is gone.

@@ -202,13 +202,13 @@ func (l *line) receive(now *links) error {
 	for i := range now.n {
 		running.Go(func() {
 			for {
-				m, err := now.session.Receive(ctx, i)
+				m, id, err := now.session.Receive(ctx, i)
 				if err != nil {
 					cancel(err) // only the first counts
 					return
 				}
 				l.cfg.calls.dispatch(m)
-				if err := now.session.Accept(i, m); err != nil {
+				if err := now.session.Accept(i, id); err != nil {
 					cancel(err)
 					return
 				}

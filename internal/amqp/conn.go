@@ -29,7 +29,11 @@ type Config struct {
 	// MaxSessions is how many sessions the connection may have at once. Default 64, which is
 	// RabbitMQ's limit. The peer's limit counts if it is lower.
 	MaxSessions int
-	Properties  frames.Map
+	// Settled, if not nil, is called for each disposition that settles deliveries, just before
+	// it is written, with how many they are. It is called on the goroutine that writes: while
+	// it blocks, nothing is written.
+	Settled    func(n int)
+	Properties frames.Map
 }
 
 // Peer is what the other end says of itself in its open.
@@ -62,6 +66,7 @@ type Conn struct {
 	answers atomic.Uint64 // frames by which the peer answers one of this end's
 	done    chan struct{} // closed when the connection has ended
 	running sync.WaitGroup
+	settled func(n int) // Config.Settled
 
 	mu      sync.Mutex
 	err     *Error // why it has ended
@@ -100,7 +105,7 @@ func Open(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 	}
 	cfg.MaxSessions = min(cfg.MaxSessions, 1<<16)
 	c := &Conn{
-		net: nc, in: newInput(nc, int(cfg.MaxFrameSize)), idle: cfg.IdleTimeout,
+		net: nc, in: newInput(nc, int(cfg.MaxFrameSize)), idle: cfg.IdleTimeout, settled: cfg.Settled,
 		done: make(chan struct{}), byPeer: map[uint16]*Session{},
 	}
 	c.out.wake, c.out.flushed = make(chan struct{}, 1), make(chan struct{})

@@ -42,6 +42,8 @@ type output struct {
 	tag      [4]byte
 
 	disposition frames.Disposition
+
+	counts, told []int // how many deliveries each disposition settles, if anybody wants to know
 }
 
 // kick has the writer write. It is called with the connection's mu held.
@@ -97,7 +99,12 @@ func (c *Conn) write() {
 			o.spare = b
 			continue
 		}
+		counts := o.counts
+		o.counts, o.told = o.told[:0], counts
 		c.mu.Unlock()
+		for _, n := range counts {
+			c.settled(n)
+		}
 		_ = c.net.SetWriteDeadline(time.Now().Add(writeLimit))
 		_, err := c.net.Write(b)
 		wrote = true
@@ -160,6 +167,14 @@ func (o *output) take() []byte {
 		o.shrunk = nil
 	}
 	return b
+}
+
+// note notes that a disposition settles the deliveries from first to last. It is called with mu
+// held.
+func (c *Conn) note(first, last uint32) {
+	if c.settled != nil {
+		c.out.counts = append(c.out.counts, int(last-first)+1)
+	}
 }
 
 // pump encodes messages that waited for room in the buffer.

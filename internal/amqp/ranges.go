@@ -81,6 +81,7 @@ func (s *Session) writeSettled() {
 		for _, r := range s.settled.all {
 			*d = frames.Disposition{Role: frames.RoleReceiver, First: r.first, Last: frames.Optional[uint32]{Value: r.last, Set: r.last != r.first}, Settled: frames.Some(true), State: r.kind.state()}
 			_ = c.put(s.channel, d) // it is small, and can be encoded
+			c.note(r.first, r.last)
 		}
 	}
 	s.settled.all = s.settled.all[:0]

@@ -225,7 +225,11 @@ func (r *Receiver) Settle(first, last uint32, o Outcome) error {
 		return err
 	}
 	if o.kind == kindAlone {
-		return s.put(&frames.Disposition{Role: frames.RoleReceiver, First: first, Last: frames.Some(last), Settled: frames.Some(true), State: o.performative()})
+		err := s.put(&frames.Disposition{Role: frames.RoleReceiver, First: first, Last: frames.Some(last), Settled: frames.Some(true), State: o.performative()})
+		if err == nil {
+			c.note(first, last)
+		}
+		return err
 	}
 	if s.settled.add(first, last, o.kind) {
 		s.writeSettled()

@@ -11,9 +11,12 @@ import (
 // SenderConfig is how a sender attaches.
 type SenderConfig struct {
 	// Name is the link's name. Default: one that is unique in this process.
-	Name       string
-	Source     *frames.Source // default: an empty one
-	Target     *frames.Target // nil attaches to no node: RabbitMQ then routes by each message's "to"
+	Name   string
+	Source *frames.Source // default: an empty one
+	Target *frames.Target // nil attaches to no node: RabbitMQ then routes by each message's "to"
+	// Settled has messages settled as they are sent. Then a message gets an answer only if the
+	// link ends before all of it was sent.
+	Settled    bool
 	Desired    []frames.Symbol
 	Properties frames.Map
 	// OnEnd, if not nil, is called once, with an *[Error], when the link ends without
@@ -61,6 +64,7 @@ type Sender struct {
 	credit uint32
 	count  uint32 // the delivery-count
 	open   int    // messages without an answer
+	settle bool   // messages are sent settled
 	waits  bool   // it is in output.waiting
 	stalls bool   // it is in Session.stalled
 }
@@ -68,10 +72,14 @@ type Sender struct {
 // Sender attaches a sender, and waits for the peer's answer within ctx. If ctx ends before, the
 // link is detached when the answer comes.
 func (s *Session) Sender(ctx context.Context, cfg SenderConfig) (*Sender, error) {
-	l := &Sender{link: link{s: s, role: frames.RoleSender, name: cfg.Name, onEnd: cfg.OnEnd}}
+	l := &Sender{link: link{s: s, role: frames.RoleSender, name: cfg.Name, onEnd: cfg.OnEnd}, settle: cfg.Settled}
 	l.of = l
+	mode := uint8(0) // unsettled
+	if cfg.Settled {
+		mode = 1
+	}
 	a := &frames.Attach{
-		Role: frames.RoleSender, SenderSettleMode: frames.Some(uint8(0)), ReceiverSettleMode: frames.Some(uint8(0)),
+		Role: frames.RoleSender, SenderSettleMode: frames.Some(mode), ReceiverSettleMode: frames.Some(uint8(0)),
 		Source: cfg.Source, InitialDeliveryCount: frames.Some(uint32(0)), DesiredCapabilities: cfg.Desired, Properties: cfg.Properties,
 	}
 	if a.Source == nil {
@@ -163,6 +171,9 @@ func (l *Sender) pump() {
 			continue
 		}
 		l.queue[l.head] = nil
+		if l.settle {
+			l.open--
+		}
 		if l.head++; l.head == len(l.queue) {
 			l.queue, l.head = l.queue[:0], 0
 		}
@@ -178,12 +189,14 @@ func (l *Sender) transfer(x *Sending) {
 		s.nextID++
 		l.credit--
 		l.count++
-		s.unanswered[x.id] = x
+		if !l.settle {
+			s.unanswered[x.id] = x
+		}
 		var tag [4]byte
 		binary.BigEndian.PutUint32(tag[:], x.id)
 		c.out.tag = tag
 		t.DeliveryID, t.DeliveryTag = frames.Some(x.id), c.out.tag[:]
-		t.MessageFormat, t.Settled = frames.Some(uint32(0)), frames.Some(false)
+		t.MessageFormat, t.Settled = frames.Some(uint32(0)), frames.Some(l.settle)
 	}
 	part := x.Payload[x.at:]
 	if room := int(c.peer.MaxFrameSize) - transferRoom; len(part) > room {
@@ -234,8 +247,8 @@ func (l *Sender) lost(why *Error) {
 		}
 	}
 	for _, x := range l.queue[l.head:] {
-		if !x.begun { // else it was among the others
-			c.answer(x, Answer{Err: why})
+		if !x.begun || l.settle { // else it was among the others
+			c.answer(x, Answer{Err: why, Sent: x.begun})
 		}
 	}
 	l.queue, l.head = nil, 0

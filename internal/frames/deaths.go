@@ -61,14 +61,14 @@ func foldNumber[T []byte | string](key T) byte {
 func Folds(key string) bool { return foldNumber(key) > 0 }
 
 // Fold folds the annotations of an encoded message in its place, for tests.
-func Fold(message []byte) { new(folder).message(message) }
+func Fold(message []byte) { new(Folder).Fold(message) }
 
-// folder folds the annotations of messages, one after the other.
-type folder struct{ values []byte }
+// Folder folds the annotations of messages, one after the other.
+type Folder struct{ values []byte }
 
-// message folds the annotations in the first bytes of an encoded message, if all of them
+// Fold folds the annotations in the first bytes of an encoded message, if all of them
 // are there. It doesn't look into values: what it leaves is to be scanned.
-func (f *folder) message(b []byte) {
+func (f *Folder) Fold(b []byte) {
 	for len(b) > 3 && b[0] == codeDescribed && b[1] == codeSmallUlong {
 		switch b[2] {
 		case sectionHeader, sectionDeliveryAnnotations:
@@ -90,7 +90,7 @@ func (f *folder) message(b []byte) {
 type span struct{ key, value, end int }
 
 // annotations folds the entries of a map.
-func (f *folder) annotations(b []byte) {
+func (f *Folder) annotations(b []byte) {
 	items := mapItems(b)
 	var found [len(folds)]span    // in the order of the map
 	var place [len(folds) + 1]int // in found, from 1, by number

@@ -35,7 +35,7 @@ type reader struct {
 	// deliveries of more than one frame, by channel and handle.
 	open map[uint64]*scan
 
-	folder folder
+	folder Folder
 }
 
 func newReader(src io.Reader, s *sessions) *reader { return &reader{src: src, sessions: s} }
@@ -231,7 +231,7 @@ func (r *reader) transfer(b []byte, channel uint16) {
 // What it leaves is looked through like any message, since sizes in it may lie.
 func (r *reader) fold(payload []byte, channel uint16) {
 	if r.sessions.folds(channel) {
-		r.folder.message(payload)
+		r.folder.Fold(payload)
 	}
 }
 

@@ -22,7 +22,7 @@ type Source struct {
 // Place is a place for one session at a time on the connections of a Conn.
 type Place interface {
 	// Open opens a session with its links, and waits while the connection is being
-	// rebuilt. source is called with the broker's version. ctx has no deadline.
+	// rebuilt. source is called with the broker's version.
 	Open(ctx context.Context, source func(atLeast func(major, minor int) bool) (Source, error)) (Session, error)
 	// Pause waits before an attempt to open a session again, after n that have failed. It
 	// reports whether ctx still lasts.
@@ -35,11 +35,11 @@ type Place interface {
 type Session interface {
 	// Address is that of a link, by its index: the broker's, or the queue's.
 	Address(link int) string
-	// Receive waits for the next message of a link. One goroutine may call it for each
-	// link. Its error is the end of the session, or of ctx, which has no deadline.
-	Receive(ctx context.Context, link int) (*amqp.Message, error)
-	// Accept settles a message of a link, if it came unsettled.
-	Accept(link int, m *amqp.Message) error
+	// Receive waits for the next message of a link, and returns its delivery-id, too. One
+	// goroutine may call it for each link. Its error is the end of the session, or of ctx.
+	Receive(ctx context.Context, link int) (m *amqp.Message, id uint32, err error)
+	// Accept settles a delivery of a link, if it came unsettled.
+	Accept(link int, id uint32) error
 	Close()
 }
 

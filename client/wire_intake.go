@@ -1,0 +1,104 @@
+package client
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// intake says whether the broker takes messages on a session. While RabbitMQ has a memory or
+// disk alarm it doesn't: it sends an incoming-window of 0, in a flow, or in the begin of a
+// session that is opened meanwhile. Senders stop at once.
+type intake struct{ state atomic.Pointer[intakeState] }
+
+// intakeState is the state of an intake at one moment.
+type intakeState struct {
+	Blocked bool
+	Since   time.Time     // when it became blocked
+	Changed chan struct{} // closed when another state takes its place
+}
+
+// newIntake returns one that isn't blocked.
+func newIntake() *intake {
+	i := &intake{}
+	i.state.Store(&intakeState{Changed: make(chan struct{})})
+	return i
+}
+
+// Now is the present state. It is never nil, and doesn't change.
+func (i *intake) Now() *intakeState { return i.state.Load() }
+
+// Set changes the state, and says whether that is a change. It is called by one
+// goroutine at a time.
+func (i *intake) Set(blocked bool) bool {
+	was := i.Now()
+	if was.Blocked == blocked {
+		return false
+	}
+	is := &intakeState{Blocked: blocked, Changed: make(chan struct{})}
+	if blocked {
+		is.Since = time.Now()
+	}
+	i.state.Store(is)
+	close(was.Changed)
+	return true
+}
+
+// intakes are those of a connection's sessions.
+type intakes struct {
+	// tell is called with true when some session is blocked, and with false when none is and
+	// one is open: the end of the last session says nothing of an alarm. It is called with mu
+	// held, and must not block.
+	tell func(blocked bool)
+
+	mu      sync.Mutex
+	open    int
+	blocked int
+	told    bool
+}
+
+// add has a session count that has begun. blocked says whether it is blocked now.
+func (n *intakes) add(i *intake, blocked func() bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.open++
+	n.look(i, blocked())
+}
+
+// change looks at a session again. What it learned before it was added, add looks at.
+func (n *intakes) change(i *intake, blocked func() bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.look(i, blocked())
+}
+
+// look is called with mu held.
+func (n *intakes) look(i *intake, blocked bool) {
+	if i.Set(blocked) {
+		if blocked {
+			n.blocked++
+		} else {
+			n.blocked--
+		}
+	}
+	n.report()
+}
+
+// remove is called once for each session that was added, when it has ended.
+func (n *intakes) remove(i *intake) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.open--
+	if i.Now().Blocked {
+		n.blocked--
+	}
+	n.report()
+}
+
+// report is called with mu held.
+func (n *intakes) report() {
+	if told := n.blocked > 0 || n.told && n.open == 0; told != n.told {
+		n.told = told
+		n.tell(told)
+	}
+}
