@@ -228,7 +228,7 @@ func timeOfDeaths(ctx context.Context, sess session, address string) (asked, bro
 	if sess.intake().Now().Blocked {
 		return fail(errors.New("it accepts no messages, probably because of a memory or disk alarm"))
 	}
-	if _, err := sender.send(NewMessage([]byte("time?")), make(chanReceipt, 1)); err != nil {
+	if _, _, err := sender.send(NewMessage([]byte("time?")), make(chanReceipt, 1)); err != nil {
 		return fail(err)
 	}
 	m, err := receiver.receive(ctx)

@@ -603,23 +603,37 @@ func (l *fakeSender) end(err error) {
 		return
 	}
 	l.err = err
-	for _, r := range append(l.open, l.pending...) {
+	for _, r := range l.open {
 		l.b.answers = append(l.b.answers, func() { r.to.answer(nil, err) })
+	}
+	for _, r := range l.pending {
+		l.b.answers = append(l.b.answers, func() { r.to.answer(nil, &neverSent{err}) })
 	}
 	l.open, l.pending = nil, nil
 }
 
-func (l *fakeSender) send(m *Message, to receipt) (lost bool, err error) {
+func (l *fakeSender) send(m *Message, to receipt) (x sending, lost bool, err error) {
 	if err := l.b.ask("send " + idOf(m)); err != nil {
-		return !errors.As(err, new(unsent)), err
+		return nil, !errors.As(err, new(unsent)), err
 	}
+	r := &fakeReceipt{link: l, msg: m, to: to}
 	l.b.update(func() {
 		if err = l.err; err == nil {
-			l.pending = append(l.pending, &fakeReceipt{link: l, msg: m, to: to})
+			l.pending = append(l.pending, r)
 			l.pump()
 		}
 	})
-	return err != nil, err
+	return r, err != nil, err
+}
+
+func (r *fakeReceipt) withdraw() bool {
+	r.link.b.mu.Lock()
+	defer r.link.b.mu.Unlock()
+	i := slices.Index(r.link.pending, r)
+	if i >= 0 {
+		r.link.pending = slices.Delete(r.link.pending, i, i+1)
+	}
+	return i >= 0
 }
 
 // pump sends what the window allows.

@@ -470,7 +470,8 @@ type requestLink interface {
 type managementSender struct{ s *wireSender }
 
 func (m managementSender) send(msg *Message) (lost bool, err error) {
-	return m.s.send(msg, noReceipt{})
+	_, lost, err = m.s.send(msg, noReceipt{})
+	return lost, err
 }
 
 // noReceipt is for what needs no answer.

@@ -19,8 +19,8 @@ import (
 // order of sending.
 //
 // Answers come on the goroutine that reads from the connection. A caller who waits for one
-// gets it there. The others' are told on a goroutine that runs while there are some, since a
-// user's code, such as an Instrument's, may take its time over them.
+// gets it there. The others' are told on a goroutine of their own, since a user's code, such as
+// an Instrument's, may take its time over them. It runs from the first of them on.
 type answers struct {
 	s    *sender
 	sess session
@@ -43,10 +43,11 @@ type answers struct {
 	mu       sync.Mutex
 	oldest   *sent // unanswered; the others follow
 	newest   *sent
-	open     int     // how many are unanswered
-	full     bool    // the flight waits for room
-	answered []*sent // to be told
-	telling  bool
+	open     int           // how many are unanswered
+	full     bool          // the flight waits for room
+	answered []*sent       // to be told
+	wakeup   chan struct{} // wakes the goroutine that tells; nil: it doesn't run
+	telling  bool          // it isn't asleep
 	empty    chan struct{} // closed when none is unanswered or to be told; nil: nobody waits
 	timer    *time.Timer
 	watched  bool // the timer runs
@@ -65,8 +66,8 @@ type answers struct {
 	proven               bool  // a probe was answered
 	probedAt             int64 // the clock when the last probe had no answer
 
-	kept     []*sent // without an answer, to be sent again
-	without  int     // messages without an answer
+	kept     []kept // without an answer, to be sent again
+	without  int    // messages without an answer
 	noAnswer error
 	suspect  bool
 }
@@ -80,10 +81,17 @@ type sent struct {
 	seq   int64 // its place in the order of sending
 	at    int64 // of answers.clock
 
-	next, before *sent // unanswered ones; guarded by answers.mu
-	over         bool  // it has its answer, or gets none; guarded by answers.mu
+	handle       sending // set before it may be withdrawn; guarded by answers.mu
+	next, before *sent   // unanswered ones; guarded by answers.mu
+	over         bool    // it has its answer, or gets none; guarded by answers.mu
 	state        amqp.DeliveryState
 	err          error
+}
+
+// kept is a message to be sent again, and its place in the order of sending.
+type kept struct {
+	out *outgoing
+	seq int64
 }
 
 // rest is the time between the discovery that a message is overdue and the end of
@@ -137,6 +145,30 @@ func (a *answers) await(out *outgoing, m *Message, alone bool) *sent {
 	a.newest = x
 	a.open++
 	return x
+}
+
+// taken notes that the link has taken x, which can be withdrawn from now on.
+func (a *answers) taken(x *sent, handle sending) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	x.handle = handle
+	if !x.over { // else its outgoing may be in use for something else
+		x.out.on.Store(x)
+	}
+}
+
+// withdraw takes back a message that the link hasn't begun to send, and says whether it could.
+func (x *sent) withdraw() bool {
+	a := x.of
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if x.over || !x.handle.withdraw() {
+		return false
+	}
+	a.take(x)
+	a.s.sent.Add(-1)
+	a.wake()
+	return true
 }
 
 // room says whether another message may be sent. If not, more is signalled when it may.
@@ -220,25 +252,40 @@ func (x *sent) answer(state amqp.DeliveryState, err error) {
 // hand has x told on another goroutine. It is called with mu held.
 func (a *answers) hand(x *sent) {
 	a.answered = append(a.answered, x)
-	if a.telling {
-		return
+	switch {
+	case a.wakeup == nil:
+		a.wakeup = make(chan struct{}, 1)
+		a.working.Go(a.tellAll)
+	case !a.telling:
+		a.wakeup <- struct{}{} // has room: only one who isn't telling is woken
 	}
 	a.telling = true
-	a.working.Go(func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
+}
+
+// tellAll runs until finish has nothing more to be told.
+func (a *answers) tellAll() {
+	var all []*sent
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for {
 		for len(a.answered) > 0 {
-			all := a.answered
-			a.answered = nil
+			all, a.answered = a.answered, all[:0]
 			a.mu.Unlock()
 			for _, x := range all {
 				a.tell(x)
 			}
+			clear(all)
 			a.mu.Lock()
 		}
 		a.telling = false
 		a.wake()
-	})
+		a.mu.Unlock()
+		_, more := <-a.wakeup
+		a.mu.Lock()
+		if !more {
+			return
+		}
+	}
 }
 
 // tell has a message's caller learn its answer. The message isn't touched any more then.
@@ -262,7 +309,7 @@ func (a *answers) tell(x *sent) {
 	a.mu.Unlock()
 	if a.lose(x.out, x.alone, x.at, x.err) {
 		a.mu.Lock()
-		a.kept = append(a.kept, x)
+		a.kept = append(a.kept, kept{x.out, x.seq})
 		a.mu.Unlock()
 	}
 	a.giveUp()
@@ -274,11 +321,19 @@ func (a *answers) abandon(why error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for x := a.oldest; x != nil; x = a.oldest {
-		a.take(x)
 		x.err = why
+		if x.handle != nil && x.handle.withdraw() {
+			x.err = &neverSent{why}
+		}
+		a.take(x)
 		a.hand(x)
 	}
 }
+
+// neverSent is the error of a message of which the link has sent nothing.
+type neverSent struct{ error }
+
+func (e *neverSent) Unwrap() error { return e.error }
 
 // finish returns when every message has its answer or none to expect. Those to be sent
 // again are in kept, in the order of sending.
@@ -294,6 +349,11 @@ func (a *answers) finish() {
 	case <-a.s.ctx.Done():
 		a.abandon(context.Cause(a.s.ctx))
 	}
+	a.mu.Lock()
+	if a.wakeup != nil {
+		close(a.wakeup)
+	}
+	a.mu.Unlock()
 	a.working.Wait()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -301,7 +361,7 @@ func (a *answers) finish() {
 	if a.timer != nil {
 		a.timer.Stop()
 	}
-	slices.SortFunc(a.kept, func(x, y *sent) int { return cmp.Compare(x.seq, y.seq) })
+	slices.SortFunc(a.kept, func(x, y kept) int { return cmp.Compare(x.seq, y.seq) })
 }
 
 func (a *answers) giveUp() { a.lostOnce.Do(func() { close(a.lost) }) }
@@ -320,6 +380,13 @@ func (a *answers) lose(out *outgoing, alone bool, at int64, err error) (kept boo
 	if a.overdue.Load() {
 		err = a.cause(err)
 		out.overdue = a.clock.Load()-at >= int64(a.limit()/2)
+	}
+	if errors.As(err, new(*neverSent)) {
+		if out.state.CompareAndSwap(outSending, outQueued) {
+			return true
+		}
+		a.s.answer(out, outSending, nil) // its caller has left
+		return false
 	}
 	if userIDRefused(a.sess.login(), err) {
 		// Of all messages on a link, the broker refuses the first that has another
@@ -469,7 +536,7 @@ func (a *answers) answersElsewhere(ctx context.Context, m *Message) bool {
 		_ = link.close(closing)
 	}()
 	answered := make(chanReceipt, 1)
-	if _, err := link.send(m, answered); err != nil {
+	if _, _, err := link.send(m, answered); err != nil {
 		return false
 	}
 	select {

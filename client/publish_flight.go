@@ -106,7 +106,7 @@ func (f *flight) next(blocked bool) (out *outgoing, from int32, queue <-chan *ou
 			return nil, 0, nil
 		}
 		out, f.rest = f.rest[0], f.rest[1:]
-		return out, outAgain, nil
+		return out, out.state.Load(), nil
 	}
 	f.alone = false
 	select {
@@ -120,7 +120,7 @@ func (f *flight) next(blocked bool) (out *outgoing, from int32, queue <-chan *ou
 // take sends a message, and says whether to go on.
 func (f *flight) take(out *outgoing, from int32) bool {
 	s := f.s
-	if !out.state.CompareAndSwap(from, outSending) {
+	if from != outQueued && from != outAgain || !out.state.CompareAndSwap(from, outSending) {
 		return true // taken back, and its caller told so
 	}
 	if out.abandoned != nil && isClosed(out.abandoned) {
@@ -137,8 +137,9 @@ func (f *flight) take(out *outgoing, from int32) bool {
 	}
 	out.by = login
 	x := f.answers.await(out, m, f.alone)
-	lost, err := f.link.send(m, x)
+	handle, lost, err := f.link.send(m, x)
 	if err == nil {
+		f.answers.taken(x, handle)
 		f.end.worn = f.sess.wear() >= 1
 		return !f.end.worn
 	}

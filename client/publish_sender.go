@@ -104,6 +104,12 @@ func (s *sender) leave(o *outgoing) (*Message, error) {
 			return m, ErrOutcomeUnknown
 		case outSending:
 			m := o.msg
+			if x := o.on.Load(); x != nil && x.withdraw() {
+				if o.state.CompareAndSwap(outSending, outOver) {
+					s.budget.give(o.size)
+				}
+				return m, ErrNotSent
+			}
 			if o.state.CompareAndSwap(outSending, outLeft) {
 				return m, ErrOutcomeUnknown
 			}
@@ -351,6 +357,10 @@ func (s *sender) do(ctx context.Context, m *Message) error {
 // with ErrOutcomeUnknown.
 func (s *sender) fail(err *Error) {
 	for _, out := range s.again {
+		if out.state.Load() == outQueued {
+			s.answer(out, outQueued, err)
+			continue
+		}
 		unknown := *err
 		unknown.Kind, unknown.unsent = ErrOutcomeUnknown, false
 		if err.Kind != ErrNotSent { // it says why there is no link

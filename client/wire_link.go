@@ -90,14 +90,22 @@ type senderLink interface {
 	// send takes m, and returns at once. to gets the answer, which may come before send
 	// returns. An error means that m isn't sent, and that there is no answer. lost says that it
 	// is the link's end; otherwise the error is about m.
-	send(m *Message, to receipt) (lost bool, err error)
+	send(m *Message, to receipt) (x sending, lost bool, err error)
 	close(ctx context.Context) error
+}
+
+// sending is a message that a link has taken. It isn't used once the answer has come.
+type sending interface {
+	// withdraw takes the message back if nothing of it was sent, and says whether it could.
+	// There is no answer then.
+	withdraw() bool
 }
 
 // receipt gets the broker's answer to a message.
 type receipt interface {
 	// answer is called once, on the goroutine that reads from the connection, and must not
-	// block. After an error there is no answer, and the broker may have the message.
+	// block. After an error there is no answer, and the broker may have the message, unless it
+	// is a *neverSent.
 	answer(state amqp.DeliveryState, err error)
 }
 

@@ -23,6 +23,8 @@ type outgoing struct {
 	// abandoned, if not nil, is closed when nobody wants it sent any more.
 	abandoned <-chan struct{}
 	to        answerer
+	// on is what the link has of it; nil before it is with a link.
+	on atomic.Pointer[sent]
 }
 
 // answerer is whom a message's answer goes to.
@@ -39,7 +41,7 @@ func (f answerFunc) answered(_ *outgoing, err error) { f(err) }
 
 const (
 	outQueued  int32 = iota
-	outSending       // with go-amqp, or with the broker
+	outSending       // with its link, or with the broker
 	outAgain         // was sent, and waits for the next link
 	outLeft          // was being sent when its caller left
 	outOver          // answered, or taken back

@@ -348,16 +348,25 @@ type wireSender struct {
 // wireSending is a message on its way, with its answer's way back.
 type wireSending struct {
 	engine.Sending
-	of *wireSession
+	by *wireSender
 	to receipt
 }
 
-func (l *wireSender) send(m *Message, to receipt) (lost bool, err error) {
+func (x *wireSending) withdraw() bool {
+	if !x.by.s.Withdraw(&x.Sending) {
+		return false
+	}
+	x.free()
+	return true
+}
+
+func (l *wireSender) send(m *Message, to receipt) (handle sending, lost bool, err error) {
 	x := sendings.Get().(*wireSending)
 	if lost, err = l.put(x, m, to); err != nil {
 		x.free()
+		return nil, lost, err
 	}
-	return lost, err
+	return x, false, nil
 }
 
 func (l *wireSender) put(x *wireSending, m *Message, to receipt) (lost bool, err error) {
@@ -370,7 +379,7 @@ func (l *wireSender) put(x *wireSending, m *Message, to receipt) (lost bool, err
 			Description: fmt.Sprintf("encoded message size %d exceeds max of %d", len(x.Payload), limit),
 		}
 	}
-	x.of, x.to, x.To = l.of, to, x
+	x.by, x.to, x.To = l, to, x
 	if err := l.s.Send(&x.Sending); err != nil {
 		return true, transport(err)
 	}
@@ -398,16 +407,16 @@ func (x *wireSending) free() {
 
 // Answered is called by the engine.
 func (x *wireSending) Answered(_ *engine.Sending, a engine.Answer) {
-	to := x.to
-	if a.Err == nil {
-		x.of.w.heard.Add(1)
+	defer x.free() // nobody withdraws it any more
+	switch {
+	case a.Err == nil:
+		x.by.of.w.heard.Add(1)
+		x.to.answer(deliveryState(a.State), nil)
+	case a.Sent:
+		x.to.answer(nil, transport(a.Err))
+	default:
+		x.to.answer(nil, &neverSent{transport(a.Err)})
 	}
-	x.free()
-	if a.Err != nil {
-		to.answer(nil, transport(a.Err))
-		return
-	}
-	to.answer(deliveryState(a.State), nil)
 }
 
 var (
