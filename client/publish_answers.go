@@ -162,7 +162,10 @@ func (x *sent) withdraw() bool {
 	a := x.of
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if x.over || !x.handle.withdraw() {
+	if x.over {
+		return errors.As(x.err, new(*neverSent)) // somebody else has withdrawn it
+	}
+	if !x.handle.withdraw() {
 		return false
 	}
 	a.take(x)

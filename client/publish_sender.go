@@ -105,9 +105,10 @@ func (s *sender) leave(o *outgoing) (*Message, error) {
 		case outSending:
 			m := o.msg
 			if x := o.on.Load(); x != nil && x.withdraw() {
-				if o.state.CompareAndSwap(outSending, outOver) {
-					s.budget.give(o.size)
+				if !o.state.CompareAndSwap(outSending, outOver) {
+					continue
 				}
+				s.budget.give(o.size)
 				return m, ErrNotSent
 			}
 			if o.state.CompareAndSwap(outSending, outLeft) {

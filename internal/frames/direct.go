@@ -134,6 +134,18 @@ func (f *fields) writeDirect(p any) bool {
 	return true
 }
 
+// frameHead is what tells a frame's kind: the header, and a descriptor of three bytes.
+const frameHead = HeaderSize + 3
+
+// frameKind reads the first bytes of a frame. Of a performative its code is returned,
+// and of anything else 0. The descriptor of a performative is a small ulong.
+func frameKind(b []byte) (code byte, channel uint16) {
+	if len(b) < frameHead || b[4] != 2 || b[5] != TypeAMQP || b[8] != codeDescribed || b[9] != codeSmallUlong {
+		return 0, 0
+	}
+	return b[10], uint16(b[6])<<8 | uint16(b[7])
+}
+
 // Codec reads and writes frames like Decode and Append, and uses its own parts again: it
 // allocates nothing for the frames that each message needs. It isn't safe for concurrent
 // use.
