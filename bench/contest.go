@@ -80,11 +80,6 @@ const (
 	nWatermill = "watermill-amqp"
 
 	nBatch      = "hopback, batches"
-	nHop16      = "hopback, 16 handlers"
-	nRaw16      = "go-amqp, 16 handlers"
-	n091of16    = "amqp091-go, 16 handlers"
-	nHopAlone   = "hopback, one caller"
-	n091One     = "amqp091-go one by one"
 	nHop100     = "hopback, 100 handlers"
 	nRepublish  = "hopback republish"
 	nTraced     = "hopback, otel"
@@ -112,8 +107,8 @@ func contests() []contest {
 		},
 		{
 			name: "publish-alone", title: "publish, confirmed, 256 B, by one caller, one message at a time", budget: true, run: runPublish(256),
-			contestants: []contestant{{name: nHopAlone, peer: hopback{callers: 1}, fewer: 4}, {name: nOne, peer: rawOneByOne{}, fewer: 4}, {name: n091One, peer: amqp091Peer{alone: true}, fewer: 4}},
-			pairs:       []pair{{ours: nHopAlone, peer: nOne, faster: 1, cpu: 0.85}, {ours: nHopAlone, peer: n091One}},
+			contestants: []contestant{{name: nHop, peer: hopback{callers: 1}, fewer: 4}, {name: nOne, peer: rawOneByOne{}, fewer: 4}, {name: n091, peer: amqp091Peer{alone: true}, fewer: 4}},
+			pairs:       []pair{{ours: nHop, peer: nOne, faster: 1, cpu: 0.85}, {ours: nHop, peer: n091}},
 		},
 		{
 			name: "consume", title: "consume and accept, no-op handler, 256 B", quick: true, drawn: true, budget: true, run: runConsume(256, false),
@@ -124,9 +119,9 @@ func contests() []contest {
 		},
 		{
 			name: "consume-16", title: "consume and accept, 16 no-op handlers, 256 B", budget: true, run: runConsume(256, false),
-			contestants: []contestant{{name: nHop16, peer: hopback{handlers: 16}}, {name: nRaw16, peer: rawPipelined{handlers: 16}}, {name: n091of16, peer: amqp091Peer{handlers: 16}}},
-			pairs:       []pair{{ours: nHop16, peer: nRaw16, faster: 1, cpu: 0.45}, {ours: nHop16, peer: n091of16, faster: 1, cpu: 0.45}},
-			limits:      []limit{{who: nHop16, metric: rate, least: 130_000, memory: true}},
+			contestants: []contestant{{name: nHop, peer: hopback{handlers: 16}}, {name: nRaw, peer: rawPipelined{handlers: 16}}, {name: n091, peer: amqp091Peer{handlers: 16}}},
+			pairs:       []pair{{ours: nHop, peer: nRaw, faster: 1, cpu: 0.45}, {ours: nHop, peer: n091, faster: 1, cpu: 0.45}},
+			limits:      []limit{{who: nHop, metric: rate, least: 130_000, memory: true}},
 		},
 		{
 			name: "consume-json", title: "consume and accept, typed JSON handler, 256 B", quick: true, drawn: true, run: runConsume(256, true),
