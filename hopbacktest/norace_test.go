@@ -1,0 +1,5 @@
+//go:build !race
+
+package hopbacktest_test
+
+const underRace = false
