@@ -95,8 +95,9 @@ const (
 	nRawNative  = "go-amqp modify, native"
 )
 
-func contests() []contest {
-	all := []contest{
+// basicContests are those of publishing and consuming small messages.
+func basicContests() []contest {
+	return []contest{
 		{
 			name: "publish", title: "publish, confirmed, 256 B", quick: true, drawn: true, budget: true, run: runPublish(256),
 			contestants: []contestant{{name: nHop, peer: hopback{}}, {name: nRaw, peer: rawPipelined{}}, {name: nOne, peer: rawOneByOne{}, fewer: 10},
@@ -130,6 +131,10 @@ func contests() []contest {
 				{ours: nHop, peer: n091}, {ours: nHop, peer: nWatermill}},
 		},
 	}
+}
+
+func contests() []contest {
+	all := basicContests()
 	// Traces that aren't sampled, and metrics.
 	two := []contestant{{name: nTraced, peer: hopback{traced: true}}, {name: nHop, peer: hopback{}}}
 	followed := []pair{{ours: nTraced, peer: nHop, faster: 0.85, allocs: 5}}

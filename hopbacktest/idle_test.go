@@ -31,8 +31,6 @@ import (
 // What an idle consumer may hold, of idleConsumers in one process. The bounds are a little
 // above what go-amqp takes: "bench -only idle" has the figures.
 const (
-	idleConsumers = 1000
-
 	// with a consumer that has handled messages
 	idleGoroutines = 6   // of each consumer
 	idleKilobytes  = 210 // of heap and stacks, of each consumer
@@ -93,7 +91,7 @@ func brokerChild() error {
 	return err
 }
 
-// A process of a thousand idle consumers is small. The broker is in another one.
+// A process of idleConsumers consumers that wait is small. The broker is in another one.
 func TestIdleConsumersHoldLittle(t *testing.T) {
 	for _, c := range []struct {
 		name string

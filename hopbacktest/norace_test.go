@@ -3,3 +3,5 @@
 package hopbacktest_test
 
 const underRace = false
+
+const idleConsumers = 1000
