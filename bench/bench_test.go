@@ -6,13 +6,24 @@ import (
 	"encoding/xml"
 	"io"
 	"math"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hopback/hopback/client"
 )
+
+func TestMain(m *testing.M) {
+	if childMain() {
+		return
+	}
+	os.Exit(m.Run())
+}
 
 // TestEveryContestRuns runs the quick form with a handful of messages. It needs a
 // broker: HOPBACK_BENCH_URL names it.
@@ -74,6 +85,100 @@ func TestRatiosAreTakenRoundByRound(t *testing.T) {
 	}
 	if res.Ratios[0].Targets[0].Met {
 		t.Error("a missed target counts as met")
+	}
+}
+
+// A limit for the CPU is one for the ratio of the medians, of the rounds that both ran.
+func TestCPUIsComparedByMedians(t *testing.T) {
+	res := &result{Runs: map[string][]metrics{
+		"a": {{rate: 1, cpu: 10}, {rate: 1, cpu: 2}, {rate: 1, cpu: 12}, {rate: 1, cpu: 99}},
+		"b": {{rate: 1, cpu: 20}, {rate: 1, cpu: 1}, {rate: 1, cpu: 40}, nil},
+	}}
+	res.compare(contest{pairs: []pair{{ours: "a", peer: "b", cpu: 0.5}}})
+	q := res.Ratios[0]
+	if *q.CPU != (spread{0.5, 0.3, 2}) || !q.Targets[0].Met {
+		t.Errorf("CPU is %v, targets %v", *q.CPU, q.Targets)
+	}
+}
+
+// What holds for a broker in memory alone says nothing about another.
+func TestSomeLimitsAreForMemoryAlone(t *testing.T) {
+	c := contest{limits: []limit{{who: "a", metric: rate, least: 10, memory: true}, {who: "a", metric: cpu, most: 1}}}
+	runs := map[string][]metrics{"a": {{rate: 9, cpu: 2}}}
+	real, memory := &result{Runs: runs}, &result{Runs: runs, memory: true}
+	real.compare(c)
+	memory.compare(c)
+	if len(real.Limits) != 1 || real.Limits[0].Met || len(memory.Limits) != 2 || memory.Limits[0].Met {
+		t.Errorf("limits are %v, and in memory %v", real.Limits, memory.Limits)
+	}
+}
+
+func TestCPUIsSortedByStack(t *testing.T) {
+	const hop = "github.com/hopback/hopback/"
+	for want, stacks := range map[string][][]string{
+		kNetwork: {{"syscall.Syscall", "syscall.write", "internal/poll.(*FD).Write", "net.(*conn).Write", hop + "client.(*x).y"}},
+		kWakeups: {{"runtime.futex", "runtime.notewakeup", "runtime.wakep", "runtime.ready", "runtime.goready.func1", "runtime.systemstack", "runtime.goready", "runtime.send", "runtime.chansend", hop + "client.f"},
+			{"runtime.memmove", "runtime.selectgo", "github.com/Azure/go-amqp.(*Session).mux"}, {"runtime.findRunnable", "runtime.schedule", "runtime.park_m", "runtime.mcall"}},
+		kCodec: {{"runtime.memmove", "github.com/Azure/go-amqp/internal/encoding.WriteBinary", "github.com/Azure/go-amqp.(*Sender).send"}, {hop + "internal/frames.(*Reader).Read"}},
+		kEngine: {{"runtime.memmove", "github.com/Azure/go-amqp.(*Session).mux"}, {"github.com/rabbitmq/amqp091-go.(*Channel).dispatch"},
+			{hop + "internal/amqp.(*Sender).Send"}},
+		kHopback:  {{"runtime.mapaccess1", hop + "client.(*publisher).publish"}, {hop + "retry.(*decorator).Handle", "main.f"}},
+		kAlloc:    {{"runtime.nextFreeFast", "runtime.mallocgc", hop + "client.f"}},
+		kGC:       {{"runtime.scanobject", "runtime.gcDrain", "runtime.gcBgMarkWorker"}, {"runtime.scanobject", "runtime.gcAssistAlloc", "runtime.mallocgc", hop + "client.f"}},
+		kBench:    {{"main.(*meter).tick", hop + "client.(*consumer).handle"}, {hop + "bench.(*meter).tick"}},
+		kUnplaced: {{"reflect.Value.Len"}},
+	} {
+		for _, stack := range stacks {
+			if got := kindOf(stack); got != want {
+				t.Errorf("%v is %q, want %q", stack, got, want)
+			}
+		}
+	}
+}
+
+// Where Docker is installed, its proxy can stand in front of any broker. It ends with the path.
+func TestProxyStandsInFrontOfTheBroker(t *testing.T) {
+	paths, err := choosePaths(t.Context(), "memory:", pathBoth)
+	if _, missing := exec.LookPath("docker-proxy"); err != nil && missing != nil {
+		t.Skip("docker-proxy isn't installed")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(paths) != 2 || paths[0].behind || !paths[1].behind || paths[0].url == paths[1].url {
+		t.Fatalf("paths are %+v", paths)
+	}
+	l, err := openLab(t.Context(), paths[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.close()
+	paths[1].end()
+	for _, p := range paths {
+		if _, err := client.Connect(t.Context(), p.url, client.Config{Logger: quiet}); err == nil {
+			t.Errorf("something still answers %s", p.how)
+		}
+	}
+}
+
+// A broker in memory runs in another process, and ends.
+func TestMemoryBrokerRunsInAnotherProcess(t *testing.T) {
+	paths, err := choosePaths(t.Context(), "memory:4.0.5", pathDirect)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := openLab(t.Context(), paths[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.broker.Version != "4.0.5" || !l.memory {
+		t.Errorf("it is %v", l.broker)
+	}
+	l.close()
+	paths[0].end()
+	if c, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(paths[0].url, "amqp://guest:guest@"), "/")); err == nil {
+		c.Close()
+		t.Error("it still listens")
 	}
 }
 
@@ -146,9 +251,6 @@ func TestContainerIsFoundByItsPublishedPort(t *testing.T) {
 	}
 	if got := publisherOf([]byte("no such thing"), "24300"); got != "" {
 		t.Error(got)
-	}
-	if _, err := choosePaths(context.Background(), "amqp://192.0.2.1:5672/", pathBoth); err == nil {
-		t.Error("both paths to a machine that isn't this one")
 	}
 	paths, err := choosePaths(context.Background(), "amqp://u:p@192.0.2.1/", pathDirect)
 	if err != nil || len(paths) != 1 || paths[0].how != "at 192.0.2.1:5672" {

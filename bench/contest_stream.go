@@ -24,7 +24,7 @@ type streamReader interface {
 
 func streamContest() contest {
 	return contest{
-		name: "stream", title: "consume a stream from its beginning, no-op handler, 256 B", run: runStream,
+		name: "stream", title: "consume a stream from its beginning, no-op handler, 256 B", real: true, run: runStream,
 		contestants: []contestant{{name: nHop, peer: hopback{}}, {name: nRaw, peer: rawPipelined{}}, {name: nOfficial, peer: official{}}},
 		pairs:       []pair{{ours: nHop, peer: nOfficial, faster: 1.2, cpu: 0.8}, {ours: nHop, peer: nRaw}},
 	}

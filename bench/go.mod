@@ -7,6 +7,7 @@ require (
 	github.com/ThreeDotsLabs/watermill v1.5.0
 	github.com/ThreeDotsLabs/watermill-amqp/v3 v3.0.0
 	github.com/ThreeDotsLabs/watermill-sql/v4 v4.0.0
+	github.com/google/pprof v0.0.0-20261016150608-1facf8f91b50
 	github.com/hopback/hopback v0.0.0
 	github.com/hopback/hopback/otel v0.0.0
 	github.com/hopback/hopback/outbox v0.0.0-00010101000000-000000000000

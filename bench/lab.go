@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,8 @@ type lab struct {
 	full   float64 // messages a second at full load; see fullLoad
 	rounds int
 	store  store
+	// profile is the file for the present run's CPU profile, or nil.
+	profile *os.File
 
 	mu    sync.Mutex
 	named int
@@ -86,6 +89,13 @@ func (l *lab) cleanUp(ctx context.Context) {
 			delete(l.exchanges, x)
 		}
 	}
+}
+
+// newMeter is the meter of a run, of which a profile may be wanted.
+func (l *lab) newMeter(warm, n int) *meter {
+	m := newMeter(warm, n)
+	m.profile = l.profile
+	return m
 }
 
 func (l *lab) name() string {

@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -23,13 +24,18 @@ type options struct {
 	url, path            string
 	rounds, n            int
 	only, peers          *regexp.Regexp
-	quick, long          bool
+	quick, long, client  bool
+	table                bool
 	json, svg, pprof     string
-	merge                []string
+	profiles             string
+	merge, where         []string
 	timeout, eachTimeout time.Duration
 }
 
 func main() {
+	if childMain() {
+		return
+	}
 	o, err := parse(os.Args[1:])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -46,13 +52,16 @@ func main() {
 func parse(args []string) (options, error) {
 	o := options{eachTimeout: 2 * time.Minute}
 	f := flag.NewFlagSet("bench", flag.ExitOnError)
-	f.StringVar(&o.url, "url", envOr("HOPBACK_BENCH_URL", "amqp://guest:guest@127.0.0.1:5672/"), "the broker")
-	f.StringVar(&o.path, "path", pathDirect, `how to reach a broker whose port Docker publishes: "direct" to the container where that is possible, "given" as the URL says, through Docker's proxy, or "both", one contest after the other`)
+	f.StringVar(&o.url, "url", envOr("HOPBACK_BENCH_URL", "amqp://guest:guest@127.0.0.1:5672/"), `the broker; "memory:" or "memory:4.0.5" is a hopbacktest broker that bench runs in another process`)
+	f.StringVar(&o.path, "path", pathDirect, `how to reach a broker whose port Docker publishes: "direct" to the container where that is possible, "given" as the URL says, "proxy" through a docker-proxy that bench starts, or "both", directly and through the proxy, one contest after the other`)
 	f.IntVar(&o.rounds, "rounds", 0, "rounds; 0 means 7, with -quick 3")
 	f.IntVar(&o.n, "n", 0, "messages in a run; 0 means 20,000, with -quick 5,000; slow peers take a part")
 	only := f.String("only", "", "run the contests whose names match this regular expression alone")
 	peers := f.String("peers", "", "run the contestants whose names match this regular expression alone")
 	f.BoolVar(&o.quick, "quick", false, "fewer contests, shorter runs: about two minutes")
+	f.BoolVar(&o.client, "client", false, "only what the client's CPU is judged by: the pairs with a limit for it")
+	f.BoolVar(&o.table, "table", false, "also print the ratios as a table in Markdown")
+	f.StringVar(&o.profiles, "profiles", "", "write a CPU profile of each run's measured stretch into this folder, and show where the CPU goes")
 	f.BoolVar(&o.long, "long", false, "also 1,000 queues, and many messages parked in delay")
 	f.IntVar(&parkedMessages, "parked", parkedMessages, "how many messages -long parks")
 	f.DurationVar(&snapshotFor, "snapshot", snapshotFor, "for how long -long holds an old snapshot while a relay works, all rounds together")
@@ -62,6 +71,7 @@ func parse(args []string) (options, error) {
 	f.StringVar(&o.pprof, "pprof", "", "write a CPU profile of everything that runs to this file; use it with -only and -peers")
 	f.DurationVar(&o.timeout, "timeout", 0, "stop after this and show what there is; 0 means 45 m, with -quick 5 m, with -long 2 h")
 	merge := f.String("merge", "", "run nothing: join what -json wrote into these files, separated by commas, as rounds of one run, and show it")
+	where := f.String("where", "", "run nothing: show where the CPU goes in these profiles, separated by commas, all together")
 	versions := f.Bool("versions", false, "show the versions of the peers and exit")
 	list := f.Bool("list", false, "show the contests and exit")
 	if err := f.Parse(args); err != nil {
@@ -83,6 +93,10 @@ func parse(args []string) (options, error) {
 		o.merge = strings.Split(*merge, ",")
 		return o, nil
 	}
+	if *where != "" {
+		o.where = strings.Split(*where, ",")
+		return o, nil
+	}
 	def := func(p *int, full, quick int) {
 		if *p == 0 {
 			if *p = full; o.quick {
@@ -95,8 +109,8 @@ func parse(args []string) (options, error) {
 	if o.rounds < 1 || o.n < 20 {
 		return o, errors.New("-rounds must be at least 1, -n at least 20")
 	}
-	if o.path != pathDirect && o.path != pathGiven && o.path != pathBoth {
-		return o, fmt.Errorf("-path is %q: it must be direct, given or both", o.path)
+	if !slices.Contains([]string{pathDirect, pathGiven, pathProxy, pathBoth}, o.path) {
+		return o, fmt.Errorf("-path is %q: it must be direct, given, proxy or both", o.path)
 	}
 	if o.timeout == 0 {
 		switch o.timeout = 45 * time.Minute; {
@@ -154,7 +168,18 @@ func run(ctx context.Context, o options) error {
 			res.printRatios(os.Stdout, nil)
 		}
 		r.print(os.Stdout)
+		if o.table {
+			r.printTable(os.Stdout)
+		}
 		return r.write(o)
+	}
+	if len(o.where) > 0 {
+		w, err := whereOf(o.where)
+		if err != nil {
+			return err
+		}
+		w.print(os.Stdout, 0)
+		return nil
 	}
 	slog.SetDefault(quiet) // the official client logs there
 	whole, cancel := context.WithTimeout(ctx, o.timeout)
@@ -163,6 +188,11 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
+	for _, p := range paths {
+		if p.end != nil {
+			defer p.end() // after the labs are closed
+		}
+	}
 	labs := make([]*lab, len(paths))
 	for i, p := range paths {
 		if labs[i], err = openLab(whole, p); err != nil {
@@ -170,6 +200,11 @@ func run(ctx context.Context, o options) error {
 		}
 		labs[i].rounds = o.rounds
 		defer labs[i].close()
+	}
+	if o.profiles != "" {
+		if err := os.MkdirAll(o.profiles, 0o755); err != nil {
+			return err
+		}
 	}
 	if o.pprof != "" {
 		f, err := os.Create(o.pprof)
@@ -184,16 +219,20 @@ func run(ctx context.Context, o options) error {
 	}
 	r := newReport(labs, o)
 	for _, c := range contests() {
-		if !o.only.MatchString(c.name) || o.quick && !c.quick || c.long && !o.long || whole.Err() != nil {
+		if !o.only.MatchString(c.name) || o.quick && !c.quick || c.long && !o.long || o.client && !c.judged() || whole.Err() != nil {
 			continue
 		}
 		for _, l := range labs {
 			res := r.contest(whole, l, c.over(l.path))
 			res.printRatios(os.Stdout, l)
+			res.printWhere(os.Stdout)
 		}
 	}
 	r.finish(whole.Err())
 	r.print(os.Stdout)
+	if o.table {
+		r.printTable(os.Stdout)
+	}
 	return errors.Join(r.write(o), ctx.Err(), r.failure())
 }
 

@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -64,6 +65,7 @@ type meter struct {
 	ticks    atomic.Int64
 	from, to reading
 	done     chan struct{} // closed when the last is done
+	profile  *os.File      // for a CPU profile of the stretch, or nil
 }
 
 func newMeter(warm, n int) *meter {
@@ -77,8 +79,14 @@ func (m *meter) tick() {
 	switch m.ticks.Add(1) {
 	case m.warm:
 		m.from = read()
+		if m.profile != nil && pprof.StartCPUProfile(m.profile) != nil {
+			m.profile = nil // -pprof is at it
+		}
 	case m.warm + m.n:
 		m.to = read()
+		if m.profile != nil {
+			pprof.StopCPUProfile()
+		}
 		close(m.done)
 	}
 }
@@ -95,6 +103,11 @@ const (
 	p99    = "p99"    // milliseconds
 	worst  = "max"    // milliseconds
 	heap   = "heap"   // MiB that the heap has grown by
+
+	// of idle consumers
+	goroutines = "goroutines" // of a consumer
+	held       = "held"       // KiB of heap and stacks of a consumer
+	rss        = "rss"        // MiB of memory that the whole process has
 )
 
 type metrics map[string]float64

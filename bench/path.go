@@ -21,20 +21,28 @@ type path struct {
 	how string // "directly at 172.18.0.2:5672"
 	// behind is set for the way through the proxy where both are run.
 	behind bool
+	// memory is set for a hopbacktest broker, which speaks AMQP 1.0 only and has no streams.
+	memory bool
+	// end stops what choosePaths has started for this path; nil if that is nothing.
+	end func()
 }
 
 // Which paths to take.
 const (
 	pathDirect = "direct" // to the container itself where the port is published by Docker
 	pathGiven  = "given"  // as the URL says
+	pathProxy  = "proxy"  // through a docker-proxy that bench starts
 	pathBoth   = "both"
 )
 
-// choosePaths finds the paths to the broker that given names.
+// choosePaths finds the paths to the broker that given names. The caller ends them.
 func choosePaths(ctx context.Context, given, which string) ([]path, error) {
 	u, err := url.Parse(given)
 	if err != nil {
 		return nil, errors.New("-url can't be parsed") // it may hold a password
+	}
+	if u.Scheme == memoryScheme {
+		return memoryPaths(u.Opaque, which)
 	}
 	port := u.Port()
 	if port == "" {
@@ -45,14 +53,12 @@ func choosePaths(ctx context.Context, given, which string) ([]path, error) {
 	}
 	asGiven := path{url: given, how: "at " + net.JoinHostPort(u.Hostname(), port)}
 	container := ""
-	if isLoopback(u.Hostname()) {
+	if isLoopback(u.Hostname()) && which != pathProxy {
 		container = containerBehind(ctx, port)
 	}
 	if container == "" {
-		if which == pathBoth {
-			return nil, fmt.Errorf("-path both: no container of Docker publishes port %s here, so there is one path only", port)
-		}
-		return []path{asGiven}, nil
+		u.Host = net.JoinHostPort(u.Hostname(), port)
+		return withProxy(asGiven, u, which)
 	}
 	asGiven.how = "through Docker's proxy " + asGiven.how
 	if which == pathGiven {
@@ -74,6 +80,52 @@ func choosePaths(ctx context.Context, given, which string) ([]path, error) {
 	}
 	asGiven.behind = true
 	return []path{direct, asGiven}, nil
+}
+
+// memoryPaths are those to a hopbacktest broker in a process of its own.
+func memoryPaths(version, which string) ([]path, error) {
+	given, end, err := startMemory(version)
+	if err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(given)
+	if err != nil {
+		end()
+		return nil, err
+	}
+	paths, err := withProxy(path{url: given, how: "in memory, in another process, at " + u.Host, memory: true}, u, which)
+	if err != nil {
+		end()
+		return nil, err
+	}
+	last := &paths[len(paths)-1]
+	proxyEnd := last.end
+	last.end = func() {
+		if proxyEnd != nil {
+			proxyEnd()
+		}
+		end()
+	}
+	return paths, nil
+}
+
+// withProxy are the paths to a broker that is reached directly at u. For the one through
+// Docker's proxy there is a proxy to start.
+func withProxy(direct path, u *url.URL, which string) ([]path, error) {
+	if which != pathProxy && which != pathBoth {
+		return []path{direct}, nil
+	}
+	through, end, err := startProxy(u)
+	if err != nil {
+		return nil, fmt.Errorf("-path %s: no container of Docker publishes port %s, and a proxy can't be started: %w", which, u.Port(), err)
+	}
+	proxied := direct
+	proxied.url, proxied.how, proxied.end = through.String(), "through docker-proxy, "+direct.how, end
+	if which == pathProxy {
+		return []path{proxied}, nil
+	}
+	proxied.behind = true
+	return []path{direct, proxied}, nil
 }
 
 func isLoopback(host string) bool {

@@ -42,3 +42,12 @@ type recoverPeer interface {
 
 // since43 is for peers that need RabbitMQ 4.3.
 func since43(b client.Broker) bool { return b.AtLeast(4, 3) }
+
+// speaks091 says whether a peer needs AMQP 0-9-1, which a hopbacktest broker hasn't.
+func speaks091(peer any) bool {
+	switch peer.(type) {
+	case amqp091Peer, watermillPeer:
+		return true
+	}
+	return false
+}

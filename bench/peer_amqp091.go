@@ -14,7 +14,10 @@ import (
 
 // amqp091Peer is the AMQP 0-9-1 client, with deferred confirmations: its fastest way to
 // publish that loses nothing.
-type amqp091Peer struct{}
+type amqp091Peer struct {
+	handlers int  // goroutines that consume; 0 means one
+	alone    bool // publishes one message at a time
+}
 
 func open091(url string) (*amqp091.Connection, *amqp091.Channel, error) {
 	conn, err := amqp091.Dial(url)
@@ -67,7 +70,7 @@ func confirms(ctx context.Context, done func() error) (wait chan<- *amqp091.Defe
 	}
 }
 
-func (amqp091Peer) publish(ctx context.Context, url, queue string, body []byte, m *meter) error {
+func (p amqp091Peer) publish(ctx context.Context, url, queue string, body []byte, m *meter) error {
 	conn, ch, err := open091(url)
 	if err != nil {
 		return err
@@ -75,6 +78,9 @@ func (amqp091Peer) publish(ctx context.Context, url, queue string, body []byte, 
 	defer conn.Close()
 	if err := ch.Confirm(false); err != nil {
 		return err
+	}
+	if p.alone {
+		return publishAlone091(ctx, ch, queue, body, m)
 	}
 	wait, finish := confirms(ctx, func() error { m.tick(); return nil })
 	for range m.total() {
@@ -87,6 +93,20 @@ func (amqp091Peer) publish(ctx context.Context, url, queue string, body []byte, 
 	return errors.Join(err, finish())
 }
 
+func publishAlone091(ctx context.Context, ch *amqp091.Channel, queue string, body []byte, m *meter) error {
+	for range m.total() {
+		c, err := ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, false, false, message091(body))
+		if err != nil {
+			return err
+		}
+		if ok, err := c.WaitContext(ctx); err != nil || !ok {
+			return errors.Join(err, errors.New("not confirmed"))
+		}
+		m.tick()
+	}
+	return nil
+}
+
 func deliveries091(ch *amqp091.Channel, queue string) (<-chan amqp091.Delivery, error) {
 	if err := ch.Qos(inFlight, 0, false); err != nil {
 		return nil, err
@@ -94,7 +114,7 @@ func deliveries091(ch *amqp091.Channel, queue string) (<-chan amqp091.Delivery, 
 	return ch.Consume(queue, "", false, false, false, false, nil)
 }
 
-func (amqp091Peer) consume(ctx context.Context, url, queue string, asJSON bool, m *meter) error {
+func (p amqp091Peer) consume(ctx context.Context, url, queue string, asJSON bool, m *meter) error {
 	conn, ch, err := open091(url)
 	if err != nil {
 		return err
@@ -104,32 +124,39 @@ func (amqp091Peer) consume(ctx context.Context, url, queue string, asJSON bool, 
 	if err != nil {
 		return err
 	}
-	for {
-		select {
-		case d, ok := <-ds:
-			if !ok {
-				return errors.New("the channel was closed")
-			}
-			if asJSON {
-				var o order
-				if err := json.Unmarshal(d.Body, &o); err != nil {
-					return err
-				}
-			}
-			m.tick()
-			if err := d.Ack(false); err != nil {
+	handle := func(d amqp091.Delivery) error {
+		if asJSON {
+			var o order
+			if err := json.Unmarshal(d.Body, &o); err != nil {
 				return err
 			}
-			if ifDone(m) != nil {
-				// With the channel's end RabbitMQ drops acks that it hasn't passed on to the
-				// queue yet, and nothing tells when it has. This isn't measured any more.
-				time.Sleep(200 * time.Millisecond)
-				return nil
-			}
-		case <-ctx.Done():
-			return ctx.Err()
 		}
+		m.tick()
+		return d.Ack(false)
 	}
+	err = workers(max(p.handlers, 1), func() error {
+		for {
+			select {
+			case d, ok := <-ds:
+				if !ok {
+					return errors.New("the channel was closed")
+				}
+				if err := handle(d); err != nil {
+					return err
+				}
+			case <-m.done:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	if err == nil {
+		// With the channel's end RabbitMQ drops acks that it hasn't passed on to the
+		// queue yet, and nothing tells when it has. This isn't measured any more.
+		time.Sleep(200 * time.Millisecond)
+	}
+	return err
 }
 
 func (amqp091Peer) stream(ctx context.Context, url, queue string, in <-chan []byte, ready func(), got func([]byte)) error {

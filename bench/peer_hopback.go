@@ -26,7 +26,9 @@ type hopback struct {
 	// batch, if not 0, is how many messages a batch has; handlers how many run at once, 0 for one;
 	// takes how long one takes.
 	batch, handlers int
-	takes           time.Duration
+	// callers is how many publish at once; 0 means inFlight.
+	callers int
+	takes   time.Duration
 	// window is how many messages may be under way; 0 means inFlight.
 	window int
 }
@@ -61,7 +63,7 @@ func hopConnect(ctx context.Context, url string) (*client.Conn, func(), error) {
 	}, nil
 }
 
-// publish has inFlight callers, each of which waits for its message.
+// publish has inFlight callers, or p.callers, each of which waits for its message.
 func (p hopback) publish(ctx context.Context, url, queue string, body []byte, m *meter) error {
 	return p.publishTo(ctx, url, address.Queue(queue), body, m)
 }
@@ -76,7 +78,7 @@ func (p hopback) publishTo(ctx context.Context, url string, to address.Address, 
 	if err != nil {
 		return err
 	}
-	return together(inFlight, m.total(), func() error {
+	return together(cmp.Or(p.callers, inFlight), m.total(), func() error {
 		if err := pub.Publish(ctx, body); err != nil {
 			return err
 		}

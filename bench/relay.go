@@ -58,14 +58,14 @@ func relayContests() []contest {
 			name:     "relay-latency", title: "from the commit, 50 transactions a second for a minute", maxRounds: 3, run: runRelayLatency,
 			contestants: []contestant{{name: nConsumed, peer: false}, {name: nConfirmed, peer: true}, {name: nNoOutbox, peer: nNoOutbox}},
 			pairs:       []pair{{ours: nConsumed, peer: nNoOutbox}},
-			limits:      []limit{{nConsumed, p50, 10}, {nConsumed, p99, 50}, {nConfirmed, p50, 10}, {nConfirmed, p99, 50}},
+			limits:      []limit{{who: nConsumed, metric: p50, most: 10}, {who: nConsumed, metric: p99, most: 50}, {who: nConfirmed, metric: p50, most: 10}, {who: nConfirmed, metric: p99, most: 50}},
 		},
 		{
 			postgres: true,
 			name:     "relay-snapshot", title: "with a transaction that holds a snapshot all the time, and without", long: true, run: runRelaySnapshot,
 			contestants: []contestant{{name: nOldSnapshot, peer: true}, {name: nHop, peer: false}},
 			pairs:       []pair{{ours: nOldSnapshot, peer: nHop, faster: 0.8}},
-			limits:      []limit{{nOldSnapshot, table, 512}},
+			limits:      []limit{{who: nOldSnapshot, metric: table, most: 512}},
 		},
 	}
 }

@@ -42,8 +42,10 @@ type result struct {
 	Errors []string             `json:"errors,omitempty"`
 	Left   []string             `json:"left_running,omitempty"`
 
-	order []string
-	drawn bool
+	order    []string
+	drawn    bool
+	memory   bool
+	profiles map[string][]string
 }
 
 // ratio compares two contestants, round by round: how many times as fast ours is
@@ -73,7 +75,8 @@ type target struct {
 type limitResult struct {
 	Who    string  `json:"who"`
 	Metric string  `json:"metric"`
-	Most   float64 `json:"most"`
+	Most   float64 `json:"most,omitempty"`
+	Least  float64 `json:"least,omitempty"`
 	Got    spread  `json:"got"`
 	Met    bool    `json:"met"`
 }
@@ -92,11 +95,18 @@ func newReport(labs []*lab, o options) *report {
 
 // contest runs the contestants of c in turn, beginning with another one each round.
 func (r *report) contest(ctx context.Context, l *lab, c contest) *result {
-	res := &result{Name: c.name, Title: c.title, Runs: map[string][]metrics{}, drawn: c.drawn}
+	res := &result{Name: c.name, Title: c.title, Runs: map[string][]metrics{}, drawn: c.drawn, profiles: map[string][]string{}, memory: l.memory}
 	r.Results = append(r.Results, res)
 	var able []contestant
-	for _, p := range c.contestants {
-		if r.o.peers.MatchString(p.name) && (p.needs == nil || p.needs(l.broker)) {
+	all := c.contestants
+	if r.o.client {
+		all = c.rivals()
+	}
+	if l.memory && c.real {
+		return res
+	}
+	for _, p := range all {
+		if r.o.peers.MatchString(p.name) && (p.needs == nil || p.needs(l.broker)) && !(l.memory && speaks091(p.peer)) {
 			able = append(able, p)
 			res.order = append(res.order, p.name)
 		}
@@ -125,7 +135,7 @@ func (r *report) contest(ctx context.Context, l *lab, c contest) *result {
 				n = max(n/p.fewer, 20)
 			}
 			each, cancel := context.WithTimeout(ctx, r.o.eachTimeout)
-			m, err := c.run(each, l, p, n)
+			m, err := r.profiled(res, l, p, round, func() (metrics, error) { return c.run(each, l, p, n) })
 			cancel()
 			if err != nil && ctx.Err() == nil {
 				res.Errors = append(res.Errors, fmt.Sprintf("round %d, %s: %s", round+1, p.name, oneLine(err)))
@@ -149,6 +159,28 @@ func (r *report) contest(ctx context.Context, l *lab, c contest) *result {
 	slices.Sort(res.Left)
 	res.compare(c)
 	return res
+}
+
+// profiled has the run's profile written, with -profiles.
+func (r *report) profiled(res *result, l *lab, p contestant, round int, run func() (metrics, error)) (metrics, error) {
+	if r.o.profiles == "" {
+		return run()
+	}
+	name := profileName(r.o.profiles, res.Name, p.name, round+1)
+	f, err := os.Create(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	l.profile = f
+	defer func() { l.profile = nil }()
+	m, err := run()
+	// Contests that measure durations have no stretch to profile.
+	if size, statErr := f.Seek(0, io.SeekEnd); err != nil || statErr != nil || size == 0 {
+		return m, errors.Join(err, os.Remove(name))
+	}
+	res.profiles[p.name] = append(res.profiles[p.name], name)
+	return m, nil
 }
 
 // oneLine is an error's text without line breaks, cut where nobody reads on.
@@ -184,7 +216,10 @@ func (res *result) compare(c contest) {
 			continue
 		}
 		if v := over(a, b, cpu, divide); len(v) > 0 {
+			// Limits are for the ratio of the medians. How far it can be relied on is seen
+			// by the rounds' own.
 			q.CPU = ptr(spreadOf(v))
+			q.CPU.Median = spreadOf(shared(a, b, cpu)).Median / spreadOf(shared(b, a, cpu)).Median
 			q.Allocs = ptr(spreadOf(over(a, b, allocs, func(x, y float64) float64 { return x - y })))
 		}
 		if v := over(a, b, byIt, divide); len(v) > 0 {
@@ -202,9 +237,10 @@ func (res *result) compare(c contest) {
 		res.Ratios = append(res.Ratios, q)
 	}
 	for _, x := range c.limits {
-		if v := column(res.Runs[x.who], x.metric); len(v) > 0 {
+		if v := column(res.Runs[x.who], x.metric); len(v) > 0 && (res.memory || !x.memory) {
 			s := spreadOf(v)
-			res.Limits = append(res.Limits, limitResult{x.who, x.metric, x.most, s, s.Median <= x.most})
+			met := (x.most == 0 || s.Median <= x.most) && s.Median >= x.least
+			res.Limits = append(res.Limits, limitResult{x.who, x.metric, x.most, x.least, s, met})
 		}
 	}
 }
@@ -224,6 +260,11 @@ func over(a, b []metrics, key string, f func(a, b float64) float64) []float64 {
 		}
 	}
 	return out
+}
+
+// shared are the values of a in the rounds that b has, too.
+func shared(a, b []metrics, key string) []float64 {
+	return over(a, b, key, func(x, _ float64) float64 { return x })
 }
 
 func column(runs []metrics, key string) []float64 {
@@ -346,7 +387,11 @@ func (res *result) printRatios(w io.Writer, l *lab) {
 		}
 	}
 	for _, x := range res.Limits {
-		fmt.Fprintf(w, "  %-34s %s %s (%s-%s) %s, target <=%s %s\n", x.Who, x.Metric, short(x.Got.Median), short(x.Got.Min), short(x.Got.Max), unit(x.Metric), short(x.Most), mark(x.Met))
+		want := "<=" + short(x.Most)
+		if x.Most == 0 {
+			want = ">=" + short(x.Least)
+		}
+		fmt.Fprintf(w, "  %-34s %s %s (%s-%s) %s, target %s %s\n", x.Who, x.Metric, short(x.Got.Median), short(x.Got.Min), short(x.Got.Max), unit(x.Metric), want, mark(x.Met))
 	}
 	for _, e := range res.Errors {
 		fmt.Fprintf(w, "%s\n", wrap("  FAILED "+e, 98))
@@ -355,8 +400,10 @@ func (res *result) printRatios(w io.Writer, l *lab) {
 
 func unit(metric string) string {
 	switch metric {
-	case heap, table:
+	case heap, table, rss:
 		return "MiB"
+	case held:
+		return "kB"
 	case p50, p99, worst:
 		return "ms"
 	}
@@ -386,6 +433,10 @@ func (r *report) print(w io.Writer) {
 				a, b, c := spreadOf(v), spreadOf(column(runs, p99)), spreadOf(column(runs, worst))
 				fmt.Fprintf(w, "  %-24s p50 %s ms (%s-%s)  p99 %s ms (%s-%s)  max %s ms\n", name, short(a.Median), short(a.Min), short(a.Max), short(b.Median), short(b.Min), short(b.Max), short(c.Max))
 			}
+			if v := column(runs, held); len(v) > 0 {
+				fmt.Fprintf(w, "  %-24s %.2f goroutines and %.1f kB a consumer; %.1f MiB the whole process\n", name,
+					spreadOf(column(runs, goroutines)).Median, spreadOf(v).Median, spreadOf(column(runs, rss)).Median)
+			}
 			if v := column(runs, heap); len(v) > 0 {
 				fmt.Fprintf(w, "  %-24s heap grew by %.2f MiB\n", name, spreadOf(v).Median)
 			}
@@ -397,6 +448,29 @@ func (r *report) print(w io.Writer) {
 	fmt.Fprintf(w, "Ratios are taken within a round, where the contestants ran right after each other.\n")
 	for _, n := range r.Notes {
 		fmt.Fprintln(w, wrap("Note: "+n, 98))
+	}
+}
+
+// printTable writes the ratios as Markdown, for README.md.
+func (r *report) printTable(w io.Writer) {
+	fmt.Fprintf(w, "\n%s, reached %s; medians of %d rounds, %d messages a run (fewer where they are large)\n\n", r.Broker, r.reached(), r.Rounds, r.Messages)
+	fmt.Fprintln(w, "| | CPU a message | the peer's | times the CPU | times as fast | messages a second | allocs |")
+	fmt.Fprintln(w, "|---|---|---|---|---|---|---|")
+	for _, res := range r.Results {
+		for _, q := range res.Ratios {
+			if q.CPU == nil {
+				continue
+			}
+			a, b := res.Runs[q.Ours], res.Runs[q.Peer]
+			limit := ""
+			if q.want.cpu > 0 {
+				limit = fmt.Sprintf(", at most %g", q.want.cpu)
+			}
+			fmt.Fprintf(w, "| %s: %s / %s | %.1f us | %.1f us | %s%s | %s | %s, %s | %.0f, %.0f |\n", res.Name, strings.TrimPrefix(q.Ours, "hopback "), q.Peer,
+				spreadOf(shared(a, b, cpu)).Median, spreadOf(shared(b, a, cpu)).Median, q.CPU.times(), limit, q.Times.times(),
+				thousands(spreadOf(shared(a, b, rate)).Median), thousands(spreadOf(shared(b, a, rate)).Median),
+				spreadOf(shared(a, b, allocs)).Median, spreadOf(shared(b, a, allocs)).Median)
+		}
 	}
 }
 

@@ -1,0 +1,7 @@
+//go:build !race
+
+package hopbacktest_test
+
+const underRace = false
+
+const idleConsumers = 1000
