@@ -28,7 +28,8 @@ import (
 //
 // The error after validation is every *[Error], joined. After a refusal Apply
 // finishes the kind, so one run shows all its conflicts, and doesn't begin the
-// next. Apply repeats a request that got no reply up to five times. It stops when
+// next. Apply repeats a request that got no reply up to five times, and so it does with a
+// quorum queue that a busy broker couldn't start in time. It stops when
 // none of them gets a reply, when a permission is missing, and when ctx ends. The
 // Report says what was done. Nothing is undone; Apply can be run again.
 func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
@@ -206,21 +207,22 @@ func run(ctx context.Context, phases [][]step) (Report, error) {
 }
 
 // runPhase does the steps at the same time, and then once more, one at a time,
-// those that got no reply.
+// those that got no reply, and the queues that a busy broker couldn't start.
 //
 // One request can end the session for all that are under way: one that isn't
 // permitted does, on every version, and on 4.0 so does declaring a queue while
 // another session is creating the same one. Every step is safe to repeat, so
 // the innocent ones are, and one at a time shows which one is to blame. The index
-// of one that never gets a reply is returned, or -1.
+// of one that never succeeds is returned, or -1.
 func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
-	if runParallel(ctx, steps, results) {
+	open := func(s Step) bool { return s.Result == Unknown || isUnformed(s.Err) }
+	if runParallel(ctx, steps, results) && !slices.ContainsFunc(results, open) {
 		return -1
 	}
 	forbidden := false
 	for i := range steps {
 		// After a missing permission only those go on whose session it may have ended.
-		if o := results[i].Result; o != Unknown && (o != NotTried || forbidden) {
+		if !open(results[i]) && (results[i].Result != NotTried || forbidden) {
 			continue
 		}
 		for n := range attempt.Max {
@@ -238,11 +240,11 @@ func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 			if attempt.NotPermitted(results[i].Err) {
 				results[i].Result, forbidden = Refused, true // alone, it is the one that ended the session
 			}
-			if results[i].Result != Unknown {
+			if !open(results[i]) {
 				break
 			}
 		}
-		if results[i].Result == Unknown {
+		if open(results[i]) {
 			return i
 		}
 	}

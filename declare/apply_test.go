@@ -253,6 +253,8 @@ func TestApplyTypesRefusals(t *testing.T) {
 		{400, nil, declare.ErrInvalid},
 		{400, 7, declare.ErrInvalid},
 		{503, "timed out", declare.ErrUnavailable},
+		{400, notFormed, declare.ErrUnavailable},
+		{400, "no such thing: 'cluster_not_formed'", declare.ErrInvalid},
 		{0, nil, declare.ErrBadReply},
 		{-1, "?", declare.ErrBadReply},
 		{100, "?", declare.ErrBadReply},
@@ -330,6 +332,39 @@ func TestApplyRepeatsWhatALostSessionLeft(t *testing.T) {
 		for _, s := range report.Steps {
 			assert.NoError(t, s.Err)
 		}
+	}
+}
+
+const notFormed = "Cannot declare quorum queue 'orders' in vhost '/' on node 'rabbit@localhost' with leader on node 'rabbit@localhost': cluster_not_formed"
+
+// A busy broker gives up on quorum queues that have no leader in time. They are declared
+// again, and nothing else is.
+func TestApplyRepeatsQueuesThatABusyBrokerGaveUp(t *testing.T) {
+	t.Parallel()
+	for _, failures := range []int{0, 1, 5, 6} {
+		var mu sync.Mutex
+		seen := map[string]int{}
+		f := &fakeBroker{intercept: func(_ context.Context, _ int, s sent) (int, any, error, bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			seen[s.String()]++
+			return 400, notFormed, nil, s.method == "PUT" && s.path == "/queues/orders" && seen[s.String()] <= failures
+		}}
+		report, err := declare.Apply(context.Background(), f, shop())
+		for request, n := range seen {
+			if strings.HasPrefix(request, "PUT") && !strings.Contains(request, "/queues/orders") {
+				assert.Equal(t, 1, n, request)
+			}
+		}
+		if failures <= 5 {
+			require.NoError(t, err, failures)
+			assert.Equal(t, 2, report.Count(declare.Created))
+			assert.Equal(t, 4, report.Count(declare.Declared))
+			continue
+		}
+		require.ErrorIs(t, err, declare.ErrUnavailable)
+		assert.Equal(t, 1, report.Count(declare.Refused))
+		assert.Positive(t, report.Count(declare.NotTried), "the bindings wait for their queues")
 	}
 }
 

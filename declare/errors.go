@@ -117,6 +117,18 @@ const (
 	opList    = "list"
 )
 
+// notFormed ends the broker's refusal of a quorum queue that had no leader after 5 seconds,
+// because the disk or the broker is busy. The broker has then deleted what it had begun, so
+// the queue can be declared again (TestApplyRepeatsAQueueThatHadNoLeaderInTime). The name of
+// the queue comes before, so it can't look like that.
+const notFormed = ": cluster_not_formed"
+
+// isUnformed reports whether err is that refusal.
+func isUnformed(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Reason == ErrUnavailable && strings.HasSuffix(e.Text, notFormed)
+}
+
 const (
 	// textLimit keeps a hostile or huge explanation out of logs.
 	textLimit = 1000
@@ -143,7 +155,8 @@ func refused(op string, resource Resource, method, path string, status int, repl
 // reason goes by the status and, where RabbitMQ's statuses are too coarse, by
 // the text: 4.0 answers 400 where 4.3 answers 404 when a missing queue is
 // purged, both answer 400 to a binding with a missing end, and 409 also stands
-// for an argument that is invalid in itself.
+// for an argument that is invalid in itself. 400 is also the answer of a broker that is
+// too busy to start a quorum queue.
 func reason(status int, text string) error {
 	switch {
 	case status == 409 && strings.HasPrefix(text, "invalid arg"):
@@ -154,6 +167,8 @@ func reason(status int, text string) error {
 		return ErrMissing
 	case status == 403:
 		return ErrForbidden
+	case status == 400 && strings.HasSuffix(text, notFormed):
+		return ErrUnavailable
 	case status >= 400 && status < 500:
 		return ErrInvalid
 	case status >= 500 && status < 600:

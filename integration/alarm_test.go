@@ -227,7 +227,10 @@ func TestAlarmUsesUpNoForwardPatience(t *testing.T) {
 	forEachOfOursAlone(t, func(t *testing.T, s *site) {
 		const messages, patience = 20, 500 * time.Millisecond
 		policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(time.Second), Strategy: retry.StrategyRepublish}
-		work := declare.QuorumQueue{Name: "orders", DeliveryLimit: 1}
+		// Each failed delivery doubles the patience. So 6 have the first message wait for over
+		// half a minute until its delay queue is there again. 1 would be 1.5 s, which a busy
+		// broker may take for that, and the message would rightly end in orders.dead.
+		work := declare.QuorumQueue{Name: "orders", DeliveryLimit: 6}
 		admin, _ := s.connect(t)
 		applyRetry(t, admin, policy, work)
 		conn, log := s.connect(t)
@@ -264,7 +267,7 @@ func TestAlarmUsesUpNoForwardPatience(t *testing.T) {
 		earlier := len(log.with("ERROR"))
 		close(begin)
 		poll(t, "all wait", func() bool { c := conn.Stats().Consumers; return len(c) == 1 && c[0].Forwarding == messages })
-		time.Sleep(10 * patience) // the patience for two failed deliveries is 3 times as long
+		time.Sleep(10 * patience) // that of three deliveries is 7 times as long; each that fails is an error in the log
 		clearAlarm()
 		for range messages {
 			await(t, retried, "a retry")

@@ -96,9 +96,9 @@ type consumer struct {
 	behind int
 
 	// The worker's.
-	at               Offset                             // where to begin, or to go on
-	saved            bool                               // at was saved, or is behind what was handled
-	nextGap          time.Time                          // before it, no gap is looked into
+	at               Offset // where to begin, or to go on
+	saved            bool   // at was saved, or is behind what was handled
+	gaps             gaps
 	failed, forwards *client.Publisher[*client.Message] // nil: none yet
 }
 
@@ -136,6 +136,7 @@ func (k *consumer) consume(ctx context.Context) error {
 			<-slots
 		}()
 		err = k.work(ctx, handlerCtx)
+		k.gaps.end()
 	}()
 	grace.Await(slots, nil, <-ended, k.cfg.Grace, hard)
 	var err error

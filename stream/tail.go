@@ -3,6 +3,7 @@ package stream
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/hopback/hopback/internal/dedicated"
@@ -88,43 +89,82 @@ func (k *consumer) firstOf(ctx context.Context, raw *dedicated.Conn, from Offset
 }
 
 const (
-	// gapLimit bounds the look for a gap's cause.
-	gapLimit = 5 * time.Second
+	// gapLimit bounds the look for a gap's cause. A busy broker opens few connections.
+	gapLimit = 30 * time.Second
 	// gapPause is how long after a gap that retention caused the next one is looked into,
 	// and gapOther how long after one with another cause.
 	gapPause = time.Second
 	gapOther = time.Minute
 )
 
+// gaps looks for the causes of gaps, for one at a time, beside the deliveries.
+type gaps struct {
+	looking atomic.Bool
+	stop    context.CancelFunc // of the last look; nil: there was none
+	ended   chan struct{}
+	next    time.Time     // before it, no gap is looked into; of who looks, while somebody does
+}
+
 // gap logs that retention has removed the messages before offset. RabbitMQ continues with the
 // oldest message without a word, also under a live consumer
 // (TestStreamRetentionUnderALiveConsumer). But a gap alone proves nothing: the records in
 // which RabbitMQ tracks offsets and publishers of its stream protocol have offsets, too. So
-// the stream's oldest offset decides.
+// the stream's oldest offset decides. It is logged, as retention goes on until it is read.
 func (k *consumer) gap(ctx context.Context, offset uint64) {
-	if time.Now().Before(k.nextGap) {
+	if k.gaps.looking.Load() || time.Now().Before(k.gaps.next) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, gapLimit)
-	defer cancel()
-	oldest, found, err := k.oldest(ctx)
-	if err == nil && (!found || oldest <= k.at.n) {
-		k.nextGap = time.Now().Add(gapOther)
+	ctx, k.gaps.stop = context.WithTimeout(ctx, gapLimit)
+	k.gaps.ended = make(chan struct{})
+	k.gaps.looking.Store(true)
+	go func(from uint64, behind int, stop context.CancelFunc, ended chan<- struct{}) {
+		defer close(ended)
+		defer stop()
+		defer k.gaps.looking.Store(false)
+		k.gaps.next = time.Now().Add(k.explain(ctx, from, offset-1, behind))
+	}(k.at.n, k.behind, k.gaps.stop, k.gaps.ended)
+}
+
+// end ends a look.
+func (g *gaps) end() {
+	if g.stop == nil {
 		return
 	}
-	k.nextGap = time.Now().Add(gapPause)
-	attrs := []any{"consumer", k.cfg.Consumer, "from", k.at.n, "to", offset - 1}
-	if err != nil {
+	g.stop()
+	limit := time.NewTimer(closeTimeout)
+	defer limit.Stop()
+	select {
+	case <-g.ended:
+	case <-limit.C: // it is in a Config.Dial that ignores its ctx
+	}
+}
+
+// explain logs the cause of a gap, and returns how long to wait before the next is looked into.
+func (k *consumer) explain(ctx context.Context, from, to uint64, behind int) time.Duration {
+	var oldest uint64
+	var found bool
+	var err error
+	for failures := 0; ; failures++ {
+		if oldest, found, err = k.oldest(ctx, behind+failures); err == nil || !sleep(ctx, k.owner.Pause(failures)) {
+			break
+		}
+	}
+	attrs := []any{"consumer", k.cfg.Consumer, "from", from, "to", to}
+	switch {
+	case err != nil:
 		k.log.Warn("hopback: the stream has skipped offsets, and whether retention removed their messages is unknown", append(attrs, "error", err)...)
-		return
+	case !found || oldest <= from:
+		return gapOther
+	default:
+		k.log.Warn("hopback: retention removed messages of the stream before its consumer got to them", append(attrs, "oldest", oldest)...)
 	}
-	k.log.Warn("hopback: retention removed messages of the stream before its consumer got to them", attrs...)
+	return gapPause
 }
 
 // oldest returns the offset of the oldest message. A raw connection has one receiver, so
 // this opens another.
-func (k *consumer) oldest(ctx context.Context) (n uint64, found bool, err error) {
-	raw, err := dedicated.OpenFor(ctx, k.conn, "stream", k.behind)
+func (k *consumer) oldest(ctx context.Context, behind int) (n uint64, found bool, err error) {
+	raw, err := dedicated.OpenFor(ctx, k.conn, "stream", behind)
 	if err != nil {
 		return 0, false, err
 	}
