@@ -2,7 +2,6 @@ package foreign
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -90,7 +89,8 @@ func kinds() []kind {
 		{name: "array of bytes", value: frames.Array{Type: 0x51, Elements: []any{int8(-1), int8(2)}}, here: []int8{-1, 2}},
 		{name: "array of shorts", value: frames.Array{Type: 0x61, Elements: []any{int16(-1), int16(2)}}, here: []int16{-1, 2}},
 		{name: "array of small ints", value: frames.Array{Type: 0x71, Elements: []any{int32(-1), int32(2)}}, here: []int32{-1, 2}},
-		{name: "array of ints", value: frames.Array{Type: 0x71, Elements: []any{int32(-100_000), int32(2)}}, here: []int32{-100_000, 2}},
+		{name: "array of ints", value: frames.Array{Type: 0x71, Elements: []any{int32(100_000), int32(-2)}}, here: []int32{100_000, -2}},
+		{name: "array of negative ints", value: frames.Array{Type: 0x71, Elements: []any{int32(-100_000), int32(2)}}, here: []int32{-100_000, 2}},
 		{name: "array of small longs", value: frames.Array{Type: 0x81, Elements: []any{int64(-1), int64(2)}}, here: []int64{-1, 2}},
 		{name: "array of ushorts", value: frames.Array{Type: 0x60, Elements: []any{uint16(1), uint16(2)}}, here: []uint16{1, 2}},
 		{name: "array of small uints", value: frames.Array{Type: 0x70, Elements: []any{uint32(1), uint32(2)}}, here: []uint32{1, 2}},
@@ -179,6 +179,22 @@ func places() []place {
 // that it delivers them to.
 func deadly(version, place, kind string) bool {
 	return place == "annotation" && (kind == "null" || version == "4.0" && strings.HasPrefix(kind, "decimal"))
+}
+
+// refused is what hopback doesn't send: lists, maps and arrays as application properties, which AMQP
+// doesn't allow, though RabbitMQ and proton do; what RabbitMQ couldn't read or deliver; and an array
+// that go-amqp would cut.
+func refused(place string, k kind) bool {
+	array := strings.HasPrefix(k.name, "array")
+	switch {
+	case k.name == "array of negative ints":
+		return true
+	case place == "application property":
+		return array || strings.HasPrefix(k.name, "list") || strings.HasPrefix(k.name, "map")
+	case place == "annotation":
+		return k.name == "null" || array && slices.ContainsFunc([]string{" ints", " longs", " uints", " ulongs"}, func(s string) bool { return strings.HasSuffix(k.name, s) })
+	}
+	return false
 }
 
 // protonMessage is what the client's script says of a message.
@@ -377,7 +393,6 @@ func (s *site) everyTypeBack(t *testing.T, p *proton) {
 	pub := s.publisher(t, "back")
 	want := map[string]kind{}
 	in := map[string]place{}
-	var refused []string
 	for _, k := range kinds() {
 		for _, pl := range places() {
 			if k.here == nil {
@@ -387,16 +402,15 @@ func (s *site) everyTypeBack(t *testing.T, p *proton) {
 			m := &client.Message{Properties: &client.Properties{MessageID: name}}
 			pl.here(m, k.here)
 			err := pub.Publish(t.Context(), m)
-			var bad *argument.Error
-			if errors.As(err, &bad) {
-				refused = append(refused, name)
+			if refused(pl.name, k) {
+				var bad *argument.Error
+				require.ErrorAs(t, err, &bad, name)
 				continue
 			}
 			require.NoError(t, err, name)
 			want[name], in[name] = k, pl
 		}
 	}
-	t.Logf("refused: %q", refused)
 	for name, m := range p.receive(t, at("back"), len(want), protonAccepts) {
 		assertSections(t, "hopback to proton: "+name, in[name].sections(want[name].value), m)
 	}
