@@ -3,12 +3,11 @@ like is in the host that its client asks for, and what a link does is in its add
 happens is a line."""
 import hashlib
 import os
-import shutil
-import socket
-import tempfile
 import threading
 
-from proton import Condition, Delivery, Endpoint, Handler, Link, Terminus
+from proton import Condition, Delivery, Endpoint, Handler, Link, Terminus, Transport
+from proton._handlers import IOHandler
+from proton._reactor import Acceptor
 from proton.reactor import Container
 
 # A value of every type, which open, attach, detach and outcomes carry.
@@ -34,24 +33,16 @@ def body(number, size):
 
 
 class Peer(Handler):
-    def __init__(self, plain):
+    def __init__(self):
         super().__init__()
-        self.plain = plain  # the folder of SASL's settings
         self.links = {}  # what is known of a link, by its object's name and direction
 
     def of(self, link):
         return self.links.setdefault((link.connection.remote_container, link.name, link.is_sender), {"sent": 0, "got": 0, "kept": [], "parts": b""})
 
     def on_connection_bound(self, event):
-        sasl = event.transport.sasl()
-        if event.connection._acceptor is plain_acceptor:
-            sasl.config_path(self.plain)
-            sasl.config_name("peer")
-            sasl.allow_insecure_mechs = True
-            sasl.allowed_mechs("PLAIN")
-            event.transport.require_auth(True)
-        else:
-            sasl.allowed_mechs("ANONYMOUS")
+        if event.connection._acceptor is not plain:
+            event.transport.sasl().allowed_mechs("ANONYMOUS")
 
     def on_connection_remote_open(self, event):
         c, t = event.connection, event.transport
@@ -65,7 +56,9 @@ class Peer(Handler):
         if "everything" in asked:
             c.properties = EVERYTHING
         c.container = "proton"
-        c.offered_capabilities = [symbol("one"), symbol("two")]
+        # Proton makes a list of a list of symbols, where AMQP has an array.
+        lists = "lists" in asked
+        c.offered_capabilities = [symbol("one"), symbol("two")] if lists else Array(UNDESCRIBED, Data.SYMBOL, symbol("one"), symbol("two"))
         say(event="open", user=t.user, frame=t.remote_max_frame_size, idle=t.remote_idle_timeout, properties=shown(c.remote_properties))
         if "refuse" in asked:
             c.condition = Condition("amqp:not-allowed", "not you")
@@ -114,7 +107,7 @@ class Peer(Handler):
             say(event="drained", credit=link.drained())
 
     def message(self, link, of, raw, settled=False):
-        d = link.delivery(b"%d" % of["sent"])
+        d = link.delivery("%d" % of["sent"])
         of["sent"] += 1
         link.stream(raw)
         link.advance()
@@ -136,11 +129,11 @@ class Peer(Handler):
         """Every second message is begun and then taken back."""
         if of["sent"] < of["args"][0] and link.credit > 0 and "open" not in of:
             if of["sent"] % 2 == 0:
-                of["open"] = link.delivery(b"%d" % of["sent"])
+                of["open"] = link.delivery("%d" % of["sent"])
                 of["sent"] += 1
                 link.stream(body(of["sent"], of["args"][1]))
                 # The rest comes when this was written, which a timer shows that comes later.
-                event_container.schedule(0.01, Later(lambda: self.abort(link, of)))
+                container.schedule(0.01, Later(lambda: self.abort(link, of)))
                 return
             self.message(link, of, body(of["sent"], of["args"][1]))
             self.send_aborted(link, of)
@@ -190,9 +183,6 @@ class Peer(Handler):
             part = link.recv(d.pending)
             of["parts"] += part or b""
         if d.partial:
-            return
-        if d.settled and d not in of["kept"]:
-            d.settle()
             return
         if d.local_state:  # the client has settled what this end settles second
             if d.settled:
@@ -316,36 +306,71 @@ class Silence(Handler):
         threading.Event().wait()
 
 
-def check_passwords(sock):
-    """What Cyrus' library asks whether a password is right: saslauthd, for one user."""
-    while True:
-        conn, _ = sock.accept()
-        fields = []
-        with conn, conn.makefile("rb") as f:
-            for _ in range(4):
-                fields.append(f.read(int.from_bytes(f.read(2), "big")).decode())
-            answer = b"OK" if fields[:2] == ["user", "password"] else b"NO"
-            conn.sendall(len(answer).to_bytes(2, "big") + answer)
+class PlainAcceptor(Acceptor):
+    """Accepts connections that log in with PLAIN, which proton's own library leaves to Cyrus'. So SASL's frames
+    are written here, in proton's encoding, and proton takes over behind them."""
+
+    def on_selectable_readable(self, event):
+        sock, _ = event.selectable.accept()
+        sock.settimeout(10)
+        user = login(sock)
+        if user is None:
+            sock.close()
+            return
+        sock.setblocking(False)
+        c = self._reactor.connection(self._reactor.handler)
+        c._acceptor = self
+        t = Transport(Transport.SERVER)
+        t.bind(c)
+        s = self._reactor.selectable(delegate=sock)
+        s._transport, t._selectable = t, s
+        IOHandler.update(t, s, self._reactor.now)
+        say(event="login", user=user)
 
 
-with tempfile.TemporaryDirectory() as folder:
-    mux = socket.socket(socket.AF_UNIX)
-    mux.bind(folder + "/mux")
-    mux.listen()
-    threading.Thread(target=check_passwords, args=(mux,), daemon=True).start()
-    with open(folder + "/peer.conf", "w") as f:
-        f.write("pwcheck_method: saslauthd\nsaslauthd_path: %s/mux\nmech_list: PLAIN\n" % folder)
+def login(sock):
+    def exactly(n):
+        b = b""
+        while len(b) < n:
+            b += sock.recv(n - len(b)) or sys.exit("the client is gone")
+        return b
 
-    event_container = Container(Peer(folder))
-    acceptor = event_container.acceptor("127.0.0.1", 0)
-    plain_acceptor = event_container.acceptor("127.0.0.1", 0)
-    ports = [a._selectable._delegate.getsockname()[1] for a in (acceptor, plain_acceptor)]
-    say(event="listening", anonymous=ports[0], plain=ports[1])
+    def frame(code, *fields):
+        d = Data()
+        d.put_object(Described(ulong(code), list(fields)))
+        b = d.encode()
+        return struct.pack(">IBBH", 8 + len(b), 2, 1, 0) + b
 
-    def end_with_input():
-        sys.stdin.read()
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)
+    assert exactly(8) == b"AMQP\x03\x01\x00\x00"
+    mechanisms = Array(UNDESCRIBED, Data.SYMBOL, symbol("PLAIN"), symbol("SCRAM-SHA-256"))
+    sock.sendall(b"AMQP\x03\x01\x00\x00" + frame(0x40, mechanisms))
+    size, offset, kind, _ = struct.unpack(">IBBH", exactly(8))
+    assert kind == 1
+    d = Data()
+    d.decode(exactly(size - 8)[4 * offset - 8:])
+    d.rewind()
+    d.next()
+    init = d.get_object()
+    assert init.descriptor == 0x41
+    mechanism, response = init.value[:2]
+    if mechanism == "PLAIN" and response == b"\x00user\x00password":
+        sock.sendall(frame(0x44, ubyte(0)))
+        return "user"
+    sock.sendall(frame(0x44, ubyte(1)))
+    return None
 
-    threading.Thread(target=end_with_input, daemon=True).start()
-    event_container.run()
+
+container = Container(Peer())
+acceptor = container.acceptor("127.0.0.1", 0)
+plain = PlainAcceptor(container, "127.0.0.1", 0)
+ports = [a._selectable._delegate.getsockname()[1] for a in (acceptor, plain)]
+say(event="listening", anonymous=ports[0], plain=ports[1])
+
+
+def end_with_input():
+    sys.stdin.read()
+    os._exit(0)
+
+
+threading.Thread(target=end_with_input, daemon=True).start()
+container.run()

@@ -62,6 +62,9 @@ func startProton(t *testing.T, script string, args ...string) *proton {
 		killer := time.AfterFunc(5*time.Second, func() { _ = p.cmd.Process.Kill() })
 		defer killer.Stop()
 		_ = p.cmd.Wait()
+		if t.Failed() && p.stderr.Len() > 0 {
+			t.Logf("the script: %s", p.stderr)
+		}
 	})
 	return p
 }
