@@ -89,6 +89,50 @@ func TestHeadersBetweenProtonAndHopback(t *testing.T) {
 	})
 }
 
+// What RabbitMQ doesn't carry, though AMQP allows it. A described value in a map ends the session of
+// whoever sends it. A null annotation is taken, and so is a decimal with 4.0, and then they close the
+// connection of each consumer that they are delivered to. In a body described values arrive.
+func TestWhatRabbitMQCannotCarryForProton(t *testing.T) {
+	forEachBroker(t, func(t *testing.T, s *site) {
+		p := s.protonOf(t)
+		described := frames.Described{Descriptor: frames.Symbol("x:y"), Value: frames.List{"v"}}
+		queues := []string{"q"}
+		for _, k := range kinds() {
+			if deadly(s.Version, "annotation", k.name) {
+				queues = append(queues, k.name)
+			}
+		}
+		s.queues(t, queues...)
+		for _, pl := range places() {
+			var answer struct {
+				Answers []protonAnswer
+				End     *protonEnd
+			}
+			p.do(t, order{"do": "send", "to": at("q"), "messages": []order{named(pl.name, pl.sections(described))}}, &answer)
+			if pl.name == "application property" || pl.name == "annotation" {
+				require.NotNil(t, answer.End, pl.name)
+				assert.Equal(t, [2]string{"session", "amqp:internal-error"}, [2]string{answer.End.Scope, answer.End.Condition}, pl.name)
+				continue
+			}
+			require.Nil(t, answer.End, pl.name)
+			assertSections(t, pl.name, pl.sections(described), p.receive(t, at("q"), 1, protonAccepts)[pl.name])
+		}
+		for _, k := range kinds() {
+			if !deadly(s.Version, "annotation", k.name) {
+				continue
+			}
+			queue := address.Queue(k.name)
+			to, err := queue.Build()
+			require.NoError(t, err)
+			p.send(t, to, []order{named("deadly", []section{{frames.SectionAnnotations, frames.Map{{Key: frames.Symbol(annotated), Value: k.value}}}, body})})
+			var answer struct{ End *protonEnd }
+			p.do(t, order{"do": "receive", "from": to, "n": 1, "outcome": protonAccepts}, &answer)
+			require.NotNil(t, answer.End, k.name)
+			assert.Equal(t, [2]string{"connection", "amqp:internal-error"}, [2]string{answer.End.Scope, answer.End.Condition}, k.name)
+		}
+	})
+}
+
 // protonProperties are messages with properties of every kind, as proton's own Message has them,
 // as sections, and as hopback's.
 func protonProperties() map[string]struct {

@@ -1,4 +1,6 @@
 """A client of a broker. Each line of its input is a command, and gets one line as its answer."""
+import os
+
 from proton import Condition, Delivery, Endpoint, Handler, Message
 from proton.utils import BlockingConnection
 
@@ -219,3 +221,4 @@ for line in sys.stdin:
     command = json.loads(line)
     say(**getattr(client, "do_" + command["do"])(command))
 client.leave()
+os._exit(0)  # proton may wait for what has ended
