@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -271,10 +272,23 @@ func checkParts(name string, v any, depth int, left *int) error {
 			}
 		}
 		return nil
-	case []bool, []int8, []int16, []int32, []int64, []uint16, []uint32, []uint64, []float32, []float64, []time.Time, []amqp.UUID, [][]byte:
+	case []int32:
+		return checkArray(name, v)
+	case []int64:
+		return checkArray(name, v)
+	case []bool, []int8, []int16, []uint16, []uint32, []uint64, []float32, []float64, []time.Time, []amqp.UUID, [][]byte:
 		return nil
 	}
 	return argument.New(name, fmt.Sprintf("%T", v), "is of a type that can't be sent over AMQP", "use a string, number, bool, time.Time, []byte, amqp.UUID, []any or map[string]any")
+}
+
+// checkArray refuses an array whose numbers go-amqp cuts to one byte each: it looks for a number
+// above 127 and none below -128, so -100,000 becomes 96.
+func checkArray[T int32 | int64](name string, a []T) error {
+	if len(a) > 0 && slices.Min(a) < math.MinInt8 && slices.Max(a) <= math.MaxInt8 {
+		return argument.New(name, fmt.Sprintf("%T", a), "is an array with a number below -128 and none above 127, which go-amqp can't encode", "use []any")
+	}
+	return nil
 }
 
 func checkSymbol(name string, s amqp.Symbol) error {

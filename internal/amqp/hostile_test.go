@@ -440,3 +440,39 @@ func FuzzPeer(f *testing.F) {
 		})
 	})
 }
+
+// A peer that refuses a connection by a close right behind its open, in one write, is heard at
+// once: nothing more needs to come.
+func TestFramesBehindTheOpenAreRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		near, far := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, far) }()
+		b := frames.ProtocolSASL.Header()
+		add := func(all ...frames.Frame) {
+			for _, f := range all {
+				b, _ = frames.Append(b, f)
+			}
+		}
+		add(
+			frames.Frame{Type: frames.TypeSASL, Body: &frames.Mechanisms{Mechanisms: []frames.Symbol{"PLAIN"}}},
+			frames.Frame{Type: frames.TypeSASL, Body: &frames.Outcome{}},
+		)
+		b = append(b, frames.ProtocolAMQP.Header()...)
+		add(
+			frames.Frame{Body: &frames.Open{ContainerID: "peer"}},
+			frames.Frame{Body: &frames.Close{Error: &frames.Error{Condition: "amqp:not-allowed", Description: "not you"}}},
+		)
+		go func() { _, _ = far.Write(b) }()
+		c, err := Open(t.Context(), near, Config{Mechanism: "PLAIN"})
+		require.NoError(t, err)
+		<-c.Done()
+		assert.Less(t, time.Since(began), time.Second)
+		var e *Error
+		require.ErrorAs(t, c.Err(), &e)
+		require.NotNil(t, e.Remote)
+		assert.Equal(t, "not you", e.Remote.Description)
+		require.Error(t, c.Close(t.Context()))
+		_ = far.Close()
+	})
+}

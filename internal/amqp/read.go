@@ -51,12 +51,12 @@ const (
 func (c *Conn) read() {
 	defer c.finish()
 	for {
-		if err := c.fill(); err != nil {
-			c.Fail(err)
+		if err := c.frames(); err != nil { // some may have come with the peer's open
+			c.part(err)
 			return
 		}
-		if err := c.frames(); err != nil {
-			c.part(err)
+		if err := c.fill(); err != nil {
+			c.Fail(err)
 			return
 		}
 	}

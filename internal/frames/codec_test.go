@@ -217,6 +217,31 @@ func TestFramesAreReadAsTheyWereWritten(t *testing.T) {
 	}
 }
 
+// qpid-proton's Python binding writes a list of symbols where AMQP has an array.
+func TestListOfSymbolsIsReadAsAnArray(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		value any
+		want  []Symbol
+	}{
+		"a list":          {List{Symbol("a"), Symbol("b")}, []Symbol{"a", "b"}},
+		"an empty list":   {List{}, []Symbol{}},
+		"a list of texts": {List{"a"}, nil},
+	} {
+		b, err := AppendValue(make([]byte, HeaderSize), Described{uint64(codeOpen), List{"peer", nil, nil, nil, nil, nil, nil, test.value}})
+		require.NoError(t, err, name)
+		b[4] = 2
+		Complete(b, 0)
+		f, err := Decode(b)
+		if test.want == nil {
+			require.ErrorIs(t, err, ErrMalformed, name)
+			continue
+		}
+		require.NoError(t, err, name)
+		assert.Equal(t, test.want, f.Body.(*Open).OfferedCapabilities, name)
+	}
+}
+
 func TestMalformedFramesAreErrors(t *testing.T) {
 	t.Parallel()
 	for name, b := range map[string][]byte{

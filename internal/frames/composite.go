@@ -276,7 +276,7 @@ func anything(f *fields, field *any) {
 }
 
 // symbols is a field that holds one symbol or an array of them. It is absent where it
-// is nil.
+// is nil. A list is read as an array.
 func symbols(f *fields, field *[]Symbol) {
 	if f.e != nil {
 		switch s := *field; {
@@ -294,24 +294,31 @@ func symbols(f *fields, field *[]Symbol) {
 		return
 	}
 	*field = nil
+	var all []any
 	switch v := f.read().(type) {
 	case nil:
+		return
 	case Symbol:
 		*field = []Symbol{v}
+		return
 	case Array:
-		all := make([]Symbol, len(v.Elements))
-		for i, e := range v.Elements {
-			s, ok := e.(Symbol)
-			if !ok {
-				f.wrong(e, s)
-				return
-			}
-			all[i] = s
-		}
-		*field = all
+		all = v.Elements
+	case List: // as qpid-proton writes it in Python
+		all = v
 	default:
 		f.wrong(v, Symbol(""))
+		return
 	}
+	read := make([]Symbol, len(all))
+	for i, e := range all {
+		s, ok := e.(Symbol)
+		if !ok {
+			f.wrong(e, s)
+			return
+		}
+		read[i] = s
+	}
+	*field = read
 }
 
 // child is a composite of one kind in a field.
