@@ -1,0 +1,31 @@
+package message
+
+import (
+	"fmt"
+
+	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/internal/frames"
+)
+
+// Check returns why b can't be decoded; nil if it can.
+func Check(b []byte) error {
+	var m amqp.Message
+	return unmarshal(&m, b)
+}
+
+// unmarshal decodes b with go-amqp's decoder. It survives whatever b is.
+func unmarshal(m *amqp.Message, b []byte) (err error) {
+	if err := frames.Decodable(b); err != nil {
+		return fmt.Errorf("the message can't be decoded: %w", err)
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("the message can't be decoded: go-amqp panics: %v", r)
+		}
+	}()
+	if err := m.UnmarshalBinary(b); err != nil {
+		return fmt.Errorf("the message can't be decoded: %w", err)
+	}
+	return nil
+}
