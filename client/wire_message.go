@@ -8,30 +8,22 @@ import (
 
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/message"
 )
 
 // arrived decodes a delivery.
 func arrived(d *engine.Delivery) arrival {
 	x := &struct {
-		m   amqp.Message
+		message.Decoded
 		tag [32]byte
 	}{}
-	a := arrival{msg: &x.m, id: d.ID}
-	if !frames.Readable(d.Payload) || x.m.UnmarshalBinary(d.Payload) != nil {
-		x.m = amqp.Message{Data: [][]byte{slices.Clone(d.Payload)}}
+	a := arrival{msg: &x.Message, id: d.ID}
+	if x.Decode(d.Payload) != nil {
+		x.Message = amqp.Message{Data: [][]byte{slices.Clone(d.Payload)}}
 		a.unreadable = true
 	}
-	x.m.DeliveryTag = append(x.tag[:0], d.Tag...)
+	x.DeliveryTag = append(x.tag[:0], d.Tag...)
 	return a
-}
-
-// appendMessage writes m behind b, encoded.
-func appendMessage(b []byte, m *Message) ([]byte, error) {
-	encoded, err := m.MarshalBinary()
-	if err != nil {
-		return b, err
-	}
-	return append(b, encoded...), nil
 }
 
 // annotationMap is what a disposition says in its annotations.

@@ -12,6 +12,7 @@ import (
 
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -370,7 +371,7 @@ func (l *wireSender) send(m *Message, to receipt) (handle sending, lost bool, er
 }
 
 func (l *wireSender) put(x *wireSending, m *Message, to receipt) (lost bool, err error) {
-	if x.Payload, err = appendMessage(x.Payload[:0], m); err != nil {
+	if x.Payload, err = message.Append(x.Payload[:0], m); err != nil {
 		return false, err
 	}
 	if limit := l.s.Attached().MaxMessageSize; limit > 0 && uint64(len(x.Payload)) > limit {

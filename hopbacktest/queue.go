@@ -132,7 +132,7 @@ func (q *Queue) Messages() []Message {
 // decoded is m as go-amqp shows it.
 func decoded(m *frames.Message) *client.Message {
 	b, err := m.Append(nil)
-	if err != nil || !frames.Readable(b) {
+	if err != nil || frames.Decodable(b) != nil {
 		return nil
 	}
 	var theirs client.Message

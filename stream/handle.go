@@ -65,7 +65,7 @@ func (f Filter) selectsAll() bool {
 // decode returns a message with its bytes as its body, and an error, if go-amqp can't
 // decode it or wouldn't survive that.
 func decode(payload []byte) (*client.Message, error) {
-	if frames.Readable(payload) {
+	if frames.Decodable(payload) == nil {
 		m := &client.Message{}
 		err := m.UnmarshalBinary(payload)
 		if err == nil {

@@ -263,7 +263,7 @@ func Unfolded(folded string) []byte {
 	}
 	binary.BigEndian.PutUint32(b[4:], uint32(len(b)-8))
 	binary.BigEndian.PutUint32(b[8:], count)
-	if !Readable(b) {
+	if Decodable(b) != nil {
 		return nil
 	}
 	return b

@@ -2,6 +2,7 @@ package frames
 
 import (
 	"bytes"
+	"encoding/binary"
 	"reflect"
 	"testing"
 
@@ -128,4 +129,12 @@ func BenchmarkCodec(b *testing.B) {
 			}
 		}
 	})
+}
+
+// performative is a frame with a body that is cut off behind its descriptor.
+func performative(code byte, channel uint16, padding int) []byte {
+	b := binary.BigEndian.AppendUint32(nil, uint32(frameHead+padding))
+	b = append(b, 2, 0)
+	b = binary.BigEndian.AppendUint16(b, channel)
+	return append(append(b, 0, 0x53, code), make([]byte, padding)...)
 }
