@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -77,7 +76,7 @@ func Append(b []byte, m *amqp.Message) ([]byte, error) {
 	}
 	e := encoder{b: b}
 	if cap(b)-len(b) < size {
-		e.b = slices.Grow(b, size+512) // for what else there is
+		e.b = append(make([]byte, 0, max(len(b)+size+512, 2*cap(b))), b...) // with room for what else there is
 	}
 	e.message(m)
 	if !e.not {

@@ -118,7 +118,8 @@ func TestTheRestIsLeftToGoAMQP(t *testing.T) {
 // What is cut off at any byte, or has a byte that is another, is what go-amqp makes of it.
 func TestBrokenMessages(t *testing.T) {
 	t.Parallel()
-	for _, b := range deliveries(t) {
+	all := deliveries(t)
+	for _, b := range all[len(all)-4:] {
 		for i := range b {
 			decode(t, b[:i])
 			for _, c := range []byte{0, 1, 0xff, b[i] ^ 1, b[i] ^ 0x10, codeNull, codeMap32, codeList0} {
