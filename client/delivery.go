@@ -310,6 +310,14 @@ type foldedLink struct {
 	whole atomic.Pointer[Message] // as it was before; nil if nobody has asked
 }
 
+// arrival is a delivery as it comes.
+type arrival struct {
+	msg *Message
+	id  uint32
+	// unreadable says that msg can't be decoded: all it has is its encoded bytes as Data.
+	unreadable bool
+}
+
 // newDelivery is a delivery that came on a link.
 func newDelivery(a arrival, link deliveryLink, mayFold bool) *Delivery {
 	if !mayFold || a.msg.Annotations[deathlog.FoldedKey] == nil {

@@ -333,11 +333,6 @@ func (a *answers) abandon(why error) {
 	}
 }
 
-// neverSent is the error of a message of which the link has sent nothing.
-type neverSent struct{ error }
-
-func (e *neverSent) Unwrap() error { return e.error }
-
 // finish returns when every message has its answer or none to expect. Those to be sent
 // again are in kept, in the order of sending.
 func (a *answers) finish() {
@@ -549,11 +544,6 @@ func (a *answers) answersElsewhere(ctx context.Context, m *Message) bool {
 		return false
 	}
 }
-
-// chanReceipt tells whether there was an answer.
-type chanReceipt chan error
-
-func (c chanReceipt) answer(_ amqp.DeliveryState, err error) { c <- err }
 
 // silent says whether the connection has given no sign of life either: no answer and
 // no delivery, on any of its sessions, for about as long as the limit.

@@ -211,7 +211,7 @@ func connectError(ep endpoint, err error) error {
 		if handshake.Remote != nil {
 			e.Text += " (" + clip(readable(handshake.Remote.Error()), 200) + ")"
 		}
-	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
 		e.Text = "the connection ended in the handshake: is this an AMQP 1.0 port? One with TLS needs an amqps:// URL"
 	}
 	return e

@@ -182,8 +182,11 @@ func (c *Conn) login(cfg Config) error {
 	if err := c.send(frames.ProtocolSASL.Header()); err != nil {
 		return fail(false, err)
 	}
-	if p, err := c.protocol(); err != nil || p != frames.ProtocolSASL {
+	switch p, err := c.protocol(); {
+	case errors.Is(err, errProtocol), err == nil && p != frames.ProtocolSASL:
 		return fail(false, errors.Join(errors.New("the peer doesn't offer SASL"), err))
+	case err != nil:
+		return fail(false, err)
 	}
 	body, err := c.awaitBody()
 	if err != nil {

@@ -2,6 +2,7 @@ package amqp
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -16,6 +17,8 @@ type input struct {
 	r, w int // what is unread is buf[r:w]
 	max  int // bytes of a frame
 }
+
+var errProtocol = errors.New("no protocol header of AMQP 1.0")
 
 // readSize is how much is read at once.
 const readSize = 64 << 10
@@ -52,7 +55,7 @@ func (in *input) protocol() (p frames.Protocol, there bool, err error) {
 	}
 	p, ok := frames.ReadProtocol(b)
 	if !ok {
-		return 0, false, fmt.Errorf("a protocol header of %x", b[:frames.HeaderSize])
+		return 0, false, fmt.Errorf("%w: %x", errProtocol, b[:frames.HeaderSize])
 	}
 	in.r += frames.HeaderSize
 	return p, true, nil
