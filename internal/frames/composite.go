@@ -276,21 +276,20 @@ func anything(f *fields, field *any) {
 }
 
 // symbols is a field that holds one symbol or an array of them. It is absent where it
-// is nil. A list is read as an array.
+// is nil. It is written as an array, also of one: RabbitMQ 4.3.6 looks for a capability in
+// nothing else. A list is read as an array.
 func symbols(f *fields, field *[]Symbol) {
 	if f.e != nil {
-		switch s := *field; {
-		case s == nil:
+		s := *field
+		if s == nil {
 			f.write(nil)
-		case len(s) == 1:
-			f.write(s[0])
-		default:
-			a := Array{Type: codeSymbol32, Elements: make([]any, len(s))}
-			for i := range s {
-				a.Elements[i] = s[i]
-			}
-			f.write(a)
+			return
 		}
+		a := Array{Type: codeSymbol32, Elements: make([]any, len(s))}
+		for i := range s {
+			a.Elements[i] = s[i]
+		}
+		f.write(a)
 		return
 	}
 	*field = nil
