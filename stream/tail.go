@@ -102,7 +102,7 @@ type gaps struct {
 	looking atomic.Bool
 	stop    context.CancelFunc // of the last look; nil: there was none
 	ended   chan struct{}
-	next    time.Time     // before it, no gap is looked into; of who looks, while somebody does
+	next    time.Time // before it, no gap is looked into; of who looks, while somebody does
 }
 
 // gap logs that retention has removed the messages before offset. RabbitMQ continues with the
