@@ -534,11 +534,20 @@ func TestEngineAndProtonGiveAndDrainCredit(t *testing.T) {
 		assert.Zero(t, r.Credit(), "what was taken back has used up credit")
 		require.NoError(t, r.Detach(t.Context()))
 
-		// The peer drains a sender: what has no credit any more waits, and goes with the next.
+		// The peer drains a sender, which drops its credit: of two more messages one can go.
 		l := b.sender(t, s, "drain:10")
 		b.send(t, l, payload(0, 10))
 		assert.IsType(t, &frames.Accepted{}, soon(t, b.answers, "accepted").State)
+		assert.Equal(t, 9, p.await(t, "emptied").Credit)
+		b.send(t, l, payload(1, 10))
+		b.send(t, l, payload(2, 10))
+		assert.Equal(t, 1, soon(t, b.answers, "accepted with the next credit").number)
+		all, queued := l.Unanswered()
+		assert.Equal(t, [2]int{1, 1}, [2]int{all, queued})
 		require.NoError(t, l.Detach(t.Context()))
+		last := soon(t, b.answers, "the end of what never went")
+		require.ErrorIs(t, last.Err, amqp.ErrClosed)
+		assert.False(t, last.Sent)
 		require.NoError(t, s.Conn().Close(t.Context()))
 	}
 }
