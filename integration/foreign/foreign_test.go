@@ -1,13 +1,15 @@
 // Package foreign tests what hopback does for workers that are written with other clients:
-// amqp091-go over AMQP 0-9-1, go-amqp and the official client over AMQP 1.0. Its tests run
-// with RabbitMQ 4.3 and 4.0. A missing broker is a failure. It is a module of its own, so
-// that these clients aren't among what hopback needs.
+// amqp091-go over AMQP 0-9-1, go-amqp, the official client and qpid-proton over AMQP 1.0. Its
+// tests run with RabbitMQ 4.3 and 4.0. A missing broker is a failure. Tests with qpid-proton are
+// skipped where it isn't installed and can't be. The engine of internal/amqp meets proton without
+// a broker, too. It is a module of its own, so that these clients aren't among what hopback needs.
 package foreign
 
 import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -35,7 +37,18 @@ const patience = 60 * time.Second
 
 var brokers []*broker.Broker
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
+// parallel is how many tests run at once. They mostly wait for brokers and for each other's clients.
+const parallel = "6"
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	set := false
+	flag.Visit(func(f *flag.Flag) { set = set || f.Name == "test.parallel" })
+	if !set {
+		_ = flag.Set("test.parallel", parallel)
+	}
+	os.Exit(run(m))
+}
 
 func run(m *testing.M) int {
 	slog.SetDefault(slog.New(slog.DiscardHandler)) // the official client's

@@ -127,42 +127,48 @@ func TestPropertiesAndOutcomesBetweenTheOfficialClientAndHopback(t *testing.T) {
 				return d.Accept(t.Context())
 			})
 		}
-		mark := amqp.Annotations{"x-opt-mark": "m"}
-		for name, settle := range map[string]func(d rabbitmqamqp.IDeliveryContext) error{
-			"requeued":  func(d rabbitmqamqp.IDeliveryContext) error { return d.Requeue(t.Context()) },
-			"annotated": func(d rabbitmqamqp.IDeliveryContext) error { return d.RequeueWithAnnotations(t.Context(), mark) },
-			"discarded": func(d rabbitmqamqp.IDeliveryContext) error { return d.Discard(t.Context(), nil) },
-			"discarded with annotations": func(d rabbitmqamqp.IDeliveryContext) error {
-				return d.DiscardWithAnnotations(t.Context(), mark)
-			},
-		} {
-			require.NoError(t, pub.Publish(t.Context(), client.NewMessage([]byte(name))))
-			receive(settle)
-			queue := "q"
-			if name[0] == 'd' {
-				queue = "dead"
-			}
-			m := s.next(t, queue, 1)[0]
-			assert.Equal(t, name, string(m.GetData()))
-			if name == "annotated" || name == "discarded with annotations" {
-				assert.Equal(t, "m", m.Annotations["x-opt-mark"], name)
-			}
-		}
-		for name, outcome := range map[string]error{"failed": errors.New("broken"), "requeued": client.Requeue{}, "modified": client.Modify{Failed: true, Annotations: map[string]any{"x-opt-mark": "m"}}} {
-			require.NoError(t, pub.Publish(t.Context(), client.NewMessage([]byte(name))))
-			s.handleOnce(t, "q", outcome)
-			receive(func(d rabbitmqamqp.IDeliveryContext) error {
-				assert.Equal(t, name, string(d.Message().GetData()))
-				counts := uint32(1)
-				if name == "requeued" {
-					counts = 0
-				}
-				assert.Equal(t, counts, d.Message().Header.DeliveryCount, name)
-				if name == "modified" {
-					assert.Equal(t, "m", d.Message().Annotations["x-opt-mark"])
-				}
-				return d.Accept(t.Context())
-			})
-		}
+		s.outcomesOfBoth(t, pub, receive)
 	})
+}
+
+// outcomesOfBoth has the official client and hopback settle deliveries.
+func (s *site) outcomesOfBoth(t *testing.T, pub *client.Publisher[*client.Message], receive func(func(d rabbitmqamqp.IDeliveryContext) error)) {
+	t.Helper()
+	mark := amqp.Annotations{"x-opt-mark": "m"}
+	for name, settle := range map[string]func(d rabbitmqamqp.IDeliveryContext) error{
+		"requeued":  func(d rabbitmqamqp.IDeliveryContext) error { return d.Requeue(t.Context()) },
+		"annotated": func(d rabbitmqamqp.IDeliveryContext) error { return d.RequeueWithAnnotations(t.Context(), mark) },
+		"discarded": func(d rabbitmqamqp.IDeliveryContext) error { return d.Discard(t.Context(), nil) },
+		"discarded with annotations": func(d rabbitmqamqp.IDeliveryContext) error {
+			return d.DiscardWithAnnotations(t.Context(), mark)
+		},
+	} {
+		require.NoError(t, pub.Publish(t.Context(), client.NewMessage([]byte(name))))
+		receive(settle)
+		queue := "q"
+		if name[0] == 'd' {
+			queue = "dead"
+		}
+		m := s.next(t, queue, 1)[0]
+		assert.Equal(t, name, string(m.GetData()))
+		if name == "annotated" || name == "discarded with annotations" {
+			assert.Equal(t, "m", m.Annotations["x-opt-mark"], name)
+		}
+	}
+	for name, outcome := range map[string]error{"failed": errors.New("broken"), "requeued": client.Requeue{}, "modified": client.Modify{Failed: true, Annotations: map[string]any{"x-opt-mark": "m"}}} {
+		require.NoError(t, pub.Publish(t.Context(), client.NewMessage([]byte(name))))
+		s.handleOnce(t, "q", outcome)
+		receive(func(d rabbitmqamqp.IDeliveryContext) error {
+			assert.Equal(t, name, string(d.Message().GetData()))
+			counts := uint32(1)
+			if name == "requeued" {
+				counts = 0
+			}
+			assert.Equal(t, counts, d.Message().Header.DeliveryCount, name)
+			if name == "modified" {
+				assert.Equal(t, "m", d.Message().Annotations["x-opt-mark"])
+			}
+			return d.Accept(t.Context())
+		})
+	}
 }

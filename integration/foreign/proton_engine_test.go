@@ -204,7 +204,7 @@ func payload(number, size int) []byte {
 	return []byte((head + strings.Repeat("0123456789abcdef", size/16+1))[:size])
 }
 
-// everything is EVERYTHING of the script, in its notation.
+// assertEverything compares what has come with EVERYTHING of the script.
 func assertEverything(t *testing.T, m frames.Map) {
 	t.Helper()
 	want := map[string]any{
@@ -433,6 +433,13 @@ func TestEngineAndProtonSettle(t *testing.T) {
 		assert.Zero(t, all+queued)
 	}
 
+	p.settledBy(t, s, b)
+	assert.Empty(t, b.ended)
+}
+
+// settledBy has the engine settle deliveries of proton's.
+func (p *peer) settledBy(t *testing.T, s *amqp.Session, b *box) {
+	t.Helper()
 	info := frames.Map{{Key: frames.Symbol("x-why"), Value: frames.List{"a", int64(7)}}}
 	outcomes := []struct {
 		outcome amqp.Outcome
@@ -478,7 +485,6 @@ func TestEngineAndProtonSettle(t *testing.T) {
 		delete(settled, got.Tag)
 	}
 	assert.Empty(t, settled)
-	assert.Empty(t, b.ended)
 }
 
 // Credit, and drains from either side; deliveries that are settled as they come; and deliveries
@@ -528,11 +534,20 @@ func TestEngineAndProtonGiveAndDrainCredit(t *testing.T) {
 		assert.Zero(t, r.Credit(), "what was taken back has used up credit")
 		require.NoError(t, r.Detach(t.Context()))
 
-		// The peer drains a sender: what has no credit any more waits, and goes with the next.
+		// The peer drains a sender, which drops its credit: of two more messages one can go.
 		l := b.sender(t, s, "drain:10")
 		b.send(t, l, payload(0, 10))
 		assert.IsType(t, &frames.Accepted{}, soon(t, b.answers, "accepted").State)
+		assert.Equal(t, 9, p.await(t, "emptied").Credit)
+		b.send(t, l, payload(1, 10))
+		b.send(t, l, payload(2, 10))
+		assert.Equal(t, 1, soon(t, b.answers, "accepted with the next credit").number)
+		all, queued := l.Unanswered()
+		assert.Equal(t, [2]int{1, 1}, [2]int{all, queued})
 		require.NoError(t, l.Detach(t.Context()))
+		last := soon(t, b.answers, "the end of what never went")
+		require.ErrorIs(t, last.Err, amqp.ErrClosed)
+		assert.False(t, last.Sent)
 		require.NoError(t, s.Conn().Close(t.Context()))
 	}
 }
@@ -691,10 +706,10 @@ func TestEngineHasManySessionsAndLinksAtProton(t *testing.T) {
 func TestEngineAndProtonStayInTouch(t *testing.T) {
 	t.Parallel()
 	p, mute := startPeer(t), startPeer(t)
-	c, err := p.engine(t, "idle=0.6", amqp.Config{IdleTimeout: 2 * time.Second})
+	c, err := p.engine(t, "idle=2.4", amqp.Config{IdleTimeout: 2 * time.Second})
 	require.NoError(t, err)
 	assert.InDelta(t, 1.0, p.await(t, "open").Idle, 0.01, "half of it")
-	assert.Equal(t, 300*time.Millisecond, c.Peer().IdleTimeout, "proton says half of it, too")
+	assert.Equal(t, 1200*time.Millisecond, c.Peer().IdleTimeout, "proton says half of it, too")
 	hung, err := mute.engine(t, "silent=1", amqp.Config{IdleTimeout: 2 * time.Second})
 	require.NoError(t, err)
 	mute.await(t, "silence")

@@ -97,9 +97,14 @@ class Peer(Handler):
 
     def on_link_flow(self, event):
         link = event.link
-        if link.is_receiver or link.state & Endpoint.LOCAL_CLOSED:
-            return
         of = self.of(link)
+        if link.is_receiver:
+            if of.pop("draining", False):
+                say(event="emptied", credit=link.drained())
+                link.flow(1)
+            return
+        if link.state & Endpoint.LOCAL_CLOSED:
+            return
         more = getattr(self, "send_" + of["does"].replace("-", "_"), None)
         if more:
             more(link, of)
@@ -242,9 +247,10 @@ class Peer(Handler):
         pass
 
     def take_drain(self, link, of, d):
-        """Takes one message and has the client drop the rest of its credit."""
+        """Takes one message, has the client drop the rest of its credit, and gives credit for one more."""
         self.settle(d, Delivery.ACCEPTED)
         if of["got"] == 1:
+            of["draining"] = True
             link.drain(0)
 
     def take_everything(self, link, of, d):

@@ -213,7 +213,7 @@ func (m protonMessage) section(code int) note {
 	return nil
 }
 
-// property is a field of the properties or of another section that is a list.
+// field is a field of the properties or of another section that is a list.
 func (m protonMessage) field(code, n int) note {
 	if s := m.section(code); s != nil {
 		if list := s[1].([]any); n < len(list) {
