@@ -96,7 +96,7 @@ func init() {
 // maxName is how many bytes a connection's name may have.
 const maxName = 255
 
-// minIdleTimeout: go-amqp tells the broker half of it, as the standard advises, and
+// minIdleTimeout: the engine tells the broker half of it, as the standard advises, and
 // RabbitMQ closes a connection that asks for half a second, without a word why.
 const minIdleTimeout = 2 * time.Second
 

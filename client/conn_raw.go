@@ -7,7 +7,7 @@ import (
 	"github.com/hopback/hopback/internal/dedicated"
 )
 
-// Package desk reads and writes messages as bytes, since go-amqp changes them. Package
+// Package desk reads and writes messages as bytes, since decoding changes them. Package
 // stream does so since that is faster. They have connections of their own for that, to
 // where the Conn's are.
 func init() {

@@ -618,7 +618,7 @@ func (s *stint) hold(d *Delivery) {
 		s.resize()
 	}
 	s.holding.Go(func() {
-		err := errors.New("the message has a char or a decimal, is nested too deeply, or isn't encoded well: so go-amqp can't decode it")
+		err := errors.New("the message has a char or a decimal, is nested too deeply, or isn't encoded well, so it can't be decoded")
 		ctx, cancel := context.WithTimeout(context.Background(), prepareSlow)
 		defer cancel()
 		keeps, unknown := false, error(nil)

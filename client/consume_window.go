@@ -27,8 +27,8 @@ type window struct {
 	granted, unsettled int
 	stopped            bool
 	draining           chan struct{} // closed when the drain under way ends; nil if none is
-	// unanswered says that a drain wasn't answered: go-amqp grants no credit on the
-	// link any more.
+	// unanswered says that a drain wasn't answered: nobody knows what credit the broker
+	// has left on the link.
 	unanswered bool
 	// quiet is when the last delivery came, or when credit was granted with none
 	// left; came says that a delivery has come at all.
@@ -275,5 +275,5 @@ const (
 	lowerTimeout = 30 * time.Second
 )
 
-// errUndrained is why a link is taken for lost that go-amqp grants no credit on.
+// errUndrained is why a link is taken for lost whose credit nobody knows.
 var errUndrained = errors.New("the broker hasn't answered the drain of the link")

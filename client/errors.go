@@ -138,7 +138,7 @@ func SafeToRetry(err error) bool {
 	return errors.As(err, &s) && s.SafeToRetry()
 }
 
-// newError makes an *Error out of what go-amqp returned. kind is used unless
+// newError makes an *Error out of what the engine returned. kind is used unless
 // the broker's condition tells it more exactly.
 func newError(op, target string, kind, err error) *Error {
 	e := &Error{Op: op, Target: target, Kind: kind, Err: err}

@@ -129,8 +129,7 @@ func (m *Management) Request(ctx context.Context, method, path string, body any)
 	return 0, nil, newError("manage", target, ErrNotSent, lossIn(err))
 }
 
-// lossIn marks an error of the transport as the loss of the connection: go-amqp returns that
-// of a write as it is, before it has noticed that the connection has ended.
+// lossIn marks an error of the transport as the loss of the connection.
 func lossIn(err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, net.ErrClosed) ||
 		errors.As(err, new(*net.OpError)) || errors.As(err, new(*amqp.ConnError)) {

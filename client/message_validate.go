@@ -19,7 +19,7 @@ const (
 	maxNesting = 32 // of maps and lists within a value; also ends a value that holds itself
 	maxParts   = 1 << 20
 	// A delivery's settlement must fit into one frame (131,072 bytes by default
-	// on RabbitMQ), or go-amqp closes the connection.
+	// on RabbitMQ), or it can't be sent.
 	maxSettlementBytes = 60_000
 )
 

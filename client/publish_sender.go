@@ -18,9 +18,8 @@ import (
 const maxInFlight = 400
 
 // sender keeps one sending link alive and pipelines messages on it: one goroutine
-// owns the link and writes, others await the answers (see answers).
-// No caller's ctx reaches go-amqp, where its end could break the link or the
-// connection for everybody else; it guards the wait before and after only.
+// hands them to the link, and answers come from the goroutine that reads (see answers).
+// A caller's ctx ends its wait. A message of which nothing was sent is taken back then.
 //
 // What happens to a message:
 //
