@@ -101,7 +101,7 @@ func (s *wireSession) replies(ctx context.Context, from replylink.Source) (*wire
 		s.attaching.Store(true)
 		defer s.attaching.Store(false)
 	}
-	r := newWireReceiver(s, &s.w.heard, false)
+	r := newWireReceiver(s, &s.w.heard)
 	return attach(ctx, s.w, func(ctx context.Context) (*wireReceiver, error) {
 		if err := r.attach(ctx, cfg); err != nil {
 			return nil, err

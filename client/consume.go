@@ -8,7 +8,6 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/internal/refusal"
 )
@@ -93,14 +92,6 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 // errNotStarted says that ctx ended before there was a connection.
 var errNotStarted = errors.New("not started")
 
-func init() {
-	deathlog.Fold = func(start any) {
-		if s, _ := start.(Start); s.foldDeaths != nil {
-			s.foldDeaths()
-		}
-	}
-}
-
 // prepare checks given, and calls h's Prepare, again if the connection was lost meanwhile.
 // It returns the configuration with the handlers that h has asked for, and what else it has.
 func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given ConsumerConfig) (cfg ConsumerConfig, a asked, err error) {
@@ -130,7 +121,6 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 				return err
 			},
 			Forwards:   func(to address.Address) { a.forwards = append(a.forwards, to) },
-			foldDeaths: func() { a.foldDeaths = true },
 			BrokerTime: c.brokerTime, AskBrokerTime: c.askBrokerTime, ClockDiffers: c.clockDiffers,
 		}, c.outage)
 		if err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
@@ -291,7 +281,7 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	}
 	s.crew = newCrew(s, k.cfg.Concurrency, k.slots, &k.workers)
 	s.settler = newSettler(s)
-	o := receiverOptions{properties: k.cfg.linkProperties(), foldDeaths: k.foldDeaths}
+	o := receiverOptions{properties: k.cfg.linkProperties()}
 	if !s.counts { // 4.3 brought the consumer timeout to AMQP 1.0
 		s.leases = &leases{byID: map[uint32]*Delivery{}}
 		o.takenBack = s.leaseEnded
@@ -342,11 +332,7 @@ func consumerOf(ctx context.Context) *consumer {
 	if !ok {
 		return nil
 	}
-	link := d.link
-	if f, ok := link.(*foldedLink); ok {
-		link = f.deliveryLink
-	}
-	s, ok := link.(*stint)
+	s, ok := d.link.(*stint)
 	if !ok {
 		return nil
 	}

@@ -54,9 +54,8 @@ type consumer struct {
 
 // asked is what a Preparer has asked of its consumer.
 type asked struct {
-	order      func(*Delivery) (string, bool) // nil: none
-	foldDeaths bool                           // see package deathlog
-	forwards   []address.Address
+	order    func(*Delivery) (string, bool) // nil: none
+	forwards []address.Address
 }
 
 // running is the consumer's stint, as long as it runs.

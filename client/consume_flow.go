@@ -45,7 +45,7 @@ func (s *stint) take(a arrival) {
 	if s.consumer.returns.notice(a.msg, s.consumer.deps.now) {
 		s.consumer.log.Warn("hopback: the queue ignores the delivery time of messages that went back; deliveries that wait for their forwards are kept instead")
 	}
-	d := newDelivery(a, s, s.consumer.foldDeaths)
+	d := newDelivery(a, s)
 	d.queue, d.received = s.consumer.queue, now
 	s.leases.begin(d)
 	if a.unreadable {

@@ -136,10 +136,6 @@ func (t *timeouts) look() {
 
 // handledBy is the link of a consumer that d came in on.
 func (d *Delivery) handledBy() (handlerLink, bool) {
-	link := d.link
-	if f, ok := link.(*foldedLink); ok {
-		link = f.deliveryLink
-	}
-	l, ok := link.(handlerLink)
+	l, ok := d.link.(handlerLink)
 	return l, ok
 }

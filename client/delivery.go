@@ -3,13 +3,10 @@ package client
 import (
 	"context"
 	"errors"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/hopback/hopback/internal/deathlog"
-	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/lastword"
 )
 
@@ -48,9 +45,7 @@ type Delivery struct {
 // NewDelivery returns a Delivery of m from queue. It serves to call a Handler outside of
 // Consume: in a test, or from another client's consumer. m must not be nil.
 func NewDelivery(queue string, m *Message) *Delivery {
-	d := newDelivery(arrival{msg: m}, nil, true)
-	d.queue, d.received = queue, time.Now()
-	return d
+	return &Delivery{message: m, queue: queue, received: time.Now()}
 }
 
 // Server returns the host:port of the endpoint that the Conn was last connected to, for an
@@ -60,9 +55,6 @@ func (d *Delivery) Server() string { return orEmpty(d.server) }
 // Message returns the message as received. It must not be changed or sent again: use
 // Copy.
 func (d *Delivery) Message() *Message {
-	if f, ok := d.link.(*foldedLink); ok {
-		return f.unfold(d.message)
-	}
 	return d.message
 }
 
@@ -87,9 +79,6 @@ func (d *Delivery) Property(key string) any { return d.message.ApplicationProper
 
 // Annotation returns the message annotation key, or nil.
 func (d *Delivery) Annotation(key string) any {
-	if f, ok := d.link.(*foldedLink); ok && frames.Folds(key) {
-		return f.annotation(d.message, key)
-	}
 	return d.message.Annotations[key]
 }
 
@@ -298,18 +287,6 @@ const (
 // deliveryLink is what a delivery came in on.
 type deliveryLink interface{ over() bool }
 
-// foldedDelivery is a delivery some of whose annotations are folded: see package deathlog.
-type foldedDelivery struct {
-	Delivery
-	foldedLink
-}
-
-// foldedLink is the link of a foldedDelivery. Other deliveries don't pay for it.
-type foldedLink struct {
-	deliveryLink
-	whole atomic.Pointer[Message] // as it was before; nil if nobody has asked
-}
-
 // arrival is a delivery as it comes.
 type arrival struct {
 	msg *Message
@@ -319,47 +296,8 @@ type arrival struct {
 }
 
 // newDelivery is a delivery that came on a link.
-func newDelivery(a arrival, link deliveryLink, mayFold bool) *Delivery {
-	if !mayFold || a.msg.Annotations[deathlog.FoldedKey] == nil {
-		return &Delivery{message: a.msg, id: a.id, link: link}
-	}
-	f := &foldedDelivery{Delivery: Delivery{message: a.msg, id: a.id}, foldedLink: foldedLink{deliveryLink: link}}
-	f.Delivery.link = &f.foldedLink
-	return &f.Delivery
-}
-
-// unfold returns m with all annotations. m stays as it is: another goroutine may read it.
-func (f *foldedLink) unfold(m *Message) *Message {
-	if whole := f.whole.Load(); whole != nil {
-		return whole
-	}
-	whole := *m
-	whole.Annotations = maps.Clone(m.Annotations)
-	delete(whole.Annotations, deathlog.FoldedKey)
-	folded, _ := m.Annotations[deathlog.FoldedKey].(string)
-	var had Message
-	if all := frames.Unfolded(folded); all == nil || had.UnmarshalBinary(all) != nil {
-		had.Annotations = frames.FoldedTexts(folded) // a history that go-amqp can't decode
-	}
-	maps.Copy(whole.Annotations, had.Annotations)
-	f.whole.CompareAndSwap(nil, &whole)
-	return f.whole.Load()
-}
-
-// annotation returns an annotation that may be folded.
-func (f *foldedLink) annotation(m *Message, key string) any {
-	if v, ok := m.Annotations[key]; ok {
-		return v
-	}
-	folded, _ := m.Annotations[deathlog.FoldedKey].(string)
-	if s, ok := frames.FoldedText(folded, key); ok {
-		return s
-	}
-	return f.unfold(m).Annotations[key]
-}
-
-func init() {
-	deathlog.Peek = func(delivery any) any { return delivery.(*Delivery).message }
+func newDelivery(a arrival, link deliveryLink) *Delivery {
+	return &Delivery{message: a.msg, id: a.id, link: link}
 }
 
 // annotationDeliveryTime has RabbitMQ 4.3 hold a message that goes back to a quorum

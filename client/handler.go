@@ -115,8 +115,6 @@ type Start struct {
 	// is ahead of this host's. Differences below 1 s and further calls on the same
 	// connection are ignored. It is nil when BrokerTime is.
 	ClockDiffers func(ahead time.Duration)
-
-	foldDeaths func() // see package deathlog
 }
 
 // Requester sends one request to the broker's management node and returns the reply's

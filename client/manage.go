@@ -487,7 +487,7 @@ func openManagement(ctx context.Context, open func(context.Context) (session, er
 	}
 	as := sess.(*wireSession)
 	paired := frames.Map{{Key: frames.Symbol("paired"), Value: true}}
-	replies := newWireReceiver(as, new(atomic.Uint64), false) // replies tell nothing of queues
+	replies := newWireReceiver(as, new(atomic.Uint64)) // replies tell nothing of queues
 	requests, err := bounded(ctx, as.w, func(ctx context.Context) (*engine.Sender, error) {
 		// The receiver first: RabbitMQ 4.0 ends the session over a request that comes before
 		// the credit for its reply.

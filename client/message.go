@@ -73,7 +73,6 @@ var brokerAnnotations = map[string]bool{
 	"x-exchange":             true,
 	"x-routing-key":          true,
 	deathlog.Key:             true,
-	deathlog.FoldedKey:       true,
 	"x-first-death-exchange": true,
 	"x-first-death-queue":    true,
 	"x-first-death-reason":   true,

@@ -58,9 +58,6 @@ type receiverOptions struct {
 	// state, if not nil, is called with the link state of each flow that has one.
 	state      func(map[string]any)
 	properties map[string]any
-	// foldDeaths has the annotations about a message's deaths folded into one: see package
-	// deathlog.
-	foldDeaths bool
 }
 
 // receiverLink is a link with manual credit.

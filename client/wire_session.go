@@ -144,7 +144,7 @@ func (s *wireSession) receiver(ctx context.Context, source string, o receiverOpt
 	if o.state != nil {
 		cfg.OnFlow = func(m frames.Map) { o.state(plainMap(m)) }
 	}
-	r := newWireReceiver(s, &s.w.heard, o.foldDeaths)
+	r := newWireReceiver(s, &s.w.heard)
 	s.attaching.Store(true)
 	return patient(ctx, s.w,
 		func(ctx context.Context) (receiverLink, error) {
@@ -194,7 +194,6 @@ type wireReceiver struct {
 	r     *engine.Receiver
 	of    *wireSession
 	heard *atomic.Uint64 // the connection's, unless what comes tells nothing of queues
-	folds *frames.Folder // nil: death histories stay as they are
 
 	mu      sync.Mutex
 	queue   []arrival
@@ -206,12 +205,8 @@ type wireReceiver struct {
 	wake    chan struct{} // has room for one: a delivery has come, or the link has ended
 }
 
-func newWireReceiver(s *wireSession, heard *atomic.Uint64, folds bool) *wireReceiver {
-	l := &wireReceiver{of: s, heard: heard, wake: make(chan struct{}, 1)}
-	if folds {
-		l.folds = &frames.Folder{}
-	}
-	return l
+func newWireReceiver(s *wireSession, heard *atomic.Uint64) *wireReceiver {
+	return &wireReceiver{of: s, heard: heard, wake: make(chan struct{}, 1)}
 }
 
 func (l *wireReceiver) attach(ctx context.Context, cfg engine.ReceiverConfig) (err error) {
@@ -227,9 +222,6 @@ func (l *wireReceiver) attach(ctx context.Context, cfg engine.ReceiverConfig) (e
 // delivered is called on the goroutine that reads, as is all that calls change.
 func (l *wireReceiver) delivered(d *engine.Delivery) {
 	l.of.count(l.heard)
-	if l.folds != nil {
-		l.folds.Fold(d.Payload)
-	}
 	a := arrived(d)
 	l.mu.Lock()
 	l.queue = append(l.queue, a)

@@ -18,7 +18,6 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/deathlog"
-	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -243,26 +242,20 @@ func TestWhatTheBrokerTellsOfADeath(t *testing.T) {
 		assert.Equal(t, [2]string{"orders", "delivery_limit"}, [2]string{queue, reason})
 		assert.Greater(t, m.Header.DeliveryCount, uint32(1), "it is brought along")
 
-		// Central has the history folded. It says the same.
 		require.IsType(t, &amqp.StateAccepted{}, p.send(address.Queue("delay"), amqp.NewMessage([]byte("c"))))
 		require.NoError(t, r.RejectMessage(ctx, p.next(r), nil))
-		folding := &foldingHandler{got: make(chan *client.Delivery, 4)}
-		stop := consume(t, conn, "failed", folding, client.ConsumerConfig{})
-		d := <-folding.got
+		got := make(chan *client.Delivery, 4)
+		stop := consume(t, conn, "failed", client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
+			got <- d
+			return nil
+		}), client.ConsumerConfig{})
+		d := <-got
 		require.NoError(t, stop())
-		folded := deathlog.Peek(d).(*client.Message).Annotations
-		require.Contains(t, folded, deathlog.FoldedKey)
-		for key := range folded {
-			assert.False(t, frames.Folds(key.(string)), "%s isn't folded", key)
-		}
 		assert.Equal(t, []deathlog.Death{
 			{Queue: "orders", Reason: "rejected", Exchange: "back", RoutingKey: "delay"},
 			{Queue: "delay", Reason: "expired", RoutingKey: "delay"},
-		}, deathlog.Of(nil, folded))
-		key, _ := deathlog.Text(folded, "x-routing-key")
-		assert.Equal(t, "delay", key)
+		}, deathlog.Of(nil, d.Message().Annotations))
 
-		// Others are shown all of it, as go-amqp decodes it.
 		whole := d.Message().Annotations
 		for key, v := range map[string]string{
 			"x-exchange": "errors", "x-routing-key": "delay",
@@ -277,19 +270,5 @@ func TestWhatTheBrokerTellsOfADeath(t *testing.T) {
 		require.Len(t, deaths, 2)
 		assert.IsType(t, time.Time{}, deaths[0]["first-time"])
 		assert.Equal(t, []string{"delay"}, deaths[0]["routing-keys"])
-		assert.NotContains(t, whole, deathlog.FoldedKey)
 	})
-}
-
-// foldingHandler asks for folded death histories.
-type foldingHandler struct{ got chan *client.Delivery }
-
-func (h *foldingHandler) Prepare(_ context.Context, s client.Start) error {
-	deathlog.Fold(s)
-	return nil
-}
-
-func (h *foldingHandler) Handle(_ context.Context, d *client.Delivery) error {
-	h.got <- d
-	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -90,7 +89,7 @@ func (in *instrument) Handle(ctx context.Context, d *client.Delivery) (context.C
 
 // messageOf is d's message without what package deathlog has folded, which nothing here
 // reads: Message would unfold it for each.
-func messageOf(d *client.Delivery) *client.Message { return deathlog.Peek(d).(*client.Message) }
+func messageOf(d *client.Delivery) *client.Message { return d.Message() }
 
 // startProcess begins the span of an attempt, with its links or its parent.
 func (in *instrument) startProcess(ctx context.Context, q *queue, creation trace.SpanContext, last before) (context.Context, trace.Span) {

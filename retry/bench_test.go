@@ -68,13 +68,9 @@ func BenchmarkCentral(b *testing.B) {
 	h := Central(Policy{}, CentralConfig{Queues: []string{"orders"}})
 	m := failed("orders", "orders", "rejected")
 	m.ApplicationProperties = map[string]any{"tenant": "acme"}
-	for name, m := range map[string]*client.Message{"as it is": m, "folded": foldedCopy(m)} {
-		b.Run(name, func(b *testing.B) {
-			d := client.NewDelivery("failed_queue", m)
-			b.ReportAllocs()
-			for b.Loop() {
-				_ = h.Handle(b.Context(), d)
-			}
-		})
+	d := client.NewDelivery("failed_queue", m)
+	b.ReportAllocs()
+	for b.Loop() {
+		_ = h.Handle(b.Context(), d)
 	}
 }

@@ -183,7 +183,6 @@ func (c *central) Prepare(ctx context.Context, s client.Start) error {
 		return argument.At(argument.Root("queue"), argument.Conflict, s.Queue, fmt.Sprintf("isn't the failed queue, which is %.100q", c.cfg.FailedQueue),
 			"consume from that, or set CentralConfig.FailedQueue")
 	}
-	deathlog.Fold(s)
 	watches, err := c.guards(ctx, s)
 	if err != nil {
 		return err

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +15,6 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/frames"
 )
 
 // failed is a message as it lies in the failed queue. deaths are pairs of a queue and a
@@ -36,77 +33,16 @@ func failed(key string, deaths ...string) *client.Message {
 	return m
 }
 
-// foldedCopy is m as a consumer gets it that folds. Other annotations and values stay the
-// same. It is nil if nothing is folded.
-func foldedCopy(m *client.Message) *client.Message {
-	var entries frames.Map
-	c := *m
-	c.Annotations = maps.Clone(m.Annotations)
-	for k, v := range m.Annotations {
-		key, _ := k.(string)
-		if !frames.Folds(key) {
-			continue
-		}
-		if list, ok := v.([]map[any]any); ok {
-			history := frames.Array{}
-			for _, e := range list {
-				history.Elements = append(history.Elements, frames.Map{
-					{Key: frames.Symbol("queue"), Value: e["queue"]}, {Key: frames.Symbol("reason"), Value: frames.Symbol(e["reason"].(string))},
-					{Key: frames.Symbol("exchange"), Value: e["exchange"]},
-					{Key: frames.Symbol("routing-keys"), Value: frames.Array{Elements: []any{e["routing-keys"].([]string)[0]}}},
-				})
-			}
-			v = history
-		} else if _, ok := v.(string); !ok {
-			continue // it isn't folded
-		}
-		entries = append(entries, frames.Entry{Key: frames.Symbol(key), Value: v})
-		delete(c.Annotations, k)
-	}
-	b, err := (&frames.Message{Annotations: entries}).Append(nil)
-	if err != nil {
-		return nil
-	}
-	frames.Fold(b)
-	var folded client.Message
-	if folded.UnmarshalBinary(b) != nil || len(folded.Annotations) != 1 {
-		return nil
-	}
-	maps.Copy(c.Annotations, folded.Annotations)
-	return &c
-}
-
-// decide runs Central on a message, folded and as it is.
+// decide runs Central on a message.
 func (c centralCase) decide(m *client.Message) client.Outcome {
 	if c.cfg.Queues == nil {
 		c.cfg.Queues = []string{"orders", "emails"}
-	}
-	if folded := foldedCopy(m); folded != nil {
-		in, out := c.outcome(folded), c.outcome(m)
-		if a, b := told(in), told(out); !reflect.DeepEqual(a, b) {
-			panic(fmt.Sprintf("%#v\nfolded:\n%#v\nas it is:\n%#v", m, a, b))
-		}
 	}
 	return c.outcome(m)
 }
 
 func (c centralCase) outcome(m *client.Message) client.Outcome {
 	return client.OutcomeOf(Central(c.policy, c.cfg).Handle(context.Background(), client.NewDelivery("failed_queue", m)))
-}
-
-// told is what an outcome says, without times.
-func told(o client.Outcome) any {
-	f, ok := o.(client.Forward)
-	if !ok {
-		return o
-	}
-	d := DeathOf(f.Message)
-	d.FirstFailure, d.LastFailure = time.Time{}, time.Time{}
-	keys := map[any]bool{}
-	for k := range f.Message.Annotations {
-		keys[k] = true
-	}
-	return []any{f.To.String(), f.Message.ApplicationProperties, d, keys, f.Else != nil, fmt.Sprint(f.Err)}
 }
 
 type centralCase struct {

@@ -96,7 +96,7 @@ type origin struct {
 
 // messageOf is d's message for this package, which reads what may be folded by package
 // deathlog.
-func messageOf(d *client.Delivery) *client.Message { return deathlog.Peek(d).(*client.Message) }
+func messageOf(d *client.Delivery) *client.Message { return d.Message() }
 
 func pastOf(m *client.Message) past {
 	compact, _ := m.Annotations[AnnotationHistory].(string)

@@ -166,3 +166,41 @@ func TestDecodableBoundsDepth(t *testing.T) {
 	require.True(t, decodes(lists(MaxDepth-1)))
 	require.ErrorIs(t, Decodable(lists(MaxDepth)), errNested)
 }
+
+// died is a message as RabbitMQ 4.0 writes one that has died once in each of queues, the
+// last death first. 4.3 writes the annotations the other way round.
+func died(t testing.TB, queues ...string) []byte {
+	return diedWith(t, nil, queues...)
+}
+
+func diedWith(t testing.TB, own Map, queues ...string) []byte {
+	history := Array{}
+	for _, q := range queues {
+		history.Elements = append(history.Elements, Map{
+			{Key: Symbol("queue"), Value: q},
+			{Key: Symbol("reason"), Value: Symbol("rejected")},
+			{Key: Symbol("count"), Value: uint64(3)},
+			{Key: Symbol("exchange"), Value: "shop"},
+			{Key: Symbol("routing-keys"), Value: Array{Elements: []any{"order.placed", "order.seen"}}},
+		})
+	}
+	m := &Message{
+		Header:              &MessageHeader{},
+		DeliveryAnnotations: Map{{Key: Symbol("x-opt-deaths"), Value: uint64(1)}},
+		Annotations: append(slices.Clone(own), Map{
+			{Key: Symbol("x-exchange"), Value: "errors"},
+			{Key: Symbol("x-routing-key"), Value: "order.placed"},
+			{Key: Symbol("x-opt-deaths"), Value: history},
+			{Key: Symbol("x-first-death-exchange"), Value: "shop"},
+			{Key: Symbol("x-first-death-queue"), Value: queues[len(queues)-1]},
+			{Key: Symbol("x-first-death-reason"), Value: "rejected"},
+			{Key: Symbol("x-last-death-exchange"), Value: "shop"},
+			{Key: Symbol("x-last-death-queue"), Value: queues[0]},
+			{Key: Symbol("x-last-death-reason"), Value: "rejected"},
+		}...),
+		Body: section(0x75, 0xa0, 1, 'b'),
+	}
+	b, err := m.Append(nil)
+	require.NoError(t, err)
+	return b
+}

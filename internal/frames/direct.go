@@ -88,7 +88,7 @@ func (f *fields) readDirect(p any) (set, ok bool) {
 
 // shortText reads a binary or text of the short form, which code begins. n is 0 if it
 // isn't one.
-func shortText[T []byte | string](b T, code byte) (v T, n int) {
+func shortText(b []byte, code byte) (v []byte, n int) {
 	if b[0] != code || len(b) < 2 || len(b) < 2+int(b[1]) {
 		return v, 0
 	}

@@ -836,7 +836,7 @@ func (e *encoder) elements(v any) (count int) {
 
 // valueSize is how many bytes the value at the beginning of b takes, 0 if that can't be
 // told. It doesn't look into compound values.
-func valueSize[T []byte | string](b T) int {
+func valueSize(b []byte) int {
 	n, depth := 0, 0
 	for {
 		if len(b) <= n {
@@ -865,7 +865,7 @@ func valueSize[T []byte | string](b T) int {
 }
 
 // plainSize is valueSize for a value that isn't described.
-func plainSize[T []byte | string](b T) int {
+func plainSize(b []byte) int {
 	n := 0
 	switch code := b[0]; code >> 4 {
 	case 0x4:
@@ -886,7 +886,7 @@ func plainSize[T []byte | string](b T) int {
 		}
 	case 0xb, 0xd, 0xf:
 		if len(b) > 4 {
-			n = 5 + int(uint32At(b[1:]))
+			n = 5 + int(binary.BigEndian.Uint32(b[1:]))
 		}
 	}
 	if n < 0 || n > len(b) {
