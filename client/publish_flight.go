@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"sync"
 
 	"github.com/hopback/hopback/internal/userid"
 )
@@ -15,6 +16,11 @@ type flight struct {
 	link    *flightLink
 	answers *answers
 
+	// mu is held by whoever sends: the flight's goroutine, or a caller that finds nothing
+	// before its message. It guards what follows.
+	mu sync.Mutex
+	// over says that nothing more is sent on this link.
+	over bool
 	rest []*outgoing // to be sent again, before what is queued
 	// alone says that messages are sent one at a time, since one of them may be what the
 	// broker has ended the last link for.
@@ -60,30 +66,26 @@ func (f *flight) run() landing {
 func (f *flight) send() {
 	stop := f.s.stop
 	var idle <-chan struct{} // once the sender is stopped
+	defer f.close()
 	for {
 		in := f.sess.intake().Now()
-		out, from, queue := f.next(in.Blocked)
-		if out != nil {
-			if !f.take(out, from) {
-				return
-			}
+		queue, more := f.first(in.Blocked)
+		if more {
 			continue
 		}
-		if f.end.lost || idle != nil && f.s.callers.Load() == 0 {
+		if f.closed() || idle != nil && f.s.callers.Load() == 0 {
 			return
 		}
 		select {
 		case out := <-queue:
-			if !f.take(out, outQueued) {
-				return
-			}
+			f.put(out)
 		case <-f.answers.more:
 		case <-in.Changed:
 		case <-f.answers.lost:
-			f.end.lost = true
+			f.lose()
 			return
 		case <-f.sess.broken():
-			f.end.lost = true
+			f.lose()
 			return
 		case <-f.s.ctx.Done():
 			return
@@ -92,6 +94,67 @@ func (f *flight) send() {
 		case <-idle:
 		}
 	}
+}
+
+// first sends the first message that may be sent, and says whether there was one. If there was
+// none, it returns the queue to wait for; nil: none may be sent now.
+func (f *flight) first(blocked bool) (queue <-chan *outgoing, more bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.over {
+		return nil, false
+	}
+	out, from, queue := f.next(blocked)
+	if out == nil {
+		f.over = f.end.lost
+		return queue, false
+	}
+	f.over = !f.take(out, from)
+	return nil, !f.over
+}
+
+// put sends a message that was queued.
+func (f *flight) put(out *outgoing) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.over = !f.take(out, outQueued)
+}
+
+// try sends a message for its caller, past the queue, and says whether it has: not if another
+// is before it.
+func (f *flight) try(out *outgoing) bool {
+	if f == nil || f.sess.intake().Now().Blocked {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.over || f.alone || len(f.rest) > 0 || len(f.s.queue) > 0 || f.answers.overdue.Load() || !f.answers.room() {
+		return false
+	}
+	if f.over = !f.take(out, outQueued); f.over {
+		f.answers.signal()
+	}
+	return true
+}
+
+// lose notes that the link has ended.
+func (f *flight) lose() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.end.lost = true
+}
+
+func (f *flight) closed() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.over
+}
+
+// close has no caller send any more.
+func (f *flight) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.over = true
 }
 
 // next returns the message to send now, and its state. If there is none, it returns the

@@ -106,7 +106,10 @@ func (k *linkKeeper) fly(sess session, link *flightLink) (again bool) {
 	k.renewed = false
 	s.refusal.Store(nil)
 	s.intake.Store(sess.intake())
-	end := newFlight(s, sess, link).run()
+	f := newFlight(s, sess, link)
+	s.flight.Store(f)
+	end := f.run()
+	s.flight.Store(nil)
 	s.intake.Store(nil)
 	if end.overdue {
 		k.overdue(sess, end)

@@ -82,6 +82,8 @@ type sender struct {
 	refusal atomic.Pointer[Error]
 	// intake is that of the session in use; nil while there is none.
 	intake atomic.Pointer[intake]
+	// flight is the one under way; nil while there is none.
+	flight atomic.Pointer[flight]
 }
 
 // leave takes o back for its caller, and returns what is certain of it: ErrNotSent,
@@ -291,14 +293,27 @@ func (s *sender) closed(kind error) error {
 	return &Error{Op: s.op, Target: s.target, Kind: kind, Err: ErrClosed}
 }
 
-// put queues out, within ctx. After an error it isn't queued.
+// put queues out, within ctx. After an error it isn't queued. Messages that the same caller puts
+// go out in their order.
 func (s *sender) put(ctx context.Context, out *outgoing) error {
+	if err := s.charge(ctx, out); err != nil {
+		return err
+	}
+	return s.enqueue(ctx, out)
+}
+
+// charge takes out's size from the budget, within ctx.
+func (s *sender) charge(ctx context.Context, out *outgoing) error {
 	if out.size = s.budget.size(out.msg); !s.budget.take(ctx, s.ctx.Done(), out.size) {
 		if ctx.Err() == nil {
 			return s.closed(ErrNotSent)
 		}
 		return s.ended(ErrNotSent, ctx)
 	}
+	return nil
+}
+
+func (s *sender) enqueue(ctx context.Context, out *outgoing) error {
 	select {
 	case s.queue <- out:
 		return nil
@@ -330,9 +345,14 @@ func (s *sender) do(ctx context.Context, m *Message) error {
 		c = &call{answer: make(chan error, 1)}
 	}
 	c.outgoing = outgoing{msg: m, to: c}
-	err := s.put(ctx, &c.outgoing)
+	err := s.charge(ctx, &c.outgoing)
 	if err != nil {
 		return err
+	}
+	if !s.flight.Load().try(&c.outgoing) {
+		if err := s.enqueue(ctx, &c.outgoing); err != nil {
+			return err
+		}
 	}
 	select {
 	case err = <-c.answer:

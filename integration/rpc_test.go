@@ -605,11 +605,13 @@ func TestCallsWhileConnectionsAreCut(t *testing.T) {
 			wire, through := s.through(t)
 			asking, _ := connectTo(t, through, soon)
 			answering, _ := connectTo(t, through, soon)
-			progress := make(chan struct{}, 1)
+			// A handler goes on when it was noticed, or when all cuts are made: so each cut
+			// comes while calls are under way.
+			progress, cutAll := make(chan struct{}), make(chan struct{})
 			tell := func() {
 				select {
 				case progress <- struct{}{}:
-				default:
+				case <-cutAll:
 				}
 			}
 			r := responder(t, answering)
@@ -651,7 +653,10 @@ func TestCallsWhileConnectionsAreCut(t *testing.T) {
 			over := make(chan struct{})
 			go func() {
 				done := 0
-				defer func() { cutting <- done }()
+				defer func() {
+					close(cutAll)
+					cutting <- done
+				}()
 				for done < cuts {
 					// After some of the answers, and never when nothing moves.
 					for range 1 + random.IntN(max(calls/cuts/2, 1)) {
