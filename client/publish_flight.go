@@ -137,6 +137,14 @@ func (f *flight) try(out *outgoing) bool {
 	return true
 }
 
+// settle returns when no message is being handed to the link.
+func (f *flight) settle() {
+	if f != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+	}
+}
+
 // lose notes that the link has ended.
 func (f *flight) lose() {
 	f.mu.Lock()
@@ -183,6 +191,7 @@ func (f *flight) next(blocked bool) (out *outgoing, from int32, queue <-chan *ou
 // take sends a message, and says whether to go on.
 func (f *flight) take(out *outgoing, from int32) bool {
 	s := f.s
+	out.on.Store(nil) // what an earlier link had says nothing of this one
 	if from != outQueued && from != outAgain || !out.state.CompareAndSwap(from, outSending) {
 		return true // taken back, and its caller told so
 	}

@@ -105,7 +105,12 @@ func (s *sender) leave(o *outgoing) (*Message, error) {
 			return m, ErrOutcomeUnknown
 		case outSending:
 			m := o.msg
-			if x := o.on.Load(); x != nil && x.withdraw() {
+			x := o.on.Load()
+			if x == nil {
+				s.flight.Load().settle() // it is being handed to the link
+				x = o.on.Load()
+			}
+			if x != nil && x.withdraw() {
 				if !o.state.CompareAndSwap(outSending, outOver) {
 					continue
 				}

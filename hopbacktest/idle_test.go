@@ -32,13 +32,13 @@ import (
 // above what go-amqp takes: "bench -only idle" has the figures.
 const (
 	// with a consumer that has handled messages
-	idleGoroutines = 6   // of each consumer
-	idleKilobytes  = 210 // of heap and stacks, of each consumer
-	idleMebibytes  = 130 // of memory, of the whole process
+	idleGoroutines = 5  // of each consumer
+	idleKilobytes  = 46 // of heap and stacks, of each consumer
+	idleMebibytes  = 64 // of memory, of the whole process
 	// with one whose messages have failed, so that it has published retry copies
-	retriedGoroutines = 10
-	retriedKilobytes  = 390
-	retriedMebibytes  = 330
+	retriedGoroutines = 7
+	retriedKilobytes  = 80
+	retriedMebibytes  = 115
 )
 
 // idleWeight is what the process idleConsumersIn holds.
