@@ -373,7 +373,8 @@ func TestApplyGivesUpOnADeadRequester(t *testing.T) {
 	f := &fakeBroker{intercept: func(context.Context, int, sent) (int, any, error, bool) { return 0, nil, errDied, true }}
 	report, err := declare.Apply(context.Background(), f, shop())
 	require.ErrorIs(t, err, errDied)
-	assert.LessOrEqual(t, len(f.requests), 2+5)
+	// At most a look at each queue, each exchange at the same time, and the first alone.
+	assert.LessOrEqual(t, len(f.requests), 2+2+5, "%v", f.requests)
 	assert.GreaterOrEqual(t, report.Count(declare.NotTried), 4, report)
 }
 
