@@ -187,7 +187,7 @@ func (r *received) distinct() int {
 // of each entry is in order. Workers with an inbox, which fail now and then, write each
 // effect once.
 func TestNothingIsLostOrInventedWhileEverythingIsKilled(t *testing.T) {
-	transactions, kills, brokers := 3000, 6, []string{"memory"}
+	transactions, kills, brokers := 1500, 6, []string{"memory"}
 	if os.Getenv("HOPBACK_LONG") != "" {
 		transactions, kills, brokers = 100_000, 30, []string{"memory", "4.3", "4.0"}
 	}

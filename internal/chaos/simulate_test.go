@@ -27,7 +27,7 @@ var (
 	simSeed     = flag.Uint64("simulate.seed", 1, "the first seed")
 	simSeeds    = flag.Int("simulate.seeds", 1, "how many seeds, with each version")
 	simVersions = flag.String("simulate.versions", "4.3.6,4.0.5", "of RabbitMQ")
-	simMessages = flag.Int("simulate.messages", 1_000, "with each seed")
+	simMessages = flag.Int("simulate.messages", 400, "with each seed")
 	simFaults   = flag.Int("simulate.faults", len(SimulatedKinds), "with each seed")
 	simKinds    = flag.String("simulate.kinds", "all", fmt.Sprintf("of faults, separated by commas: some of %v", SimulatedKinds))
 	simVerbose  = flag.Bool("simulate.verbose", false, "print all that happens")
