@@ -154,7 +154,7 @@ func TestRefusedConsumerIsNoGhostAfterAReconnect(t *testing.T) {
 func TestFailedOpensLeaveNothingBehind(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		wire, through := s.through(t)
-		conn, log := connectTo(t, through, soon, func(c *client.Config) { c.ConnectTimeout = 800 * time.Millisecond })
+		conn, log := connectTo(t, through, soon, func(c *client.Config) { c.ConnectTimeout = 1500 * time.Millisecond })
 		apply(t, conn, queueOf(declare.QuorumQueue{Name: "orders", DeliveryLimit: declare.Unlimited}))
 		got := make(chan int, 1000)
 		for range 3 {
