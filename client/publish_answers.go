@@ -19,8 +19,8 @@ import (
 // order of sending.
 //
 // Answers come on the goroutine that reads from the connection. A caller who waits for one
-// gets it there. The others' are told on a goroutine of their own, since a user's code, such as
-// an Instrument's, may take its time over them. It runs from the first of them on.
+// gets it there. A second goroutine tells the others, since a user's code, such as an
+// Instrument's, may take its time over them. It runs from the first of them on.
 type answers struct {
 	s    *sender
 	sess session

@@ -113,10 +113,15 @@ func (f *flight) first(blocked bool) (queue <-chan *outgoing, more bool) {
 	return nil, !f.over
 }
 
-// put sends a message that was queued.
+// put sends a message that was queued. If a caller has found the link to be over meanwhile,
+// the next link sends it.
 func (f *flight) put(out *outgoing) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.over {
+		f.rest = append(f.rest, out)
+		return
+	}
 	f.over = !f.take(out, outQueued)
 }
 

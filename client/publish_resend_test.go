@@ -700,3 +700,34 @@ func TestSizesAreEstimated(t *testing.T) {
 		assert.LessOrEqual(t, n, c.to, name)
 	}
 }
+
+// A caller finds the link lost while the flight's goroutine takes a message from the queue.
+// Both messages go out on the next link.
+func TestAMessageTakenFromTheQueueAsTheLinkIsLostIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		s := startResender(b)
+		require.NoError(t, s.do(within(t, time.Minute), withID("first")))
+		b.hook = func(step string) error {
+			if step == "send a" || step == "send b" {
+				return errFakeLink
+			}
+			return nil
+		}
+		sess, err := b.open(t.Context())
+		require.NoError(t, err)
+		link, err := sess.sender(t.Context(), "/queues/q")
+		require.NoError(t, err)
+		f := newFlight(s, sess, newFlightLink(link))
+		a := &outgoing{msg: withID("a"), to: answerFunc(func(error) {})}
+		queued := &outgoing{msg: withID("b"), to: answerFunc(func(error) {})}
+		require.True(t, f.try(a))
+		f.put(queued)
+		assert.True(t, f.closed())
+		f.land()
+		assert.Equal(t, []*outgoing{a, queued}, s.again)
+		s.again = nil
+		closeSession(sess)
+		require.NoError(t, s.close(within(t, time.Minute)))
+	})
+}
