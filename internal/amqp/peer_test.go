@@ -633,6 +633,7 @@ func TestBlocked(t *testing.T) {
 	pair(t, Config{}, func(t *testing.T, c *Conn, p *peer) {
 		changes := make(chan bool, 10)
 		s := p.begin(c, SessionConfig{OnBlocked: func(b bool) { changes <- b }})
+		assert.False(t, <-changes, "how it began")
 		l := p.sender(s, SenderConfig{}, 10)
 		p.send(0, &frames.Flow{NextIncomingID: frames.Some(uint32(0)), IncomingWindow: 0})
 		assert.True(t, <-changes)

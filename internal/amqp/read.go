@@ -35,6 +35,7 @@ const (
 	linkEnded
 	linkOver
 	blockedChanged
+	sessionBegun
 	sessionEnded
 	sessionOver
 )
@@ -189,9 +190,14 @@ func (c *Conn) call(e *event) {
 		close(e.l.over)
 	case blockedChanged:
 		e.s.cfg.OnBlocked(e.state.(bool))
+	case sessionBegun:
+		close(e.s.begun)
 	case sessionEnded:
 		e.s.cfg.OnEnd(e.s.Err())
 	case sessionOver:
+		if f := e.s.cfg.OnOver; f != nil {
+			f()
+		}
 		close(e.s.over)
 	}
 }
@@ -256,16 +262,13 @@ func (c *Conn) peerBegan(channel uint16, p *frames.Begin) error {
 		s.end(&frames.End{}, s.err)
 		return nil
 	}
-	close(s.begun)
 	s.setBlocked(p.IncomingWindow == 0)
+	c.events = append(c.events, event{kind: sessionBegun, s: s})
 	return nil
 }
 
 // setBlocked notes whether the peer accepts transfers. It is called with mu held.
 func (s *Session) setBlocked(blocked bool) {
-	if blocked == s.blocked {
-		return
-	}
 	s.blocked = blocked
 	if s.cfg.OnBlocked != nil {
 		s.c.events = append(s.c.events, event{kind: blockedChanged, s: s, state: blocked})
@@ -415,7 +418,9 @@ func (s *Session) peerFlow(f *frames.Flow) *violation {
 	if int32(s.window) < 0 {
 		s.window = 0
 	}
-	s.setBlocked(f.IncomingWindow == 0)
+	if blocked := f.IncomingWindow == 0; blocked != s.blocked {
+		s.setBlocked(blocked)
+	}
 	s.pump()
 	if !f.Handle.Set {
 		if f.Echo {
