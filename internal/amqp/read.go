@@ -66,10 +66,10 @@ func (c *Conn) read() {
 // fill reads once.
 func (c *Conn) fill() error {
 	_ = c.net.SetReadDeadline(time.Now().Add(c.idle))
-	err := c.in.fill()
+	err := c.in.Fill()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		_ = c.net.SetReadDeadline(time.Now().Add(grace))
-		if err = c.in.fill(); errors.Is(err, os.ErrDeadlineExceeded) {
+		if err = c.in.Fill(); errors.Is(err, os.ErrDeadlineExceeded) {
 			return ErrSilent
 		}
 	}
@@ -103,8 +103,8 @@ func (c *Conn) part(err error) {
 	if broke { // the peer reads why once it has been read from
 		_ = c.net.SetReadDeadline(time.Now().Add(parting))
 		for {
-			c.in.r, c.in.w = 0, 0
-			if c.in.fill() != nil {
+			c.in.Drop()
+			if c.in.Fill() != nil {
 				break
 			}
 		}
@@ -145,7 +145,7 @@ func (c *Conn) frames() (err error) {
 	c.mu.Lock()
 	for err == nil {
 		var b []byte
-		if b, err = c.in.frame(); err != nil {
+		if b, err = c.in.Next(); err != nil {
 			err = broken(ScopeConnection, condFraming, "%v", err)
 			break
 		}
