@@ -52,7 +52,6 @@ type wire struct {
 	spare      chan struct{}         // has one for each session of the machinery itself
 	heard      atomic.Uint64         // answers to messages, and deliveries
 	givenUp    atomic.Pointer[error] // why; another endpoint is to be tried first
-	uplink     *uplink
 	question   struct {
 		sync.Mutex
 		answered chan struct{} // closed when it is; nil: nobody asks
@@ -75,8 +74,7 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 	if err != nil {
 		return nil, err
 	}
-	up := &uplink{Conn: raw}
-	conn, err := engine.Open(ctx, up, engine.Config{
+	conn, err := engine.Open(ctx, raw, engine.Config{
 		ContainerID: cfg.Name,
 		Hostname:    "vhost:" + ep.vhost,
 		Mechanism:   sasl.mechanism,
@@ -100,7 +98,7 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 		return s
 	}
 	w := &wire{
-		limit: peer.Sessions, endpoint: ep, amqp: conn, net: raw, uplink: up, login: ep.login(cfg), token: token,
+		limit: peer.Sessions, endpoint: ep, amqp: conn, net: raw, login: ep.login(cfg), token: token,
 		blockage: &blockage{log: cfg.Logger, endpoint: ep.shown},
 		broker:   Broker{Product: text("product"), Version: text("version"), Node: text("node"), Cluster: text("cluster_name")},
 	}
@@ -302,19 +300,4 @@ func closeWire(w *wire) {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	w.close(ctx)
-}
-
-// uplink is a net.Conn that shows whether a write is under way.
-type uplink struct {
-	net.Conn
-	writing atomic.Bool
-	written atomic.Uint64 // writes that have ended
-}
-
-func (u *uplink) Write(b []byte) (int, error) {
-	u.writing.Store(true)
-	n, err := u.Conn.Write(b)
-	u.writing.Store(false)
-	u.written.Add(1)
-	return n, err
 }

@@ -40,7 +40,7 @@ const answerLooks = 4
 // same time share the question. If the connection has no room for a session, it is taken to
 // answer.
 func (w *wire) answering(ctx context.Context, limit time.Duration) bool {
-	answers, written := w.amqp.Answers(), w.uplink.written.Load()
+	answers, writes := w.amqp.Answers(), w.amqp.Writes()
 	w.question.Lock()
 	answered := w.question.answered
 	if answered == nil {
@@ -69,7 +69,8 @@ func (w *wire) answering(ctx context.Context, limit time.Duration) bool {
 		}
 	}
 	// A slow network that is busy with a large message isn't silent.
-	busy := w.uplink.written.Load() != written && w.uplink.writing.Load()
+	now := w.amqp.Writes()
+	busy := now != writes && now%2 == 1
 	return busy || w.amqp.Answers() != answers
 }
 

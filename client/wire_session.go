@@ -137,80 +137,67 @@ type wireReceiver struct {
 	of    *wireSession
 	heard *atomic.Uint64 // the connection's, unless what comes tells nothing of queues
 
-	mu      sync.Mutex
-	queue   []arrival
-	head    int
-	drained uint32 // the count of the last drain that is over
-	has     bool   // there was one
-	ended   bool
-	changed chan struct{} // closed when drained, has or ended have changed; nil: nobody waits
-	wake    chan struct{} // has room for one: a delivery has come, or the link has ended
+	mu     sync.Mutex
+	queue  []arrival
+	head   int
+	wake   chan struct{} // has room for one: a delivery has come
+	drains chan uint32   // has room for one: the count of the last drain that is over
+	over   chan struct{} // closed when the link has ended
 }
 
 func newWireReceiver(s *wireSession, heard *atomic.Uint64) *wireReceiver {
-	return &wireReceiver{of: s, heard: heard, wake: make(chan struct{}, 1)}
+	return &wireReceiver{of: s, heard: heard, wake: make(chan struct{}, 1), drains: make(chan uint32, 1), over: make(chan struct{})}
 }
 
 func (l *wireReceiver) attach(ctx context.Context, limit time.Duration, cfg engine.ReceiverConfig) error {
 	cfg.OnDelivery = l.delivered
-	cfg.OnDrained = func(count uint32) { l.change(func() { l.drained, l.has = count, true }) }
-	cfg.OnEnd = func(error) { l.change(func() { l.ended = true }) }
+	cfg.OnDrained = l.drained
+	cfg.OnEnd = func(error) { close(l.over) }
 	return l.of.w.answered(ctx, limit, func(ctx context.Context) (err error) {
 		l.r, err = l.of.s.Receiver(ctx, cfg)
 		return err
 	})
 }
 
-// delivered is called on the goroutine that reads, as is all that calls change.
+// delivered is called on the goroutine that reads, as drained is.
 func (l *wireReceiver) delivered(d *engine.Delivery) {
 	l.of.count(l.heard)
 	a := arrived(d)
 	l.mu.Lock()
 	l.queue = append(l.queue, a)
 	l.mu.Unlock()
-	l.signal()
-}
-
-func (l *wireReceiver) signal() {
 	select {
 	case l.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (l *wireReceiver) change(f func()) {
-	l.mu.Lock()
-	f()
-	if l.changed != nil {
-		close(l.changed)
-		l.changed = nil
+func (l *wireReceiver) drained(count uint32) {
+	select {
+	case <-l.drains:
+	default:
 	}
-	l.mu.Unlock()
-	l.signal()
+	l.drains <- count
 }
 
 func (l *wireReceiver) prefetched() (a arrival, ok bool) {
-	a, ok, _ = l.next()
-	return a, ok
-}
-
-func (l *wireReceiver) next() (a arrival, ok, ended bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.head == len(l.queue) {
-		return a, false, l.ended
+		return a, false
 	}
 	a = l.queue[l.head]
 	l.queue[l.head] = arrival{}
 	if l.head++; l.head == len(l.queue) {
 		l.queue, l.head = l.queue[:0], 0
 	}
-	return a, true, false
+	return a, true
 }
 
 func (l *wireReceiver) receive(ctx context.Context) (arrival, error) {
 	for {
-		a, ok, ended := l.next()
+		ended := isClosed(l.over)
+		a, ok := l.prefetched()
 		switch {
 		case ok:
 			return a, nil
@@ -219,6 +206,7 @@ func (l *wireReceiver) receive(ctx context.Context) (arrival, error) {
 		}
 		select {
 		case <-l.wake:
+		case <-l.over:
 		case <-ctx.Done():
 			return a, context.Cause(ctx)
 		}
@@ -233,22 +221,13 @@ func (l *wireReceiver) drain(ctx context.Context) error {
 		return transport(err)
 	}
 	for {
-		l.mu.Lock()
-		if l.has && l.drained == count {
-			l.mu.Unlock()
-			return nil
-		}
-		if l.ended {
-			l.mu.Unlock()
-			return transport(l.r.Err())
-		}
-		if l.changed == nil {
-			l.changed = make(chan struct{})
-		}
-		changed := l.changed
-		l.mu.Unlock()
 		select {
-		case <-changed:
+		case n := <-l.drains:
+			if n == count {
+				return nil
+			}
+		case <-l.over:
+			return transport(l.r.Err())
 		case <-ctx.Done():
 			return ctx.Err()
 		}

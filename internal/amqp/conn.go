@@ -64,8 +64,8 @@ type Conn struct {
 	in      *frames.Reader
 	idle    time.Duration
 	peer    Peer
-	heard   atomic.Uint64 // reads from the network
 	answers atomic.Uint64 // frames by which the peer answers one of this end's
+	writes  atomic.Uint64 // begins and ends of writes to the network
 	done    chan struct{} // closed when the connection has ended
 	running sync.WaitGroup
 	settled func(n int) // Config.Settled
@@ -274,6 +274,9 @@ func (c *Conn) Err() error {
 // Answers counts the frames by which the peer has answered one of this end's: begins, attaches,
 // dispositions, detaches and ends. While it grows, the peer reads what is sent to it.
 func (c *Conn) Answers() uint64 { return c.answers.Load() }
+
+// Writes counts the begins and ends of writes to the network: it is odd while one is under way.
+func (c *Conn) Writes() uint64 { return c.writes.Load() }
 
 // Close closes the connection in order: what was put before is written first. It waits for the
 // peer's close within ctx, and closes the network connection in any case. It returns why the

@@ -637,7 +637,6 @@ func TestBlocked(t *testing.T) {
 		l := p.sender(s, SenderConfig{}, 10)
 		p.send(0, &frames.Flow{NextIncomingID: frames.Some(uint32(0)), IncomingWindow: 0})
 		assert.True(t, <-changes)
-		assert.True(t, s.Blocked())
 		require.NoError(t, l.Send((&record{}).sending("a")))
 		p.nothing()
 		p.send(0, &frames.Flow{NextIncomingID: frames.Some(uint32(0)), IncomingWindow: 10})

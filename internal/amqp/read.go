@@ -73,9 +73,6 @@ func (c *Conn) fill() error {
 			return ErrSilent
 		}
 	}
-	if err == nil {
-		c.heard.Add(1)
-	}
 	return err
 }
 

@@ -179,13 +179,6 @@ func (s *Session) gone() error {
 	return nil
 }
 
-// Blocked says whether the peer has stopped accepting transfers on the session.
-func (s *Session) Blocked() bool {
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	return s.blocked
-}
-
 // Conn returns the session's connection.
 func (s *Session) Conn() *Conn { return s.c }
 
