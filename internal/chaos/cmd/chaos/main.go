@@ -23,6 +23,25 @@ func main() {
 	os.Exit(code)
 }
 
+// setup is a broker to run with.
+type setup struct {
+	version string
+	nodes   int
+}
+
+func setupsOf(nodes, versions string) (all []setup, err error) {
+	for _, n := range strings.Split(nodes, ",") {
+		for _, v := range strings.Split(versions, ",") {
+			count := 0
+			if _, err := fmt.Sscan(n, &count); err != nil {
+				return nil, fmt.Errorf("-nodes %q: use 1, 3 or 1,3", nodes)
+			}
+			all = append(all, setup{v, count})
+		}
+	}
+	return all, nil
+}
+
 func run(ctx context.Context) int {
 	var (
 		seed       = flag.Uint64("seed", 0, "of the faults and of the messages' fates; the runs after the first take the next ones; 0: by the clock, and printed")
@@ -46,20 +65,10 @@ func run(ctx context.Context) int {
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano())
 	}
-	type setup struct {
-		version string
-		nodes   int
-	}
-	var setups []setup
-	for _, n := range strings.Split(*nodes, ",") {
-		for _, v := range strings.Split(*versions, ",") {
-			count := 0
-			if _, err := fmt.Sscan(n, &count); err != nil {
-				fmt.Fprintf(os.Stderr, "chaos: -nodes %q: use 1, 3 or 1,3\n", *nodes)
-				return 2
-			}
-			setups = append(setups, setup{v, count})
-		}
+	setups, err := setupsOf(*nodes, *versions)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		return 2
 	}
 	// Each setup gets as many runs.
 	rounds := max(1, (*messages+*slice*len(setups)-1)/(*slice*len(setups)))
