@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -55,13 +54,8 @@ func run(ctx context.Context) int {
 		handOver   = flag.Duration("hand-over", 0, "RabbitMQ's dead_letter_worker_publisher_confirm_timeout, which is 180 s by default; 0: 15 s")
 		duration   = flag.Duration("duration", 0, "after which no further run begins; 0: none")
 		dir        = flag.String("dir", "", "for the history of each run; empty: a temporary one, which stays if something is wrong")
-		jsonPath   = flag.String("json", "", "a file for the summed report as JSON")
-		sum        = flag.Bool("sum", false, "only add up the reports that the arguments name")
 	)
 	flag.Parse()
-	if *sum {
-		return addUp(flag.Args(), *jsonPath)
-	}
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano())
 	}
@@ -112,59 +106,5 @@ func run(ctx context.Context) int {
 		fmt.Println()
 		_ = chaos.WriteTable(os.Stdout, chaos.Sum(reports))
 	}
-	return max(code, write(reports, *jsonPath))
-}
-
-// summary is what -json writes.
-type summary struct {
-	Rows    []chaos.Row     `json:"rows"`
-	Reports []*chaos.Report `json:"reports"`
-}
-
-func write(reports []*chaos.Report, path string) int {
-	if path == "" {
-		return 0
-	}
-	text, err := json.MarshalIndent(summary{chaos.Sum(reports), reports}, "", "  ")
-	if err == nil {
-		err = os.WriteFile(path, text, 0o644)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "chaos:", err)
-		return 1
-	}
-	return 0
-}
-
-// addUp reads what -json wrote, or report.json of a history.
-func addUp(paths []string, to string) int {
-	var all []*chaos.Report
-	for _, path := range paths {
-		text, err := os.ReadFile(path)
-		var s summary
-		if err == nil {
-			err = json.Unmarshal(text, &s)
-		}
-		if err == nil && len(s.Reports) == 0 {
-			var one *chaos.Report
-			if one, err = chaos.ReadReport(path); err == nil {
-				s.Reports = append(s.Reports, one)
-			}
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "chaos:", err)
-			return 1
-		}
-		all = append(all, s.Reports...)
-	}
-	_ = chaos.WriteTable(os.Stdout, chaos.Sum(all))
-	bad := 0
-	for _, r := range all {
-		if !r.Good() {
-			bad++
-			fmt.Printf("seed %d, RabbitMQ %s, %d node(s): %v\n", r.Seed, r.Full, r.Nodes, r.Count)
-		}
-	}
-	fmt.Printf("%d runs, %d with something wrong\n", len(all), bad)
-	return max(min(bad, 1), write(all, to))
+	return code
 }
