@@ -34,7 +34,7 @@ func TestPicture(t *testing.T) {
 	}
 	want, err := os.ReadFile(pictureFile)
 	require.NoError(t, err)
-	require.Equal(t, string(want), drawn, "run: go -C otel test . -run Picture -update")
+	require.Equal(t, string(want), drawn, "run: go test ./otel -run Picture -update")
 }
 
 const style = `<style>
