@@ -38,13 +38,13 @@ test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and e
 
 .PHONY: unit
 unit: ## The tests that need no broker
-	@{ set +e; $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry ./otel; $(GO) test -race -count=1 -json ./adapter/officialclient ./otel ./cmd/hopback/... ./docs/snippets/...; } | $(GO) run ./internal/tally
+	@{ set +e; $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry ./hopbackotel; $(GO) test -race -count=1 -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./docs/snippets/...; } | $(GO) run ./internal/tally
 
 .PHONY: quick
 quick: ## The tests that need no broker, and those of integration with brokers in memory, beside each other; without the race detector, within a minute
 	@memory=$$(mktemp); trap 'rm -f "$$memory"' EXIT; \
 	{ set +e; $(GO) test -json ./integration -brokers=memory -parallel=64 >"$$memory" & \
-	$(GO) test -json $(UNIT) ./adapter/officialclient ./otel ./cmd/hopback/... ./docs/snippets/...; \
+	$(GO) test -json $(UNIT) ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./docs/snippets/...; \
 	wait; cat "$$memory"; } | $(GO) run ./internal/tally
 
 .PHONY: lint

@@ -9,7 +9,7 @@ require (
 	github.com/ThreeDotsLabs/watermill-sql/v4 v4.0.0
 	github.com/google/pprof v0.0.0-20261016150608-1facf8f91b50
 	github.com/hopback/hopback v0.0.0
-	github.com/hopback/hopback/otel v0.0.0
+	github.com/hopback/hopback/hopbackotel v0.0.0
 	github.com/hopback/hopback/outbox v0.0.0-00010101000000-000000000000
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/rabbitmq/amqp091-go v1.16.0
@@ -50,6 +50,6 @@ require (
 // The SDK of the same checkout.
 replace github.com/hopback/hopback => ../
 
-replace github.com/hopback/hopback/otel => ../otel
+replace github.com/hopback/hopback/hopbackotel => ../hopbackotel
 
 replace github.com/hopback/hopback/outbox => ../outbox

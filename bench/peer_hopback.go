@@ -13,8 +13,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/middleware/batch"
-	"github.com/hopback/hopback/otel"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -48,7 +48,7 @@ func hopConnect(ctx context.Context, url string) (*client.Conn, func(), error) {
 	if ctx.Value(tracedKey{}) != nil {
 		// Metrics are read once a minute by default; the reader here is asked by nobody.
 		traces := trace.NewTracerProvider(trace.WithSampler(trace.NeverSample()))
-		if err := otel.Instrument(&cfg, otel.Config{TracerProvider: traces, MeterProvider: metric.NewMeterProvider(metric.WithReader(metric.NewManualReader()))}); err != nil {
+		if err := hopbackotel.Instrument(&cfg, hopbackotel.Config{TracerProvider: traces, MeterProvider: metric.NewMeterProvider(metric.WithReader(metric.NewManualReader()))}); err != nil {
 			return nil, nil, err
 		}
 	}

@@ -71,9 +71,9 @@ run_tests() { $GO test $race -count=1 -timeout=25m -json "$@" >&$lane; }
 # The other modules of go.work. Their tests mostly wait: for a PostgreSQL, a Redis and a
 # Prometheus. So they run while the rest does.
 modules() {
-	$GO test $race -p=1 -count=1 -timeout=25m -json ./adapter/officialclient ./otel ./cmd/hopback/... ./outbox/... \
+	$GO test $race -p=1 -count=1 -timeout=25m -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./outbox/... \
 		./examples/protobuf ./middleware/dedupe/redisstore ./stream/pgoffset
-	$GO test -p=1 -count=1 -timeout=10m -json ./docs/snippets/... ./observe
+	$GO test -p=1 -count=1 -timeout=10m -json ./docs/snippets/... ./hopbackotel/dashboards
 }
 
 mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /examples -e /internal/broker -e /internal/proxy)
@@ -90,7 +90,7 @@ without_brokers() {
 	phase "tests that need no broker"
 	run_tests "${unit[@]}"
 	# Allocations are counted without the race detector, which makes some of its own.
-	[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry ./otel >&$lane
+	[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry ./hopbackotel >&$lane
 	# With a broker in memory the race detector looks on. With the real ones, which take most
 	# of the CPU, it would only make everything slower once more.
 	phase "integration, in memory"
@@ -134,7 +134,7 @@ with_brokers() {
 	aside differ $GO test -count=1 -timeout=10m -json ./integration/differ
 	$GO test $race -count=1 -timeout=25m -json ./adapter/officialclient/integration >&$lane
 	$GO test -count=1 -timeout=25m -json ./integration/foreign >&$lane
-	$GO test $race -count=1 -timeout=25m -json ./otel/integration >&$lane
+	$GO test $race -count=1 -timeout=25m -json ./hopbackotel/integration >&$lane
 	HOPBACK_TEST_BROKERS=real $GO test -count=1 -timeout=10m -run '^Test(WhatTheBrokerLacks|WhatIsForbidden|MessageSigned)' -json ./outbox >&$lane
 	join_aside
 }

@@ -1,4 +1,4 @@
-package otel_test
+package hopbackotel_test
 
 import (
 	"context"
@@ -20,8 +20,8 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/hopbacktest"
-	"github.com/hopback/hopback/otel"
 	"github.com/hopback/hopback/retry"
 	"github.com/hopback/hopback/rpc"
 )
@@ -33,7 +33,7 @@ func TestMetricsOfRetriesAndDeaths(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := newLab()
 			broker := hopbacktest.Start(t, hopbacktest.Config{Version: version})
-			cfg := l.config(t, otel.Config{})
+			cfg := l.config(t, hopbackotel.Config{})
 			cfg.Dial = broker.Dial
 			conn, err := client.Connect(t.Context(), broker.URL(), cfg)
 			require.NoError(t, err)
@@ -132,7 +132,7 @@ func TestHandlersOfSeveralConsumers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab()
 		broker := hopbacktest.Start(t, hopbacktest.Config{})
-		cfg := l.config(t, otel.Config{})
+		cfg := l.config(t, hopbackotel.Config{})
 		cfg.Dial = broker.Dial
 		release := make(chan struct{})
 		stuck := func(context.Context, *client.Delivery) error { <-release; return nil }
@@ -176,7 +176,7 @@ func seconds(t *testing.T, s string) float64 {
 // The calls are those that a Conn makes.
 func TestMillionRoutingKeys(t *testing.T) {
 	l := newLab(sdktrace.WithSampler(sdktrace.NeverSample()))
-	in := l.config(t, otel.Config{MaxNames: 50}).Instrument
+	in := l.config(t, hopbackotel.Config{MaxNames: 50}).Instrument
 	n := 1_000_000
 	if raced || testing.Short() {
 		n = 20_000
@@ -195,7 +195,7 @@ func TestMillionRoutingKeys(t *testing.T) {
 	for i := range 2000 {
 		name := fmt.Sprintf("name-%d", i)
 		in.Publish(ctx, client.NewSending(address.Queue(name), &client.Message{})).Published(errors.New(name))
-		_, h := in.Handle(ctx, client.NewDelivery(name, &client.Message{Annotations: map[any]any{otel.AnnotationAttempt: foreign + ";1;1;" + name}}))
+		_, h := in.Handle(ctx, client.NewDelivery(name, &client.Message{Annotations: map[any]any{hopbackotel.AnnotationAttempt: foreign + ";1;1;" + name}}))
 		h.Decided(client.Decision{Kind: client.DecisionRetry, Lane: name, Err: errors.New(name)})
 		h.Handled(errors.New(name))
 		h.Settling(client.Settlement{Kind: client.SettlementModified, DeadLetter: true, Reason: client.Reason(name)})
@@ -222,11 +222,11 @@ func TestHostileMessages(t *testing.T) {
 			strings.ToUpper(foreign) + ";1;1;x", "ff" + foreign[2:] + ";1;1;x", foreign + "-more;1;1;x", "00-" + strings.Repeat("é", 26) + ";1;1;x", foreign + ";1;1;\xff",
 			nil, 1, []byte(foreign), []any{foreign}, map[any]any{"a": 1},
 		} {
-			for _, o := range []otel.Config{{}, {OneTrace: true}} {
+			for _, o := range []hopbackotel.Config{{}, {OneTrace: true}} {
 				l := newLab()
 				in := l.config(t, o).Instrument
 				m := &client.Message{
-					Annotations:           map[any]any{otel.AnnotationAttempt: value, "x-opt-traceparent": value, "x-exchange": value, "x-routing-key": value, 7: value},
+					Annotations:           map[any]any{hopbackotel.AnnotationAttempt: value, "x-opt-traceparent": value, "x-exchange": value, "x-routing-key": value, 7: value},
 					ApplicationProperties: map[string]any{"traceparent": value, "tracestate": value, retry.CountProperty: value},
 					Properties:            &client.Properties{MessageID: value, CorrelationID: value},
 				}
@@ -259,11 +259,11 @@ func (silent) Error() string { panic("silent") }
 func TestBadConfigs(t *testing.T) {
 	cfg := client.Config{}
 	var bad *argument.Error
-	require.ErrorAs(t, otel.Instrument(nil, otel.Config{}), &bad)
-	require.ErrorAs(t, otel.Instrument(&cfg, otel.Config{MaxNames: -1}), &bad)
+	require.ErrorAs(t, hopbackotel.Instrument(nil, hopbackotel.Config{}), &bad)
+	require.ErrorAs(t, hopbackotel.Instrument(&cfg, hopbackotel.Config{MaxNames: -1}), &bad)
 	require.Nil(t, cfg.Instrument)
-	require.NoError(t, otel.Instrument(&cfg, otel.Config{}), "the global providers")
-	require.ErrorAs(t, otel.Instrument(&cfg, otel.Config{}), &bad)
+	require.NoError(t, hopbackotel.Instrument(&cfg, hopbackotel.Config{}), "the global providers")
+	require.ErrorAs(t, hopbackotel.Instrument(&cfg, hopbackotel.Config{}), &bad)
 }
 
 // TestWithoutAnSDK nothing is injected, and nothing fails.
@@ -271,7 +271,7 @@ func TestWithoutAnSDK(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broker := hopbacktest.Start(t, hopbacktest.Config{})
 		cfg := client.Config{Dial: broker.Dial, Logger: quiet}
-		require.NoError(t, otel.Instrument(&cfg, otel.Config{TracerProvider: nooptrace.NewTracerProvider(), MeterProvider: noopmetric.NewMeterProvider()}))
+		require.NoError(t, hopbackotel.Instrument(&cfg, hopbackotel.Config{TracerProvider: nooptrace.NewTracerProvider(), MeterProvider: noopmetric.NewMeterProvider()}))
 		conn, err := client.Connect(t.Context(), broker.URL(), cfg)
 		require.NoError(t, err)
 		attempts := 0
@@ -279,7 +279,7 @@ func TestWithoutAnSDK(t *testing.T) {
 		p.Strategy = retry.StrategyNative
 		shop := open(t, t.Context(), conn, p, func(_ context.Context, d *client.Delivery) error {
 			assert.Nil(t, d.Property("traceparent"))
-			assert.Nil(t, d.Annotation(otel.AnnotationAttempt))
+			assert.Nil(t, d.Annotation(hopbackotel.AnnotationAttempt))
 			if attempts++; attempts < 3 {
 				return errBank
 			}
@@ -299,7 +299,7 @@ func TestWithoutAnSDK(t *testing.T) {
 // Of a message that isn't sampled; of go-amqp and the client nothing is counted.
 func TestAllocations(t *testing.T) {
 	l := newLab(sdktrace.WithSampler(sdktrace.NeverSample()))
-	in := l.config(t, otel.Config{}).Instrument
+	in := l.config(t, hopbackotel.Config{}).Instrument
 	ctx := context.Background()
 	to := address.Queue("orders")
 	message := &client.Message{Properties: &client.Properties{MessageID: "o-1"}, Data: [][]byte{[]byte("body")}}
@@ -334,7 +334,7 @@ func TestMetricsOfTwoInstrumentsAddUp(t *testing.T) {
 		l := newLab()
 		broker := hopbacktest.Start(t, hopbacktest.Config{})
 		for range 2 {
-			cfg := l.config(t, otel.Config{})
+			cfg := l.config(t, hopbackotel.Config{})
 			cfg.Dial = broker.Dial
 			conn, err := client.Connect(t.Context(), broker.URL(), cfg)
 			require.NoError(t, err)
@@ -356,7 +356,7 @@ func TestMetricsOfRequesters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab()
 		broker := hopbacktest.Start(t, hopbacktest.Config{})
-		cfg := l.config(t, otel.Config{})
+		cfg := l.config(t, hopbackotel.Config{})
 		cfg.Dial = broker.Dial
 		conn, err := client.Connect(t.Context(), broker.URL(), cfg)
 		require.NoError(t, err)

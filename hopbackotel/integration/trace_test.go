@@ -19,7 +19,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/desk"
-	"github.com/hopback/hopback/otel"
+	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -54,7 +54,7 @@ func TestOrderThatFailsThrice(t *testing.T) {
 				t.Run(name, func(t *testing.T) {
 					p := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(300*time.Millisecond, 600*time.Millisecond, 300*time.Millisecond), Strategy: strategy, Names: retry.Names{Prefix: strings.ReplaceAll(name, ", ", "-") + "."}}
 					queue := "orders " + name
-					l := connect(t, url, otel.Config{OneTrace: oneTrace})
+					l := connect(t, url, hopbackotel.Config{OneTrace: oneTrace})
 					handled := make(chan struct{})
 					l.consume(t, queue, p, func(ctx context.Context, _ *client.Delivery) error {
 						if retry.Attempt(ctx) < 4 {
@@ -84,25 +84,25 @@ func TestOrderThatFailsThrice(t *testing.T) {
 						{1, 0, 0.3, true, waits}, {2, 0.3, 0.6, true, waits}, {3, 0.6, 0.3, true, waits}, {4, 0.3, 0, false, "accepted"},
 					} {
 						x := attempts[i]
-						assert.Equal(t, want.attempt, value(x, otel.AttributeAttempt).AsInt64())
+						assert.Equal(t, want.attempt, value(x, hopbackotel.AttributeAttempt).AsInt64())
 						assert.Equal(t, want.failed, x.Status.Code == codes.Error)
-						assert.Equal(t, want.outcome, value(settles[i], otel.AttributeOutcome).AsString())
+						assert.Equal(t, want.outcome, value(settles[i], hopbackotel.AttributeOutcome).AsString())
 						assert.Equal(t, x.SpanContext.SpanID(), settles[i].Parent.SpanID())
 						assert.Equal(t, creation[0].SpanContext.SpanID(), x.Links[0].SpanContext.SpanID())
 						assert.Equal(t, oneTrace, x.SpanContext.TraceID() == creation[0].SpanContext.TraceID())
 						assert.Equal(t, trace.SpanKindConsumer, x.SpanKind)
 						if want.next > 0 {
-							assert.Equal(t, "retry", value(x, otel.AttributeDecision).AsString())
-							assert.Equal(t, string(strategy), value(x, otel.AttributeLane).AsString())
-							assert.Equal(t, want.next, value(x, otel.AttributeDelay).AsFloat64())
+							assert.Equal(t, "retry", value(x, hopbackotel.AttributeDecision).AsString())
+							assert.Equal(t, string(strategy), value(x, hopbackotel.AttributeLane).AsString())
+							assert.Equal(t, want.next, value(x, hopbackotel.AttributeDelay).AsFloat64())
 						}
 						if i == 0 {
 							assert.Len(t, x.Links, 1)
 							continue
 						}
 						assert.Equal(t, attempts[i-1].SpanContext.SpanID(), x.Links[1].SpanContext.SpanID())
-						assert.Equal(t, want.asked, value(x, otel.AttributeAsked).AsFloat64())
-						had := value(x, otel.AttributeHad).AsFloat64()
+						assert.Equal(t, want.asked, value(x, hopbackotel.AttributeAsked).AsFloat64())
+						had := value(x, hopbackotel.AttributeHad).AsFloat64()
 						t.Logf("REPORT %s on %s: attempt %d was to wait %v s and has waited %.3f s", name, version, want.attempt, want.asked, had)
 						// Times in messages are whole milliseconds.
 						assert.GreaterOrEqual(t, had, want.asked-0.002)
@@ -137,7 +137,7 @@ func TestForeignTraceGoesOn(t *testing.T) {
 							deaths, p.RetryIf = 1, func(error) bool { return false } // a copy's counter can't be moved back
 						}
 						queue := "orders " + name
-						l := connect(t, url, otel.Config{OneTrace: where == "annotation"})
+						l := connect(t, url, hopbackotel.Config{OneTrace: where == "annotation"})
 						dead, handled := make(chan struct{}), make(chan struct{})
 						calls := 0
 						l.consume(t, queue, p, func(context.Context, *client.Delivery) error {
@@ -196,13 +196,13 @@ type lab struct {
 	stop   func()
 }
 
-func connect(t *testing.T, url string, c otel.Config) *lab {
+func connect(t *testing.T, url string, c hopbackotel.Config) *lab {
 	t.Helper()
 	l := &lab{spans: tracetest.NewInMemoryExporter()}
 	l.traces = sdktrace.NewTracerProvider(sdktrace.WithSyncer(l.spans))
 	c.TracerProvider = l.traces
 	cfg := client.Config{Logger: quiet}
-	require.NoError(t, otel.Instrument(&cfg, c))
+	require.NoError(t, hopbackotel.Instrument(&cfg, c))
 	var err error
 	l.conn, err = client.Connect(within(t), url, cfg)
 	require.NoError(t, err)

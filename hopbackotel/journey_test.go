@@ -1,4 +1,4 @@
-package otel_test
+package hopbackotel_test
 
 import (
 	"bytes"
@@ -20,8 +20,8 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/hopbacktest"
-	"github.com/hopback/hopback/otel"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -51,7 +51,7 @@ func TestForeignTraceGoesOn(t *testing.T) {
 					broker := hopbacktest.Start(t, hopbacktest.Config{Version: version})
 					theirs, err := client.Connect(t.Context(), broker.URL(), client.Config{Dial: broker.Dial, Logger: quiet}) // no instrument
 					require.NoError(t, err)
-					cfg := l.config(t, otel.Config{OneTrace: oneTrace})
+					cfg := l.config(t, hopbackotel.Config{OneTrace: oneTrace})
 					cfg.Dial = broker.Dial
 					conn, err := client.Connect(t.Context(), broker.URL(), cfg)
 					require.NoError(t, err)
@@ -116,7 +116,7 @@ func TestContextThatSomebodyHasSetStays(t *testing.T) {
 	for _, propagator := range []propagation.TextMapPropagator{nil, propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})} {
 		synctest.Test(t, func(t *testing.T) {
 			l := newLab()
-			broker, pub, done := published(t, l, otel.Config{Propagator: propagator})
+			broker, pub, done := published(t, l, hopbackotel.Config{Propagator: propagator})
 			m := order("o-1")
 			m.ApplicationProperties = map[string]any{"traceparent": foreign}
 			require.NoError(t, pub.Publish(t.Context(), m))
@@ -146,7 +146,7 @@ func TestWhatIsNoContextIsReplaced(t *testing.T) {
 	for _, propagator := range []propagation.TextMapPropagator{nil, both} {
 		synctest.Test(t, func(t *testing.T) {
 			l := newLab()
-			broker, pub, done := published(t, l, otel.Config{Propagator: propagator})
+			broker, pub, done := published(t, l, hopbackotel.Config{Propagator: propagator})
 			ctx := both.Extract(t.Context(), propagation.MapCarrier{"baggage": "tenant=1"})
 			ctx, span := l.tracer().Start(ctx, "checkout")
 			zero := "00-" + strings.Repeat("0", 32) + "-" + strings.Repeat("0", 16) + "-01"
@@ -193,7 +193,7 @@ func TestTheGlobalPropagatorIsTheDefault(t *testing.T) {
 			}
 			l := newLab()
 			broker := hopbacktest.Start(t, hopbacktest.Config{})
-			cfg := l.config(t, otel.Config{})
+			cfg := l.config(t, hopbackotel.Config{})
 			cfg.Dial = broker.Dial
 			api.SetTextMapPropagator(both)
 			conn, err := client.Connect(t.Context(), broker.URL(), cfg)
@@ -213,7 +213,7 @@ func TestTheGlobalPropagatorIsTheDefault(t *testing.T) {
 }
 
 // published has a publisher to a queue that nobody consumes.
-func published(t *testing.T, l *lab, c otel.Config) (*hopbacktest.Broker, *client.Publisher[*client.Message], func()) {
+func published(t *testing.T, l *lab, c hopbackotel.Config) (*hopbacktest.Broker, *client.Publisher[*client.Message], func()) {
 	t.Helper()
 	broker := hopbacktest.Start(t, hopbacktest.Config{})
 	cfg := l.config(t, c)
@@ -234,7 +234,7 @@ func published(t *testing.T, l *lab, c otel.Config) (*hopbacktest.Broker, *clien
 func TestBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab()
-		_, pub, done := published(t, l, otel.Config{})
+		_, pub, done := published(t, l, hopbackotel.Config{})
 		ctx, span := l.tracer().Start(t.Context(), "checkout")
 		bad := order("bad")
 		bad.Annotations = map[any]any{"no x": 1}
@@ -264,11 +264,11 @@ func TestBaggageReachesTheHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab()
 		both := propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
-		s := failThriceInMemory(t, "4.3.6", retry.StrategyDeadLetter, otel.Config{Propagator: both})
+		s := failThriceInMemory(t, "4.3.6", retry.StrategyDeadLetter, hopbackotel.Config{Propagator: both})
 		require.Equal(t, expected(retry.StrategyDeadLetter, false), s.lines)
 
 		broker := hopbacktest.Start(t, hopbacktest.Config{})
-		cfg := l.config(t, otel.Config{Propagator: both})
+		cfg := l.config(t, hopbackotel.Config{Propagator: both})
 		cfg.Dial = broker.Dial
 		conn, err := client.Connect(t.Context(), broker.URL(), cfg)
 		require.NoError(t, err)
@@ -295,8 +295,8 @@ func TestLogRecordsBearTheSpan(t *testing.T) {
 		l := newLab()
 		broker := hopbacktest.Start(t, hopbacktest.Config{})
 		var out bytes.Buffer
-		log := slog.New(otel.LogHandler(slog.NewJSONHandler(&out, nil)))
-		cfg := l.config(t, otel.Config{})
+		log := slog.New(hopbackotel.LogHandler(slog.NewJSONHandler(&out, nil)))
+		cfg := l.config(t, hopbackotel.Config{})
 		cfg.Dial, cfg.Logger = broker.Dial, log
 		conn, err := client.Connect(t.Context(), broker.URL(), cfg)
 		require.NoError(t, err)

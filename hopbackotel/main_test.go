@@ -1,4 +1,4 @@
-package otel_test
+package hopbackotel_test
 
 import (
 	"context"
@@ -24,7 +24,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/otel"
+	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -48,11 +48,11 @@ func newLab(opts ...sdktrace.TracerProviderOption) *lab {
 }
 
 // config is a client's with the lab's instrument.
-func (l *lab) config(t testing.TB, c otel.Config) client.Config {
+func (l *lab) config(t testing.TB, c hopbackotel.Config) client.Config {
 	t.Helper()
 	c.TracerProvider, c.MeterProvider = l.traces, l.meters
 	cfg := client.Config{Logger: quiet}
-	require.NoError(t, otel.Instrument(&cfg, c))
+	require.NoError(t, hopbackotel.Instrument(&cfg, c))
 	return cfg
 }
 
@@ -170,7 +170,7 @@ func rank(x tracetest.SpanStub) int {
 // short names a span: an attempt by its number.
 func short(x tracetest.SpanStub) string {
 	for _, kv := range x.Attributes {
-		if kv.Key == otel.AttributeAttempt {
+		if kv.Key == hopbackotel.AttributeAttempt {
 			return "attempt " + kv.Value.String()
 		}
 	}

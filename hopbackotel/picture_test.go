@@ -1,4 +1,4 @@
-package otel_test
+package hopbackotel_test
 
 import (
 	"flag"
@@ -15,7 +15,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"github.com/hopback/hopback/otel"
+	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -27,14 +27,14 @@ const pictureFile = "../docs/trace.svg"
 func TestPicture(t *testing.T) {
 	var drawn string
 	synctest.Test(t, func(t *testing.T) {
-		drawn = draw(failThriceInMemory(t, "4.3.6", retry.StrategyRepublish, otel.Config{}))
+		drawn = draw(failThriceInMemory(t, "4.3.6", retry.StrategyRepublish, hopbackotel.Config{}))
 	})
 	if *update {
 		require.NoError(t, os.WriteFile(pictureFile, []byte(drawn), 0o644))
 	}
 	want, err := os.ReadFile(pictureFile)
 	require.NoError(t, err)
-	require.Equal(t, string(want), drawn, "run: go test ./otel -run Picture -update")
+	require.Equal(t, string(want), drawn, "run: go test ./hopbackotel -run Picture -update")
 }
 
 const style = `<style>
@@ -85,12 +85,12 @@ func draw(s story) string {
 		}
 		box(left, top, 44, class)
 		text(left+10, top+18, "", "%s", x.Name)
-		text(left+10, top+35, "dim small", "attempt %s, at %v", of(x, otel.AttributeAttempt), x.StartTime.Sub(began).Round(time.Millisecond))
+		text(left+10, top+35, "dim small", "attempt %s, at %v", of(x, hopbackotel.AttributeAttempt), x.StartTime.Sub(began).Round(time.Millisecond))
 		for j, c := range children[x.SpanContext.SpanID().String()] {
 			y := top + 56 + j*32
 			box(left, y, 26, "part")
 			name, _, _ := strings.Cut(c.Name, ":")
-			if outcome := of(c, otel.AttributeOutcome); outcome != "" {
+			if outcome := of(c, hopbackotel.AttributeOutcome); outcome != "" {
 				name = "settle: " + outcome
 			}
 			text(left+10, y+17, "small", "%s", name)
@@ -103,8 +103,8 @@ func draw(s story) string {
 				fmt.Fprintf(&b, `<path class="next" marker-end="url(#a)" d="M%d %dH%d"/>`+"\n", left, top+22, left-gap+2)
 			}
 		}
-		if had := of(x, otel.AttributeHad); had != "" {
-			text(left+10, 238, "dim small", "asked %s s, had %s s", of(x, otel.AttributeAsked), had)
+		if had := of(x, hopbackotel.AttributeHad); had != "" {
+			text(left+10, 238, "dim small", "asked %s s, had %s s", of(x, hopbackotel.AttributeAsked), had)
 		}
 	}
 	text(at(0)+10, 238, "dim small", "the delays before:")

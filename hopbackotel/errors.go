@@ -1,11 +1,13 @@
-package otel
+package hopbackotel
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"reflect"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/retry"
 )
 
 // kinds are the values of error.type for errors that are known.
@@ -16,6 +18,16 @@ var kinds = map[error]string{
 	client.ErrConsumerTimeout: "consumer_timeout", client.ErrConsumerTimeoutNear: "consumer_timeout", client.ErrHandlerTimeout: "timeout",
 	context.DeadlineExceeded: "timeout", context.Canceled: "canceled",
 }
+
+// wrappers are the types of errors that say nothing themselves, and only wrap another one.
+var wrappers = func() map[reflect.Type]bool {
+	inner := errors.New("inner")
+	types := map[reflect.Type]bool{}
+	for _, err := range []error{fmt.Errorf("%w", inner), retry.Permanent(inner), retry.After(0, inner), retry.Discard(inner)} {
+		types[reflect.TypeOf(err)] = true
+	}
+	return types
+}()
 
 // maxErrors bounds how far an error is unwrapped, since one may unwrap to itself.
 const maxErrors = 100
@@ -52,7 +64,7 @@ func typeOf(err error) (kind string) {
 				return k
 			}
 		}
-		if last = t.String(); named == "" && !wraps(err, last) {
+		if last = t.String(); named == "" && !wrappers[t] {
 			named = last
 		}
 		u, ok := err.(interface{ Unwrap() error })
@@ -67,13 +79,4 @@ func typeOf(err error) (kind string) {
 		named = last
 	}
 	return valid(named)
-}
-
-// wraps says whether err says nothing of its own.
-func wraps(err error, name string) bool {
-	switch err.(type) {
-	case *mark.Permanent, *mark.After, *mark.Discard:
-		return true
-	}
-	return name == "*fmt.wrapError"
 }

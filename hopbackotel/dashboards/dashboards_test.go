@@ -1,4 +1,4 @@
-package observe_test
+package dashboards_test
 
 import (
 	"context"
@@ -28,10 +28,10 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/hopbacktest"
 	"github.com/hopback/hopback/internal/broker"
 	"github.com/hopback/hopback/internal/service"
-	"github.com/hopback/hopback/otel"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -63,7 +63,7 @@ func start(t *testing.T, queue string) *aService {
 		assert.NoError(t, provider.Shutdown(context.Background()))
 	})
 	cfg := client.Config{Dial: s.broker.Dial}
-	require.NoError(t, otel.Instrument(&cfg, otel.Config{MeterProvider: provider}))
+	require.NoError(t, hopbackotel.Instrument(&cfg, hopbackotel.Config{MeterProvider: provider}))
 	s.conn, err = client.Connect(t.Context(), s.broker.URL(), cfg)
 	require.NoError(t, err)
 	policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(200 * time.Millisecond)}

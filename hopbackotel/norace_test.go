@@ -1,5 +1,5 @@
 //go:build !race
 
-package otel_test
+package hopbackotel_test
 
 const raced = false

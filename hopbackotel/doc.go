@@ -1,16 +1,16 @@
-// Package otel makes OpenTelemetry traces and metrics of a client.Conn. A trace follows a
+// Package hopbackotel makes OpenTelemetry traces and metrics of a client.Conn. A trace follows a
 // message through all its attempts, however it waits between them, to the dead-letter
 // queue and back.
 //
 //	cfg := client.Config{}
-//	if err := otel.Instrument(&cfg, otel.Config{}); err != nil { ... }
+//	if err := hopbackotel.Instrument(&cfg, hopbackotel.Config{}); err != nil { ... }
 //	conn, err := client.Connect(ctx, url, cfg)
 //
 // It follows the semantic conventions for messaging in version 1.43.0, which are in
 // development. docs/observability.md lists all spans, attributes and metrics.
 //
 // The package needs OpenTelemetry's API only. A program chooses the SDK and exporters.
-package otel
+package hopbackotel
 
 import (
 	"context"
@@ -31,7 +31,7 @@ import (
 
 // ScopeName is the name of the instrumentation scope of all spans and metrics. The
 // scope's schema URL names the version of the conventions.
-const ScopeName = "github.com/hopback/hopback/otel"
+const ScopeName = "github.com/hopback/hopback/hopbackotel"
 
 // Config configures Instrument. The zero value is ready to use.
 type Config struct {

@@ -1,4 +1,4 @@
-package otel_test
+package hopbackotel_test
 
 import (
 	"context"
@@ -16,8 +16,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/hopbacktest"
-	"github.com/hopback/hopback/otel"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -105,7 +105,7 @@ func TestOrderThatFailsThrice(t *testing.T) {
 	forEachStrategy(t, func(t *testing.T, version string, s retry.Strategy) {
 		for _, oneTrace := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
-				got := failThriceInMemory(t, version, s, otel.Config{OneTrace: oneTrace})
+				got := failThriceInMemory(t, version, s, hopbackotel.Config{OneTrace: oneTrace})
 				require.Equal(t, expected(s, oneTrace), got.lines, "one trace: %v", oneTrace)
 				for _, x := range got.spans {
 					if x.Name != "checkout" {
@@ -117,7 +117,7 @@ func TestOrderThatFailsThrice(t *testing.T) {
 	})
 }
 
-func failThriceInMemory(t *testing.T, version string, strategy retry.Strategy, c otel.Config) story {
+func failThriceInMemory(t *testing.T, version string, strategy retry.Strategy, c hopbackotel.Config) story {
 	l := newLab()
 	broker := hopbacktest.Start(t, hopbacktest.Config{Version: version})
 	cfg := l.config(t, c)
