@@ -10,7 +10,7 @@ require (
 	github.com/google/pprof v0.0.0-20261016150608-1facf8f91b50
 	github.com/hopback/hopback v0.0.0
 	github.com/hopback/hopback/hopbackotel v0.0.0
-	github.com/hopback/hopback/outbox v0.0.0-00010101000000-000000000000
+	github.com/hopback/hopback/postgres v0.0.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/rabbitmq/amqp091-go v1.16.0
 	github.com/rabbitmq/rabbitmq-amqp-go-client v1.0.0
@@ -52,4 +52,4 @@ replace github.com/hopback/hopback => ../
 
 replace github.com/hopback/hopback/hopbackotel => ../hopbackotel
 
-replace github.com/hopback/hopback/outbox => ../outbox
+replace github.com/hopback/hopback/postgres => ../postgres

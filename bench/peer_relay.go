@@ -15,14 +15,15 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/outbox"
+	"github.com/hopback/hopback/postgres"
+	"github.com/hopback/hopback/postgres/outbox"
 )
 
 // hopRelay is package outbox, with its defaults.
 type hopRelay struct{ cfg client.Config }
 
 func (hopRelay) prepare(ctx context.Context, pool *pgxpool.Pool) error {
-	return outbox.Migrate(ctx, pool)
+	return postgres.Migrate(ctx, pool)
 }
 
 func (hopRelay) write(ctx context.Context, tx pgx.Tx, queue string, bodies [][]byte) error {

@@ -16,7 +16,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/service"
-	"github.com/hopback/hopback/outbox"
+	"github.com/hopback/hopback/postgres/outbox"
 )
 
 // relayPeer writes messages to a database's outbox and publishes what is committed.

@@ -16,7 +16,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/outbox"
+	"github.com/hopback/hopback/postgres/outbox"
 )
 
 // snapshotFor is how long the rounds with a snapshot take together. A contestant's

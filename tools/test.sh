@@ -71,8 +71,8 @@ run_tests() { $GO test $race -count=1 -timeout=25m -json "$@" >&$lane; }
 # The other modules of go.work. Their tests mostly wait: for a PostgreSQL, a Redis and a
 # Prometheus. So they run while the rest does.
 modules() {
-	$GO test $race -p=1 -count=1 -timeout=25m -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./outbox/... \
-		./examples/protobuf ./middleware/dedupe/redisstore ./stream/pgoffset
+	$GO test $race -p=1 -count=1 -timeout=25m -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./postgres/... \
+		./examples/protobuf ./middleware/dedupe/redisstore
 	$GO test -p=1 -count=1 -timeout=10m -json ./docs/snippets/... ./hopbackotel/dashboards
 }
 
@@ -135,7 +135,7 @@ with_brokers() {
 	$GO test $race -count=1 -timeout=25m -json ./adapter/officialclient/integration >&$lane
 	$GO test -count=1 -timeout=25m -json ./integration/foreign >&$lane
 	$GO test $race -count=1 -timeout=25m -json ./hopbackotel/integration >&$lane
-	HOPBACK_TEST_BROKERS=real $GO test -count=1 -timeout=10m -run '^Test(WhatTheBrokerLacks|WhatIsForbidden|MessageSigned)' -json ./outbox >&$lane
+	HOPBACK_TEST_BROKERS=real $GO test -count=1 -timeout=10m -run '^Test(WhatTheBrokerLacks|WhatIsForbidden|MessageSigned)' -json ./postgres/outbox >&$lane
 	join_aside
 }
 

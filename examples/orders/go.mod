@@ -5,12 +5,12 @@ go 1.26
 // Those of the same checkout.
 replace (
 	github.com/hopback/hopback => ../..
-	github.com/hopback/hopback/outbox => ../../outbox
+	github.com/hopback/hopback/postgres => ../../postgres
 )
 
 require (
 	github.com/hopback/hopback v0.0.0
-	github.com/hopback/hopback/outbox v0.0.0
+	github.com/hopback/hopback/postgres v0.0.0
 	github.com/jackc/pgx/v5 v5.12.0
 )
 
