@@ -10,7 +10,7 @@ FUZZTIME ?= 30s
 BROKER = $(GO) run ./internal/broker/cmd/broker
 
 # Packages whose tests need no broker.
-UNIT = $$($(GO) list ./... | grep -v -e /integration -e /examples -e /internal/broker -e /internal/proxy)
+UNIT = $$($(GO) list ./... | grep -v -e /integration -e /internal/broker -e /internal/proxy)
 
 .PHONY: help
 help: ## Show this
@@ -38,13 +38,13 @@ test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and e
 
 .PHONY: unit
 unit: ## The tests that need no broker
-	@{ set +e; $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry ./hopbackotel; $(GO) test -race -count=1 -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./docs/snippets/...; } | $(GO) run ./internal/tally
+	@{ set +e; $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry ./hopbackotel; $(GO) test -race -count=1 -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./examples/snippets/...; } | $(GO) run ./internal/tally
 
 .PHONY: quick
 quick: ## The tests that need no broker, and those of integration with brokers in memory, beside each other; without the race detector, within a minute
 	@memory=$$(mktemp); trap 'rm -f "$$memory"' EXIT; \
 	{ set +e; $(GO) test -json ./integration -brokers=memory -parallel=64 >"$$memory" & \
-	$(GO) test -json $(UNIT) ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./docs/snippets/...; \
+	$(GO) test -json $(UNIT) ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./examples/snippets/...; \
 	wait; cat "$$memory"; } | $(GO) run ./internal/tally
 
 .PHONY: lint

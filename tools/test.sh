@@ -72,11 +72,11 @@ run_tests() { $GO test $race -count=1 -timeout=25m -json "$@" >&$lane; }
 # Prometheus. So they run while the rest does.
 modules() {
 	$GO test $race -p=1 -count=1 -timeout=25m -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./postgres/... \
-		./examples/protobuf ./middleware/dedupe/redisstore
-	$GO test -p=1 -count=1 -timeout=10m -json ./docs/snippets/... ./hopbackotel/dashboards
+		./middleware/dedupe/redisstore
+	$GO test -count=1 -timeout=10m -json ./hopbackotel/dashboards
 }
 
-mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /examples -e /internal/broker -e /internal/proxy)
+mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /internal/broker -e /internal/proxy)
 mapfile -t timed < <($GO list ./internal/proxy ./examples/...)
 # These mostly wait for brokers of their own to start and to die.
 mapfile -t faulty < <($GO list ./internal/broker/... ./integration/chaos ./integration/cluster)
@@ -133,7 +133,7 @@ with_brokers() {
 	aside browser $GO test -count=1 -timeout=15m -json ./integration/browser
 	aside differ $GO test -count=1 -timeout=10m -json ./integration/differ
 	$GO test $race -count=1 -timeout=25m -json ./adapter/officialclient/integration >&$lane
-	$GO test -count=1 -timeout=25m -json ./integration/foreign >&$lane
+	$GO test -count=1 -timeout=25m -json ./bench/interop >&$lane
 	$GO test $race -count=1 -timeout=25m -json ./hopbackotel/integration >&$lane
 	HOPBACK_TEST_BROKERS=real $GO test -count=1 -timeout=10m -run '^Test(WhatTheBrokerLacks|WhatIsForbidden|MessageSigned)' -json ./postgres/outbox >&$lane
 	join_aside

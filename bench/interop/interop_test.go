@@ -1,9 +1,9 @@
-// Package foreign tests what hopback does for workers that are written with other clients:
+// Package interop tests what hopback does for workers that are written with other clients:
 // amqp091-go over AMQP 0-9-1, go-amqp, the official client and qpid-proton over AMQP 1.0. Its
 // tests run with RabbitMQ 4.3 and 4.0. A missing broker is a failure. Tests with qpid-proton are
 // skipped where it isn't installed and can't be. The engine of internal/amqp meets proton without
-// a broker, too. It is a module of its own, so that these clients aren't among what hopback needs.
-package foreign
+// a broker, too. It belongs to the module bench, so that these clients aren't among what hopback needs.
+package interop
 
 import (
 	"context"
