@@ -9,11 +9,8 @@ FUZZTIME ?= 30s
 
 BROKER = $(GO) run ./internal/broker/cmd/broker
 
-# Modules of their own, whose dependencies aren't the SDK's.
-MODULES = adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe middleware/dedupe/redisstore stream/pgoffset examples/orders examples/protobuf
-
 # Packages whose tests need no broker.
-UNIT = $$($(GO) list ./... | grep -v -e /integration -e /examples -e /internal/broker -e /internal/proxy)
+UNIT = $$($(GO) list ./... | grep -v -e /integration -e /internal/broker -e /internal/proxy)
 
 .PHONY: help
 help: ## Show this
@@ -29,7 +26,7 @@ examples: ## Run examples/p1 to p8, each an old retry system and its answer, nig
 
 .PHONY: orders
 orders: ## Run examples/orders: an order service with PostgreSQL whose parts are killed all the time, and whose books balance
-	@$(BROKER) run any postgres -- $(GO) -C examples/orders run . -torture $(ORDERSFLAGS)
+	@$(BROKER) run any postgres -- $(GO) run ./examples/orders -torture $(ORDERSFLAGS)
 
 .PHONY: observe
 observe: ## Start RabbitMQ, and Prometheus with hopback's alerts, until ^C; without an image from a registry. Your service's metrics are read from port 9464
@@ -41,22 +38,21 @@ test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and e
 
 .PHONY: unit
 unit: ## The tests that need no broker
-	@{ set +e; $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry; $(GO) -C adapter/officialclient test -race -count=1 -json .; $(GO) -C otel test -race -count=1 -json .; $(GO) -C otel test -count=1 -run '^TestAllocations' -json .; $(GO) -C cmd/hopback test -race -count=1 -json ./...; $(GO) -C docs/snippets test -count=1 -json ./...; } | $(GO) run ./internal/tally
+	@{ set +e; $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry ./hopbackotel; $(GO) test -race -count=1 -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./examples/snippets/...; } | $(GO) run ./internal/tally
 
 .PHONY: quick
 quick: ## The tests that need no broker, and those of integration with brokers in memory, beside each other; without the race detector, within a minute
 	@memory=$$(mktemp); trap 'rm -f "$$memory"' EXIT; \
 	{ set +e; $(GO) test -json ./integration -brokers=memory -parallel=64 >"$$memory" & \
-	$(GO) test -json $(UNIT); for module in adapter/officialclient otel; do $(GO) -C $$module test -json .; done; for module in cmd/hopback docs/snippets; do $(GO) -C $$module test -json ./...; done; \
+	$(GO) test -json $(UNIT) ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./examples/snippets/...; \
 	wait; cat "$$memory"; } | $(GO) run ./internal/tally
 
 .PHONY: lint
-lint: ## Check formatting, go vet and staticcheck
+lint: ## Check formatting, go vet and staticcheck, in all modules
 	@files=$$(gofmt -l .); [ -z "$$files" ] || { printf 'gofmt -w is needed for:\n%s\n' "$$files"; exit 1; }
-	@$(GO) vet ./...
-	@$(GO) build -modfile=tools/go.mod -o bin/staticcheck honnef.co/go/tools/cmd/staticcheck
-	@bin/staticcheck ./...
-	@for module in $(MODULES); do (cd $$module && $(GO) vet ./... && $(CURDIR)/bin/staticcheck ./...); done
+	@$(GO) vet work
+	@GOWORK=off $(GO) -C tools build -o ../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
+	@bin/staticcheck work
 	@echo "lint: nothing found"
 
 .PHONY: fuzz

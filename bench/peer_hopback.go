@@ -12,7 +12,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/otel"
+	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/retry"
 	"github.com/hopback/hopback/stream"
 )
@@ -32,7 +32,7 @@ func (p hopback) connect(ctx context.Context, url string) (*client.Conn, func(),
 	if p.traced {
 		// Metrics are read once a minute by default; nobody asks the reader here.
 		traces := trace.NewTracerProvider(trace.WithSampler(trace.NeverSample()))
-		if err := otel.Instrument(&cfg, otel.Config{TracerProvider: traces, MeterProvider: metric.NewMeterProvider(metric.WithReader(metric.NewManualReader()))}); err != nil {
+		if err := hopbackotel.Instrument(&cfg, hopbackotel.Config{TracerProvider: traces, MeterProvider: metric.NewMeterProvider(metric.WithReader(metric.NewManualReader()))}); err != nil {
 			return nil, nil, err
 		}
 	}

@@ -74,7 +74,7 @@ type Config struct {
 	// counts them. Observe may be called after Close has returned.
 	Observe func(Event)
 	// Instrument, if not nil, follows each message that is sent and handled, for traces and
-	// metrics. Package otel has one for OpenTelemetry. Without one it costs nothing.
+	// metrics. Package hopbackotel has one for OpenTelemetry. Without one it costs nothing.
 	Instrument Instrument
 	// Logger receives what no call returns, such as lost connections and deliveries
 	// that couldn't be settled. What is about a delivery is logged with the ctx that an

@@ -9,8 +9,8 @@ import (
 	"github.com/hopback/hopback/address"
 )
 
-// Instrument follows what a Conn sends and handles, for traces and metrics. Package otel
-// has one for OpenTelemetry. Set it as Config.Instrument.
+// Instrument follows what a Conn sends and handles, for traces and metrics. Package
+// hopbackotel has one for OpenTelemetry. Set it as Config.Instrument.
 //
 // Its methods, and those of what they return, are called for every message, by the
 // goroutines that carry it. They must be quick, must not block, must not call the Conn

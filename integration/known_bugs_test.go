@@ -52,7 +52,7 @@ var knownBugs = []struct {
 	{18, "4.3, g", "the consumer timeout starves a consumer silently; the late accept says nil", "TestConsumerTimeoutEndsTheHandlersContextAndBlocksTheLateSettlement"},
 	{19, "o", "panics: purge of a missing queue, int arguments, nil of every kind", "TestNilAndMissingAreErrorsAndNoPanics TestQueueArgumentsReachTheBrokerWithTheirTypes"},
 	{20, "g", "a message with a char or decimal ends the link, on 4.3 for ever; one nested deeply enough overflows the stack; a binary for a key in a footer is a panic", "TestMessagesThatCannotBeDecodedHarmNoOthers internal/message.TestWhatIsNotDecodable client.TestHostileServers"},
-	{21, "g", "an array of ints or longs with one below -128 and none above 127 is cut to its lowest bytes", "client.TestValidateRefusesArraysThatWouldBeCut integration/foreign.TestEveryTypeBetweenProtonAndHopback"},
+	{21, "g", "an array of ints or longs with one below -128 and none above 127 is cut to its lowest bytes", "client.TestValidateRefusesArraysThatWouldBeCut bench/interop.TestEveryTypeBetweenProtonAndHopback"},
 }
 
 // Every fault has a test, and every test named above exists.

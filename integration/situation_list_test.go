@@ -59,7 +59,7 @@ func publishing(t *testing.T) map[string]string {
 		rel, _ := filepath.Rel("..", path)
 		if d.IsDir() {
 			switch rel {
-			case ".git", "bench", "bin", "client", "docs", "examples", "integration", "tools":
+			case ".git", "bench", "bin", "client", "docs", "examples", "integration", "postgres/internal/pgtest", "tools":
 				// client has the means itself; the others aren't hopback.
 				return filepath.SkipDir
 			}

@@ -41,16 +41,14 @@ const (
 	exitInterrupted = 130
 )
 
-// command is the built command hopback. It is a module of its own, which this one
-// can't import.
+// command is the built command hopback.
 var command = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "hopback-command-")
 	if err != nil {
 		return "", err
 	}
 	commandDir = dir
-	build := exec.Command("go", "build", "-o", dir, ".")
-	build.Dir = filepath.Join("..", "cmd", "hopback") // with the go.work there
+	build := exec.Command("go", "build", "-o", dir, "../cmd/hopback")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/retry"
 )
 

@@ -68,22 +68,15 @@ join_aside() {
 # -count=1, as what a broker does is not in the test cache's key.
 run_tests() { $GO test $race -count=1 -timeout=25m -json "$@" >&$lane; }
 
-# Modules of their own, so that what they need isn't among what hopback needs. They mostly
-# wait: for a PostgreSQL, a Redis and a Prometheus of their own. So they run beside the rest.
+# The other modules of go.work. Their tests mostly wait: for a PostgreSQL, a Redis and a
+# Prometheus. So they run while the rest does.
 modules() {
-	$GO -C adapter/officialclient test $race -count=1 -timeout=25m -json .
-	$GO -C otel test $race -count=1 -timeout=25m -json .
-	$GO -C otel test -count=1 -timeout=5m -run '^TestAllocations' -json .
-	$GO -C cmd/hopback test $race -count=1 -timeout=25m -json ./...
-	$GO -C docs/snippets test -count=1 -timeout=5m -json ./...
-	$GO -C outbox test $race -count=1 -timeout=25m -json ./...
-	$GO -C examples/protobuf test $race -count=1 -timeout=5m -json .
-	$GO -C middleware/dedupe/redisstore test $race -count=1 -timeout=10m -json .
-	$GO -C stream/pgoffset test $race -count=1 -timeout=10m -json .
-	$GO -C observe test -count=1 -timeout=10m -json .
+	$GO test $race -p=1 -count=1 -timeout=25m -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./postgres/... \
+		./middleware/dedupe/redisstore
+	$GO test -count=1 -timeout=10m -json ./hopbackotel/dashboards
 }
 
-mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /examples -e /internal/broker -e /internal/proxy)
+mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /internal/broker -e /internal/proxy)
 mapfile -t timed < <($GO list ./internal/proxy ./examples/...)
 # These mostly wait for brokers of their own to start and to die.
 mapfile -t faulty < <($GO list ./internal/broker/... ./integration/chaos ./integration/cluster)
@@ -97,7 +90,7 @@ without_brokers() {
 	phase "tests that need no broker"
 	run_tests "${unit[@]}"
 	# Allocations are counted without the race detector, which makes some of its own.
-	[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry >&$lane
+	[ -z "$race" ] || $GO test -count=1 -timeout=1m -run '^TestAllocations' -json ./client ./retry ./hopbackotel >&$lane
 	# With a broker in memory the race detector looks on. With the real ones, which take most
 	# of the CPU, it would only make everything slower once more.
 	phase "integration, in memory"
@@ -139,10 +132,10 @@ with_brokers() {
 	# The tests install Chromium where they can. Elsewhere they are skipped, and say so.
 	aside browser $GO test -count=1 -timeout=15m -json ./integration/browser
 	aside differ $GO test -count=1 -timeout=10m -json ./integration/differ
-	$GO -C adapter/officialclient test $race -count=1 -timeout=25m -json ./integration >&$lane
-	$GO -C integration/foreign test -count=1 -timeout=25m -json . >&$lane
-	$GO -C otel test $race -count=1 -timeout=25m -json ./integration >&$lane
-	HOPBACK_TEST_BROKERS=real $GO -C outbox test -count=1 -timeout=10m -run '^Test(WhatTheBrokerLacks|WhatIsForbidden|MessageSigned)' -json . >&$lane
+	$GO test $race -count=1 -timeout=25m -json ./adapter/officialclient/integration >&$lane
+	$GO test -count=1 -timeout=25m -json ./bench/interop >&$lane
+	$GO test $race -count=1 -timeout=25m -json ./hopbackotel/integration >&$lane
+	HOPBACK_TEST_BROKERS=real $GO test -count=1 -timeout=10m -run '^Test(WhatTheBrokerLacks|WhatIsForbidden|MessageSigned)' -json ./postgres/outbox >&$lane
 	join_aside
 }
 
@@ -176,12 +169,7 @@ if [ $result -ne 0 ] && [ -s "$bin/again" ]; then
 	echo "run again, each by itself:"
 	cat "$bin/again"
 	while read -r package test; do
-		dir=${package#github.com/hopback/hopback}
-		module=.
-		for m in adapter/officialclient integration/foreign cmd/hopback docs/snippets otel outbox observe middleware/dedupe/redisstore stream/pgoffset examples/orders examples/protobuf; do
-			case $dir in /$m | /$m/*) module=$m dir=${dir#"/$m"} ;; esac
-		done
-		$GO -C "$module" test $race -count=1 -timeout=15m -json -run "^$test\$" ".$dir"
+		$GO test $race -count=1 -timeout=15m -json -run "^$test\$" "$package"
 	done <"$bin/again" | "$bin/tally"
 	result=${PIPESTATUS[1]}
 fi

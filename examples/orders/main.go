@@ -1,10 +1,10 @@
 // Command orders is a shop that keeps its books right while its processes are killed: an
 // HTTP service with a PostgreSQL, an outbox, a worker and an inbox. See README.md.
 //
-//	make orders                                       at the top of the repository
-//	go -C examples/orders run .                       the shop, in one process
-//	go -C examples/orders run . -torture              with its parts killed, and the books balanced
-//	go -C examples/orders run . service|relay|worker  one part, to be run beside others
+//	make orders                                    at the top of the repository
+//	go run ./examples/orders                       the shop, in one process
+//	go run ./examples/orders -torture              with its parts killed, and the books balanced
+//	go run ./examples/orders service|relay|worker  one part, to be run beside others
 //
 // HOPBACK_URL names the broker, HOPBACK_POSTGRES_URL the database.
 package main

@@ -17,8 +17,9 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/outbox"
-	"github.com/hopback/hopback/outbox/inbox"
+	"github.com/hopback/hopback/postgres"
+	"github.com/hopback/hopback/postgres/inbox"
+	"github.com/hopback/hopback/postgres/outbox"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -58,10 +59,7 @@ func topology() (declare.Topology, error) {
 // setUp makes the tables and the queues. Each part does so at its start; whoever comes
 // first makes them.
 func setUp(ctx context.Context, pool *pgxpool.Pool, conn *client.Conn) error {
-	if err := outbox.Migrate(ctx, pool); err != nil {
-		return err
-	}
-	if err := inbox.Migrate(ctx, pool); err != nil {
+	if err := postgres.Migrate(ctx, pool); err != nil {
 		return err
 	}
 	if _, err := pool.Exec(ctx, `

@@ -30,8 +30,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/middleware/internal/config"
@@ -90,9 +88,9 @@ func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
 	l := &limits{cfg: cfg}
 	if cfg.Key == nil {
-		l.one = l.limiter()
+		l.one = newBucket(l.cfg)
 	} else {
-		l.keys = lru.New[string, *rate.Limiter](cfg.MaxKeys)
+		l.keys = lru.New[string, *bucket](cfg.MaxKeys)
 	}
 	return func(h client.Handler) client.Handler {
 		if refused := config.Refused("ratelimit", h, err); refused != nil {
@@ -105,18 +103,14 @@ func With(cfg Config) client.Middleware {
 // limits is what all handlers of one Middleware share.
 type limits struct {
 	cfg Config
-	one *rate.Limiter // without Config.Key
+	one *bucket // without Config.Key
 
 	mu   sync.Mutex
-	keys *lru.Map[string, *rate.Limiter]
+	keys *lru.Map[string, *bucket]
 }
 
-func (l *limits) limiter() *rate.Limiter {
-	return rate.NewLimiter(rate.Limit(l.cfg.PerSecond), l.cfg.Burst)
-}
-
-// of is the limiter that d counts toward; nil if none.
-func (l *limits) of(d *client.Delivery) *rate.Limiter {
+// of is the bucket that d counts toward; nil if none.
+func (l *limits) of(d *client.Delivery) *bucket {
 	if l.one != nil {
 		return l.one
 	}
@@ -128,7 +122,7 @@ func (l *limits) of(d *client.Delivery) *rate.Limiter {
 	defer l.mu.Unlock()
 	one, ok := l.keys.Get(key)
 	if !ok {
-		one = l.limiter()
+		one = newBucket(l.cfg)
 		l.keys.Put(key, one)
 	}
 	return one
@@ -154,20 +148,17 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 	return h.inner.Handle(ctx, d)
 }
 
-// wait isn't rate.Limiter's own: that returns at once when ctx has a deadline too
-// near to wait for, and the message would go back and forth between broker and
-// consumer until then.
-func wait(ctx context.Context, l *rate.Limiter) error {
-	if l == nil {
+// wait waits for d's turn, or until ctx ends. It waits even if ctx has a deadline before the
+// turn: the message would go back and forth between broker and consumer until then.
+func wait(ctx context.Context, b *bucket) error {
+	if b == nil {
 		return nil
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	now := time.Now()
-	r := l.ReserveN(now, 1)
-	delay := r.DelayFrom(now)
-	if delay <= 0 {
+	delay, turn := b.take(time.Now())
+	if delay == 0 {
 		return nil
 	}
 	timer := time.NewTimer(delay)
@@ -176,7 +167,7 @@ func wait(ctx context.Context, l *rate.Limiter) error {
 	case <-timer.C:
 		return nil
 	case <-ctx.Done():
-		r.Cancel()
+		b.cancel(turn)
 		return context.Cause(ctx)
 	}
 }

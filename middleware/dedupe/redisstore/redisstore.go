@@ -12,7 +12,7 @@
 // memory, if it ends before it has written to its file (with appendfsync everysec, the
 // default with appendonly yes, up to a second of marks), or if a replica takes over that
 // hadn't received it. Set maxmemory-policy to noeviction. Where the effect is in
-// PostgreSQL and must happen once, use package outbox/inbox instead.
+// PostgreSQL and must happen once, use package postgres/inbox instead.
 package redisstore
 
 import (

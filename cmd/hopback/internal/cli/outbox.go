@@ -10,7 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
-	"github.com/hopback/hopback/outbox"
+	"github.com/hopback/hopback/postgres"
+	"github.com/hopback/hopback/postgres/outbox"
 )
 
 const outboxHelp = `Publish what PostgreSQL transactions have written to the outbox. A service writes
@@ -68,20 +69,21 @@ func (c *command) outboxMigrate(database *string) *cobra.Command {
 	var print bool
 	cmd := &cobra.Command{
 		Use:   "migrate",
-		Short: "Create the outbox's tables, or bring them up to this version",
-		Long: `Create the outbox's tables, or bring them up to this version. It may be run at each
-start, and by several at once. --print prints the SQL instead, for a tool of your own;
-no database is asked then.`,
+		Short: "Create hopback's tables, or bring them up to this version",
+		Long: `Create hopback's tables, or bring them up to this version: those of the outbox, of the
+inbox, and for the positions of stream consumers. It may be run at each start, and by
+several at once. --print prints the SQL instead, for a tool of your own; no database is
+asked then.`,
 		Example: `  hopback outbox migrate --database postgres://shop@localhost/shop
   hopback outbox migrate --print >migrations/007_outbox.sql`,
 		Args: takes(0, 0, "[flags]"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if print {
-				return fs.WalkDir(outbox.Migrations(), ".", func(path string, d fs.DirEntry, err error) error {
+				return fs.WalkDir(postgres.Migrations(), ".", func(path string, d fs.DirEntry, err error) error {
 					if err != nil || d.IsDir() {
 						return err
 					}
-					sql, err := fs.ReadFile(outbox.Migrations(), path)
+					sql, err := fs.ReadFile(postgres.Migrations(), path)
 					if err == nil {
 						_, err = fmt.Fprintf(c.stdout.w, "-- %s\n%s", path, sql)
 					}
@@ -98,10 +100,10 @@ no database is asked then.`,
 				return err
 			}
 			defer pool.Close()
-			if err := outbox.Migrate(ctx, pool); err != nil {
+			if err := postgres.Migrate(ctx, pool); err != nil {
 				return coded(No, timedOut(ctx, err))
 			}
-			_, err = fmt.Fprintln(c.stdout.w, "The outbox is up to date.")
+			_, err = fmt.Fprintln(c.stdout.w, "The tables are up to date.")
 			return err
 		},
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/cmd/hopback/internal/cli"
 	"github.com/hopback/hopback/internal/service"
-	"github.com/hopback/hopback/outbox"
+	"github.com/hopback/hopback/postgres/outbox"
 )
 
 // What a transaction has written is published once the tables are there and a relay runs.
@@ -39,7 +39,7 @@ func TestOutboxIsMigratedAndRelayed(t *testing.T) {
 	for range 2 {
 		code, stdout, stderr := run(t.Context(), "outbox", "migrate")
 		require.Equal(t, cli.Done, code, stderr)
-		assert.Equal(t, "The outbox is up to date.\n", stdout)
+		assert.Equal(t, "The tables are up to date.\n", stdout)
 	}
 
 	db, err := pgx.Connect(t.Context(), postgres.URL)

@@ -30,7 +30,7 @@ func TestPictureInREADMEIsDrawnFromItsTopology(t *testing.T) {
 		require.NoError(t, os.WriteFile(readmePath, []byte(strings.Replace(readme, have, want, 1)), 0o644))
 		return
 	}
-	assert.Equal(t, want, have, "run: go -C cmd/hopback test ./internal/cli -run README -update")
+	assert.Equal(t, want, have, "run: go test ./cmd/hopback/internal/cli -run README -update")
 }
 
 // block is the first block of a language in Markdown.

@@ -41,9 +41,9 @@ any-or-none: where no broker can be had, the command runs without.
 SERVER is postgres, redis or prometheus. It is the server of
 HOPBACK_POSTGRES_URL, HOPBACK_REDIS_URL or HOPBACK_PROMETHEUS_URL, or one of our
 own from Debian's packages, which ends with the command. The command finds its
-URL in that variable. Prometheus has the alerts of the folder observe. It
-scrapes the command's metrics at http://127.0.0.1:9464/metrics, and the queues
-of the first broker.
+URL in that variable. Prometheus has the alerts of hopbackotel/dashboards.
+It scrapes the command's metrics at http://127.0.0.1:9464/metrics, and the
+queues of the first broker.
 
   --env         up prints the export lines, as "broker env" does
   --write FILE  up writes them to FILE

@@ -35,8 +35,8 @@ func ask(at string, into any) bool {
 	return answer.StatusCode == http.StatusOK && json.NewDecoder(answer.Body).Decode(into) == nil
 }
 
-// "run prometheus" brings a Prometheus with the rules of the folder observe, which scrapes
-// the command and the broker, and ends it with the command.
+// "run prometheus" brings a Prometheus with the rules of hopbackotel/dashboards, which
+// scrapes the command and the broker, and ends it with the command.
 func TestRunWithPrometheus(t *testing.T) {
 	t.Setenv("HOPBACK_PROMETHEUS_URL", "") // one of our own
 	dir := t.TempDir()
@@ -83,7 +83,7 @@ func TestRunWithPrometheus(t *testing.T) {
 		}
 	}
 	require.True(t, ask(prometheus+"/api/v1/rules", &rules))
-	alerts, err := os.ReadFile("../../../../observe/alerts.yml")
+	alerts, err := os.ReadFile("../../../../hopbackotel/dashboards/alerts.yml")
 	require.NoError(t, err)
 	var want, got []string
 	for _, m := range regexp.MustCompile(`alert: (\w+)`).FindAllStringSubmatch(string(alerts), -1) {

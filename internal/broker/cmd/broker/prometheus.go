@@ -16,7 +16,7 @@ import (
 	"github.com/hopback/hopback/internal/service"
 )
 
-// Targets of observe/prometheus.yml, which are those of docker-compose.yml.
+// Targets of hopbackotel/dashboards/prometheus.yml, which are those of docker-compose.yml.
 const (
 	composeTarget = "host.docker.internal:9464"
 	rabbitTarget  = "rabbitmq:15692"
@@ -25,9 +25,9 @@ const (
 )
 
 // startPrometheus starts a Prometheus with the configuration and the alerts of the folder
-// observe. It scrapes the command, and the queues of the first broker. end ends it.
+// hopbackotel/dashboards. It scrapes the command, and the queues of the first broker. end ends it.
 func startPrometheus(ctx context.Context, out io.Writer, brokers []*broker.Broker) (url string, end func() error, err error) {
-	dir, err := observeFolder()
+	dir, err := dashboardsFolder()
 	if err != nil {
 		return "", nil, err
 	}
@@ -67,19 +67,19 @@ func startPrometheus(ctx context.Context, out io.Writer, brokers []*broker.Broke
 	}, nil
 }
 
-// observeFolder looks upwards from the current folder.
-func observeFolder() (string, error) {
+// dashboardsFolder looks upwards from the current folder.
+func dashboardsFolder() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err
 	}
 	for at := dir; ; at = filepath.Dir(at) {
-		folder := filepath.Join(at, "observe")
+		folder := filepath.Join(at, "hopbackotel", "dashboards")
 		if _, err := os.Stat(filepath.Join(folder, "alerts.yml")); err == nil {
 			return folder, nil
 		}
 		if at == filepath.Dir(at) {
-			return "", fmt.Errorf("no observe/alerts.yml in %s or above; start this inside the module", dir)
+			return "", fmt.Errorf("no hopbackotel/dashboards/alerts.yml in %s or above; start this inside the repository", dir)
 		}
 	}
 }

@@ -1,0 +1,210 @@
+// Package hopbackotel makes OpenTelemetry traces and metrics of a client.Conn. A trace follows a
+// message through all its attempts, however it waits between them, to the dead-letter
+// queue and back.
+//
+//	cfg := client.Config{}
+//	if err := hopbackotel.Instrument(&cfg, hopbackotel.Config{}); err != nil { ... }
+//	conn, err := client.Connect(ctx, url, cfg)
+//
+// It follows the semantic conventions for messaging in version 1.43.0, which are in
+// development. docs/observability.md lists all spans, attributes and metrics.
+//
+// The package needs OpenTelemetry's API only. A program chooses the SDK and exporters.
+package hopbackotel
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+)
+
+// ScopeName is the name of the instrumentation scope of all spans and metrics. The
+// scope's schema URL names the version of the conventions.
+const ScopeName = "github.com/hopback/hopback/hopbackotel"
+
+// Config configures Instrument. The zero value is ready to use.
+type Config struct {
+	// TracerProvider makes the spans. Default: the global one.
+	TracerProvider trace.TracerProvider
+	// MeterProvider makes the metrics. Default: the global one.
+	MeterProvider metric.MeterProvider
+	// Propagator writes the creation context of a message into its application properties
+	// and reads it there. Default: the global one, as it is when Connect is called, or
+	// propagation.TraceContext if none is set.
+	Propagator propagation.TextMapPropagator
+	// OneTrace makes each attempt a child of the span that created its message. All
+	// attempts are in the creator's trace then. By default each attempt is a trace of its
+	// own, which is linked to the creation and to the attempt before.
+	OneTrace bool
+	// MaxNames is how many queues, destinations, error types and lanes metrics tell apart,
+	// each. All others are counted together as "_other". Default: 1,000.
+	MaxNames int
+}
+
+// Instrument sets cfg.Instrument, so that each Conn of cfg is traced and measured. The
+// Conns of one cfg share their metrics.
+//
+// The error is an *argument.Error: cfg is nil or has an Instrument, or c is invalid.
+func Instrument(cfg *client.Config, c Config) error {
+	switch {
+	case cfg == nil:
+		return argument.New("cfg", nil, "is nil", "give the client.Config that Connect gets")
+	case cfg.Instrument != nil:
+		return argument.New("cfg.Instrument", nil, "is set already", "use one Instrument for a client.Config")
+	case c.MaxNames < 0:
+		return argument.New("Config.MaxNames", c.MaxNames, "is negative", "use 1 or more, or 0 for the default of 1,000")
+	}
+	if c.MaxNames == 0 {
+		c.MaxNames = 1000
+	}
+	if c.TracerProvider == nil {
+		c.TracerProvider = otel.GetTracerProvider()
+	}
+	if c.MeterProvider == nil {
+		c.MeterProvider = otel.GetMeterProvider()
+	}
+	in := &instrument{
+		tracer:  c.TracerProvider.Tracer(ScopeName, trace.WithSchemaURL(semconv.SchemaURL)),
+		oneway:  !c.OneTrace,
+		numbers: newNumbers(c.MeterProvider.Meter(ScopeName, metric.WithSchemaURL(semconv.SchemaURL)), c.MaxNames),
+	}
+	in.by = c.Propagator
+	in.propagate()
+	in.queues = places[string, queue]{most: c.MaxNames, make: in.newQueue}
+	in.servers = places[string, server]{most: c.MaxNames, make: newServer}
+	in.targets = places[targetKey, target]{most: c.MaxNames, make: in.newTarget}
+	cfg.Instrument = in
+	return nil
+}
+
+// instrument is the client's Instrument.
+type instrument struct {
+	tracer  trace.Tracer
+	oneway  bool                          // attempts are linked to the creation, and not its children
+	by      propagation.TextMapPropagator // nil: the global one
+	current atomic.Pointer[carrier]
+	numbers *numbers
+	queues  places[string, queue]
+	targets places[targetKey, target]
+	servers places[string, server]
+}
+
+func (in *instrument) Connect(stats func() client.Stats) (closed func()) {
+	in.propagate() // a program may set the global one behind Instrument
+	return in.numbers.watch(stats)
+}
+
+// propagate chooses the propagator.
+func (in *instrument) propagate() {
+	by := in.by
+	if by == nil {
+		// That of a program that has set none has no fields.
+		if by = otel.GetTextMapPropagator(); len(by.Fields()) == 0 {
+			by = nil
+		}
+	}
+	c := carrierOf(by)
+	in.current.Store(&c)
+}
+
+// carrier writes and reads the context of a message's creation.
+func (in *instrument) carrier() *carrier { return in.current.Load() }
+
+func (in *instrument) SettledRange(n int) { in.numbers.ranges.Record(context.Background(), int64(n)) }
+
+func (in *instrument) Publish(ctx context.Context, s client.Sending) client.Publication {
+	t := in.targets.get(targetKey{s.To(), s.PerMessage()})
+	p := publications.Get().(*publication)
+	p.in, p.target, p.began = in, t, time.Now()
+	p.ctx, p.span = in.tracer.Start(ctx, t.publish, t.sendOptions...)
+	in.describe(p.span, t, s)
+	in.carrier().inject(p.ctx, p.span, s)
+	return p
+}
+
+// publications are those that aren't in use: Published is called once, and last.
+var publications = sync.Pool{New: func() any { return new(publication) }}
+
+// publication is a message of Publish.
+type publication struct {
+	in     *instrument
+	target *target
+	ctx    context.Context
+	span   trace.Span
+	began  time.Time
+}
+
+func (p *publication) Published(err error) {
+	kind := p.in.numbers.errorType(err)
+	p.target.sent.count(kind)
+	p.target.took.record(p.ctx, kind, time.Since(p.began))
+	failed(p.span, kind, err)
+	p.span.End()
+	*p = publication{}
+	publications.Put(p)
+}
+
+func (in *instrument) PublishAll(ctx context.Context, to address.Address, n int) client.Batch {
+	t := in.targets.get(targetKey{to, to.IsZero()})
+	b := &batch{in: in, target: t, caller: ctx, began: time.Now()}
+	b.ctx, b.span = in.tracer.Start(ctx, t.publish, t.batchOptions...)
+	if b.span.IsRecording() {
+		b.span.SetAttributes(semconv.MessagingBatchMessageCount(n))
+	}
+	return b
+}
+
+// batch is a PublishAll: a span for the creation of each message, and one for sending all
+// of them, which is linked to the others.
+type batch struct {
+	in     *instrument
+	target *target
+	caller context.Context
+	ctx    context.Context
+	span   trace.Span
+	began  time.Time
+}
+
+func (b *batch) Publish(s client.Sending) client.Publication {
+	t := b.target
+	if s.PerMessage() {
+		t = b.in.targets.get(targetKey{s.To(), true})
+	}
+	ctx, span := b.in.tracer.Start(b.caller, t.create, t.createOptions...)
+	b.in.describe(span, t, s)
+	b.in.carrier().inject(ctx, span, s)
+	span.End()
+	if b.span.IsRecording() {
+		b.span.SetAttributes(b.in.servers.get(s.Server()).attributes...)
+		b.span.AddLink(trace.Link{SpanContext: span.SpanContext()})
+	}
+	return member{b, t}
+}
+
+// member is a message of a batch.
+type member struct {
+	batch  *batch
+	target *target
+}
+
+func (m member) Published(err error) {
+	m.target.sent.count(m.batch.in.numbers.errorType(err))
+}
+
+func (b *batch) Published(err error) {
+	kind := b.in.numbers.errorType(err)
+	b.target.took.record(b.ctx, kind, time.Since(b.began))
+	failed(b.span, kind, err)
+	b.span.End()
+}

@@ -1,0 +1,290 @@
+package hopbackotel
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/retry"
+)
+
+// Attributes of this package, beside those of the conventions. Delays are in seconds.
+const (
+	// AttributeAttempt is the number of the attempt that a process span is, from 1.
+	AttributeAttempt = attribute.Key("hopback.attempt")
+	// AttributeAsked and AttributeHad are the delay that the message was to wait before
+	// this attempt, and the one that it waited, by the workers' clocks. AttributeCameBy is
+	// the lane that it came by.
+	AttributeAsked  = attribute.Key("hopback.attempt.delay.asked")
+	AttributeHad    = attribute.Key("hopback.attempt.delay.had")
+	AttributeCameBy = attribute.Key("hopback.attempt.lane")
+	// AttributeDecision is what follows on the attempt, a client.DecisionKind.
+	// AttributeLane, AttributeDelay and AttributeWait are the decision's fields.
+	AttributeDecision = attribute.Key("hopback.decision")
+	AttributeLane     = attribute.Key("hopback.lane")
+	AttributeDelay    = attribute.Key("hopback.delay.asked")
+	AttributeWait     = attribute.Key("hopback.delay.granted")
+	// AttributeOutcome is a settle span's AMQP outcome, a client.SettlementKind.
+	AttributeOutcome = attribute.Key("hopback.outcome")
+	// AttributeUp says of consumers whether they have a link to their queue, and of requesters
+	// whether they can receive replies.
+	AttributeUp = attribute.Key("hopback.up")
+	// AttributeLink says what a link leads to: "creation" or "attempt", the one before.
+	AttributeLink = attribute.Key("hopback.link")
+)
+
+const (
+	linkCreation = "creation"
+	linkAttempt  = "attempt"
+)
+
+func link(to trace.SpanContext, what string) trace.Link {
+	return trace.Link{SpanContext: to, Attributes: []attribute.KeyValue{AttributeLink.String(what)}}
+}
+
+// handling is one attempt: a delivery from its handler to its settlement.
+type handling struct {
+	in       *instrument
+	queue    *queue
+	delivery *client.Delivery
+	ctx      context.Context // with the span, for what belongs to it
+	span     trace.Span
+	recorded bool
+	began    time.Time
+
+	decision client.Decision
+	forward  forwarding
+	settling time.Time
+	settled  client.Settlement
+}
+
+// forwarding is a copy under way.
+type forwarding struct {
+	target *target
+	began  time.Time
+	what   []attribute.KeyValue // nil unless the span is recorded
+}
+
+func (in *instrument) Handle(ctx context.Context, d *client.Delivery) (context.Context, client.Handling) {
+	q := in.queues.get(d.Queue())
+	h := &handling{in: in, queue: q, delivery: d, began: time.Now()}
+	with, creation := in.carrier().creation(ctx, messageOf(d))
+	last, again := beforeOf(messageOf(d))
+	h.ctx, h.span = in.startProcess(with, q, creation, last)
+	had := max(h.began.Sub(last.at), 0)
+	if h.recorded = h.span.IsRecording(); h.recorded {
+		h.describe(last, again, had)
+	}
+	q.measured.consumed.count("")
+	if again && last.delay > 0 {
+		q.measured.late(h.ctx, last.lane, had-last.delay)
+	}
+	return h.ctx, h
+}
+
+// messageOf is d's message without what package deathlog has folded, which nothing here
+// reads: Message would unfold it for each.
+func messageOf(d *client.Delivery) *client.Message { return d.Message() }
+
+// startProcess begins the span of an attempt, with its links or its parent.
+func (in *instrument) startProcess(ctx context.Context, q *queue, creation trace.SpanContext, last before) (context.Context, trace.Span) {
+	parent := trace.SpanContext{}
+	if !in.oneway {
+		if parent = creation; !parent.IsValid() {
+			parent = last.sc
+		}
+	}
+	if parent.IsValid() || trace.SpanContextFromContext(ctx).IsValid() {
+		// Consume's own ctx says nothing about the message.
+		ctx = trace.ContextWithRemoteSpanContext(ctx, parent)
+	}
+	opts := q.processOptions
+	if creation.IsSampled() || last.sc.IsSampled() {
+		// A sampler may look at them. Others are only added where they are recorded, as they
+		// would cost most of what an attempt costs that isn't sampled.
+		opts = append(opts[:len(opts):len(opts)], trace.WithLinks(links(creation, last.sc)...))
+		return in.tracer.Start(ctx, q.process, opts...)
+	}
+	ctx, span := in.tracer.Start(ctx, q.process, opts...)
+	if span.IsRecording() {
+		for _, l := range links(creation, last.sc) {
+			span.AddLink(l)
+		}
+	}
+	return ctx, span
+}
+
+func links(creation, last trace.SpanContext) []trace.Link {
+	all := make([]trace.Link, 0, 2)
+	if creation.IsValid() {
+		all = append(all, link(creation, linkCreation))
+	}
+	if last.IsValid() {
+		all = append(all, link(last, linkAttempt))
+	}
+	return all
+}
+
+func (h *handling) describe(last before, again bool, had time.Duration) {
+	d := h.delivery
+	name, key := received(d)
+	all := append(make([]attribute.KeyValue, 0, 14), semconv.MessagingDestinationName(name), AttributeAttempt.Int(retry.Count(messageOf(d))+1))
+	if key != "" {
+		all = append(all, semconv.MessagingRabbitMQDestinationRoutingKey(key))
+	}
+	all = ofMessage(all, messageOf(d))
+	if again {
+		all = append(all, AttributeAsked.Float64(last.delay.Seconds()), AttributeHad.Float64(had.Seconds()), AttributeCameBy.String(last.lane))
+	}
+	h.span.SetAttributes(append(all, h.server()...)...)
+}
+
+func (h *handling) server() []attribute.KeyValue {
+	return h.in.servers.get(h.delivery.Server()).attributes
+}
+
+func (h *handling) Decided(d client.Decision) { h.decision = d }
+
+func (h *handling) Handled(err error) {
+	cause := h.cause(err)
+	kind := h.in.numbers.errorType(cause)
+	h.queue.measured.processed.record(h.ctx, kind, time.Since(h.began))
+	if h.decision.Kind == client.DecisionRetry {
+		h.queue.measured.retried(h.ctx, h.decision.Lane, kind)
+	}
+	if h.span.IsRecording() {
+		if d := h.decision; d.Kind != "" {
+			h.span.SetAttributes(AttributeDecision.String(string(d.Kind)), AttributeLane.String(valid(d.Lane)))
+			if d.Wait > 0 {
+				h.span.SetAttributes(AttributeDelay.Float64(d.Delay.Seconds()), AttributeWait.Float64(d.Wait.Seconds()))
+			}
+		}
+		failed(h.span, kind, cause)
+	}
+	h.span.End()
+}
+
+// cause is what has failed; nil if nothing has.
+func (h *handling) cause(err error) error {
+	switch h.decision.Kind {
+	case client.DecisionDiscard, client.DecisionWait:
+		return nil
+	case client.DecisionRetry:
+		return h.decision.Err
+	}
+	switch o := client.OutcomeOf(err).(type) {
+	case client.DeadLetter:
+		if o.Err == nil {
+			return errReason(o.Reason)
+		}
+		return o.Err
+	case client.Requeue:
+		return o.Err
+	case client.Modify:
+		return o.Err
+	case client.Forward:
+		return o.Err
+	}
+	return nil
+}
+
+// errReason is a death without an error.
+type errReason client.Reason
+
+func (r errReason) Error() string     { return "dead-lettered: " + string(r) }
+func (r errReason) ErrorType() string { return string(r) }
+
+func (h *handling) Forwarding(s client.Sending) {
+	t := h.in.targets.get(targetKey{s.To(), false})
+	h.forward = forwarding{target: t, began: time.Now()}
+	if h.decision.Kind == "" { // a message of the handler's own; a retry has none to begin with
+		h.in.carrier().inject(h.ctx, h.span, s)
+	}
+	s.SetAnnotation(AnnotationAttempt, h.before())
+	if h.recorded {
+		h.forward.what = append(ofMessage(make([]attribute.KeyValue, 0, 6), s.Message()), h.server()...)
+		if t.key != "" {
+			h.forward.what = append(h.forward.what, semconv.MessagingRabbitMQDestinationRoutingKey(t.key))
+		}
+	}
+}
+
+// before is what the next attempt is to know of this one.
+func (h *handling) before() string {
+	d := h.decision
+	b := before{sc: h.span.SpanContext(), at: time.Now(), delay: d.Wait, lane: valid(d.Lane)}
+	return b.String()
+}
+
+func (h *handling) Forwarded(err error) {
+	f := h.forward
+	kind := h.in.numbers.errorType(err)
+	f.target.sent.count(kind)
+	f.target.took.record(h.ctx, kind, time.Since(f.began))
+	if f.what == nil {
+		return
+	}
+	// It begins only now, since nobody says so if a copy is given up with its link.
+	_, span := h.in.tracer.Start(h.ctx, f.target.publish, append(f.target.sendOptions[:len(f.target.sendOptions):len(f.target.sendOptions)], trace.WithTimestamp(f.began), trace.WithAttributes(f.what...))...)
+	failed(span, kind, err)
+	span.End()
+}
+
+func (h *handling) Settling(s client.Settlement) map[string]string {
+	h.settling, h.settled = time.Now(), s
+	if s.Kind != client.SettlementModified {
+		return nil // the handler may still run: see client.Handling
+	}
+	waits := h.decision.Kind == client.DecisionRetry || h.decision.Kind == client.DecisionWait
+	if s.DeadLetter && !(waits && h.decision.Lane == string(retry.StrategyDeadLetter)) {
+		h.queue.measured.died(h.ctx, h.lane(s))
+	}
+	if !h.span.SpanContext().IsValid() {
+		return nil
+	}
+	return map[string]string{AnnotationAttempt: h.before()}
+}
+
+// lane is the one of a death.
+func (h *handling) lane(s client.Settlement) string {
+	switch {
+	case s.Reason != "":
+		return string(s.Reason)
+	case h.decision.Kind == client.DecisionDeadLetter && h.decision.Lane != "":
+		return h.decision.Lane
+	}
+	return string(retry.ReasonRejected)
+}
+
+func (h *handling) Settled(err error) {
+	kind := h.in.numbers.errorType(err)
+	h.queue.measured.settled.record(h.ctx, kind, time.Since(h.settling))
+	if !h.recorded {
+		return // nor is a child of it
+	}
+	opts := h.queue.settleOptions
+	_, span := h.in.tracer.Start(h.ctx, h.queue.settle, append(opts[:len(opts):len(opts)], trace.WithTimestamp(h.settling))...)
+	if span.IsRecording() {
+		span.SetAttributes(AttributeOutcome.String(string(h.settled.Kind)))
+		span.SetAttributes(h.server()...)
+		if id := messageID(messageOf(h.delivery)); id != "" {
+			span.SetAttributes(semconv.MessagingMessageID(id))
+		}
+		failed(span, kind, err)
+	}
+	span.End()
+}
+
+// failed gives a span the status of err, if that isn't nil.
+func failed(span trace.Span, kind string, err error) {
+	if err == nil || !span.IsRecording() {
+		return
+	}
+	span.SetStatus(codes.Error, client.ErrorText(err))
+	span.SetAttributes(semconv.ErrorTypeKey.String(kind))
+}

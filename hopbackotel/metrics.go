@@ -1,0 +1,462 @@
+package hopbackotel
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+
+	"github.com/hopback/hopback/client"
+)
+
+// Buckets of durations, as the conventions have them, and of delays.
+var (
+	seconds = []float64{0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10}
+	late    = []float64{0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180, 600}
+	sizes   = []float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512}
+)
+
+// numbers are the metrics.
+type numbers struct {
+	retries, deaths           metric.Int64Counter
+	took, processed, lateness metric.Float64Histogram
+	ranges                    metric.Int64Histogram
+
+	destinations, queues, lanes, errors names
+	meter                               metric.Meter
+	sent, consumed                      totals
+	observed                            observed
+
+	mu      sync.Mutex
+	known   map[string]*measuredQueue
+	watched []*watched
+	// past are the counts of Conns that were closed.
+	past counts
+}
+
+// watched is a Conn.
+type watched struct{ stats func() client.Stats }
+
+// counts are what only grows.
+type counts struct {
+	lost, rebuilt uint64
+	blocked       time.Duration
+}
+
+// observed are the metrics that are asked for.
+type observed struct {
+	handling, unsettled, ready, forwarding, stalled, unconfirmed, queued metric.Int64ObservableUpDownCounter
+	connections, sessions, blockedNow, consumers, publishers             metric.Int64ObservableUpDownCounter
+	requesters, calls                                                    metric.Int64ObservableUpDownCounter
+	lost, rebuilt, sent, consumed                                        metric.Int64ObservableCounter
+	blocked                                                              metric.Float64ObservableCounter
+	oldest, idle                                                         metric.Float64ObservableGauge
+}
+
+func newNumbers(m metric.Meter, most int) *numbers {
+	n := &numbers{
+		meter:        m,
+		destinations: names{most: most}, queues: names{most: most}, lanes: names{most: most}, errors: names{most: most},
+		known: map[string]*measuredQueue{},
+	}
+	n.took = histogram(m, "messaging.client.operation.duration", "s", "Duration of publishing (until the broker's confirmation) and of settling (until it is written).", seconds)
+	n.processed = histogram(m, "messaging.process.duration", "s", "Duration of handlers.", seconds)
+	n.retries = counter(m, "hopback.retries", "{message}", "Number of failed attempts that another attempt follows on.")
+	n.deaths = counter(m, "hopback.deaths", "{message}", "Number of messages that were dead-lettered, by lane.")
+	n.lateness = histogram(m, "hopback.retry.lateness", "s", "Delay of a retry beyond what was asked for.", late)
+	var err error
+	n.ranges, err = m.Int64Histogram("hopback.settlement.range", metric.WithUnit("{delivery}"), metric.WithDescription("Number of deliveries that one settlement frame settles."), metric.WithExplicitBucketBoundaries(sizes...))
+	handle(err)
+	n.observed.make(m)
+	o := &n.observed
+	_, err = m.RegisterCallback(n.observe, o.handling, o.unsettled, o.ready, o.forwarding, o.stalled, o.unconfirmed, o.queued,
+		o.connections, o.sessions, o.blockedNow, o.consumers, o.publishers, o.requesters, o.calls, o.lost, o.rebuilt, o.blocked, o.oldest, o.idle, o.sent, o.consumed)
+	handle(err)
+	return n
+}
+
+func (o *observed) make(m metric.Meter) {
+	for _, x := range []struct {
+		to               *metric.Int64ObservableUpDownCounter
+		name, unit, what string
+	}{
+		{&o.handling, "hopback.handling", "{message}", "Number of handlers that run."},
+		{&o.unsettled, "hopback.unsettled", "{message}", "Number of deliveries that consumers hold."},
+		{&o.ready, "hopback.ready", "{message}", "Number of held deliveries that wait for a handler."},
+		{&o.forwarding, "hopback.forwarding", "{message}", "Number of copies that wait for the broker's confirmation."},
+		{&o.stalled, "hopback.forwarding.stalled", "{message}", "Number of copies whose address accepts nothing."},
+		{&o.unconfirmed, "hopback.unconfirmed", "{message}", "Number of published messages that wait for the broker's confirmation."},
+		{&o.queued, "hopback.queued", "{message}", "Number of published messages that wait to be sent."},
+		{&o.connections, "hopback.connections", "{connection}", "Number of AMQP connections that are up."},
+		{&o.sessions, "hopback.sessions", "{session}", "Number of open sessions."},
+		{&o.blockedNow, "hopback.connections.blocked", "{connection}", "Number of connections on which the broker accepts no messages, because of an alarm."},
+		{&o.consumers, "hopback.consumers", "{consumer}", "Number of consumers, by whether they have a link to their queue."},
+		{&o.publishers, "hopback.publishers", "{publisher}", "Number of publishers."},
+		{&o.requesters, "hopback.requesters", "{requester}", "Number of requesters, by whether they can receive replies."},
+		{&o.calls, "hopback.calls", "{call}", "Number of calls that wait for their replies."},
+	} {
+		var err error
+		*x.to, err = m.Int64ObservableUpDownCounter(x.name, metric.WithUnit(x.unit), metric.WithDescription(x.what))
+		handle(err)
+	}
+	var err error
+	o.sent, err = m.Int64ObservableCounter("messaging.client.sent.messages", metric.WithUnit("{message}"), metric.WithDescription("Number of messages that producers attempted to send to the broker."))
+	handle(err)
+	o.consumed, err = m.Int64ObservableCounter("messaging.client.consumed.messages", metric.WithUnit("{message}"), metric.WithDescription("Number of messages that were delivered to the application."))
+	handle(err)
+	o.lost, err = m.Int64ObservableCounter("hopback.connections.lost", metric.WithUnit("{connection}"), metric.WithDescription("Number of AMQP connections that were lost."))
+	handle(err)
+	o.rebuilt, err = m.Int64ObservableCounter("hopback.reconnects", metric.WithUnit("{connection}"), metric.WithDescription("Number of lost AMQP connections that were made again."))
+	handle(err)
+	o.blocked, err = m.Float64ObservableCounter("hopback.blocked.time", metric.WithUnit("s"), metric.WithDescription("Time in which the broker accepted no messages, because of alarms, of all connections."))
+	handle(err)
+	o.oldest, err = m.Float64ObservableGauge("hopback.handling.oldest", metric.WithUnit("s"), metric.WithDescription("For how long the handler has run that began first."))
+	handle(err)
+	o.idle, err = m.Float64ObservableGauge("hopback.idle", metric.WithUnit("s"), metric.WithDescription("Time since the last delivery of a consumer."))
+	handle(err)
+}
+
+func counter(m metric.Meter, name, unit, what string) metric.Int64Counter {
+	c, err := m.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(what))
+	handle(err)
+	return c
+}
+
+func histogram(m metric.Meter, name, unit, what string, buckets []float64) metric.Float64Histogram {
+	h, err := m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(what), metric.WithExplicitBucketBoundaries(buckets...))
+	handle(err)
+	return h
+}
+
+// handle reports what the metrics' provider refuses. The metric does nothing then.
+func handle(err error) {
+	if err != nil {
+		otel.Handle(err)
+	}
+}
+
+// errorType is the value of error.type; "" for nil.
+func (n *numbers) errorType(err error) string {
+	if err == nil {
+		return ""
+	}
+	return n.errors.bounded(typeOf(err))
+}
+
+// byError has the options of a metric for each error.type. There is a bounded number.
+type byError[O any] struct {
+	base []attribute.KeyValue
+	make func(attribute.Set) O
+	ok   []O // for ""
+
+	mu    sync.RWMutex
+	known map[string][]O
+}
+
+func newByError[O any](base []attribute.KeyValue, of func(attribute.Set) O) *byError[O] {
+	return &byError[O]{base: base, make: of, ok: []O{of(attribute.NewSet(base...))}}
+}
+
+func (b *byError[O]) of(kind string) []O {
+	if kind == "" {
+		return b.ok
+	}
+	b.mu.RLock()
+	o := b.known[kind]
+	b.mu.RUnlock()
+	if o != nil {
+		return o
+	}
+	o = []O{b.make(attribute.NewSet(append(slices.Clone(b.base), semconv.ErrorTypeKey.String(kind))...))}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.known == nil {
+		b.known = map[string][]O{}
+	}
+	b.known[kind] = o
+	return o
+}
+
+func addOption(s attribute.Set) metric.AddOption       { return metric.WithAttributeSet(s) }
+func recordOption(s attribute.Set) metric.RecordOption { return metric.WithAttributeSet(s) }
+
+// total is one series of a metric that grows with each message. It is observed, and not
+// added to: counting costs no call of the metrics' provider.
+type total struct {
+	n   atomic.Int64
+	set metric.ObserveOption
+}
+
+// totals are the series of one metric.
+type totals struct {
+	mu  sync.Mutex
+	all map[attribute.Distinct]*total
+}
+
+func (t *totals) of(s attribute.Set) *total {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	x := t.all[s.Equivalent()]
+	if x == nil {
+		x = &total{set: metric.WithAttributeSet(s)}
+		if t.all == nil {
+			t.all = map[attribute.Distinct]*total{}
+		}
+		t.all[s.Equivalent()] = x
+	}
+	return x
+}
+
+func (t *totals) observe(to metric.Observer, o metric.Int64Observable) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, x := range t.all {
+		if n := x.n.Load(); n > 0 {
+			to.ObserveInt64(o, n, x.set)
+		}
+	}
+}
+
+// counted counts messages of one place.
+type counted struct{ totals *byError[*total] }
+
+func (c counted) count(kind string) { c.totals.of(kind)[0].n.Add(1) }
+
+// timed is a histogram of one place.
+type timed struct {
+	histogram metric.Float64Histogram
+	options   *byError[metric.RecordOption]
+}
+
+func (t timed) record(ctx context.Context, kind string, d time.Duration) {
+	t.histogram.Record(ctx, d.Seconds(), t.options.of(kind)...)
+}
+
+// measuredTarget is an address in metrics.
+type measuredTarget struct {
+	sent counted
+	took timed
+}
+
+func (n *numbers) target(name, template string) *measuredTarget {
+	base := []attribute.KeyValue{semconv.MessagingSystemRabbitMQ, semconv.MessagingOperationName("publish")}
+	if template != "" {
+		base = append(base, semconv.MessagingDestinationTemplate(n.destinations.bounded(template)))
+	} else {
+		base = append(base, semconv.MessagingDestinationName(n.destinations.bounded(name)))
+	}
+	return &measuredTarget{
+		sent: counted{newByError(base, n.sent.of)},
+		took: timed{n.took, newByError(append(slices.Clone(base), semconv.MessagingOperationTypeSend), recordOption)},
+	}
+}
+
+// measuredQueue is a work queue in metrics.
+type measuredQueue struct {
+	n         *numbers
+	name      attribute.KeyValue
+	consumed  counted
+	processed timed
+	settled   timed
+
+	mu       sync.Mutex
+	retries  map[string]*byError[metric.AddOption] // by lane
+	deaths   map[string][]metric.AddOption
+	lateness map[string][]metric.RecordOption
+}
+
+// queue returns what is known about a queue. All queues beyond so many are one.
+func (n *numbers) queue(name string) *measuredQueue {
+	name = n.queues.bounded(valid(name))
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if q := n.known[name]; q != nil {
+		return q
+	}
+	q := &measuredQueue{
+		n: n, name: semconv.MessagingDestinationName(name),
+		retries: map[string]*byError[metric.AddOption]{}, deaths: map[string][]metric.AddOption{}, lateness: map[string][]metric.RecordOption{},
+	}
+	of := func(operation string, more ...attribute.KeyValue) []attribute.KeyValue {
+		return append([]attribute.KeyValue{semconv.MessagingSystemRabbitMQ, semconv.MessagingOperationName(operation), q.name}, more...)
+	}
+	q.consumed = counted{newByError(of("process"), n.consumed.of)}
+	q.processed = timed{n.processed, newByError(of("process"), recordOption)}
+	q.settled = timed{n.took, newByError(of("settle", semconv.MessagingOperationTypeSettle), recordOption)}
+	n.known[name] = q
+	return q
+}
+
+func (q *measuredQueue) retried(ctx context.Context, lane, kind string) {
+	lane = q.n.lanes.bounded(valid(lane))
+	q.mu.Lock()
+	o := q.retries[lane]
+	if o == nil {
+		o = newByError([]attribute.KeyValue{q.name, AttributeLane.String(lane)}, addOption)
+		q.retries[lane] = o
+	}
+	q.mu.Unlock()
+	q.n.retries.Add(ctx, 1, o.of(kind)...)
+}
+
+func (q *measuredQueue) died(ctx context.Context, lane string) {
+	lane = q.n.lanes.bounded(valid(lane))
+	q.mu.Lock()
+	o := q.deaths[lane]
+	if o == nil {
+		o = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(q.name, AttributeLane.String(lane)))}
+		q.deaths[lane] = o
+	}
+	q.mu.Unlock()
+	q.n.deaths.Add(ctx, 1, o...)
+}
+
+func (q *measuredQueue) late(ctx context.Context, lane string, by time.Duration) {
+	lane = q.n.lanes.bounded(lane)
+	q.mu.Lock()
+	o := q.lateness[lane]
+	if o == nil {
+		o = []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(q.name, AttributeLane.String(lane)))}
+		q.lateness[lane] = o
+	}
+	q.mu.Unlock()
+	q.n.lateness.Record(ctx, max(by, 0).Seconds(), o...)
+}
+
+// watch has the numbers of a Conn observed until closed is called.
+func (n *numbers) watch(stats func() client.Stats) (closed func()) {
+	w := &watched{stats}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.watched = append(n.watched, w)
+	return func() {
+		s := stats()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.past.lost += s.Lost
+		n.past.rebuilt += s.Rebuilt
+		n.past.blocked += s.Blocked
+		n.watched = slices.DeleteFunc(n.watched, func(other *watched) bool { return other == w })
+	}
+}
+
+// observe is called by the metrics' reader.
+func (n *numbers) observe(_ context.Context, to metric.Observer) error {
+	n.mu.Lock()
+	all := slices.Clone(n.watched)
+	sum := n.past
+	n.mu.Unlock()
+	o := &n.observed
+	var connections, sessions, blockedNow int
+	consumers, publishers := map[string]*client.ConsumerStats{}, map[string]*client.PublisherStats{}
+	up := map[string][2]int64{} // consumers without and with a link
+	number := map[string]int64{}
+	var requesters []client.RequesterStats
+	for _, w := range all {
+		s := w.stats()
+		sum.lost += s.Lost
+		sum.rebuilt += s.Rebuilt
+		sum.blocked += s.Blocked
+		connections, sessions, blockedNow = connections+s.Connections, sessions+s.Sessions, blockedNow+s.BlockedNow
+		for _, c := range s.Consumers {
+			name := n.queues.bounded(valid(c.Queue))
+			x := consumers[name]
+			if x == nil {
+				x = &client.ConsumerStats{}
+				consumers[name] = x
+			}
+			x.Handling += c.Handling
+			if c.Handling > 0 && (x.Oldest.IsZero() || c.Oldest.Before(x.Oldest)) {
+				x.Oldest = c.Oldest
+			}
+			x.Unsettled, x.Ready, x.Forwarding, x.Stalled = x.Unsettled+c.Unsettled, x.Ready+c.Ready, x.Forwarding+c.Forwarding, x.Stalled+c.Stalled
+			if c.Delivered.After(x.Delivered) {
+				x.Delivered = c.Delivered
+			}
+			links := up[name]
+			if c.Up {
+				links[1]++
+			} else {
+				links[0]++
+			}
+			up[name] = links
+		}
+		requesters = append(requesters, s.Requesters...)
+		for _, p := range s.Publishers {
+			name := "(per message)"
+			if !p.To.IsZero() {
+				name = destination(p.To)
+			}
+			name = n.destinations.bounded(name)
+			x := publishers[name]
+			if x == nil {
+				x = &client.PublisherStats{}
+				publishers[name] = x
+			}
+			x.Queued, x.Unconfirmed = x.Queued+p.Queued, x.Unconfirmed+p.Unconfirmed
+			number[name]++
+		}
+	}
+	n.sent.observe(to, o.sent)
+	n.consumed.observe(to, o.consumed)
+	to.ObserveInt64(o.connections, int64(connections))
+	to.ObserveInt64(o.sessions, int64(sessions))
+	to.ObserveInt64(o.blockedNow, int64(blockedNow))
+	to.ObserveInt64(o.lost, int64(sum.lost))
+	to.ObserveInt64(o.rebuilt, int64(sum.rebuilt))
+	to.ObserveFloat64(o.blocked, sum.blocked.Seconds())
+	for name, c := range consumers {
+		set := metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name)))
+		to.ObserveInt64(o.handling, int64(c.Handling), set)
+		oldest := 0.0
+		if c.Handling > 0 {
+			oldest = time.Since(c.Oldest).Seconds()
+		}
+		to.ObserveFloat64(o.oldest, oldest, set)
+		to.ObserveInt64(o.unsettled, int64(c.Unsettled), set)
+		to.ObserveInt64(o.ready, int64(c.Ready), set)
+		to.ObserveInt64(o.forwarding, int64(c.Forwarding), set)
+		to.ObserveInt64(o.stalled, int64(c.Stalled), set)
+		if !c.Delivered.IsZero() {
+			to.ObserveFloat64(o.idle, time.Since(c.Delivered).Seconds(), set)
+		}
+		for i, links := range up[name] {
+			to.ObserveInt64(o.consumers, links, metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name), AttributeUp.Bool(i == 1))))
+		}
+	}
+	n.observeRequesters(to, requesters)
+	for name, p := range publishers {
+		set := metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name)))
+		to.ObserveInt64(o.unconfirmed, int64(p.Unconfirmed), set)
+		to.ObserveInt64(o.queued, int64(p.Queued), set)
+		to.ObserveInt64(o.publishers, number[name], set)
+	}
+	return nil
+}
+
+func (n *numbers) observeRequesters(to metric.Observer, all []client.RequesterStats) {
+	calls, up := map[string]int64{}, map[string][2]int64{} // requesters without and with a link
+	for _, r := range all {
+		name := n.destinations.bounded(destination(r.To))
+		links := up[name]
+		if r.Up {
+			links[1]++
+		} else {
+			links[0]++
+		}
+		up[name] = links
+		calls[name] += int64(r.Waiting)
+	}
+	for name, links := range up {
+		to.ObserveInt64(n.observed.calls, calls[name], metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name))))
+		for i, number := range links {
+			to.ObserveInt64(n.observed.requesters, number, metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name), AttributeUp.Bool(i == 1))))
+		}
+	}
+}

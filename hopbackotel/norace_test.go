@@ -1,0 +1,5 @@
+//go:build !race
+
+package hopbackotel_test
+
+const raced = false

@@ -1,0 +1,51 @@
+package outbox
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// fatalError ends a relay: another attempt would fail, too.
+type fatalError struct{ err error }
+
+func (e *fatalError) Error() string { return e.err.Error() }
+func (e *fatalError) Unwrap() error { return e.err }
+
+// fatalIn returns the error that ends the relay, or nil.
+func fatalIn(err error) error {
+	var fatal *fatalError
+	if errors.As(err, &fatal) {
+		return fatal
+	}
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		return nil
+	}
+	switch pg.Code {
+	case "42P01", "42703": // undefined_table, undefined_column
+		return &fatalError{fmt.Errorf("outbox: the database has no outbox of this version; call postgres.Migrate, or run \"hopback outbox migrate\": %w", err)}
+	case "42501": // insufficient_privilege
+		return &fatalError{fmt.Errorf("outbox: the user lacks a right: %w", err)}
+	}
+	return nil
+}
+
+// refusedError is what the database has refused of a transaction that continues without it.
+type refusedError struct{ err error }
+
+func (e *refusedError) Error() string { return e.err.Error() }
+func (e *refusedError) Unwrap() error { return e.err }
+
+// refusedBy reports whether the database has answered with an error.
+func refusedBy(err error) bool { return errors.As(err, new(*pgconn.PgError)) }
+
+// clean makes text that PostgreSQL can hold of an error's, of at most 2,000 bytes.
+func clean(s string) string {
+	if len(s) > 2000 {
+		s = s[:2000]
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "�"), "\x00", "�")
+}

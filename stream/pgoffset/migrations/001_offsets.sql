@@ -1,8 +1,0 @@
--- The positions of stream consumers: the offset that comes next.
-CREATE TABLE hopback_stream_offset (
-	consumer   text        NOT NULL,
-	stream     text        NOT NULL,
-	next       bigint      NOT NULL CHECK (next >= 0),
-	updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-	PRIMARY KEY (consumer, stream)
-);
