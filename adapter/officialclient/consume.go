@@ -4,20 +4,21 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/Azure/go-amqp"
 	"github.com/rabbitmq/rabbitmq-amqp-go-client/pkg/rabbitmqamqp"
 
+	"github.com/hopback/hopback/adapter"
+	"github.com/hopback/hopback/adapter/officialclient/internal/grace"
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/grace"
-	"github.com/hopback/hopback/internal/refusal"
-	"github.com/hopback/hopback/internal/userid"
 )
 
 // Receiver is the part of a *rabbitmqamqp.Consumer that Serve uses.
@@ -60,7 +61,7 @@ func Consume(ctx context.Context, dial Dialer, queue string, h client.Handler, c
 }
 
 func consume(ctx context.Context, dial dialer, queue string, h client.Handler, cfg Config) (err error) {
-	ctx, end := refusal.Context(ctx)
+	ctx, end := adapter.Context(ctx)
 	defer func() { err = end(err) }()
 	r, err := newRunner(dial, queue, h, cfg)
 	if err != nil {
@@ -175,7 +176,7 @@ func Serve(ctx context.Context, dial Dialer, c Receiver, queue string, h client.
 const aliveAfter = time.Second
 
 func serve(ctx context.Context, dial dialer, c Receiver, queue string, h client.Handler, cfg Config) (err error) {
-	ctx, end := refusal.Context(ctx)
+	ctx, end := adapter.Context(ctx)
 	defer func() { err = end(err) }()
 	r, err := newRunner(dial, queue, h, cfg)
 	if err != nil {
@@ -565,7 +566,7 @@ func (s *stint) leaveUnsettled(d *delivery) {
 // The official client doesn't say who its user is, so that all of its copies have the
 // user-id in an annotation.
 func outgoing(m *client.Message) *client.Message {
-	m = userid.Signed(nobody, m)
+	m = unsigned(m)
 	c := &client.Message{
 		Format: m.Format, Header: m.Header, DeliveryAnnotations: m.DeliveryAnnotations, Annotations: m.Annotations,
 		Properties: m.Properties, ApplicationProperties: m.ApplicationProperties,
@@ -585,7 +586,24 @@ func outgoing(m *client.Message) *client.Message {
 	return c
 }
 
-var nobody = userid.NewLogin("", false)
+// unsigned returns m without its user-id, which is in client.AnnotationUserID instead. m isn't
+// changed.
+func unsigned(m *client.Message) *client.Message {
+	if m.Properties == nil || len(m.Properties.UserID) == 0 {
+		return m
+	}
+	c := new(*m)
+	c.Properties = new(*m.Properties)
+	c.Properties.UserID = nil
+	if c.Annotations = maps.Clone(m.Annotations); c.Annotations == nil {
+		c.Annotations = amqp.Annotations{}
+	}
+	c.Annotations[client.AnnotationUserID] = m.Properties.UserID
+	if utf8.Valid(m.Properties.UserID) {
+		c.Annotations[client.AnnotationUserID] = string(m.Properties.UserID)
+	}
+	return c
+}
 
 // finish settles a delivery, once.
 func (s *stint) finish(d rabbitmqamqp.IDeliveryContext, what client.Resolution) {
