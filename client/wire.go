@@ -79,12 +79,14 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 		return nil, err
 	}
 	up := &uplink{Conn: raw}
+	socket, _ := raw.(*net.TCPConn) // nil with TLS, and if Config.Dial wraps it
 	conn, err := engine.Open(ctx, up, engine.Config{
 		ContainerID: cfg.Name,
 		Hostname:    "vhost:" + ep.vhost,
 		Mechanism:   sasl.mechanism,
 		Response:    sasl.response(),
 		IdleTimeout: cfg.IdleTimeout,
+		Socket:      socket,
 		MaxSessions: maxSessions,
 		Settled:     newHooks(cfg.Instrument, cfg.Logger).settledRange(),
 		Properties: frames.Map{

@@ -34,6 +34,10 @@ type Config struct {
 	// it blocks, nothing is written.
 	Settled    func(n int)
 	Properties frames.Map
+	// Socket, if not nil, is the connection below the one that is given to [Open], if what is
+	// written to either is the same. A message with nothing else in flight is written to it
+	// by the goroutine that sends it, without waiting for the network.
+	Socket *net.TCPConn
 }
 
 // Peer is what the other end says of itself in its open.
@@ -117,6 +121,9 @@ func Open(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 	if err != nil {
 		_ = nc.Close()
 		return nil, err
+	}
+	if cfg.Socket != nil {
+		c.out.try = tryWriter(cfg.Socket)
 	}
 	n := min(cfg.MaxSessions, c.peer.Sessions)
 	c.sessions, c.freed = make([]*Session, n), make([]time.Time, n)
