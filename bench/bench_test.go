@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"encoding/xml"
-	"io"
 	"math"
 	"net"
 	"os"
@@ -35,7 +33,7 @@ func TestEveryContestRuns(t *testing.T) {
 	dir := t.TempDir()
 	o := options{
 		url: url, path: pathDirect, rounds: 1, n: 200, quick: true, only: regexp.MustCompile(""), peers: regexp.MustCompile(""),
-		json: filepath.Join(dir, "out.json"), svg: filepath.Join(dir, "out.svg"), timeout: 5 * time.Minute, eachTimeout: time.Minute,
+		json: filepath.Join(dir, "out.json"), timeout: 5 * time.Minute, eachTimeout: time.Minute,
 	}
 	if err := run(context.Background(), o); err != nil {
 		t.Fatal(err)
@@ -49,27 +47,12 @@ func TestEveryContestRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range contests() {
-		if !c.quick {
-			continue
-		}
-		found := false
+		found := len(c.pairs) == 0 // idle has none
 		for _, res := range r.Results {
 			found = found || res.Name == c.name && len(res.Ratios) > 0
 		}
 		if !found {
 			t.Errorf("contest %s has no ratio", c.name)
-		}
-	}
-	f, err := os.Open(o.svg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	for d := xml.NewDecoder(f); ; {
-		if _, err := d.Token(); err == io.EOF {
-			break
-		} else if err != nil {
-			t.Fatalf("the drawing isn't well-formed: %v", err)
 		}
 	}
 }
@@ -182,22 +165,14 @@ func TestMemoryBrokerRunsInAnotherProcess(t *testing.T) {
 	}
 }
 
-func TestTimingsTakeTheRightQuantiles(t *testing.T) {
-	var all []time.Duration
-	for i := range 100 {
-		all = append(all, time.Duration(100-i)*time.Millisecond)
-	}
-	m := timings(all)
-	if m[p50] != 50 || m[p99] != 99 || m[worst] != 100 {
-		t.Errorf("quantiles are %v", m)
-	}
+func TestNothingHasNoMedian(t *testing.T) {
 	if !math.IsNaN(spreadOf(nil).Median) {
 		t.Error("nothing has a median")
 	}
 }
 
 func TestTheRatiosFitInto100Columns(t *testing.T) {
-	wide := metrics{rate: 123.456, cpu: 98.765, allocs: 151, p50: 123.456, p99: 123.456}
+	wide := metrics{rate: 123.456, cpu: 98.765, allocs: 151}
 	for _, c := range contests() {
 		res := &result{Name: c.name, Title: c.title, Runs: map[string][]metrics{}}
 		for _, p := range c.contestants {
@@ -205,36 +180,12 @@ func TestTheRatiosFitInto100Columns(t *testing.T) {
 		}
 		res.compare(c)
 		var b strings.Builder
-		res.printRatios(&b, nil)
+		res.printRatios(&b)
 		for line := range strings.Lines(b.String()) {
 			if n := len([]rune(strings.TrimRight(line, "\n"))); n > 100 {
 				t.Errorf("%d columns: %s", n, line)
 			}
 		}
-	}
-}
-
-func TestMergedRoundsStaySideBySide(t *testing.T) {
-	dir := t.TempDir()
-	write := func(name string, runs map[string][]metrics) string {
-		r := &report{Broker: "RabbitMQ 4.3.6", Took: "1m0s", Notes: []string{"a note"}, Results: []*result{{Name: "publish", Title: "t", Runs: runs}}}
-		path := filepath.Join(dir, name)
-		if err := r.writeJSON(path); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	a := write("a", map[string][]metrics{nHop: {{rate: 2}, {rate: 4}}})
-	b := write("b", map[string][]metrics{nHop: {{rate: 30}, nil}, nRaw: {{rate: 10}, {rate: 10}}})
-	r, err := mergeReports([]string{a, b})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(r.Results) != 1 || len(r.Results[0].Runs[nHop]) != 4 || len(r.Results[0].Ratios) != 1 || r.Rounds != 4 || r.Took != "2m0s" || len(r.Notes) != 1 {
-		t.Errorf("merged: %+v", r)
-	}
-	if got := *r.Results[0].Ratios[0].Times; got != (spread{3, 3, 3}) {
-		t.Errorf("ratios are %v", got)
 	}
 }
 

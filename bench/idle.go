@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/retry"
 )
@@ -47,14 +46,11 @@ type idleTask struct {
 	Handled, Retried bool
 }
 
-// idleDelay keeps what failed away until the end.
-const idleDelay = 10 * time.Minute
-
 // runIdle weighs consumers in a process of their own, so that the memory that the other
 // contests have used isn't on their bill. Ten share a queue: a thousand quorum queues would
 // keep a broker busy for long.
 func runIdle(ctx context.Context, l *lab, c contestant, _ int) (metrics, error) {
-	bed, err := l.retryBed(ctx, idleConsumers/10, idleDelay)
+	bed, err := l.retryBed(ctx, idleConsumers/10)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +102,7 @@ func idleChild(arg string) error {
 		return nil
 	})
 	if task.Retried {
-		h = retry.With(retry.Policy{MaxRetries: 1, Backoff: retry.Delays(idleDelay), Names: retry.Names{Prefix: task.Prefix}, Strategy: retry.StrategyRepublish})(h)
+		h = retry.With(retry.Policy{MaxRetries: 1, Backoff: retry.Delays(failDelay), Names: retry.Names{Prefix: task.Prefix}, Strategy: retry.StrategyRepublish})(h)
 	}
 	ended := make(chan error, idleConsumers)
 	for i := range idleConsumers {
@@ -151,7 +147,7 @@ func awaitMeter(m *meter, ended <-chan error) error {
 // feedIdle publishes messages for all, from a connection that is closed again.
 func feedIdle(ctx context.Context, task idleTask) error {
 	for _, q := range task.Queues {
-		if err := (hopback{callers: 10}).publishTo(ctx, task.URL, address.Queue(q), orderBody(256), newMeter(1, idleEach*idleConsumers/len(task.Queues)-1)); err != nil {
+		if err := (hopback{callers: 10}).publish(ctx, task.URL, q, body(256), newMeter(1, idleEach*idleConsumers/len(task.Queues)-1)); err != nil {
 			return err
 		}
 	}

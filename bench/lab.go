@@ -3,17 +3,14 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/retry"
@@ -29,13 +26,9 @@ type lab struct {
 	conn   *client.Conn
 	broker client.Broker
 	prefix string
-	full   float64 // messages a second at full load; see fullLoad
-	rounds int
-	store  store
 	// profile is the file for the present run's CPU profile, or nil.
 	profile *os.File
 
-	mu    sync.Mutex
 	named int
 	// made is what cleanUp has to delete.
 	queues, exchanges map[string]bool
@@ -64,21 +57,16 @@ func openLab(ctx context.Context, p path) (*lab, error) {
 var quiet = slog.New(slog.DiscardHandler)
 
 func (l *lab) close() {
-	l.mu.Lock()
 	for _, name := range l.streams {
 		l.queues[name] = true
 	}
-	l.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	l.store.close()
 	l.cleanUp(ctx)
 	_ = l.conn.Close(ctx)
 }
 
 func (l *lab) cleanUp(ctx context.Context) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	for q := range l.queues {
 		if _, err := declare.DeleteQueue(ctx, l.conn.Management(), q); err == nil {
 			delete(l.queues, q)
@@ -99,8 +87,6 @@ func (l *lab) newMeter(warm, n int) *meter {
 }
 
 func (l *lab) name() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.named++
 	return fmt.Sprintf("%s%d", l.prefix, l.named)
 }
@@ -112,45 +98,32 @@ func (l *lab) queue(ctx context.Context) (string, error) {
 }
 
 func (l *lab) apply(ctx context.Context, t declare.Topology) error {
-	l.mu.Lock()
 	for _, q := range t.Queues {
 		switch q := q.(type) {
 		case declare.QuorumQueue:
 			l.queues[q.Name] = true
 		case declare.Stream: // all runs of a contest share it, until close
 		default:
-			l.mu.Unlock()
 			return fmt.Errorf("a %T isn't cleaned up here", q)
 		}
 	}
 	for _, x := range t.Exchanges {
 		l.exchanges[x.Name] = true
 	}
-	l.mu.Unlock()
 	_, err := declare.Apply(ctx, l.conn.Management(), t)
 	return err
 }
 
-// retryBed is a topology for retries, with names of its own, and its work queues.
-type retryBed struct {
-	queues []string
-	delays []time.Duration
-	policy retry.Policy // without a strategy
-}
-
-// retryBed has the queues for republishing and for dead-lettering, so that all
-// peers work in the same surroundings.
-func (l *lab) retryBed(ctx context.Context, queues int, delays ...time.Duration) (*retryBed, error) {
+// retryBed has the queues for republishing.
+func (l *lab) retryBed(ctx context.Context, queues int) (*retryBed, error) {
 	prefix := l.name()
-	b := &retryBed{delays: delays, policy: retry.Policy{MaxRetries: len(delays), Backoff: retry.Delays(delays...), Names: retry.Names{Prefix: prefix + "."}}}
+	b := &retryBed{policy: retry.Policy{MaxRetries: 1, Backoff: retry.Delays(failDelay), Names: retry.Names{Prefix: prefix + "."}, Strategy: retry.StrategyRepublish}}
 	var work []declare.QuorumQueue
 	for i := range queues {
 		b.queues = append(b.queues, fmt.Sprintf("%s.work%d", prefix, i))
 		work = append(work, declare.QuorumQueue{Name: b.queues[i], DeliveryLimit: 20})
 	}
-	all := b.policy
-	all.Strategy = retry.StrategyAuto
-	t, err := retry.Topology(all, work...)
+	t, err := retry.Topology(b.policy, work...)
 	if err != nil {
 		return nil, err
 	}
@@ -159,11 +132,7 @@ func (l *lab) retryBed(ctx context.Context, queues int, delays ...time.Duration)
 
 // fill puts n messages into a queue.
 func (l *lab) fill(ctx context.Context, queue string, body []byte, n int) error {
-	return l.fillVia(ctx, address.Queue(queue), body, n)
-}
-
-func (l *lab) fillVia(ctx context.Context, to address.Address, body []byte, n int) error {
-	return hopback{}.publishTo(ctx, l.url, to, body, newMeter(1, n-1))
+	return hopback{}.publish(ctx, l.url, queue, body, newMeter(1, n-1))
 }
 
 // holds waits until so many messages are ready in the queue.
@@ -182,24 +151,8 @@ func (l *lab) holds(ctx context.Context, queue string, want uint64) error {
 	return fmt.Errorf("queue %s holds %d messages, not %d: this run lost or repeated some", queue, got, want)
 }
 
-// order is the typed message of the JSON cases.
-type order struct {
-	ID       string   `json:"id"`
-	Customer string   `json:"customer"`
-	Cents    int      `json:"cents"`
-	Paid     bool     `json:"paid"`
-	Items    []string `json:"items"`
-	Note     string   `json:"note"`
-}
-
-// orderBody is an order of exactly size bytes.
-func orderBody(size int) []byte {
-	o := order{ID: "o-1000001", Customer: "customer-77", Cents: 1995, Paid: true, Items: []string{"apples", "pears", "plums"}}
-	b, _ := json.Marshal(o)
-	o.Note = strings.Repeat("n", max(size-len(b), 0))
-	b, _ = json.Marshal(o)
-	return b
-}
+// body is a message of size bytes.
+func body(size int) []byte { return []byte(strings.Repeat("n", size)) }
 
 // messageIDs are cheap to make: no peer is to be slowed by them.
 var messageIDs atomic.Uint64

@@ -7,13 +7,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 	"regexp"
 	"runtime"
 	"runtime/debug"
-	"runtime/pprof"
 	"slices"
 	"strings"
 	"syscall"
@@ -24,11 +22,11 @@ type options struct {
 	url, path            string
 	rounds, n            int
 	only, peers          *regexp.Regexp
-	quick, long, client  bool
+	quick, client        bool
 	table                bool
-	json, svg, pprof     string
+	json                 string
 	profiles             string
-	merge, where         []string
+	where                []string
 	timeout, eachTimeout time.Duration
 }
 
@@ -58,19 +56,12 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.n, "n", 0, "messages in a run; 0 means 20,000, with -quick 5,000; slow peers take a part")
 	only := f.String("only", "", "run the contests whose names match this regular expression alone")
 	peers := f.String("peers", "", "run the contestants whose names match this regular expression alone")
-	f.BoolVar(&o.quick, "quick", false, "fewer contests, shorter runs: about two minutes")
+	f.BoolVar(&o.quick, "quick", false, "shorter runs: about two minutes")
 	f.BoolVar(&o.client, "client", false, "only what the client's CPU is judged by: the pairs with a limit for it")
 	f.BoolVar(&o.table, "table", false, "also print the ratios as a table in Markdown")
 	f.StringVar(&o.profiles, "profiles", "", "write a CPU profile of each run's measured stretch into this folder, and show where the CPU goes")
-	f.BoolVar(&o.long, "long", false, "also 1,000 queues, and many messages parked in delay")
-	f.IntVar(&parkedMessages, "parked", parkedMessages, "how many messages -long parks")
-	f.DurationVar(&snapshotFor, "snapshot", snapshotFor, "for how long -long holds an old snapshot while a relay works, all rounds together")
-	f.StringVar(&brokerCPU, "broker-cpu", "", "the file with the broker's CPU time, cpuacct.usage or cpu.stat of its container's control group: its CPU a message is shown, too")
 	f.StringVar(&o.json, "json", "", "write all results to this file")
-	f.StringVar(&o.svg, "svg", "", "draw the ratios to this file")
-	f.StringVar(&o.pprof, "pprof", "", "write a CPU profile of everything that runs to this file; use it with -only and -peers")
-	f.DurationVar(&o.timeout, "timeout", 0, "stop after this and show what there is; 0 means 45 m, with -quick 5 m, with -long 2 h")
-	merge := f.String("merge", "", "run nothing: join what -json wrote into these files, separated by commas, as rounds of one run, and show it")
+	f.DurationVar(&o.timeout, "timeout", 0, "stop after this and show what there is; 0 means 45 m, with -quick 5 m")
 	where := f.String("where", "", "run nothing: show where the CPU goes in these profiles, separated by commas, all together")
 	versions := f.Bool("versions", false, "show the versions of the peers and exit")
 	list := f.Bool("list", false, "show the contests and exit")
@@ -88,10 +79,6 @@ func parse(args []string) (options, error) {
 			fmt.Printf("%-16s %s\n", c.name, c.title)
 		}
 		os.Exit(0)
-	}
-	if *merge != "" {
-		o.merge = strings.Split(*merge, ",")
-		return o, nil
 	}
 	if *where != "" {
 		o.where = strings.Split(*where, ",")
@@ -113,15 +100,9 @@ func parse(args []string) (options, error) {
 		return o, fmt.Errorf("-path is %q: it must be direct, given, proxy or both", o.path)
 	}
 	if o.timeout == 0 {
-		switch o.timeout = 45 * time.Minute; {
-		case o.long:
-			o.timeout = 2 * time.Hour
-		case o.quick:
+		if o.timeout = 45 * time.Minute; o.quick {
 			o.timeout = 5 * time.Minute
 		}
-	}
-	if o.long {
-		o.eachTimeout = 30 * time.Minute
 	}
 	var err, err2 error
 	o.only, err = regexp.Compile(*only)
@@ -144,7 +125,7 @@ func moduleVersions() []string {
 	}
 	all := []string{info.GoVersion}
 	for _, m := range info.Deps {
-		for _, part := range []string{"hopback", "go-amqp", "amqp-go-client", "amqp091-go", "watermill", "pgx"} {
+		for _, part := range []string{"hopback", "go-amqp", "amqp091-go"} {
 			if strings.Contains(m.Path, part) {
 				v := m.Version
 				if m.Replace != nil {
@@ -159,20 +140,6 @@ func moduleVersions() []string {
 }
 
 func run(ctx context.Context, o options) error {
-	if len(o.merge) > 0 {
-		r, err := mergeReports(o.merge)
-		if err != nil {
-			return err
-		}
-		for _, res := range r.Results {
-			res.printRatios(os.Stdout, nil)
-		}
-		r.print(os.Stdout)
-		if o.table {
-			r.printTable(os.Stdout)
-		}
-		return r.write(o)
-	}
 	if len(o.where) > 0 {
 		w, err := whereOf(o.where)
 		if err != nil {
@@ -181,7 +148,6 @@ func run(ctx context.Context, o options) error {
 		w.print(os.Stdout, 0)
 		return nil
 	}
-	slog.SetDefault(quiet) // the official client logs there
 	whole, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	paths, err := choosePaths(whole, o.url, o.path)
@@ -198,7 +164,6 @@ func run(ctx context.Context, o options) error {
 		if labs[i], err = openLab(whole, p); err != nil {
 			return err
 		}
-		labs[i].rounds = o.rounds
 		defer labs[i].close()
 	}
 	if o.profiles != "" {
@@ -206,25 +171,14 @@ func run(ctx context.Context, o options) error {
 			return err
 		}
 	}
-	if o.pprof != "" {
-		f, err := os.Create(o.pprof)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		if err := pprof.StartCPUProfile(f); err != nil {
-			return err
-		}
-		defer pprof.StopCPUProfile()
-	}
 	r := newReport(labs, o)
 	for _, c := range contests() {
-		if !o.only.MatchString(c.name) || o.quick && !c.quick || c.long && !o.long || o.client && !c.judged() || whole.Err() != nil {
+		if !o.only.MatchString(c.name) || o.client && len(c.rivals()) == 0 || whole.Err() != nil {
 			continue
 		}
 		for _, l := range labs {
 			res := r.contest(whole, l, c.over(l.path))
-			res.printRatios(os.Stdout, l)
+			res.printRatios(os.Stdout)
 			res.printWhere(os.Stdout)
 		}
 	}
@@ -233,7 +187,10 @@ func run(ctx context.Context, o options) error {
 	if o.table {
 		r.printTable(os.Stdout)
 	}
-	return errors.Join(r.write(o), ctx.Err(), r.failure())
+	if o.json != "" {
+		err = r.writeJSON(o.json)
+	}
+	return errors.Join(err, ctx.Err(), r.failure())
 }
 
 // settleDown lets what an earlier run left behind end, and collects its garbage, so

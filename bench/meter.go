@@ -1,13 +1,11 @@
 package main
 
 import (
-	"fmt"
 	"math"
 	"os"
 	"runtime"
 	"runtime/pprof"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -16,14 +14,14 @@ import (
 // reading is what the process had used at one moment.
 type reading struct {
 	at             time.Time
-	cpu, broker    time.Duration
+	cpu            time.Duration
 	mallocs, bytes uint64
 }
 
 func read() reading {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return reading{time.Now(), cpuTime(), brokerTime(), m.Mallocs, m.TotalAlloc}
+	return reading{time.Now(), cpuTime(), m.Mallocs, m.TotalAlloc}
 }
 
 // cpuTime is what this process has used of the CPU, in user and kernel mode.
@@ -33,29 +31,6 @@ func cpuTime() time.Duration {
 		return 0
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// brokerCPU is the file of -broker-cpu.
-var brokerCPU string
-
-// brokerTime is what the broker's container has used of the CPU. It is 0 without brokerCPU.
-func brokerTime() time.Duration {
-	if brokerCPU == "" {
-		return 0
-	}
-	b, err := os.ReadFile(brokerCPU)
-	if err != nil {
-		return 0
-	}
-	text, unit := string(b), time.Nanosecond // cpuacct.usage
-	if _, v2, ok := strings.Cut(text, "usage_usec "); ok {
-		text, unit = v2, time.Microsecond // cpu.stat
-	}
-	var n int64
-	if _, err := fmt.Sscan(text, &n); err != nil {
-		return 0
-	}
-	return time.Duration(n) * unit
 }
 
 // meter measures a stretch of a run in full flow: from when warm messages are done
@@ -79,8 +54,8 @@ func (m *meter) tick() {
 	switch m.ticks.Add(1) {
 	case m.warm:
 		m.from = read()
-		if m.profile != nil && pprof.StartCPUProfile(m.profile) != nil {
-			m.profile = nil // -pprof is at it
+		if m.profile != nil {
+			_ = pprof.StartCPUProfile(m.profile) // it fails only where one runs already
 		}
 	case m.warm + m.n:
 		m.to = read()
@@ -97,12 +72,7 @@ const (
 	cpu    = "cpu"    // microseconds of this process's CPU
 	allocs = "allocs" // allocations
 	bytes  = "bytes"  // bytes allocated
-	byIt   = "broker" // microseconds of the broker's CPU, with -broker-cpu
 	cores  = "cores"  // CPUs that this process kept busy
-	p50    = "p50"    // milliseconds
-	p99    = "p99"    // milliseconds
-	worst  = "max"    // milliseconds
-	heap   = "heap"   // MiB that the heap has grown by
 
 	// of idle consumers
 	goroutines = "goroutines" // of a consumer
@@ -115,25 +85,10 @@ type metrics map[string]float64
 func (m *meter) metrics() metrics {
 	n, took := float64(m.n), m.to.at.Sub(m.from.at).Seconds()
 	used := (m.to.cpu - m.from.cpu).Seconds()
-	all := metrics{
+	return metrics{
 		rate: n / took, cpu: used * 1e6 / n, cores: used / took,
 		allocs: float64(m.to.mallocs-m.from.mallocs) / n, bytes: float64(m.to.bytes-m.from.bytes) / n,
 	}
-	if brokers := m.to.broker - m.from.broker; brokers > 0 {
-		all[byIt] = brokers.Seconds() * 1e6 / n
-	}
-	return all
-}
-
-// timings are the metrics of a set of durations.
-func timings(all []time.Duration) metrics {
-	slices.Sort(all)
-	ms := func(d time.Duration) float64 { return float64(d) / 1e6 }
-	if len(all) == 0 {
-		return metrics{}
-	}
-	at := func(q float64) float64 { return ms(all[min(int(math.Ceil(q*float64(len(all))))-1, len(all)-1)]) }
-	return metrics{p50: at(0.5), p99: at(0.99), worst: ms(all[len(all)-1])}
 }
 
 // spread is the median of several rounds, and the least and the most.

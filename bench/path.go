@@ -186,7 +186,6 @@ func (c contest) over(p path) contest {
 	if p.behind {
 		c.name += behindProxy
 		c.title += ", through Docker's proxy"
-		c.drawn = false
 	}
 	return c
 }

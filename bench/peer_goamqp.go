@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -14,7 +13,6 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -215,7 +213,7 @@ func settledAll(ctx context.Context, err error) error {
 	return err
 }
 
-func (p rawPipelined) consume(ctx context.Context, url, queue string, asJSON bool, m *meter) error {
+func (p rawPipelined) consume(ctx context.Context, url, queue string, m *meter) error {
 	conn, s, err := rawConnect(ctx, url)
 	if err != nil {
 		return err
@@ -223,12 +221,6 @@ func (p rawPipelined) consume(ctx context.Context, url, queue string, asJSON boo
 	defer conn.Close()
 	open := context.WithoutCancel(ctx)
 	err = settledAll(ctx, rawReceive(ctx, s, queue, p.handlers, func(r *amqp.Receiver, msg *amqp.Message) error {
-		if asJSON {
-			var o order
-			if err := json.Unmarshal(msg.GetData(), &o); err != nil {
-				return err
-			}
-		}
 		m.tick()
 		// The last one's end mustn't keep others from accepting what they have handled.
 		if err := r.AcceptMessage(open, msg); err != nil {
@@ -254,49 +246,6 @@ func ifDone(m *meter) error {
 	}
 }
 
-func (rawPipelined) stream(ctx context.Context, url, queue string, in <-chan []byte, ready func(), got func([]byte)) error {
-	// Two connections, as RabbitMQ's guides advise: what blocks a publisher doesn't
-	// block the consumer.
-	conn, s, err := rawConnect(ctx, url)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	other, s2, err := rawConnect(ctx, url)
-	if err != nil {
-		return err
-	}
-	defer other.Close()
-	p, err := newPipeline(context.WithoutCancel(ctx), s2, queueAddress(queue))
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var wg sync.WaitGroup
-	var consumed error
-	wg.Go(func() {
-		defer cancel()
-		consumed = settledAll(ctx, rawReceive(ctx, s, queue, 1, func(r *amqp.Receiver, msg *amqp.Message) error {
-			got(msg.GetData())
-			return r.AcceptMessage(ctx, msg)
-		}))
-	})
-	ready()
-	for err == nil {
-		select {
-		case body := <-in:
-			err = p.send(context.WithoutCancel(ctx), rawMessage(body), func() error { return nil })
-			continue
-		case <-ctx.Done():
-		}
-		break
-	}
-	cancel()
-	wg.Wait()
-	return errors.Join(err, consumed, p.close())
-}
-
 // rawRetry is what a retried message looks like in a system without hopback: a copy
 // with a counter.
 func rawRetry(m *amqp.Message) *amqp.Message {
@@ -310,56 +259,6 @@ func rawRetry(m *amqp.Message) *amqp.Message {
 	return c
 }
 
-func retryAddress(bed *retryBed, delay time.Duration) (string, error) {
-	key, err := retry.RoutingKey(delay, bed.queues[0])
-	if err != nil {
-		return "", err
-	}
-	return address.Exchange(bed.policy.Names.Prefix+"retry_exchange", key).Build()
-}
-
-// fail is the textbook decorator: publish, wait for the broker, and accept, all in
-// the handler.
-func (rawOneByOne) fail(ctx context.Context, url string, bed *retryBed, concurrency int, handle func([]byte) (time.Duration, bool)) error {
-	conn, s, err := rawConnect(ctx, url)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	senders := map[time.Duration]*amqp.Sender{}
-	for _, d := range bed.delays {
-		to, err := retryAddress(bed, d)
-		if err != nil {
-			return err
-		}
-		if senders[d], err = s.NewSender(ctx, to, nil); err != nil {
-			return err
-		}
-	}
-	r, err := s.NewReceiver(ctx, queueAddress(bed.queues[0]), &amqp.ReceiverOptions{Credit: inFlight})
-	if err != nil {
-		return err
-	}
-	return workers(concurrency, func() error {
-		return settledAll(ctx, func() error {
-			for {
-				m, err := r.Receive(ctx, nil)
-				if err != nil {
-					return err
-				}
-				if delay, again := handle(m.GetData()); again {
-					if err := senders[delay].Send(ctx, rawRetry(m), nil); err != nil {
-						return err
-					}
-				}
-				if err := r.AcceptMessage(ctx, m); err != nil {
-					return err
-				}
-			}
-		}())
-	})
-}
-
 // workers runs work by so many goroutines, and joins what they return.
 func workers(n int, work func() error) error {
 	errs := make([]error, n)
@@ -371,82 +270,54 @@ func workers(n int, work func() error) error {
 	return errors.Join(errs...)
 }
 
-// fail is the same copy, sent without waiting; the original is accepted once the
-// broker has answered. Nobody does this by hand, and it loses its place when a link
+// fail sends the copy without waiting, and accepts the original once the broker has
+// confirmed the copy. Nobody does this by hand, and it loses its place when a link
 // ends; it shows what go-amqp can do.
-func (rawPipelined) fail(ctx context.Context, url string, bed *retryBed, concurrency int, handle func([]byte) (time.Duration, bool)) error {
+func (rawPipelined) fail(ctx context.Context, url string, bed *retryBed, concurrency int, meter *meter) error {
 	conn, s, err := rawConnect(ctx, url)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
+	key, err := retry.RoutingKey(failDelay, bed.queues[0])
+	if err != nil {
+		return err
+	}
+	to, err := address.Exchange(bed.policy.Names.Prefix+"retry_exchange", key).Build()
+	if err != nil {
+		return err
+	}
 	open := context.WithoutCancel(ctx)
-	lines := map[time.Duration]*pipeline{}
-	for _, d := range bed.delays {
-		to, err := retryAddress(bed, d)
-		if err != nil {
-			return err
-		}
-		if lines[d], err = newPipeline(open, s, to); err != nil {
-			return err
-		}
+	copies, err := newPipeline(open, s, to)
+	if err != nil {
+		return err
 	}
 	err = settledAll(ctx, rawReceive(ctx, s, bed.queues[0], concurrency, func(r *amqp.Receiver, m *amqp.Message) error {
-		accept := func() error { return r.AcceptMessage(open, m) }
-		delay, again := handle(m.GetData())
-		if !again {
-			return accept()
-		}
-		return lines[delay].send(open, rawRetry(m), accept)
+		meter.tick()
+		return copies.send(open, rawRetry(m), func() error { return r.AcceptMessage(open, m) })
 	}))
-	for _, p := range lines {
-		err = errors.Join(err, p.close())
-	}
-	return err
+	return errors.Join(err, copies.close())
 }
 
-// rawModify hands a failed message back with one disposition and the few
-// annotations that the broker needs for it.
-type rawModify struct{ native bool }
-
-func (p rawModify) fail(ctx context.Context, url string, bed *retryBed, concurrency int, handle func([]byte) (time.Duration, bool)) error {
+// read has the broker settle as it sends, which is the fastest that go-amqp can do.
+func (rawPipelined) read(ctx context.Context, url, name string, m *meter) error {
 	conn, s, err := rawConnect(ctx, url)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	settle := func(r *amqp.Receiver, m *amqp.Message) error {
-		delay, again := handle(m.GetData())
-		switch {
-		case !again:
-			return r.AcceptMessage(ctx, m)
-		case p.native:
-			return r.ModifyMessage(ctx, m, &amqp.ModifyMessageOptions{Annotations: amqp.Annotations{
-				retry.AnnotationDeliveryTime: time.Now().Add(delay).UnixMilli(),
-			}})
-		}
-		return r.ModifyMessage(ctx, m, &amqp.ModifyMessageOptions{UndeliverableHere: true, Annotations: amqp.Annotations{
-			client.AnnotationReason: "retry", retry.AnnotationDelay: delay.Milliseconds(),
-		}})
-	}
-	if concurrency == 1 {
-		return settledAll(ctx, rawReceive(ctx, s, bed.queues[0], 1, settle))
-	}
-	r, err := s.NewReceiver(ctx, queueAddress(bed.queues[0]), &amqp.ReceiverOptions{Credit: inFlight})
+	defer func() { _ = conn.Close() }()
+	r, err := s.NewReceiver(ctx, "/queues/"+name, &amqp.ReceiverOptions{
+		Credit: streamCredit, RequestedSenderSettleMode: amqp.SenderSettleModeSettled.Ptr(),
+		Filters: []amqp.LinkFilter{amqp.NewLinkFilter("rabbitmq:stream-offset-spec", 0, "first")},
+	})
 	if err != nil {
 		return err
 	}
-	return workers(concurrency, func() error {
-		return settledAll(ctx, func() error {
-			for {
-				m, err := r.Receive(ctx, nil)
-				if err != nil {
-					return err
-				}
-				if err := settle(r, m); err != nil {
-					return err
-				}
-			}
-		}())
-	})
+	for ifDone(m) == nil {
+		if _, err := r.Receive(ctx, nil); err != nil {
+			return err
+		}
+		m.tick()
+	}
+	return nil
 }

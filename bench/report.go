@@ -43,21 +43,17 @@ type result struct {
 	Left   []string             `json:"left_running,omitempty"`
 
 	order    []string
-	drawn    bool
 	memory   bool
 	profiles map[string][]string
 }
 
-// ratio compares two contestants, round by round: how many times as fast ours is
-// (or as late, where times are measured), and the share of CPU a message.
+// ratio compares two contestants, round by round: how many times as fast ours is,
+// and the share of CPU a message.
 type ratio struct {
 	Ours   string  `json:"ours"`
 	Peer   string  `json:"peer"`
-	Metric string  `json:"metric"` // of Times: "rate", or "p50"
 	Times  *spread `json:"times,omitempty"`
-	P99    *spread `json:"p99,omitempty"`
 	CPU    *spread `json:"cpu,omitempty"`
-	Broker *spread `json:"broker_cpu,omitempty"`
 	Allocs *spread `json:"more_allocs,omitempty"`
 
 	want pair
@@ -95,7 +91,7 @@ func newReport(labs []*lab, o options) *report {
 
 // contest runs the contestants of c in turn, beginning with another one each round.
 func (r *report) contest(ctx context.Context, l *lab, c contest) *result {
-	res := &result{Name: c.name, Title: c.title, Runs: map[string][]metrics{}, drawn: c.drawn, profiles: map[string][]string{}, memory: l.memory}
+	res := &result{Name: c.name, Title: c.title, Runs: map[string][]metrics{}, profiles: map[string][]string{}, memory: l.memory}
 	r.Results = append(r.Results, res)
 	var able []contestant
 	all := c.contestants
@@ -106,15 +102,9 @@ func (r *report) contest(ctx context.Context, l *lab, c contest) *result {
 		return res
 	}
 	for _, p := range all {
-		if r.o.peers.MatchString(p.name) && (p.needs == nil || p.needs(l.broker)) && !(l.memory && speaks091(p.peer)) {
+		if r.o.peers.MatchString(p.name) && !(l.memory && speaks091(p.peer)) {
 			able = append(able, p)
 			res.order = append(res.order, p.name)
-		}
-	}
-	if c.postgres { // what it starts is no run's
-		if _, err := l.store.start(ctx); err != nil {
-			res.Errors = append(res.Errors, oneLine(err))
-			return res
 		}
 	}
 	rounds := r.o.rounds
@@ -206,24 +196,17 @@ func endedBy(before int) bool {
 func (res *result) compare(c contest) {
 	for _, p := range c.pairs {
 		a, b := res.Runs[p.ours], res.Runs[p.peer]
-		q := ratio{Ours: p.ours, Peer: p.peer, Metric: rate, want: p}
-		if v := over(a, b, rate, divide); len(v) > 0 {
-			q.Times = ptr(spreadOf(v))
-		} else if v := over(a, b, p50, divide); len(v) > 0 {
-			q.Metric, q.Times = p50, ptr(spreadOf(v))
-			q.P99 = ptr(spreadOf(over(a, b, p99, divide)))
-		} else {
+		v := over(a, b, rate, divide)
+		if len(v) == 0 {
 			continue
 		}
+		q := ratio{Ours: p.ours, Peer: p.peer, Times: ptr(spreadOf(v)), want: p}
 		if v := over(a, b, cpu, divide); len(v) > 0 {
 			// Limits are for the ratio of the medians. How far it can be relied on is seen
 			// by the rounds' own.
 			q.CPU = ptr(spreadOf(v))
 			q.CPU.Median = spreadOf(shared(a, b, cpu)).Median / spreadOf(shared(b, a, cpu)).Median
 			q.Allocs = ptr(spreadOf(over(a, b, allocs, func(x, y float64) float64 { return x - y })))
-		}
-		if v := over(a, b, byIt, divide); len(v) > 0 {
-			q.Broker = ptr(spreadOf(v))
 		}
 		if p.faster > 0 {
 			q.Targets = append(q.Targets, target{"times as fast, at least", p.faster, q.Times.Median, q.Times.Median >= p.faster})
@@ -344,26 +327,16 @@ func mark(met bool) string {
 	return "NO"
 }
 
-func (res *result) printRatios(w io.Writer, l *lab) {
+func (res *result) printRatios(w io.Writer) {
 	if len(res.Ratios)+len(res.Limits)+len(res.Errors) == 0 {
 		return
 	}
-	timed := len(res.Ratios) > 0 && res.Ratios[0].Metric == p50
 	fmt.Fprintf(w, "\n%s: %s\n", res.Name, res.Title)
-	if l != nil && l.full > 0 && strings.HasPrefix(res.Name, "latency") {
-		fmt.Fprintf(w, "  a tenth of full load is %.0f messages a second\n", l.full/10)
-	}
-	if timed {
-		fmt.Fprintf(w, "  %-34s %-26s %s\n", "", "p50, times the peer's", "p99, times the peer's")
-	} else if len(res.Ratios) > 0 {
+	if len(res.Ratios) > 0 {
 		fmt.Fprintf(w, "  %-34s %-26s %-26s %s\n", "", "times as fast", "times the CPU", "allocs")
 	}
 	for _, q := range res.Ratios {
 		name := strings.TrimPrefix(q.Ours, "hopback ") + " / " + q.Peer
-		if q.Metric == p50 {
-			fmt.Fprintf(w, "  %-34s %-26s %s\n", name, q.Times.times(), q.P99.times())
-			continue
-		}
 		cell := func(s *spread, op string, want float64, met bool) string {
 			if s == nil {
 				return ""
@@ -382,9 +355,6 @@ func (res *result) printRatios(w io.Writer, l *lab) {
 			}
 		}
 		fmt.Fprintln(w, strings.TrimRight(line, " "))
-		if q.Broker != nil {
-			fmt.Fprintf(w, "  %-34s %s\n", "", "times the broker's CPU: "+q.Broker.times())
-		}
 	}
 	for _, x := range res.Limits {
 		want := "<=" + short(x.Most)
@@ -400,12 +370,10 @@ func (res *result) printRatios(w io.Writer, l *lab) {
 
 func unit(metric string) string {
 	switch metric {
-	case heap, table, rss:
+	case rss:
 		return "MiB"
 	case held:
 		return "kB"
-	case p50, p99, worst:
-		return "ms"
 	}
 	return ""
 }
@@ -424,21 +392,11 @@ func (r *report) print(w io.Writer) {
 					line = fmt.Sprintf("%-62s %6.1f us CPU %5.0f allocs %5.2f cores", line, spreadOf(c).Median,
 						spreadOf(column(runs, allocs)).Median, spreadOf(column(runs, cores)).Median)
 				}
-				if c := column(runs, byIt); len(c) > 0 {
-					line += fmt.Sprintf("  %.1f us the broker's", spreadOf(c).Median)
-				}
 				fmt.Fprintln(w, line)
-			}
-			if v := column(runs, p50); len(v) > 0 {
-				a, b, c := spreadOf(v), spreadOf(column(runs, p99)), spreadOf(column(runs, worst))
-				fmt.Fprintf(w, "  %-24s p50 %s ms (%s-%s)  p99 %s ms (%s-%s)  max %s ms\n", name, short(a.Median), short(a.Min), short(a.Max), short(b.Median), short(b.Min), short(b.Max), short(c.Max))
 			}
 			if v := column(runs, held); len(v) > 0 {
 				fmt.Fprintf(w, "  %-24s %.2f goroutines and %.1f kB a consumer; %.1f MiB the whole process\n", name,
 					spreadOf(column(runs, goroutines)).Median, spreadOf(v).Median, spreadOf(column(runs, rss)).Median)
-			}
-			if v := column(runs, heap); len(v) > 0 {
-				fmt.Fprintf(w, "  %-24s heap grew by %.2f MiB\n", name, spreadOf(v).Median)
 			}
 		}
 	}
@@ -507,20 +465,10 @@ func wrap(s string, width int) string {
 	return b.String()
 }
 
-func (r *report) write(o options) (err error) {
-	if o.json != "" {
-		err = r.writeJSON(o.json)
-	}
-	if o.svg != "" {
-		err = errors.Join(err, r.writeSVG(o.svg))
-	}
-	return err
-}
-
 func (r *report) writeJSON(path string) error {
 	for _, res := range r.Results {
 		for _, q := range res.Ratios {
-			for _, s := range []*spread{q.Times, q.P99, q.CPU, q.Broker, q.Allocs} {
+			for _, s := range []*spread{q.Times, q.CPU, q.Allocs} {
 				if s != nil && (math.IsNaN(s.Median) || math.IsInf(s.Median, 0)) {
 					return errors.New("a ratio isn't a number: was anything measured?")
 				}

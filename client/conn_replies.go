@@ -92,22 +92,17 @@ func replyError(ctx context.Context, err error) error {
 // dropped.
 func (s *wireSession) replies(ctx context.Context, from replylink.Source) (*wireReceiver, error) {
 	cfg := engine.ReceiverConfig{Source: &frames.Source{Address: from.Queue}}
-	attach := bounded[*wireReceiver]
+	limit := attachTimeout
 	if from.Queue == "" {
+		limit = linkTimeout
 		cfg.Settled = true
 		cfg.Source = &frames.Source{Dynamic: true, Capabilities: []frames.Symbol{"rabbitmq:volatile-queue"}, ExpiryPolicy: "link-detach"}
-	} else {
-		attach = patient[*wireReceiver]
-		s.attaching.Store(true)
-		defer s.attaching.Store(false)
 	}
 	r := newWireReceiver(s, &s.w.heard)
-	return attach(ctx, s.w, func(ctx context.Context) (*wireReceiver, error) {
-		if err := r.attach(ctx, cfg); err != nil {
-			return nil, err
-		}
-		return r, r.issueCredit(from.Credit)
-	}, func(*wireReceiver) {}) // the end of the session ends it
+	if err := r.attach(ctx, limit, cfg); err != nil {
+		return nil, err
+	}
+	return r, r.issueCredit(from.Credit)
 }
 
 type replySession struct {

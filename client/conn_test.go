@@ -32,7 +32,7 @@ func bareConn(t *testing.T, w *wire) *Conn {
 // bareWire is a connection on which nothing can be opened.
 func bareWire(t *testing.T) *wire {
 	ours, theirs := net.Pipe()
-	w := &wire{limit: maxSessions, spare: make(chan struct{}, maxSpare), amqp: &engine.Conn{}, net: ours, turn: make(chan struct{}, 1)}
+	w := &wire{limit: maxSessions, spare: make(chan struct{}, maxSpare), amqp: &engine.Conn{}, net: ours}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	t.Cleanup(func() {
 		w.cancel()
@@ -42,68 +42,30 @@ func bareWire(t *testing.T) *wire {
 	return w
 }
 
-func TestBoundedHandsOverOrDiscards(t *testing.T) {
-	value := func(d time.Duration, err error) func(context.Context) (string, error) {
-		return func(ctx context.Context) (string, error) {
-			time.Sleep(d)
-			return "value", err
+func TestWhatIsNotAnsweredIsGivenUp(t *testing.T) {
+	wait := func(d time.Duration, err error) func(context.Context) error {
+		return func(ctx context.Context) error {
+			if !pause(ctx, d) {
+				return context.Cause(ctx)
+			}
+			return err
 		}
 	}
-	t.Run("in time", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			w := bareWire(t)
-			v, err := bounded(within(t, time.Second), w, value(0, nil), func(string) { t.Error("discarded") })
-			require.NoError(t, err)
-			assert.Equal(t, "value", v)
-			assert.Empty(t, w.turn)
-		})
-	})
-	t.Run("its error", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			_, err := bounded(within(t, time.Second), bareWire(t), value(0, errMissing), func(string) { t.Error("discarded") })
-			require.ErrorIs(t, err, errMissing)
-		})
-	})
-	t.Run("after ctx has ended it is discarded", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			w := bareWire(t)
-			discarded := make(chan string, 1)
-			_, err := bounded(within(t, time.Second), w, value(2*time.Second, nil), func(v string) { discarded <- v })
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			assert.Equal(t, "value", <-discarded)
-			assert.Empty(t, w.turn)
-		})
-	})
-	t.Run("without an answer the connection is given up", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			w := bareWire(t)
-			_, err := bounded(t.Context(), w, func(context.Context) (string, error) {
-				_, err := w.net.Read(make([]byte, 1)) // until it is closed
-				return "", err
-			}, func(string) {})
-			require.Error(t, err)
-		})
-	})
-}
-
-// What waits for a queue neither waits for its turn nor takes it, and has longer.
-func TestPatientHoldsUpNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := bareWire(t)
-		w.turn <- struct{}{} // another opens or closes something
-		v, err := patient(t.Context(), w, func(context.Context) (string, error) {
-			time.Sleep(attachTimeout - time.Second)
-			return "value", nil
-		}, func(string) { t.Error("discarded") })
-		require.NoError(t, err)
-		assert.Equal(t, "value", v)
-		assert.Len(t, w.turn, 1, "it is still the other's")
+		require.NoError(t, w.answered(within(t, time.Minute), linkTimeout, wait(linkTimeout-1, nil)))
+		require.ErrorIs(t, w.answered(within(t, time.Minute), linkTimeout, wait(0, errMissing)), errMissing)
+		began := time.Now()
+		require.ErrorIs(t, w.answered(within(t, time.Second), linkTimeout, wait(time.Minute, nil)), context.DeadlineExceeded)
+		assert.Equal(t, time.Second, time.Since(began))
+		require.Nil(t, w.givenUp.Load(), "its caller had no more time")
 
-		_, err = patient(t.Context(), w, func(context.Context) (string, error) {
-			_, err := w.net.Read(make([]byte, 1)) // until it is closed
-			return "", err
-		}, func(string) {})
-		require.Error(t, err, "not for ever either")
+		err := w.answered(t.Context(), linkTimeout, wait(time.Minute, nil))
+		require.ErrorIs(t, err, ErrConnectionLost)
+		assert.ErrorContains(t, err, "the broker didn't answer within 15s")
+		require.NotNil(t, w.givenUp.Load())
+		_, err = w.net.Read(make([]byte, 1))
+		require.Error(t, err, "it is closed")
 	})
 }
 
@@ -295,7 +257,6 @@ func TestNoSessionOnAConnectionThatWasClosedInOrder(t *testing.T) {
 	require.NoError(t, err)
 	w, err := c.wire(t.Context())
 	require.NoError(t, err)
-	w.turn <- struct{}{} // somebody else's
 	require.NoError(t, w.amqp.Close(t.Context()))
 	_, err = w.session(t.Context(), 1, func() {})
 	require.Error(t, err)
@@ -304,6 +265,5 @@ func TestNoSessionOnAConnectionThatWasClosedInOrder(t *testing.T) {
 	}
 	_, err = w.openSession(t.Context(), 1)
 	require.Error(t, err)
-	<-w.turn
 	require.NoError(t, c.Close(t.Context()))
 }

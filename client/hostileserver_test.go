@@ -241,9 +241,9 @@ func (p *hostilePeer) answer(at step, b []byte) {
 }
 
 func (p *hostilePeer) serve() {
-	r := frames.NewReader(p.Conn, 1<<20)
+	r := frames.NewReader(p.Conn, 64<<10, 1<<20)
 	for p.err == nil {
-		if protocol, err := r.Protocol(); err == nil {
+		if protocol, err := r.AwaitProtocol(); err == nil {
 			if protocol == frames.ProtocolSASL {
 				p.answer(stepHeader, protocol.Header())
 				p.answer(stepMechanisms, saslFrame(&frames.Mechanisms{Mechanisms: []frames.Symbol{"PLAIN"}}))
@@ -252,7 +252,7 @@ func (p *hostilePeer) serve() {
 			}
 			continue
 		}
-		f, err := r.Frame()
+		f, err := r.AwaitFrame()
 		if err != nil {
 			return
 		}

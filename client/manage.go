@@ -487,29 +487,25 @@ func openManagement(ctx context.Context, open func(context.Context) (session, er
 	}
 	as := sess.(*wireSession)
 	paired := frames.Map{{Key: frames.Symbol("paired"), Value: true}}
-	replies := newWireReceiver(as, new(atomic.Uint64)) // replies tell nothing of queues
-	requests, err := bounded(ctx, as.w, func(ctx context.Context) (*engine.Sender, error) {
-		// The receiver first: RabbitMQ 4.0 ends the session over a request that comes before
-		// the credit for its reply.
-		err := replies.attach(ctx, engine.ReceiverConfig{
+	replies, requests := newWireReceiver(as, new(atomic.Uint64)), &wireSender{of: as} // replies tell nothing of queues
+	// The receiver first: RabbitMQ 4.0 ends the session over a request that comes before
+	// the credit for its reply.
+	err = replies.attach(ctx, linkTimeout, engine.ReceiverConfig{
+		Name: managementLink, Source: &frames.Source{Address: managementNode}, Target: &frames.Target{Address: managementNode}, Properties: paired, Settled: true,
+	})
+	if err == nil {
+		err = replies.issueCredit(replyCredit)
+	}
+	if err == nil {
+		err = requests.attach(ctx, engine.SenderConfig{
 			Name: managementLink, Source: &frames.Source{Address: managementNode}, Target: &frames.Target{Address: managementNode}, Properties: paired, Settled: true,
 		})
-		if err != nil {
-			return nil, err
-		}
-		if err := replies.issueCredit(replyCredit); err != nil {
-			return nil, err
-		}
-		l, err := as.s.Sender(ctx, engine.SenderConfig{
-			Name: managementLink, Source: &frames.Source{Address: managementNode}, Target: &frames.Target{Address: managementNode}, Properties: paired, Settled: true,
-		})
-		return l, transport(err)
-	}, func(*engine.Sender) {})
+	}
 	if err != nil {
 		closeSession(sess)
 		return nil, nil, nil, err
 	}
-	return sess, managementSender{&wireSender{requests, as}}, replies, nil
+	return sess, managementSender{requests}, replies, nil
 }
 
 // management returns one on this connection alone. Its sessions live as long as the

@@ -528,11 +528,7 @@ func (a *answers) answersElsewhere(ctx context.Context, m *Message) bool {
 	if err != nil {
 		return false
 	}
-	defer func() {
-		closing, cancel := context.WithTimeout(context.Background(), closeTimeout)
-		defer cancel()
-		_ = link.close(closing)
-	}()
+	defer (&flightLink{senderLink: link}).end()
 	answered := make(chanReceipt, 1)
 	if _, _, err := link.send(m, answered); err != nil {
 		return false
@@ -556,26 +552,17 @@ func (a *answers) silent() bool {
 // flightLink is a sending link that several may close.
 type flightLink struct {
 	senderLink
-	once   sync.Once
-	closed chan struct{}
-	err    error // of closing it; set before closed
-}
-
-func newFlightLink(l senderLink) *flightLink {
-	return &flightLink{senderLink: l, closed: make(chan struct{})}
+	once sync.Once
+	err  error // of closing it; set before end returns
 }
 
 // end closes the link, within bounds. Whoever is first does, and all others wait for that.
 func (l *flightLink) end() {
 	l.once.Do(func() {
-		go func() {
-			defer close(l.closed)
-			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-			defer cancel()
-			l.err = l.close(ctx)
-		}()
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		l.err = l.close(ctx)
 	})
-	<-l.closed
 }
 
 // maxBlamed is after how many links that the broker has ended over a message, with

@@ -58,7 +58,7 @@ func (k *linkKeeper) run() {
 		if err != nil {
 			again = k.refused(err)
 		} else {
-			again = k.fly(sess, newFlightLink(link))
+			again = k.fly(sess, &flightLink{senderLink: link})
 		}
 	}
 }

@@ -52,14 +52,10 @@ type wire struct {
 	spare      chan struct{}         // has one for each session of the machinery itself
 	heard      atomic.Uint64         // answers to messages, and deliveries
 	givenUp    atomic.Pointer[error] // why; another endpoint is to be tried first
-	uplink     *uplink
 	question   struct {
 		sync.Mutex
 		answered chan struct{} // closed when it is; nil: nobody asks
 	}
-	// turn is held by whoever opens or closes a session or a link: one at a time,
-	// so that the one that gets no answer is known.
-	turn chan struct{}
 	// ctx ends when the connection does. It has no deadline.
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -78,8 +74,7 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 	if err != nil {
 		return nil, err
 	}
-	up := &uplink{Conn: raw}
-	conn, err := engine.Open(ctx, up, engine.Config{
+	conn, err := engine.Open(ctx, raw, engine.Config{
 		ContainerID: cfg.Name,
 		Hostname:    "vhost:" + ep.vhost,
 		Mechanism:   sasl.mechanism,
@@ -103,7 +98,7 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 		return s
 	}
 	w := &wire{
-		limit: peer.Sessions, endpoint: ep, amqp: conn, net: raw, uplink: up, login: ep.login(cfg), token: token, turn: make(chan struct{}, 1),
+		limit: peer.Sessions, endpoint: ep, amqp: conn, net: raw, login: ep.login(cfg), token: token,
 		blockage: &blockage{log: cfg.Logger, endpoint: ep.shown},
 		broker:   Broker{Product: text("product"), Version: text("version"), Node: text("node"), Cluster: text("cluster_name")},
 	}
@@ -251,56 +246,30 @@ func (w *wire) lost() error {
 	return newError("connection", w.endpoint.shown, ErrConnectionLost, why)
 }
 
-// bounded runs an operation that opens or closes something and waits for the broker, one
-// at a time. It takes the connection for lost if it takes too long. When the caller's ctx
-// ends first, what was opened meanwhile is discarded.
-func bounded[T any](ctx context.Context, w *wire, open func(ctx context.Context) (T, error), discard func(T)) (T, error) {
-	return limited(ctx, w, w.turn, linkTimeout, open, discard)
+// answered runs an operation that waits for the broker, which has limit for its answer; else it
+// is taken for lost. After an error nothing is open: what the broker opens behind the end of
+// ctx, the engine ends.
+func (w *wire) answered(ctx context.Context, limit time.Duration, open func(ctx context.Context) error) error {
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := open(limited)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case limited.Err() != nil:
+		w.giveUp(errNoAnswer{limit})
+		return w.lost()
+	}
+	return transport(err)
 }
 
-// patient is bounded for what waits for a queue. A queue that doesn't answer, such as
-// one without a leader, must hold up neither those who wait for their turn nor
-// everybody else on the connection.
-func patient[T any](ctx context.Context, w *wire, open func(ctx context.Context) (T, error), discard func(T)) (T, error) {
-	return limited(ctx, w, nil, attachTimeout, open, discard)
-}
+// errNoAnswer is why a connection is given up.
+type errNoAnswer struct{ within time.Duration }
 
-func limited[T any](ctx context.Context, w *wire, turn chan struct{}, limit time.Duration, open func(ctx context.Context) (T, error), discard func(T)) (T, error) {
-	type result struct {
-		value T
-		err   error
-	}
-	var zero T
-	if turn != nil {
-		select {
-		case turn <- struct{}{}:
-		case <-ctx.Done():
-			return zero, context.Cause(ctx)
-		case <-w.amqp.Done():
-			return zero, w.over()
-		}
-	}
-	done := make(chan result, 1)
-	go func() {
-		t := time.AfterFunc(limit, func() { w.giveUp(fmt.Errorf("the broker didn't answer within %v", limit)) })
-		v, err := open(w.ctx)
-		t.Stop()
-		if turn != nil {
-			<-turn
-		}
-		done <- result{v, err}
-	}()
-	select {
-	case r := <-done:
-		return r.value, r.err
-	case <-ctx.Done():
-		go func() {
-			if r := <-done; r.err == nil {
-				discard(r.value)
-			}
-		}()
-		return zero, context.Cause(ctx)
-	}
+func (e errNoAnswer) Error() string {
+	return fmt.Sprintf("the broker didn't answer within %v", e.within)
 }
 
 // close ends the connection in order, within ctx.
@@ -331,19 +300,4 @@ func closeWire(w *wire) {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	w.close(ctx)
-}
-
-// uplink is a net.Conn that shows whether a write is under way.
-type uplink struct {
-	net.Conn
-	writing atomic.Bool
-	written atomic.Uint64 // writes that have ended
-}
-
-func (u *uplink) Write(b []byte) (int, error) {
-	u.writing.Store(true)
-	n, err := u.Conn.Write(b)
-	u.writing.Store(false)
-	u.written.Add(1)
-	return n, err
 }

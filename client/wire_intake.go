@@ -1,7 +1,6 @@
 package client
 
 import (
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -9,7 +8,10 @@ import (
 // intake says whether the broker takes messages on a session. While RabbitMQ has a memory or
 // disk alarm it doesn't: it sends an incoming-window of 0, in a flow, or in the begin of a
 // session that is opened meanwhile. Senders stop at once.
-type intake struct{ state atomic.Pointer[intakeState] }
+type intake struct {
+	state atomic.Pointer[intakeState]
+	begun bool // it is counted in intakes
+}
 
 // intakeState is the state of an intake at one moment.
 type intakeState struct {
@@ -44,36 +46,23 @@ func (i *intake) Set(blocked bool) bool {
 	return true
 }
 
-// intakes are those of a connection's sessions.
+// intakes are those of a connection's sessions. Its methods are called on the goroutine that
+// reads from the connection.
 type intakes struct {
 	// tell is called with true when some session is blocked, and with false when none is and
-	// one is open: the end of the last session says nothing of an alarm. It is called with mu
-	// held, and must not block.
+	// one is open: the end of the last session says nothing of an alarm. It must not block.
 	tell func(blocked bool)
 
-	mu      sync.Mutex
-	open    int
-	blocked int
-	told    bool
+	open, blocked int
+	told          bool
 }
 
-// add has a session count that has begun. blocked says whether it is blocked now.
-func (n *intakes) add(i *intake, blocked func() bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.open++
-	n.look(i, blocked())
-}
-
-// change looks at a session again. What it learned before it was added, add looks at.
-func (n *intakes) change(i *intake, blocked func() bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.look(i, blocked())
-}
-
-// look is called with mu held.
-func (n *intakes) look(i *intake, blocked bool) {
+// set notes whether a session is blocked. The first time, the session has begun.
+func (n *intakes) set(i *intake, blocked bool) {
+	if !i.begun {
+		i.begun = true
+		n.open++
+	}
 	if i.Set(blocked) {
 		if blocked {
 			n.blocked++
@@ -84,10 +73,11 @@ func (n *intakes) look(i *intake, blocked bool) {
 	n.report()
 }
 
-// remove is called once for each session that was added, when it has ended.
+// remove is called when a session has ended.
 func (n *intakes) remove(i *intake) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	if !i.begun {
+		return
+	}
 	n.open--
 	if i.Now().Blocked {
 		n.blocked--
@@ -95,7 +85,6 @@ func (n *intakes) remove(i *intake) {
 	n.report()
 }
 
-// report is called with mu held.
 func (n *intakes) report() {
 	if told := n.blocked > 0 || n.told && n.open == 0; told != n.told {
 		n.told = told

@@ -14,74 +14,33 @@ import (
 // has come for half of Config.IdleTimeout, the broker is asked for one, and has the other
 // half for it.
 
-// lifeLooks is how often in Config.IdleTimeout a connection is looked at. Looks are
-// counted rather than time measured: a process that was suspended has missed looks, and
-// its answers lie in the socket.
-const lifeLooks = 8
-
 var errSilent = errors.New("the broker sends data but answers nothing: what is sent doesn't reach it, or it hangs")
 
-// watchLife ends the connection when the broker has answered nothing for idle, and owes an
-// answer for half of that.
+// watchLife ends the connection when the broker answers nothing.
 func (w *wire) watchLife(idle time.Duration) {
-	look := time.NewTicker(idle / lifeLooks)
-	defer look.Stop()
-	answers, written := w.amqp.Answers(), w.uplink.written.Load()
-	quiet, owed := 0, 0 // looks
 	for {
-		select {
-		case <-look.C:
-		case <-w.amqp.Done():
-			return
-		case <-w.ctx.Done():
+		before := w.amqp.Answers()
+		if !pause(w.ctx, idle/2) {
 			return
 		}
-		n, m := w.amqp.Answers(), w.uplink.written.Load()
-		// A slow network that is busy with a large message isn't silent.
-		busy := m != written && w.uplink.writing.Load()
-		if n != answers || busy {
-			quiet, owed = 0, 0
-		}
-		answers, written = n, m
-		quiet++
-		if len(w.turn) > 0 { // whoever has it waits for an answer
-			owed++
-		} else {
-			owed = 0
-		}
-		switch {
-		case quiet > lifeLooks && owed >= lifeLooks/2:
+		if w.amqp.Answers() == before && !w.answering(w.ctx, idle/2) {
 			w.giveUp(errSilent)
 			return
-		case quiet > lifeLooks/2 && owed == 0:
-			go w.ask()
 		}
 	}
 }
 
-// ask asks the broker for an answer: it opens a session and closes it. That needs no
-// permission, and works in an alarm. It returns when the answer is there, or at once
-// if the connection has no room for a session.
-func (w *wire) ask() {
-	_, _ = bounded(w.ctx, w, func(ctx context.Context) (struct{}, error) {
-		select {
-		case w.spare <- struct{}{}:
-			defer func() { <-w.spare }()
-		default:
-			return struct{}{}, nil
-		}
-		s, err := w.amqp.Begin(ctx, engine.SessionConfig{})
-		if err == nil {
-			err = s.End(ctx)
-		}
-		return struct{}{}, err
-	}, func(struct{}) {})
-}
+// answerLooks is how often a question's answer is looked for. Looks are counted rather than
+// time measured: a process that was suspended has missed looks, and its answers lie in the
+// socket.
+const answerLooks = 4
 
-// answering says whether the broker answers within limit. Callers that ask at the same
-// time share the question.
+// answering says whether the broker answers within limit. It is asked for that: a session
+// begins and ends, which needs no permission, and works in an alarm. Callers that ask at the
+// same time share the question. If the connection has no room for a session, it is taken to
+// answer.
 func (w *wire) answering(ctx context.Context, limit time.Duration) bool {
-	before := w.amqp.Answers()
+	answers, writes := w.amqp.Answers(), w.amqp.Writes()
 	w.question.Lock()
 	answered := w.question.answered
 	if answered == nil {
@@ -96,14 +55,37 @@ func (w *wire) answering(ctx context.Context, limit time.Duration) bool {
 		}()
 	}
 	w.question.Unlock()
-	t := time.NewTimer(limit)
-	defer t.Stop()
-	select {
-	case <-answered:
-	case <-w.amqp.Done():
-	case <-ctx.Done():
-	case <-t.C:
-		return w.amqp.Answers() != before
+	look := time.NewTicker(limit / answerLooks)
+	defer look.Stop()
+	for range answerLooks {
+		select {
+		case <-answered:
+			return true
+		case <-w.amqp.Done():
+			return true
+		case <-ctx.Done():
+			return true
+		case <-look.C:
+		}
 	}
-	return true
+	// A slow network that is busy with a large message isn't silent.
+	now := w.amqp.Writes()
+	busy := now != writes && now%2 == 1
+	return busy || w.amqp.Answers() != answers
+}
+
+// ask returns when the broker has answered, or can't be asked.
+func (w *wire) ask() {
+	select {
+	case w.spare <- struct{}{}:
+	default:
+		return
+	}
+	_ = w.answered(w.ctx, linkTimeout, func(ctx context.Context) error {
+		s, err := w.amqp.Begin(ctx, engine.SessionConfig{OnOver: func() { <-w.spare }})
+		if err != nil {
+			return err
+		}
+		return s.End(ctx)
+	})
 }

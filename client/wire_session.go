@@ -32,46 +32,23 @@ func (w *wire) openSession(ctx context.Context, after uint64) (session, error) {
 // session opens a session on a place that the caller has. ended is called once: when the
 // session has ended, or can't begin any more.
 func (w *wire) session(ctx context.Context, after uint64, ended func()) (session, error) {
-	var decided atomic.Bool // the session will begin, or it won't
-	s, err := bounded(ctx, w,
-		func(ctx context.Context) (*wireSession, error) {
-			if !decided.CompareAndSwap(false, true) {
-				return nil, context.Canceled
-			}
-			s, err := w.begin(ctx, after, ended)
-			if err != nil {
-				ended()
-				return nil, err
-			}
-			return s, nil
-		},
-		func(s *wireSession) { s.close(w.ctx) })
-	if err != nil {
-		if decided.CompareAndSwap(false, true) {
+	s := &wireSession{w: w, in: newIntake(), after: after}
+	w.sessions.Add(1)
+	cfg := engine.SessionConfig{
+		OnBlocked: func(blocked bool) { w.intakes.set(s.in, blocked) },
+		OnOver: func() {
+			w.intakes.remove(s.in)
+			w.sessions.Add(-1)
 			ended()
-		}
+		},
+	}
+	err := w.answered(ctx, linkTimeout, func(ctx context.Context) (err error) {
+		s.s, err = w.amqp.Begin(ctx, cfg)
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
-	return s, nil
-}
-
-func (w *wire) begin(ctx context.Context, after uint64, ended func()) (*wireSession, error) {
-	s := &wireSession{w: w, in: newIntake(), after: after, ended: ended}
-	var begun atomic.Pointer[engine.Session]
-	e, err := w.amqp.Begin(ctx, engine.SessionConfig{OnBlocked: func(bool) {
-		if e := begun.Load(); e != nil {
-			w.intakes.change(s.in, e.Blocked)
-		}
-	}})
-	if err != nil {
-		return nil, transport(err)
-	}
-	s.s = e
-	w.sessions.Add(1)
-	w.intakes.add(s.in, func() bool {
-		begun.Store(e)
-		return e.Blocked()
-	})
 	return s, nil
 }
 
@@ -83,13 +60,6 @@ type wireSession struct {
 	// after is how many it should carry.
 	used  atomic.Uint64
 	after uint64
-	// attaching says that a receiver waits for its queue: until that has answered,
-	// RabbitMQ doesn't look at the end of the session either.
-	attaching atomic.Bool
-	// unheard says that the end of a link had no answer in time: RabbitMQ waits for a
-	// queue there, too, and looks at the end of the session after that.
-	unheard atomic.Bool
-	ended   func() // see wire.session
 }
 
 func (s *wireSession) broken() <-chan struct{} { return s.w.amqp.Done() }
@@ -113,27 +83,17 @@ func (s *wireSession) count(heard *atomic.Uint64) {
 	heard.Add(1)
 }
 
-// close waits for the end of the session within ctx; it is closed in any case, when
-// its turn comes, or else the connection would hold it for ever.
+// close waits for the end of the session within ctx. Without a link to a queue that doesn't
+// answer, RabbitMQ ends it at once.
 func (s *wireSession) close(ctx context.Context) {
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		end := bounded[struct{}]
-		if s.attaching.Load() || s.unheard.Load() {
-			end = patient[struct{}]
-		}
-		_, _ = end(s.w.ctx, s.w, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, s.s.End(ctx)
-		}, func(struct{}) {})
-		s.w.sessions.Add(-1)
-		s.w.intakes.remove(s.in)
-		s.ended()
-	}()
-	select {
-	case <-closed:
-	case <-ctx.Done():
+	if s.s.End(ctx) == nil {
+		return
 	}
+	time.AfterFunc(attachTimeout, func() {
+		if !isClosed(s.s.Done()) {
+			s.w.giveUp(errNoAnswer{attachTimeout})
+		}
+	})
 }
 
 func (s *wireSession) receiver(ctx context.Context, source string, o receiverOptions) (receiverLink, error) {
@@ -145,16 +105,10 @@ func (s *wireSession) receiver(ctx context.Context, source string, o receiverOpt
 		cfg.OnFlow = func(m frames.Map) { o.state(plainMap(m)) }
 	}
 	r := newWireReceiver(s, &s.w.heard)
-	s.attaching.Store(true)
-	return patient(ctx, s.w,
-		func(ctx context.Context) (receiverLink, error) {
-			defer s.attaching.Store(false)
-			if err := r.attach(ctx, cfg); err != nil {
-				return nil, err
-			}
-			return r, nil
-		},
-		func(r receiverLink) { _ = r.close(s.w.ctx) })
+	if err := r.attach(ctx, attachTimeout, cfg); err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 func linkProperties(all map[string]any) (m frames.Map) {
@@ -165,27 +119,15 @@ func linkProperties(all map[string]any) (m frames.Map) {
 }
 
 func (s *wireSession) sender(ctx context.Context, target string) (senderLink, error) {
-	return bounded(ctx, s.w,
-		func(ctx context.Context) (senderLink, error) {
-			cfg := engine.SenderConfig{}
-			if target != "" {
-				cfg.Target = &frames.Target{Address: target}
-			}
-			l, err := s.s.Sender(ctx, cfg)
-			if err != nil {
-				return nil, transport(err)
-			}
-			return &wireSender{l, s}, nil
-		},
-		func(l senderLink) { _ = l.close(s.w.ctx) })
-}
-
-// endOfLink notes whether the end of a link was answered within ctx.
-func (s *wireSession) endOfLink(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
-		s.unheard.Store(true)
+	cfg := engine.SenderConfig{}
+	if target != "" {
+		cfg.Target = &frames.Target{Address: target}
 	}
-	return err
+	l := &wireSender{of: s}
+	if err := l.attach(ctx, cfg); err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
 // wireReceiver keeps deliveries between the goroutine that reads from the connection and the
@@ -195,80 +137,67 @@ type wireReceiver struct {
 	of    *wireSession
 	heard *atomic.Uint64 // the connection's, unless what comes tells nothing of queues
 
-	mu      sync.Mutex
-	queue   []arrival
-	head    int
-	drained uint32 // the count of the last drain that is over
-	has     bool   // there was one
-	ended   bool
-	changed chan struct{} // closed when drained, has or ended have changed; nil: nobody waits
-	wake    chan struct{} // has room for one: a delivery has come, or the link has ended
+	mu     sync.Mutex
+	queue  []arrival
+	head   int
+	wake   chan struct{} // has room for one: a delivery has come
+	drains chan uint32   // has room for one: the count of the last drain that is over
+	over   chan struct{} // closed when the link has ended
 }
 
 func newWireReceiver(s *wireSession, heard *atomic.Uint64) *wireReceiver {
-	return &wireReceiver{of: s, heard: heard, wake: make(chan struct{}, 1)}
+	return &wireReceiver{of: s, heard: heard, wake: make(chan struct{}, 1), drains: make(chan uint32, 1), over: make(chan struct{})}
 }
 
-func (l *wireReceiver) attach(ctx context.Context, cfg engine.ReceiverConfig) (err error) {
+func (l *wireReceiver) attach(ctx context.Context, limit time.Duration, cfg engine.ReceiverConfig) error {
 	cfg.OnDelivery = l.delivered
-	cfg.OnDrained = func(count uint32) { l.change(func() { l.drained, l.has = count, true }) }
-	cfg.OnEnd = func(error) { l.change(func() { l.ended = true }) }
-	if l.r, err = l.of.s.Receiver(ctx, cfg); err != nil {
-		return transport(err)
-	}
-	return nil
+	cfg.OnDrained = l.drained
+	cfg.OnEnd = func(error) { close(l.over) }
+	return l.of.w.answered(ctx, limit, func(ctx context.Context) (err error) {
+		l.r, err = l.of.s.Receiver(ctx, cfg)
+		return err
+	})
 }
 
-// delivered is called on the goroutine that reads, as is all that calls change.
+// delivered is called on the goroutine that reads, as drained is.
 func (l *wireReceiver) delivered(d *engine.Delivery) {
 	l.of.count(l.heard)
 	a := arrived(d)
 	l.mu.Lock()
 	l.queue = append(l.queue, a)
 	l.mu.Unlock()
-	l.signal()
-}
-
-func (l *wireReceiver) signal() {
 	select {
 	case l.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (l *wireReceiver) change(f func()) {
-	l.mu.Lock()
-	f()
-	if l.changed != nil {
-		close(l.changed)
-		l.changed = nil
+func (l *wireReceiver) drained(count uint32) {
+	select {
+	case <-l.drains:
+	default:
 	}
-	l.mu.Unlock()
-	l.signal()
+	l.drains <- count
 }
 
 func (l *wireReceiver) prefetched() (a arrival, ok bool) {
-	a, ok, _ = l.next()
-	return a, ok
-}
-
-func (l *wireReceiver) next() (a arrival, ok, ended bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.head == len(l.queue) {
-		return a, false, l.ended
+		return a, false
 	}
 	a = l.queue[l.head]
 	l.queue[l.head] = arrival{}
 	if l.head++; l.head == len(l.queue) {
 		l.queue, l.head = l.queue[:0], 0
 	}
-	return a, true, false
+	return a, true
 }
 
 func (l *wireReceiver) receive(ctx context.Context) (arrival, error) {
 	for {
-		a, ok, ended := l.next()
+		ended := isClosed(l.over)
+		a, ok := l.prefetched()
 		switch {
 		case ok:
 			return a, nil
@@ -277,6 +206,7 @@ func (l *wireReceiver) receive(ctx context.Context) (arrival, error) {
 		}
 		select {
 		case <-l.wake:
+		case <-l.over:
 		case <-ctx.Done():
 			return a, context.Cause(ctx)
 		}
@@ -291,31 +221,20 @@ func (l *wireReceiver) drain(ctx context.Context) error {
 		return transport(err)
 	}
 	for {
-		l.mu.Lock()
-		if l.has && l.drained == count {
-			l.mu.Unlock()
-			return nil
-		}
-		if l.ended {
-			l.mu.Unlock()
-			return transport(l.r.Err())
-		}
-		if l.changed == nil {
-			l.changed = make(chan struct{})
-		}
-		changed := l.changed
-		l.mu.Unlock()
 		select {
-		case <-changed:
+		case n := <-l.drains:
+			if n == count {
+				return nil
+			}
+		case <-l.over:
+			return transport(l.r.Err())
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-func (l *wireReceiver) close(ctx context.Context) error {
-	return l.of.endOfLink(ctx, l.r.Detach(ctx))
-}
+func (l *wireReceiver) close(ctx context.Context) error { return l.r.Detach(ctx) }
 
 func (l *wireReceiver) settle(id uint32, d disposition) error {
 	o := engine.Accepted
@@ -336,6 +255,13 @@ func (l *wireReceiver) settle(id uint32, d disposition) error {
 type wireSender struct {
 	s  *engine.Sender
 	of *wireSession
+}
+
+func (l *wireSender) attach(ctx context.Context, cfg engine.SenderConfig) error {
+	return l.of.w.answered(ctx, linkTimeout, func(ctx context.Context) (err error) {
+		l.s, err = l.of.s.Sender(ctx, cfg)
+		return err
+	})
 }
 
 // wireSending is a message on its way, with its answer's way back.
@@ -380,7 +306,7 @@ func (l *wireSender) put(x *wireSending, m *Message, to receipt) (lost bool, err
 	return false, nil
 }
 
-func (l *wireSender) close(ctx context.Context) error { return l.of.endOfLink(ctx, l.s.Detach(ctx)) }
+func (l *wireSender) close(ctx context.Context) error { return l.s.Detach(ctx) }
 
 // sendings are for reuse: those that were answered.
 var sendings = sync.Pool{New: func() any { return &wireSending{} }}

@@ -133,8 +133,29 @@ func (l *letter) renewed(mark ReplayMark, e *Edit) ([]byte, error) {
 			}
 		}
 	}
-	var properties []byte
-	rest := []byte(nil)
+	if b, err = l.appendProperties(b, application, changed, e); err != nil {
+		return nil, &unsendable{err}
+	}
+	if e != nil && e.bodySet {
+		if b, err = frames.AppendValue(b, frames.Described{Descriptor: uint64(frames.SectionData), Value: append([]byte{}, e.body...)}); err != nil {
+			return nil, &unsendable{err}
+		}
+	} else {
+		for _, s := range l.body {
+			b = append(b, s.Raw...)
+		}
+	}
+	if l.footer != nil {
+		b = append(b, l.footer.Raw...)
+	}
+	return b, nil
+}
+
+// appendProperties writes the properties and the application properties, as they came where
+// nothing has changed.
+func (l *letter) appendProperties(b []byte, application frames.Map, changed bool, e *Edit) ([]byte, error) {
+	var properties, rest []byte
+	var err error
 	for _, s := range l.sections {
 		switch s.Code {
 		case frames.SectionProperties:
@@ -153,33 +174,20 @@ func (l *letter) renewed(mark ReplayMark, e *Edit) ([]byte, error) {
 		p.ContentType = frames.Some(frames.Symbol(*e.contentType))
 		m := frames.Message{Properties: &p}
 		if properties, err = m.Append(nil); err != nil {
-			return nil, &unsendable{err}
+			return nil, err
 		}
 	}
 	if e != nil && len(e.set) > 0 {
-		application, changed = edit(application, e.set), true
+		application = edit(application, e.set)
 	}
 	b = append(b, properties...)
 	if rest == nil && len(application) > 0 {
 		m := frames.Message{ApplicationProperties: application}
 		if rest, err = m.Append(nil); err != nil {
-			return nil, &unsendable{err}
+			return nil, err
 		}
 	}
-	b = append(b, rest...)
-	if e != nil && e.bodySet {
-		if b, err = frames.AppendValue(b, frames.Described{Descriptor: uint64(frames.SectionData), Value: append([]byte{}, e.body...)}); err != nil {
-			return nil, &unsendable{err}
-		}
-	} else {
-		for _, s := range l.body {
-			b = append(b, s.Raw...)
-		}
-	}
-	if l.footer != nil {
-		b = append(b, l.footer.Raw...)
-	}
-	return b, nil
+	return append(b, rest...), nil
 }
 
 // edit changes application properties.

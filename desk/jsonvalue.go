@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -43,21 +44,158 @@ func appendText(b []byte, s string) []byte {
 	return append(b, text...)
 }
 
+// scalar is a type of AMQP that JSON has no form of its own for.
+type scalar struct {
+	name  string
+	of    reflect.Type
+	write func(v any) string       // JSON
+	read  func(v any) (any, error) // what encoding/json makes of it, with numbers kept as they are
+}
+
+var (
+	scalars = []scalar{
+		integer[uint8]("ubyte"), integer[uint16]("ushort"), integer[uint32]("uint"), integer[uint64]("ulong"),
+		integer[int8]("byte"), integer[int16]("short"), integer[int32]("int"), integer[int64]("long"),
+		integer[frames.Timestamp]("timestamp"), integer[frames.Char]("char"), floating[float32]("float"), floating[float64]("double"),
+		fixed[frames.Decimal32]("decimal32"), fixed[frames.Decimal64]("decimal64"), fixed[frames.Decimal128]("decimal128"),
+		{"uuid", reflect.TypeFor[frames.UUID](), func(v any) string { return quote(amqp.UUID(v.(frames.UUID)).String()) }, func(v any) (any, error) {
+			s, _ := v.(string)
+			b, err := hex.DecodeString(strings.ReplaceAll(s, "-", ""))
+			if err != nil || len(b) != 16 {
+				return nil, errors.New("isn't a UUID")
+			}
+			return frames.UUID(b), nil
+		}},
+		{"binary", reflect.TypeFor[[]byte](), func(v any) string { return quote(base64.StdEncoding.EncodeToString(v.([]byte))) }, func(v any) (any, error) {
+			b, err := unquoted(v)
+			return append([]byte{}, b...), err
+		}},
+		{"symbol", reflect.TypeFor[frames.Symbol](), func(v any) string { return string(appendText(nil, string(v.(frames.Symbol)))) }, func(v any) (any, error) {
+			s, ok := v.(string)
+			if !ok {
+				return nil, errors.New("isn't a string")
+			}
+			return frames.Symbol(s), nil
+		}},
+		// What isn't valid UTF-8 is written as one of these: they have no type of their own.
+		{name: "string-bytes", read: func(v any) (any, error) { b, err := unquoted(v); return string(b), err }},
+		{name: "symbol-bytes", read: func(v any) (any, error) { b, err := unquoted(v); return frames.Symbol(b), err }},
+	}
+	scalarOf    = map[reflect.Type]scalar{}
+	scalarNamed = map[string]scalar{}
+)
+
+func init() {
+	for _, s := range scalars {
+		scalarNamed[s.name] = s
+		if s.of != nil {
+			scalarOf[s.of] = s
+		}
+	}
+}
+
+func quote(s string) string { return `"` + s + `"` }
+
+// unquoted reads base64.
+func unquoted(v any) ([]byte, error) {
+	s, ok := v.(string)
+	if !ok {
+		return nil, errors.New("isn't a string")
+	}
+	return base64.StdEncoding.Strict().DecodeString(s)
+}
+
+func digits(v any) (string, error) {
+	switch v := v.(type) {
+	case string:
+		return v, nil
+	case json.Number:
+		return v.String(), nil
+	}
+	return "", errors.New("isn't a number")
+}
+
+func integer[T any](name string) scalar {
+	of := reflect.TypeFor[T]()
+	return scalar{name, of, func(v any) string {
+		text := fmt.Sprintf("%d", v)
+		if of.Bits() == 64 {
+			return quote(text)
+		}
+		return text
+	}, func(v any) (any, error) {
+		s, err := digits(v)
+		if err != nil {
+			return nil, err
+		}
+		out := reflect.New(of).Elem()
+		if out.CanInt() {
+			var n int64
+			n, err = strconv.ParseInt(s, 10, of.Bits())
+			out.SetInt(n)
+		} else {
+			var n uint64
+			n, err = strconv.ParseUint(s, 10, of.Bits())
+			out.SetUint(n)
+		}
+		return out.Interface(), bare(err)
+	}}
+}
+
+// floating writes what JSON has no number for as the bits.
+func floating[T float32 | float64](name string) scalar {
+	of := reflect.TypeFor[T]()
+	return scalar{name, of, func(v any) string {
+		f := reflect.ValueOf(v).Float()
+		switch {
+		case !math.IsNaN(f) && !math.IsInf(f, 0) && (f != 0 || !math.Signbit(f)):
+			return strconv.FormatFloat(f, 'g', -1, of.Bits())
+		case of.Bits() == 32:
+			return fmt.Sprintf(`"%08x"`, math.Float32bits(v.(float32)))
+		}
+		return fmt.Sprintf(`"%016x"`, math.Float64bits(f))
+	}, func(v any) (any, error) {
+		out := reflect.New(of).Elem()
+		if s, ok := v.(string); ok {
+			if len(s) != of.Bits()/4 {
+				return nil, fmt.Errorf("has %d hex digits, not %d", len(s), of.Bits()/4)
+			}
+			n, err := strconv.ParseUint(s, 16, 64)
+			if of.Bits() == 32 {
+				return math.Float32frombits(uint32(n)), bare(err)
+			}
+			return math.Float64frombits(n), bare(err)
+		}
+		s, err := digits(v)
+		if err != nil {
+			return nil, err
+		}
+		f, err := strconv.ParseFloat(s, of.Bits())
+		out.SetFloat(f)
+		return out.Interface(), bare(err)
+	}}
+}
+
+// fixed is for arrays of bytes.
+func fixed[T any](name string) scalar {
+	of := reflect.TypeFor[T]()
+	return scalar{name, of, func(v any) string { return fmt.Sprintf(`"%x"`, v) }, func(v any) (any, error) {
+		s, ok := v.(string)
+		if !ok {
+			return nil, errors.New("isn't a string")
+		}
+		b, err := hex.DecodeString(s)
+		if err == nil && len(b) != of.Len() {
+			err = fmt.Errorf("has %d bytes, not %d", len(b), of.Len())
+		}
+		out := reflect.New(of).Elem()
+		reflect.Copy(out, reflect.ValueOf(b))
+		return out.Interface(), err
+	}}
+}
+
 // appendValue writes a value of package frames.
 func appendValue(b []byte, v any) ([]byte, error) {
-	plain := func(name, text string) ([]byte, error) {
-		return append(fmt.Appendf(b, `{"%s":`, name), text+"}"...), nil
-	}
-	quoted := func(name, text string) ([]byte, error) { return plain(name, `"`+text+`"`) }
-	text := func(name, s string) ([]byte, error) {
-		return append(appendText(fmt.Appendf(b, `{"%s":`, name), s), '}'), nil
-	}
-	float := func(name string, f float64, size int, bits string) ([]byte, error) {
-		if math.IsNaN(f) || math.IsInf(f, 0) || f == 0 && math.Signbit(f) {
-			return quoted(name, bits)
-		}
-		return plain(name, strconv.FormatFloat(f, 'g', -1, size))
-	}
 	switch v := v.(type) {
 	case nil:
 		return append(b, "null"...), nil
@@ -65,48 +203,13 @@ func appendValue(b []byte, v any) ([]byte, error) {
 		return strconv.AppendBool(b, v), nil
 	case string:
 		if !utf8.ValidString(v) {
-			return quoted("string-bytes", base64.StdEncoding.EncodeToString([]byte(v)))
+			return fmt.Appendf(b, `{"string-bytes":"%s"}`, base64.StdEncoding.EncodeToString([]byte(v))), nil
 		}
 		return appendText(b, v), nil
 	case frames.Symbol:
 		if !utf8.ValidString(string(v)) {
-			return quoted("symbol-bytes", base64.StdEncoding.EncodeToString([]byte(v)))
+			return fmt.Appendf(b, `{"symbol-bytes":"%s"}`, base64.StdEncoding.EncodeToString([]byte(v))), nil
 		}
-		return text("symbol", string(v))
-	case uint8:
-		return plain("ubyte", strconv.Itoa(int(v)))
-	case uint16:
-		return plain("ushort", strconv.Itoa(int(v)))
-	case uint32:
-		return plain("uint", strconv.FormatUint(uint64(v), 10))
-	case uint64:
-		return quoted("ulong", strconv.FormatUint(v, 10))
-	case int8:
-		return plain("byte", strconv.Itoa(int(v)))
-	case int16:
-		return plain("short", strconv.Itoa(int(v)))
-	case int32:
-		return plain("int", strconv.Itoa(int(v)))
-	case int64:
-		return quoted("long", strconv.FormatInt(v, 10))
-	case frames.Timestamp:
-		return quoted("timestamp", strconv.FormatInt(int64(v), 10))
-	case float32:
-		return float("float", float64(v), 32, fmt.Sprintf("%08x", math.Float32bits(v)))
-	case float64:
-		return float("double", v, 64, fmt.Sprintf("%016x", math.Float64bits(v)))
-	case frames.Decimal32:
-		return quoted("decimal32", hex.EncodeToString(v[:]))
-	case frames.Decimal64:
-		return quoted("decimal64", hex.EncodeToString(v[:]))
-	case frames.Decimal128:
-		return quoted("decimal128", hex.EncodeToString(v[:]))
-	case frames.Char:
-		return plain("char", strconv.FormatUint(uint64(v), 10))
-	case frames.UUID:
-		return quoted("uuid", amqp.UUID(v).String())
-	case []byte:
-		return quoted("binary", base64.StdEncoding.EncodeToString(v))
 	case frames.List:
 		return appendMember(b, "list", func(b []byte) ([]byte, error) { return appendList(b, v) })
 	case frames.Map:
@@ -131,7 +234,11 @@ func appendValue(b []byte, v any) ([]byte, error) {
 			return appendList(b, frames.List{v.Descriptor, v.Value})
 		})
 	}
-	return b, fmt.Errorf("no AMQP type for %T", v)
+	s, ok := scalarOf[reflect.TypeOf(v)]
+	if !ok {
+		return b, fmt.Errorf("no AMQP type for %T", v)
+	}
+	return fmt.Appendf(b, `{"%s":%s}`, s.name, s.write(v)), nil
 }
 
 func appendList(b []byte, l []any) (_ []byte, err error) {
@@ -184,179 +291,25 @@ func readValue(v any) (any, error) {
 }
 
 func readTyped(name string, v any) (any, error) {
-	digits := func() (string, error) {
-		switch v := v.(type) {
-		case string:
-			return v, nil
-		case json.Number:
-			return v.String(), nil
-		}
-		return "", errors.New("isn't a number")
+	if s, ok := scalarNamed[name]; ok {
+		return s.read(v)
 	}
-	signed := func(bits int) (int64, error) {
-		s, err := digits()
-		if err != nil {
-			return 0, err
-		}
-		n, err := strconv.ParseInt(s, 10, bits)
-		return n, bare(err)
-	}
-	unsigned := func(bits int) (uint64, error) {
-		s, err := digits()
-		if err != nil {
-			return 0, err
-		}
-		n, err := strconv.ParseUint(s, 10, bits)
-		return n, bare(err)
-	}
-	text := func() (string, error) {
-		s, ok := v.(string)
-		if !ok {
-			return "", errors.New("isn't a string")
-		}
-		return s, nil
-	}
-	fixed := func(size int) ([]byte, error) {
-		s, err := text()
-		if err != nil {
-			return nil, err
-		}
-		b, err := hex.DecodeString(s)
-		if err == nil && len(b) != size {
-			err = fmt.Errorf("has %d bytes, not %d", len(b), size)
-		}
-		return b, err
-	}
-	raw := func() ([]byte, error) {
-		s, err := text()
-		if err != nil {
-			return nil, err
-		}
-		return base64.StdEncoding.Strict().DecodeString(s)
-	}
-	list := func() ([]any, error) {
+	switch name {
+	case "list", "described":
 		l, ok := v.([]any)
 		if !ok {
 			return nil, errors.New("isn't a list")
 		}
-		return l, nil
-	}
-	switch name {
-	case "ubyte":
-		n, err := unsigned(8)
-		return uint8(n), err
-	case "ushort":
-		n, err := unsigned(16)
-		return uint16(n), err
-	case "uint":
-		n, err := unsigned(32)
-		return uint32(n), err
-	case "ulong":
-		return unsignedValue(unsigned(64))
-	case "char":
-		n, err := unsigned(32)
-		return frames.Char(n), err
-	case "byte":
-		n, err := signed(8)
-		return int8(n), err
-	case "short":
-		n, err := signed(16)
-		return int16(n), err
-	case "int":
-		n, err := signed(32)
-		return int32(n), err
-	case "long":
-		n, err := signed(64)
-		return n, err
-	case "timestamp":
-		n, err := signed(64)
-		return frames.Timestamp(n), err
-	case "float":
-		if _, ok := v.(string); ok {
-			b, err := fixed(4)
-			if err != nil {
-				return nil, err
-			}
-			return math.Float32frombits(uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])), nil
-		}
-		s, err := digits()
-		if err != nil {
-			return nil, err
-		}
-		f, err := strconv.ParseFloat(s, 32)
-		return float32(f), bare(err)
-	case "double":
-		if s, ok := v.(string); ok {
-			if _, err := fixed(8); err != nil {
-				return nil, err
-			}
-			n, err := strconv.ParseUint(s, 16, 64)
-			return math.Float64frombits(n), bare(err)
-		}
-		s, err := digits()
-		if err != nil {
-			return nil, err
-		}
-		f, err := strconv.ParseFloat(s, 64)
-		return f, bare(err)
-	case "decimal32":
-		b, err := fixed(4)
-		if err != nil {
-			return nil, err
-		}
-		return frames.Decimal32(b), nil
-	case "decimal64":
-		b, err := fixed(8)
-		if err != nil {
-			return nil, err
-		}
-		return frames.Decimal64(b), nil
-	case "decimal128":
-		b, err := fixed(16)
-		if err != nil {
-			return nil, err
-		}
-		return frames.Decimal128(b), nil
-	case "uuid":
-		s, err := text()
-		if err != nil {
-			return nil, err
-		}
-		b, err := hex.DecodeString(strings.ReplaceAll(s, "-", ""))
-		if err != nil || len(b) != 16 {
-			return nil, errors.New("isn't a UUID")
-		}
-		return frames.UUID(b), nil
-	case "binary":
-		return bytesValue(raw())
-	case "symbol":
-		s, err := text()
-		return frames.Symbol(s), err
-	case "string-bytes":
-		b, err := raw()
-		return string(b), err
-	case "symbol-bytes":
-		b, err := raw()
-		return frames.Symbol(b), err
-	case "list":
-		l, err := list()
-		if err != nil {
-			return nil, err
-		}
 		out, err := readList(l)
-		return frames.List(out), err
+		if name == "list" || err != nil {
+			return frames.List(out), err
+		}
+		if len(out) != 2 {
+			return nil, errors.New("isn't a descriptor and a value")
+		}
+		return frames.Described{Descriptor: out[0], Value: out[1]}, nil
 	case "map":
 		return readPairs(v)
-	case "described":
-		l, err := list()
-		if err != nil || len(l) != 2 {
-			return nil, errors.Join(errors.New("isn't a descriptor and a value"), err)
-		}
-		pair, err := readList(l)
-		if err != nil {
-			return nil, err
-		}
-		return frames.Described{Descriptor: pair[0], Value: pair[1]}, nil
 	case "array":
 		return readArray(v)
 	}
@@ -370,15 +323,6 @@ func bare(err error) error {
 		return n.Err
 	}
 	return err
-}
-
-func unsignedValue(n uint64, err error) (any, error) { return n, err }
-
-func bytesValue(b []byte, err error) (any, error) {
-	if b == nil {
-		b = []byte{}
-	}
-	return b, err
 }
 
 func readList(l []any) ([]any, error) {

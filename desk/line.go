@@ -312,7 +312,7 @@ func readBody(e any) (code int, v any, err error) {
 		return frames.SectionData, []byte(s), nil
 	}
 	if s, ok := m["data"].(string); ok {
-		v, err = bytesValue(base64.StdEncoding.Strict().DecodeString(s))
+		v, err = scalarNamed["binary"].read(s)
 		return frames.SectionData, v, err
 	}
 	if l, ok := m["sequence"].([]any); ok {

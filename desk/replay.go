@@ -459,17 +459,7 @@ func (r *replay) send(ctx context.Context, w *walk, out *outbox, v dedicated.Del
 	if err := r.there(ctx, to); err != nil {
 		return err
 	}
-	var edited *Edit
-	if r.cfg.Edit != nil {
-		edited = l.edited(position)
-		if err := r.cfg.Edit(edited); err != nil {
-			return &unsendable{err}
-		}
-		if err := edited.Validate(); err != nil {
-			return &unsendable{err}
-		}
-	}
-	payload, err := l.renewed(ReplayMark{ID: r.cfg.ID, By: r.cfg.By, At: time.Now()}, edited)
+	payload, err := r.copyOf(l, position)
 	if err != nil {
 		return err
 	}
@@ -481,13 +471,50 @@ func (r *replay) send(ctx context.Context, w *walk, out *outbox, v dedicated.Del
 	if len(r.known) < 10_000 {
 		r.known[target] = true
 	}
-	messageID := l.messageID()
+	size := len(payload)
 	r.mu.Lock()
 	r.open++
-	r.openBytes += len(payload)
+	r.openBytes += size
 	r.mu.Unlock()
-	size, delivery := len(payload), v.ID
-	answered := func(err error) {
+	sendCtx, cancel := context.WithDeadlineCause(ctx, w.began.Add(maxHold), errHeld)
+	defer cancel()
+	if err := out.send(sendCtx, target, payload, r.answered(w, v.ID, size, id, l.messageID(), target)); err != nil {
+		r.mu.Lock()
+		r.open--
+		r.openBytes -= size
+		r.mu.Unlock()
+		var no *dedicated.RefusedError
+		if errors.As(err, &no) && no.Condition == dedicated.TooLarge {
+			return &unsendable{no}
+		}
+		if errors.As(err, &no) && final[no.Condition] && len(r.refused) < 1000 {
+			r.refused[target] = fmt.Errorf("the broker refuses %s: %w", target, no)
+			return &unsendable{r.refused[target]}
+		}
+		return err
+	}
+	r.selected(l, id)
+	return nil
+}
+
+// copyOf is the copy of l to send, with the edits that the replay makes.
+func (r *replay) copyOf(l *letter, position int) ([]byte, error) {
+	var edited *Edit
+	if r.cfg.Edit != nil {
+		edited = l.edited(position)
+		if err := r.cfg.Edit(edited); err != nil {
+			return nil, &unsendable{err}
+		}
+		if err := edited.Validate(); err != nil {
+			return nil, &unsendable{err}
+		}
+	}
+	return l.renewed(ReplayMark{ID: r.cfg.ID, By: r.cfg.By, At: time.Now()}, edited)
+}
+
+// answered returns what the answer to a copy of so many bytes does.
+func (r *replay) answered(w *walk, delivery uint32, size int, id, messageID, target string) func(error) {
+	return func(err error) {
 		var lost *dedicated.LostError
 		if err == nil {
 			// Where this can't be written, the walk's connection is lost, and the message
@@ -517,26 +544,6 @@ func (r *replay) send(ctx context.Context, w *walk, out *outbox, v dedicated.Del
 		default:
 		}
 	}
-	sendCtx, cancel := context.WithDeadlineCause(ctx, w.began.Add(maxHold), errHeld)
-	defer cancel()
-	err = out.send(sendCtx, target, payload, answered)
-	if err != nil {
-		r.mu.Lock()
-		r.open--
-		r.openBytes -= size
-		r.mu.Unlock()
-		var no *dedicated.RefusedError
-		if errors.As(err, &no) && no.Condition == dedicated.TooLarge {
-			return &unsendable{no}
-		}
-		if errors.As(err, &no) && final[no.Condition] && len(r.refused) < 1000 {
-			r.refused[target] = fmt.Errorf("the broker refuses %s: %w", target, no)
-			return &unsendable{r.refused[target]}
-		}
-		return err
-	}
-	r.selected(l, id)
-	return nil
 }
 
 // final are the conditions that another attempt doesn't change.

@@ -10,6 +10,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/hopbacktest/internal/engine"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/message"
 )
 
 // Queue refers to a queue of a Broker by its name. The queue need not exist. Methods that
@@ -132,14 +133,11 @@ func (q *Queue) Messages() []Message {
 // decoded is m as go-amqp shows it.
 func decoded(m *frames.Message) *client.Message {
 	b, err := m.Append(nil)
-	if err != nil || frames.Decodable(b) != nil {
+	var theirs message.Decoded
+	if err != nil || theirs.Decode(b) != nil {
 		return nil
 	}
-	var theirs client.Message
-	if theirs.UnmarshalBinary(b) != nil {
-		return nil
-	}
-	return &theirs
+	return &theirs.Message
 }
 
 // Forget deletes the queue and all its messages, without dead-lettering them, and detaches

@@ -51,7 +51,7 @@ var knownBugs = []struct {
 	{17, "o", "an undrained state channel blocks recovery; Close never ends; Receive spins", "TestOutageIsWaitedForWithoutSpinning TestObserverThatHangsHoldsNothingUp TestCloseEndsInEveryState"},
 	{18, "4.3, g", "the consumer timeout starves a consumer silently; the late accept says nil", "TestConsumerTimeoutEndsTheHandlersContextAndBlocksTheLateSettlement"},
 	{19, "o", "panics: purge of a missing queue, int arguments, nil of every kind", "TestNilAndMissingAreErrorsAndNoPanics TestQueueArgumentsReachTheBrokerWithTheirTypes"},
-	{20, "g", "a message with a char or decimal ends the link, on 4.3 for ever; one nested deeply enough overflows the stack; a binary for a key in a footer is a panic", "TestMessagesThatCannotBeDecodedHarmNoOthers internal/frames.TestWhatIsNotDecodable client.TestHostileServers"},
+	{20, "g", "a message with a char or decimal ends the link, on 4.3 for ever; one nested deeply enough overflows the stack; a binary for a key in a footer is a panic", "TestMessagesThatCannotBeDecodedHarmNoOthers internal/message.TestWhatIsNotDecodable client.TestHostileServers"},
 	{21, "g", "an array of ints or longs with one below -128 and none above 127 is cut to its lowest bytes", "client.TestValidateRefusesArraysThatWouldBeCut bench/interop.TestEveryTypeBetweenProtonAndHopback"},
 }
 

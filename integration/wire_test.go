@@ -37,17 +37,17 @@ func speak(t *testing.T, raw string) *spoken {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = nc.Close() })
 	require.NoError(t, nc.SetDeadline(time.Now().Add(patience)))
-	p := &spoken{t: t, nc: nc, r: frames.NewReader(nc, 1<<20)}
+	p := &spoken{t: t, nc: nc, r: frames.NewReader(nc, 64<<10, 1<<20)}
 	password, _ := u.User.Password()
 	init, err := frames.Append(nil, frames.Frame{Type: frames.TypeSASL, Body: &frames.Init{Mechanism: "PLAIN", InitialResponse: []byte("\x00" + u.User.Username() + "\x00" + password)}})
 	require.NoError(t, err)
 	p.write(frames.ProtocolSASL.Header(), init)
-	_, err = p.r.Protocol()
+	_, err = p.r.AwaitProtocol()
 	require.NoError(t, err)
 	p.next()
 	require.Zero(t, p.next().Body.(*frames.Outcome).Code)
 	p.write(frames.ProtocolAMQP.Header())
-	_, err = p.r.Protocol()
+	_, err = p.r.AwaitProtocol()
 	require.NoError(t, err)
 	return p
 }
@@ -61,7 +61,7 @@ func (p *spoken) write(parts ...[]byte) {
 
 func (p *spoken) next() frames.Frame {
 	for {
-		f, err := p.r.Frame()
+		f, err := p.r.AwaitFrame()
 		if err != nil {
 			return frames.Frame{Channel: 99} // the connection has ended
 		}

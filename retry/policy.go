@@ -260,35 +260,9 @@ func (p Policy) plan() (plan, error) {
 		}
 		pl.waived[g] = true
 	}
-	rungs := slices.Clone(pl.delays)
-	for i, r := range p.Rules {
-		at := policyPath.Field("Rules").Index(i)
-		if r.If == nil {
-			return plan{}, argument.At(at.Field("If"), argument.Missing, nil, "is nil", "set it, for example with retry.On(err)")
-		}
-		do := cmp.Or(r.Do, ActionRetry)
-		if !slices.Contains(errorActions, do) {
-			return plan{}, argument.At(at.Field("Do"), argument.Unknown, string(r.Do), "is unknown", "use ActionRetry, ActionRetryUncounted, ActionDeadLetter or ActionDiscard")
-		}
-		fallback := p.Backoff
-		if fallback == nil {
-			fallback = Delays(defaultDelays...)
-		}
-		limit := p.MaxRetries
-		if r.MaxRetries != 0 {
-			limit = r.MaxRetries
-		}
-		own := rule{applies: r.If, do: do}
-		if own.max, own.delays, err = delaysOf(at, limit, DefaultMaxRetries, r.Backoff, fallback); err != nil {
-			return plan{}, err
-		}
-		if do == ActionRetryUncounted && len(own.delays) == 0 {
-			return plan{}, argument.At(at.Field("MaxRetries"), argument.OutOfRange, r.MaxRetries, "leaves the rule without a retry", "use at least 1")
-		}
-		pl.rules = append(pl.rules, own)
-		if do == ActionRetry || do == ActionRetryUncounted {
-			rungs = append(rungs, own.delays...)
-		}
+	rungs, err := pl.addRules(p)
+	if err != nil {
+		return plan{}, err
 	}
 	slices.Sort(rungs)
 	pl.rungs = slices.Compact(rungs)
@@ -302,6 +276,42 @@ func (p Policy) plan() (plan, error) {
 			"use fewer retries, cap the delays, or use AnyDelay")
 	}
 	return pl, nil
+}
+
+// addRules adds the policy's rules. It returns the delays of all retries.
+func (pl *plan) addRules(p Policy) ([]time.Duration, error) {
+	rungs := slices.Clone(pl.delays)
+	for i, r := range p.Rules {
+		at := policyPath.Field("Rules").Index(i)
+		if r.If == nil {
+			return nil, argument.At(at.Field("If"), argument.Missing, nil, "is nil", "set it, for example with retry.On(err)")
+		}
+		do := cmp.Or(r.Do, ActionRetry)
+		if !slices.Contains(errorActions, do) {
+			return nil, argument.At(at.Field("Do"), argument.Unknown, string(r.Do), "is unknown", "use ActionRetry, ActionRetryUncounted, ActionDeadLetter or ActionDiscard")
+		}
+		fallback := p.Backoff
+		if fallback == nil {
+			fallback = Delays(defaultDelays...)
+		}
+		limit := p.MaxRetries
+		if r.MaxRetries != 0 {
+			limit = r.MaxRetries
+		}
+		own := rule{applies: r.If, do: do}
+		var err error
+		if own.max, own.delays, err = delaysOf(at, limit, DefaultMaxRetries, r.Backoff, fallback); err != nil {
+			return nil, err
+		}
+		if do == ActionRetryUncounted && len(own.delays) == 0 {
+			return nil, argument.At(at.Field("MaxRetries"), argument.OutOfRange, r.MaxRetries, "leaves the rule without a retry", "use at least 1")
+		}
+		pl.rules = append(pl.rules, own)
+		if do == ActionRetry || do == ActionRetryUncounted {
+			rungs = append(rungs, own.delays...)
+		}
+	}
+	return rungs, nil
 }
 
 // policyPath is where the errors of a Policy begin.

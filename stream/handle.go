@@ -11,8 +11,8 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -65,12 +65,9 @@ func (f Filter) selectsAll() bool {
 // decode returns a message with its bytes as its body, and an error, if go-amqp can't
 // decode it or wouldn't survive that.
 func decode(payload []byte) (*client.Message, error) {
-	if frames.Decodable(payload) == nil {
-		m := &client.Message{}
-		err := m.UnmarshalBinary(payload)
-		if err == nil {
-			return m, nil
-		}
+	var m message.Decoded
+	if m.Decode(payload) == nil {
+		return &m.Message, nil
 	}
 	return client.NewMessage(append([]byte(nil), payload...)), errUnreadable
 }

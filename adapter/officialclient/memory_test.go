@@ -19,7 +19,7 @@ import (
 )
 
 // memory is RabbitMQ's own client with a broker in memory, over TCP.
-func memory(t *testing.T, version string) (*hopbacktest.Broker, *rabbitmqamqp.Environment, *rabbitmqamqp.AmqpConnection) {
+func memory(t *testing.T, version string) (*hopbacktest.Broker, *rabbitmqamqp.AmqpConnection) {
 	b := hopbacktest.Start(t, hopbacktest.Config{Version: version})
 	url, err := b.Listen("127.0.0.1:0")
 	require.NoError(t, err)
@@ -33,7 +33,7 @@ func memory(t *testing.T, version string) (*hopbacktest.Broker, *rabbitmqamqp.En
 		defer cancel()
 		_ = env.CloseConnections(ctx)
 	})
-	return b, env, conn
+	return b, conn
 }
 
 // RabbitMQ's own client declares, publishes, consumes and dead-letters with a broker in
@@ -45,7 +45,7 @@ func TestTheOfficialClientWithABrokerInMemory(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			b, _, conn := memory(t, version)
+			b, conn := memory(t, version)
 			m := conn.Management()
 			_, err := m.DeclareExchange(ctx, &rabbitmqamqp.TopicExchangeSpecification{Name: "shop"})
 			require.NoError(t, err)
@@ -116,7 +116,7 @@ func TestTheAdapterWithABrokerInMemory(t *testing.T) {
 	for _, version := range []string{"4.3.6", "4.0.5"} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
-			b, env, _ := memory(t, version)
+			b, conn := memory(t, version)
 			policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(50 * time.Millisecond)}
 			topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 20})
 			require.NoError(t, err)
@@ -124,8 +124,6 @@ func TestTheAdapterWithABrokerInMemory(t *testing.T) {
 			require.NoError(t, err)
 			defer func() { _ = own.Close(context.Background()) }()
 			_, err = declare.Apply(t.Context(), own.Management(), topology)
-			require.NoError(t, err)
-			conn, err := env.NewConnection(t.Context())
 			require.NoError(t, err)
 			p, err := conn.NewPublisher(t.Context(), &rabbitmqamqp.QueueAddress{Queue: "orders"}, nil)
 			require.NoError(t, err)
@@ -138,7 +136,9 @@ func TestTheAdapterWithABrokerInMemory(t *testing.T) {
 				defer stop()
 				_ = b.Queue("orders.dead").Await(ctx, func(c hopbacktest.Counts) bool { return c.Ready == 1 })
 			}()
-			require.NoError(t, officialclient.Consume(ctx, env.NewConnection, "orders", retry.With(policy)(client.JSON(func(context.Context, string) error {
+			consumer, err := conn.NewConsumer(t.Context(), "orders", nil)
+			require.NoError(t, err)
+			require.NoError(t, officialclient.Serve(ctx, own, consumer, "orders", retry.With(policy)(client.JSON(func(context.Context, string) error {
 				attempts++
 				return errors.New("declined")
 			})), officialclient.Config{}))

@@ -5,14 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/Azure/go-amqp"
-	"github.com/rabbitmq/rabbitmq-amqp-go-client/pkg/rabbitmqamqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 )
 
@@ -115,57 +112,21 @@ func TestSettle(t *testing.T) {
 func TestOutgoing(t *testing.T) {
 	t.Parallel()
 	m := client.NewMessage([]byte("body"))
-	m.Header = nil
+	assert.Same(t, m, outgoing(m))
 	m.Annotations = amqp.Annotations{AnnotationFailures: int64(3), "x-opt-mine": "kept"}
 	c := outgoing(m)
-	assert.Equal(t, &amqp.MessageHeader{Durable: true, Priority: 4}, c.Header)
 	assert.Equal(t, amqp.Annotations{"x-opt-mine": "kept"}, c.Annotations)
-	assert.Nil(t, m.Header, "the original is left alone")
-	assert.Len(t, m.Annotations, 2)
-}
-
-func TestAnswer(t *testing.T) {
-	t.Parallel()
-	to := address.Queue("q")
-	require.NoError(t, answer(to, &rabbitmqamqp.StateAccepted{}))
-	require.ErrorIs(t, answer(to, &rabbitmqamqp.StateReleased{}), client.ErrUnroutable)
-	require.ErrorIs(t, answer(to, &rabbitmqamqp.StateRejected{}), client.ErrRefused)
-	require.ErrorContains(t, answer(to, &rabbitmqamqp.StateRejected{Error: &amqp.Error{Description: "full"}}), "full")
-	require.ErrorIs(t, answer(to, &rabbitmqamqp.StateModified{}), client.ErrRefused)
-	require.ErrorIs(t, answer(to, nil), client.ErrRefused)
-}
-
-func TestOnlyLink(t *testing.T) {
-	t.Parallel()
-	remote := &amqp.Error{Condition: amqp.ErrCondNotFound}
-	for _, c := range []struct {
-		err  error
-		want bool
-	}{
-		{remote, true},
-		{&amqp.LinkError{RemoteErr: remote}, true},
-		{newError("forward", "q", nil, &amqp.LinkError{}), true},
-		{&amqp.SessionError{RemoteErr: remote}, false},
-		{fmt.Errorf("so: %w", &amqp.ConnError{RemoteErr: remote}), false},
-		{errDown, false},
-		{context.DeadlineExceeded, false},
-	} {
-		assert.Equal(t, c.want, onlyLink(c.err), "%T", c.err)
-	}
+	assert.Len(t, m.Annotations, 2, "the original is left alone")
 }
 
 func TestConfig(t *testing.T) {
 	t.Parallel()
 	c, err := Config{Concurrency: 100}.withDefaults()
 	require.NoError(t, err)
-	assert.Equal(t, 200, c.Prefetch)
+	assert.Equal(t, 100, c.Concurrency)
 	assert.Equal(t, 20, c.FailureLimit)
-	assert.Equal(t, client.ReconnectBackoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}, c.Reconnect)
-	for _, bad := range []Config{{Concurrency: -1}, {Prefetch: maxPrefetch + 1}, {FailureLimit: -2}, {Grace: -1}, {ForwardPatience: -1}, {RecoveryPatience: -1}, {Reconnect: client.ReconnectBackoff{Min: -1}}} {
+	for _, bad := range []Config{{Concurrency: -1}, {FailureLimit: -2}, {Grace: -1}, {ForwardPatience: -1}, {RecoveryPatience: -1}} {
 		_, err := bad.withDefaults()
 		require.Error(t, err)
-	}
-	for failures := range 100 {
-		assert.LessOrEqual(t, pauseBefore(client.ReconnectBackoff{Min: time.Millisecond, Max: time.Second}, failures), time.Second)
 	}
 }

@@ -154,6 +154,36 @@ func (v *visit) to(page string, query template.URL) {
 	v.w.WriteHeader(http.StatusSeeOther)
 }
 
+// addSurvey adds what the last survey has found, as far as the visitor may see it.
+func (h *Handler) addSurvey(v *visit, data *overviewData, last *surveyed) {
+	groups := slices.DeleteFunc(slices.Clone(last.groups), func(g desk.SurveyGroup) bool { return !h.sees(v, g.In) })
+	data.Surveyed = &surveyView{At: last.at, Took: last.took, Who: last.who, Others: last.others, Err: plainError(last.err), Count: len(groups)}
+	if len(groups) > shownGroups && !data.All {
+		groups = groups[:shownGroups]
+		data.Surveyed.Cut = true
+	}
+	for _, g := range groups {
+		data.Groups = append(data.Groups, groupView{SurveyGroup: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason)), Query: query("in", g.In, "group", g.ID)})
+	}
+	for _, q := range last.queues {
+		if !h.sees(v, q.Name) {
+			continue
+		}
+		for _, c := range q.Caveats {
+			data.Notes = append(data.Notes, q.Name+": "+c.Text)
+		}
+		if q.Unread != "" {
+			data.Notes = append(data.Notes, q.Name+" wasn't read to its end: "+strings.ReplaceAll(q.Unread, "hopback: ", ""))
+		}
+		if !q.Oldest.IsZero() && (data.Oldest.IsZero() || q.Oldest.Before(data.Oldest)) {
+			data.Oldest = q.Oldest
+		}
+	}
+	if len(data.Notes) > 20 {
+		data.Notes = append(data.Notes[:20], "…")
+	}
+}
+
 // overview is the first page.
 func (h *Handler) overview(v *visit) *refusal {
 	queues, at, err := h.counts.get(v.Context(), h)
@@ -196,32 +226,7 @@ func (h *Handler) overview(v *visit) *refusal {
 		}
 	}
 	if last != nil {
-		groups := slices.DeleteFunc(slices.Clone(last.groups), func(g desk.SurveyGroup) bool { return !h.sees(v, g.In) })
-		data.Surveyed = &surveyView{At: last.at, Took: last.took, Who: last.who, Others: last.others, Err: plainError(last.err), Count: len(groups)}
-		if len(groups) > shownGroups && !data.All {
-			groups = groups[:shownGroups]
-			data.Surveyed.Cut = true
-		}
-		for _, g := range groups {
-			data.Groups = append(data.Groups, groupView{SurveyGroup: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason)), Query: query("in", g.In, "group", g.ID)})
-		}
-		for _, q := range last.queues {
-			if !h.sees(v, q.Name) {
-				continue
-			}
-			for _, c := range q.Caveats {
-				data.Notes = append(data.Notes, q.Name+": "+c.Text)
-			}
-			if q.Unread != "" {
-				data.Notes = append(data.Notes, q.Name+" wasn't read to its end: "+strings.ReplaceAll(q.Unread, "hopback: ", ""))
-			}
-			if !q.Oldest.IsZero() && (data.Oldest.IsZero() || q.Oldest.Before(data.Oldest)) {
-				data.Oldest = q.Oldest
-			}
-		}
-		if len(data.Notes) > 20 {
-			data.Notes = append(data.Notes[:20], "…")
-		}
+		h.addSurvey(v, &data, last)
 	}
 	for _, q := range queues {
 		data.Counted = data.Counted && q.Counted

@@ -307,6 +307,12 @@ func (g *generator) operation() operation {
 		if g.in(15) {
 			p.Frames = 2 + g.IntN(3)
 		}
+		switch p.Message.Annotations["x-k"].(type) {
+		case nil, float64:
+			if len(p.Message.Annotations) > 0 && g.poison {
+				p.Count = 1 // a consumer gets those behind it before its session has crashed, or doesn't
+			}
+		}
 		return p
 	case n < 50:
 		s := settle{Link: g.aReceiver(), First: g.IntN(2), Outcome: g.outcome(), Unsettled: g.in(20)}

@@ -327,7 +327,7 @@ func (w *world) conn(name string) *conn {
 
 // read logs in, and reads what comes.
 func (w *world) read(c *conn, open []byte) {
-	r := frames.NewReader(c.nc, 1<<20)
+	r := frames.NewReader(c.nc, 64<<10, 1<<20)
 	tell := func(e event) bool {
 		select {
 		case w.events <- e:
@@ -337,23 +337,23 @@ func (w *world) read(c *conn, open []byte) {
 		}
 	}
 	err := func() error {
-		if _, err := r.Protocol(); err != nil {
+		if _, err := r.AwaitProtocol(); err != nil {
 			return err
 		}
-		if _, err := r.Frame(); err != nil {
+		if _, err := r.AwaitFrame(); err != nil {
 			return err
 		}
-		if _, err := r.Frame(); err != nil {
+		if _, err := r.AwaitFrame(); err != nil {
 			return err
 		}
 		if _, err := c.nc.Write(open); err != nil {
 			return err
 		}
-		if _, err := r.Protocol(); err != nil {
+		if _, err := r.AwaitProtocol(); err != nil {
 			return err
 		}
 		for {
-			f, err := r.Frame()
+			f, err := r.AwaitFrame()
 			if err != nil {
 				return err
 			}

@@ -47,6 +47,8 @@ type Peer struct {
 }
 
 const (
+	// readSize is how much is read at once.
+	readSize = 64 << 10
 	// handshakeLimit bounds the handshake, whatever ctx does; writeLimit one write behind it.
 	handshakeLimit = 30 * time.Second
 	writeLimit     = 30 * time.Second
@@ -59,11 +61,11 @@ const (
 // Conn is a connection. Its methods are safe for concurrent use.
 type Conn struct {
 	net     net.Conn
-	in      *input
+	in      *frames.Reader
 	idle    time.Duration
 	peer    Peer
-	heard   atomic.Uint64 // reads from the network
 	answers atomic.Uint64 // frames by which the peer answers one of this end's
+	writes  atomic.Uint64 // begins and ends of writes to the network
 	done    chan struct{} // closed when the connection has ended
 	running sync.WaitGroup
 	settled func(n int) // Config.Settled
@@ -105,7 +107,7 @@ func Open(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 	}
 	cfg.MaxSessions = min(cfg.MaxSessions, 1<<16)
 	c := &Conn{
-		net: nc, in: newInput(nc, int(cfg.MaxFrameSize)), idle: cfg.IdleTimeout, settled: cfg.Settled,
+		net: nc, in: frames.NewReader(nc, readSize, int(cfg.MaxFrameSize)), idle: cfg.IdleTimeout, settled: cfg.Settled,
 		done: make(chan struct{}), byPeer: map[uint16]*Session{},
 	}
 	c.out.wake, c.out.flushed = make(chan struct{}, 1), make(chan struct{})
@@ -147,7 +149,7 @@ func (c *Conn) handshake(cfg Config) error {
 	if err != nil {
 		return fail(err)
 	}
-	if p, err := c.protocol(); err != nil || p != frames.ProtocolAMQP {
+	if p, err := c.in.AwaitProtocol(); err != nil || p != frames.ProtocolAMQP {
 		return fail(errors.Join(errors.New("the peer doesn't speak AMQP 1.0"), err))
 	}
 	body, err := c.awaitBody()
@@ -182,8 +184,8 @@ func (c *Conn) login(cfg Config) error {
 	if err := c.send(frames.ProtocolSASL.Header()); err != nil {
 		return fail(false, err)
 	}
-	switch p, err := c.protocol(); {
-	case errors.Is(err, errProtocol), err == nil && p != frames.ProtocolSASL:
+	switch p, err := c.in.AwaitProtocol(); {
+	case errors.Is(err, frames.ErrProtocol), err == nil && p != frames.ProtocolSASL:
 		return fail(false, errors.Join(errors.New("the peer doesn't offer SASL"), err))
 	case err != nil:
 		return fail(false, err)
@@ -234,34 +236,10 @@ func (c *Conn) send(b []byte, all ...frames.Frame) error {
 	return err
 }
 
-// protocol waits for a protocol header in the handshake.
-func (c *Conn) protocol() (frames.Protocol, error) {
-	for {
-		p, there, err := c.in.protocol()
-		if err != nil || there {
-			return p, err
-		}
-		if err := c.in.fill(); err != nil {
-			return 0, err
-		}
-	}
-}
-
-// awaitBody waits for a frame in the handshake, and skips empty ones. What it returns is the
-// caller's.
+// awaitBody waits for a frame in the handshake, and skips empty ones.
 func (c *Conn) awaitBody() (frames.Performative, error) {
 	for {
-		b, err := c.in.frame()
-		if err != nil {
-			return nil, err
-		}
-		if b == nil {
-			if err := c.in.fill(); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		f, err := frames.Decode(slices.Clone(b))
+		f, err := c.in.AwaitFrame()
 		if err != nil || f.Body != nil {
 			return f.Body, err
 		}
@@ -296,6 +274,9 @@ func (c *Conn) Err() error {
 // Answers counts the frames by which the peer has answered one of this end's: begins, attaches,
 // dispositions, detaches and ends. While it grows, the peer reads what is sent to it.
 func (c *Conn) Answers() uint64 { return c.answers.Load() }
+
+// Writes counts the begins and ends of writes to the network: it is odd while one is under way.
+func (c *Conn) Writes() uint64 { return c.writes.Load() }
 
 // Close closes the connection in order: what was put before is written first. It waits for the
 // peer's close within ctx, and closes the network connection in any case. It returns why the

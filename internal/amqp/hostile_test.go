@@ -309,13 +309,13 @@ func TestIdle(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
-		p := &peer{t: t, net: far, r: frames.NewReader(far, 1<<20)}
+		p := &peer{t: t, net: far, r: frames.NewReader(far, 64<<10, 1<<20)}
 		go p.handshake(&frames.Open{IdleTimeout: frames.Some(uint32(3000))})
 		c, err := Open(t.Context(), near, Config{IdleTimeout: time.Hour})
 		require.NoError(t, err)
 		for range 20 {
 			_ = far.SetReadDeadline(time.Now().Add(3 * time.Second))
-			f, err := p.r.Frame()
+			f, err := p.r.AwaitFrame()
 			require.NoError(t, err)
 			assert.Nil(t, f.Body)
 		}

@@ -52,6 +52,22 @@ type Attached struct {
 
 var linkCount atomic.Uint64
 
+// target is what an attach has as its target: an empty one in place of none.
+func target(t *frames.Target) any {
+	if t == nil {
+		return &frames.Target{}
+	}
+	return t
+}
+
+// settleMode is the sender-settle-mode: unsettled, or settled.
+func settleMode(settled bool) frames.Optional[uint8] {
+	if settled {
+		return frames.Some(uint8(1))
+	}
+	return frames.Some(uint8(0))
+}
+
 // attach attaches a link, and waits for the peer's answer within ctx.
 func (l *link) attach(ctx context.Context, a *frames.Attach) error {
 	s, c := l.s, l.s.c
@@ -74,7 +90,10 @@ func (l *link) attach(ctx context.Context, a *frames.Attach) error {
 		l.name = fmt.Sprintf("hopback-%d", linkCount.Add(1))
 	}
 	l.handle = handle
-	a.Name, a.Handle = l.name, l.handle
+	a.Name, a.Handle, a.Role, a.ReceiverSettleMode = l.name, l.handle, l.role, frames.Some(uint8(0))
+	if a.Source == nil {
+		a.Source = &frames.Source{}
+	}
 	if err := s.put(a); err != nil {
 		c.mu.Unlock()
 		return err
@@ -116,9 +135,6 @@ func (l *link) Attached() Attached { return l.peer }
 
 // Done is closed when the link is over at both ends.
 func (l *link) Done() <-chan struct{} { return l.over }
-
-// Session returns the link's session.
-func (l *link) Session() *Session { return l.s }
 
 // Detach closes the link, and waits within ctx until the peer has closed it, too. What was
 // settled before is written before. A peer may answer messages until then; what it hasn't

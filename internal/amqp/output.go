@@ -106,7 +106,9 @@ func (c *Conn) write() {
 			c.settled(n)
 		}
 		_ = c.net.SetWriteDeadline(time.Now().Add(writeLimit))
+		c.writes.Add(1)
 		_, err := c.net.Write(b)
+		c.writes.Add(1)
 		wrote = true
 		if err != nil {
 			c.Fail(err)

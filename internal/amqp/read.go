@@ -35,6 +35,7 @@ const (
 	linkEnded
 	linkOver
 	blockedChanged
+	sessionBegun
 	sessionEnded
 	sessionOver
 )
@@ -65,15 +66,12 @@ func (c *Conn) read() {
 // fill reads once.
 func (c *Conn) fill() error {
 	_ = c.net.SetReadDeadline(time.Now().Add(c.idle))
-	err := c.in.fill()
+	err := c.in.Fill()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		_ = c.net.SetReadDeadline(time.Now().Add(grace))
-		if err = c.in.fill(); errors.Is(err, os.ErrDeadlineExceeded) {
+		if err = c.in.Fill(); errors.Is(err, os.ErrDeadlineExceeded) {
 			return ErrSilent
 		}
-	}
-	if err == nil {
-		c.heard.Add(1)
 	}
 	return err
 }
@@ -102,8 +100,8 @@ func (c *Conn) part(err error) {
 	if broke { // the peer reads why once it has been read from
 		_ = c.net.SetReadDeadline(time.Now().Add(parting))
 		for {
-			c.in.r, c.in.w = 0, 0
-			if c.in.fill() != nil {
+			c.in.Drop()
+			if c.in.Fill() != nil {
 				break
 			}
 		}
@@ -144,7 +142,7 @@ func (c *Conn) frames() (err error) {
 	c.mu.Lock()
 	for err == nil {
 		var b []byte
-		if b, err = c.in.frame(); err != nil {
+		if b, err = c.in.Next(); err != nil {
 			err = broken(ScopeConnection, condFraming, "%v", err)
 			break
 		}
@@ -189,9 +187,14 @@ func (c *Conn) call(e *event) {
 		close(e.l.over)
 	case blockedChanged:
 		e.s.cfg.OnBlocked(e.state.(bool))
+	case sessionBegun:
+		close(e.s.begun)
 	case sessionEnded:
 		e.s.cfg.OnEnd(e.s.Err())
 	case sessionOver:
+		if f := e.s.cfg.OnOver; f != nil {
+			f()
+		}
 		close(e.s.over)
 	}
 }
@@ -256,16 +259,13 @@ func (c *Conn) peerBegan(channel uint16, p *frames.Begin) error {
 		s.end(&frames.End{}, s.err)
 		return nil
 	}
-	close(s.begun)
 	s.setBlocked(p.IncomingWindow == 0)
+	c.events = append(c.events, event{kind: sessionBegun, s: s})
 	return nil
 }
 
 // setBlocked notes whether the peer accepts transfers. It is called with mu held.
 func (s *Session) setBlocked(blocked bool) {
-	if blocked == s.blocked {
-		return
-	}
 	s.blocked = blocked
 	if s.cfg.OnBlocked != nil {
 		s.c.events = append(s.c.events, event{kind: blockedChanged, s: s, state: blocked})
@@ -415,7 +415,9 @@ func (s *Session) peerFlow(f *frames.Flow) *violation {
 	if int32(s.window) < 0 {
 		s.window = 0
 	}
-	s.setBlocked(f.IncomingWindow == 0)
+	if blocked := f.IncomingWindow == 0; blocked != s.blocked {
+		s.setBlocked(blocked)
+	}
 	s.pump()
 	if !f.Handle.Set {
 		if f.Echo {

@@ -71,20 +71,9 @@ func (s *Session) Receiver(ctx context.Context, cfg ReceiverConfig) (*Receiver, 
 	}
 	r := &Receiver{link: link{s: s, role: frames.RoleReceiver, name: cfg.Name, onEnd: cfg.OnEnd}, cfg: cfg}
 	r.of = r
-	mode := uint8(0) // unsettled
-	if cfg.Settled {
-		mode = 1
-	}
 	a := &frames.Attach{
-		Role: frames.RoleReceiver, SenderSettleMode: frames.Some(mode), ReceiverSettleMode: frames.Some(uint8(0)),
-		Source: cfg.Source, DesiredCapabilities: cfg.Desired, Properties: cfg.Properties, MaxMessageSize: frames.Some(cfg.MaxMessageSize),
-	}
-	if a.Source == nil {
-		a.Source = &frames.Source{}
-	}
-	a.Target = &frames.Target{}
-	if cfg.Target != nil {
-		a.Target = cfg.Target
+		SenderSettleMode: settleMode(cfg.Settled), Source: cfg.Source, Target: target(cfg.Target),
+		DesiredCapabilities: cfg.Desired, Properties: cfg.Properties, MaxMessageSize: frames.Some(cfg.MaxMessageSize),
 	}
 	if err := r.link.attach(ctx, a); err != nil {
 		return nil, err

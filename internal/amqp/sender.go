@@ -74,20 +74,9 @@ type Sender struct {
 func (s *Session) Sender(ctx context.Context, cfg SenderConfig) (*Sender, error) {
 	l := &Sender{link: link{s: s, role: frames.RoleSender, name: cfg.Name, onEnd: cfg.OnEnd}, settle: cfg.Settled}
 	l.of = l
-	mode := uint8(0) // unsettled
-	if cfg.Settled {
-		mode = 1
-	}
 	a := &frames.Attach{
-		Role: frames.RoleSender, SenderSettleMode: frames.Some(mode), ReceiverSettleMode: frames.Some(uint8(0)),
-		Source: cfg.Source, InitialDeliveryCount: frames.Some(uint32(0)), DesiredCapabilities: cfg.Desired, Properties: cfg.Properties,
-	}
-	if a.Source == nil {
-		a.Source = &frames.Source{}
-	}
-	a.Target = &frames.Target{}
-	if cfg.Target != nil {
-		a.Target = cfg.Target
+		SenderSettleMode: settleMode(cfg.Settled), Source: cfg.Source, Target: target(cfg.Target),
+		InitialDeliveryCount: frames.Some(uint32(0)), DesiredCapabilities: cfg.Desired, Properties: cfg.Properties,
 	}
 	if err := l.link.attach(ctx, a); err != nil {
 		return nil, err

@@ -15,12 +15,16 @@ type SessionConfig struct {
 	// Manual keeps the window closed for deliveries until [Session.Taken] is called for them.
 	// Otherwise the window opens again by itself, and credit alone bounds what is received.
 	Manual bool
-	// OnBlocked, if not nil, is called when the peer stops accepting transfers on the session
-	// (RabbitMQ does so in a memory or disk alarm), and when it accepts them again.
+	// OnBlocked, if not nil, is called before Begin returns, and whenever the peer stops
+	// accepting transfers on the session, as RabbitMQ does in a memory or disk alarm, or accepts
+	// them again.
 	OnBlocked func(blocked bool)
 	// OnEnd, if not nil, is called once, with an *[Error], when the session ends without
 	// [Session.End]. The OnEnd of its links is called before.
 	OnEnd func(error)
+	// OnOver, if not nil, is called once: when the session is over at both ends and its channel
+	// is free, or before Begin returns an error without having sent anything.
+	OnOver func()
 }
 
 const (
@@ -80,6 +84,9 @@ func (c *Conn) Begin(ctx context.Context, cfg SessionConfig) (*Session, error) {
 		unanswered: map[uint32]*Sending{}, links: map[uint32]*link{}, peers: map[uint32]*link{}, granted: cfg.Window,
 	}
 	if err := c.takeChannel(ctx, s); err != nil {
+		if cfg.OnOver != nil {
+			cfg.OnOver()
+		}
 		return nil, err
 	}
 	select {
@@ -170,13 +177,6 @@ func (s *Session) gone() error {
 		return &Error{Scope: ScopeConnection, Err: ErrClosed}
 	}
 	return nil
-}
-
-// Blocked says whether the peer has stopped accepting transfers on the session.
-func (s *Session) Blocked() bool {
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	return s.blocked
 }
 
 // Conn returns the session's connection.

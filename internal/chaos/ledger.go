@@ -469,6 +469,11 @@ func (l *Ledger) checkOne(id uint32, t *Tally, found *violations, late []uint32)
 	if ends&^(1<<Parked) != 0 && seen&(1<<fate.Failures) == 0 {
 		bad(WrongCount, "it ended before attempt %d", fate.Attempts())
 	}
+	return l.checkDelays(id, bad, late)
+}
+
+// checkDelays appends to late by how many milliseconds each attempt was late.
+func (l *Ledger) checkDelays(id uint32, bad func(ViolationKind, string, ...any), late []uint32) []uint32 {
 	for k := range maxRetries {
 		a, b := l.first[id][k], l.first[id][k+1]
 		if a == 0 || b == 0 {

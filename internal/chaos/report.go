@@ -2,9 +2,9 @@ package chaos
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -208,7 +208,7 @@ func (r *Report) Write(w io.Writer) error {
 	if err := WriteTable(w, r.Rows); err != nil {
 		return err
 	}
-	for _, name := range slices.Sorted(mapKeys(r.Late)) {
+	for _, name := range slices.Sorted(maps.Keys(r.Late)) {
 		if l := r.Late[name]; l.N > 0 {
 			fmt.Fprintf(w, "%s: %d retries, late by p50 %v, p99 %v, max %v\n", name, l.N, l.P50, l.P99, l.Max)
 		}
@@ -232,27 +232,4 @@ func (r *Report) Write(w io.Writer) error {
 		fmt.Fprintf(w, "  the history is in %s\n", r.History)
 	}
 	return nil
-}
-
-func mapKeys[V any](m map[string]V) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
-	}
-}
-
-// ReadReport reads a report that was written as JSON.
-func ReadReport(path string) (*Report, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	rep := new(Report)
-	if err := json.Unmarshal(text, rep); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return rep, nil
 }

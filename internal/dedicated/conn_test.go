@@ -72,7 +72,7 @@ func broker(t testing.TB, script func(b *fakeBroker)) (near net.Conn, wait func(
 	_ = far.SetDeadline(time.Now().Add(limit))
 	var over sync.WaitGroup
 	over.Go(func() {
-		script(&fakeBroker{t, far, frames.NewReader(far, 1<<20)})
+		script(&fakeBroker{t, far, frames.NewReader(far, 64<<10, 1<<20)})
 		_, _ = io.Copy(io.Discard, far) // until the client is gone
 		_ = far.Close()
 	})
@@ -82,7 +82,7 @@ func broker(t testing.TB, script func(b *fakeBroker)) (near net.Conn, wait func(
 // get returns the next performative, without signs of life.
 func (b *fakeBroker) get() (frames.Performative, []byte) {
 	for {
-		f, err := b.r.Frame()
+		f, err := b.r.AwaitFrame()
 		if err != nil {
 			return nil, nil
 		}
@@ -101,7 +101,7 @@ func (b *fakeBroker) put(p frames.Performative, payload ...byte) {
 
 // login is the handshake to where the client asks for the virtual host.
 func (b *fakeBroker) login() {
-	_, _ = b.r.Protocol()
+	_, _ = b.r.AwaitProtocol()
 	_, _ = b.net.Write(frames.ProtocolSASL.Header())
 	out, err := frames.Append(nil, frames.Frame{Type: frames.TypeSASL, Body: &frames.Mechanisms{Mechanisms: []frames.Symbol{"PLAIN"}}})
 	assert.NoError(b.t, err)
@@ -110,7 +110,7 @@ func (b *fakeBroker) login() {
 	out, err = frames.Append(nil, frames.Frame{Type: frames.TypeSASL, Body: &frames.Outcome{}})
 	assert.NoError(b.t, err)
 	_, _ = b.net.Write(out)
-	_, _ = b.r.Protocol()
+	_, _ = b.r.AwaitProtocol()
 	b.get() // open
 	_, _ = b.net.Write(frames.ProtocolAMQP.Header())
 }
@@ -449,7 +449,7 @@ func TestHostileBroker(t *testing.T) {
 		})
 	}
 	for name, script := range map[string]func(b *fakeBroker){
-		"no SASL":           func(b *fakeBroker) { _, _ = b.r.Protocol(); _, _ = b.net.Write(frames.ProtocolAMQP.Header()) },
+		"no SASL":           func(b *fakeBroker) { _, _ = b.r.AwaitProtocol(); _, _ = b.net.Write(frames.ProtocolAMQP.Header()) },
 		"begin before open": func(b *fakeBroker) { b.login(); b.put(&frames.Begin{IncomingWindow: 9}) },
 		"close": func(b *fakeBroker) {
 			b.login()

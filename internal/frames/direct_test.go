@@ -3,6 +3,7 @@ package frames
 import (
 	"bytes"
 	"encoding/binary"
+	"io"
 	"reflect"
 	"testing"
 
@@ -81,20 +82,24 @@ func TestCodecAllocatesNothing(t *testing.T) {
 func TestReaderShowsWhatComesNext(t *testing.T) {
 	t.Parallel()
 	small, large := performative(codeFlow, 1, 10), performative(codeTransfer, 1, 100)
-	r := NewReaderSize(bytes.NewReader(append(append(bytes.Clone(small), large...), small[:12]...)), 32)
+	r := NewReader(bytes.NewReader(append(append(bytes.Clone(small), large...), small[:12]...)), 32, 1000)
 	for _, want := range [][]byte{small, large} {
-		start, err := r.Start()
+		start, err := r.AwaitHeader()
 		require.NoError(t, err)
 		assert.Equal(t, want[:HeaderSize], start)
-		b, err := r.Next(len(want))
+		b, err := r.Next()
+		for ; b == nil && err == nil; b, err = r.Next() {
+			require.NoError(t, r.Fill())
+		}
 		require.NoError(t, err)
 		assert.Equal(t, want, b)
 	}
-	_, err := r.Start()
+	_, err := r.AwaitHeader()
 	require.NoError(t, err)
-	assert.False(t, r.Whole())
-	_, err = r.Next(len(small))
-	assert.Error(t, err)
+	b, err := r.Next()
+	require.NoError(t, err)
+	assert.Nil(t, b, "it isn't there")
+	assert.Equal(t, io.ErrUnexpectedEOF, r.Fill())
 }
 
 func BenchmarkCodec(b *testing.B) {

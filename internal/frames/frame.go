@@ -1,19 +1,12 @@
-// Package frames knows the bytes of AMQP 1.0. It has two halves:
-//
-//   - a codec for frames, performatives, values and messages, on which a client's and a
-//     server's end can stand;
-//   - [Conn], which stands between go-amqp and the network: it joins writes and
-//     settlements, follows the sessions, and keeps from go-amqp what would hurt it.
-//     It looks at a few bytes of each frame and decodes none on the way.
+// Package frames is the codec of AMQP 1.0: frames, performatives, values and messages. The
+// client's engine and the server of hopbacktest stand on it.
 //
 // What is read may come from anywhere: nothing here panics, loops or takes more memory
 // than a multiple of what it is given.
 package frames
 
 import (
-	"bufio"
 	"encoding/binary"
-	"io"
 	"math"
 	"reflect"
 )
@@ -145,119 +138,4 @@ func Append(b []byte, f Frame) ([]byte, error) {
 	}
 	binary.BigEndian.PutUint32(e.b[at:], uint32(size))
 	return e.b, nil
-}
-
-// Reader reads frames from a stream.
-type Reader struct {
-	r   *bufio.Reader
-	max uint32
-}
-
-// NewReader returns a reader of frames of up to max bytes.
-func NewReader(r io.Reader, max uint32) *Reader {
-	return &Reader{r: bufio.NewReaderSize(r, readAhead), max: max}
-}
-
-// readAhead is how much a reader reads at once.
-const readAhead = 64 << 10
-
-// NewReaderSize returns a reader that reads up to size bytes at once, at least 16.
-func NewReaderSize(r io.Reader, size int) *Reader {
-	return &Reader{r: bufio.NewReaderSize(r, size), max: math.MaxUint32}
-}
-
-// Start returns the first eight bytes of what comes next, and leaves them to be read
-// again: a frame's or a protocol's header. They are valid until the next read.
-func (r *Reader) Start() ([]byte, error) {
-	b, err := r.r.Peek(HeaderSize)
-	if err != nil {
-		return nil, whole(err, len(b))
-	}
-	return b, nil
-}
-
-// Discard skips n bytes.
-func (r *Reader) Discard(n int) error {
-	_, err := r.r.Discard(n)
-	return err
-}
-
-// Next returns the next size bytes: a whole frame, whose header the caller has looked at.
-// They are valid until the next read.
-func (r *Reader) Next(size int) ([]byte, error) {
-	if size > r.r.Size() {
-		b := make([]byte, size)
-		if n, err := io.ReadFull(r.r, b); err != nil {
-			return nil, whole(err, n)
-		}
-		return b, nil
-	}
-	b, err := r.r.Peek(size)
-	if err != nil {
-		return nil, whole(err, len(b))
-	}
-	_, _ = r.r.Discard(size)
-	return b, nil
-}
-
-// Whole says whether the next frame has come as a whole, so that reading it doesn't wait.
-func (r *Reader) Whole() bool {
-	n := r.r.Buffered()
-	if n < HeaderSize {
-		return false
-	}
-	b, _ := r.r.Peek(HeaderSize)
-	return uint64(binary.BigEndian.Uint32(b)) <= uint64(n)
-}
-
-// Protocol reads a protocol header.
-func (r *Reader) Protocol() (Protocol, error) {
-	b, err := r.r.Peek(HeaderSize)
-	if err != nil {
-		return 0, whole(err, len(b))
-	}
-	p, ok := ReadProtocol(b)
-	if !ok {
-		return 0, malformed("a protocol header of %x", b)
-	}
-	_, _ = r.r.Discard(HeaderSize)
-	return p, nil
-}
-
-// Raw reads a whole frame, and doesn't decode it. The bytes are the caller's. An error
-// is io.EOF only at the end of a frame.
-func (r *Reader) Raw() ([]byte, error) {
-	b, err := r.r.Peek(HeaderSize)
-	if err != nil {
-		return nil, whole(err, len(b))
-	}
-	h, ok := ReadHeader(b)
-	switch {
-	case !ok:
-		return nil, malformed("a frame header of %x", b)
-	case h.Size > r.max:
-		return nil, malformed("a frame of %d bytes, above the limit of %d", h.Size, r.max)
-	}
-	frame := make([]byte, h.Size)
-	if n, err := io.ReadFull(r.r, frame); err != nil {
-		return nil, whole(err, n)
-	}
-	return frame, nil
-}
-
-// Frame reads a frame. What is in it remains valid.
-func (r *Reader) Frame() (Frame, error) {
-	b, err := r.Raw()
-	if err != nil {
-		return Frame{}, err
-	}
-	return Decode(b)
-}
-
-// whole makes an end amid something an unexpected one.
-func whole(err error, n int) error {
-	if err == io.EOF && n > 0 {
-		return io.ErrUnexpectedEOF
-	}
-	return err
 }

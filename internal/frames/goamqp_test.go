@@ -1,6 +1,7 @@
 package frames
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -31,9 +32,9 @@ func (s *smallBroker) write(f Frame) error {
 }
 
 func (s *smallBroker) serve() error {
-	r := NewReader(s.Conn, 1<<20)
+	r := NewReader(s.Conn, 64<<10, 1<<20)
 	for {
-		if p, err := r.Protocol(); err == nil {
+		if p, err := r.AwaitProtocol(); err == nil {
 			if _, err := s.Conn.Write(p.Header()); err != nil {
 				return err
 			}
@@ -44,10 +45,16 @@ func (s *smallBroker) serve() error {
 			}
 			continue
 		}
-		raw, err := r.Raw()
-		if err != nil {
-			return nil // the client is gone
+		raw, err := r.Next()
+		for ; raw == nil && err == nil; raw, err = r.Next() {
+			if err := r.Fill(); err != nil {
+				return nil // the client is gone
+			}
 		}
+		if err != nil {
+			return err
+		}
+		raw = bytes.Clone(raw)
 		f, err := Decode(raw)
 		if err != nil {
 			return fmt.Errorf("%x: %w", raw, err)

@@ -82,31 +82,23 @@ type Message struct {
 func DecodeMessage(b []byte) (*Message, error) {
 	m := &Message{}
 	for last := 0; len(b) > 0; {
-		code := sectionOf(b)
-		if code == 0 {
-			return nil, malformed("no section begins with %x", b[:min(len(b), 16)])
-		}
-		if !follows(code, last) {
-			return nil, malformed("section 0x%02x behind 0x%02x", code, last)
+		code, size, err := nextSection(b, last)
+		if err != nil {
+			return nil, err
 		}
 		if code >= sectionData {
 			if last < sectionData {
 				m.Body = b
 			}
-			size := valueSize(b)
-			if size == 0 {
-				return nil, malformed("section 0x%02x is cut off", code)
-			}
 			last, b = code, b[size:]
 			continue
 		}
-		last = code
-		d := decoder{b: b, roomless: maxRoomless}
+		d := decoder{b: b[:size], roomless: maxRoomless}
 		v := d.described()
 		if d.err != nil {
 			return nil, d.err
 		}
-		b = d.b
+		last, b = code, b[size:]
 		ok := true
 		switch v := v.(type) {
 		case *MessageHeader:
@@ -178,21 +170,29 @@ func (s Section) Value() (any, error) {
 func SplitSections(b []byte) ([]Section, error) {
 	all := make([]Section, 0, 8)
 	for last := 0; len(b) > 0; {
-		code := sectionOf(b)
-		if code == 0 {
-			return nil, malformed("no section begins with %x", b[:min(len(b), 16)])
-		}
-		if !follows(code, last) {
-			return nil, malformed("section 0x%02x behind 0x%02x", code, last)
-		}
-		size := valueSize(b)
-		if size == 0 {
-			return nil, malformed("section 0x%02x is cut off", code)
+		code, size, err := nextSection(b, last)
+		if err != nil {
+			return nil, err
 		}
 		all = append(all, Section{code, b[:size:size]})
 		last, b = code, b[size:]
 	}
 	return all, nil
+}
+
+// nextSection is the code and the size of the section at the beginning of b, behind one with
+// the code last.
+func nextSection(b []byte, last int) (code, size int, err error) {
+	if code = sectionOf(b); code == 0 {
+		return 0, 0, malformed("no section begins with %x", b[:min(len(b), 16)])
+	}
+	if !follows(code, last) {
+		return 0, 0, malformed("section 0x%02x behind 0x%02x", code, last)
+	}
+	if size = valueSize(b); size == 0 {
+		return 0, 0, malformed("section 0x%02x is cut off", code)
+	}
+	return code, size, nil
 }
 
 // follows says whether a section may be behind another. Sections have an order. Of the

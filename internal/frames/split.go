@@ -15,25 +15,19 @@ func SplitMessage(b []byte) (Sections, error) {
 	var s Sections
 	for last := 0; len(b) > 0; {
 		code := sectionOf(b)
-		if code == 0 {
-			return s, malformed("no section begins with %x", b[:min(len(b), 16)])
-		}
-		if code <= last {
-			return s, malformed("section 0x%02x behind 0x%02x", code, last)
-		}
 		if code >= sectionProperties && s.Bare == nil {
 			s.Bare = b
 		}
-		if code == sectionFooter {
-			return s, malformed("a footer without a body")
-		}
-		if code >= sectionData {
+		if code >= sectionData && code != sectionFooter {
 			s.Body = b
 			return s, nil
 		}
-		size := valueSize(b)
-		if size == 0 {
-			return s, malformed("section 0x%02x is cut off", code)
+		code, size, err := nextSection(b, last)
+		switch {
+		case err != nil:
+			return s, err
+		case code == sectionFooter:
+			return s, malformed("a footer without a body")
 		}
 		switch code {
 		case sectionHeader:

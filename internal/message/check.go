@@ -4,8 +4,6 @@ import (
 	"fmt"
 
 	"github.com/Azure/go-amqp"
-
-	"github.com/hopback/hopback/internal/frames"
 )
 
 // Check returns why b can't be decoded; nil if it can.
@@ -16,7 +14,7 @@ func Check(b []byte) error {
 
 // unmarshal decodes b with go-amqp's decoder. It survives whatever b is.
 func unmarshal(m *amqp.Message, b []byte) (err error) {
-	if err := frames.Decodable(b); err != nil {
+	if err := decodable(b); err != nil {
 		return fmt.Errorf("the message can't be decoded: %w", err)
 	}
 	defer func() {

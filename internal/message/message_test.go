@@ -13,8 +13,6 @@ import (
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/hopback/hopback/internal/frames"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -22,7 +20,7 @@ func ptr[T any](v T) *T { return &v }
 // theirs is what go-amqp decodes; nil if it can't.
 func theirs(b []byte) *amqp.Message {
 	var m amqp.Message
-	if frames.Decodable(b) != nil || m.UnmarshalBinary(b) != nil {
+	if decodable(b) != nil || m.UnmarshalBinary(b) != nil {
 		return nil
 	}
 	return &m

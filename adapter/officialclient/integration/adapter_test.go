@@ -83,13 +83,13 @@ func TestRetryHopsBackAndSucceeds(t *testing.T) {
 		policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(150*time.Millisecond, 300*time.Millisecond)}
 		s.work(t, policy, declare.QuorumQueue{Name: "orders"})
 		got := make(chan *client.Message, 10)
-		stop := s.official(t, "orders", retry.With(policy)(handler(func(d *client.Delivery) error {
+		stop := s.official(t, "orders", 100, retry.With(policy)(handler(func(d *client.Delivery) error {
 			got <- d.Message()
 			if retry.Count(d.Message()) < 2 {
 				return errDown
 			}
 			return nil
-		})), officialclient.Config{Management: s.conn.Management()})
+		})), officialclient.Config{})
 		m := message("o-1")
 		m.Properties.To, m.Properties.UserID = new("/what/the/sender/set"), []byte("guest")
 		m.ApplicationProperties = map[string]any{"tenant": "blue"}
@@ -104,10 +104,9 @@ func TestRetryHopsBackAndSucceeds(t *testing.T) {
 			}
 			assert.Equal(t, "blue", g.ApplicationProperties["tenant"])
 			assert.Equal(t, uint8(4), g.Header.Priority)
-			// The official client's user may be another, whose copies RabbitMQ would refuse.
 			user, checked := client.UserID(g)
 			assert.Equal(t, "guest", user)
-			assert.Equal(t, try == 0, checked)
+			assert.True(t, checked, "the copies are published by the same user")
 		}
 		assert.GreaterOrEqual(t, time.Since(began), 450*time.Millisecond)
 		stop()
@@ -120,7 +119,7 @@ func TestExhaustedIsDeadLetteredWithReason(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(100 * time.Millisecond)}
 		s.work(t, policy, declare.QuorumQueue{Name: "orders"})
-		s.official(t, "orders", retry.With(policy)(handler(func(*client.Delivery) error { return errDown })), officialclient.Config{})
+		s.official(t, "orders", 100, retry.With(policy)(handler(func(*client.Delivery) error { return errDown })), officialclient.Config{})
 		s.publish(t, "orders", message("o-1"))
 		m := s.take(t, "orders.dead", 1)[0]
 		assert.Equal(t, "o-1", m.Properties.MessageID)
@@ -147,10 +146,10 @@ func TestRetryBySettlement(t *testing.T) {
 				at     time.Time
 			}
 			got := make(chan attempt, 10)
-			stop := s.official(t, queue, retry.With(policy)(handler(func(d *client.Delivery) error {
+			stop := s.official(t, queue, 100, retry.With(policy)(handler(func(d *client.Delivery) error {
 				got <- attempt{retry.Count(d.Message()), d.DeliveryCount(), time.Now()}
 				return errDown
-			})), officialclient.Config{Management: s.conn.Management()})
+			})), officialclient.Config{})
 			s.publish(t, queue, message("o-1"))
 			last := time.Time{}
 			for i := range 4 {
@@ -176,7 +175,7 @@ func TestRetryBySettlement(t *testing.T) {
 func TestPanicIsDeadLettered(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		s.work(t, retry.Policy{}, declare.QuorumQueue{Name: "orders"})
-		stop := s.official(t, "orders", handler(func(d *client.Delivery) error {
+		stop := s.official(t, "orders", 100, handler(func(d *client.Delivery) error {
 			if id(d) == "bad" {
 				panic("no such thing")
 			}
@@ -199,7 +198,7 @@ func TestFailureLimitEndsRequeueing(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		s.work(t, retry.Policy{}, declare.QuorumQueue{Name: "orders"})
 		var tries atomic.Int64
-		s.official(t, "orders", handler(func(*client.Delivery) error {
+		s.official(t, "orders", 100, handler(func(*client.Delivery) error {
 			tries.Add(1)
 			return errDown // no decorator: requeued as failed
 		}), officialclient.Config{FailureLimit: 3})
@@ -225,7 +224,7 @@ func TestForwardToNowhereKeepsTheOriginal(t *testing.T) {
 		var first atomic.Pointer[sync.Once]
 		first.Store(new(sync.Once))
 		missing := make(chan struct{})
-		stop := s.official(t, "orders", handler(func(d *client.Delivery) error {
+		stop := s.official(t, "orders", 100, handler(func(d *client.Delivery) error {
 			c := client.Copy(d.Message())
 			if strings.HasPrefix(id(d), "bad") {
 				lost.add(id(d))
@@ -233,7 +232,7 @@ func TestForwardToNowhereKeepsTheOriginal(t *testing.T) {
 				return client.Forward{To: address.Exchange("missing", "k"), Message: c}
 			}
 			return client.Forward{To: address.Queue("elsewhere"), Message: c}
-		}), officialclient.Config{Concurrency: 4, Prefetch: 200, ForwardPatience: 3 * time.Second, FailureLimit: officialclient.UnlimitedFailures})
+		}), officialclient.Config{Concurrency: 4, ForwardPatience: 3 * time.Second, FailureLimit: officialclient.UnlimitedFailures})
 		s.publish(t, "orders", messages("bad", 5)...)
 		next(t, missing, "a forward to nowhere")
 		s.publish(t, "orders", messages("good", n)...)
@@ -257,7 +256,7 @@ func TestUnroutableForwardKeepsTheOriginal(t *testing.T) {
 			Queues:    []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.ToQueue("dead")}, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop()}},
 		})
 		var tries atomic.Int64
-		stop := s.official(t, "orders", handler(func(d *client.Delivery) error {
+		stop := s.official(t, "orders", 100, handler(func(d *client.Delivery) error {
 			if tries.Add(1) == 2 {
 				return nil
 			}
@@ -279,7 +278,7 @@ func TestUnroutableForwardIsKeptWhereTheQueueWouldDropTheOriginal(t *testing.T) 
 		})
 		log := &logged{}
 		var tries atomic.Int64
-		stop := s.official(t, "orders", handler(func(d *client.Delivery) error {
+		stop := s.official(t, "orders", 100, handler(func(d *client.Delivery) error {
 			tries.Add(1)
 			return client.Forward{To: address.Exchange("empty", "k"), Message: client.Copy(d.Message())}
 		}), officialclient.Config{ForwardPatience: 300 * time.Millisecond, FailureLimit: 1, Logger: slog.New(log)})
@@ -330,14 +329,18 @@ func TestNothingIsLostWhenConnectionsAreKilled(t *testing.T) {
 		s.work(t, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: declare.Unlimited})
 		var done, handled times
 		var calm atomic.Bool
-		s.official(t, "orders", retry.With(policy)(handler(func(d *client.Delivery) error {
+		var err error
+		s.own, err = client.Connect(within(t), s.proxied(), client.Config{Reconnect: client.ReconnectBackoff{Max: 500 * time.Millisecond}, Logger: slog.New(slog.DiscardHandler)})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = s.own.Close(within(t)) })
+		s.official(t, "orders", 100, retry.With(policy)(handler(func(d *client.Delivery) error {
 			handled.add(id(d))
 			if retry.Count(d.Message()) < 3 || !calm.Load() {
 				return errDown
 			}
 			done.add(id(d))
 			return nil
-		})), officialclient.Config{Concurrency: 16, Reconnect: client.ReconnectBackoff{Max: 500 * time.Millisecond}})
+		})), officialclient.Config{Concurrency: 16})
 		s.publish(t, "orders", messages("m", n)...)
 		eventually(t, "hops are under way", func() bool { return handled.len() > n/2 })
 		cuts := 0
@@ -353,7 +356,7 @@ func TestNothingIsLostWhenConnectionsAreKilled(t *testing.T) {
 		killed := 0
 		eventually(t, "the broker ends them, too", func() bool {
 			killed += s.kill(t)
-			return killed > 1
+			return killed > 0
 		})
 		calm.Store(true)
 		eventually(t, "every message succeeds", func() bool { return done.len() == n })
@@ -379,7 +382,7 @@ func TestSideBySideWithHopbacksConsumer(t *testing.T) {
 				return nil
 			}))
 		}
-		s.official(t, "orders", work(&theirs), officialclient.Config{Prefetch: 5})
+		s.official(t, "orders", 5, work(&theirs), officialclient.Config{})
 		consumeWith(t, func(ctx context.Context) error {
 			return s.conn.Consume(ctx, "orders", work(&ours), client.ConsumerConfig{Prefetch: 5})
 		})
@@ -392,16 +395,17 @@ func TestSideBySideWithHopbacksConsumer(t *testing.T) {
 	})
 }
 
-// The official client panics on these messages in Receive.
+// The official client panics on these messages in Receive. With one credit nothing else is
+// prefetched, and so nothing else is counted.
 func TestUnreadableMessageHarmsNoOther(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		s.work(t, retry.Policy{}, declare.QuorumQueue{Name: "orders", DeliveryLimit: 4})
 		const n = 30
 		var done times
-		s.official(t, "orders", handler(func(d *client.Delivery) error {
+		s.official(t, "orders", 1, handler(func(d *client.Delivery) error {
 			done.add(id(d))
 			return nil
-		}), officialclient.Config{Prefetch: 10})
+		}), officialclient.Config{})
 		ms := messages("m", n)
 		for _, m := range ms[5:7] {
 			m.Annotations = amqp.Annotations{"x-stream-offset": "not a number"}
@@ -421,10 +425,10 @@ func TestConsumerIsRebuiltWhenItsQueueComesBack(t *testing.T) {
 		q := declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()}
 		s.apply(t, declare.Topology{Queues: []declare.Queue{q}})
 		got := make(chan string, 10)
-		s.official(t, "orders", handler(func(d *client.Delivery) error {
+		s.official(t, "orders", 100, handler(func(d *client.Delivery) error {
 			got <- id(d)
 			return nil
-		}), officialclient.Config{Reconnect: client.ReconnectBackoff{Max: time.Second}})
+		}), officialclient.Config{})
 		s.publish(t, "orders", message("before"))
 		assert.Equal(t, "before", next(t, got, "the first message"))
 		s.http(t, "DELETE", "/queues/"+s.vhost+"/orders", nil)
@@ -448,11 +452,11 @@ func TestDrain(t *testing.T) {
 		}})
 		const n = 20
 		started, finish := make(chan struct{}, n), make(chan struct{})
-		stop := s.official(t, "orders", handler(func(d *client.Delivery) error {
+		stop := s.official(t, "orders", 8, handler(func(d *client.Delivery) error {
 			started <- struct{}{}
 			<-finish
 			return client.Forward{To: address.Queue("next"), Message: client.Copy(d.Message())}
-		}), officialclient.Config{Concurrency: 2, Prefetch: 8})
+		}), officialclient.Config{Concurrency: 2})
 		s.publish(t, "orders", messages("m", n)...)
 		next(t, started, "a handler")
 		next(t, started, "another")
@@ -478,36 +482,25 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-func TestConsumeRefusesAtItsStart(t *testing.T) {
+func TestServeRefusesAtItsStart(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
-		env := rabbitmqamqp.NewEnvironment(s.url(), nil)
+		s.work(t, retry.Policy{}, declare.QuorumQueue{Name: "orders"})
 		h := handler(func(*client.Delivery) error { return nil })
-		ctx := within(t)
-		bad := func(err error) {
+		consumer, err := s.connection(t, rabbitmqamqp.RecoveryConfiguration{}).NewConsumer(within(t), "orders", nil)
+		require.NoError(t, err)
+		bad := func(conn *client.Conn, c officialclient.Receiver, queue string, h client.Handler, cfg officialclient.Config) {
 			t.Helper()
 			var a *argument.Error
-			require.ErrorAs(t, err, &a)
+			require.ErrorAs(t, officialclient.Serve(within(t), conn, c, queue, h, cfg), &a)
 		}
-		bad(officialclient.Consume(ctx, nil, "orders", h, officialclient.Config{}))
-		bad(officialclient.Consume(ctx, env.NewConnection, "", h, officialclient.Config{}))
-		bad(officialclient.Consume(ctx, env.NewConnection, "orders", nil, officialclient.Config{}))
-		bad(officialclient.Consume(ctx, env.NewConnection, "orders", client.HandlerFunc(nil), officialclient.Config{}))
-		bad(officialclient.Consume(ctx, env.NewConnection, "orders", h, officialclient.Config{Prefetch: -1}))
-		bad(officialclient.Consume(ctx, env.NewConnection, "orders", retry.With(retry.Policy{MaxRetries: -7})(h), officialclient.Config{}))
-		bad(officialclient.Serve(ctx, env.NewConnection, nil, "orders", h, officialclient.Config{}))
-		bad(officialclient.Serve(ctx, env.NewConnection, (*rabbitmqamqp.Consumer)(nil), "orders", h, officialclient.Config{}))
-
-		err := officialclient.Consume(ctx, env.NewConnection, "missing", h, officialclient.Config{})
-		require.ErrorIs(t, err, client.ErrNotFound)
-		var nobody *rabbitmqamqp.Environment
-		err = officialclient.Consume(ctx, nobody.NewConnection, "orders", h, officialclient.Config{})
-		require.ErrorIs(t, err, client.ErrUnreachable, "a panic of the official client is an error here")
-
-		wrong := rabbitmqamqp.NewEnvironment(strings.Replace(s.url(), "guest:guest", "guest:se%cret", 1), nil)
-		err = officialclient.Consume(ctx, wrong.NewConnection, "orders", h, officialclient.Config{})
-		require.ErrorIs(t, err, client.ErrUnreachable)
-		assert.NotContains(t, err.Error(), "cret", "no password in an error")
-		assert.Empty(t, env.Connections(), "what was opened is closed")
+		bad(nil, consumer, "orders", h, officialclient.Config{})
+		bad(s.conn, consumer, "", h, officialclient.Config{})
+		bad(s.conn, consumer, "orders", nil, officialclient.Config{})
+		bad(s.conn, consumer, "orders", client.HandlerFunc(nil), officialclient.Config{})
+		bad(s.conn, consumer, "orders", h, officialclient.Config{Concurrency: -1})
+		bad(s.conn, consumer, "orders", retry.With(retry.Policy{MaxRetries: -7})(h), officialclient.Config{})
+		bad(s.conn, nil, "orders", h, officialclient.Config{})
+		bad(s.conn, (*rabbitmqamqp.Consumer)(nil), "orders", h, officialclient.Config{})
 	})
 }
 
@@ -521,7 +514,7 @@ func TestServeOnAConsumerOfTheCallers(t *testing.T) {
 		var tries times
 		done := make(chan string, 10)
 		serve := func(ctx context.Context) error {
-			return officialclient.Serve(ctx, s.dial, consumer, "orders", retry.With(policy)(handler(func(d *client.Delivery) error {
+			return officialclient.Serve(ctx, s.conn, consumer, "orders", retry.With(policy)(handler(func(d *client.Delivery) error {
 				if tries.add(id(d)) < 3 {
 					return errDown
 				}
@@ -556,7 +549,7 @@ func TestServeWaitsForRecovery(t *testing.T) {
 		counted := &countedReceiver{Receiver: consumer}
 		got := make(chan string, 10)
 		consumeWith(t, func(ctx context.Context) error {
-			return officialclient.Serve(ctx, s.dial, counted, "orders", handler(func(d *client.Delivery) error {
+			return officialclient.Serve(ctx, s.conn, counted, "orders", handler(func(d *client.Delivery) error {
 				got <- id(d)
 				return nil
 			}), officialclient.Config{})
@@ -589,7 +582,7 @@ func TestServeRefusesPreSettled(t *testing.T) {
 		consumer, err := conn.NewConsumer(within(t), "orders", &rabbitmqamqp.ConsumerOptions{SettleStrategy: rabbitmqamqp.PreSettled})
 		require.NoError(t, err)
 		s.publish(t, "orders", message("o-1"))
-		err = officialclient.Serve(within(t), s.dial, consumer, "orders", handler(func(*client.Delivery) error { return nil }), officialclient.Config{})
+		err = officialclient.Serve(within(t), s.conn, consumer, "orders", handler(func(*client.Delivery) error { return nil }), officialclient.Config{})
 		var a *argument.Error
 		require.ErrorAs(t, err, &a)
 	})

@@ -4,8 +4,10 @@ package integration
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -73,6 +75,7 @@ func run(m *testing.M) int {
 
 // site is a virtual host that one test has to itself.
 type site struct {
+	own *client.Conn // for copies, if it is not conn
 	*broker.Broker
 	vhost string
 	conn  *client.Conn // hopback's own, to declare and to look with
@@ -140,7 +143,7 @@ func (s *site) proxied() string {
 	return u.String()
 }
 
-// dial is a Dialer without the official client's recovery. It isn't an
+// dial connects without the official client's recovery. It isn't an
 // Environment's NewConnection: version 1.0.0 has a data race between the end of
 // that and the loss of the connection, which the race detector would report as
 // ours. Dial has it, too, so no connection is cut before Dial has returned.
@@ -291,15 +294,51 @@ func consumeWith(t *testing.T, consume func(ctx context.Context) error) (stop fu
 	return stop
 }
 
-// official runs the adapter's Consume.
-func (s *site) official(t *testing.T, queue string, h client.Handler, cfg officialclient.Config) (stop func()) {
+// official runs Serve, with a connection and a consumer that are replaced when they are lost.
+func (s *site) official(t *testing.T, queue string, credits int32, h client.Handler, cfg officialclient.Config) (stop func()) {
 	t.Helper()
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	cfg.RecoveryPatience = 1 // dial has none
 	return consumeWith(t, func(ctx context.Context) error {
-		return officialclient.Consume(ctx, s.dial, queue, h, cfg)
+		for ctx.Err() == nil {
+			if err := s.serve(ctx, queue, credits, h, cfg); err != nil && !errors.Is(err, client.ErrConnectionLost) {
+				return err
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		return nil
 	})
+}
+
+func (s *site) serve(ctx context.Context, queue string, credits int32, h client.Handler, cfg officialclient.Config) error {
+	conn, err := s.dial(ctx)
+	if err != nil {
+		return lost(ctx, err)
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = conn.Close(closing)
+	}()
+	consumer, err := conn.NewConsumer(ctx, queue, &rabbitmqamqp.ConsumerOptions{InitialCredits: credits})
+	if err != nil {
+		return lost(ctx, err)
+	}
+	if err = officialclient.Serve(ctx, cmp.Or(s.own, s.conn), consumer, queue, h, cfg); err == nil {
+		closing, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = consumer.Close(closing)
+	}
+	return err
+}
+
+func lost(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", client.ErrConnectionLost, err)
 }
 
 func next[T any](t *testing.T, c <-chan T, what string) T {

@@ -148,6 +148,10 @@ func (a *api) users() {
 		}
 		return made(false)
 	})
+	a.permissions(find)
+}
+
+func (a *api) permissions(find func(name string) (engine.UserInfo, bool)) {
 	permissions := func(is func(user, vhost string) bool) []object {
 		all := []object{}
 		for _, u := range a.b.Users() {

@@ -100,7 +100,7 @@ func sortConns(all []*Conn) {
 
 func newConn(s *Server, nc net.Conn, id uint64) *Conn {
 	c := &Conn{
-		server: s, net: nc, id: id, in: frames.NewReaderSize(nc, readBuffer), begun: time.Now(),
+		server: s, net: nc, id: id, in: frames.NewReader(nc, readBuffer, max(s.cfg.MaxFrameSize, firstFrameSize)), begun: time.Now(),
 		wake: make(chan struct{}, 1), room: make(chan struct{}, 1), done: make(chan struct{}), written: make(chan struct{}),
 		sessions: map[uint16]*session{},
 	}
@@ -204,32 +204,18 @@ func (c *Conn) run() {
 // reader reads frames and carries them out.
 func (c *Conn) reader() error {
 	for {
-		start, err := c.in.Start()
-		if err != nil {
-			return c.lost(err)
-		}
-		c.mu.Lock()
-		for {
-			if err = c.next(start); err != nil {
-				break
-			}
-			if len(c.out) >= maxOut || !c.in.Whole() {
-				break
-			}
-			if start, err = c.in.Start(); err != nil {
-				break
-			}
-		}
-		if err == nil {
-			c.catchUp()
-		}
-		full := len(c.out) >= maxOut
-		c.mu.Unlock()
+		more, err := c.frames()
 		c.poke()
 		if err != nil {
 			return err
 		}
-		for full {
+		if !more {
+			if err := c.in.Fill(); err != nil {
+				return c.lost(err)
+			}
+			continue
+		}
+		for full := true; full; {
 			select {
 			case <-c.room:
 			case <-c.done:
@@ -242,6 +228,24 @@ func (c *Conn) reader() error {
 	}
 }
 
+// frames carries out the frames that have come. more says that the rest has to wait, since too
+// much waits to be written.
+func (c *Conn) frames() (more bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for there := true; there && err == nil; {
+		if len(c.out) >= maxOut {
+			c.catchUp()
+			return true, nil
+		}
+		there, err = c.next()
+	}
+	if err == nil {
+		c.catchUp()
+	}
+	return false, err
+}
+
 // lost is called when the client's end is gone. While what the client sends vanishes,
 // the server learns of nothing.
 func (c *Conn) lost(err error) error {
@@ -252,9 +256,12 @@ func (c *Conn) lost(err error) error {
 	return err
 }
 
-// next reads the frame that starts so, and carries it out. c.mu is held, and released
-// while the rest of the frame is awaited.
-func (c *Conn) next(start []byte) error {
+// next carries out the next frame, if it is there. c.mu is held.
+func (c *Conn) next() (there bool, err error) {
+	start := c.in.Header()
+	if start == nil {
+		return false, nil
+	}
 	size := uint32(start[0])<<24 | uint32(start[1])<<16 | uint32(start[2])<<8 | uint32(start[3])
 	doff, kind := start[4], start[5]
 	channel := uint16(start[6])<<8 | uint16(start[7])
@@ -272,29 +279,21 @@ func (c *Conn) next(start []byte) error {
 		wrong = fmt.Sprintf("unexpected frame type %d in amqp mode (expected 0)", kind)
 	}
 	if wrong != "" {
-		return c.refuse(&frames.Error{Condition: "amqp:connection:framing-error", Description: wrong})
+		return true, c.refuse(&frames.Error{Condition: "amqp:connection:framing-error", Description: wrong})
 	}
-	if !c.in.Whole() {
-		c.mu.Unlock()
-		c.poke()
-	}
-	whole := c.in.Whole()
-	b, err := c.in.Next(int(size))
-	if !whole {
-		c.mu.Lock()
-	}
-	if err != nil {
-		return c.lost(err)
+	b, err := c.in.Next()
+	if b == nil {
+		return false, err
 	}
 	if c.faults.silent(FromClient) {
-		return nil
+		return true, nil
 	}
 	c.received += uint64(size)
 	if size == uint32(doff)*4 {
-		return nil // a sign of life
+		return true, nil // a sign of life
 	}
 	if c.faults.before(FromClient) {
-		return c.severed()
+		return true, c.severed()
 	}
 	if channel > c.channelMax {
 		err = c.refuse(&frames.Error{
@@ -305,9 +304,9 @@ func (c *Conn) next(start []byte) error {
 		err = c.handle(b)
 	}
 	if c.faults.after(FromClient) {
-		return c.severed()
+		return true, c.severed()
 	}
-	return err
+	return true, err
 }
 
 // severed ends the connection at a point that a test has chosen. c.mu is held.

@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -49,15 +50,14 @@ func (c *Conn) handshake() error {
 // protocol reads a protocol header, and answers it with the same. Another one is answered
 // with what the server speaks instead, as RabbitMQ does.
 func (c *Conn) protocol(want frames.Protocol) error {
-	b, err := c.in.Start()
+	b, err := c.in.AwaitHeader()
 	if err != nil {
 		return err
 	}
-	got, ok := frames.ReadProtocol(b)
+	b = bytes.Clone(b)
+	got, err := c.in.AwaitProtocol()
+	ok := err == nil
 	if ok && got == want {
-		if err := c.in.Discard(frames.HeaderSize); err != nil {
-			return err
-		}
 		return c.say(want.Header())
 	}
 	err = fmt.Errorf("the client began with % x", b)
@@ -83,7 +83,7 @@ func (c *Conn) say(b []byte) error {
 // early reads a frame of the handshake.
 func (c *Conn) early() (frames.Frame, error) {
 	for {
-		b, err := c.in.Start()
+		b, err := c.in.AwaitHeader()
 		if err != nil {
 			return frames.Frame{}, err
 		}
@@ -91,16 +91,14 @@ func (c *Conn) early() (frames.Frame, error) {
 		if !ok || h.Size > firstFrameSize {
 			return frames.Frame{}, c.refuseLogin(fmt.Errorf("a frame header of % x", b))
 		}
-		b, err = c.in.Next(int(h.Size))
-		if err != nil {
-			return frames.Frame{}, err
-		}
-		if c.faults.silent(FromClient) {
+		f, err := c.in.AwaitFrame()
+		switch {
+		case c.faults.silent(FromClient) && (err == nil || errors.Is(err, frames.ErrMalformed)):
 			continue
-		}
-		f, err := frames.Decode(bytes.Clone(b))
-		if err != nil {
+		case errors.Is(err, frames.ErrMalformed):
 			return f, c.refuseLogin(err)
+		case err != nil:
+			return f, err
 		}
 		if f.Body != nil {
 			return f, nil

@@ -48,7 +48,7 @@ func (w *world) dial() *peer {
 	client, server := vnet.Pipe(vnet.Config{Client: "127.0.0.1:40000", Server: "127.0.0.1:5672"})
 	go w.server.Serve(server)
 	w.t.Cleanup(func() { _ = client.Close() })
-	return &peer{t: w.t, nc: client, r: frames.NewReader(client, 1<<20)}
+	return &peer{t: w.t, nc: client, r: frames.NewReader(client, 64<<10, 1<<20)}
 }
 
 func (p *peer) write(b []byte) {
@@ -77,7 +77,7 @@ func (p *peer) transfer(channel uint16, t *frames.Transfer, payload []byte) {
 func (p *peer) next() frames.Frame {
 	p.t.Helper()
 	for {
-		f, err := p.r.Frame()
+		f, err := p.r.AwaitFrame()
 		require.NoError(p.t, err)
 		if f.Body != nil {
 			return f
@@ -97,7 +97,7 @@ func expect[T frames.Performative](p *peer) T {
 // closed says that the server closes the connection without a further frame.
 func (p *peer) closed() {
 	p.t.Helper()
-	_, err := p.r.Frame()
+	_, err := p.r.AwaitFrame()
 	require.Error(p.t, err)
 	assert.True(p.t, errors.Is(err, io.EOF), err)
 }
@@ -109,7 +109,7 @@ func (p *peer) open(change func(*frames.Open)) *frames.Open {
 	p.t.Helper()
 	p.login("guest", "guest", 0)
 	p.write(frames.ProtocolAMQP.Header())
-	protocol, err := p.r.Protocol()
+	protocol, err := p.r.AwaitProtocol()
 	require.NoError(p.t, err)
 	require.Equal(p.t, frames.ProtocolAMQP, protocol)
 	open := &frames.Open{ContainerID: "test", Hostname: "vhost:/"}
@@ -123,7 +123,7 @@ func (p *peer) open(change func(*frames.Open)) *frames.Open {
 func (p *peer) login(user, password string, code uint8) {
 	p.t.Helper()
 	p.write(frames.ProtocolSASL.Header())
-	protocol, err := p.r.Protocol()
+	protocol, err := p.r.AwaitProtocol()
 	require.NoError(p.t, err)
 	require.Equal(p.t, frames.ProtocolSASL, protocol)
 	expect[*frames.Mechanisms](p)

@@ -95,7 +95,7 @@ func TestRefusedLoginsTakeTime(t *testing.T) {
 			p := w.dial()
 			p.login("guest", "guest", 0)
 			p.write(frames.ProtocolAMQP.Header())
-			_, err := p.r.Protocol()
+			_, err := p.r.AwaitProtocol()
 			require.NoError(t, err)
 			open := &frames.Open{ContainerID: "test"}
 			change(open)
@@ -113,7 +113,7 @@ func TestHeartbeatsGoBothWays(t *testing.T) {
 		p.open(func(o *frames.Open) { o.IdleTimeout = frames.Some[uint32](10_000) })
 		began := time.Now()
 		for i := range 3 {
-			f, err := p.r.Frame()
+			f, err := p.r.AwaitFrame()
 			require.NoError(t, err)
 			assert.Nil(t, f.Body)
 			assert.Equal(t, time.Duration(i+1)*5*time.Second, time.Since(began))

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -23,6 +22,25 @@ func main() {
 	os.Exit(code)
 }
 
+// setup is a broker to run with.
+type setup struct {
+	version string
+	nodes   int
+}
+
+func setupsOf(nodes, versions string) (all []setup, err error) {
+	for _, n := range strings.Split(nodes, ",") {
+		for _, v := range strings.Split(versions, ",") {
+			count := 0
+			if _, err := fmt.Sscan(n, &count); err != nil {
+				return nil, fmt.Errorf("-nodes %q: use 1, 3 or 1,3", nodes)
+			}
+			all = append(all, setup{v, count})
+		}
+	}
+	return all, nil
+}
+
 func run(ctx context.Context) int {
 	var (
 		seed       = flag.Uint64("seed", 0, "of the faults and of the messages' fates; the runs after the first take the next ones; 0: by the clock, and printed")
@@ -36,30 +54,15 @@ func run(ctx context.Context) int {
 		handOver   = flag.Duration("hand-over", 0, "RabbitMQ's dead_letter_worker_publisher_confirm_timeout, which is 180 s by default; 0: 15 s")
 		duration   = flag.Duration("duration", 0, "after which no further run begins; 0: none")
 		dir        = flag.String("dir", "", "for the history of each run; empty: a temporary one, which stays if something is wrong")
-		jsonPath   = flag.String("json", "", "a file for the summed report as JSON")
-		sum        = flag.Bool("sum", false, "only add up the reports that the arguments name")
 	)
 	flag.Parse()
-	if *sum {
-		return addUp(flag.Args(), *jsonPath)
-	}
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano())
 	}
-	type setup struct {
-		version string
-		nodes   int
-	}
-	var setups []setup
-	for _, n := range strings.Split(*nodes, ",") {
-		for _, v := range strings.Split(*versions, ",") {
-			count := 0
-			if _, err := fmt.Sscan(n, &count); err != nil {
-				fmt.Fprintf(os.Stderr, "chaos: -nodes %q: use 1, 3 or 1,3\n", *nodes)
-				return 2
-			}
-			setups = append(setups, setup{v, count})
-		}
+	setups, err := setupsOf(*nodes, *versions)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		return 2
 	}
 	// Each setup gets as many runs.
 	rounds := max(1, (*messages+*slice*len(setups)-1)/(*slice*len(setups)))
@@ -103,59 +106,5 @@ func run(ctx context.Context) int {
 		fmt.Println()
 		_ = chaos.WriteTable(os.Stdout, chaos.Sum(reports))
 	}
-	return max(code, write(reports, *jsonPath))
-}
-
-// summary is what -json writes.
-type summary struct {
-	Rows    []chaos.Row     `json:"rows"`
-	Reports []*chaos.Report `json:"reports"`
-}
-
-func write(reports []*chaos.Report, path string) int {
-	if path == "" {
-		return 0
-	}
-	text, err := json.MarshalIndent(summary{chaos.Sum(reports), reports}, "", "  ")
-	if err == nil {
-		err = os.WriteFile(path, text, 0o644)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "chaos:", err)
-		return 1
-	}
-	return 0
-}
-
-// addUp reads what -json wrote, or report.json of a history.
-func addUp(paths []string, to string) int {
-	var all []*chaos.Report
-	for _, path := range paths {
-		text, err := os.ReadFile(path)
-		var s summary
-		if err == nil {
-			err = json.Unmarshal(text, &s)
-		}
-		if err == nil && len(s.Reports) == 0 {
-			var one *chaos.Report
-			if one, err = chaos.ReadReport(path); err == nil {
-				s.Reports = append(s.Reports, one)
-			}
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "chaos:", err)
-			return 1
-		}
-		all = append(all, s.Reports...)
-	}
-	_ = chaos.WriteTable(os.Stdout, chaos.Sum(all))
-	bad := 0
-	for _, r := range all {
-		if !r.Good() {
-			bad++
-			fmt.Printf("seed %d, RabbitMQ %s, %d node(s): %v\n", r.Seed, r.Full, r.Nodes, r.Count)
-		}
-	}
-	fmt.Printf("%d runs, %d with something wrong\n", len(all), bad)
-	return max(min(bad, 1), write(all, to))
+	return code
 }

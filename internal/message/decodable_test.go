@@ -1,4 +1,4 @@
-package frames
+package message
 
 import (
 	"bytes"
@@ -11,6 +11,8 @@ import (
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/frames"
 )
 
 // decodes says whether go-amqp decodes a message that was looked at before.
@@ -19,18 +21,24 @@ func decodes(b []byte) bool {
 	return m.UnmarshalBinary(b) == nil
 }
 
-// survives decodes what Decodable says is safe to.
+// survives decodes what decodable says is safe to, before and after frames has read and
+// written it.
 func survives(t *testing.T, b []byte) {
 	t.Helper()
-	if Decodable(b) == nil {
-		decodes(b)
+	var theirs, again amqp.Message
+	if decodable(b) != nil || theirs.UnmarshalBinary(b) != nil {
+		return
+	}
+	if m, err := frames.DecodeMessage(b); err == nil {
+		written, err := m.Append(nil)
+		require.NoError(t, err)
+		require.NoError(t, again.UnmarshalBinary(written))
+		require.Equal(t, theirs.Data, again.Data)
 	}
 }
 
-func section(code byte, value ...byte) []byte { return append([]byte{0, 0x53, code}, value...) }
-
 // nested is a list in a list in a list...
-func nested(depth int) []byte {
+func nestedLists(depth int) []byte {
 	b := []byte{0x40}
 	for range depth {
 		head := []byte{0xd0}
@@ -58,7 +66,7 @@ func TestWhatGoAMQPWritesIsDecodable(t *testing.T) {
 	} {
 		payload, err := m.MarshalBinary()
 		require.NoError(t, err)
-		assert.NoError(t, Decodable(payload))
+		assert.NoError(t, decodable(payload))
 	}
 }
 
@@ -72,7 +80,7 @@ func TestArraysOfMapsAreDecodable(t *testing.T) {
 	payload := append(section(0x72, annotations...), section(0x75, 0xa0, 1, 'b')...)
 	var m amqp.Message
 	require.NoError(t, m.UnmarshalBinary(payload))
-	assert.NoError(t, Decodable(payload))
+	assert.NoError(t, decodable(payload))
 }
 
 func TestWhatIsNotDecodable(t *testing.T) {
@@ -86,7 +94,7 @@ func TestWhatIsNotDecodable(t *testing.T) {
 		"decimal128":               append(head, section(0x77, append([]byte{0x94}, make([]byte, 16)...)...)...),
 		"unknown code":             append(head, section(0x77, 0x3f)...),
 		"array of chars":           append(head, section(0x77, 0xe0, 6, 1, 0x73, 0, 0, 0, 1)...),
-		"deep lists":               section(0x77, nested(5000)...),
+		"deep lists":               section(0x77, nestedLists(5000)...),
 		"deep descriptors":         append(section(0x77), make([]byte, 60_000)...),
 		"deep described values":    append(section(0x77, bytes.Repeat([]byte{0, 0x53, 1}, 15_000)...), 0x40),
 		"deep arrays of arrays":    section(0x77, append([]byte{0xf0, 0, 0, 255, 0, 0, 0, 0, 1}, bytes.Repeat([]byte{0xf0, 0, 0, 250, 0, 0, 0, 0, 1}, 2000)...)...),
@@ -103,7 +111,7 @@ func TestWhatIsNotDecodable(t *testing.T) {
 		"a key of a property":      append(section(0x74, 0xc1, 5, 2, 0x52, 1, 0x52, 2), head...),
 		"the same, written long":   append([]byte{0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x74, 0xc1, 5, 2, 0x52, 1, 0x52, 2}, head...),
 	} {
-		assert.Error(t, Decodable(payload), name)
+		assert.Error(t, decodable(payload), name)
 	}
 }
 
@@ -140,19 +148,6 @@ func TestWhatIsDecodableDoesNotPanic(t *testing.T) {
 	}
 }
 
-func TestDecodableBoundsWhatElementsTake(t *testing.T) {
-	t.Parallel()
-	arrays := func(n int) []byte {
-		elements := slices.Repeat([]byte{codeArray32, 0, 0, 0x80, 4, 0, 0, 0x80, 0, codeUlong0}, n)
-		elements = append(append(elements, codeBinary32, 0, 1, 0, 0), make([]byte, 1<<16)...)
-		b := binary.BigEndian.AppendUint32([]byte{0, codeSmallUlong, 0x77, codeList32}, uint32(4+len(elements)))
-		return append(binary.BigEndian.AppendUint32(b, uint32(n+1)), elements...)
-	}
-	require.NoError(t, Decodable(arrays(maxRoomless/0x8000)))
-	require.True(t, decodes(arrays(maxRoomless/0x8000)))
-	assert.ErrorContains(t, Decodable(arrays(maxRoomless/0x8000+1)), "take no room")
-}
-
 func TestDecodableBoundsDepth(t *testing.T) {
 	t.Parallel()
 	lists := func(n int) []byte {
@@ -162,9 +157,9 @@ func TestDecodableBoundsDepth(t *testing.T) {
 		}
 		return append([]byte{0, codeSmallUlong, 0x77}, b...)
 	}
-	require.NoError(t, Decodable(lists(MaxDepth-1)))
-	require.True(t, decodes(lists(MaxDepth-1)))
-	require.ErrorIs(t, Decodable(lists(MaxDepth)), errNested)
+	require.NoError(t, decodable(lists(frames.MaxDepth-1)))
+	require.True(t, decodes(lists(frames.MaxDepth-1)))
+	require.ErrorContains(t, decodable(lists(frames.MaxDepth)), "nested more than")
 }
 
 // died is a message as RabbitMQ 4.0 writes one that has died once in each of queues, the
@@ -173,30 +168,30 @@ func died(t testing.TB, queues ...string) []byte {
 	return diedWith(t, nil, queues...)
 }
 
-func diedWith(t testing.TB, own Map, queues ...string) []byte {
-	history := Array{}
+func diedWith(t testing.TB, own frames.Map, queues ...string) []byte {
+	history := frames.Array{}
 	for _, q := range queues {
-		history.Elements = append(history.Elements, Map{
-			{Key: Symbol("queue"), Value: q},
-			{Key: Symbol("reason"), Value: Symbol("rejected")},
-			{Key: Symbol("count"), Value: uint64(3)},
-			{Key: Symbol("exchange"), Value: "shop"},
-			{Key: Symbol("routing-keys"), Value: Array{Elements: []any{"order.placed", "order.seen"}}},
+		history.Elements = append(history.Elements, frames.Map{
+			{Key: frames.Symbol("queue"), Value: q},
+			{Key: frames.Symbol("reason"), Value: frames.Symbol("rejected")},
+			{Key: frames.Symbol("count"), Value: uint64(3)},
+			{Key: frames.Symbol("exchange"), Value: "shop"},
+			{Key: frames.Symbol("routing-keys"), Value: frames.Array{Elements: []any{"order.placed", "order.seen"}}},
 		})
 	}
-	m := &Message{
-		Header:              &MessageHeader{},
-		DeliveryAnnotations: Map{{Key: Symbol("x-opt-deaths"), Value: uint64(1)}},
-		Annotations: append(slices.Clone(own), Map{
-			{Key: Symbol("x-exchange"), Value: "errors"},
-			{Key: Symbol("x-routing-key"), Value: "order.placed"},
-			{Key: Symbol("x-opt-deaths"), Value: history},
-			{Key: Symbol("x-first-death-exchange"), Value: "shop"},
-			{Key: Symbol("x-first-death-queue"), Value: queues[len(queues)-1]},
-			{Key: Symbol("x-first-death-reason"), Value: "rejected"},
-			{Key: Symbol("x-last-death-exchange"), Value: "shop"},
-			{Key: Symbol("x-last-death-queue"), Value: queues[0]},
-			{Key: Symbol("x-last-death-reason"), Value: "rejected"},
+	m := &frames.Message{
+		Header:              &frames.MessageHeader{},
+		DeliveryAnnotations: frames.Map{{Key: frames.Symbol("x-opt-deaths"), Value: uint64(1)}},
+		Annotations: append(slices.Clone(own), frames.Map{
+			{Key: frames.Symbol("x-exchange"), Value: "errors"},
+			{Key: frames.Symbol("x-routing-key"), Value: "order.placed"},
+			{Key: frames.Symbol("x-opt-deaths"), Value: history},
+			{Key: frames.Symbol("x-first-death-exchange"), Value: "shop"},
+			{Key: frames.Symbol("x-first-death-queue"), Value: queues[len(queues)-1]},
+			{Key: frames.Symbol("x-first-death-reason"), Value: "rejected"},
+			{Key: frames.Symbol("x-last-death-exchange"), Value: "shop"},
+			{Key: frames.Symbol("x-last-death-queue"), Value: queues[0]},
+			{Key: frames.Symbol("x-last-death-reason"), Value: "rejected"},
 		}...),
 		Body: section(0x75, 0xa0, 1, 'b'),
 	}

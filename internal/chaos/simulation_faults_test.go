@@ -184,19 +184,14 @@ func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 			do(all[r.IntN(len(all))])
 		}
 	}
-	cutAll := func(side Side) {
-		for _, c := range s.conns(side) {
-			c.Cut()
-		}
-	}
 	switch f.kind {
 	case Reset:
 		one((*hopbacktest.Connection).Cut)
 	case EverythingReset:
-		cutAll(Both)
+		s.cutAll(Both)
 	case ConnectionsBlowUp:
 		for end := time.Now().Add(f.lasts); time.Now().Before(end); {
-			cutAll(side)
+			s.cutAll(side)
 			pauseFor(ctx, time.Second)
 		}
 	case CutAtFrame:
@@ -217,23 +212,8 @@ func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 		for _, c := range s.conns(side) {
 			c.Silence(direction)
 		}
-	case Latency:
-		s.broker.SetLatency(time.Duration(1+r.IntN(1500)) * time.Millisecond)
-		return func() { s.broker.SetLatency(0) }
-	case AnswersHeld:
-		return s.broker.HoldAnswers()
-	case AnswersLate:
-		s.broker.DelayAnswers(time.Duration(1+r.IntN(5000)) * time.Millisecond)
-		return func() { s.broker.DelayAnswers(0) }
-	case Refuse:
-		for _, d := range []Side{Publishers, Workers} {
-			s.down[d].Store(side == Both || side == d)
-		}
-		cutAll(side)
-		return func() {
-			s.down[Publishers].Store(false)
-			s.down[Workers].Store(false)
-		}
+	case Latency, AnswersHeld, AnswersLate, Refuse:
+		return s.holdUp(f, side)
 	case BrokerKilled:
 		s.conns(Both)
 		s.broker.Kill()
@@ -258,27 +238,66 @@ func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 		w.drain(f.lasts)
 	case LeaderMoved:
 		_ = s.broker.Queue(l.queue).MoveLeader([]string{"rabbit@a", "rabbit@b", "rabbit@c"}[r.IntN(3)])
-	case ClockDiffers:
+	case ClockDiffers, ClockJumps:
+		s.shiftClock(f, l, w)
+	default:
+		return s.breakTopology(ctx, f, l)
+	}
+	return nil
+}
+
+// holdUp has the broker answer late, or not at all.
+func (s *simulation) holdUp(f simFault, side Side) (heal func()) {
+	r := f.dice
+	switch f.kind {
+	case Latency:
+		s.broker.SetLatency(time.Duration(1+r.IntN(1500)) * time.Millisecond)
+		return func() { s.broker.SetLatency(0) }
+	case AnswersHeld:
+		return s.broker.HoldAnswers()
+	case AnswersLate:
+		s.broker.DelayAnswers(time.Duration(1+r.IntN(5000)) * time.Millisecond)
+		return func() { s.broker.DelayAnswers(0) }
+	case Refuse:
+		for _, d := range []Side{Publishers, Workers} {
+			s.down[d].Store(side == Both || side == d)
+		}
+		s.cutAll(side)
+		return func() {
+			s.down[Publishers].Store(false)
+			s.down[Workers].Store(false)
+		}
+	}
+	return nil
+}
+
+func (s *simulation) cutAll(side Side) {
+	for _, c := range s.conns(side) {
+		c.Cut()
+	}
+}
+
+// shiftClock sets a worker's clock, with a new start of the worker or while it runs.
+func (s *simulation) shiftClock(f simFault, l *simLane, w *simWorker) {
+	r := f.dice
+	if f.kind == ClockDiffers {
 		by := time.Duration(r.Int64N(int64(2*time.Hour))) - time.Hour
 		if r.IntN(2) == 0 {
 			by /= 600 // seconds
 		}
 		w.ahead.Store(int64(by))
 		w.drain(0)
-	case ClockJumps:
-		by := time.Duration(r.Int64N(int64(6*time.Hour))) - 3*time.Hour
-		if r.IntN(2) == 0 {
-			by /= 1800 // seconds
-		}
-		// Its next retry is stamped by the clock as it is, and may wait once more when the
-		// worker has learned better.
-		from := time.Since(s.began)
-		l.broken = append(l.broken, span{from, from + clockRelearned})
-		w.ahead.Store(int64(by))
-	default:
-		return s.breakTopology(ctx, f, l)
+		return
 	}
-	return nil
+	by := time.Duration(r.Int64N(int64(6*time.Hour))) - 3*time.Hour
+	if r.IntN(2) == 0 {
+		by /= 1800 // seconds
+	}
+	// Its next retry is stamped by the clock as it is, and may wait once more when the
+	// worker has learned better.
+	from := time.Since(s.began)
+	l.broken = append(l.broken, span{from, from + clockRelearned})
+	w.ahead.Store(int64(by))
 }
 
 // clockRelearned is how long after a jump of its clock a worker may give a message the
@@ -287,142 +306,48 @@ const clockRelearned = 10 * time.Minute
 
 // breakTopology does what an operator does by mistake.
 func (s *simulation) breakTopology(ctx context.Context, f simFault, l *simLane) (heal func()) {
-	r, m := f.dice, s.admin.Management()
 	if f.kind == ForwardsStuck {
 		l = s.lanes[0]
 	}
 	l.ledger.Broken()
 	from := time.Since(s.began)
 	l.broken = append(l.broken, span{from, from + f.lasts + letterRetry})
-	repair := func() {
-		s.insist(ctx, "repair lane "+l.name, func(ctx context.Context) error { return l.declare(ctx) })
-	}
-	apply := func(t declare.Topology) {
-		s.insist(ctx, "declare otherwise", func(ctx context.Context) error {
-			_, err := declare.Apply(ctx, m, t)
-			return err
-		})
-	}
-	deleteExchange := func(name string) {
-		s.insist(ctx, "delete exchange "+name, func(ctx context.Context) error {
-			err := declare.DeleteExchange(ctx, m, name)
-			if errors.Is(err, declare.ErrMissing) {
-				return nil
-			}
-			return err
-		})
-	}
-	deleteBinding := func(b declare.Binding) {
-		s.insist(ctx, "delete a binding", func(ctx context.Context) error { return declare.DeleteBinding(ctx, m, b) })
-	}
-	// redeclare deletes a queue, and declares it otherwise. A worker that starts now must
-	// not take it. The way out is the operator's: what is in it is lost, and noted.
-	redeclare := func(q declare.QuorumQueue, bindings ...declare.Binding) (heal func()) {
-		s.drop(ctx, l, q.Name)
-		apply(declare.Topology{Queues: []declare.Queue{q}, Bindings: bindings})
-		s.harms.Add(1)
-		for _, w := range l.workers {
-			w.drain(0)
-		}
-		return func() {
-			s.drop(ctx, l, q.Name)
-			repair()
-		}
-	}
-	full := func(names ...string) (heal func()) {
-		for i, n := range names {
-			names[i] = regexp.QuoteMeta(n)
-		}
-		s.setPolicy("full", "^("+strings.Join(names, "|")+")$", map[string]any{"max-length": int64(1), "overflow": "reject-publish"})
-		return func() { s.broker.DeletePolicy("/", "full", false) }
-	}
-	dead, parking := l.policies[0].Names.DeadLetterQueue(l.queue), l.policies[0].Names.ParkingQueue()
-	var waiting []string // delay and hold queues
-	for _, q := range l.queues() {
-		if q != l.queue && q != dead && q != parking {
-			waiting = append(waiting, q)
-		}
+	d := &damage{simulation: s, ctx: ctx, l: l, r: f.dice}
+	if heal, done := d.breakQueue(f.kind); done {
+		return heal
 	}
 	switch f.kind {
-	case QueueForgotten:
-		s.harms.Add(1)
-		s.drop(ctx, l, l.queue)
-	case QueueRedeclared:
-		return redeclare(declare.QuorumQueue{Name: l.queue, DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
-	case DeadQueueDeleted:
-		s.drop(ctx, l, dead)
-	case DeadQueueRedeclared:
-		q := declare.QuorumQueue{Name: dead, DeliveryLimit: 1, DeadLetter: declare.DeadLetterTarget{Exchange: l.policies[0].Names.Prefix + "parking_exchange", Strategy: declare.AtLeastOnce}}
-		for _, b := range l.topology.Bindings {
-			if b.Queue == dead {
-				return redeclare(q, b)
-			}
-		}
-	case ParkingDeleted:
-		s.drop(ctx, l, parking)
-	case DelayDeleted:
-		if len(waiting) > 0 {
-			s.drop(ctx, l, waiting[r.IntN(len(waiting))])
-		}
-	case DelayRedeclared:
-		if len(waiting) > 0 {
-			return redeclare(declare.QuorumQueue{Name: waiting[r.IntN(len(waiting))], DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
-		}
-	case DelayFull:
-		if len(waiting) > 0 {
-			return full(waiting...)
-		}
-	case DeadQueueFull:
-		l.buriers[dead].pause()
-		emptied := full(dead)
-		return func() {
-			emptied()
-			l.buriers[dead].resume()
-		}
-	case ParkingFull:
-		l.buriers[parking].pause()
-		emptied := full(parking)
-		for _, b := range l.topology.Bindings {
-			if b.Queue == l.queue {
-				deleteBinding(b) // of what comes back
-			}
-		}
-		return func() {
-			emptied()
-			repair()
-			l.buriers[parking].resume()
-		}
 	case ExchangeDeleted:
-		name := l.topology.Exchanges[r.IntN(len(l.topology.Exchanges))].Name
+		name := l.topology.Exchanges[d.r.IntN(len(l.topology.Exchanges))].Name
 		s.say("exchange %s", name)
-		deleteExchange(name)
+		d.deleteExchange(name)
 	case ExchangeRedeclared:
-		x := l.topology.Exchanges[r.IntN(len(l.topology.Exchanges))]
+		x := l.topology.Exchanges[d.r.IntN(len(l.topology.Exchanges))]
 		other := declare.Exchange{Name: x.Name, Type: declare.Fanout}
 		if x.Type == declare.Fanout {
 			other.Type = declare.Topic
 		}
 		s.say("exchange %s", x.Name)
-		deleteExchange(x.Name)
-		apply(declare.Topology{Exchanges: []declare.Exchange{other}})
+		d.deleteExchange(x.Name)
+		d.apply(declare.Topology{Exchanges: []declare.Exchange{other}})
 		return func() {
-			deleteExchange(x.Name)
-			repair()
+			d.deleteExchange(x.Name)
+			d.repair()
 		}
 	case BindingDeleted, BindingRedeclared:
-		b := l.topology.Bindings[r.IntN(len(l.topology.Bindings))]
+		b := l.topology.Bindings[d.r.IntN(len(l.topology.Bindings))]
 		s.say("binding %+v", b)
-		deleteBinding(b)
+		d.deleteBinding(b)
 		if f.kind == BindingRedeclared {
 			other := b
 			other.Key = "elsewhere"
 			if len(b.Headers) > 0 {
 				other.Headers = map[string]any{"elsewhere": true}
 			}
-			apply(declare.Topology{Bindings: []declare.Binding{other}})
+			d.apply(declare.Topology{Bindings: []declare.Binding{other}})
 			return func() {
-				deleteBinding(other)
-				repair()
+				d.deleteBinding(other)
+				d.repair()
 			}
 		}
 	case PolicyDeleted:
@@ -430,21 +355,144 @@ func (s *simulation) breakTopology(ctx context.Context, f simFault, l *simLane) 
 		return l.setPolicy
 	case PolicyRedeclared:
 		narrow := map[string]any{"max-length": int64(2), "overflow": "reject-publish"}
-		if r.IntN(2) == 0 {
+		if d.r.IntN(2) == 0 {
 			narrow = map[string]any{"delivery-limit": int64(3)}
 		}
 		s.setPolicy(l.name, "^"+regexp.QuoteMeta(l.queue)+"$", narrow)
 		return l.setPolicy
 	case ForwardsStuck:
-		deleteExchange(l.policies[0].Names.Prefix + "retry_exchange")
+		d.deleteExchange(l.policies[0].Names.Prefix + "retry_exchange")
 		failed := l.failed.Load()
 		return func() {
 			s.harms.Add(l.failed.Load() - failed)
 			s.flowing = append(s.flowing, flowing{l.n, span{from + f.lasts/3, from + f.lasts}})
-			repair()
+			d.repair()
 		}
 	}
-	return repair
+	return d.repair
+}
+
+// damage is what is done to a lane's topology.
+type damage struct {
+	*simulation
+	ctx context.Context
+	l   *simLane
+	r   *rand.Rand
+}
+
+func (d *damage) repair() {
+	d.insist(d.ctx, "repair lane "+d.l.name, func(ctx context.Context) error { return d.l.declare(ctx) })
+}
+
+func (d *damage) apply(t declare.Topology) {
+	d.insist(d.ctx, "declare otherwise", func(ctx context.Context) error {
+		_, err := declare.Apply(ctx, d.admin.Management(), t)
+		return err
+	})
+}
+
+func (d *damage) deleteExchange(name string) {
+	d.insist(d.ctx, "delete exchange "+name, func(ctx context.Context) error {
+		err := declare.DeleteExchange(ctx, d.admin.Management(), name)
+		if errors.Is(err, declare.ErrMissing) {
+			return nil
+		}
+		return err
+	})
+}
+
+func (d *damage) deleteBinding(b declare.Binding) {
+	d.insist(d.ctx, "delete a binding", func(ctx context.Context) error { return declare.DeleteBinding(ctx, d.admin.Management(), b) })
+}
+
+// redeclare deletes a queue, and declares it otherwise. A worker that starts now must
+// not take it. The way out is the operator's: what is in it is lost, and noted.
+func (d *damage) redeclare(q declare.QuorumQueue, bindings ...declare.Binding) (heal func()) {
+	d.drop(d.ctx, d.l, q.Name)
+	d.apply(declare.Topology{Queues: []declare.Queue{q}, Bindings: bindings})
+	d.harms.Add(1)
+	for _, w := range d.l.workers {
+		w.drain(0)
+	}
+	return func() {
+		d.drop(d.ctx, d.l, q.Name)
+		d.repair()
+	}
+}
+
+// full has queues accept nothing more.
+func (d *damage) full(names ...string) (heal func()) {
+	for i, n := range names {
+		names[i] = regexp.QuoteMeta(n)
+	}
+	d.setPolicy("full", "^("+strings.Join(names, "|")+")$", map[string]any{"max-length": int64(1), "overflow": "reject-publish"})
+	return func() { d.broker.DeletePolicy("/", "full", false) }
+}
+
+// breakQueue does the faults of queues. It reports whether kind is one of them.
+func (d *damage) breakQueue(kind Kind) (heal func(), done bool) {
+	l := d.l
+	dead, parking := l.policies[0].Names.DeadLetterQueue(l.queue), l.policies[0].Names.ParkingQueue()
+	var waiting []string // delay and hold queues
+	for _, q := range l.queues() {
+		if q != l.queue && q != dead && q != parking {
+			waiting = append(waiting, q)
+		}
+	}
+	heal = d.repair
+	switch kind {
+	case QueueForgotten:
+		d.harms.Add(1)
+		d.drop(d.ctx, l, l.queue)
+	case QueueRedeclared:
+		heal = d.redeclare(declare.QuorumQueue{Name: l.queue, DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
+	case DeadQueueDeleted:
+		d.drop(d.ctx, l, dead)
+	case DeadQueueRedeclared:
+		q := declare.QuorumQueue{Name: dead, DeliveryLimit: 1, DeadLetter: declare.DeadLetterTarget{Exchange: l.policies[0].Names.Prefix + "parking_exchange", Strategy: declare.AtLeastOnce}}
+		for _, b := range l.topology.Bindings {
+			if b.Queue == dead {
+				return d.redeclare(q, b), true
+			}
+		}
+	case ParkingDeleted:
+		d.drop(d.ctx, l, parking)
+	case DelayDeleted:
+		if len(waiting) > 0 {
+			d.drop(d.ctx, l, waiting[d.r.IntN(len(waiting))])
+		}
+	case DelayRedeclared:
+		if len(waiting) > 0 {
+			heal = d.redeclare(declare.QuorumQueue{Name: waiting[d.r.IntN(len(waiting))], DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
+		}
+	case DelayFull:
+		if len(waiting) > 0 {
+			heal = d.full(waiting...)
+		}
+	case DeadQueueFull:
+		l.buriers[dead].pause()
+		emptied := d.full(dead)
+		heal = func() {
+			emptied()
+			l.buriers[dead].resume()
+		}
+	case ParkingFull:
+		l.buriers[parking].pause()
+		emptied := d.full(parking)
+		for _, b := range l.topology.Bindings {
+			if b.Queue == l.queue {
+				d.deleteBinding(b) // of what comes back
+			}
+		}
+		heal = func() {
+			emptied()
+			d.repair()
+			l.buriers[parking].resume()
+		}
+	default:
+		return nil, false
+	}
+	return heal, true
 }
 
 // setPolicy sets a policy of a broker that runs.

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
 	"github.com/Azure/go-amqp"
 	"github.com/rabbitmq/rabbitmq-amqp-go-client/pkg/rabbitmqamqp"
@@ -26,177 +25,74 @@ type Receiver interface {
 	Receive(ctx context.Context) (rabbitmqamqp.IDeliveryContext, error)
 }
 
-// Consume passes the queue's messages to h until ctx ends, and then drains: running
+// Serve passes the messages that c receives to h until ctx ends, and then drains: running
 // handlers finish within Config.Grace, their outcomes are sent, and all other messages
 // go back to the queue. Then it returns nil, as it does if ctx ends before the start. It
-// returns at most 5 s after Grace, even if a handler ignores the end of its ctx. Closing
-// the connections can take another 5 s each.
+// returns at most 5 s after Grace, even if a handler ignores the end of its ctx.
 //
-// It makes one connection to consume, and another one at the first forward.
-// Config.Concurrency goroutines call h at once.
+// c is the caller's: make it with AmqpConnection.NewConsumer, and close it after Serve has
+// returned nil. It may hold prefetched messages that Serve hasn't received, until it is closed.
+// queue is the queue that c consumes from. conn is a connection of client.Connect to the same
+// virtual host. It carries the copies of client.Forward, and lets decorators read about
+// queues, as retry.With does when it checks the topology. Config.Concurrency goroutines call
+// h at once.
 //
 // At the start it returns these errors:
 //
 //   - an *argument.Error for bad input or a hidden Prepare (see client.Middleware);
-//   - the errors of h's Prepare;
-//   - a *client.Error if it can't connect (client.ErrUnreachable), or can't consume from
-//     the queue (client.ErrNotFound, client.ErrUnauthorized and others).
-//
-// After the start it survives all of these, with back-off and without limit.
-//
-// A message may be delivered again after its handler has succeeded, if the connection is
-// lost before the broker learns of it. So handlers should be idempotent, or recognise
-// duplicates by the message-id. The same is true of copies whose confirmation was lost.
-//
-// The official client panics on certain messages before it returns them, so they can't
-// be handled or dead-lettered with a reason. Consume then drops its connection, which
-// counts as a failed delivery, and receives one message at a time for a while. In the
-// end the queue's delivery limit dead-letters that message and no other. A queue without
-// a delivery limit can't get past it.
-func Consume(ctx context.Context, dial Dialer, queue string, h client.Handler, cfg Config) error {
-	if dial == nil {
-		return argument.New("dial", nil, "is nil", "give a Dialer, such as env.NewConnection")
-	}
-	return consume(ctx, dial.dialer(), queue, h, cfg)
-}
-
-func consume(ctx context.Context, dial dialer, queue string, h client.Handler, cfg Config) (err error) {
-	ctx, end := adapter.Context(ctx)
-	defer func() { err = end(err) }()
-	r, err := newRunner(dial, queue, h, cfg)
-	if err != nil {
-		return err
-	}
-	defer r.forwards.close()
-	conn, err := dial(ctx)
-	var k consumer
-	if err == nil {
-		if err = r.prepare(ctx, conn.broker()); err == nil {
-			k, err = conn.consumer(ctx, queue, int32(r.cfg.Prefetch))
-		}
-		if err != nil {
-			conn.close()
-		}
-	}
-	switch {
-	case err != nil && ctx.Err() != nil:
-		return nil
-	case err != nil:
-		return err
-	}
-	handlers := newHandlerContext(ctx)
-	defer r.awaitHandlers(handlers)
-	leave := 0
-	for failures, panics := 0, 0; ; failures++ {
-		began := time.Now()
-		s := r.newStint(k)
-		s.leave = leave
-		err := s.run(ctx, handlers)
-		if err == nil && ctx.Err() != nil {
-			s.end()
-			k.close()
-			conn.close()
-			return nil
-		}
-		if time.Since(began) > r.cfg.Reconnect.Max {
-			failures = 0
-		}
-		credits := r.cfg.Prefetch
-		leave = 0
-		if panicked, ok := errors.AsType[*PanicError](err); ok {
-			r.log.Error("hopback: the official client panicked on a message; receiving one at a time until the delivery limit removes it", "panic", panicked.Value, "stack", string(panicked.Stack))
-			credits, leave = 1, r.cfg.Prefetch
-			panics++
-			failures = max(0, panics-promptPanics)
-		} else if err != nil {
-			r.log.Warn("hopback: the consumer was lost; opening it again", "error", newError("consume", queue, client.ErrConnectionLost, err), "unsettled", s.unsettled.Load())
-		} else {
-			k.close() // what was prefetched with the culprits has been handled
-			panics, failures = 0, 0
-		}
-		// Whatever has failed, the whole connection goes: its session may have
-		// ended with the link, and recovery would attach what had failed.
-		conn.close()
-		if conn, k, failures = r.reopen(ctx, dial, credits, failures); conn == nil {
-			return nil
-		}
-	}
-}
-
-// reopen tries until it has a consumer, or returns no connection when ctx ends.
-func (r *runner) reopen(ctx context.Context, dial dialer, credits, failures int) (connection, consumer, int) {
-	for ; sleep(ctx, pauseBefore(r.cfg.Reconnect, failures)); failures++ {
-		conn, err := dial(ctx)
-		if err == nil {
-			var k consumer
-			if k, err = conn.consumer(ctx, r.queue, int32(credits)); err == nil {
-				return conn, k, failures
-			}
-			conn.close()
-		}
-		if ctx.Err() == nil {
-			r.log.Warn("hopback: consuming failed; trying again", "error", err)
-		}
-	}
-	return nil, nil, failures
-}
-
-// promptPanics is how many times in a row a message that the official client
-// panics on is asked for without back-off: often enough to use up the broker's
-// default delivery limit of 20.
-const promptPanics = 25
-
-// Serve is Consume with a consumer that the caller has made and owns. queue is the queue
-// that c consumes from. When ctx ends, Serve drains and returns nil. c may then
-// hold prefetched messages that Serve hasn't received, until it is closed.
-//
-// dial makes the connections to forward on, the first at the start.
+//   - the errors of h's Prepare.
 //
 // Serve waits while the official client recovers its connection, for
 // Config.RecoveryPatience at most. A link or a session that ends by itself is never
 // recovered. Then, and after a panic of the official client, Serve returns an error that
 // matches client.ErrConnectionLost. Handlers that still run then have Config.Grace to
-// end before it returns. The caller should close the connection and start again: closing
-// the consumer alone doesn't repair the session. Consume does all this by itself.
+// end before it returns. Close the connection, not the consumer, and start again with another
+// one.
+//
+// A message may be delivered again after its handler has succeeded, if the connection is
+// lost before the broker learns of it. So handlers should be idempotent, or recognize
+// duplicates by the message-id. The same is true of copies whose confirmation was lost.
+//
+// The official client panics on certain messages before it returns them, so they can't
+// be handled or dead-lettered with a reason. Closing its connection counts as a failed
+// delivery, so the queue's delivery limit dead-letters such a message in the end, and with it
+// all that was prefetched each time. A consumer with InitialCredits: 1 prefetches nothing else.
 //
 // c must settle explicitly. A pre-settled one is refused at its first message, and that
 // message is LOST, because the broker has already removed it.
-func Serve(ctx context.Context, dial Dialer, c Receiver, queue string, h client.Handler, cfg Config) error {
-	if dial == nil {
-		return argument.New("dial", nil, "is nil", "give a Dialer, such as env.NewConnection")
+func Serve(ctx context.Context, conn *client.Conn, c Receiver, queue string, h client.Handler, cfg Config) error {
+	if conn == nil {
+		return argument.New("conn", nil, "is nil", "use a connection from client.Connect")
 	}
 	if k, ok := c.(*rabbitmqamqp.Consumer); c == nil || ok && k == nil {
 		return argument.New("consumer", nil, "is nil", "give what AmqpConnection.NewConsumer returned")
 	}
-	return serve(ctx, dial.dialer(), c, queue, h, cfg)
+	return serve(ctx, own{conn}, c, queue, h, cfg)
 }
 
 // aliveAfter tells a link that works from one whose Receive returns errors at
 // once.
 const aliveAfter = time.Second
 
-func serve(ctx context.Context, dial dialer, c Receiver, queue string, h client.Handler, cfg Config) (err error) {
+func serve(ctx context.Context, side side, c Receiver, queue string, h client.Handler, cfg Config) (err error) {
 	ctx, end := adapter.Context(ctx)
 	defer func() { err = end(err) }()
-	r, err := newRunner(dial, queue, h, cfg)
+	r, err := newRunner(side, queue, h, cfg)
 	if err != nil {
 		return err
 	}
-	defer r.forwards.close()
-	conn, err := r.forwards.connect(nil)
-	if err == nil {
-		err = r.prepare(ctx, conn.broker())
-	}
-	if err != nil {
+	defer r.copies.close()
+	start := side.start()
+	start.Queue, start.Log = queue, r.cfg.Logger
+	if err := client.Prepare(ctx, h, start); err != nil {
 		return err
 	}
 	handlers := newHandlerContext(ctx)
 	defer r.awaitHandlers(handlers)
 	lost := time.Time{}
-	for failures := 0; ; failures++ {
+	for wait := minPause; ; wait = min(2*wait, maxPause) {
 		began := time.Now()
 		s := r.newStint(c)
-		s.giveBack = true
 		err := s.run(ctx, handlers)
 		if err == nil {
 			s.end()
@@ -209,13 +105,12 @@ func serve(ctx context.Context, dial dialer, c Receiver, queue string, h client.
 			return err
 		}
 		if lost.IsZero() || time.Since(began) > aliveAfter {
-			lost, failures = time.Now(), 0
+			lost, wait = time.Now(), minPause
 			r.log.Warn("hopback: the consumer's connection was lost; waiting for its recovery", "error", client.ErrorText(err), "unsettled", s.unsettled.Load())
 		}
 		_, recoverable := errors.AsType[*amqp.ConnError](err)
-		wait := pauseBefore(r.cfg.Reconnect, failures)
 		if !recoverable || time.Since(lost)+wait > r.cfg.RecoveryPatience {
-			return &client.Error{Op: "consume", Target: queue, Kind: client.ErrConnectionLost, Err: newError("receive", "", nil, err)}
+			return &client.Error{Op: "consume", Target: queue, Kind: client.ErrConnectionLost, Err: err}
 		}
 		if !sleep(ctx, wait) {
 			return nil
@@ -223,43 +118,39 @@ func serve(ctx context.Context, dial dialer, c Receiver, queue string, h client.
 	}
 }
 
+// minPause and maxPause bound the pauses before Receive is tried again.
+const (
+	minPause = 100 * time.Millisecond
+	maxPause = 10 * time.Second
+)
+
 // deadLetters knows whether the queue certainly has a dead-letter exchange.
 type deadLetters struct {
-	dial dialer
-	// turn guards what follows.
-	turn  chan struct{}
-	has   bool
-	last  time.Time
-	again time.Duration // after which it asks again if it wasn't so
+	mu   sync.Mutex
+	has  bool
+	last time.Time
 }
 
-// keepsDead says whether the queue certainly has a dead-letter exchange. It asks on a
-// connection of its own: RabbitMQ ends the session of a user who may not know.
+// keepsDead reports whether the queue certainly has a dead-letter exchange. It asks again
+// after Config.ForwardPatience if it wasn't so.
 func (s *stint) keepsDead() bool {
 	a := &s.asked
-	if !s.forwards.take(a.turn, s.dead) {
-		return false
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.has && (a.last.IsZero() || time.Since(a.last) >= s.cfg.ForwardPatience) {
+		a.has, a.last = s.side.deadLetters(s.ctx, s.queue), time.Now()
 	}
-	defer func() { <-a.turn }()
-	if a.has || !a.last.IsZero() && time.Since(a.last) < a.again {
-		return a.has
-	}
-	conn, err := a.dial(s.forwards.ctx)
-	if err == nil {
-		a.has = conn.deadLetters(s.forwards.ctx, s.queue)
-		conn.close()
-	}
-	a.last = time.Now()
 	return a.has
 }
 
-// runner is one call of Consume or Serve.
+// runner is one call of Serve.
 type runner struct {
-	queue    string
-	handler  client.Handler
-	cfg      Config
-	log      *slog.Logger
-	forwards *forwarder
+	side    side
+	queue   string
+	handler client.Handler
+	cfg     Config
+	log     *slog.Logger
+	copies  *copies
 	// slots holds the right to run a handler. A worker holds one while it lives;
 	// one that outlives its stint, in a long handler, keeps the next stint's from
 	// beginning, so that Concurrency holds across a reconnect.
@@ -267,7 +158,7 @@ type runner struct {
 	asked deadLetters
 }
 
-func newRunner(dial dialer, queue string, h client.Handler, cfg Config) (*runner, error) {
+func newRunner(side side, queue string, h client.Handler, cfg Config) (*runner, error) {
 	if err := address.Queue(queue).Validate(); err != nil {
 		return nil, err
 	}
@@ -279,27 +170,17 @@ func newRunner(dial dialer, queue string, h client.Handler, cfg Config) (*runner
 		return nil, err
 	}
 	return &runner{
-		queue: queue, handler: h, cfg: cfg, log: cfg.Logger.With("queue", queue),
-		forwards: newForwarder(dial, cfg.Prefetch, cfg.Reconnect),
-		slots:    make(chan struct{}, cfg.Concurrency),
-		asked:    deadLetters{dial: dial, turn: make(chan struct{}, 1), again: cfg.ForwardPatience},
+		side: side, queue: queue, handler: h, cfg: cfg, log: cfg.Logger.With("queue", queue),
+		copies: newCopies(side), slots: make(chan struct{}, cfg.Concurrency),
 	}, nil
 }
 
-func (r *runner) prepare(ctx context.Context, b client.Broker) error {
-	start := client.Start{Queue: r.queue, Broker: b, Log: r.cfg.Logger}
-	if r.cfg.Management != nil { // a nil *Management in an interface isn't nil
-		start.Management = r.cfg.Management
-	}
-	return client.Prepare(ctx, r.handler, start)
-}
-
-// handlerContext is that of handlers: it has the values of Consume's ctx and
+// handlerContext is that of handlers: it has the values of Serve's ctx and
 // outlives it.
 type handlerContext struct {
 	context.Context
 	end context.CancelCauseFunc
-	// ended gets the time at which Consume's ctx ended.
+	// ended gets the time at which Serve's ctx ended.
 	ended  chan time.Time
 	forget func() bool
 }
@@ -311,7 +192,7 @@ func newHandlerContext(ctx context.Context) handlerContext {
 	return handlerContext{ctx, end, ended, forget}
 }
 
-// awaitHandlers waits, within the grace time that began when Consume's ctx ended or
+// awaitHandlers waits, within the grace time that began when Serve's ctx ended or
 // begins now, for handlers that still run: no drain waits for those whose link was
 // lost.
 func (r *runner) awaitHandlers(handlers handlerContext) {
@@ -326,27 +207,22 @@ func (r *runner) awaitHandlers(handlers handlerContext) {
 // stint is the life of one link, as far as Receive shows it:
 //
 //	receive ──inbox──▶ workers ──▶ settle
-//	                      └──▶ forwarder ──▶ settle
+//	                      └──▶ copies ──▶ settle
 type stint struct {
 	*runner
-	from Receiver
-	// giveBack: what no handler has begun is released by a drain. Otherwise it is
-	// left for the detach: while there is credit, a released message would come
-	// back to this very consumer, and count twice on RabbitMQ 4.0.
-	giveBack bool
-	// leave ends the stint after so many deliveries, if it isn't 0.
-	leave int
-
+	from  Receiver
 	inbox chan *delivery
-	// dead is closed when the link is gone: nothing can be settled any more.
+	// dead is closed when the link is gone: nothing can be settled any more. ctx ends with
+	// it, and is that of copies.
 	dead     chan struct{}
+	ctx      context.Context
+	cancel   context.CancelFunc
 	deadOnce sync.Once
 	why      error
 	// unsettled counts deliveries received and not settled; when it falls to zero
 	// idle is signalled.
 	unsettled atomic.Int64
 	idle      chan struct{}
-	left      chan struct{} // leave is reached
 	closing   chan struct{} // workers take no more deliveries
 	workers   sync.WaitGroup
 
@@ -361,10 +237,12 @@ type delivery struct {
 }
 
 func (r *runner) newStint(from Receiver) *stint {
-	return &stint{
-		runner: r, from: from, inbox: make(chan *delivery, r.cfg.Prefetch),
-		dead: make(chan struct{}), idle: make(chan struct{}, 1), left: make(chan struct{}), closing: make(chan struct{}),
+	s := &stint{
+		runner: r, from: from, inbox: make(chan *delivery, max(2*r.cfg.Concurrency, 64)),
+		dead: make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
 	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
 }
 
 func (s *stint) over() bool { return isClosed(s.dead) }
@@ -382,11 +260,12 @@ func (s *stint) die(err error) {
 	s.deadOnce.Do(func() {
 		s.why = err
 		close(s.dead)
+		s.cancel()
 	})
 }
 
-// run returns nil when it was drained, because ctx has ended or leave was
-// reached, and why the link was lost otherwise.
+// run returns nil when it was drained, because ctx has ended, and why the link was lost
+// otherwise.
 func (s *stint) run(ctx context.Context, handlers handlerContext) error {
 	receiving, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -397,7 +276,6 @@ func (s *stint) run(ctx context.Context, handlers handlerContext) error {
 	}
 	select {
 	case <-ctx.Done():
-	case <-s.left:
 	case <-s.dead:
 	}
 	stop()
@@ -405,24 +283,14 @@ func (s *stint) run(ctx context.Context, handlers handlerContext) error {
 	if s.over() {
 		return s.why
 	}
-	if ctx.Err() == nil {
-		s.awaitIdle(ctx) // leave is reached, and what was received is handled in full
-	}
-	if ctx.Err() != nil {
-		s.drain(handlers)
-		return nil
-	}
-	if s.over() {
-		return s.why
-	}
-	close(s.closing)
+	s.drain(handlers)
 	return nil
 }
 
 // receive moves what arrives into the inbox. It is always in Receive, so it
 // notices at once when the link ends.
 func (s *stint) receive(ctx context.Context) {
-	for n := 1; ; n++ {
+	for {
 		d, err := guarded("receive", func() (rabbitmqamqp.IDeliveryContext, error) { return s.from.Receive(ctx) })
 		if ctx.Err() != nil && err != nil {
 			return
@@ -443,12 +311,7 @@ func (s *stint) receive(ctx context.Context) {
 		case <-s.dead:
 			return
 		case <-ctx.Done():
-			// Only with Serve, where the credit isn't ours to know.
 			s.finish(d, client.Resolution{Kind: client.ResolutionRelease})
-			return
-		}
-		if n == s.leave {
-			close(s.left)
 			return
 		}
 	}
@@ -523,14 +386,12 @@ func (s *stint) carryOut(d *delivery, what client.Resolution, cause error) {
 // forward publishes the copy, and accepts the original when it is confirmed.
 func (s *stint) forward(d *delivery, o client.Forward) {
 	for {
-		err := s.forwards.send(s.dead, o.To, outgoing(o.Message), s.cfg.ForwardPatience, func(err error, again time.Duration) {
-			s.log.Warn("hopback: a copy was not accepted; the original is kept, and its copy is tried again", "to", o.To.String(), "error", err, "again_in", again)
-		})
+		err := s.send(o.To, outgoing(o.Message))
 		switch {
 		case err == nil:
 			s.carryOut(d, client.Resolution{Kind: client.ResolutionAccept}, nil)
 			return
-		case errors.Is(err, errStopped):
+		case s.ctx.Err() != nil:
 			return // never settled: the broker delivers the original again
 		case hopeless(err):
 			s.carryOut(d, o.Unsendable(err), nil)
@@ -542,67 +403,48 @@ func (s *stint) forward(d *delivery, o client.Forward) {
 			s.carryOut(d, o.Unaccepted(err), err)
 			return
 		case isClosed(s.closing):
-			s.leaveUnsettled(d)
+			// A drain doesn't wait for it. The broker delivers it again.
+			s.finish(d.official, client.Resolution{Kind: client.ResolutionRelease})
 			return
 		}
 		s.log.Error("hopback: a forward failed; the original is kept, as its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err)
 	}
 }
 
-// leaveUnsettled ends the wait for a delivery that a drain needn't wait for. The broker
-// delivers it again.
-func (s *stint) leaveUnsettled(d *delivery) {
-	if s.giveBack {
-		s.finish(d.official, client.Resolution{Kind: client.ResolutionRelease})
-		return
-	}
-	s.count(-1)
-}
-
-// outgoing is m as the official client may have it, which writes to what it
-// sends: without our own count of failures, and with a header. Without one, the
-// official client would set a header with priority 0.
-//
-// The official client doesn't say who its user is, so that all of its copies have the
-// user-id in an annotation.
-func outgoing(m *client.Message) *client.Message {
-	m = unsigned(m)
-	c := &client.Message{
-		Format: m.Format, Header: m.Header, DeliveryAnnotations: m.DeliveryAnnotations, Annotations: m.Annotations,
-		Properties: m.Properties, ApplicationProperties: m.ApplicationProperties,
-		Data: m.Data, Value: m.Value, Sequence: m.Sequence, Footer: m.Footer,
-	}
-	if c.Header == nil {
-		c.Header = &amqp.MessageHeader{Durable: true, Priority: 4}
-	}
-	if _, ok := m.Annotations[AnnotationFailures]; ok {
-		c.Annotations = make(amqp.Annotations, len(m.Annotations))
-		for k, v := range m.Annotations {
-			if k != AnnotationFailures {
-				c.Annotations[k] = v
-			}
+// send publishes a copy, again and again until the broker accepts it, until
+// Config.ForwardPatience has passed since the first failure, or until the stint ends.
+func (s *stint) send(to address.Address, m *client.Message) error {
+	var since time.Time
+	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		err := s.copies.publish(s.ctx, to, m)
+		if err == nil || hopeless(err) || s.ctx.Err() != nil {
+			return err
+		}
+		if since.IsZero() {
+			since = time.Now()
+			s.log.Warn("hopback: a copy was not accepted; the original is kept, and its copy is tried again", "to", to.String(), "error", err, "again_in", pause)
+		}
+		if time.Since(since)+pause > s.cfg.ForwardPatience || !sleep(s.ctx, pause) {
+			return err
 		}
 	}
-	return c
 }
 
-// unsigned returns m without its user-id, which is in client.AnnotationUserID instead. m isn't
-// changed.
-func unsigned(m *client.Message) *client.Message {
-	if m.Properties == nil || len(m.Properties.UserID) == 0 {
+// hopeless reports whether the message itself is why it can't be sent.
+func hopeless(err error) bool {
+	_, bad := errors.AsType[*argument.Error](err)
+	return bad || errors.Is(err, client.ErrTooLarge)
+}
+
+// outgoing is m without our own count of failures.
+func outgoing(m *client.Message) *client.Message {
+	if _, ok := m.Annotations[AnnotationFailures]; !ok {
 		return m
 	}
-	c := new(*m)
-	c.Properties = new(*m.Properties)
-	c.Properties.UserID = nil
-	if c.Annotations = maps.Clone(m.Annotations); c.Annotations == nil {
-		c.Annotations = amqp.Annotations{}
-	}
-	c.Annotations[client.AnnotationUserID] = m.Properties.UserID
-	if utf8.Valid(m.Properties.UserID) {
-		c.Annotations[client.AnnotationUserID] = string(m.Properties.UserID)
-	}
-	return c
+	c := *m
+	c.Annotations = maps.Clone(m.Annotations)
+	delete(c.Annotations, AnnotationFailures)
+	return &c
 }
 
 // finish settles a delivery, once.
@@ -636,7 +478,7 @@ func (s *stint) drain(handlers handlerContext) {
 	for more := true; more; {
 		select {
 		case d := <-s.inbox:
-			s.leaveUnsettled(d)
+			s.finish(d.official, client.Resolution{Kind: client.ResolutionRelease})
 		default:
 			more = false
 		}
@@ -662,18 +504,8 @@ func (s *stint) end() {
 	s.mu.Lock()
 	s.ended = true
 	s.mu.Unlock()
-	s.forwards.close()
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		s.copying.Wait()
-	}()
-	t := time.NewTimer(closeTimeout)
-	defer t.Stop()
-	select {
-	case <-ended:
-	case <-t.C: // a publish that not even the end of its connection has ended
-	}
+	s.cancel()
+	s.copying.Wait()
 	s.die(client.ErrClosed)
 }
 
