@@ -38,13 +38,13 @@ test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and e
 
 .PHONY: unit
 unit: ## The tests that need no broker
-	@{ set +e; $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry ./hopbackotel; $(GO) test -race -count=1 -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./examples/snippets/...; } | $(GO) run ./internal/tally
+	@{ set +e; $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry ./hopbackotel; $(GO) test -race -count=1 -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./topologyfile ./examples/snippets/...; } | $(GO) run ./internal/tally
 
 .PHONY: quick
 quick: ## The tests that need no broker, and those of integration with brokers in memory, beside each other; without the race detector, within a minute
 	@memory=$$(mktemp); trap 'rm -f "$$memory"' EXIT; \
 	{ set +e; $(GO) test -json ./integration -brokers=memory -parallel=64 >"$$memory" & \
-	$(GO) test -json $(UNIT) ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./examples/snippets/...; \
+	$(GO) test -json $(UNIT) ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./topologyfile ./examples/snippets/...; \
 	wait; cat "$$memory"; } | $(GO) run ./internal/tally
 
 .PHONY: lint
@@ -57,7 +57,7 @@ lint: ## Check formatting, go vet and staticcheck, in all modules
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (30s)
-	@for package in $(UNIT); do \
+	@for package in $(UNIT) ./topologyfile; do \
 		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
 			echo "$$package $$target"; \
 			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 100x $$package; \

@@ -36,9 +36,9 @@ const (
 	idleKilobytes  = 46 // of heap and stacks, of each consumer
 	idleMebibytes  = 64 // of memory, of the whole process
 	// with one whose messages have failed, so that it has published retry copies
-	retriedGoroutines = 7
-	retriedKilobytes  = 80
-	retriedMebibytes  = 115
+	retriedGoroutines = 6
+	retriedKilobytes  = 77
+	retriedMebibytes  = 110
 )
 
 // idleWeight is what the process idleConsumersIn holds.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -61,6 +62,33 @@ func TestEachModuleBuildsWithoutTheWorkspace(t *testing.T) {
 			run(append(edit, mod)...)
 			run("list", "-modfile="+mod, "-mod=readonly", "-deps", "-test", "./...")
 		})
+	}
+}
+
+// A user may have another version of the root's module than of the others. So these use its
+// exported API only. Tests, and bench, are run in a checkout alone.
+func TestModulesImportExportedAPIOnly(t *testing.T) {
+	t.Parallel()
+	const root = "github.com/hopback/hopback"
+	for _, m := range modules(t) {
+		if m.Path == root || m.Path == root+"/bench" {
+			continue
+		}
+		list := exec.CommandContext(t.Context(), "go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./...")
+		list.Dir = m.Dir
+		out, err := list.Output()
+		require.NoError(t, err)
+		for line := range strings.Lines(string(out)) {
+			paths := strings.Fields(line)
+			if paths[0] == root+"/postgres/internal/pgtest" { // only tests import it
+				continue
+			}
+			for _, path := range paths[1:] {
+				if strings.HasPrefix(path, root+"/") && strings.Contains(path, "/internal/") {
+					assert.True(t, strings.HasPrefix(path, m.Path+"/"), "%s imports %s", paths[0], path)
+				}
+			}
+		}
 	}
 }
 

@@ -71,7 +71,7 @@ run_tests() { $GO test $race -count=1 -timeout=25m -json "$@" >&$lane; }
 # The other modules of go.work. Their tests mostly wait: for a PostgreSQL, a Redis and a
 # Prometheus. So they run while the rest does.
 modules() {
-	$GO test $race -p=1 -count=1 -timeout=25m -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./postgres/... \
+	$GO test $race -p=1 -count=1 -timeout=25m -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./topologyfile ./postgres/... \
 		./middleware/dedupe/redisstore
 	$GO test -count=1 -timeout=10m -json ./hopbackotel/dashboards
 }

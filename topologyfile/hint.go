@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/hopback/hopback/internal/suggest"
+	"github.com/hopback/hopback/argument"
 )
 
 // hint is what to write in place of a word that isn't known here: the nearest of
@@ -14,7 +14,7 @@ func (r *reader) hint(got string, known []string) string {
 	if len(r.errs) > maxErrors {
 		return "" // nobody will see it
 	}
-	if best := suggest.Nearest(got, known); best != "" {
+	if best := argument.Nearest(got, known); best != "" {
 		return fmt.Sprintf("did you mean %q?", best)
 	}
 	for _, s := range sections {
@@ -23,7 +23,7 @@ func (r *reader) hint(got string, known []string) string {
 		}
 	}
 	for _, s := range sections {
-		if best := suggest.Nearest(got, s.keys); best != "" {
+		if best := argument.Nearest(got, s.keys); best != "" {
 			return fmt.Sprintf("did you mean %q, which belongs %s?", best, s.where)
 		}
 	}

@@ -13,11 +13,11 @@ import (
 	"github.com/Azure/go-amqp"
 	"github.com/rabbitmq/rabbitmq-amqp-go-client/pkg/rabbitmqamqp"
 
+	"github.com/hopback/hopback/adapter"
+	"github.com/hopback/hopback/adapter/officialclient/internal/grace"
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/grace"
-	"github.com/hopback/hopback/internal/refusal"
 )
 
 // Receiver is the part of a *rabbitmqamqp.Consumer that Serve uses.
@@ -75,7 +75,7 @@ func Serve(ctx context.Context, conn *client.Conn, c Receiver, queue string, h c
 const aliveAfter = time.Second
 
 func serve(ctx context.Context, side side, c Receiver, queue string, h client.Handler, cfg Config) (err error) {
-	ctx, end := refusal.Context(ctx)
+	ctx, end := adapter.Context(ctx)
 	defer func() { err = end(err) }()
 	r, err := newRunner(side, queue, h, cfg)
 	if err != nil {

@@ -17,10 +17,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/adapter/officialclient/internal/grace"
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/retry"
 )
 

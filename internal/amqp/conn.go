@@ -120,6 +120,9 @@ func Open(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 		_ = nc.Close()
 		return nil, err
 	}
+	if socket, ok := nc.(*net.TCPConn); ok {
+		c.out.try = tryWriter(socket)
+	}
 	n := min(cfg.MaxSessions, c.peer.Sessions)
 	c.sessions, c.freed = make([]*Session, n), make([]time.Time, n)
 	c.peer.Sessions = n

@@ -32,6 +32,10 @@ type output struct {
 	busy     bool          // the last write had several frames
 	hasty    int           // writes that don't yield
 
+	// try writes as much as the socket has room for now, and returns how much that was; nil:
+	// only the writer writes.
+	try func(b []byte) int
+
 	shrunk chan struct{} // closed when the buffer is empty again; nil: nobody waits
 
 	waiting  []*Sender  // with messages that wait for room in the buffer
@@ -122,6 +126,39 @@ func (c *Conn) write() {
 			c.mu.Unlock()
 			return
 		}
+	}
+}
+
+// direct says whether a message that is sent now is to be written on its sender's goroutine, by
+// writeNow, which saves waking the writer. That is for a message with nothing else in flight,
+// unless the last write had several frames: what many senders send is better written together.
+// It is called with mu held, which isn't released before writeNow, so that the writer sleeps
+// until then.
+func (c *Conn) direct() bool {
+	o := &c.out
+	if o.try == nil || o.busy || !o.asleep || !o.empty() {
+		return false
+	}
+	for _, s := range c.sessions {
+		if s != nil && len(s.unanswered) > 0 {
+			return false
+		}
+	}
+	o.asleep = false // kick wakes nobody
+	return true
+}
+
+// writeNow writes what was put since direct, as far as the socket takes it without waiting. The
+// writer writes the rest, and reports what is wrong with the socket. Nothing that waits for
+// Config.Settled is in the buffer.
+func (c *Conn) writeNow() {
+	o := &c.out
+	o.asleep, o.puts = true, 0
+	if n := len(o.b); n > 0 && n <= bufferEnough {
+		o.b = o.b[:copy(o.b, o.b[o.try(o.b):])]
+	}
+	if len(o.b) > 0 {
+		o.kick()
 	}
 }
 

@@ -100,7 +100,11 @@ func (l *Sender) Send(x *Sending) error {
 	l.queue = append(l.queue, x)
 	l.open++
 	if len(l.queue)-l.head == 1 {
+		direct := !l.settle && c.direct()
 		l.pump()
+		if direct {
+			c.writeNow()
+		}
 	}
 	return nil
 }

@@ -51,7 +51,7 @@ func TestValues(t *testing.T) {
 		require.NoError(t, err, wire)
 		assert.Equal(t, want, got, wire)
 		assert.Equal(t, []byte{0xee}, rest, wire)
-		assert.Equal(t, len(b), valueSize(b), wire)
+		assert.Equal(t, len(b), ValueSize(b), wire)
 		if b[0] == 0xe0 {
 			continue // is written with the wide constructor
 		}
@@ -186,7 +186,7 @@ func TestFramesAreReadAsTheyWereWritten(t *testing.T) {
 				got := d.described()
 				require.NoError(t, d.err)
 				assert.Equal(t, c, got)
-				assert.Equal(t, len(e.b), valueSize(e.b))
+				assert.Equal(t, len(e.b), ValueSize(e.b))
 				continue
 			}
 			f := Frame{Type: frameType, Channel: 0x102, Body: c}
@@ -393,7 +393,7 @@ func FuzzValue(f *testing.F) {
 			return
 		}
 		size := len(b) - len(rest)
-		if n := valueSize(b); n != 0 { // it doesn't look into descriptors that are described
+		if n := ValueSize(b); n != 0 { // it doesn't look into descriptors that are described
 			require.Equal(t, size, n)
 		}
 		again, err := AppendValue(nil, v)

@@ -82,7 +82,7 @@ type Message struct {
 func DecodeMessage(b []byte) (*Message, error) {
 	m := &Message{}
 	for last := 0; len(b) > 0; {
-		code, size, err := nextSection(b, last)
+		code, size, err := NextSection(b, last)
 		if err != nil {
 			return nil, err
 		}
@@ -170,7 +170,7 @@ func (s Section) Value() (any, error) {
 func SplitSections(b []byte) ([]Section, error) {
 	all := make([]Section, 0, 8)
 	for last := 0; len(b) > 0; {
-		code, size, err := nextSection(b, last)
+		code, size, err := NextSection(b, last)
 		if err != nil {
 			return nil, err
 		}
@@ -180,17 +180,17 @@ func SplitSections(b []byte) ([]Section, error) {
 	return all, nil
 }
 
-// nextSection is the code and the size of the section at the beginning of b, behind one with
-// the code last.
-func nextSection(b []byte, last int) (code, size int, err error) {
+// NextSection returns the code and the size of the section at the beginning of b, which is behind
+// one with the code last; 0 for the first. The code is known also if the size is wrong.
+func NextSection(b []byte, last int) (code, size int, err error) {
 	if code = sectionOf(b); code == 0 {
 		return 0, 0, malformed("no section begins with %x", b[:min(len(b), 16)])
 	}
 	if !follows(code, last) {
 		return 0, 0, malformed("section 0x%02x behind 0x%02x", code, last)
 	}
-	if size = valueSize(b); size == 0 {
-		return 0, 0, malformed("section 0x%02x is cut off", code)
+	if size = ValueSize(b); size == 0 {
+		return code, 0, malformed("section 0x%02x is cut off", code)
 	}
 	return code, size, nil
 }

@@ -834,9 +834,9 @@ func (e *encoder) elements(v any) (count int) {
 	return 0
 }
 
-// valueSize is how many bytes the value at the beginning of b takes, 0 if that can't be
+// ValueSize is how many bytes the value at the beginning of b takes, 0 if that can't be
 // told. It doesn't look into compound values.
-func valueSize(b []byte) int {
+func ValueSize(b []byte) int {
 	n, depth := 0, 0
 	for {
 		if len(b) <= n {
@@ -864,7 +864,7 @@ func valueSize(b []byte) int {
 	return n + size
 }
 
-// plainSize is valueSize for a value that isn't described.
+// plainSize is ValueSize for a value that isn't described.
 func plainSize(b []byte) int {
 	n := 0
 	switch code := b[0]; code >> 4 {

@@ -1,5 +1,4 @@
-// Package grace waits for handlers when a consumer ends. Package client's consumer and
-// adapter/officialclient share it.
+// Package grace waits for handlers when a consumer ends.
 package grace
 
 import (

@@ -23,6 +23,8 @@ const (
 	codeUint      = 0x70
 	codeString    = 0xa1
 	codeLongText  = 0xb1
+	codeList8     = 0xc0
+	codeList32    = 0xd0
 	codeSymbol    = 0xa3
 	codeList      = 0xc0
 	codeMap       = 0xd1

@@ -10,7 +10,7 @@ import (
 // message is a message as it was published, or dead-lettered. It is never changed once it
 // is in a queue: several queues and deliveries have it.
 type message struct {
-	frames.Sections
+	sections
 	// sent are the sender's annotations, added those of the broker that begin with x-.
 	// added overrides sent.
 	sent, added frames.Map
@@ -47,33 +47,33 @@ func parse(payload []byte, version *version) (*message, error) {
 			return nil, errors.New(problem)
 		}
 	}
-	s, err := frames.SplitMessage(payload)
+	s, err := split(payload)
 	if err != nil {
 		return nil, err
 	}
 	if s.Body == nil {
 		return nil, errNoBody
 	}
-	m := &message{Sections: s, priority: -1, ttl: -1, durable: version.durableByDefault, weight: int64(len(payload))}
+	m := &message{sections: s, priority: -1, ttl: -1, durable: version.durableByDefault, weight: int64(len(payload))}
 	if s.Header != nil {
-		switch v := frames.Field(s.Header, 0); {
+		switch v := field(s.Header, 0); {
 		case len(v) == 1:
 			m.durable = v[0] == codeTrue
 		case len(v) == 2:
 			m.durable = v[1] == 1
 		}
-		if v := frames.Field(s.Header, 1); len(v) == 2 {
+		if v := field(s.Header, 1); len(v) == 2 {
 			m.priority = int16(v[1])
 		}
-		if v, ok := read(frames.Field(s.Header, 2)).(uint32); ok {
+		if v, ok := read(field(s.Header, 2)).(uint32); ok {
 			m.ttl = int64(v)
 		}
 	}
-	if id := frames.Field(s.Properties, fieldMessageID); len(id) <= 300 {
+	if id := field(s.Properties, fieldMessageID); len(id) <= 300 {
 		m.id = string(id)
 	}
 	if s.Annotations != nil {
-		if m.sent, err = frames.SectionMap(s.Annotations); err != nil {
+		if m.sent, err = sectionMap(s.Annotations); err != nil {
 			return nil, err
 		}
 		for _, e := range m.sent {
@@ -154,7 +154,7 @@ func (m *message) property(n int) any {
 	if m.Properties == nil {
 		return nil
 	}
-	return read(frames.Field(m.Properties, n))
+	return read(field(m.Properties, n))
 }
 
 // with is the map with the entries of more, which win. The map isn't changed. The keys of

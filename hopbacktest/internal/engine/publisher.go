@@ -256,7 +256,7 @@ func (p *Publisher) route(id uint32, settled bool, m *message) ([]*queue, *Fault
 		}
 		m.exchange, m.keys = to.exchange, []string{to.key}
 	}
-	if m.Properties != nil && frames.Field(m.Properties, fieldUserID) != nil {
+	if m.Properties != nil && field(m.Properties, fieldUserID) != nil {
 		user, ok := m.property(fieldUserID).([]byte)
 		if ok && string(user) != s.conn.user.name && !s.conn.user.impersonates() {
 			return nil, p.fail("amqp:unauthorized-access",

@@ -150,7 +150,7 @@ func (w *walk) headersOf() map[string]any {
 		return w.headers
 	}
 	w.headers = map[string]any{}
-	properties, _ := frames.SectionMap(w.m.ApplicationProperties)
+	properties, _ := sectionMap(w.m.ApplicationProperties)
 	for _, e := range properties {
 		if key, ok := e.Key.(string); ok && (e.Value == nil || simple(e.Value)) {
 			w.headers[key] = e.Value

@@ -23,7 +23,6 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/httpapi"
 	"github.com/hopback/hopback/desk"
-	"github.com/hopback/hopback/internal/suggest"
 	"github.com/hopback/hopback/topologyfile"
 )
 
@@ -222,7 +221,7 @@ func group(cmd *cobra.Command) {
 				names = append(names, sub.Name())
 			}
 		}
-		best := suggest.Nearest(args[0], names)
+		best := argument.Nearest(args[0], names)
 		for _, sub := range cmd.Commands() {
 			for _, below := range sub.Commands() {
 				if below.Name() == args[0] {
@@ -245,7 +244,7 @@ func flagHint(cmd *cobra.Command, err error) string {
 	}
 	var names []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-	if best := suggest.Nearest(name, names); best != "" {
+	if best := argument.Nearest(name, names); best != "" {
 		return fmt.Sprintf("; did you mean --%s?", best)
 	}
 	return ""

@@ -13,7 +13,6 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/audit"
 	"github.com/hopback/hopback/declare/migrate"
-	"github.com/hopback/hopback/internal/suggest"
 )
 
 // progressStep is how often what is shown is brought up to date.
@@ -94,7 +93,7 @@ func newQueue(in input, from, to string, keep bool) (declare.Queue, error) {
 		}
 	}
 	if found == nil {
-		if best := suggest.Nearest(to, names); best != "" {
+		if best := argument.Nearest(to, names); best != "" {
 			return nil, usage("%s has no queue %q; did you mean %q?", in.name, to, best)
 		}
 		return nil, usage("%s has no queue %q; add the new queue to it", in.name, to)
@@ -119,7 +118,7 @@ func (c *command) move(ctx context.Context, b *broker, in input, cfg migrate.Con
 		to := cfg.New.Address().QueueName()
 		err := fmt.Errorf("%s has no queue %q", b.shown, cfg.Old)
 		names = slices.DeleteFunc(names, func(n string) bool { return n == to })
-		if best := suggest.Nearest(cfg.Old, names); best != "" {
+		if best := argument.Nearest(cfg.Old, names); best != "" {
 			err = fmt.Errorf("%w; did you mean %q?", err, best)
 		}
 		if there[to] {

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/audit"
-	"github.com/hopback/hopback/internal/suggest"
 	"github.com/hopback/hopback/topologyfile"
 )
 
@@ -413,7 +413,7 @@ func checkWaived(waive []string) error {
 		if slices.Contains(ids, id) {
 			continue
 		}
-		if best := suggest.Nearest(id, ids); best != "" {
+		if best := argument.Nearest(id, ids); best != "" {
 			return usage("--waive: there is no rule %.80q; did you mean %q?", id, best)
 		}
 		return usage("--waive: there is no rule %.80q; hopback topology verify --rules lists them", id)

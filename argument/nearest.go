@@ -1,5 +1,4 @@
-// Package suggest finds the word that somebody probably meant.
-package suggest
+package argument
 
 import (
 	"slices"
@@ -7,13 +6,14 @@ import (
 	"unicode"
 )
 
-// longest is how long a word may be to be compared with others.
-const longest = 255
+// longestWord is how many bytes a word may have to be compared with others.
+const longestWord = 255
 
-// Nearest is the one of known that got was probably meant to be, or "".
+// Nearest returns the one of known that got was probably meant to be, or "". Use it to suggest
+// a word in a remedy.
 func Nearest(got string, known []string) string {
 	want := folded(got)
-	if want == "" || len(got) > longest {
+	if want == "" || len(got) > longestWord {
 		return ""
 	}
 	best, least := "", 2+len(want)/4
@@ -22,7 +22,7 @@ func Nearest(got string, known []string) string {
 		if f == want {
 			return k
 		}
-		if len(k) > longest {
+		if len(k) > longestWord {
 			continue
 		}
 		if d := edits(want, f); d < least {
@@ -52,7 +52,7 @@ func folded(s string) string {
 }
 
 // edits is how many letters must be changed, added, left out or swapped with their
-// neighbour to make a of b.
+// neighbor to make a of b.
 func edits(a, b string) int {
 	x, y := []rune(a), []rune(b)
 	rows := make([][]int, len(x)+1)

@@ -1,7 +1,14 @@
-package frames
+package engine
 
-// Sections are the encoded sections of a message. What isn't there is nil.
-type Sections struct {
+import (
+	"encoding/binary"
+	"errors"
+
+	"github.com/hopback/hopback/internal/frames"
+)
+
+// sections are the encoded sections of a message. What isn't there is nil.
+type sections struct {
 	Header, Annotations, Properties, ApplicationProperties []byte
 	// Bare is the bare message and the footer: all from the properties on.
 	Bare []byte
@@ -9,34 +16,29 @@ type Sections struct {
 	Body []byte
 }
 
-// SplitMessage finds the sections of a message and decodes none. They are parts of b. As
-// RabbitMQ does, it doesn't look into the body, nor whether there is one.
-func SplitMessage(b []byte) (Sections, error) {
-	var s Sections
+// split finds the sections of a message and decodes none. They are parts of b. As RabbitMQ
+// does, it doesn't look into the body, nor whether there is one.
+func split(b []byte) (s sections, err error) {
 	for last := 0; len(b) > 0; {
-		code := sectionOf(b)
-		if code >= sectionProperties && s.Bare == nil {
+		code, size, err := frames.NextSection(b, last)
+		if code >= frames.SectionProperties && s.Bare == nil {
 			s.Bare = b
 		}
-		if code >= sectionData && code != sectionFooter {
+		switch {
+		case code >= frames.SectionData && code != frames.SectionFooter:
 			s.Body = b
 			return s, nil
-		}
-		code, size, err := nextSection(b, last)
-		switch {
 		case err != nil:
 			return s, err
-		case code == sectionFooter:
-			return s, malformed("a footer without a body")
-		}
-		switch code {
-		case sectionHeader:
+		case code == frames.SectionFooter:
+			return s, errors.New("a footer without a body")
+		case code == frames.SectionHeader:
 			s.Header = b[:size]
-		case sectionAnnotations:
+		case code == frames.SectionAnnotations:
 			s.Annotations = b[:size]
-		case sectionProperties:
+		case code == frames.SectionProperties:
 			s.Properties = b[:size]
-		case sectionApplicationProperties:
+		case code == frames.SectionApplicationProperties:
 			s.ApplicationProperties = b[:size]
 		}
 		last, b = code, b[size:]
@@ -44,9 +46,9 @@ func SplitMessage(b []byte) (Sections, error) {
 	return s, nil
 }
 
-// Field returns the encoded n-th field, from 0, of a section that is a list, such as the
+// field returns the encoded n-th field, from 0, of a section that is a list, such as the
 // header. It is nil if the field is absent or the section malformed.
-func Field(section []byte, n int) []byte {
+func field(section []byte, n int) []byte {
 	list := inner(section)
 	if len(list) == 0 {
 		return nil
@@ -62,7 +64,7 @@ func Field(section []byte, n int) []byte {
 		if len(list) < 9 {
 			return nil
 		}
-		count, list = int(list[5])<<24|int(list[6])<<16|int(list[7])<<8|int(list[8]), list[9:]
+		count, list = int(binary.BigEndian.Uint32(list[5:])), list[9:]
 	default:
 		return nil
 	}
@@ -72,7 +74,7 @@ func Field(section []byte, n int) []byte {
 	for range n {
 		size := 0
 		if len(list) > 0 {
-			size = valueSize(list)
+			size = frames.ValueSize(list)
 		}
 		if size == 0 {
 			return nil
@@ -82,7 +84,7 @@ func Field(section []byte, n int) []byte {
 	if len(list) == 0 || list[0] == codeNull {
 		return nil
 	}
-	size := valueSize(list)
+	size := frames.ValueSize(list)
 	return list[:size:size]
 }
 
@@ -91,25 +93,25 @@ func inner(section []byte) []byte {
 	if len(section) < 2 || section[0] != codeDescribed || section[1] == codeDescribed {
 		return nil
 	}
-	size := plainSize(section[1:])
+	size := frames.ValueSize(section[1:])
 	if size == 0 {
 		return nil
 	}
 	return section[1+size:]
 }
 
-// SectionMap decodes a section that is a map, such as the annotations.
-func SectionMap(section []byte) (Map, error) {
+// sectionMap decodes a section that is a map, such as the annotations.
+func sectionMap(section []byte) (frames.Map, error) {
 	if section == nil {
 		return nil, nil
 	}
-	v, _, err := ReadValue(inner(section))
+	v, _, err := frames.ReadValue(inner(section))
 	if err != nil {
 		return nil, err
 	}
-	m, ok := v.(Map)
+	m, ok := v.(frames.Map)
 	if !ok {
-		return nil, malformed("a section that isn't a map")
+		return nil, errors.New("a section that isn't a map")
 	}
 	return m, nil
 }
