@@ -322,7 +322,7 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 		f.err.Text, f.err.ErrorType = said(m, c.cfg.TextKey), said(m, c.cfg.TypeKey)
 		if f.hint != "" {
 			f.err.Reason = f.hint
-			f.err.Text, f.err.ErrorType = cmp.Or(said(m, client.AnnotationError), f.err.Text), cmp.Or(said(m, AnnotationErrorType), f.err.ErrorType)
+			f.err.Text, f.err.ErrorType = cmp.Or(said(m, client.AnnotationError), f.err.Text), cmp.Or(historyOf(m).Type, f.err.ErrorType)
 		}
 	}
 	f.was = pastOf(m)
@@ -403,12 +403,10 @@ func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, er
 func (c *central) passOn(d *client.Delivery, f arrival) error {
 	h := map[string]any{client.AnnotationReason: string(f.given), AnnotationRetries: int64(f.was.count)}
 	h[AnnotationQueue] = f.err.Queue // whatever the sender wrote
+	t := historyOf(f.message)
 	for i, o := range originOf {
-		h[o.own] = f.was.failedIn.routed[i].text
-	}
-	for _, k := range []string{AnnotationExchange, AnnotationRoutingKey} {
-		if _, has := f.message.Annotations[k].(string); has {
-			delete(h, k)
+		if t.origin(i) == nil {
+			h[o.own] = f.was.failedIn.routed[i].text
 		}
 	}
 	return c.bury(d, f, h)
@@ -420,7 +418,7 @@ func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any
 		return c.moveDead(f, annotations)
 	}
 	m := client.Copy(f.message)
-	for _, key := range []any{AnnotationHistory, AnnotationDelay, AnnotationDeliveryTime, client.AnnotationKnownCount} {
+	for _, key := range []any{AnnotationDelay, AnnotationDeliveryTime, client.AnnotationKnownCount} {
 		delete(m.Annotations, key)
 	}
 	doubtful := mayNotCopy(m)
@@ -446,9 +444,10 @@ func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any
 		// The history may be what makes it too large.
 		small := *m
 		small.Annotations = maps.Clone(m.Annotations)
-		for _, key := range []any{client.AnnotationError, AnnotationErrorType, AnnotationAttempts, AnnotationExchange, AnnotationRoutingKey, AnnotationWorker, AnnotationLastFailure} {
+		for _, key := range []any{client.AnnotationError, AnnotationExchange, AnnotationRoutingKey} {
 			delete(small.Annotations, key)
 		}
+		small.Annotations[AnnotationHistory] = brief(historyOf(m).First, 0, 0)
 		o.Else = client.Forward{To: o.To, Message: &small}
 	}
 	return o
