@@ -271,7 +271,7 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	}
 	room := k.cfg.Prefetch
 	if k.cfg.near > 0 {
-		room = min(room, 2*k.cfg.near) // more than that only waits far from the broker
+		room = min(room, max(k.cfg.near/2, 1)) // more than that waits seldom
 	}
 	s := &stint{
 		consumer: k, sess: sess, counts: !sess.broker().AtLeast(4, 3),

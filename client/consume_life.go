@@ -90,7 +90,9 @@ func (s *stint) closeLink() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	_ = s.link.close(ctx)
+	if s.link.close(ctx) != nil && ctx.Err() != nil {
+		s.silent.Store(true) // nor is the end of the session answered
+	}
 }
 
 // live waits for the end of the stint.

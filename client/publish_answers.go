@@ -46,6 +46,7 @@ type answers struct {
 	open     int           // how many are unanswered
 	full     bool          // the flight waits for room
 	answered []*sent       // to be told
+	told     []*sent       // the memory of those before
 	telling  bool          // the goroutine that tells runs
 	empty    chan struct{} // closed when none is unanswered or to be told; nil: nobody waits
 	timer    *time.Timer
@@ -256,22 +257,25 @@ func (a *answers) hand(x *sent) {
 	a.answered = append(a.answered, x)
 	if !a.telling {
 		a.telling = true
-		a.working.Go(a.tellAll)
+		a.working.Add(1)
+		go a.tellAll()
 	}
 }
 
 func (a *answers) tellAll() {
-	var all []*sent
+	defer a.working.Done()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for len(a.answered) > 0 {
-		all, a.answered = a.answered, all[:0]
+		all := a.answered
+		a.answered = a.told[:0]
 		a.mu.Unlock()
 		for _, x := range all {
 			a.tell(x)
 		}
 		clear(all)
 		a.mu.Lock()
+		a.told = all
 	}
 	a.telling = false
 	a.wake()
