@@ -28,13 +28,19 @@ import (
 // The handler's result decides:
 //
 //	nil, a Discard                handled: the position moves on
-//	a client.Forward              the copy is published; handled once it is confirmed
-//	a client.DeadLetter, a Modify with DeadLetter, a Permanent, a panic
+//	a client.Forward              the copy is published; handled once it is confirmed, however
+//	                              long that takes. Else counts if it can never be sent
+//	a client.DeadLetter, a Modify with DeadLetter, a Permanent, a panic, a runtime.Goexit
 //	                              failed to the end: see Config.Failed
-//	a Snooze, a client.Requeue that hasn't failed
+//	a Snooze, a client.Requeue or Modify that hasn't failed
 //	                              handled again after a pause, and not counted
 //	any other error               handled again, after the pause of an After or else of
 //	                              Config.Backoff, up to Config.Attempts times
+//
+// So a handler's result means here what it means behind retry.With, with two differences. The
+// annotations of a Modify without DeadLetter are lost, as a stream's messages can't be changed.
+// What a handler returns after its ctx has ended with Config.Grace isn't carried out: the
+// next consumer handles the message again.
 //
 // The errors, those marked with * at the start only:
 //
@@ -96,8 +102,9 @@ type consumer struct {
 	behind int
 
 	// The worker's.
-	at               Offset // where to begin, or to go on
-	saved            bool   // at was saved, or is behind what was handled
+	at               Offset   // where to begin, or to go on
+	exited           *failure // whose handler has ended the worker's goroutine
+	saved            bool     // at was saved, or is behind what was handled
 	gaps             gaps
 	failed, forwards *client.Publisher[*client.Message] // nil: none yet
 }
@@ -129,14 +136,11 @@ func (k *consumer) consume(ctx context.Context) error {
 	slots <- struct{}{}
 	result := make(chan error, 1)
 	go func() {
-		var err error = &HandlerError{Stream: k.stream, Reason: client.ReasonPanicked, Err: &client.PanicError{}} // after a Goexit
-		defer func() {
-			result <- err
-			cancel(nil)
-			<-slots
-		}()
-		err = k.work(ctx, handlerCtx)
+		err := k.workOn(ctx, handlerCtx)
 		k.gaps.end()
+		result <- err
+		cancel(nil)
+		<-slots
 	}()
 	grace.Await(slots, nil, <-ended, k.cfg.Grace, hard)
 	var err error
