@@ -11,6 +11,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/internal/refusal"
@@ -304,17 +305,12 @@ func (k *consumer) translate(ctx context.Context, err error) error {
 	if !ok {
 		return e
 	}
-	e.Condition, e.Text = refused.Condition, refused.Text
-	switch refused.Condition {
-	case "amqp:not-found", "amqp:resource-deleted":
+	e.Condition, e.Text, e.Kind = refused.Condition, refused.Text, condition.OfLink(refused.Condition, refused.Text)
+	if e.Kind == client.ErrNotFound {
 		// A stream whose leader moves looks deleted, too.
-		if _, err := declare.Inspect(ctx, k.conn.Management(), k.stream); errors.Is(err, declare.ErrMissing) {
-			e.Kind = client.ErrNotFound
+		if _, err := declare.Inspect(ctx, k.conn.Management(), k.stream); !errors.Is(err, declare.ErrMissing) {
+			e.Kind = client.ErrConnectionLost
 		}
-	case "amqp:unauthorized-access":
-		e.Kind = client.ErrUnauthorized
-	case "amqp:precondition-failed", "amqp:not-allowed", "amqp:invalid-field", "amqp:resource-locked":
-		e.Kind = client.ErrRefused
 	}
 	return e
 }
