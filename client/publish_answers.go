@@ -538,24 +538,24 @@ func (a *answers) silent() bool {
 type flightLink struct {
 	senderLink
 	ending atomic.Bool
-	ended  chan struct{}
-	err    error // of closing it; set before end returns
+	closed chan struct{}
+	err    error // of closing it; set before closed
 }
 
 func newFlightLink(l senderLink) *flightLink {
-	return &flightLink{senderLink: l, ended: make(chan struct{})}
+	return &flightLink{senderLink: l, closed: make(chan struct{})}
 }
 
 // end closes the link, within bounds. Whoever is first does, and all others wait for that.
 func (l *flightLink) end() {
-	if l.ending.Swap(true) {
-		<-l.ended
+	if l.ending.CompareAndSwap(false, true) {
+		defer close(l.closed)
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		l.err = l.close(ctx)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	l.err = l.close(ctx)
-	close(l.ended)
+	<-l.closed
 }
 
 // maxBlamed is after how many links that the broker has ended over a message, with

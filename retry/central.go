@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare/audit"
 	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -217,11 +217,12 @@ func (c *central) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	f := c.read(d)
 	f.at = at
 	returned := false
-	defer func() {
-		if !returned { // a function of the policy has panicked
-			err = c.giveUp(d, f, client.ReasonPanicked, &client.PanicError{Value: recover(), Stack: debug.Stack()})
+	defer outcome.Catch(&returned, func(value any, stack []byte) { // of a function of the policy
+		err = c.giveUp(d, f, client.ReasonPanicked, &client.PanicError{Value: value, Stack: stack})
+		if value == nil {
+			outcome.LeaveLastWord(ctx, err)
 		}
-	}()
+	})
 	err = c.handle(ctx, d, f)
 	returned = true
 	return err

@@ -11,7 +11,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/deathlog"
-	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 // Annotations with a message's history, beside client.AnnotationReason and
@@ -249,10 +249,10 @@ func (pl *plan) story(d *client.Delivery, was past, now time.Time) account {
 func errorType(err error) string {
 	for {
 		switch e := err.(type) {
-		case *mark.Permanent:
+		case *outcome.Permanent:
 			err = e.Err
 			continue
-		case *mark.After:
+		case *outcome.After:
 			if e.Err != nil {
 				err = e.Err
 				continue

@@ -6,15 +6,13 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"runtime/debug"
 	"strings"
 	"time"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/lastword"
-	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -114,16 +112,12 @@ func (d *decorator) Handle(ctx context.Context, del *client.Delivery) (err error
 	// runtime.Goexit, where no result reaches the consumer.
 	returned := false
 	was := pastOf(messageOf(del))
-	defer func() {
-		if returned {
-			return
+	defer outcome.Catch(&returned, func(value any, stack []byte) {
+		err = d.dead(del, q, client.ReasonPanicked, &client.PanicError{Value: value, Stack: stack}, was, q.clock.now())
+		if value == nil {
+			outcome.LeaveLastWord(ctx, err)
 		}
-		p := &client.PanicError{Value: recover(), Stack: debug.Stack()}
-		err = d.dead(del, q, client.ReasonPanicked, p, was, q.clock.now())
-		if p.Value == nil {
-			lastword.Leave(ctx, err)
-		}
-	}()
+	})
 	err = d.handle(ctx, del, q, was)
 	returned = true
 	return err
@@ -155,12 +149,12 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, q *queueSt
 		if err == nil {
 			return nil
 		}
-		says := mark.Read[client.Outcome](err)
+		says := outcome.Read[client.Outcome](err)
 		err = readable(err, says)
 		if ctx.Err() != nil && errors.Is(err, context.Canceled) && context.Cause(ctx) != client.ErrConsumerTimeoutNear {
 			return client.Requeue{Err: err}
 		}
-		if says.Kind == mark.IsDecided {
+		if says.Kind == outcome.IsDecided {
 			return d.decidedByHandler(del, q, client.OutcomeOf(says.Decided), was)
 		}
 		now := q.clock.now()
