@@ -3,13 +3,13 @@ package client
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/argument"
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
-	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/replylink"
 )
 
@@ -44,9 +44,7 @@ func (p *replyPlace) shut(ctx context.Context) error {
 	return nil
 }
 
-func (p *replyPlace) Pause(ctx context.Context, n int) bool {
-	return link.Pause(ctx, p.conn.cfg.Reconnect.pause(n))
-}
+func (p *replyPlace) Pause(failures int) time.Duration { return p.conn.cfg.Reconnect.pause(failures) }
 
 func (p *replyPlace) Leave() {
 	p.booking.release()
