@@ -13,6 +13,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/grace"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -58,7 +59,7 @@ func Consume(ctx context.Context, conn *client.Conn, stream string, h client.Han
 		return err
 	}
 	ctx, end := refusal.Context(ctx)
-	k := &consumer{conn: conn, owner: dedicated.OwnerOf(conn), stream: stream, source: source, handler: h, cfg: cfg, log: cfg.Logger.With("stream", stream)}
+	k := &consumer{conn: conn, owner: conn.Internal(), stream: stream, source: source, handler: h, cfg: cfg, log: cfg.Logger.With("stream", stream)}
 	return end(k.consume(ctx))
 }
 
@@ -80,7 +81,7 @@ func check(conn *client.Conn, stream string, h client.Handler, cfg Config) (stri
 // consumer is one call of Consume.
 type consumer struct {
 	conn    *client.Conn
-	owner   dedicated.Owner
+	owner   inside.Conn[client.Stats, *client.Delivery]
 	stream  string
 	source  string // its address
 	handler client.Handler
@@ -109,7 +110,7 @@ func (k *consumer) consume(ctx context.Context) error {
 	defer close(closing)
 	go func() {
 		select {
-		case <-k.owner.Closed:
+		case <-k.owner.Closed():
 			cancel(client.ErrClosed)
 		case <-closing:
 		}
@@ -317,7 +318,7 @@ func (k *consumer) translate(ctx context.Context, err error) error {
 
 // live consumes over one connection. up says whether the stream was attached to.
 func (k *consumer) live(ctx, handlerCtx context.Context) (up bool, err error) {
-	raw, err := dedicated.OpenFor(ctx, k.conn, "stream", k.behind)
+	raw, err := dedicated.OpenFor(ctx, k.owner, "stream", k.behind)
 	if err != nil {
 		return false, err
 	}
