@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/dedicated"
 )
 
@@ -25,7 +26,7 @@ func init() {
 type rawUser struct{ add func(stats any) }
 
 func (u *rawUser) shut(context.Context) error { return nil }
-func (u *rawUser) count(s *Stats)             { u.add(s) }
+func (u *rawUser) count(s *instrument.Stats)  { u.add(s) }
 
 func (c *Conn) joinRaw(count func(stats any)) (leave func()) {
 	u := &rawUser{count}

@@ -7,6 +7,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client/instrument"
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/replylink"
@@ -36,7 +37,7 @@ type replyPlace struct {
 	add     func(stats any)
 }
 
-func (p *replyPlace) count(s *Stats) { p.add(s) }
+func (p *replyPlace) count(s *instrument.Stats) { p.add(s) }
 
 func (p *replyPlace) shut(ctx context.Context) error {
 	p.closed(ctx)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/replylink"
 )
@@ -230,13 +231,13 @@ func (l *line) set(now *links, why error) {
 	l.changed = make(chan struct{})
 }
 
-// count adds the requester's numbers to a *client.Stats.
+// count adds the requester's numbers to a *instrument.Stats.
 func (l *line) count(stats any) {
 	l.mu.Lock()
-	r := client.RequesterStats{To: l.cfg.to, Up: l.now != nil, Since: l.since, Err: l.why}
+	r := instrument.RequesterStats{To: l.cfg.to, Up: l.now != nil, Since: l.since, Err: l.why}
 	l.mu.Unlock()
 	r.Waiting = l.cfg.calls.snapshot().Waiting
-	s := stats.(*client.Stats)
+	s := stats.(*instrument.Stats)
 	s.Requesters = append(s.Requesters, r)
 }
 

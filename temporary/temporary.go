@@ -23,6 +23,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare"
 )
 
@@ -127,7 +128,7 @@ func apply(ctx context.Context, conn *client.Conn, t declare.Topology) error {
 func (q Queue) watch(ctx context.Context, conn *client.Conn, t declare.Topology, name string) {
 	unfinished := false // it was declared again, and not all of its bindings
 	for wait(ctx, lookEvery) {
-		gone := unfinished || slices.ContainsFunc(conn.Stats().Consumers, func(c client.ConsumerStats) bool {
+		gone := unfinished || slices.ContainsFunc(conn.Stats().Consumers, func(c instrument.ConsumerStats) bool {
 			return c.Queue == name && !c.Up && errors.Is(c.Err, client.ErrNotFound)
 		})
 		if !gone {

@@ -40,7 +40,7 @@ var Dial func(ctx context.Context, conn any, behind int) (Dialed, error)
 type Owner struct {
 	Closed <-chan struct{}                  // closed when it is closed
 	Pause  func(failures int) time.Duration // before another attempt to connect
-	// Join has the *client.Conn's Stats call count with a *client.Stats, until leave is
+	// Join has the *client.Conn's Stats call count with a *instrument.Stats, until leave is
 	// called.
 	Join func(count func(stats any)) (leave func())
 	// Handle has the *client.Conn's Instrument follow a *client.Delivery. The handler gets
