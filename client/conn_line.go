@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
 // A Conn has one line or several. A line is an AMQP connection that is made anew
@@ -160,7 +162,7 @@ func (l *line) reconnect(at int) (*wire, int, int) {
 		// The first round over the endpoints needs no pause: what broke may be one
 		// node of several. A single endpoint is asked at once, too.
 		if round := n / len(c.endpoints); round > 0 {
-			if !pause(l.ctx, c.cfg.Reconnect.pause(round-1)) {
+			if !link.Pause(l.ctx, c.cfg.Reconnect.pause(round-1)) {
 				return nil, 0, n
 			}
 		}

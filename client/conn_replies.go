@@ -10,6 +10,7 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/replylink"
 )
 
@@ -45,7 +46,7 @@ func (p *replyPlace) shut(ctx context.Context) error {
 }
 
 func (p *replyPlace) Pause(ctx context.Context, n int) bool {
-	return pause(ctx, p.conn.cfg.Reconnect.pause(n))
+	return link.Pause(ctx, p.conn.cfg.Reconnect.pause(n))
 }
 
 func (p *replyPlace) Leave() {

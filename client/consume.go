@@ -9,6 +9,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/internal/grace"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -132,7 +133,7 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 		c.log.Warn("hopback: the connection was lost while a consumer started; it starts again", "queue", queue, "error", err)
 		if c.hasLost(w) {
 			lost = w
-		} else if !pause(ctx, 10*time.Millisecond) { // what was lost is the connection before w
+		} else if !link.Pause(ctx, 10*time.Millisecond) { // what was lost is the connection before w
 			return cfg, a, errNotStarted
 		}
 	}
@@ -217,7 +218,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 			}
 			renewed = false
 			k.log.Warn("hopback: consuming failed; trying again", "error", err)
-			if !pause(ctx, k.deps.backoff.pause(failures)) {
+			if !link.Pause(ctx, k.deps.backoff.pause(failures)) {
 				return result()
 			}
 			failures++
@@ -247,7 +248,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 			failures = 0
 			continue // the next connection owes nothing to this one
 		}
-		if !pause(ctx, k.deps.backoff.pause(failures)) {
+		if !link.Pause(ctx, k.deps.backoff.pause(failures)) {
 			return result()
 		}
 		failures++
@@ -271,7 +272,7 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	}
 	room := k.cfg.Prefetch
 	if k.cfg.near > 0 {
-		room = min(room, 2*k.cfg.near) // more than that only waits far from the broker
+		room = min(room, max(k.cfg.near/2, 1)) // more than that waits seldom
 	}
 	s := &stint{
 		consumer: k, sess: sess, counts: !sess.broker().AtLeast(4, 3),

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"log/slog"
 	"time"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
 func newSender(op, target string, cfg senderConfig, from sessions) *sender {
@@ -166,7 +168,7 @@ func (k *linkKeeper) overdue(sess session, end landing) {
 func (s *sender) rest(d time.Duration) bool {
 	ctx, cancel := s.wanted()
 	defer cancel()
-	return pause(ctx, d)
+	return link.Pause(ctx, d)
 }
 
 // wanted returns a ctx that ends when the sender is cut off, or was stopped and

@@ -11,8 +11,8 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/mark"
 	"github.com/hopback/hopback/internal/message"
+	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -147,20 +147,20 @@ func (k *consumer) judge(err error, attempt int) verdict {
 	if attempt >= k.cfg.Attempts {
 		failed = verdict{do: doGiveUp, reason: retry.ReasonExhausted}
 	}
-	says := mark.Read[client.Outcome](err)
+	says := outcome.Read[client.Outcome](err)
 	switch says.Kind {
-	case mark.IsDiscard:
+	case outcome.IsDiscard:
 		return verdict{do: doNothing}
-	case mark.IsPermanent:
+	case outcome.IsPermanent:
 		return verdict{do: doGiveUp, reason: retry.ReasonPermanent}
-	case mark.IsAfter:
+	case outcome.IsAfter:
 		if says.After.Snooze {
 			return verdict{pause: max(says.After.Delay, minPause)}
 		}
 		if failed.do == doAgain {
 			failed.pause = max(says.After.Delay, minPause)
 		}
-	case mark.IsDecided:
+	case outcome.IsDecided:
 		switch o := client.OutcomeOf(says.Decided).(type) {
 		case client.Forward:
 			return verdict{do: doForward, forward: o}

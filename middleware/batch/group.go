@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/lastword"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 // handler gathers calls into batches, for each queue by itself.
@@ -377,7 +377,7 @@ func (c *counter) down() bool {
 type shared struct{ context.Context }
 
 func (s shared) Value(key any) any {
-	if key == (lastword.Key{}) {
+	if key == (outcome.LastWordKey{}) {
 		return nil
 	}
 	v := s.Context.Value(key)
