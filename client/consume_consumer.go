@@ -34,6 +34,8 @@ type consumer struct {
 	timeoutAsked atomic.Bool
 
 	active   *activity // nil: nobody asks
+	attached bool      // it has had a link
+	missing  bool      // the last attempt has found no queue
 	appetite *appetite // nil: Prefetch was given
 	hunger   hunger    // of the stint that runs
 	control  *Control
