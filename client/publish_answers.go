@@ -513,7 +513,7 @@ func (a *answers) answersElsewhere(ctx context.Context, m *Message) bool {
 	if err != nil {
 		return false
 	}
-	defer (&flightLink{senderLink: link}).end()
+	defer newFlightLink(link).end()
 	answered := make(chanReceipt, 1)
 	if _, _, err := link.send(m, answered); err != nil {
 		return false
@@ -537,17 +537,25 @@ func (a *answers) silent() bool {
 // flightLink is a sending link that several may close.
 type flightLink struct {
 	senderLink
-	once sync.Once
-	err  error // of closing it; set before end returns
+	ending atomic.Bool
+	closed chan struct{}
+	err    error // of closing it; set before closed
+}
+
+func newFlightLink(l senderLink) *flightLink {
+	return &flightLink{senderLink: l, closed: make(chan struct{})}
 }
 
 // end closes the link, within bounds. Whoever is first does, and all others wait for that.
 func (l *flightLink) end() {
-	l.once.Do(func() {
+	if l.ending.CompareAndSwap(false, true) {
+		defer close(l.closed)
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
 		l.err = l.close(ctx)
-	})
+		return
+	}
+	<-l.closed
 }
 
 // maxBlamed is after how many links that the broker has ended over a message, with

@@ -60,7 +60,7 @@ func (k *linkKeeper) run() {
 		if err != nil {
 			again = k.refused(err)
 		} else {
-			again = k.fly(sess, &flightLink{senderLink: link})
+			again = k.fly(sess, newFlightLink(link))
 		}
 	}
 }
