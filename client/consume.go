@@ -9,6 +9,8 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/internal/grace"
+	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -132,7 +134,7 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 		c.log.Warn("hopback: the connection was lost while a consumer started; it starts again", "queue", queue, "error", err)
 		if c.hasLost(w) {
 			lost = w
-		} else if !pause(ctx, 10*time.Millisecond) { // what was lost is the connection before w
+		} else if !link.Pause(ctx, 10*time.Millisecond) { // what was lost is the connection before w
 			return cfg, a, errNotStarted
 		}
 	}
@@ -185,28 +187,22 @@ func (k *consumer) checkForwards(ctx context.Context) error {
 
 // stints runs one stint after the other until ctx ends.
 func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
-	result := func() error {
-		if errors.Is(context.Cause(ctx), ErrClosed) {
-			return &Error{Op: "consume", Target: k.queue, Kind: ErrClosed}
-		}
-		return nil
-	}
-
-	failures := 0
+	try := &link.Try{}
 	event := func(e Event) {
-		e.Attempt = failures + 1
+		e.Attempt = try.Attempt()
 		k.event(e)
 	}
 	defer func() { event(Event{Kind: EventEnded}) }()
 	defer k.active.ended()
 	lost, renewed := time.Now(), false // renewed: nobody needs to hear of it
-	for attached := false; ; {
+	attached := false
+	for try = range link.Tries(ctx, k.deps.backoff.pause) {
 		s, err := k.open(ctx)
 		if ctx.Err() != nil {
 			if err == nil {
 				k.deps.sessions.give(s.sess, true)
 			}
-			return result()
+			break
 		}
 		if err != nil {
 			if !attached && (final(err) || errors.Is(err, ErrSessionLimit)) || errors.Is(err, ErrClosed) {
@@ -217,41 +213,30 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 			}
 			renewed = false
 			k.log.Warn("hopback: consuming failed; trying again", "error", err)
-			if !pause(ctx, k.deps.backoff.pause(failures)) {
-				return result()
-			}
-			failures++
 			continue
 		}
 		attached = true
-		began := time.Now()
+		try.Up()
 		if !renewed {
-			event(Event{Kind: EventUp, Down: began.Sub(lost)})
+			event(Event{Kind: EventUp, Down: time.Since(lost)})
 		}
-		renewed = false
-		switch s.run(ctx, handlerCtx, hard) {
-		case stintDrained:
-			return result()
-		case stintRenewed:
-			failures, renewed, lost = 0, true, time.Now()
+		end := s.run(ctx, handlerCtx, hard)
+		if end == stintDrained {
+			break
+		}
+		lost, renewed = time.Now(), end == stintRenewed
+		if renewed {
+			try.Worked()
 			continue
 		}
 		k.active.ended()
 		k.hunger.reset()
-		lost = time.Now()
 		event(Event{Kind: EventLost, Err: newError("consume", k.queue, ErrConnectionLost, s.why), Unsettled: s.unsettled})
-		if lost.Sub(began) > k.deps.backoff.Max {
-			failures = 0
-		}
-		if isClosed(s.sess.broken()) && lost.Sub(began) >= provenAfter {
-			failures = 0
-			continue // the next connection owes nothing to this one
-		}
-		if !pause(ctx, k.deps.backoff.pause(failures)) {
-			return result()
-		}
-		failures++
 	}
+	if errors.Is(context.Cause(ctx), ErrClosed) {
+		return &Error{Op: "consume", Target: k.queue, Kind: ErrClosed}
+	}
+	return nil
 }
 
 // awaitHandlers waits, within the grace time that began at ended, for handlers
@@ -261,6 +246,11 @@ func (k *consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) 
 }
 
 func (k *consumer) open(ctx context.Context) (*stint, error) {
+	if k.missing && k.cfg.OnGone != nil {
+		if err := onGone(ctx, k.cfg.OnGone); err != nil {
+			return nil, newError("consume", k.queue, ErrNotFound, err)
+		}
+	}
 	sess, err := k.deps.sessions.open(ctx)
 	if err != nil {
 		kind := ErrConnectionLost
@@ -271,7 +261,7 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	}
 	room := k.cfg.Prefetch
 	if k.cfg.near > 0 {
-		room = min(room, 2*k.cfg.near) // more than that only waits far from the broker
+		room = min(room, max(k.cfg.near/2, 1)) // more than that waits seldom
 	}
 	s := &stint{
 		consumer: k, sess: sess, counts: !sess.broker().AtLeast(4, 3),
@@ -293,8 +283,11 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	link, err := sess.receiver(ctx, k.source, o)
 	if err != nil {
 		k.deps.sessions.give(sess, true)
-		return nil, newError("consume", k.queue, attachKind(err), err)
+		err := newError("consume", k.queue, attachKind(err), err)
+		k.missing = k.attached && errors.Is(err, ErrNotFound)
+		return nil, err
 	}
+	k.attached, k.missing = true, false
 	if k.appetite != nil {
 		k.appetite.attached(time.Since(began))
 	}
@@ -303,6 +296,17 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	s.lanes = &lanes{key: k.order}
 	s.quarantine = &quarantine{off: k.cfg.NoQuarantine}
 	return s, nil
+}
+
+// onGone calls ConsumerConfig.OnGone.
+func onGone(ctx context.Context, call func(context.Context) error) (err error) {
+	returned := false
+	defer outcome.Catch(&returned, func(value any, stack []byte) {
+		err = &PanicError{Value: value, Stack: stack}
+	})
+	err = call(ctx)
+	returned = true
+	return err
 }
 
 // ControlFrom returns the Control of the consumer that a handler's ctx comes from. It

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client/instrument"
 )
 
 // maxForwardLinks is how many addresses a forwarder keeps links to. RabbitMQ ends
@@ -135,7 +136,7 @@ func (w *forwarder) check(ctx context.Context, target string) (err error) {
 	case <-ctx.Done():
 		return nil
 	}
-	s.stopOnce.Do(func() { close(s.stop) })
+	s.halt()
 	select {
 	case <-s.done: // so that its session is free for the forwards to come
 	case <-ctx.Done():
@@ -291,7 +292,7 @@ func (w *forwarder) room() bool {
 	for target, s := range w.senders {
 		if len(s.sent)+len(s.parked) == 0 {
 			delete(w.senders, target)
-			s.stopOnce.Do(func() { close(s.stop) })
+			s.halt()
 			return true
 		}
 	}
@@ -375,7 +376,7 @@ func (s *forwardSender) event(w *forwarder, e Event) {
 
 // count adds how many forwards aren't confirmed, and how many of them are to an address
 // that takes nothing.
-func (w *forwarder) count(c *ConsumerStats) {
+func (w *forwarder) count(c *instrument.ConsumerStats) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.senders {

@@ -57,7 +57,7 @@ type Management struct {
 }
 
 // newManagement returns a Management whose sessions are opened by open.
-func newManagement(open func(context.Context) (session, error), life context.Context, closing <-chan struct{}) *Management {
+func newManagement(open func(context.Context) (*wireSession, error), life context.Context, closing <-chan struct{}) *Management {
 	return &Management{
 		open: func(ctx context.Context) (session, requestLink, receiverLink, error) {
 			return openManagement(ctx, open)
@@ -100,24 +100,17 @@ func (m *Management) Request(ctx context.Context, method, path string, body any)
 	if err == nil {
 		var alone bool
 		status, reply, alone, err = m.once(ctx, s, release, method, path, body)
-		innocent := !alone || overtook(err)
-		if err == nil || !innocent || ctx.Err() != nil || !errors.Is(err, errSessionEnded) {
+		if err == nil || alone || ctx.Err() != nil || !errors.Is(err, errSessionEnded) {
 			return status, reply, err
 		}
-		// The session ended while others were under way, and one of them is to
-		// blame; or the first request overtook the credit for its reply.
+		// The session ended while others were under way, and one of them is to blame.
 		select {
 		case m.solo <- struct{}{}:
 			defer func() { <-m.solo }()
 		case <-ctx.Done():
 			return 0, nil, ended("manage", target, ErrOutcomeUnknown, ctx)
 		}
-		for range 3 {
-			if status, reply, err = m.onceAlone(ctx, method, path, body); !overtook(err) {
-				break
-			}
-		}
-		return status, reply, err
+		return m.onceAlone(ctx, method, path, body)
 	}
 	release()
 	switch {
@@ -136,12 +129,6 @@ func lossIn(err error) error {
 		return fmt.Errorf("%w: %w", ErrConnectionLost, err)
 	}
 	return err
-}
-
-// overtook says whether a request came to the broker ahead of the credit for its reply.
-// The broker doesn't carry it out then, and ends the session.
-func overtook(err error) bool {
-	return err != nil && strings.Contains(err.Error(), "insufficient credit")
 }
 
 // onceAlone is once on a session of its own.
@@ -480,14 +467,13 @@ func (noReceipt) answer(amqp.DeliveryState, error) {}
 
 // openManagement opens a session with the pair of links that RabbitMQ wants:
 // the same name, the property "paired", and the same node at both ends.
-func openManagement(ctx context.Context, open func(context.Context) (session, error)) (session, requestLink, receiverLink, error) {
+func openManagement(ctx context.Context, open func(context.Context) (*wireSession, error)) (session, requestLink, receiverLink, error) {
 	sess, err := open(ctx)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	as := sess.(*wireSession)
 	paired := frames.Map{{Key: frames.Symbol("paired"), Value: true}}
-	replies, requests := newWireReceiver(as, new(atomic.Uint64)), &wireSender{of: as} // replies tell nothing of queues
+	replies, requests := newWireReceiver(sess, new(atomic.Uint64)), &wireSender{of: sess} // replies tell nothing of queues
 	// The receiver first: RabbitMQ 4.0 ends the session over a request that comes before
 	// the credit for its reply.
 	err = replies.attach(ctx, linkTimeout, engine.ReceiverConfig{
@@ -511,7 +497,7 @@ func openManagement(ctx context.Context, open func(context.Context) (session, er
 // management returns one on this connection alone. Its sessions live as long as the
 // connection does.
 func (w *wire) management(after uint64) *Management {
-	open := func(ctx context.Context) (session, error) { return w.openSession(ctx, after) }
+	open := func(ctx context.Context) (*wireSession, error) { return w.openSession(ctx, after) }
 	return newManagement(open, w.ctx, nil)
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/dedicated"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // ReplayConfig selects the messages to replay and their destination. Queue is required, and
@@ -244,12 +245,12 @@ type replay struct {
 
 // run walks the queue until it is through.
 func (r *replay) run(ctx context.Context) error {
-	for idle := 0; ; {
+	for try := range link.Tries(ctx, backoff.Pause) {
 		before := r.report.Replayed
 		r.report.Walks++
 		again, err := r.pass(ctx)
 		if ctx.Err() != nil && (again || err != nil) {
-			return context.Cause(ctx)
+			break
 		}
 		switch {
 		case err != nil && !errors.Is(err, client.ErrConnectionLost) && !errors.Is(err, client.ErrUnreachable):
@@ -257,20 +258,16 @@ func (r *replay) run(ctx context.Context) error {
 		case err == nil && !again:
 			return nil
 		case err == nil:
-			idle = 0
+			try.Worked()
 			continue
-		}
-		if idle++; r.report.Replayed > before {
-			idle = 0
-		}
-		if idle >= fruitless {
+		case r.report.Replayed > before:
+			try.Worked()
+		case try.Attempt() == fruitless:
 			return err
 		}
 		r.d.log.Warn("hopback: the connection was lost during a replay, going on", "queue", r.cfg.Queue, "replay", r.cfg.ID, "replayed", r.report.Replayed, "error", err)
-		if !pause(ctx, backoff(idle)) {
-			return context.Cause(ctx)
-		}
 	}
+	return context.Cause(ctx)
 }
 
 // errHeld ends a walk that has held its messages for long enough.
@@ -598,7 +595,7 @@ func (r *replay) room(ctx context.Context, w *walk, out *outbox, size int, alone
 	if r.cfg.Rate > 0 {
 		now := time.Now()
 		if wait := r.next.Sub(now); wait > 0 {
-			if !pause(ctx, wait) {
+			if !link.Pause(ctx, wait) {
 				return context.Cause(ctx)
 			}
 			now = time.Now()
@@ -667,7 +664,7 @@ func (o *outbox) send(ctx context.Context, target string, payload []byte, tell f
 	if o.c == nil {
 		openCtx, cancel := context.WithTimeout(ctx, openLimit)
 		defer cancel()
-		c, err := dedicated.Open(openCtx, o.d.conn)
+		c, err := dedicated.Open(openCtx, o.d.conn.Internal())
 		if err != nil {
 			return err
 		}

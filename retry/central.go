@@ -15,10 +15,12 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare/audit"
 	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
+	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // CentralConfig configures Central. Queues is required.
@@ -188,7 +190,7 @@ func (c *central) Prepare(ctx context.Context, s client.Start) error {
 		return err
 	}
 	failed := c.retries.plan.stateFor(c.cfg.FailedQueue, StrategyRepublish)
-	failed.consumer, failed.log = refusal.Of(ctx), logOf(s)
+	failed.consumer, failed.log, failed.clock.own = refusal.Of(ctx), logOf(s), workerclock.From(ctx)
 	if c.retries.plan.giveUp > 0 {
 		failed.clock.asks(failed, s)
 		failed.clock.learn(ctx)
@@ -259,7 +261,7 @@ func (c *central) handle(ctx context.Context, d *client.Delivery, f arrival) err
 	what.attempt = f.was.count + 1
 	switch what.do {
 	case decidedDiscard:
-		report(d, what, client.DecisionDiscard, "", 0, f.err)
+		report(d, what, instrument.DecisionDiscard, "", 0, f.err)
 		return nil
 	case decidedDead:
 		return c.giveUp(d, f, what.reason, what.err)
@@ -323,7 +325,7 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 		f.err.Text, f.err.ErrorType = said(m, c.cfg.TextKey), said(m, c.cfg.TypeKey)
 		if f.hint != "" {
 			f.err.Reason = f.hint
-			f.err.Text, f.err.ErrorType = cmp.Or(said(m, client.AnnotationError), f.err.Text), cmp.Or(said(m, AnnotationErrorType), f.err.ErrorType)
+			f.err.Text, f.err.ErrorType = cmp.Or(said(m, client.AnnotationError), f.err.Text), cmp.Or(historyOf(m).Type, f.err.ErrorType)
 		}
 	}
 	f.was = pastOf(m)
@@ -396,7 +398,7 @@ func (c *central) counted(o client.Forward, count int, queue string) client.Forw
 func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, err error) error {
 	h := c.retries.plan.history(d, err, f.was, f.at.clock.now())
 	h[client.AnnotationReason] = string(reason)
-	report(d, decision{attempt: f.was.count + 1}, client.DecisionDeadLetter, string(reason), 0, err)
+	report(d, decision{attempt: f.was.count + 1}, instrument.DecisionDeadLetter, string(reason), 0, err)
 	return c.bury(d, f, h)
 }
 
@@ -404,12 +406,10 @@ func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, er
 func (c *central) passOn(d *client.Delivery, f arrival) error {
 	h := map[string]any{client.AnnotationReason: string(f.given), AnnotationRetries: int64(f.was.count)}
 	h[AnnotationQueue] = f.err.Queue // whatever the sender wrote
+	t := historyOf(f.message)
 	for i, o := range originOf {
-		h[o.own] = f.was.failedIn.routed[i].text
-	}
-	for _, k := range []string{AnnotationExchange, AnnotationRoutingKey} {
-		if _, has := f.message.Annotations[k].(string); has {
-			delete(h, k)
+		if t.origin(i) == nil {
+			h[o.own] = f.was.failedIn.routed[i].text
 		}
 	}
 	return c.bury(d, f, h)
@@ -421,7 +421,7 @@ func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any
 		return c.moveDead(f, annotations)
 	}
 	m := client.Copy(f.message)
-	for _, key := range []any{AnnotationHistory, AnnotationDelay, AnnotationDeliveryTime, client.AnnotationKnownCount} {
+	for _, key := range []any{AnnotationDelay, AnnotationDeliveryTime, client.AnnotationKnownCount} {
 		delete(m.Annotations, key)
 	}
 	doubtful := mayNotCopy(m)
@@ -447,9 +447,10 @@ func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any
 		// The history may be what makes it too large.
 		small := *m
 		small.Annotations = maps.Clone(m.Annotations)
-		for _, key := range []any{client.AnnotationError, AnnotationErrorType, AnnotationAttempts, AnnotationExchange, AnnotationRoutingKey, AnnotationWorker, AnnotationLastFailure} {
+		for _, key := range []any{client.AnnotationError, AnnotationExchange, AnnotationRoutingKey} {
 			delete(small.Annotations, key)
 		}
+		small.Annotations[AnnotationHistory] = brief(historyOf(m).First, 0, 0)
 		o.Else = client.Forward{To: o.To, Message: &small}
 	}
 	return o

@@ -64,7 +64,7 @@ func Discard(err error) error { return &outcome.Discard{Err: err} }
 // matches nothing.
 type unreadable struct {
 	text string
-	kind any
+	kind string
 }
 
 func (e *unreadable) Error() string { return e.text }

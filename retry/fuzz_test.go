@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/outcome"
 )
 
@@ -45,8 +46,8 @@ func FuzzAutopsy(f *testing.F) {
 		values := []any{died, reason, queue, number, float, uint64(number), time.UnixMilli(number), []any{died}, map[string]any{queue: number}, nil, true, []byte(reason)}
 		m := &client.Message{Annotations: map[any]any{}}
 		for i, key := range []string{
-			"x-last-death-reason", client.AnnotationReason, "x-last-death-queue", AnnotationRetries, AnnotationFirstFailure, AnnotationLastFailure,
-			AnnotationQueue, AnnotationExchange, AnnotationWorker, AnnotationErrorType, client.AnnotationError, AnnotationDelay, AnnotationDeliveryTime,
+			"x-last-death-reason", client.AnnotationReason, "x-last-death-queue", AnnotationRetries, anew.Older.First, anew.Older.Last,
+			AnnotationQueue, AnnotationExchange, anew.Older.Worker, anew.Older.ErrorType, client.AnnotationError, AnnotationDelay, AnnotationDeliveryTime,
 		} {
 			m.Annotations[key] = values[(i+int(kinds))%len(values)]
 		}

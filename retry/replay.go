@@ -4,13 +4,10 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
 )
 
-func init() { anew.Copy = replayed }
-
-// replayed is anew.Copy.
-func replayed(m *client.Message) *client.Message {
+// Copy returns a copy without the history of failures and waits.
+func (internalNames) Copy(m *client.Message) *client.Message {
 	c := client.Copy(m)
 	if c == nil {
 		return nil
@@ -19,7 +16,7 @@ func replayed(m *client.Message) *client.Message {
 	delete(c.Annotations, CountProperty)
 	t := historyOf(m)
 	for i, o := range originOf {
-		if s := t.origin(i); s != nil && c.Annotations[o.own] == nil && utf8.ValidString(*s) && len(*s) <= maxOrigin {
+		if s := t.origin(i); s != nil && utf8.ValidString(*s) && len(*s) <= maxOrigin {
 			if c.Annotations == nil {
 				c.Annotations = map[any]any{}
 			}

@@ -12,8 +12,10 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
+	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // With returns the Middleware that retries by p. It is for the handlers of all queues
@@ -70,7 +72,7 @@ func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 		return d.invalid
 	}
 	q := d.plan.stateFor(s.Queue, StrategyRepublish)
-	q.consumer, q.log = refusal.Of(ctx), logOf(s)
+	q.consumer, q.log, q.clock.own = refusal.Of(ctx), logOf(s), workerclock.From(ctx)
 	if q.unusable != nil {
 		return q.unusable
 	}
@@ -165,7 +167,7 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, q *queueSt
 		})
 		switch what.do {
 		case decidedDiscard:
-			del.Report(client.Decision{Kind: client.DecisionDiscard, Attempt: was.count + 1, Err: err})
+			del.Report(instrument.Decision{Kind: instrument.DecisionDiscard, Attempt: was.count + 1, Err: err})
 			return nil
 		case decidedDead:
 			return d.dead(del, q, what.reason, what.err, was, now)
@@ -186,12 +188,12 @@ func (d *decorator) decidedByHandler(del *client.Delivery, q *queueState, o clie
 		if o.Reason == "" {
 			o.Reason = ReasonRejected
 		}
-		report(del, decision{attempt: was.count + 1}, client.DecisionDeadLetter, string(o.Reason), 0, o.Err)
+		report(del, decision{attempt: was.count + 1}, instrument.DecisionDeadLetter, string(o.Reason), 0, o.Err)
 		o.Annotations = d.withHistory(del, q, o.Err, o.Annotations, was)
 		return o
 	case client.Modify:
 		if o.DeadLetter {
-			report(del, decision{attempt: was.count + 1}, client.DecisionDeadLetter, string(ReasonRejected), 0, o.Err)
+			report(del, decision{attempt: was.count + 1}, instrument.DecisionDeadLetter, string(ReasonRejected), 0, o.Err)
 			if _, marked := o.Annotations[client.AnnotationReason]; !marked {
 				o.Annotations = d.withHistory(del, q, o.Err, o.Annotations, was)
 				o.Annotations[client.AnnotationReason] = string(ReasonRejected)
@@ -212,7 +214,7 @@ func (d *decorator) withHistory(del *client.Delivery, q *queueState, err error, 
 
 func (d *decorator) dead(del *client.Delivery, q *queueState, reason client.Reason, err error, was past, now time.Time) error {
 	q.watch.messageGivenUp()
-	report(del, decision{attempt: was.count + 1}, client.DecisionDeadLetter, string(reason), 0, err)
+	report(del, decision{attempt: was.count + 1}, instrument.DecisionDeadLetter, string(reason), 0, err)
 	return client.DeadLetter{Reason: reason, Err: err, Annotations: d.plan.history(del, err, was, now)}
 }
 
@@ -238,7 +240,7 @@ func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queue
 	switch {
 	case strategy == StrategyNative:
 		q.reportRetry(ctx, del, what, strategy, what.delay, a, err)
-		h := a.annotations()
+		h := a.annotations(what.delay)
 		h[client.AnnotationReason] = reasonWaits
 		h[AnnotationDelay] = what.delay.Milliseconds()
 		h[AnnotationDeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
@@ -250,7 +252,7 @@ func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queue
 		}
 		q.reportRetry(ctx, del, what, strategy, d.plan.rungs[rung], a, err)
 		a.waits(what, d.plan.rungs[rung])
-		h := a.annotations()
+		h := a.annotations(d.plan.rungs[rung])
 		h[client.AnnotationReason] = reasonRetry
 		h[AnnotationDelay] = d.plan.rungs[rung].Milliseconds()
 		q.watch.retrySent(d.plan.rungs[rung])
@@ -260,9 +262,9 @@ func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queue
 }
 
 // report tells an Instrument. Without one it does nothing.
-func report(del *client.Delivery, what decision, kind client.DecisionKind, lane string, wait time.Duration, err error) {
-	x := client.Decision{Kind: kind, Attempt: what.attempt, Lane: lane, Err: err}
-	if kind != client.DecisionDeadLetter {
+func report(del *client.Delivery, what decision, kind instrument.DecisionKind, lane string, wait time.Duration, err error) {
+	x := instrument.Decision{Kind: kind, Attempt: what.attempt, Lane: lane, Err: err}
+	if kind != instrument.DecisionDeadLetter {
 		x.Delay, x.Wait = what.delay, wait
 	}
 	del.Report(x)
@@ -272,7 +274,7 @@ func report(del *client.Delivery, what decision, kind client.DecisionKind, lane 
 func (q *queueState) reportRetry(ctx context.Context, del *client.Delivery, what decision, by Strategy, wait time.Duration, a *account, err error) {
 	kind := kindOf(what)
 	report(del, what, kind, string(by), wait, err)
-	if kind != client.DecisionRetry || !q.log.Enabled(ctx, q.level) {
+	if kind != instrument.DecisionRetry || !q.log.Enabled(ctx, q.level) {
 		return
 	}
 	var id any
@@ -290,18 +292,18 @@ func (q *queueState) reportRetry(ctx context.Context, del *client.Delivery, what
 }
 
 // kindOf is what a retry is to an Instrument.
-func kindOf(what decision) client.DecisionKind {
+func kindOf(what decision) instrument.DecisionKind {
 	if what.snoozed {
-		return client.DecisionWait
+		return instrument.DecisionWait
 	}
-	return client.DecisionRetry
+	return instrument.DecisionRetry
 }
 
 // cannotWait gives up a message that has no place to wait.
 func (q *queueState) cannotWait(del *client.Delivery, what decision, a *account, err error) error {
-	report(del, what, client.DecisionDeadLetter, string(client.ReasonUnforwardable), 0, err)
+	report(del, what, instrument.DecisionDeadLetter, string(client.ReasonUnforwardable), 0, err)
 	q.watch.messageGivenUp()
-	return client.DeadLetter{Reason: client.ReasonUnforwardable, Err: err, Annotations: a.annotations()}
+	return client.DeadLetter{Reason: client.ReasonUnforwardable, Err: err, Annotations: a.annotations(0)}
 }
 
 // strategyFor returns how m waits.
@@ -345,11 +347,11 @@ func (d *decorator) republish(ctx context.Context, del *client.Delivery, q *queu
 		}
 	}
 	a.waits(what, delay)
-	var history any = a.compact(m, delay)
+	var history any = a.compact(delay, false)
 	f := client.Forward{To: to, Message: c, Annotations: map[string]any{AnnotationHistory: history}, Err: err}
 	if m.Annotations[AnnotationQueue] != nil {
-		// Single annotations win over the compact form, so these must be the newer ones.
-		f.Annotations = a.annotations()
+		// It wins over the history, so it must be the newer one.
+		f.Annotations = a.annotations(delay)
 		// The original goes back if the copy can't be stored. It hasn't been retried then.
 		delete(f.Annotations, AnnotationRetries)
 	}
@@ -404,7 +406,7 @@ func (q *queueState) uncopied(f client.Forward, m *client.Message, a *account, w
 	if q.holdsMessages && !hasTTL(m) && !q.clock.ignores() {
 		all := *a
 		all.asked, all.left = 0, 0 // the queue itself holds it for all of its delay
-		h := all.annotations()
+		h := all.annotations(what.delay)
 		h[client.AnnotationReason], h[AnnotationDelay] = reasonWaits, what.delay.Milliseconds()
 		h[AnnotationDeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
 		last = client.Modify{Annotations: h, Err: f.Err}
@@ -412,11 +414,8 @@ func (q *queueState) uncopied(f client.Forward, m *client.Message, a *account, w
 	small := *f.Message
 	small.Annotations = make(map[any]any, len(f.Message.Annotations)+1)
 	maps.Copy(small.Annotations, f.Message.Annotations)
-	if a.first != 0 {
-		small.Annotations[AnnotationFirstFailure] = a.first
-	}
-	if a.left != 0 {
-		small.Annotations[AnnotationDelayLeft], small.Annotations[AnnotationDelayAsked] = a.left, a.asked
+	if a.first != 0 || a.left != 0 {
+		small.Annotations[AnnotationHistory] = brief(a.first, a.asked, a.left)
 	}
 	return client.Forward{To: f.To, Message: &small, Annotations: f.Annotations, Else: last, Err: f.Err}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/retry"
@@ -149,7 +150,7 @@ func (k *consumer) process(ctx, handlerCtx context.Context, f failure) error {
 			f.attempts++
 		}
 		f.err = nil
-		if !sleep(ctx, v.pause) {
+		if !link.Pause(ctx, v.pause) {
 			return errDrained
 		}
 	}
@@ -317,7 +318,7 @@ func (k *consumer) publisherTo(ctx context.Context, to address.Address) (*client
 // publish publishes a copy, and returns nil when the broker has confirmed it. It tries for
 // as long as it takes, unless the copy is hopeless.
 func (k *consumer) publish(ctx, handlerCtx context.Context, to address.Address, m *client.Message, f failure, edit ...func(*client.Message)) error {
-	for failures := 0; ; failures++ {
+	for range link.Tries(ctx, k.owner.Pause) {
 		p, err := k.publisherTo(handlerCtx, to)
 		if err == nil {
 			err = p.Publish(handlerCtx, m, edit...)
@@ -329,8 +330,6 @@ func (k *consumer) publish(ctx, handlerCtx context.Context, to address.Address, 
 			return errDrained
 		}
 		k.log.Warn("hopback: the copy of a stream's message isn't confirmed; trying again", "offset", f.offset, "error", err)
-		if !sleep(ctx, k.owner.Pause(failures)) {
-			return errDrained
-		}
 	}
+	return errDrained
 }
