@@ -15,6 +15,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/link"
 )
@@ -484,7 +485,7 @@ func (r *replay) send(ctx context.Context, w *walk, out *outbox, v dedicated.Del
 		if errors.As(err, &no) && no.Condition == dedicated.TooLarge {
 			return &unsendable{no}
 		}
-		if errors.As(err, &no) && final[no.Condition] && len(r.refused) < 1000 {
+		if errors.As(err, &no) && refuses(no) && len(r.refused) < 1000 {
 			r.refused[target] = fmt.Errorf("the broker refuses %s: %w", target, no)
 			return &unsendable{r.refused[target]}
 		}
@@ -543,9 +544,14 @@ func (r *replay) answered(w *walk, delivery uint32, size int, id, messageID, tar
 	}
 }
 
-// final are the conditions that another attempt doesn't change.
-var final = map[string]bool{
-	"amqp:not-found": true, "amqp:resource-deleted": true, "amqp:unauthorized-access": true, "amqp:not-allowed": true, "amqp:precondition-failed": true,
+// refuses reports whether the broker refuses an address so that another attempt doesn't
+// change it.
+func refuses(no *dedicated.RefusedError) bool {
+	switch condition.OfLink(no.Condition, no.Text) {
+	case client.ErrNotFound, client.ErrUnauthorized, client.ErrRefused:
+		return true
+	}
+	return false
 }
 
 // sendable is the answer of a dry run.

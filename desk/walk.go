@@ -8,6 +8,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/link"
 )
@@ -212,15 +213,7 @@ func walkError(queue string, err error) error {
 	e := &client.Error{Op: "walk", Target: queue, Kind: client.ErrConnectionLost, Err: err}
 	var refused *dedicated.RefusedError
 	if errors.As(err, &refused) {
-		e.Condition, e.Text = refused.Condition, refused.Text
-		switch refused.Condition {
-		case "amqp:not-found", "amqp:resource-deleted":
-			e.Kind = client.ErrNotFound
-		case "amqp:unauthorized-access":
-			e.Kind = client.ErrUnauthorized
-		default:
-			e.Kind = client.ErrRefused
-		}
+		e.Condition, e.Text, e.Kind = refused.Condition, refused.Text, condition.OfLink(refused.Condition, refused.Text)
 	}
 	return e
 }

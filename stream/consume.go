@@ -11,6 +11,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/internal/link"
@@ -29,13 +30,19 @@ import (
 // The handler's result decides:
 //
 //	nil, a Discard                handled: the position moves on
-//	a client.Forward              the copy is published; handled once it is confirmed
-//	a client.DeadLetter, a Modify with DeadLetter, a Permanent, a panic
+//	a client.Forward              the copy is published; handled once it is confirmed, however
+//	                              long that takes. Else counts if it can never be sent
+//	a client.DeadLetter, a Modify with DeadLetter, a Permanent, a panic, a runtime.Goexit
 //	                              failed to the end: see Config.Failed
-//	a Snooze, a client.Requeue that hasn't failed
+//	a Snooze, a client.Requeue or Modify that hasn't failed
 //	                              handled again after a pause, and not counted
 //	any other error               handled again, after the pause of an After or else of
 //	                              Config.Backoff, up to Config.Attempts times
+//
+// So a handler's result means here what it means behind retry.With, with two differences. The
+// annotations of a Modify without DeadLetter are lost, as a stream's messages can't be changed.
+// What a handler returns after its ctx has ended with Config.Grace isn't carried out: the
+// next consumer handles the message again.
 //
 // The errors, those marked with * at the start only:
 //
@@ -97,8 +104,9 @@ type consumer struct {
 	behind int
 
 	// The worker's.
-	at               Offset // where to begin, or to go on
-	saved            bool   // at was saved, or is behind what was handled
+	at               Offset   // where to begin, or to go on
+	exited           *failure // whose handler has ended the worker's goroutine
+	saved            bool     // at was saved, or is behind what was handled
 	gaps             gaps
 	failed, forwards *client.Publisher[*client.Message] // nil: none yet
 }
@@ -130,14 +138,11 @@ func (k *consumer) consume(ctx context.Context) error {
 	slots <- struct{}{}
 	result := make(chan error, 1)
 	go func() {
-		var err error = &HandlerError{Stream: k.stream, Reason: client.ReasonPanicked, Err: &client.PanicError{}} // after a Goexit
-		defer func() {
-			result <- err
-			cancel(nil)
-			<-slots
-		}()
-		err = k.work(ctx, handlerCtx)
+		err := k.workOn(ctx, handlerCtx)
 		k.gaps.end()
+		result <- err
+		cancel(nil)
+		<-slots
 	}()
 	grace.Await(slots, nil, <-ended, k.cfg.Grace, hard)
 	var err error
@@ -289,17 +294,12 @@ func (k *consumer) translate(ctx context.Context, err error) error {
 	if !ok {
 		return e
 	}
-	e.Condition, e.Text = refused.Condition, refused.Text
-	switch refused.Condition {
-	case "amqp:not-found", "amqp:resource-deleted":
+	e.Condition, e.Text, e.Kind = refused.Condition, refused.Text, condition.OfLink(refused.Condition, refused.Text)
+	if e.Kind == client.ErrNotFound {
 		// A stream whose leader moves looks deleted, too.
-		if _, err := declare.Inspect(ctx, k.conn.Management(), k.stream); errors.Is(err, declare.ErrMissing) {
-			e.Kind = client.ErrNotFound
+		if _, err := declare.Inspect(ctx, k.conn.Management(), k.stream); !errors.Is(err, declare.ErrMissing) {
+			e.Kind = client.ErrConnectionLost
 		}
-	case "amqp:unauthorized-access":
-		e.Kind = client.ErrUnauthorized
-	case "amqp:precondition-failed", "amqp:not-allowed", "amqp:invalid-field", "amqp:resource-locked":
-		e.Kind = client.ErrRefused
 	}
 	return e
 }
