@@ -8,25 +8,24 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client/instrument"
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/replylink"
 )
 
-// Package rpc receives replies on links that it opens here.
-func init() {
-	replylink.Reserve = func(conn any, closed func(ctx context.Context), count func(stats any)) (replylink.Place, error) {
-		c := conn.(*Conn)
-		if c == nil {
-			return nil, argument.New("conn", nil, "is a nil *Conn", "use the result of Connect")
-		}
-		p := &replyPlace{conn: c, booking: c.book(1), closed: closed, add: count}
-		if err := c.join(p); err != nil {
-			p.booking.release()
-			return nil, &Error{Op: "call", Kind: ErrClosed, unsent: true}
-		}
-		return p, nil
+// ReserveReplies is how package rpc gets a place for the links on which it receives replies.
+func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*instrument.Stats)) (replylink.Place, error) {
+	c := in.conn
+	if c == nil {
+		return nil, argument.New("conn", nil, "is a nil *Conn", "use the result of Connect")
 	}
+	p := &replyPlace{conn: c, booking: c.book(1), closed: closed, add: count}
+	if err := c.join(p); err != nil {
+		p.booking.release()
+		return nil, &Error{Op: "call", Kind: ErrClosed, unsent: true}
+	}
+	return p, nil
 }
 
 // replyPlace has one session at a time, with the links for replies.
@@ -34,10 +33,10 @@ type replyPlace struct {
 	conn    *Conn
 	booking *booking
 	closed  func(ctx context.Context)
-	add     func(stats any)
+	add     func(*instrument.Stats)
 }
 
-func (p *replyPlace) count(s *Stats) { p.add(s) }
+func (p *replyPlace) count(s *instrument.Stats) { p.add(s) }
 
 func (p *replyPlace) shut(ctx context.Context) error {
 	p.closed(ctx)
@@ -52,7 +51,7 @@ func (p *replyPlace) Leave() {
 }
 
 func (p *replyPlace) Open(ctx context.Context, source func(atLeast func(major, minor int) bool) (replylink.Source, error)) (replylink.Session, error) {
-	sess, err := p.booking.open(ctx)
+	sess, err := p.booking.openWire(ctx)
 	if err != nil {
 		return nil, replyError(ctx, err)
 	}
@@ -61,10 +60,9 @@ func (p *replyPlace) Open(ctx context.Context, source func(atLeast func(major, m
 		closeSession(sess)
 		return nil, err
 	}
-	as := sess.(*wireSession)
-	s := &replySession{of: as, credit: from.Credit, settled: from.Queue == ""}
+	s := &replySession{of: sess, credit: from.Credit, settled: from.Queue == ""}
 	for range from.Links {
-		r, err := as.replies(ctx, from)
+		r, err := sess.replies(ctx, from)
 		if err != nil {
 			closeSession(sess)
 			return nil, replyError(ctx, err)

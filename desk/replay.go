@@ -664,7 +664,7 @@ func (o *outbox) send(ctx context.Context, target string, payload []byte, tell f
 	if o.c == nil {
 		openCtx, cancel := context.WithTimeout(ctx, openLimit)
 		defer cancel()
-		c, err := dedicated.Open(openCtx, o.d.conn)
+		c, err := dedicated.Open(openCtx, o.d.conn.Internal())
 		if err != nil {
 			return err
 		}

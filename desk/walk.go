@@ -64,7 +64,7 @@ func (d *Desk) begin(ctx context.Context, queue string) (*walk, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, openLimit)
 	defer cancel()
-	in, err := dedicated.Open(ctx, d.conn)
+	in, err := dedicated.Open(ctx, d.conn.Internal())
 	if err != nil {
 		return nil, walkError(queue, err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/replylink"
@@ -79,7 +80,7 @@ func newLine(cfg lineConfig) (*line, error) {
 	l := &line{cfg: cfg, since: time.Now(), done: make(chan struct{}), changed: make(chan struct{}), queue: queuePrefix + strings.ToLower(rand.Text())}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	var err error
-	if l.place, err = replylink.Reserve(cfg.conn, l.stop, l.count); err != nil {
+	if l.place, err = cfg.conn.Internal().ReserveReplies(l.stop, l.count); err != nil {
 		l.cancel()
 		return nil, err
 	}
@@ -227,13 +228,12 @@ func (l *line) set(now *links, why error) {
 	l.changed = make(chan struct{})
 }
 
-// count adds the requester's numbers to a *client.Stats.
-func (l *line) count(stats any) {
+// count adds the requester's numbers.
+func (l *line) count(s *instrument.Stats) {
 	l.mu.Lock()
-	r := client.RequesterStats{To: l.cfg.to, Up: l.now != nil, Since: l.since, Err: l.why}
+	r := instrument.RequesterStats{To: l.cfg.to, Up: l.now != nil, Since: l.since, Err: l.why}
 	l.mu.Unlock()
 	r.Waiting = l.cfg.calls.snapshot().Waiting
-	s := stats.(*client.Stats)
 	s.Requesters = append(s.Requesters, r)
 }
 

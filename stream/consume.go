@@ -14,6 +14,7 @@ import (
 	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/grace"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/refusal"
 )
@@ -66,7 +67,7 @@ func Consume(ctx context.Context, conn *client.Conn, stream string, h client.Han
 		return err
 	}
 	ctx, end := refusal.Context(ctx)
-	k := &consumer{conn: conn, owner: dedicated.OwnerOf(conn), stream: stream, source: source, handler: h, cfg: cfg, log: cfg.Logger.With("stream", stream)}
+	k := &consumer{conn: conn, owner: conn.Internal(), stream: stream, source: source, handler: h, cfg: cfg, log: cfg.Logger.With("stream", stream)}
 	return end(k.consume(ctx))
 }
 
@@ -88,7 +89,7 @@ func check(conn *client.Conn, stream string, h client.Handler, cfg Config) (stri
 // consumer is one call of Consume.
 type consumer struct {
 	conn    *client.Conn
-	owner   dedicated.Owner
+	owner   inside.Conn[*client.Delivery]
 	stream  string
 	source  string // its address
 	handler client.Handler
@@ -118,7 +119,7 @@ func (k *consumer) consume(ctx context.Context) error {
 	defer close(closing)
 	go func() {
 		select {
-		case <-k.owner.Closed:
+		case <-k.owner.Closed():
 			cancel(client.ErrClosed)
 		case <-closing:
 		}
@@ -306,7 +307,7 @@ func (k *consumer) translate(ctx context.Context, err error) error {
 
 // live consumes over one connection. up says whether the stream was attached to.
 func (k *consumer) live(ctx, handlerCtx context.Context, try *link.Try) (up bool, err error) {
-	raw, err := dedicated.OpenFor(ctx, k.conn, "stream", k.behind)
+	raw, err := dedicated.OpenFor(ctx, k.owner, "stream", k.behind)
 	if err != nil {
 		return false, err
 	}

@@ -165,7 +165,7 @@ func (k *consumer) explain(ctx context.Context, from, to uint64, behind int) tim
 // oldest returns the offset of the oldest message. A raw connection has one receiver, so
 // this opens another.
 func (k *consumer) oldest(ctx context.Context, behind int) (n uint64, found bool, err error) {
-	raw, err := dedicated.OpenFor(ctx, k.conn, "stream", behind)
+	raw, err := dedicated.OpenFor(ctx, k.owner, "stream", behind)
 	if err != nil {
 		return 0, false, err
 	}

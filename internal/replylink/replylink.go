@@ -42,8 +42,3 @@ type Session interface {
 	Accept(link int, id uint32) error
 	Close()
 }
-
-// Reserve reserves a place on conn, a *client.Conn. closed is called when the Conn is being
-// closed, and should return when the session is closed, within ctx. count is called with
-// a *client.Stats to add to. Package client sets Reserve.
-var Reserve func(conn any, closed func(ctx context.Context), count func(stats any)) (Place, error)
