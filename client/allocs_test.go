@@ -183,7 +183,7 @@ func TestAllocationsOfConsuming(t *testing.T) {
 		{"a failure", returns(failed), 4},
 		{"Modify", returns(Modify{Annotations: delayed, Err: failed}), 3},
 		{"DeadLetter", returns(DeadLetter{Reason: "exhausted", Err: failed, Annotations: annotations}), 7},
-		{"Forward", returns(Forward{To: target, Message: copied, Err: failed}), 3},
+		{"Forward", returns(Forward{To: target, Message: copied, Err: failed}), 4},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			one, end := consumeIdly(t, c.handler)

@@ -1,8 +1,9 @@
 package client
 
 import (
-	"math/rand/v2"
 	"time"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
 // ReconnectBackoff is a pause that doubles from Min to Max, with full jitter: each
@@ -11,13 +12,4 @@ type ReconnectBackoff struct {
 	Min, Max time.Duration
 }
 
-// pause is how long to wait after the nth failure in a row: random between
-// nothing and Min·2ⁿ, at most Max. The jitter keeps many clients from coming
-// back in step.
-func (b ReconnectBackoff) pause(n int) time.Duration {
-	d := b.Max
-	if n < 32 && b.Min<<n < b.Max && b.Min<<n > 0 {
-		d = b.Min << n
-	}
-	return rand.N(d) + time.Millisecond
-}
+func (b ReconnectBackoff) pause(failures int) time.Duration { return link.Backoff(b).Pause(failures) }

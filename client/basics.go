@@ -1,10 +1,8 @@
 package client
 
 import (
-	"context"
 	"fmt"
 	"strings"
-	"time"
 	"unicode/utf8"
 )
 
@@ -27,18 +25,6 @@ func clip(s string, limit int) string {
 }
 
 func quote(s string) string { return fmt.Sprintf("%q", clip(s, 64)) }
-
-// pause waits for d or the end of ctx, and says whether it waited to the end.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
 
 func isClosed(c <-chan struct{}) bool {
 	select {

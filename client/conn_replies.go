@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/Azure/go-amqp"
 
@@ -41,9 +42,7 @@ func (p *replyPlace) shut(ctx context.Context) error {
 	return nil
 }
 
-func (p *replyPlace) Pause(ctx context.Context, n int) bool {
-	return pause(ctx, p.conn.cfg.Reconnect.pause(n))
-}
+func (p *replyPlace) Pause(failures int) time.Duration { return p.conn.cfg.Reconnect.pause(failures) }
 
 func (p *replyPlace) Leave() {
 	p.booking.release()

@@ -16,6 +16,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	engine "github.com/hopback/hopback/internal/amqp"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // bareConn is a Conn without its supervisor, on the wire w; nil: disconnected.
@@ -45,7 +46,7 @@ func bareWire(t *testing.T) *wire {
 func TestWhatIsNotAnsweredIsGivenUp(t *testing.T) {
 	wait := func(d time.Duration, err error) func(context.Context) error {
 		return func(ctx context.Context) error {
-			if !pause(ctx, d) {
+			if !link.Pause(ctx, d) {
 				return context.Cause(ctx)
 			}
 			return err

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 	"time"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
 // due is when a token with so much time left should be renewed.
@@ -18,7 +20,7 @@ func (c *Conn) keepToken(w *wire) {
 	}
 	failures := 0
 	wait := due(time.Until(expires))
-	for pause(w.ctx, wait) {
+	for link.Pause(w.ctx, wait) {
 		next, err := w.endpoint.sasl.token(w.ctx)
 		if err == nil && !next.Expires.IsZero() && !next.Expires.After(expires) {
 			// The source keeps its token for longer than four fifths of its time.

@@ -3,13 +3,13 @@ package client
 import (
 	"context"
 	"errors"
-	"runtime/debug"
 	"slices"
 	"time"
 
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 // receive moves what arrives into the inbox. It never blocks on a handler, so it
@@ -212,22 +212,16 @@ func (s *stint) handle(ctx context.Context, d *Delivery) {
 // call runs the handler and turns whatever it does into an error.
 func (s *stint) call(ctx context.Context, d *Delivery) (err error) {
 	returned := false
-	defer func() {
-		if returned {
-			return
-		}
-		// A panic, or runtime.Goexit: recover gives nil for that, and the
-		// goroutine ends whatever is done here.
-		p := &PanicError{Value: recover(), Stack: debug.Stack()}
-		err = DeadLetter{Reason: ReasonPanicked, Err: p}
-		if p.Value == nil {
+	defer outcome.Catch(&returned, func(value any, stack []byte) {
+		err = DeadLetter{Reason: ReasonPanicked, Err: &PanicError{Value: value, Stack: stack}}
+		if value == nil {
 			if d.lastWord != nil {
 				err = d.lastWord
 			}
 			s.carryOut(d, err)
 			s.crew.replace()
 		}
-	}()
+	})
 	err = s.consumer.handler.Handle(ctx, d)
 	returned = true
 	return err
@@ -252,7 +246,7 @@ func (s *stint) carryOut(d *Delivery, err error) {
 }
 
 func (s *stint) logDeadLetter(d *Delivery, o DeadLetter) {
-	if p, ok := panicIn(o.Err); ok {
+	if p, ok := outcome.Find[*PanicError](o.Err); ok && p != nil {
 		s.consumer.log.ErrorContext(d.logCtx(), "hopback: a handler panicked; the message is dead-lettered", "message_id", messageID(d.message), "panic", ErrorText(p), "stack", string(p.Stack))
 		return
 	}

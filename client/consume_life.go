@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
 // stintEnd is how a stint came to its end.
@@ -90,7 +92,9 @@ func (s *stint) closeLink() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	_ = s.link.close(ctx)
+	if s.link.close(ctx) != nil && ctx.Err() != nil {
+		s.silent.Store(true) // nor is the end of the session answered
+	}
 }
 
 // live waits for the end of the stint.
@@ -284,7 +288,7 @@ func (s *stint) awaitSilence() (enough <-chan struct{}, heard func()) {
 	done := make(chan struct{})
 	var asked sync.WaitGroup
 	asked.Go(func() {
-		if pause(ctx, silentAfter) && !s.sess.answering(ctx, silentLimit) {
+		if link.Pause(ctx, silentAfter) && !s.sess.answering(ctx, silentLimit) {
 			s.consumer.log.Warn("hopback: the consumer ends without waiting for the broker, which doesn't answer")
 			s.silent.Store(true)
 			cancel()

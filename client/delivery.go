@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hopback/hopback/internal/lastword"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 // Delivery is a message that a queue has delivered.
@@ -30,7 +30,7 @@ type Delivery struct {
 	// settling is set when what becomes of it is on its way to the broker.
 	settling atomic.Bool
 	lease    lease
-	lastWord error                    // see package lastword
+	lastWord error                    // see outcome.LastWord
 	observed atomic.Pointer[observed] // nil: no Instrument follows it
 	server   *string                  // for an Instrument
 	decided  func(Decision)           // nil: nobody has called OnReport
@@ -250,7 +250,7 @@ func (c *deliveryContext) Value(key any) any {
 	switch key {
 	case deliveryKey{}:
 		return c.delivery
-	case lastword.Key{}:
+	case outcome.LastWordKey{}:
 		return &c.delivery.lastWord
 	}
 	c.mu.Lock()

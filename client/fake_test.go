@@ -13,6 +13,7 @@ import (
 
 	"github.com/Azure/go-amqp"
 
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -359,7 +360,7 @@ func (s *fakeSession) answering(ctx context.Context, limit time.Duration) bool {
 	s.b.mu.Lock()
 	silent := s.b.silent
 	s.b.mu.Unlock()
-	return !silent || !pause(ctx, limit)
+	return !silent || !link.Pause(ctx, limit)
 }
 
 func (s *fakeSession) giveUp() {

@@ -100,24 +100,17 @@ func (m *Management) Request(ctx context.Context, method, path string, body any)
 	if err == nil {
 		var alone bool
 		status, reply, alone, err = m.once(ctx, s, release, method, path, body)
-		innocent := !alone || overtook(err)
-		if err == nil || !innocent || ctx.Err() != nil || !errors.Is(err, errSessionEnded) {
+		if err == nil || alone || ctx.Err() != nil || !errors.Is(err, errSessionEnded) {
 			return status, reply, err
 		}
-		// The session ended while others were under way, and one of them is to
-		// blame; or the first request overtook the credit for its reply.
+		// The session ended while others were under way, and one of them is to blame.
 		select {
 		case m.solo <- struct{}{}:
 			defer func() { <-m.solo }()
 		case <-ctx.Done():
 			return 0, nil, ended("manage", target, ErrOutcomeUnknown, ctx)
 		}
-		for range 3 {
-			if status, reply, err = m.onceAlone(ctx, method, path, body); !overtook(err) {
-				break
-			}
-		}
-		return status, reply, err
+		return m.onceAlone(ctx, method, path, body)
 	}
 	release()
 	switch {
@@ -136,12 +129,6 @@ func lossIn(err error) error {
 		return fmt.Errorf("%w: %w", ErrConnectionLost, err)
 	}
 	return err
-}
-
-// overtook says whether a request came to the broker ahead of the credit for its reply.
-// The broker doesn't carry it out then, and ends the session.
-func overtook(err error) bool {
-	return err != nil && strings.Contains(err.Error(), "insufficient credit")
 }
 
 // onceAlone is once on a session of its own.

@@ -5,6 +5,7 @@ import (
 	"reflect"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 // Outcome decides what becomes of a delivery. A handler returns one as its error. nil
@@ -45,7 +46,7 @@ func outcomeOf(err error, left int) (o Outcome) {
 	}()
 	o, ok := err.(Outcome)
 	if !ok {
-		if o, ok = find[Outcome](err); !ok {
+		if o, ok = outcome.Find[Outcome](err); !ok {
 			return Requeue{Failed: true, Err: err}
 		}
 	}
@@ -78,55 +79,6 @@ func embedded(v reflect.Value, err error, left int) Outcome {
 		}
 	}
 	return Requeue{Failed: true, Err: err}
-}
-
-// panicIn finds what a panic became in err, which may be any error of a handler's.
-func panicIn(err error) (p *PanicError, ok bool) {
-	defer func() {
-		if recover() != nil {
-			p, ok = nil, false
-		}
-	}()
-	return find[*PanicError](err)
-}
-
-// maxErrors bounds how many errors find looks at: one may unwrap to itself.
-const maxErrors = 10_000
-
-// find is errors.AsType for errors of users, which may have no end.
-func find[T error](err error) (T, bool) {
-	left := maxErrors
-	return findWithin[T](err, &left)
-}
-
-func findWithin[T error](err error, left *int) (none T, ok bool) {
-	for err != nil {
-		if *left--; *left < 0 {
-			return none, false
-		}
-		if e, ok := err.(T); ok {
-			return e, true
-		}
-		if a, ok := err.(interface{ As(any) bool }); ok {
-			if e := none; a.As(&e) {
-				return e, true
-			}
-		}
-		switch e := err.(type) {
-		case interface{ Unwrap() error }:
-			err = e.Unwrap()
-		case interface{ Unwrap() []error }:
-			for _, part := range e.Unwrap() {
-				if found, ok := findWithin[T](part, left); ok {
-					return found, true
-				}
-			}
-			return none, false
-		default:
-			return none, false
-		}
-	}
-	return none, false
 }
 
 // Requeue gives the message back to its queue, which delivers it again at once.

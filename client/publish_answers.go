@@ -19,8 +19,8 @@ import (
 // order of sending.
 //
 // Answers come on the goroutine that reads from the connection. A caller who waits for one
-// gets it there. A second goroutine tells the others, since a user's code, such as an
-// Instrument's, may take its time over them. It runs from the first of them on.
+// gets it there. A goroutine tells the others, since a user's code, such as an Instrument's,
+// may take its time over them. It runs while there are some.
 type answers struct {
 	s    *sender
 	sess session
@@ -46,8 +46,8 @@ type answers struct {
 	open     int           // how many are unanswered
 	full     bool          // the flight waits for room
 	answered []*sent       // to be told
-	wakeup   chan struct{} // wakes the goroutine that tells; nil: it doesn't run
-	telling  bool          // it isn't asleep
+	told     []*sent       // the memory of those before
+	telling  bool          // the goroutine that tells runs
 	empty    chan struct{} // closed when none is unanswered or to be told; nil: nobody waits
 	timer    *time.Timer
 	watched  bool // the timer runs
@@ -255,40 +255,30 @@ func (x *sent) answer(state amqp.DeliveryState, err error) {
 // hand has x told on another goroutine. It is called with mu held.
 func (a *answers) hand(x *sent) {
 	a.answered = append(a.answered, x)
-	switch {
-	case a.wakeup == nil:
-		a.wakeup = make(chan struct{}, 1)
-		a.working.Go(a.tellAll)
-	case !a.telling:
-		a.wakeup <- struct{}{} // has room: only one who isn't telling is woken
+	if !a.telling {
+		a.telling = true
+		a.working.Add(1)
+		go a.tellAll()
 	}
-	a.telling = true
 }
 
-// tellAll runs until finish has nothing more to be told.
 func (a *answers) tellAll() {
-	var all []*sent
+	defer a.working.Done()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for {
-		for len(a.answered) > 0 {
-			all, a.answered = a.answered, all[:0]
-			a.mu.Unlock()
-			for _, x := range all {
-				a.tell(x)
-			}
-			clear(all)
-			a.mu.Lock()
-		}
-		a.telling = false
-		a.wake()
+	for len(a.answered) > 0 {
+		all := a.answered
+		a.answered = a.told[:0]
 		a.mu.Unlock()
-		_, more := <-a.wakeup
-		a.mu.Lock()
-		if !more {
-			return
+		for _, x := range all {
+			a.tell(x)
 		}
+		clear(all)
+		a.mu.Lock()
+		a.told = all
 	}
+	a.telling = false
+	a.wake()
 }
 
 // tell has a message's caller learn its answer. The message isn't touched any more then.
@@ -347,11 +337,6 @@ func (a *answers) finish() {
 	case <-a.s.ctx.Done():
 		a.abandon(context.Cause(a.s.ctx))
 	}
-	a.mu.Lock()
-	if a.wakeup != nil {
-		close(a.wakeup)
-	}
-	a.mu.Unlock()
 	a.working.Wait()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -528,7 +513,7 @@ func (a *answers) answersElsewhere(ctx context.Context, m *Message) bool {
 	if err != nil {
 		return false
 	}
-	defer (&flightLink{senderLink: link}).end()
+	defer newFlightLink(link).end()
 	answered := make(chanReceipt, 1)
 	if _, _, err := link.send(m, answered); err != nil {
 		return false
@@ -552,17 +537,25 @@ func (a *answers) silent() bool {
 // flightLink is a sending link that several may close.
 type flightLink struct {
 	senderLink
-	once sync.Once
-	err  error // of closing it; set before end returns
+	ending atomic.Bool
+	closed chan struct{}
+	err    error // of closing it; set before closed
+}
+
+func newFlightLink(l senderLink) *flightLink {
+	return &flightLink{senderLink: l, closed: make(chan struct{})}
 }
 
 // end closes the link, within bounds. Whoever is first does, and all others wait for that.
 func (l *flightLink) end() {
-	l.once.Do(func() {
+	if l.ending.CompareAndSwap(false, true) {
+		defer close(l.closed)
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
 		l.err = l.close(ctx)
-	})
+		return
+	}
+	<-l.closed
 }
 
 // maxBlamed is after how many links that the broker has ended over a message, with

@@ -718,7 +718,7 @@ func TestAMessageTakenFromTheQueueAsTheLinkIsLostIsKept(t *testing.T) {
 		require.NoError(t, err)
 		link, err := sess.sender(t.Context(), "/queues/q")
 		require.NoError(t, err)
-		f := newFlight(s, sess, &flightLink{senderLink: link})
+		f := newFlight(s, sess, newFlightLink(link))
 		a := &outgoing{msg: withID("a"), to: answerFunc(func(error) {})}
 		queued := &outgoing{msg: withID("b"), to: answerFunc(func(error) {})}
 		require.True(t, f.try(a))

@@ -564,17 +564,3 @@ func TestSenderAnswersEveryCallerOnce(t *testing.T) {
 		t.Log(kinds)
 	})
 }
-
-func TestBackoffPauseStaysWithinItsBounds(t *testing.T) {
-	for range 2_000 {
-		b := ReconnectBackoff{Min: 1 + rand.N(time.Duration(1)<<rand.IntN(40)), Max: 0}
-		b.Max = b.Min + rand.N(time.Duration(1)<<rand.IntN(45))
-		n := rand.IntN(100)
-		d := b.pause(n)
-		require.Positive(t, d)
-		require.LessOrEqual(t, d, b.Max+time.Millisecond, "%v, failure %d", b, n)
-		if n < 10 {
-			require.LessOrEqual(t, d, b.Min<<n+time.Millisecond, "%v, failure %d", b, n)
-		}
-	}
-}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	engine "github.com/hopback/hopback/internal/amqp"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // The broker's heartbeats prove that it can be heard, and nothing about the other
@@ -20,7 +21,7 @@ var errSilent = errors.New("the broker sends data but answers nothing: what is s
 func (w *wire) watchLife(idle time.Duration) {
 	for {
 		before := w.amqp.Answers()
-		if !pause(w.ctx, idle/2) {
+		if !link.Pause(w.ctx, idle/2) {
 			return
 		}
 		if w.amqp.Answers() == before && !w.answering(w.ctx, idle/2) {

@@ -82,6 +82,31 @@ func TestAOneWayBlackHoleHoldsUpNobody(t *testing.T) {
 	timed("Close", time.Second, func() { _ = c.Close(within(t, time.Second)) })
 }
 
+// A consumer that has no credit left to wait for waits for the broker once, and not for link and
+// session in turn.
+func TestAConsumerWithoutCreditWaitsOnceForASilentBroker(t *testing.T) {
+	t.Parallel()
+	addr, deafen := deafServer(t)
+	c, _ := connectTo(t, Config{Logger: quiet}, addr)
+	handling := make(chan struct{}, 100)
+	ctx, stop := context.WithCancel(t.Context())
+	end := make(chan struct{})
+	consumed := async(func() error {
+		return c.Consume(ctx, "q", HandlerFunc(func(context.Context, *Delivery) error {
+			handling <- struct{}{}
+			<-end
+			return nil
+		}), ConsumerConfig{Prefetch: 1})
+	})
+	<-handling
+	deafen()
+	stop()
+	close(end)
+	began := time.Now()
+	require.NoError(t, <-consumed)
+	assert.Less(t, time.Since(began), closeTimeout+900*time.Millisecond)
+}
+
 // A connection on which nothing happens is asked now and then, and kept.
 func TestAQuietConnectionIsKept(t *testing.T) {
 	t.Parallel()

@@ -15,6 +15,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/retry"
 )
@@ -29,11 +30,11 @@ func deadLetter(t testing.TB, died time.Time, edit ...func(*frames.Message)) []b
 		Annotations: frames.Map{
 			{Key: frames.Symbol(client.AnnotationReason), Value: "permanent"},
 			{Key: frames.Symbol(client.AnnotationError), Value: "order 17 refused by 10.0.0.1:443"},
-			{Key: frames.Symbol(retry.AnnotationErrorType), Value: "*bank.Refusal"},
+			{Key: frames.Symbol(anew.Older.ErrorType), Value: "*bank.Refusal"},
 			{Key: frames.Symbol(retry.AnnotationQueue), Value: "orders"},
 			{Key: frames.Symbol(retry.AnnotationRetries), Value: int64(5)},
-			{Key: frames.Symbol(retry.AnnotationFirstFailure), Value: died.Add(-time.Hour).UnixMilli()},
-			{Key: frames.Symbol(retry.AnnotationLastFailure), Value: died.UnixMilli()},
+			{Key: frames.Symbol(anew.Older.First), Value: died.Add(-time.Hour).UnixMilli()},
+			{Key: frames.Symbol(anew.Older.Last), Value: died.UnixMilli()},
 			{Key: frames.Symbol(retry.AnnotationExchange), Value: "shop"},
 			{Key: frames.Symbol(retry.AnnotationRoutingKey), Value: "order.new"},
 			{Key: frames.Symbol("x-last-death-reason"), Value: "rejected"},

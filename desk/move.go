@@ -9,6 +9,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/retry"
@@ -92,9 +93,8 @@ func (l *letter) movable(now time.Time) bool {
 
 // Annotations that a replay forgets, and what says so.
 var forgotten = map[string]any{
-	client.AnnotationError: "", retry.AnnotationErrorType: "", retry.AnnotationHistory: "", retry.AnnotationAttempts: "", retry.AnnotationWorker: "", AnnotationReplayedBy: "",
-	retry.AnnotationRetries: int64(0), retry.AnnotationFirstFailure: int64(0), retry.AnnotationLastFailure: int64(0), retry.AnnotationDelay: int64(0), retry.AnnotationDelayAsked: int64(0), retry.AnnotationDelayLeft: int64(0),
-	client.AnnotationKnownCount: int64(0),
+	client.AnnotationError: "", retry.AnnotationHistory: "", AnnotationReplayedBy: "",
+	retry.AnnotationRetries: int64(0), retry.AnnotationDelay: int64(0), client.AnnotationKnownCount: int64(0),
 }
 
 // moved are the annotations that make the message as new on its way to queue.
@@ -105,14 +105,19 @@ func (l *letter) moved(mark ReplayMark, queue string) frames.Map {
 	}
 	set := l.marks(mark)
 	out = append(out, set...)
+	for _, k := range anew.OlderKeys {
+		if _, has := l.m.Annotations[k]; has {
+			out = append(out, frames.Entry{Key: frames.Symbol(k), Value: int64(0)})
+		}
+	}
 	for k, nothing := range forgotten {
 		_, has := l.m.Annotations[k]
-		if _, anew := set.Get(k); has && !anew {
+		if _, again := set.Get(k); has && !again {
 			out = append(out, frames.Entry{Key: frames.Symbol(k), Value: nothing})
 		}
 	}
 	for k, origin := range map[string]string{retry.AnnotationExchange: l.death.Exchange, retry.AnnotationRoutingKey: l.death.RoutingKey} {
-		if _, has := l.m.Annotations[k]; !has && (l.death.Exchange != "" || l.death.RoutingKey != "") {
+		if l.death.Exchange != "" || l.death.RoutingKey != "" {
 			out = append(out, frames.Entry{Key: frames.Symbol(k), Value: origin})
 		}
 	}

@@ -33,12 +33,12 @@ import (
 const (
 	// with a consumer that has handled messages
 	idleGoroutines = 5  // of each consumer
-	idleKilobytes  = 46 // of heap and stacks, of each consumer
+	idleKilobytes  = 44 // of heap and stacks, of each consumer
 	idleMebibytes  = 64 // of memory, of the whole process
 	// with one whose messages have failed, so that it has published retry copies
-	retriedGoroutines = 7
-	retriedKilobytes  = 80
-	retriedMebibytes  = 115
+	retriedGoroutines = 6
+	retriedKilobytes  = 74
+	retriedMebibytes  = 110
 )
 
 // idleWeight is what the process idleConsumersIn holds.

@@ -248,16 +248,10 @@ func (r *run) note(id string, at Attempt, m *client.Message) {
 
 // askedOf is the delay that the message was to have, as the worker has written it.
 func askedOf(m *client.Message) time.Duration {
-	// The first is that of a message which has passed several delay queues.
-	for _, key := range []string{retry.AnnotationDelayAsked, retry.AnnotationDelay} {
-		if ms, ok := m.Annotations[key].(int64); ok && ms > 0 {
-			return time.Duration(ms) * time.Millisecond
-		}
-	}
 	if text, ok := m.Annotations[retry.AnnotationHistory].(string); ok {
 		var history struct {
 			Delay int64 `json:"delay"`
-			Asked int64 `json:"asked"`
+			Asked int64 `json:"asked"` // of a message that has passed several delay queues
 		}
 		if json.Unmarshal([]byte(text), &history) == nil {
 			return time.Duration(max(history.Delay, history.Asked)) * time.Millisecond

@@ -18,6 +18,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -281,10 +282,10 @@ func TestForgedCountsAndTimesEndInTheDeadLetterQueue(t *testing.T) {
 			{retry.AnnotationRetries: "1e999"},
 			{retry.CountProperty: int64(-5)},
 			{retry.CountProperty: "three"},
-			{retry.AnnotationFirstFailure: far.UnixMilli(), retry.AnnotationLastFailure: "yesterday"},
-			{retry.AnnotationFirstFailure: "nonsense"},
-			{retry.AnnotationFirstFailure: int64(1)},
-			{retry.AnnotationExchange: strings.Repeat("x", 5000), retry.AnnotationQueue: "elsewhere", retry.AnnotationWorker: "boss"},
+			{anew.Older.First: far.UnixMilli(), anew.Older.Last: "yesterday"},
+			{anew.Older.First: "nonsense"},
+			{anew.Older.First: int64(1)},
+			{retry.AnnotationExchange: strings.Repeat("x", 5000), retry.AnnotationQueue: "elsewhere", anew.Older.Worker: "boss"},
 			{retry.AnnotationDeliveryTime: far.UnixMilli()},
 			{retry.AnnotationDeliveryTime: far, retry.AnnotationDelay: "long"},
 			{client.AnnotationKnownCount: int64(math.MaxInt64)},

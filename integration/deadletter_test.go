@@ -136,8 +136,8 @@ func TestGivenUpMessageEndsInTheDeadLetterQueueWithItsStory(t *testing.T) {
 			if !c.bare {
 				assert.Equal(t, c.retries, m.Annotations[retry.AnnotationRetries], "%s: retries", c.queue)
 				assert.Equal(t, c.queue, m.Annotations[retry.AnnotationQueue], "%s: origin queue", c.queue)
-				assert.Equal(t, "shop", m.Annotations[retry.AnnotationExchange], "%s: origin exchange", c.queue)
-				assert.Equal(t, "order."+c.queue, m.Annotations[retry.AnnotationRoutingKey], "%s: origin routing key", c.queue)
+				assert.Equal(t, "shop", retry.DeathOf(m).Exchange, "%s: origin exchange", c.queue)
+				assert.Equal(t, "order."+c.queue, retry.DeathOf(m).RoutingKey, "%s: origin routing key", c.queue)
 			}
 			assert.Equal(t, int(c.retries), retry.Count(m), "%s: counter", c.queue)
 			// The broker's own account agrees.

@@ -96,10 +96,8 @@ func TestTimedOutManagementRequestDoesNotHarmTheNext(t *testing.T) {
 	})
 }
 
-// The end of its session doesn't end the management: the next request has a new one.
-// go-amqp gives credit for replies back from another goroutine, so on a busy machine many
-// requests can overtake it. RabbitMQ ends the session over a request whose reply has no
-// credit. Here none of it arrives.
+// RabbitMQ ends the session over a request whose reply has no credit. Here none of what is
+// granted later arrives, and there is enough for many requests.
 func TestManagementRequestsOvertakeTheCreditForTheirReplies(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		var late atomic.Bool

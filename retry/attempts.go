@@ -9,14 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/anew"
 )
-
-// AnnotationAttempts holds the failed attempts before the last one, a string. It is JSON: an
-// array with an array for each attempt, oldest first, of its time, the delay after it in
-// milliseconds, and the start of the error's text. An attempt whose error was that of the next
-// one has no text. The string has at most 1,024 bytes; the oldest attempts are left out. The
-// copies of StrategyRepublish have the same as the member "attempts" of AnnotationHistory.
-const AnnotationAttempts = "x-opt-hopback-attempts"
 
 const (
 	// maxAttempts bounds the list of attempts, and maxAttemptsBytes its JSON.
@@ -28,7 +22,7 @@ const (
 
 // FailedAttempt is an attempt that a message records.
 type FailedAttempt struct {
-	// At is when it failed, by the clock that AnnotationLastFailure goes by.
+	// At is when it failed, by the clock that AnnotationHistory goes by.
 	At time.Time
 	// Delay is the delay before the next attempt. It is zero for an attempt that was not
 	// retried.
@@ -77,7 +71,7 @@ func attemptsUntil(t *compactHistory) []FailedAttempt {
 func attemptsBefore(m *client.Message, compact *compactHistory, text string, waits bool) string {
 	var t compactHistory
 	switch {
-	case m.Annotations[AnnotationLastFailure] != nil || m.Annotations[AnnotationQueue] != nil:
+	case m.Annotations[anew.Older.Last] != nil || m.Annotations[AnnotationQueue] != nil:
 		t = historyOf(m)
 	case compact != nil:
 		t = *compact

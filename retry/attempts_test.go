@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/anew"
 )
 
 // next returns the message of an outcome as it comes back or as it is dead-lettered.
@@ -102,12 +103,7 @@ func testAttemptsAreBounded(t *testing.T) {
 			text := fmt.Sprint(i, strings.Repeat("\x01\"\u00fc\xff", 400))
 			p := Policy{Strategy: strategy, MaxRetries: 200, Backoff: Delays(time.Second)}
 			m = next(t, m, handle(t, p, m, returns(errors.New(text))))
-			var list string
-			if strategy == StrategyRepublish {
-				list = readCompact(m.Annotations[AnnotationHistory].(string)).Attempts
-			} else {
-				list, _ = m.Annotations[AnnotationAttempts].(string)
-			}
+			list := readCompact(m.Annotations[AnnotationHistory].(string)).Attempts
 			assert.LessOrEqual(t, len(list), maxAttemptsBytes)
 			all := AttemptsOf(m)
 			require.NotEmpty(t, all)
@@ -146,20 +142,20 @@ func TestHostileAttempts(t *testing.T) {
 		"[" + strings.Repeat(" ", 4*maxAttemptsBytes) + "[1790000000000,1000,\"x\"]]":                               nil,
 		"[" + strings.Repeat("[", 3000):                                                                             nil,
 	} {
-		for key, value := range map[string]string{AnnotationAttempts: list, AnnotationHistory: `{"attempts":` + list + `}`} {
+		for key, value := range map[string]string{anew.Older.Attempts: list, AnnotationHistory: `{"attempts":` + list + `}`} {
 			m := client.NewMessage(nil)
 			m.Annotations = map[any]any{key: value}
 			got := AttemptsOf(m)
 			assert.Equal(t, stamps(want), stamps(got), "%s %.80q", key, list)
-			m.Annotations[AnnotationLastFailure] = good.At.UnixMilli() + 5
+			m.Annotations[anew.Older.Last] = good.At.UnixMilli() + 5
 			dead := next(t, m, handle(t, Policy{MaxRetries: NoRetries}, m, returns(errA)))
 			assert.Len(t, AttemptsOf(dead), len(want)+2)
 		}
 	}
 	assert.Empty(t, AttemptsOf(nil))
 	m := client.NewMessage(nil)
-	m.Annotations = map[any]any{AnnotationAttempts: []any{"x"}, AnnotationLastFailure: "now"}
+	m.Annotations = map[any]any{anew.Older.Attempts: []any{"x"}, anew.Older.Last: "now"}
 	assert.Empty(t, AttemptsOf(m))
-	m.Annotations = map[any]any{AnnotationAttempts: "[" + strings.Repeat("[1790000000000,1],", 200) + "[1790000000000,1]]"}
+	m.Annotations = map[any]any{anew.Older.Attempts: "[" + strings.Repeat("[1790000000000,1],", 200) + "[1790000000000,1]]"}
 	assert.Len(t, AttemptsOf(m), maxAttempts)
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 func BenchmarkDecide(b *testing.B) {
@@ -20,7 +20,7 @@ func BenchmarkDecide(b *testing.B) {
 	for name, err := range map[string]error{"plain": plain, "permanent": Permanent(plain), "after": After(time.Second, plain), "by a rule": errors.Join(plain, errB)} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
-			f := failure{err: err, says: mark.Read[client.Outcome](err), count: 1, now: time.Now()}
+			f := failure{err: err, says: outcome.Read[client.Outcome](err), count: 1, now: time.Now()}
 			for b.Loop() {
 				pl.decide(f)
 			}

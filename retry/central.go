@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare/audit"
 	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
 	"github.com/hopback/hopback/internal/workerclock"
 )
@@ -218,11 +218,12 @@ func (c *central) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	f := c.read(d)
 	f.at = at
 	returned := false
-	defer func() {
-		if !returned { // a function of the policy has panicked
-			err = c.giveUp(d, f, client.ReasonPanicked, &client.PanicError{Value: recover(), Stack: debug.Stack()})
+	defer outcome.Catch(&returned, func(value any, stack []byte) { // of a function of the policy
+		err = c.giveUp(d, f, client.ReasonPanicked, &client.PanicError{Value: value, Stack: stack})
+		if value == nil {
+			outcome.LeaveLastWord(ctx, err)
 		}
-	}()
+	})
 	err = c.handle(ctx, d, f)
 	returned = true
 	return err
@@ -323,7 +324,7 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 		f.err.Text, f.err.ErrorType = said(m, c.cfg.TextKey), said(m, c.cfg.TypeKey)
 		if f.hint != "" {
 			f.err.Reason = f.hint
-			f.err.Text, f.err.ErrorType = cmp.Or(said(m, client.AnnotationError), f.err.Text), cmp.Or(said(m, AnnotationErrorType), f.err.ErrorType)
+			f.err.Text, f.err.ErrorType = cmp.Or(said(m, client.AnnotationError), f.err.Text), cmp.Or(historyOf(m).Type, f.err.ErrorType)
 		}
 	}
 	f.was = pastOf(m)
@@ -404,12 +405,10 @@ func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, er
 func (c *central) passOn(d *client.Delivery, f arrival) error {
 	h := map[string]any{client.AnnotationReason: string(f.given), AnnotationRetries: int64(f.was.count)}
 	h[AnnotationQueue] = f.err.Queue // whatever the sender wrote
+	t := historyOf(f.message)
 	for i, o := range originOf {
-		h[o.own] = f.was.failedIn.routed[i].text
-	}
-	for _, k := range []string{AnnotationExchange, AnnotationRoutingKey} {
-		if _, has := f.message.Annotations[k].(string); has {
-			delete(h, k)
+		if t.origin(i) == nil {
+			h[o.own] = f.was.failedIn.routed[i].text
 		}
 	}
 	return c.bury(d, f, h)
@@ -421,7 +420,7 @@ func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any
 		return c.moveDead(f, annotations)
 	}
 	m := client.Copy(f.message)
-	for _, key := range []any{AnnotationHistory, AnnotationDelay, AnnotationDeliveryTime, client.AnnotationKnownCount} {
+	for _, key := range []any{AnnotationDelay, AnnotationDeliveryTime, client.AnnotationKnownCount} {
 		delete(m.Annotations, key)
 	}
 	doubtful := mayNotCopy(m)
@@ -447,9 +446,10 @@ func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any
 		// The history may be what makes it too large.
 		small := *m
 		small.Annotations = maps.Clone(m.Annotations)
-		for _, key := range []any{client.AnnotationError, AnnotationErrorType, AnnotationAttempts, AnnotationExchange, AnnotationRoutingKey, AnnotationWorker, AnnotationLastFailure} {
+		for _, key := range []any{client.AnnotationError, AnnotationExchange, AnnotationRoutingKey} {
 			delete(small.Annotations, key)
 		}
+		small.Annotations[AnnotationHistory] = brief(historyOf(m).First, 0, 0)
 		o.Else = client.Forward{To: o.To, Message: &small}
 	}
 	return o

@@ -178,7 +178,7 @@ func (c *central) move(ctx context.Context, d *client.Delivery, q *queueState, w
 	delay := rungs[min(up, len(rungs)-1)]
 	q.reportRetry(ctx, d, what, StrategyDeadLetter, delay, &a, f.err)
 	q.watch.retrySent(delay)
-	h := a.annotations()
+	h := a.annotations(delay)
 	h[client.AnnotationReason], h[AnnotationDelay] = reasonWaits, delay.Milliseconds()
 	c.counts(h, f, what.count)
 	for _, key := range c.retries.forgets {

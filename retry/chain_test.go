@@ -12,6 +12,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -86,9 +87,9 @@ func TestAskedDelaysAreKept(t *testing.T) {
 func TestForgedRestOfADelay(t *testing.T) {
 	t.Parallel()
 	for name, annotations := range map[string]map[any]any{
-		"annotations": {retry.AnnotationDelayLeft: int64(3_600_000), retry.AnnotationDelayAsked: int64(7_200_000), retry.AnnotationDelay: int64(1000), retry.AnnotationQueue: "work"},
+		"annotations": {anew.Older.Left: int64(3_600_000), anew.Older.Asked: int64(7_200_000), retry.AnnotationDelay: int64(1000), retry.AnnotationQueue: "work"},
 		"compact":     {retry.AnnotationHistory: `{"queue":"work","delay":1000,"left":3600000,"asked":7200000}`},
-		"deaths":      {retry.AnnotationDelayLeft: int64(3_600_000), "x-last-death-queue": "delay_1s", "x-last-death-reason": "expired", "x-first-death-queue": "delay_1s"},
+		"deaths":      {anew.Older.Left: int64(3_600_000), "x-last-death-queue": "delay_1s", "x-last-death-reason": "expired", "x-first-death-queue": "delay_1s"},
 	} {
 		for _, strategy := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter} {
 			t.Run(fmt.Sprint(name, " ", strategy), func(t *testing.T) {

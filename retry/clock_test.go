@@ -121,7 +121,7 @@ func TestNativeKeepsEachDelayWhateverTheClocksSay(t *testing.T) {
 						assert.Less(t, had, d+time.Second, "delay %d", i)
 					}
 					// Times in the message are the broker's.
-					assert.WithinDuration(t, s.now(), millis(dead.Annotations[AnnotationLastFailure]), time.Second)
+					assert.WithinDuration(t, s.now(), millis(told(dead.Annotations).Last), time.Second)
 					synctest.Wait()
 					if ahead.Abs() > reportedSkew {
 						require.Len(t, s.told, 1)
@@ -383,7 +383,7 @@ func TestBrokersClockIsSetBackAndNothingElseFails(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		s.deliver(t, second)
 		time.Sleep(2 * time.Second)
-		left, _ := s.h.(*decorator).states.get(nil, "orders").clock.arrived(millis(first.Annotations[AnnotationDeliveryTime]), time.Second, millis(first.Annotations[AnnotationFirstFailure]).UnixMilli())
+		left, _ := s.h.(*decorator).states.get(nil, "orders").clock.arrived(millis(first.Annotations[AnnotationDeliveryTime]), time.Second, historyOf(first).First)
 		require.Zero(t, left, "it comes back, and succeeds")
 		s.ahead.Store(int64(-time.Hour))
 		time.Sleep(time.Minute)

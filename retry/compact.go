@@ -52,7 +52,8 @@ func readCompact(s string) (t compactHistory) {
 	return t
 }
 
-// historyOf returns m's history. Single annotations win over the compact form.
+// historyOf returns m's history. The annotations that other packages write, too, are newer
+// than AnnotationHistory, but for the origin, which a replay has copied out of it.
 func historyOf(m *client.Message) (t compactHistory) {
 	if s, ok := m.Annotations[AnnotationHistory].(string); ok {
 		t = readCompact(s)
@@ -62,33 +63,17 @@ func historyOf(m *client.Message) (t compactHistory) {
 			*to = s
 		}
 	}
-	number := func(to *int64, key string) {
-		if at := millis(m.Annotations[key]); !at.IsZero() {
-			*to = at.UnixMilli()
-		}
-	}
-	origin := func(to **string, key string) {
-		if s, ok := m.Annotations[key].(string); ok {
+	text(&t.Queue, AnnotationQueue)
+	text(&t.Error, client.AnnotationError)
+	for i, to := range [...]**string{&t.Exchange, &t.Key} {
+		if s, ok := m.Annotations[originOf[i].own].(string); ok && *to == nil {
 			*to = &s
 		}
 	}
-	text(&t.Queue, AnnotationQueue)
-	text(&t.Error, client.AnnotationError)
-	text(&t.Type, AnnotationErrorType)
-	text(&t.Worker, AnnotationWorker)
-	text(&t.Attempts, AnnotationAttempts)
-	number(&t.First, AnnotationFirstFailure)
-	number(&t.Last, AnnotationLastFailure)
-	origin(&t.Exchange, AnnotationExchange)
-	origin(&t.Key, AnnotationRoutingKey)
-	span := func(to *int64, key string) {
-		if ms, ok := m.Annotations[key].(int64); ok {
-			*to = ms
-		}
+	if ms, ok := m.Annotations[AnnotationDelay].(int64); ok {
+		t.Delay = ms
 	}
-	span(&t.Delay, AnnotationDelay)
-	span(&t.Asked, AnnotationDelayAsked)
-	span(&t.Left, AnnotationDelayLeft)
+	t.readOlder(m)
 	return t
 }
 
@@ -101,20 +86,20 @@ func (t *compactHistory) origin(i int) *string {
 }
 
 // compact returns a as AnnotationHistory holds it. If the message hasn't failed, it
-// keeps m's last failure.
-func (a *account) compact(m *client.Message, delay time.Duration) string {
-	text, last := a.text, a.last
-	kind, _ := a.kind.(string)
-	if a.kind == nil {
-		before := historyOf(m)
+// keeps its last failure. The error's text is left out where client.AnnotationError has it.
+func (a *account) compact(delay time.Duration, told bool) string {
+	text, kind, last := a.text, a.kind, a.last
+	if kind == "" {
+		before := historyOf(a.message)
 		text, kind, last = before.Error, before.Type, before.Last
 	}
-	worker, _ := a.worker.(string)
 	var stack [512]byte
 	b := append(stack[:0], '{')
 	b = appendText(b, "queue", a.queue)
-	if text != "" || kind != "" {
+	if (text != "" || kind != "") && !told {
 		b = appendText(b, "error", text)
+	}
+	if text != "" || kind != "" {
 		b = appendText(b, "type", kind)
 	}
 	b = appendNumber(b, "first", a.first)
@@ -122,8 +107,8 @@ func (a *account) compact(m *client.Message, delay time.Duration) string {
 	b = appendNumber(b, "delay", delay.Milliseconds())
 	b = appendNumber(b, "asked", a.asked)
 	b = appendNumber(b, "left", a.left)
-	if worker != "" {
-		b = appendText(b, "worker", worker)
+	if a.worker != "" {
+		b = appendText(b, "worker", a.worker)
 	}
 	if a.attempts != "" {
 		b = append(appendName(b, "attempts"), a.attempts...)
@@ -180,4 +165,10 @@ func appendQuoted(b []byte, s string) []byte {
 	}
 	b = append(b, s[from:]...)
 	return append(b, '"')
+}
+
+// brief is a history for a message that has no room for more.
+func brief(first, asked, left int64) string {
+	b := appendNumber([]byte{'{'}, "first", first)
+	return string(append(appendNumber(appendNumber(b, "asked", asked), "left", left), '}'))
 }

@@ -65,9 +65,9 @@ func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 		case client.DeadLetter:
 			a = o.Annotations
 		}
-		assert.Equal(t, "", a[AnnotationExchange], name)
-		assert.Equal(t, d.RoutingKey, a[AnnotationRoutingKey], name)
-		assert.Equal(t, d.FirstFailure.UnixMilli(), a[AnnotationFirstFailure], name)
+		assert.Equal(t, "", *told(a).Exchange, name)
+		assert.Equal(t, d.RoutingKey, *told(a).Key, name)
+		assert.Equal(t, d.FirstFailure.UnixMilli(), told(a).First, name)
 		m = client.Copy(second.Message)
 		for k, v := range a {
 			m.Annotations[k] = v
@@ -77,7 +77,7 @@ func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 		assert.Len(t, back.Message.Annotations, 2, name)
 		assert.Equal(t, errA.Error(), DeathOf(back.Message).Error, name)
 		assert.Equal(t, d.FirstFailure, DeathOf(back.Message).FirstFailure, name)
-		assert.NotContains(t, back.Annotations, AnnotationHistory, "older single annotations would go before it")
+		assert.Equal(t, d.FirstFailure.UnixMilli(), told(back.Annotations).First)
 		assert.Equal(t, errA.Error(), back.Annotations[client.AnnotationError])
 		assert.NotContains(t, back.Annotations, AnnotationRetries)
 		anew := Names{}.Internal().Copy(m)
@@ -110,7 +110,7 @@ func TestCompactHistoryOutlivesTheHandlersChanges(t *testing.T) {
 		})
 		var died client.DeadLetter
 		require.ErrorAs(t, handle(t, p, m(), h), &died, what)
-		assert.Equal(t, first, died.Annotations[AnnotationFirstFailure], what)
+		assert.Equal(t, first, told(died.Annotations).First, what)
 	}
 }
 
@@ -143,7 +143,8 @@ func FuzzCompactHistory(f *testing.F) {
 			*s = strings.ToValidUTF8(*s, "?")
 		}
 		a := account{queue: queue, text: text, kind: "*e", worker: "w", first: 1, last: 2, origin: [2]origin{{known: true, text: exchange}, {known: true, text: key}}}
-		compact := a.compact(&client.Message{}, time.Second)
+		a.message = &client.Message{}
+		compact := a.compact(time.Second, false)
 		if len(compact) > maxCompact {
 			return
 		}

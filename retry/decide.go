@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 // Marks of messages that wait, in the place of a reason.
@@ -23,9 +23,9 @@ const (
 // failure is all that a decision depends on.
 type failure struct {
 	err   error
-	says  mark.Verdict // of err
-	count int          // retries so far
-	first time.Time    // of the message's first failure; zero if this is it
+	says  outcome.Verdict // of err
+	count int             // retries so far
+	first time.Time       // of the message's first failure; zero if this is it
 	now   time.Time
 	// strategy that the message would wait by.
 	strategy Strategy
@@ -70,13 +70,13 @@ const (
 // error without a mark, and Discard last.
 func (pl *plan) decide(f failure) decision {
 	switch f.says.Kind {
-	case mark.IsDiscard:
+	case outcome.IsDiscard:
 		return decision{do: decidedDiscard}
-	case mark.IsPermanent:
+	case outcome.IsPermanent:
 		return decision{do: decidedDead, reason: ReasonPermanent, err: f.err}
 	}
 	limit, delays, counted := pl.max, pl.delays, true
-	after, asked := f.says.After, f.says.Kind == mark.IsAfter
+	after, asked := f.says.After, f.says.Kind == outcome.IsAfter
 	if asked && after.Snooze {
 		return pl.inTime(f, decision{delay: bounded(after.Delay), count: f.count, asked: true, snoozed: true})
 	}

@@ -13,12 +13,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 // fails decides on a first failure with err.
 func fails(pl *plan, err error) decision {
-	return pl.decide(failure{err: err, says: mark.Read[client.Outcome](err), now: epoch})
+	return pl.decide(failure{err: err, says: outcome.Read[client.Outcome](err), now: epoch})
 }
 
 var (
@@ -106,7 +107,7 @@ func TestNoMessageHasMoreCountedRetriesThanTheLargestLimit(t *testing.T) {
 		count, counted, first, now := 0, 0, time.Time{}, epoch
 		for step := 0; step < 200; step++ {
 			err := randomError(r, r.IntN(4))
-			d := pl.decide(failure{err: err, says: mark.Read[client.Outcome](err), count: count, first: first, now: now, strategy: p.Strategy, u: r.Float64()})
+			d := pl.decide(failure{err: err, says: outcome.Read[client.Outcome](err), count: count, first: first, now: now, strategy: p.Strategy, u: r.Float64()})
 			if d.do != decidedRetry {
 				break
 			}
@@ -139,7 +140,7 @@ func TestUncountedRetriesEndAtGiveUpAfterOnly(t *testing.T) {
 	now, first := epoch, time.Time{}
 	retries := 0
 	for ; ; retries++ {
-		d := pl.decide(failure{err: errA, says: mark.Read[client.Outcome](errA), first: first, now: now})
+		d := pl.decide(failure{err: errA, says: outcome.Read[client.Outcome](errA), first: first, now: now})
 		if first.IsZero() {
 			first = now
 		}
@@ -176,7 +177,7 @@ func TestGiveUpAfterLooksAtTheDelayThatTheMessageWillHave(t *testing.T) {
 		"rounded on the ladder within it": {Policy{Backoff: delays, GiveUpAfter: 18 * time.Second, AnyDelay: &Ladder{Unit: time.Second}}, After(17*time.Second, nil), decidedRetry},
 	} {
 		pl := planOf(t, c.policy)
-		d := pl.decide(failure{err: c.err, says: mark.Read[client.Outcome](c.err), now: epoch, strategy: c.policy.Strategy})
+		d := pl.decide(failure{err: c.err, says: outcome.Read[client.Outcome](c.err), now: epoch, strategy: c.policy.Strategy})
 		assert.Equal(t, c.want, d.do, "%s: %+v", name, d)
 	}
 }
@@ -187,20 +188,20 @@ func TestFirstFailureInTheFutureDoesNotPutGivingUpOff(t *testing.T) {
 	t.Parallel()
 	pl := planOf(t, Policy{Backoff: Delays(time.Minute), GiveUpAfter: 30 * time.Second})
 	for _, first := range []time.Time{{}, epoch.Add(time.Second), epoch.AddDate(7000, 0, 0)} {
-		d := pl.decide(failure{err: errDown, says: mark.Read[client.Outcome](errDown), first: first, now: epoch})
+		d := pl.decide(failure{err: errDown, says: outcome.Read[client.Outcome](errDown), first: first, now: epoch})
 		assert.Equal(t, decidedDead, d.do, "%v", first)
 	}
 	// The time that is written is one that isn't in the future, so it ends later.
 	m := client.NewMessage(nil)
-	m.Annotations = map[any]any{AnnotationFirstFailure: epoch.AddDate(7000, 0, 0).UnixMilli()}
+	m.Annotations = map[any]any{anew.Older.First: epoch.AddDate(7000, 0, 0).UnixMilli()}
 	h := pl.history(client.NewDelivery("q", m), errDown, pastOf(m), epoch)
-	assert.Equal(t, epoch.UnixMilli(), h[AnnotationFirstFailure])
+	assert.Equal(t, epoch.UnixMilli(), told(h).First)
 }
 
 func TestFirstFailureLongAgoGivesUpAtOnce(t *testing.T) {
 	t.Parallel()
 	pl := planOf(t, Policy{GiveUpAfter: time.Hour})
-	d := pl.decide(failure{err: errDown, says: mark.Read[client.Outcome](errDown), first: time.UnixMilli(1), now: epoch})
+	d := pl.decide(failure{err: errDown, says: outcome.Read[client.Outcome](errDown), first: time.UnixMilli(1), now: epoch})
 	assert.Equal(t, decidedDead, d.do)
 	assert.Equal(t, ReasonExhausted, d.reason)
 }
@@ -280,10 +281,10 @@ func TestRuleWithItsOwnLimitLooksAtAllRetriesOfTheMessage(t *testing.T) {
 	t.Parallel()
 	pl := planOf(t, Policy{MaxRetries: 2, Backoff: Delays(time.Second), Rules: []ErrorRule{{If: On(errA), MaxRetries: 4, Backoff: Delays(time.Minute)}}})
 	for count, want := range []decided{decidedRetry, decidedRetry, decidedRetry, decidedRetry, decidedDead} {
-		assert.Equal(t, want, pl.decide(failure{err: errA, says: mark.Read[client.Outcome](errA), count: count, now: epoch}).do, "%d", count)
+		assert.Equal(t, want, pl.decide(failure{err: errA, says: outcome.Read[client.Outcome](errA), count: count, now: epoch}).do, "%d", count)
 	}
 	for count, want := range []decided{decidedRetry, decidedRetry, decidedDead, decidedDead, decidedDead} {
-		assert.Equal(t, want, pl.decide(failure{err: errB, says: mark.Read[client.Outcome](errB), count: count, now: epoch}).do, "%d", count)
+		assert.Equal(t, want, pl.decide(failure{err: errB, says: outcome.Read[client.Outcome](errB), count: count, now: epoch}).do, "%d", count)
 	}
 	assert.Equal(t, []time.Duration{time.Second, time.Minute}, pl.rungs)
 }
@@ -292,11 +293,11 @@ func TestSnoozeNeitherCountsNorEndsWhenRetriesAreUsedUp(t *testing.T) {
 	t.Parallel()
 	pl := planOf(t, Policy{MaxRetries: 2, Backoff: Delays(time.Second), GiveUpAfter: time.Second})
 	for _, count := range []int{0, 2, 1000, math.MaxInt32} {
-		d := pl.decide(failure{err: Snooze(time.Hour), says: mark.Read[client.Outcome](Snooze(time.Hour)), count: count, now: epoch})
+		d := pl.decide(failure{err: Snooze(time.Hour), says: outcome.Read[client.Outcome](Snooze(time.Hour)), count: count, now: epoch})
 		assert.Equal(t, decidedRetry, d.do, "there was no failure that GiveUpAfter could begin at")
 		assert.Equal(t, count, d.count)
 	}
-	d := pl.decide(failure{err: Snooze(time.Hour), says: mark.Read[client.Outcome](Snooze(time.Hour)), first: epoch.Add(-time.Second), now: epoch})
+	d := pl.decide(failure{err: Snooze(time.Hour), says: outcome.Read[client.Outcome](Snooze(time.Hour)), first: epoch.Add(-time.Second), now: epoch})
 	assert.Equal(t, decidedDead, d.do, "there was")
 }
 

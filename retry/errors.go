@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 // Permanent marks err as an error that no retry can cure: the message is dead-lettered
@@ -14,13 +14,13 @@ func Permanent(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &mark.Permanent{Err: err}
+	return &outcome.Permanent{Err: err}
 }
 
 // IsPermanent reports whether Permanent marked err or an error in its chain. It is for
 // other middleware.
 func IsPermanent(err error) bool {
-	_, ok := errors.AsType[*mark.Permanent](err)
+	_, ok := errors.AsType[*outcome.Permanent](err)
 	return ok
 }
 
@@ -45,33 +45,33 @@ func IsPermanent(err error) bool {
 //
 // err may be nil. It may be a client.Outcome, which is then ignored:
 // After(d, client.Requeue{}) retries after d.
-func After(d time.Duration, err error) error { return &mark.After{Delay: max(d, 0), Err: err} }
+func After(d time.Duration, err error) error { return &outcome.After{Delay: max(d, 0), Err: err} }
 
 // Snooze delivers the message again after d and doesn't count a retry. It is for a
 // message that comes too early and hasn't failed. Only Policy.GiveUpAfter ends this,
 // and only if the message failed before. d is rounded as for After.
-func Snooze(d time.Duration) error { return &mark.After{Delay: max(d, 0), Snooze: true} }
+func Snooze(d time.Duration) error { return &outcome.After{Delay: max(d, 0), Snooze: true} }
 
 // Discard drops the message on purpose: it is accepted and not kept anywhere. err says why,
 // for middleware that logs, and may be nil: Discard(nil) is a non-nil error that discards.
 //
 // Discard is ignored if it is joined with another error or wrapped in Permanent or
 // After: the other error decides.
-func Discard(err error) error { return &mark.Discard{Err: err} }
+func Discard(err error) error { return &outcome.Discard{Err: err} }
 
 // unreadable stands for an error that panics when it is looked into, such as a nil
 // pointer whose methods don't expect one. It has its text and its type's name, and
 // matches nothing.
 type unreadable struct {
 	text string
-	kind any
+	kind string
 }
 
 func (e *unreadable) Error() string { return e.text }
 
-// readable returns err, or what stands for it. v is what mark.Read says of err.
-func readable(err error, v mark.Verdict) error {
-	if !v.Unreadable && mark.Answers(err) {
+// readable returns err, or what stands for it. v is what outcome.Read says of err.
+func readable(err error, v outcome.Verdict) error {
+	if !v.Unreadable && outcome.Answers(err) {
 		return err
 	}
 	return &unreadable{text: client.ErrorText(err), kind: errorType(err)}

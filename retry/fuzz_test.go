@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 func FuzzParseCount(f *testing.F) {
@@ -45,8 +46,8 @@ func FuzzAutopsy(f *testing.F) {
 		values := []any{died, reason, queue, number, float, uint64(number), time.UnixMilli(number), []any{died}, map[string]any{queue: number}, nil, true, []byte(reason)}
 		m := &client.Message{Annotations: map[any]any{}}
 		for i, key := range []string{
-			"x-last-death-reason", client.AnnotationReason, "x-last-death-queue", AnnotationRetries, AnnotationFirstFailure, AnnotationLastFailure,
-			AnnotationQueue, AnnotationExchange, AnnotationWorker, AnnotationErrorType, client.AnnotationError, AnnotationDelay, AnnotationDeliveryTime,
+			"x-last-death-reason", client.AnnotationReason, "x-last-death-queue", AnnotationRetries, anew.Older.First, anew.Older.Last,
+			AnnotationQueue, AnnotationExchange, anew.Older.Worker, anew.Older.ErrorType, client.AnnotationError, AnnotationDelay, AnnotationDeliveryTime,
 		} {
 			m.Annotations[key] = values[(i+int(kinds))%len(values)]
 		}
@@ -96,7 +97,7 @@ func FuzzDecide(f *testing.F) {
 		p := randomPolicy(r)
 		pl := planOf(t, p)
 		err := randomError(r, r.IntN(6))
-		x := failure{err: err, says: mark.Read[client.Outcome](err), count: count, first: millis(first), now: epoch, strategy: p.Strategy, u: u}
+		x := failure{err: err, says: outcome.Read[client.Outcome](err), count: count, first: millis(first), now: epoch, strategy: p.Strategy, u: u}
 		d := pl.decide(x)
 		again := pl.decide(x)
 		require.Equal(t, fmt.Sprint(d.err), fmt.Sprint(again.err))
@@ -107,7 +108,7 @@ func FuzzDecide(f *testing.F) {
 			require.NotEmpty(t, d.reason)
 			require.Error(t, d.err)
 		case decidedDiscard:
-			discards := errors.As(err, new(*mark.Discard))
+			discards := errors.As(err, new(*outcome.Discard))
 			for _, rule := range pl.rules {
 				discards = discards || rule.do == ActionDiscard && rule.applies(err)
 			}
@@ -116,7 +117,7 @@ func FuzzDecide(f *testing.F) {
 			require.True(t, d.count == count || d.count == count+1)
 			require.GreaterOrEqual(t, d.delay, time.Millisecond)
 			require.LessOrEqual(t, d.delay, maxDelay)
-			require.False(t, errors.As(err, new(*mark.Permanent)))
+			require.False(t, errors.As(err, new(*outcome.Permanent)))
 			if pl.giveUp > 0 && !x.first.IsZero() {
 				require.LessOrEqual(t, epoch.Add(pl.held(p.Strategy, d.delay)).Sub(since(x.first, epoch)), pl.giveUp)
 			}

@@ -9,8 +9,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/deathlog"
-	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 // Annotations with a message's history, beside client.AnnotationReason and
@@ -23,33 +24,34 @@ import (
 const (
 	// AnnotationRetries is how often the message was retried, an int64.
 	AnnotationRetries = "x-opt-hopback-retries"
-	// AnnotationErrorType is the Go type of the error, a string.
-	AnnotationErrorType = "x-opt-hopback-error-type"
-	// AnnotationFirstFailure and AnnotationLastFailure are the times of the message's
-	// first and last failure.
-	AnnotationFirstFailure = "x-opt-hopback-first-failure"
-	AnnotationLastFailure  = "x-opt-hopback-last-failure"
-	// AnnotationQueue is the work queue that the message was handled from, a string.
+	// AnnotationQueue is the work queue that the message was handled from, a string. Bindings
+	// of ReplayByMove and of Central use it.
 	AnnotationQueue = "x-opt-hopback-queue"
-	// AnnotationExchange and AnnotationRoutingKey are where the message was
-	// published to before its first retry, strings.
+	// AnnotationExchange and AnnotationRoutingKey are where a replayed message was first
+	// published to, strings.
 	AnnotationExchange   = "x-opt-hopback-exchange"
 	AnnotationRoutingKey = "x-opt-hopback-routing-key"
-	// AnnotationWorker is Policy.Worker, a string.
-	AnnotationWorker = "x-opt-hopback-worker"
 	// AnnotationDelay is the delay before the retry in milliseconds, an int64. The delay
 	// queues of StrategyDeadLetter are bound by it.
 	AnnotationDelay = "x-opt-hopback-delay"
-	// AnnotationDelayAsked is the delay that the handler asked for, and AnnotationDelayLeft
-	// what will be left of it after AnnotationDelay, in milliseconds, int64s. Only messages
-	// that pass several delay queues have them. See After.
-	AnnotationDelayAsked = "x-opt-hopback-delay-asked"
-	AnnotationDelayLeft  = "x-opt-hopback-delay-left"
-	// AnnotationHistory holds all of this in one annotation, on the copies of
-	// StrategyRepublish, whose retries CountProperty counts. It is a string that holds a
-	// JSON object with the members queue, error, type, first, last, delay, asked, left, worker,
-	// attempts, exchange and key. Members without a value are left out. Where a message has other annotations
-	// as well, those are newer.
+	// AnnotationHistory holds the history, with every strategy. It is a string that holds a
+	// JSON object. Members without a value are left out:
+	//
+	//	queue     the work queue that the message was handled from
+	//	error     the text of the last error, unless client.AnnotationError has it
+	//	type      its Go type
+	//	first     the time of the first failure
+	//	last      the time of the last failure
+	//	delay     the delay before the retry in milliseconds; zero in a dead letter
+	//	asked     the delay that the handler asked for, of messages that pass several
+	//	          delay queues; see After
+	//	left      what is left of it after delay
+	//	worker    Policy.Worker
+	//	attempts  the failed attempts before the last one, oldest first: arrays of a time, the
+	//	          delay after it, and the start of the error's text, which is missing
+	//	          if it is that of the next one; see AttemptsOf
+	//	exchange  where the message was published to before its first retry
+	//	key       and its routing key there
 	AnnotationHistory = "x-opt-hopback-history"
 	// AnnotationDeliveryTime is RabbitMQ's own annotation, a time: the queue doesn't
 	// deliver the message before it. RabbitMQ below 4.3 ignores it.
@@ -91,7 +93,6 @@ type failedIn struct {
 type origin struct {
 	known bool
 	text  string
-	value any // text, where there is one to use again
 }
 
 // messageOf is d's message for this package, which reads what may be folded by package
@@ -100,7 +101,7 @@ func messageOf(d *client.Delivery) *client.Message { return d.Message() }
 
 func pastOf(m *client.Message) past {
 	compact, _ := m.Annotations[AnnotationHistory].(string)
-	return past{count: Count(m), first: firstFailure(m), compact: compact}
+	return past{count: Count(m), first: millis(m.Annotations[anew.Older.First]), compact: compact}
 }
 
 // queue is the queue that the message failed in.
@@ -129,16 +130,13 @@ type account struct {
 	retries     int
 	first, last int64 // milliseconds; 0 for none
 	queue       string
-	worker      any // a string, as the next ones
-	text        string
-	kind        any // nil if there is no error
+	worker      string
+	text, kind  string // of the error; empty if there is none
 	origin      [len(originOf)]origin
 	was         past
-	attempts    string // see AnnotationAttempts; "" if there are none before this one
-	// asked and left are AnnotationDelayAsked and AnnotationDelayLeft. hadLeft says that the
-	// message has them already, so they must be overwritten.
-	asked, left int64
-	hadLeft     bool
+	attempts    string // "" if there are none before this one
+	asked, left int64  // see AnnotationHistory
+	message     *client.Message
 }
 
 // waits notes that a queue holds the message for some time of its delay.
@@ -153,7 +151,7 @@ func (a *account) waits(what decision, held time.Duration) {
 // account makes one. was.count is the count after the failure.
 func (pl *plan) account(d *client.Delivery, err error, was past, now time.Time) account {
 	was = was.read()
-	a := account{retries: was.count, last: now.UnixMilli(), queue: was.queue(d), worker: pl.workerValue, was: was}
+	a := account{retries: was.count, last: now.UnixMilli(), queue: was.queue(d), worker: pl.worker, was: was, message: messageOf(d)}
 	a.first = a.last
 	if first := since(was.first, now); first.Before(now) {
 		a.first = first.UnixMilli()
@@ -161,24 +159,20 @@ func (pl *plan) account(d *client.Delivery, err error, was past, now time.Time) 
 	if err != nil {
 		a.text, a.kind = client.ErrorText(err), errorType(err)
 	}
-	a.hadLeft = d.Annotation(AnnotationDelayLeft) != nil || was.parsed != nil && (was.parsed.Left != 0 || was.parsed.Asked != 0)
 	a.attempts = attemptsBefore(messageOf(d), was.parsed, a.text, err == nil)
 	seen := was.published(&pl.names, d)
 	for i, o := range originOf {
 		from := origin{}
-		if !seen {
-			from.value = d.Annotation(o.own)
-		}
-		from.text, from.known = from.value.(string)
+		own, replayed := d.Annotation(o.own).(string)
 		switch {
-		case from.known:
 		case !seen && was.parsed != nil && was.parsed.origin(i) != nil:
-			from = origin{known: true, text: *was.parsed.origin(i)}
+			from = origin{true, *was.parsed.origin(i)}
+		case !seen && replayed:
+			from = origin{true, own}
 		case was.failedIn != nil:
 			from = was.failedIn.routed[i]
 		default:
-			from.value = d.Annotation(o.brokers)
-			from.text, from.known = from.value.(string)
+			from.text, from.known = d.Annotation(o.brokers).(string)
 		}
 		if from.known && utf8.ValidString(from.text) && len(from.text) <= maxOrigin {
 			a.origin[i] = from
@@ -207,56 +201,34 @@ func (p past) published(n *Names, d *client.Delivery) bool {
 	return key != queue
 }
 
-// annotations returns a with an annotation for each value.
-func (a *account) annotations() map[string]any {
-	h := make(map[string]any, 13) // as many as there can be, with those of a strategy
+// annotations returns the annotations for a. delay is AnnotationDelay; 0 if the message
+// doesn't wait.
+func (a *account) annotations(delay time.Duration) map[string]any {
+	h := make(map[string]any, 8) // as many as there can be, with those of a strategy
+	told := a.kind != "" || a.message.Annotations[client.AnnotationError] != nil
 	h[AnnotationRetries] = int64(a.retries)
-	if a.last != 0 {
-		h[AnnotationLastFailure] = a.last
+	h[AnnotationQueue], h[AnnotationHistory] = a.queue, a.compact(delay, told)
+	if a.kind != "" {
+		h[client.AnnotationError] = a.text
 	}
-	switch {
-	case a.first == 0:
-	case a.first == a.last:
-		h[AnnotationFirstFailure] = h[AnnotationLastFailure]
-	default:
-		h[AnnotationFirstFailure] = a.first
-	}
-	h[AnnotationQueue], h[AnnotationWorker] = a.queue, a.worker
-	if a.kind != nil {
-		h[client.AnnotationError], h[AnnotationErrorType] = a.text, a.kind
-	}
-	if a.asked != 0 || a.hadLeft {
-		h[AnnotationDelayAsked], h[AnnotationDelayLeft] = a.asked, a.left
-	}
-	if a.attempts != "" {
-		h[AnnotationAttempts] = a.attempts
-	}
-	for i, o := range originOf {
-		switch from := &a.origin[i]; {
-		case from.value != nil:
-			h[o.own] = from.value
-		case from.known:
-			h[o.own] = from.text
-		}
-	}
+	overwriteOlder(h, a.message)
 	return h
 }
 
 // history returns the annotations for a failure. was.count is the count after it.
 func (pl *plan) history(d *client.Delivery, err error, was past, now time.Time) map[string]any {
 	a := pl.account(d, err, was, now)
-	return a.annotations()
+	return a.annotations(0)
 }
 
 // keyValues has the keys of annotations as values of type any, which saves an
 // allocation for each copy.
 var keyValues = func() map[string]any {
 	m := map[string]any{}
-	for _, k := range []string{
-		client.AnnotationReason, client.AnnotationError, AnnotationRetries, AnnotationErrorType, AnnotationFirstFailure,
-		AnnotationLastFailure, AnnotationQueue, AnnotationExchange, AnnotationRoutingKey, AnnotationWorker, AnnotationDelay,
-		AnnotationHistory, AnnotationAttempts, AnnotationDelayAsked, AnnotationDelayLeft,
-	} {
+	for _, k := range append([]string{
+		client.AnnotationReason, client.AnnotationError, AnnotationRetries, AnnotationQueue, AnnotationExchange, AnnotationRoutingKey,
+		AnnotationDelay, AnnotationHistory,
+	}, anew.OlderKeys...) {
 		m[k] = k
 	}
 	return m
@@ -273,14 +245,14 @@ func (pl *plan) story(d *client.Delivery, was past, now time.Time) account {
 }
 
 // errorType returns the name of the error's type, without the wrappers of this
-// package. It is a string.
-func errorType(err error) any {
+// package.
+func errorType(err error) string {
 	for {
 		switch e := err.(type) {
-		case *mark.Permanent:
+		case *outcome.Permanent:
 			err = e.Err
 			continue
-		case *mark.After:
+		case *outcome.After:
 			if e.Err != nil {
 				err = e.Err
 				continue
@@ -298,7 +270,7 @@ func errorType(err error) any {
 			return "<nil>"
 		}
 		if name, ok := typeNames.Load(t); ok {
-			return name
+			return name.(string)
 		}
 		name := t.String()
 		name = strings.ToValidUTF8(name[:min(len(name), 255)], "") // the cut may be in a character
@@ -309,9 +281,6 @@ func errorType(err error) any {
 
 // typeNames caches the names of error types. A program has a bounded number.
 var typeNames sync.Map
-
-// firstFailure returns the time of m's first failure, or the zero time.
-func firstFailure(m *client.Message) time.Time { return millis(m.Annotations[AnnotationFirstFailure]) }
 
 // millis reads a time that anybody may have written: milliseconds, or an AMQP
 // timestamp. Any other value, and a time after the year 9999, is the zero time.

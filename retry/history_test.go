@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/anew"
 )
 
 func TestLaneTellsWhyAMessageIsDead(t *testing.T) {
@@ -43,6 +44,21 @@ func TestLaneTellsWhyAMessageIsDead(t *testing.T) {
 	}
 	assert.Zero(t, DeathOf(nil))
 	assert.Zero(t, DeathOf(&client.Message{}))
+}
+
+// told is the history that a message has with these annotations.
+func told(annotations map[string]any) compactHistory {
+	m := client.NewMessage(nil)
+	m.Annotations = map[any]any{}
+	for k, v := range annotations {
+		m.Annotations[k] = v
+	}
+	return historyOf(m)
+}
+
+func counted(p past, n int) past {
+	p.count = n
+	return p
 }
 
 func TestHostileTimesAreNoTimes(t *testing.T) {
@@ -90,9 +106,9 @@ func TestAnnotationsAreBoundedAndValidWhateverTheErrorIs(t *testing.T) {
 		"a large type, deep":  After(1, Permanent(ünïcödé[struct{ Ä u2 }]{})),
 		"joined by the dozen": errors.Join(panics{}, u2{}, errors.New(strings.Repeat("x", 1<<20))),
 	} {
-		m.Annotations[AnnotationLastFailure] = int64(math.MaxInt32)
-		m.Annotations[AnnotationAttempts] = "[" + strings.Repeat(`[1790000000000,1,"`+strings.Repeat("e", 90)+`"],[1790000000000,1,"f"],`, 30) + "[1790000000000,1]]"
-		h := pl.history(client.NewDelivery("q", m), err, past{count: math.MaxInt32, first: firstFailure(m)}, epoch)
+		m.Annotations[anew.Older.Last] = int64(math.MaxInt32)
+		m.Annotations[anew.Older.Attempts] = "[" + strings.Repeat(`[1790000000000,1,"`+strings.Repeat("e", 90)+`"],[1790000000000,1,"f"],`, 30) + "[1790000000000,1]]"
+		h := pl.history(client.NewDelivery("q", m), err, counted(pastOf(m), math.MaxInt32), epoch)
 		size := 0
 		for k, v := range h {
 			size += len(k)
@@ -107,7 +123,7 @@ func TestAnnotationsAreBoundedAndValidWhateverTheErrorIs(t *testing.T) {
 			}
 		}
 		assert.Less(t, size, 4096, name)
-		assert.NotEmpty(t, h[AnnotationAttempts], name)
+		assert.NotEmpty(t, told(h).Attempts, name)
 	}
 }
 
@@ -125,23 +141,23 @@ func TestOriginIsKeptFromBeforeTheFirstRetry(t *testing.T) {
 	pl := planOf(t, Policy{})
 	m := client.NewMessage(nil)
 	m.Annotations = map[any]any{"x-exchange": "shop", "x-routing-key": "order.placed"}
-	h := pl.history(client.NewDelivery("orders", m), errDown, past{count: 1, first: firstFailure(m)}, epoch)
-	assert.Equal(t, "shop", h[AnnotationExchange])
-	assert.Equal(t, "order.placed", h[AnnotationRoutingKey])
+	h := pl.history(client.NewDelivery("orders", m), errDown, counted(pastOf(m), 1), epoch)
+	assert.Equal(t, "shop", *told(h).Exchange)
+	assert.Equal(t, "order.placed", *told(h).Key)
 	// Later the broker's own say how it came through the delay queue.
 	for k, v := range h {
 		m.Annotations[k] = v
 	}
 	m.Annotations["x-exchange"], m.Annotations["x-routing-key"] = "requeue_exchange", "delay.1000.orders"
-	h = pl.history(client.NewDelivery("orders", m), errDown, past{count: 2, first: firstFailure(m)}, epoch.Add(time.Minute))
-	assert.Equal(t, "shop", h[AnnotationExchange])
-	assert.Equal(t, "order.placed", h[AnnotationRoutingKey])
-	assert.Equal(t, epoch.UnixMilli(), h[AnnotationFirstFailure])
-	assert.Equal(t, epoch.Add(time.Minute).UnixMilli(), h[AnnotationLastFailure])
+	h = pl.history(client.NewDelivery("orders", m), errDown, counted(pastOf(m), 2), epoch.Add(time.Minute))
+	assert.Equal(t, "shop", *told(h).Exchange)
+	assert.Equal(t, "order.placed", *told(h).Key)
+	assert.Equal(t, epoch.UnixMilli(), told(h).First)
+	assert.Equal(t, epoch.Add(time.Minute).UnixMilli(), told(h).Last)
 	// A forged one is not taken on.
 	for _, forged := range []any{int64(7), "\xff", strings.Repeat("x", 1025), nil} {
 		m.Annotations = map[any]any{AnnotationExchange: forged}
-		h = pl.history(client.NewDelivery("orders", m), errDown, past{count: 1, first: firstFailure(m)}, epoch)
-		require.NotContains(t, h, AnnotationExchange)
+		h = pl.history(client.NewDelivery("orders", m), errDown, counted(pastOf(m), 1), epoch)
+		require.Nil(t, told(h).Exchange)
 	}
 }

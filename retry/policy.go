@@ -185,10 +185,8 @@ type plan struct {
 	level     slog.Level
 	// replayByMove is for Topology.
 	replayByMove bool
-	// workerValue is worker as a value of an annotation.
-	workerValue any
-	waived      map[Guard]bool
-	rungs       []time.Duration // all delays there are, each once, ascending
+	waived       map[Guard]bool
+	rungs        []time.Duration // all delays there are, each once, ascending
 }
 
 type rule struct {
@@ -219,7 +217,6 @@ func (p Policy) plan() (plan, error) {
 	if pl.worker == "" {
 		pl.worker, _ = os.Hostname()
 	}
-	pl.workerValue = pl.worker
 	if pl.names, err = p.Names.withDefaults(policyPath.Field("Names")); err != nil {
 		return plan{}, err
 	}

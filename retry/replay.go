@@ -16,7 +16,7 @@ func (internalNames) Copy(m *client.Message) *client.Message {
 	delete(c.Annotations, CountProperty)
 	t := historyOf(m)
 	for i, o := range originOf {
-		if s := t.origin(i); s != nil && c.Annotations[o.own] == nil && utf8.ValidString(*s) && len(*s) <= maxOrigin {
+		if s := t.origin(i); s != nil && utf8.ValidString(*s) && len(*s) <= maxOrigin {
 			if c.Annotations == nil {
 				c.Annotations = map[any]any{}
 			}

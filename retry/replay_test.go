@@ -40,6 +40,6 @@ func TestReplayedMessageBeginsAnew(t *testing.T) {
 	retried, ok := handle(t, p, c, returns(errA)).(client.Modify)
 	require.True(t, ok)
 	assert.Equal(t, int64(1), retried.Annotations[AnnotationRetries])
-	assert.WithinDuration(t, time.Now(), millis(retried.Annotations[AnnotationFirstFailure]), time.Minute)
+	assert.WithinDuration(t, time.Now(), millis(told(retried.Annotations).First), time.Minute)
 	assert.Nil(t, Names{}.Internal().Copy(nil))
 }

@@ -6,15 +6,13 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"runtime/debug"
 	"strings"
 	"time"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/lastword"
-	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
 	"github.com/hopback/hopback/internal/workerclock"
 )
@@ -115,16 +113,12 @@ func (d *decorator) Handle(ctx context.Context, del *client.Delivery) (err error
 	// runtime.Goexit, where no result reaches the consumer.
 	returned := false
 	was := pastOf(messageOf(del))
-	defer func() {
-		if returned {
-			return
+	defer outcome.Catch(&returned, func(value any, stack []byte) {
+		err = d.dead(del, q, client.ReasonPanicked, &client.PanicError{Value: value, Stack: stack}, was, q.clock.now())
+		if value == nil {
+			outcome.LeaveLastWord(ctx, err)
 		}
-		p := &client.PanicError{Value: recover(), Stack: debug.Stack()}
-		err = d.dead(del, q, client.ReasonPanicked, p, was, q.clock.now())
-		if p.Value == nil {
-			lastword.Leave(ctx, err)
-		}
-	}()
+	})
 	err = d.handle(ctx, del, q, was)
 	returned = true
 	return err
@@ -156,12 +150,12 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, q *queueSt
 		if err == nil {
 			return nil
 		}
-		says := mark.Read[client.Outcome](err)
+		says := outcome.Read[client.Outcome](err)
 		err = readable(err, says)
 		if ctx.Err() != nil && errors.Is(err, context.Canceled) && context.Cause(ctx) != client.ErrConsumerTimeoutNear {
 			return client.Requeue{Err: err}
 		}
-		if says.Kind == mark.IsDecided {
+		if says.Kind == outcome.IsDecided {
 			return d.decidedByHandler(del, q, client.OutcomeOf(says.Decided), was)
 		}
 		now := q.clock.now()
@@ -245,7 +239,7 @@ func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queue
 	switch {
 	case strategy == StrategyNative:
 		q.reportRetry(ctx, del, what, strategy, what.delay, a, err)
-		h := a.annotations()
+		h := a.annotations(what.delay)
 		h[client.AnnotationReason] = reasonWaits
 		h[AnnotationDelay] = what.delay.Milliseconds()
 		h[AnnotationDeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
@@ -257,7 +251,7 @@ func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queue
 		}
 		q.reportRetry(ctx, del, what, strategy, d.plan.rungs[rung], a, err)
 		a.waits(what, d.plan.rungs[rung])
-		h := a.annotations()
+		h := a.annotations(d.plan.rungs[rung])
 		h[client.AnnotationReason] = reasonRetry
 		h[AnnotationDelay] = d.plan.rungs[rung].Milliseconds()
 		q.watch.retrySent(d.plan.rungs[rung])
@@ -308,7 +302,7 @@ func kindOf(what decision) client.DecisionKind {
 func (q *queueState) cannotWait(del *client.Delivery, what decision, a *account, err error) error {
 	report(del, what, client.DecisionDeadLetter, string(client.ReasonUnforwardable), 0, err)
 	q.watch.messageGivenUp()
-	return client.DeadLetter{Reason: client.ReasonUnforwardable, Err: err, Annotations: a.annotations()}
+	return client.DeadLetter{Reason: client.ReasonUnforwardable, Err: err, Annotations: a.annotations(0)}
 }
 
 // strategyFor returns how m waits.
@@ -352,11 +346,11 @@ func (d *decorator) republish(ctx context.Context, del *client.Delivery, q *queu
 		}
 	}
 	a.waits(what, delay)
-	var history any = a.compact(m, delay)
+	var history any = a.compact(delay, false)
 	f := client.Forward{To: to, Message: c, Annotations: map[string]any{AnnotationHistory: history}, Err: err}
 	if m.Annotations[AnnotationQueue] != nil {
-		// Single annotations win over the compact form, so these must be the newer ones.
-		f.Annotations = a.annotations()
+		// It wins over the history, so it must be the newer one.
+		f.Annotations = a.annotations(delay)
 		// The original goes back if the copy can't be stored. It hasn't been retried then.
 		delete(f.Annotations, AnnotationRetries)
 	}
@@ -411,7 +405,7 @@ func (q *queueState) uncopied(f client.Forward, m *client.Message, a *account, w
 	if q.holdsMessages && !hasTTL(m) && !q.clock.ignores() {
 		all := *a
 		all.asked, all.left = 0, 0 // the queue itself holds it for all of its delay
-		h := all.annotations()
+		h := all.annotations(what.delay)
 		h[client.AnnotationReason], h[AnnotationDelay] = reasonWaits, what.delay.Milliseconds()
 		h[AnnotationDeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
 		last = client.Modify{Annotations: h, Err: f.Err}
@@ -419,11 +413,8 @@ func (q *queueState) uncopied(f client.Forward, m *client.Message, a *account, w
 	small := *f.Message
 	small.Annotations = make(map[any]any, len(f.Message.Annotations)+1)
 	maps.Copy(small.Annotations, f.Message.Annotations)
-	if a.first != 0 {
-		small.Annotations[AnnotationFirstFailure] = a.first
-	}
-	if a.left != 0 {
-		small.Annotations[AnnotationDelayLeft], small.Annotations[AnnotationDelayAsked] = a.left, a.asked
+	if a.first != 0 || a.left != 0 {
+		small.Annotations[AnnotationHistory] = brief(a.first, a.asked, a.left)
 	}
 	return client.Forward{To: f.To, Message: &small, Annotations: f.Annotations, Else: last, Err: f.Err}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -124,7 +125,7 @@ func TestPanicIsADeath(t *testing.T) {
 		var p *client.PanicError
 		require.ErrorAs(t, dead.Err, &p, name)
 		assert.Contains(t, string(p.Stack), "with_test.go", name)
-		assert.Contains(t, dead.Annotations, AnnotationErrorType, name)
+		assert.NotEmpty(t, told(dead.Annotations).Type, name)
 	}
 }
 
@@ -201,7 +202,7 @@ func TestErrorThatCanNotBeReadIsAFailureLikeAnyOther(t *testing.T) {
 		require.True(t, ok, name)
 		assert.Equal(t, reasonRetry, retried.Annotations[client.AnnotationReason], name)
 		assert.NotEmpty(t, retried.Annotations[client.AnnotationError], name)
-		assert.NotEqual(t, "*retry.unreadable", retried.Annotations[AnnotationErrorType], name)
+		assert.NotEqual(t, "*retry.unreadable", told(retried.Annotations).Type, name)
 		assert.Equal(t, 2, asked, name)
 		m.ApplicationProperties = map[string]any{CountProperty: int64(1)}
 		dead, ok := handle(t, policy, m, returns(err)).(client.DeadLetter)
@@ -538,9 +539,8 @@ func TestSnoozeIsNoFailureInTheHistory(t *testing.T) {
 	h := worker(p, planOf(t, p), []string{"orders"}, returns(Snooze(time.Hour)))
 	m := client.NewMessage(nil)
 	fresh := h.Handle(t.Context(), client.NewDelivery("orders", m)).(client.Modify).Annotations
-	for _, key := range []string{AnnotationFirstFailure, AnnotationLastFailure, client.AnnotationError, AnnotationErrorType} {
-		assert.NotContains(t, fresh, key)
-	}
+	assert.NotContains(t, fresh, client.AnnotationError)
+	assert.Equal(t, compactHistory{Queue: "orders", Worker: told(fresh).Worker, Delay: time.Hour.Milliseconds()}, told(fresh))
 	assert.Equal(t, int64(0), fresh[AnnotationRetries])
 	// So it can be snoozed beyond GiveUpAfter.
 	m.Annotations = map[any]any{}
@@ -656,7 +656,7 @@ func TestRetriesCountHoweverTheHandlerChangesTheMessage(t *testing.T) {
 				message := func(count int) *client.Message {
 					m := client.NewMessage([]byte("body"))
 					m.ApplicationProperties = map[string]any{CountProperty: int64(count), "own": 1}
-					m.Annotations = map[any]any{AnnotationRetries: int64(count), AnnotationFirstFailure: first}
+					m.Annotations = map[any]any{AnnotationRetries: int64(count), anew.Older.First: first}
 					return m
 				}
 				p := Policy{Strategy: strategy, Backoff: Delays(time.Minute), MaxRetries: 3}
@@ -680,21 +680,21 @@ func TestRetriesCountHoweverTheHandlerChangesTheMessage(t *testing.T) {
 					"a panic":     handle(t, p, message(0), h(nil)),
 				} {
 					require.ErrorAs(t, err, &died, what)
-					assert.Equal(t, first, died.Annotations[AnnotationFirstFailure], what)
+					assert.Equal(t, first, told(died.Annotations).First, what)
 				}
 				p.GiveUpAfter = 0
 				var annotations map[any]any
 				switch o := handle(t, p, message(2), h(errA)).(type) {
 				case client.Modify:
-					annotations = map[any]any{AnnotationRetries: o.Annotations[AnnotationRetries], AnnotationFirstFailure: o.Annotations[AnnotationFirstFailure]}
+					annotations = map[any]any{AnnotationRetries: o.Annotations[AnnotationRetries], anew.Older.First: told(o.Annotations).First}
 				case client.Forward:
 					assert.Equal(t, 3, Count(o.Message))
-					annotations = map[any]any{AnnotationRetries: int64(Count(o.Message)), AnnotationFirstFailure: historyOf(o.Message).First}
+					annotations = map[any]any{AnnotationRetries: int64(Count(o.Message)), anew.Older.First: historyOf(o.Message).First}
 				default:
 					t.Fatalf("%T", o)
 				}
 				assert.Equal(t, int64(3), annotations[AnnotationRetries])
-				assert.Equal(t, first, annotations[AnnotationFirstFailure])
+				assert.Equal(t, first, annotations[anew.Older.First])
 			})
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/replylink"
 )
 
@@ -98,22 +99,18 @@ func (l *line) run() {
 		}
 		l.cfg.calls.lose(now, e)
 	}
-	for failures := 0; l.ctx.Err() == nil; {
+	for try := range link.Tries(l.ctx, l.place.Pause) {
 		now, err := l.open(last)
+		if errors.Is(err, errQueueGone) {
+			lose(last, err)
+			last = nil
+			now, err = l.open(nil)
+		}
 		if err != nil {
-			if last != nil && errors.Is(err, errQueueGone) {
-				lose(last, err)
-				last = nil
-				continue
-			}
 			l.set(nil, err)
-			if !l.place.Pause(l.ctx, failures) {
-				break
-			}
-			failures++
 			continue
 		}
-		failures = 0
+		try.Up()
 		l.set(now, nil)
 		err = l.receive(now)
 		l.set(nil, err)
@@ -189,7 +186,7 @@ func (l *line) declare(again bool) error {
 	}
 	l.made = true
 	if again && report.Count(declare.Created) > 0 {
-		return errQueueGone // it is there now, for the next attempt
+		return errQueueGone // it is there now
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 // ResponderConfig configures a Responder. The zero value is ready to use.
@@ -185,15 +186,11 @@ func Respond[Req, Resp any](r *Responder, handle func(ctx context.Context, req R
 
 // asError finds an Error that handle has returned. An Outcome around it counts more.
 func asError(err error) (e *Error, ok bool) {
-	defer func() {
-		if recover() != nil { // a method of some error
-			e, ok = nil, false
-		}
-	}()
-	if errors.As(err, new(client.Outcome)) {
+	if _, decided := outcome.Find[client.Outcome](err); decided {
 		return nil, false
 	}
-	return e, errors.As(err, &e) && e != nil
+	e, ok = outcome.Find[*Error](err)
+	return e, ok && e != nil
 }
 
 type responding struct {

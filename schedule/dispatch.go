@@ -9,6 +9,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // ReasonUndeliverable is why a message is in Names.UndeliverableQueue. Its
@@ -129,7 +130,7 @@ func (d *dispatcher) Handle(ctx context.Context, del *client.Delivery) error {
 		gone, err := cancelled(ctx, d.store, del)
 		switch {
 		case err != nil:
-			pause(ctx, storePause)
+			link.Pause(ctx, storePause)
 			return client.Requeue{Err: err}
 		case gone:
 			return nil
@@ -150,14 +151,4 @@ func (d *dispatcher) Handle(ctx context.Context, del *client.Delivery) error {
 		return client.Forward{To: to, Message: m, Err: err}
 	}
 	return client.Requeue{Err: err}
-}
-
-// pause waits for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // resolve finds the offset at which the consumer begins, and saves it before anything is
@@ -144,8 +145,8 @@ func (k *consumer) explain(ctx context.Context, from, to uint64, behind int) tim
 	var oldest uint64
 	var found bool
 	var err error
-	for failures := 0; ; failures++ {
-		if oldest, found, err = k.oldest(ctx, behind+failures); err == nil || !sleep(ctx, k.owner.Pause(failures)) {
+	for try := range link.Tries(ctx, k.owner.Pause) {
+		if oldest, found, err = k.oldest(ctx, behind+try.Attempt()-1); err == nil {
 			break
 		}
 	}

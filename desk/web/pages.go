@@ -18,6 +18,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // routes are all paths, without the prefix and the slash. A path that isn't there is no
@@ -211,7 +212,7 @@ func (h *Handler) overview(v *visit) *refusal {
 				if running, last, stale = h.survey.state(); running == nil {
 					break
 				}
-				pause(v.Context(), 20*time.Millisecond)
+				link.Pause(v.Context(), 20*time.Millisecond)
 			}
 		}
 	}

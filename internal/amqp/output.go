@@ -130,12 +130,13 @@ func (c *Conn) write() {
 }
 
 // direct says whether a message that is sent now is to be written on its sender's goroutine, by
-// writeNow, which saves waking the writer. That is for a message with nothing else in flight.
-// Messages of several senders are better written together. It is called with mu held, which
-// isn't released before writeNow, so that the writer sleeps until then.
+// writeNow, which saves waking the writer. That is for a message with nothing else in flight,
+// unless the last write had several frames: what many senders send is better written together.
+// It is called with mu held, which isn't released before writeNow, so that the writer sleeps
+// until then.
 func (c *Conn) direct() bool {
 	o := &c.out
-	if o.try == nil || !o.asleep || !o.empty() {
+	if o.try == nil || o.busy || !o.asleep || !o.empty() {
 		return false
 	}
 	for _, s := range c.sessions {
@@ -152,7 +153,7 @@ func (c *Conn) direct() bool {
 // Config.Settled is in the buffer.
 func (c *Conn) writeNow() {
 	o := &c.out
-	o.asleep, o.puts, o.busy = true, 0, false
+	o.asleep, o.puts = true, 0
 	if n := len(o.b); n > 0 && n <= bufferEnough {
 		o.b = o.b[:copy(o.b, o.b[o.try(o.b):])]
 	}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/proxy"
 )
 
@@ -32,7 +33,7 @@ func (r *run) inject(ctx context.Context, f Fault) (heal func(context.Context) e
 		}, r.onLinks(f.Side, func(p *proxy.Proxy) error { p.Refuse(); p.Cut(); return nil })
 	case BrokerKilled, NodeKilled:
 		if young := time.Since(r.declared); young < registered {
-			pauseFor(ctx, registered-young)
+			link.Pause(ctx, registered-young)
 		}
 		return r.together(n.startAgain), n.Kill(ctx)
 	case BrokerPaused, NodePaused:

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/proxy"
 	"github.com/hopback/hopback/retry"
 )
@@ -135,17 +136,8 @@ func (l *lane) send(ctx context.Context, p *client.Publisher[*client.Message], i
 		}
 		limit = time.Minute
 		if !errors.Is(err, client.ErrOutcomeUnknown) {
-			pauseFor(ctx, 20*time.Millisecond)
+			link.Pause(ctx, 20*time.Millisecond)
 		}
-	}
-}
-
-func pauseFor(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/proxy"
 )
 
@@ -440,7 +441,7 @@ func (r *run) await(ctx context.Context, what string, done func() bool) error {
 			r.keepStacks()
 			return errStuck
 		}
-		pauseFor(ctx, 20*time.Millisecond)
+		link.Pause(ctx, 20*time.Millisecond)
 	}
 	return nil
 }
@@ -498,7 +499,7 @@ func (r *run) breakOne(ctx context.Context, i int, f Fault) FaultReport {
 	heal, err := r.inject(bounded, f)
 	x.Injected = r.now()
 	if err == nil {
-		pauseFor(ctx, f.For)
+		link.Pause(ctx, f.For)
 		if heal != nil {
 			err = heal(bounded)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // More faults, for a RabbitMQ in memory. Those of Run that need processes or nodes are
@@ -104,7 +105,7 @@ func (s *simulation) breakAll(ctx context.Context, faults []simFault) (done, sil
 	done, silent = map[Kind]int{}, map[Kind]int{}
 	for i, f := range faults {
 		s.hopeless()
-		pauseFor(ctx, firstFault)
+		link.Pause(ctx, firstFault)
 		if ctx.Err() != nil {
 			return done, silent
 		}
@@ -113,14 +114,14 @@ func (s *simulation) breakAll(ctx context.Context, faults []simFault) (done, sil
 		s.say("fault %d: %s for %v", i, f.kind, f.lasts)
 		close(s.during[i])
 		heal := s.inject(ctx, f)
-		pauseFor(ctx, f.lasts)
+		link.Pause(ctx, f.lasts)
 		if heal != nil {
 			heal()
 		}
 		s.say("fault %d: %s is over", i, f.kind)
 		healed := time.Since(s.began)
 		done[f.kind]++
-		pauseFor(ctx, calm)
+		link.Pause(ctx, calm)
 		after := healed + calm
 		if f.kind == HalfOpen || f.kind == OneWay {
 			after = healed + zombie
@@ -128,7 +129,7 @@ func (s *simulation) breakAll(ctx context.Context, faults []simFault) (done, sil
 		s.quiet = append(s.quiet, span{after, after})
 		s.judge(i, f, s.heard.Load() != heard, s.harms.Load() > harms, silent)
 		close(s.after[i])
-		pauseFor(ctx, sendingAfter)
+		link.Pause(ctx, sendingAfter)
 	}
 	return done, silent
 }
@@ -192,7 +193,7 @@ func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 	case ConnectionsBlowUp:
 		for end := time.Now().Add(f.lasts); time.Now().Before(end); {
 			s.cutAll(side)
-			pauseFor(ctx, time.Second)
+			link.Pause(ctx, time.Second)
 		}
 	case CutAtFrame:
 		n := 1 + r.IntN(40)
@@ -521,7 +522,7 @@ func (s *simulation) insist(ctx context.Context, what string, do func(context.Co
 			s.wrong(Stuck, 0, "%s: %v", what, err)
 			return
 		}
-		pauseFor(ctx, time.Second)
+		link.Pause(ctx, time.Second)
 	}
 }
 

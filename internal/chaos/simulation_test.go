@@ -17,6 +17,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -418,7 +419,7 @@ func (s *simulation) send(ctx context.Context, n int, faults []simFault) {
 	for i, l := range s.lanes {
 		for publishers[i] == nil && ctx.Err() == nil {
 			if publishers[i], err = client.NewPublisher[*client.Message](ctx, conn, address.Queue(l.queue), client.PublisherConfig{}); err != nil {
-				pauseFor(ctx, time.Second)
+				link.Pause(ctx, time.Second)
 			}
 		}
 	}
@@ -433,7 +434,7 @@ func (s *simulation) send(ctx context.Context, n int, faults []simFault) {
 		began, first := time.Now(), next
 		for ; next < to; next++ {
 			due := within * time.Duration((next-first)/4*4) / time.Duration(to-first)
-			pauseFor(ctx, due-time.Since(began)+time.Duration(r.IntN(1000))*time.Millisecond)
+			link.Pause(ctx, due-time.Since(began)+time.Duration(r.IntN(1000))*time.Millisecond)
 			for i, l := range s.lanes {
 				id := uint32(next*simSenders + n)
 				l.ledger.Sending(id)
@@ -463,7 +464,7 @@ func (s *simulation) connect(ctx context.Context, name string, n int, side Side)
 		if err == nil || ctx.Err() != nil {
 			return conn, err
 		}
-		pauseFor(ctx, time.Second)
+		link.Pause(ctx, time.Second)
 	}
 }
 
@@ -499,7 +500,7 @@ func (s *simulation) drain(ctx context.Context) {
 			}
 			return
 		}
-		pauseFor(ctx, time.Second)
+		link.Pause(ctx, time.Second)
 	}
 }
 
@@ -570,7 +571,7 @@ func (l *simLane) open(ctx context.Context, running *sync.WaitGroup) error {
 				if working, ok := b.work(ctx); ok {
 					_ = buryLane.bury(working, burying, queue, parked)
 				}
-				pauseFor(ctx, time.Second)
+				link.Pause(ctx, time.Second)
 			}
 		})
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/clockstep"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/workerclock"
 	"github.com/hopback/hopback/retry"
 )
@@ -80,7 +81,7 @@ func (w *simWorker) run(ctx context.Context) {
 		absent := w.absent
 		w.absent = 0
 		w.mu.Unlock()
-		pauseFor(ctx, max(absent, 200*time.Millisecond)) // as whatever keeps a worker running
+		link.Pause(ctx, max(absent, 200*time.Millisecond)) // as whatever keeps a worker running
 		w.mu.Lock()
 		if w.life.Err() != nil {
 			w.life, w.end = context.WithCancel(ctx)
@@ -119,7 +120,7 @@ func (w *simWorker) consume(life context.Context) {
 				if err := conn.Consume(clocked, l.queue, handler, cfg); err != nil && life.Err() == nil {
 					l.heard.Add(1)
 					l.say("worker-%s-%d: consume: %v", l.name, w.n, err)
-					pauseFor(life, 5*time.Second)
+					link.Pause(life, 5*time.Second)
 				}
 			}
 		})

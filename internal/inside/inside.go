@@ -1,5 +1,5 @@
-// Package inside has what packages client and retry offer to others of this module, and to
-// nobody else: the results of their methods Internal.
+// Package inside has what a client.Conn offers to packages desk, rpc and stream, and to
+// nobody outside of this module.
 package inside
 
 import (

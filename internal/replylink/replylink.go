@@ -4,6 +4,7 @@ package replylink
 
 import (
 	"context"
+	"time"
 
 	"github.com/Azure/go-amqp"
 )
@@ -24,9 +25,8 @@ type Place interface {
 	// Open opens a session with its links, and waits while the connection is being
 	// rebuilt. source is called with the broker's version.
 	Open(ctx context.Context, source func(atLeast func(major, minor int) bool) (Source, error)) (Session, error)
-	// Pause waits before an attempt to open a session again, after n that have failed. It
-	// reports whether ctx still lasts.
-	Pause(ctx context.Context, n int) bool
+	// Pause is how long to wait before a session is opened again: see link.Tries.
+	Pause(failures int) time.Duration
 	// Leave gives the place back. Sessions must be closed before.
 	Leave()
 }

@@ -252,21 +252,7 @@ func (t *tally) endPackage(e event, p *pkg) {
 	if waiting > 0 {
 		t.failures = append(t.failures, fmt.Sprintf("%s: %d tests had not had their turn", e.Package, waiting))
 	}
-	said := func(what string) bool {
-		return slices.ContainsFunc(names, func(name string) bool {
-			c := p.tests[name]
-			return c.ended == "fail" && strings.Contains("\n"+c.output.String(), "\n"+what)
-		})
-	}
-	switch {
-	case e.Action != "fail":
-	case said(dataRace):
-		t.other = true
-	case said(leftBubble):
-		t.failed[e.Package+" .*\n"] = true
-	case waiting > 0, said(panicked):
-		t.other = true
-	}
+	t.judge(e, p, waiting)
 	switch {
 	case e.Action == "fail":
 		p.failed = true
@@ -285,6 +271,27 @@ func (t *tally) endPackage(e event, p *pkg) {
 		t.printf("ok    %s  %.1f s, %d tests\n", e.Package, e.Elapsed, ran)
 	}
 	p.tests = nil
+}
+
+// judge notes what of a failed package can be run again.
+func (t *tally) judge(e event, p *pkg, waiting int) {
+	said := func(what string) bool {
+		for _, c := range p.tests {
+			if c.ended == "fail" && strings.Contains("\n"+c.output.String(), "\n"+what) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case e.Action != "fail":
+	case said(dataRace):
+		t.other = true
+	case said(leftBubble):
+		t.failed[e.Package+" .*\n"] = true
+	case waiting > 0, said(panicked):
+		t.other = true
+	}
 }
 
 // silent reports whether there are only lines of go test itself.

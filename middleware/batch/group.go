@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/lastword"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 // handler gathers calls into batches, for each queue by itself.
@@ -294,11 +293,9 @@ func (h *handler) call(calls []*call) (err error) {
 	go func() {
 		defer close(done)
 		returned := false
-		defer func() {
-			if !returned {
-				err = &client.PanicError{Value: recover(), Stack: debug.Stack()}
-			}
-		}()
+		defer outcome.Catch(&returned, func(value any, stack []byte) {
+			err = &client.PanicError{Value: value, Stack: stack}
+		})
 		err = h.handle(ctx, calls)
 		returned = true
 	}()
@@ -377,7 +374,7 @@ func (c *counter) down() bool {
 type shared struct{ context.Context }
 
 func (s shared) Value(key any) any {
-	if key == (lastword.Key{}) {
+	if key == (outcome.LastWordKey{}) {
 		return nil
 	}
 	v := s.Context.Value(key)

@@ -60,7 +60,7 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/middleware/internal/config"
 )
 
@@ -142,7 +142,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Failures = defaultFailures
 	}
 	if c.Trips == nil {
-		c.Trips = func(err error) bool { return mark.Read[client.Outcome](err).Outage() }
+		c.Trips = func(err error) bool { return outcome.Read[client.Outcome](err).Outage() }
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

@@ -8,7 +8,7 @@ import (
 	"weak"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/outcome"
 )
 
 // sign is what a call says about the thing behind the circuit.
@@ -69,7 +69,7 @@ func (c *circuit) judge(ctx context.Context, err error) sign {
 	if r, ok := client.OutcomeOf(err).(client.Requeue); ok && !r.Failed {
 		return nothing
 	}
-	if v := mark.Read[client.Outcome](err); v.Kind == mark.IsAfter && v.After.Snooze {
+	if v := outcome.Read[client.Outcome](err); v.Kind == outcome.IsAfter && v.After.Snooze {
 		return nothing
 	}
 	return up

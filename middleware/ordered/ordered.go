@@ -50,7 +50,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/mark"
+	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/middleware/internal/config"
 )
 
@@ -97,7 +97,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Attempts = math.MaxInt
 	}
 	if c.RetryIf == nil {
-		c.RetryIf = func(err error) bool { return mark.Read[client.Outcome](err).Plain() }
+		c.RetryIf = func(err error) bool { return outcome.Read[client.Outcome](err).Plain() }
 	}
 	return c, nil
 }

@@ -43,7 +43,7 @@ func (b *bucket) take(now time.Time) (delay time.Duration, turn float64) {
 	return time.Duration(math.Round(wait * float64(time.Second))), turn
 }
 
-// cancel gives a turn back, unless a later one is reserved: that one's time is set already.
+// cancel frees a turn, unless a later one is reserved: that one's time is set already.
 func (b *bucket) cancel(turn float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -40,7 +40,7 @@ func TestQuietTimeFillsTheBucket(t *testing.T) {
 	assert.Equal(t, []time.Duration{0, 0, 0, 500 * time.Millisecond, time.Second}, delays)
 }
 
-// A turn that is given back is the next one's, unless another was reserved behind it.
+// A canceled turn goes to the next call, unless a later turn is reserved.
 func TestCancelledTurn(t *testing.T) {
 	t.Parallel()
 	b := newBucket(Config{PerSecond: 1, Burst: 1})
@@ -51,5 +51,5 @@ func TestCancelledTurn(t *testing.T) {
 	b.cancel(second)
 	b.cancel(turn)
 	again, _ := b.take(b.began)
-	assert.Equal(t, 2*time.Second, again, "the third turn is free; the second was given back too early")
+	assert.Equal(t, 2*time.Second, again, "the third turn is free; the second wasn't the last when it was canceled")
 }

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"time"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
 const (
@@ -21,12 +23,7 @@ const (
 // Pause waits before an attempt, for a random time of up to 20 ms times the attempt.
 // Processes that got into each other's way don't meet again.
 func Pause(ctx context.Context, attempt int) {
-	timer := time.NewTimer(rand.N(longestPause * time.Duration(attempt)))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	link.Pause(ctx, rand.N(longestPause*time.Duration(attempt)))
 }
 
 // NotPermitted reports whether err says that the user lacks a permission. RabbitMQ

@@ -1,51 +1,6 @@
-// Package mark has the errors by which a handler says how its failure is to be
-// retried, and reads them. Package retry makes and obeys them; other middleware
-// looks at them to tell a bad message from an outage.
-package mark
+package outcome
 
-import (
-	"errors"
-	"fmt"
-	"time"
-)
-
-// Permanent is retry.Permanent's error.
-type Permanent struct{ Err error }
-
-func (e *Permanent) Error() string { return e.Err.Error() }
-
-// Unwrap returns Err.
-func (e *Permanent) Unwrap() error { return e.Err }
-
-// After is the error of retry.After, and of retry.Snooze if Snooze is set.
-type After struct {
-	Delay  time.Duration
-	Err    error
-	Snooze bool
-}
-
-func (e *After) Error() string {
-	if e.Err == nil {
-		return fmt.Sprintf("retry after %v", e.Delay)
-	}
-	return e.Err.Error()
-}
-
-// Unwrap returns Err.
-func (e *After) Unwrap() error { return e.Err }
-
-// Discard is retry.Discard's error.
-type Discard struct{ Err error }
-
-func (e *Discard) Error() string {
-	if e.Err == nil {
-		return "discarded"
-	}
-	return "discarded: " + e.Err.Error()
-}
-
-// Unwrap returns Err.
-func (e *Discard) Unwrap() error { return e.Err }
+import "errors"
 
 // Kind is what an error asks for.
 type Kind int8
@@ -80,43 +35,94 @@ func (v Verdict) Outage() bool {
 	return v.Kind == IsPlain || v.Kind == IsAfter && !v.After.Snooze && v.Decided == nil
 }
 
-// maxParts bounds how many errors are looked at: one may unwrap to itself.
-const maxParts = 10_000
+// Find is errors.AsType for errors of users: one whose methods panic is passed over, and one
+// that unwraps to itself has an end.
+func Find[T error](err error) (T, bool) {
+	return find[T](&reader{left: maxParts}, err)
+}
+
+func find[T error](r *reader, err error) (none T, ok bool) {
+	for err != nil && r.step() {
+		if e, ok := as[T](r, err); ok {
+			return e, true
+		}
+		many, one := r.unwrap(err)
+		for _, part := range many {
+			if e, ok := find[T](r, part); ok {
+				return e, true
+			}
+		}
+		err = one
+	}
+	return none, false
+}
 
 // Read looks at err and all that it wraps. An error that is around another counts,
 // with these exceptions: Permanent counts inside After, and an outcome of the type O
-// inside Permanent and Discard. It isn't looked into.
+// inside Permanent and Discard. An outcome isn't looked into.
 //
 // An error that can't be read, such as a nil pointer whose Unwrap method panics, is
 // a failure without a mark.
 func Read[O error](err error) Verdict {
-	r := reader{decided: is[O], left: maxParts}
+	r := reader{left: maxParts}
+	r.decided = func(err error) (error, bool) {
+		if o, ok := as[O](&r, err); ok {
+			return o, true
+		}
+		return nil, false
+	}
 	v := r.read(err)
 	v.Unreadable = r.bad
 	return v
 }
 
-func is[O error](err error) bool {
-	_, ok := err.(O)
-	return ok
-}
+// maxParts bounds how many errors are looked at: one may unwrap to itself.
+const maxParts = 10_000
 
 type reader struct {
-	decided func(error) bool
+	decided func(error) (error, bool)
 	left    int
 	bad     bool
+}
+
+// step is false when too many errors were looked at.
+func (r *reader) step() bool {
+	r.left--
+	r.bad = r.bad || r.left < 0
+	return r.left >= 0
+}
+
+// as is what errors.As does with a single error. It survives a method that panics.
+func as[T error](r *reader, err error) (T, bool) {
+	if e, ok := err.(T); ok {
+		return e, true
+	}
+	if a, ok := err.(interface{ As(any) bool }); ok {
+		return asked[T](r, a)
+	}
+	var none T
+	return none, false
+}
+
+func asked[T error](r *reader, err interface{ As(any) bool }) (e T, ok bool) {
+	defer func() {
+		if recover() != nil {
+			r.bad, ok = true, false
+		}
+	}()
+	ok = err.As(&e)
+	return e, ok
 }
 
 func (r *reader) read(err error) Verdict {
 	if err == nil {
 		return Verdict{Kind: IsPlain}
 	}
-	if r.left--; r.left < 0 {
-		r.bad = true
+	if !r.step() {
 		return Verdict{Kind: IsPlain}
 	}
-	if r.decided(err) {
-		return Verdict{Kind: IsDecided, Decided: err}
+	if o, ok := r.decided(err); ok {
+		return Verdict{Kind: IsDecided, Decided: o}
 	}
 	switch e := err.(type) {
 	case *Permanent:
