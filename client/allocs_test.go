@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client/internal/instrumented"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -235,10 +236,10 @@ func TestAllocationsOfProperties(t *testing.T) {
 	m := &Message{}
 	value := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	n := testing.AllocsPerRun(1000, func() {
-		added := addedPool.Get().(*addedProperties)
-		Sending{message: m, added: added}.SetProperty("traceparent", value)
+		s := instrumented.Pooled(address.Address{}, m, nil)
+		s.SetProperty("traceparent", value)
 		require.Len(t, m.ApplicationProperties, 1)
-		added.recycle()
+		s.Recycle()
 	})
 	require.Nil(t, m.ApplicationProperties)
 	require.LessOrEqual(t, n, 1.0)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -74,7 +75,7 @@ type Config struct {
 	Observe func(Event)
 	// Instrument, if not nil, follows each message that is sent and handled, for traces and
 	// metrics. Package hopbackotel has one for OpenTelemetry. Without one it costs nothing.
-	Instrument Instrument
+	Instrument instrument.Instrument
 	// Logger receives what no call returns, such as lost connections and deliveries
 	// that couldn't be settled. What is about a delivery is logged with the ctx that an
 	// Instrument has given its handler. Default: slog.Default().

@@ -5,12 +5,13 @@ import (
 	"errors"
 	"time"
 
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/inside"
 )
 
 // Internal is for hopback's own packages desk, rpc and stream, and may change at any time.
-func (c *Conn) Internal() inside.Conn[Stats, *Delivery] { return internal{c} }
+func (c *Conn) Internal() inside.Conn[*Delivery] { return internal{c} }
 
 // internal is what Internal returns. Package desk reads and writes messages as bytes, since
 // decoding changes them. Package stream does so because it is faster. Both open connections
@@ -25,13 +26,13 @@ func (in internal) Pause(failures int) time.Duration { return in.conn.cfg.Reconn
 
 // rawUser is a user of dedicated connections that has numbers. It learns of the end of the
 // Conn by Closed.
-type rawUser struct{ add func(*Stats) }
+type rawUser struct{ add func(*instrument.Stats) }
 
 func (u *rawUser) shut(context.Context) error { return nil }
-func (u *rawUser) count(s *Stats)             { u.add(s) }
+func (u *rawUser) count(s *instrument.Stats)  { u.add(s) }
 
-// Join has Stats call count until leave is called.
-func (in internal) Join(count func(*Stats)) (leave func()) {
+// Join has instrument.Stats call count until leave is called.
+func (in internal) Join(count func(*instrument.Stats)) (leave func()) {
 	u := &rawUser{count}
 	if in.conn.join(u) != nil {
 		return func() {}

@@ -8,13 +8,14 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client/instrument"
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/replylink"
 )
 
 // ReserveReplies is how package rpc gets a place for the links on which it receives replies.
-func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*Stats)) (replylink.Place, error) {
+func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*instrument.Stats)) (replylink.Place, error) {
 	c := in.conn
 	if c == nil {
 		return nil, argument.New("conn", nil, "is a nil *Conn", "use the result of Connect")
@@ -32,10 +33,10 @@ type replyPlace struct {
 	conn    *Conn
 	booking *booking
 	closed  func(ctx context.Context)
-	add     func(*Stats)
+	add     func(*instrument.Stats)
 }
 
-func (p *replyPlace) count(s *Stats) { p.add(s) }
+func (p *replyPlace) count(s *instrument.Stats) { p.add(s) }
 
 func (p *replyPlace) shut(ctx context.Context) error {
 	p.closed(ctx)

@@ -3,15 +3,17 @@ package client
 import (
 	"slices"
 	"strings"
+
+	"github.com/hopback/hopback/client/instrument"
 )
 
 // counted is a consumer or a publisher that has numbers.
-type counted interface{ count(*Stats) }
+type counted interface{ count(*instrument.Stats) }
 
 // Stats returns numbers of the connections, consumers and publishers. It asks nobody, and
 // may be called often. After Close there are no consumers and no publishers.
-func (c *Conn) Stats() Stats {
-	var s Stats
+func (c *Conn) Stats() instrument.Stats {
+	var s instrument.Stats
 	c.mu.Lock()
 	s.Lost, s.Rebuilt, s.Blocked = c.past.lost, c.past.rebuilt, c.past.blocked
 	for _, l := range c.lines {
@@ -35,8 +37,8 @@ func (c *Conn) Stats() Stats {
 	for _, u := range users {
 		u.count(&s)
 	}
-	slices.SortFunc(s.Consumers, func(a, b ConsumerStats) int { return strings.Compare(a.Queue, b.Queue) })
-	slices.SortFunc(s.Publishers, func(a, b PublisherStats) int { return strings.Compare(a.To.String(), b.To.String()) })
-	slices.SortFunc(s.Requesters, func(a, b RequesterStats) int { return strings.Compare(a.To.String(), b.To.String()) })
+	slices.SortFunc(s.Consumers, func(a, b instrument.ConsumerStats) int { return strings.Compare(a.Queue, b.Queue) })
+	slices.SortFunc(s.Publishers, func(a, b instrument.PublisherStats) int { return strings.Compare(a.To.String(), b.To.String()) })
+	slices.SortFunc(s.Requesters, func(a, b instrument.RequesterStats) int { return strings.Compare(a.To.String(), b.To.String()) })
 	return s
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -245,6 +246,11 @@ func (k *consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) 
 }
 
 func (k *consumer) open(ctx context.Context) (*stint, error) {
+	if k.missing && k.cfg.OnGone != nil {
+		if err := onGone(ctx, k.cfg.OnGone); err != nil {
+			return nil, newError("consume", k.queue, ErrNotFound, err)
+		}
+	}
 	sess, err := k.deps.sessions.open(ctx)
 	if err != nil {
 		kind := ErrConnectionLost
@@ -277,8 +283,11 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	link, err := sess.receiver(ctx, k.source, o)
 	if err != nil {
 		k.deps.sessions.give(sess, true)
-		return nil, newError("consume", k.queue, attachKind(err), err)
+		err := newError("consume", k.queue, attachKind(err), err)
+		k.missing = k.attached && errors.Is(err, ErrNotFound)
+		return nil, err
 	}
+	k.attached, k.missing = true, false
 	if k.appetite != nil {
 		k.appetite.attached(time.Since(began))
 	}
@@ -287,6 +296,17 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	s.lanes = &lanes{key: k.order}
 	s.quarantine = &quarantine{off: k.cfg.NoQuarantine}
 	return s, nil
+}
+
+// onGone calls ConsumerConfig.OnGone.
+func onGone(ctx context.Context, call func(context.Context) error) (err error) {
+	returned := false
+	defer outcome.Catch(&returned, func(value any, stack []byte) {
+		err = &PanicError{Value: value, Stack: stack}
+	})
+	err = call(ctx)
+	returned = true
+	return err
 }
 
 // ControlFrom returns the Control of the consumer that a handler's ctx comes from. It

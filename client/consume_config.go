@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"time"
@@ -52,6 +53,14 @@ type ConsumerConfig struct {
 	// come in order, and only with changes. The last one may come after Consume has
 	// returned. Below RabbitMQ 4.3 Consume refuses it, since the broker doesn't tell.
 	OnActive func(active bool)
+	// OnGone, if not nil, is called when the queue that was consumed from doesn't exist any
+	// more, for instance to declare it again. The consumer waits for it, and then tries again
+	// to open its link. After an error, or if the queue is still missing, it calls OnGone
+	// again, with the pauses of Config.Reconnect. Messages that were in the queue are lost, and
+	// so are those published while it was missing, so this is the place to refill a cache. ctx
+	// ends with Consume's. A panic counts as an error. By default the consumer waits until
+	// somebody else declares the queue.
+	OnGone func(ctx context.Context) error
 	// Control, if not nil, pauses the consumer or slows it down while it runs.
 	Control *Control
 	// NoQuarantine turns the quarantine off. By default a message with two failed

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/grace"
 )
 
@@ -33,6 +34,8 @@ type consumer struct {
 	timeoutAsked atomic.Bool
 
 	active   *activity // nil: nobody asks
+	attached bool      // it has had a link
+	missing  bool      // the last attempt has found no queue
 	appetite *appetite // nil: Prefetch was given
 	hunger   hunger    // of the stint that runs
 	control  *Control
@@ -61,7 +64,7 @@ type asked struct {
 // running is the consumer's stint, as long as it runs.
 type running interface {
 	resize()
-	count(*ConsumerStats)
+	count(*instrument.ConsumerStats)
 }
 
 // consumerDeps is what a consumer takes from outside, so that it runs on faulty
@@ -139,8 +142,8 @@ func (k *consumer) setCurrent(s running) {
 	k.mu.Unlock()
 }
 
-func (k *consumer) count(all *Stats) {
-	one := ConsumerStats{Queue: k.queue, Concurrency: k.cfg.Concurrency}
+func (k *consumer) count(all *instrument.Stats) {
+	one := instrument.ConsumerStats{Queue: k.queue, Concurrency: k.cfg.Concurrency}
 	k.mu.Lock()
 	s := k.current
 	one.Up, one.Since, one.Err = k.up, k.since, k.why

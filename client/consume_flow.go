@@ -9,6 +9,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client/internal/keys"
 	"github.com/hopback/hopback/internal/outcome"
 )
 
@@ -443,7 +444,7 @@ func withKnownCount(d *Delivery, disp disposition) amqp.Annotations {
 func annotations(given map[string]any, more int) amqp.Annotations {
 	a := make(amqp.Annotations, len(given)+more)
 	for k, v := range given {
-		a[keys.boxed(k)] = v
+		a[keys.Boxed(k)] = v
 	}
 	return a
 }

@@ -4,20 +4,23 @@ import (
 	"context"
 
 	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/client/internal/instrumented"
+	"github.com/hopback/hopback/client/internal/keys"
 )
 
 // settling returns the disposition with what the Instrument adds to it.
 func (o *observed) settling(d disposition) (with disposition) {
 	with = d // after a panic
 	defer caught(o.log, "Handling.Settling")
-	s := Settlement{Kind: SettlementAccepted, Failed: d.failed, DeadLetter: d.dead}
+	s := instrument.Settlement{Kind: instrument.SettlementAccepted, Failed: d.failed, DeadLetter: d.dead}
 	switch d.kind {
 	case released:
-		s.Kind = SettlementReleased
+		s.Kind = instrument.SettlementReleased
 	case modified:
-		s.Kind = SettlementModified
-		reason, _ := d.annotations[AnnotationReason].(string)
-		s.Reason = Reason(reason)
+		s.Kind = instrument.SettlementModified
+		s.Reason, _ = d.annotations[AnnotationReason].(string)
 	}
 	added := o.Settling(s)
 	if len(added) == 0 || d.kind != modified {
@@ -26,9 +29,9 @@ func (o *observed) settling(d disposition) (with disposition) {
 	size := 0
 	all := make(amqp.Annotations, len(d.annotations)+len(added))
 	for k, v := range added {
-		if addable(k, v, maxSettling) && checkAnnotationKey("annotations", k) == nil {
+		if instrumented.Addable(k, v, maxSettling) && checkAnnotationKey("annotations", k) == nil {
 			size += len(k) + len(v)
-			all[keys.boxed(k)] = v
+			all[keys.Boxed(k)] = v
 		}
 	}
 	if size > maxSettling {
@@ -51,7 +54,7 @@ func (s *stint) observe(ctx context.Context, d *Delivery) context.Context {
 }
 
 // count adds the stint's numbers.
-func (s *stint) count(c *ConsumerStats) {
+func (s *stint) count(c *instrument.ConsumerStats) {
 	s.window.count(c)
 	c.Unsettled += int(s.aside.Load())
 	c.Ready = s.crew.count() + s.lanes.count() + s.quarantine.count()

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/hopback/hopback/client/instrument"
 )
 
 // window grants credit so that what the broker has given and what it may still
@@ -135,7 +137,7 @@ func (w *window) open() int {
 }
 
 // count adds its numbers.
-func (w *window) count(c *ConsumerStats) {
+func (w *window) count(c *instrument.ConsumerStats) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c.Window, c.Unsettled = w.limit, w.unsettled

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/outcome"
 )
 
@@ -30,13 +31,13 @@ type Delivery struct {
 	// settling is set when what becomes of it is on its way to the broker.
 	settling atomic.Bool
 	lease    lease
-	lastWord error                    // see outcome.LastWord
-	observed atomic.Pointer[observed] // nil: no Instrument follows it
-	server   *string                  // for an Instrument
-	decided  func(Decision)           // nil: nobody has called OnReport
-	began    atomic.Int64             // when its handler began, in Unix nanoseconds; 0: it hasn't
-	nearing  atomic.Int32             // how far its consumer timeout is used up: see timeouts
-	back     atomic.Bool              // the broker has taken it back
+	lastWord error                     // see outcome.LastWord
+	observed atomic.Pointer[observed]  // nil: no Instrument follows it
+	server   *string                   // for an Instrument
+	decided  func(instrument.Decision) // nil: nobody has called OnReport
+	began    atomic.Int64              // when its handler began, in Unix nanoseconds; 0: it hasn't
+	nearing  atomic.Int32              // how far its consumer timeout is used up: see timeouts
+	back     atomic.Bool               // the broker has taken it back
 	// ctx is the one that its consumer calls the handler with, here so that it needn't
 	// be allocated.
 	ctx deliveryContext
@@ -50,7 +51,12 @@ func NewDelivery(queue string, m *Message) *Delivery {
 
 // Server returns the host:port of the endpoint that the Conn was last connected to, for an
 // Instrument. It is empty without one, and outside of Conn.Consume.
-func (d *Delivery) Server() string { return orEmpty(d.server) }
+func (d *Delivery) Server() string {
+	if d.server == nil {
+		return ""
+	}
+	return *d.server
+}
 
 // Message returns the message as received. It must not be changed or sent again: use
 // Copy.
@@ -84,7 +90,7 @@ func (d *Delivery) Annotation(key string) any {
 
 // Report tells the consumer's Instrument what has been decided about the delivery, and
 // calls the function of OnReport. It is for middleware, which calls it within Handle.
-func (d *Delivery) Report(x Decision) {
+func (d *Delivery) Report(x instrument.Decision) {
 	if d.decided != nil {
 		d.decided(x)
 	}
@@ -96,7 +102,7 @@ func (d *Delivery) Report(x Decision) {
 // OnReport makes Report call f, in its caller's goroutine and before the decision is
 // carried out. A handler thereby learns what the middleware around it makes of its
 // result, such as retry.With. It calls OnReport within Handle. The last call counts.
-func (d *Delivery) OnReport(f func(Decision)) { d.decided = f }
+func (d *Delivery) OnReport(f func(instrument.Decision)) { d.decided = f }
 
 // logCtx is the ctx for log lines about the delivery: an Instrument's for it, if it has one.
 func (d *Delivery) logCtx() context.Context {

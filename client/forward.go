@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client/instrument"
 )
 
 // maxForwardLinks is how many addresses a forwarder keeps links to. RabbitMQ ends
@@ -375,7 +376,7 @@ func (s *forwardSender) event(w *forwarder, e Event) {
 
 // count adds how many forwards aren't confirmed, and how many of them are to an address
 // that takes nothing.
-func (w *forwarder) count(c *ConsumerStats) {
+func (w *forwarder) count(c *instrument.ConsumerStats) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.senders {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
 	"github.com/hopback/hopback/retry"
@@ -27,7 +28,7 @@ type notes struct {
 	mu     sync.Mutex
 	all    []*string // what is about one delivery is one entry
 	ranges int
-	stats  func() client.Stats
+	stats  func() instrument.Stats
 	// panics has every call panic, once it is noted.
 	panics bool
 }
@@ -61,13 +62,13 @@ func (n *notes) taken() (lines []string) {
 
 func id(m *client.Message) any { return m.Properties.MessageID }
 
-func (n *notes) Connect(stats func() client.Stats) func() {
+func (n *notes) Connect(stats func() instrument.Stats) func() {
 	n.stats = stats
 	n.note("connect")
 	return func() { n.note("closed") }
 }
 
-func (n *notes) Publish(ctx context.Context, s client.Sending) client.Publication {
+func (n *notes) Publish(ctx context.Context, s instrument.Sending) instrument.Publication {
 	s.SetProperty("traceparent", "p")
 	s.SetAnnotation("x-opt-mark", "a")
 	s.SetAnnotation("traceparent", "not an annotation's key")
@@ -76,12 +77,12 @@ func (n *notes) Publish(ctx context.Context, s client.Sending) client.Publicatio
 	return notedPublication{n, fmt.Sprint("published ", id(s.Message()))}
 }
 
-func (n *notes) PublishAll(_ context.Context, to address.Address, count int) client.Batch {
+func (n *notes) PublishAll(_ context.Context, to address.Address, count int) instrument.Batch {
 	n.note("batch of %d to %v", count, to)
 	return notedBatch{notedPublication{n, "batch published"}}
 }
 
-func (n *notes) Handle(ctx context.Context, d *client.Delivery) (context.Context, client.Handling) {
+func (n *notes) Handle(ctx context.Context, d instrument.Delivery) (context.Context, instrument.Handling) {
 	h := &notedHandling{n: n, id: id(d.Message())}
 	n.add(&h.notes, "handle %v", h.id)
 	return context.WithValue(ctx, caller{}, "the instrument"), h
@@ -107,7 +108,7 @@ func (p notedPublication) Published(err error) { p.n.note("%s: %v", p.what, err)
 
 type notedBatch struct{ notedPublication }
 
-func (b notedBatch) Publish(s client.Sending) client.Publication {
+func (b notedBatch) Publish(s instrument.Sending) instrument.Publication {
 	return b.n.Publish(context.Background(), s)
 }
 
@@ -117,24 +118,24 @@ type notedHandling struct {
 	notes string
 }
 
-func (h *notedHandling) Decided(d client.Decision) {
+func (h *notedHandling) Decided(d instrument.Decision) {
 	h.n.add(&h.notes, "%v: decided: %s %s, attempt %d, delay %v of %v: %v", h.id, d.Kind, d.Lane, d.Attempt, d.Delay, d.Wait, d.Err)
 }
 func (h *notedHandling) Handled(err error) { h.n.add(&h.notes, "%v: handled: %v", h.id, err) }
-func (h *notedHandling) Forwarding(s client.Sending) {
+func (h *notedHandling) Forwarding(s instrument.Sending) {
 	s.SetAnnotation("x-opt-attempt", fmt.Sprint(h.id))
 	s.SetProperty("copied", "yes")
 	h.n.add(&h.notes, "%v: forwarding to %v", h.id, s.To())
 }
 func (h *notedHandling) Forwarded(err error) { h.n.add(&h.notes, "%v: forwarded: %v", h.id, err) }
-func (h *notedHandling) Settling(s client.Settlement) map[string]string {
+func (h *notedHandling) Settling(s instrument.Settlement) map[string]string {
 	h.n.add(&h.notes, "%v: settling: %+v", h.id, s)
 	return map[string]string{"x-opt-attempt": fmt.Sprint(h.id), client.AnnotationReason: "not the instrument's to say", "bad": "key"}
 }
 func (h *notedHandling) Settled(err error) { h.n.add(&h.notes, "%v: settled: %v", h.id, err) }
 
 // observe connects to a broker in memory with a work queue "work", and has in follow it.
-func observe(t *testing.T, in client.Instrument, log *slog.Logger) (*hopbacktest.Broker, *client.Conn) {
+func observe(t *testing.T, in instrument.Instrument, log *slog.Logger) (*hopbacktest.Broker, *client.Conn) {
 	t.Helper()
 	broker := hopbacktest.Start(t, hopbacktest.Config{})
 	conn, err := client.Connect(t.Context(), broker.URL(), client.Config{Dial: broker.Dial, Instrument: in, Logger: log})
@@ -259,9 +260,9 @@ func TestInstrumentFollowsEachMessage(t *testing.T) {
 }
 
 // marks sets a property that names the message.
-type marks struct{ client.NoInstrument }
+type marks struct{ instrument.None }
 
-func (marks) Publish(_ context.Context, s client.Sending) client.Publication {
+func (marks) Publish(_ context.Context, s instrument.Sending) instrument.Publication {
 	for _, key := range []string{"mark", "again"} {
 		s.SetProperty(key, fmt.Sprint(id(s.Message())))
 	}
@@ -393,17 +394,17 @@ func (l *locked) Write(b []byte) (int, error) {
 
 // handlingPanics is an Instrument whose Handling panics, and not the Instrument itself.
 type handlingPanics struct {
-	client.NoInstrument
+	instrument.None
 	n *notes
 }
 
-func (p handlingPanics) Publish(context.Context, client.Sending) client.Publication {
+func (p handlingPanics) Publish(context.Context, instrument.Sending) instrument.Publication {
 	return notedPublication{p.n, "published"}
 }
-func (p handlingPanics) PublishAll(context.Context, address.Address, int) client.Batch {
+func (p handlingPanics) PublishAll(context.Context, address.Address, int) instrument.Batch {
 	return notedBatch{notedPublication{p.n, "batch"}}
 }
-func (p handlingPanics) Handle(context.Context, *client.Delivery) (context.Context, client.Handling) {
+func (p handlingPanics) Handle(context.Context, instrument.Delivery) (context.Context, instrument.Handling) {
 	return nil, &notedHandling{n: p.n, id: "any"}
 }
 
@@ -486,18 +487,18 @@ func TestStatsCountWhatIsUnderWay(t *testing.T) {
 		require.Len(t, s.Consumers, 2)
 		other, own := s.Consumers[0], s.Consumers[1]
 		require.ErrorIs(t, other.StalledErr, client.ErrNotFound)
-		require.Equal(t, client.ConsumerStats{
+		require.Equal(t, instrument.ConsumerStats{
 			Queue: "other", Up: true, Window: 7, Unsettled: 1, Concurrency: 1, Forwarding: 1, Stalled: 1,
 			Since: other.Since, Delivered: other.Delivered, StalledSince: other.StalledSince, StalledErr: other.StalledErr,
 		}, other)
-		require.Equal(t, client.ConsumerStats{
+		require.Equal(t, instrument.ConsumerStats{
 			Queue: "work", Up: true, Window: 10, Unsettled: 10, Ready: 8, Handling: 2, Concurrency: 2,
 			Since: own.Since, Delivered: own.Delivered, Oldest: own.Oldest, Newest: own.Newest,
 		}, own)
 		for _, at := range []time.Time{other.Since, other.StalledSince, own.Since, own.Oldest, own.Newest, own.Delivered} {
 			require.WithinRange(t, at, began, began.Add(5*time.Second))
 		}
-		require.Equal(t, []client.PublisherStats{{Unconfirmed: 1}, {To: address.Queue("work")}}, s.Publishers)
+		require.Equal(t, []instrument.PublisherStats{{Unconfirmed: 1}, {To: address.Queue("work")}}, s.Publishers)
 		require.Zero(t, s.Blocked)
 		release()
 		require.NoError(t, <-published)

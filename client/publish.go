@@ -10,6 +10,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/client/internal/instrumented"
 )
 
 // PublisherConfig configures a Publisher. The zero value is ready to use.
@@ -359,15 +361,15 @@ func (p *publisher) check(m *Message) error {
 // observed checks m and publishes it, which an Instrument follows.
 func (p *publisher) observed(ctx context.Context, m *Message) error {
 	complete(m)
-	added := addedPool.Get().(*addedProperties)
-	followed := p.hooks.publish(ctx, Sending{to: p.to, message: m, added: added, server: p.hooks.server.Load()})
+	s := instrumented.Pooled(p.to, m, p.hooks.server.Load())
+	followed := p.hooks.publish(ctx, s)
 	err := p.check(m)
 	if err == nil {
 		err = p.s.do(ctx, m)
 	}
 	p.hooks.published(followed, err)
 	if err == nil { // otherwise the message may still be on its way
-		added.recycle()
+		s.Recycle()
 	}
 	return err
 }
@@ -384,6 +386,6 @@ func (p *publisher) shut(ctx context.Context) error {
 	return p.s.close(ctx)
 }
 
-func (p *publisher) count(all *Stats) {
-	all.Publishers = append(all.Publishers, PublisherStats{To: p.to, Queued: len(p.s.queue), Unconfirmed: int(p.s.unanswered())})
+func (p *publisher) count(all *instrument.Stats) {
+	all.Publishers = append(all.Publishers, instrument.PublisherStats{To: p.to, Queued: len(p.s.queue), Unconfirmed: int(p.s.unanswered())})
 }

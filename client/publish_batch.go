@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/client/internal/instrumented"
 )
 
 // BatchError lists the messages of a PublishAll that were not accepted. All others
@@ -62,8 +64,8 @@ type batch struct {
 
 	// hooks, followed and each are set where an Instrument follows the batch.
 	hooks    *hooks
-	followed Batch
-	each     []Publication
+	followed instrument.Batch
+	each     []instrument.Publication
 
 	mu       sync.Mutex
 	open     int // without an answer
@@ -76,9 +78,9 @@ func newBatch(s *sender, n int) *batch {
 }
 
 // observe has an Instrument follow the batch; none if followed is nil.
-func (b *batch) observe(h *hooks, followed Batch) {
+func (b *batch) observe(h *hooks, followed instrument.Batch) {
 	if followed != nil {
-		b.hooks, b.followed, b.each = h, followed, make([]Publication, len(b.out))
+		b.hooks, b.followed, b.each = h, followed, make([]instrument.Publication, len(b.out))
 	}
 }
 
@@ -86,7 +88,7 @@ func (b *batch) observe(h *hooks, followed Batch) {
 func (b *batch) begin(i int, to address.Address, m *Message) {
 	if b.followed != nil {
 		complete(m)
-		b.each[i] = b.hooks.publishOf(b.followed, Sending{to: to, message: m, server: b.hooks.server.Load()})
+		b.each[i] = b.hooks.publishOf(b.followed, instrumented.New(to, m, b.hooks.server.Load()))
 	}
 }
 

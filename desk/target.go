@@ -11,7 +11,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/inside"
 )
 
 // Destination is where a replay sends messages.
@@ -74,16 +74,16 @@ func (r *replay) target(ctx context.Context, l *letter) (address.Address, error)
 	}
 	exchange, key := l.death.Exchange, l.death.RoutingKey
 	answer := names.Published(l.m, queue, exchange, key)
-	if answer == anew.Unknown {
+	if answer == inside.Unknown {
 		feeds, err := r.feeds(ctx, exchange, key, queue)
 		switch {
 		case err != nil:
 			return to, err
 		case feeds:
-			answer = anew.Yes
+			answer = inside.Yes
 		}
 	}
-	if answer != anew.Yes {
+	if answer != inside.Yes {
 		return to, &unsendable{fmt.Errorf("it says that it was published to the exchange %q with the routing key %q, and the broker has no record of that: its sender may have written it; replay it to its queue, or name where it should go", exchange, key)}
 	}
 	return to, nil

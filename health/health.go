@@ -28,6 +28,7 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 )
 
 // Config defines what counts as a problem. The zero value is ready to use.
@@ -149,7 +150,7 @@ func Check(cfg Config, conns ...*client.Conn) (Report, error) {
 }
 
 // add adds the health of one connection.
-func (r *Report) add(cfg Config, now time.Time, state client.State, stats client.Stats) {
+func (r *Report) add(cfg Config, now time.Time, state client.State, stats instrument.Stats) {
 	problem := func(p Problem) { r.Problems = append(r.Problems, p) }
 	// down is for what must be up.
 	down := func(p Problem) {

@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 )
 
 // AnnotationAttempt is the annotation that leads from an attempt to the next one. Each
@@ -24,7 +25,7 @@ import (
 //
 // traceparent is that of the attempt's span (W3C). time is when the message went to wait
 // or died, and delay is for how long it was to wait, in milliseconds, the former since
-// 1970. lane is that of the client.Decision.
+// 1970. lane is that of the instrument.Decision.
 const AnnotationAttempt = "x-opt-hopback-attempt"
 
 // fieldBaggage is W3C's. It says nothing about a trace.
@@ -50,7 +51,7 @@ func (c carrier) marked(m *client.Message) bool {
 
 // inject writes the context into a message. A valid one that the message has stays, and
 // the span is linked to it. So does baggage that the message has.
-func (c carrier) inject(ctx context.Context, span trace.Span, s client.Sending) {
+func (c carrier) inject(ctx context.Context, span trace.Span, s instrument.Sending) {
 	if c.marked(s.Message()) {
 		if _, creation := c.creation(ctx, s.Message()); creation.IsValid() {
 			if span.IsRecording() {
@@ -93,7 +94,7 @@ func (c carrier) creation(ctx context.Context, m *client.Message) (with context.
 		return ctx, creation
 	}
 	// Of ctx only the values that the propagator adds are wanted, and not a span.
-	with = c.by.Extract(trace.ContextWithSpanContext(ctx, trace.SpanContext{}), sending{client.Sending{}, m})
+	with = c.by.Extract(trace.ContextWithSpanContext(ctx, trace.SpanContext{}), sending{m: m})
 	return with, trace.SpanContextFromContext(with)
 }
 
@@ -200,7 +201,7 @@ func beforeOf(m *client.Message) (b before, ok bool) {
 
 // sending is a message as a propagator's carrier: to write to, or to read from.
 type sending struct {
-	client.Sending
+	instrument.Sending
 	m *client.Message
 }
 

@@ -27,6 +27,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 )
 
 // ScopeName is the name of the instrumentation scope of all spans and metrics. The
@@ -74,7 +75,7 @@ func Instrument(cfg *client.Config, c Config) error {
 	if c.MeterProvider == nil {
 		c.MeterProvider = otel.GetMeterProvider()
 	}
-	in := &instrument{
+	in := &follower{
 		tracer:  c.TracerProvider.Tracer(ScopeName, trace.WithSchemaURL(semconv.SchemaURL)),
 		oneway:  !c.OneTrace,
 		numbers: newNumbers(c.MeterProvider.Meter(ScopeName, metric.WithSchemaURL(semconv.SchemaURL)), c.MaxNames),
@@ -88,8 +89,8 @@ func Instrument(cfg *client.Config, c Config) error {
 	return nil
 }
 
-// instrument is the client's Instrument.
-type instrument struct {
+// follower is the client's Instrument.
+type follower struct {
 	tracer  trace.Tracer
 	oneway  bool                          // attempts are linked to the creation, and not its children
 	by      propagation.TextMapPropagator // nil: the global one
@@ -100,13 +101,13 @@ type instrument struct {
 	servers places[string, server]
 }
 
-func (in *instrument) Connect(stats func() client.Stats) (closed func()) {
+func (in *follower) Connect(stats func() instrument.Stats) (closed func()) {
 	in.propagate() // a program may set the global one behind Instrument
 	return in.numbers.watch(stats)
 }
 
 // propagate chooses the propagator.
-func (in *instrument) propagate() {
+func (in *follower) propagate() {
 	by := in.by
 	if by == nil {
 		// That of a program that has set none has no fields.
@@ -119,11 +120,11 @@ func (in *instrument) propagate() {
 }
 
 // carrier writes and reads the context of a message's creation.
-func (in *instrument) carrier() *carrier { return in.current.Load() }
+func (in *follower) carrier() *carrier { return in.current.Load() }
 
-func (in *instrument) SettledRange(n int) { in.numbers.ranges.Record(context.Background(), int64(n)) }
+func (in *follower) SettledRange(n int) { in.numbers.ranges.Record(context.Background(), int64(n)) }
 
-func (in *instrument) Publish(ctx context.Context, s client.Sending) client.Publication {
+func (in *follower) Publish(ctx context.Context, s instrument.Sending) instrument.Publication {
 	t := in.targets.get(targetKey{s.To(), s.PerMessage()})
 	p := publications.Get().(*publication)
 	p.in, p.target, p.began = in, t, time.Now()
@@ -138,7 +139,7 @@ var publications = sync.Pool{New: func() any { return new(publication) }}
 
 // publication is a message of Publish.
 type publication struct {
-	in     *instrument
+	in     *follower
 	target *target
 	ctx    context.Context
 	span   trace.Span
@@ -155,7 +156,7 @@ func (p *publication) Published(err error) {
 	publications.Put(p)
 }
 
-func (in *instrument) PublishAll(ctx context.Context, to address.Address, n int) client.Batch {
+func (in *follower) PublishAll(ctx context.Context, to address.Address, n int) instrument.Batch {
 	t := in.targets.get(targetKey{to, to.IsZero()})
 	b := &batch{in: in, target: t, caller: ctx, began: time.Now()}
 	b.ctx, b.span = in.tracer.Start(ctx, t.publish, t.batchOptions...)
@@ -168,7 +169,7 @@ func (in *instrument) PublishAll(ctx context.Context, to address.Address, n int)
 // batch is a PublishAll: a span for the creation of each message, and one for sending all
 // of them, which is linked to the others.
 type batch struct {
-	in     *instrument
+	in     *follower
 	target *target
 	caller context.Context
 	ctx    context.Context
@@ -176,7 +177,7 @@ type batch struct {
 	began  time.Time
 }
 
-func (b *batch) Publish(s client.Sending) client.Publication {
+func (b *batch) Publish(s instrument.Sending) instrument.Publication {
 	t := b.target
 	if s.PerMessage() {
 		t = b.in.targets.get(targetKey{s.To(), true})

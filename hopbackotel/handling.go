@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -23,13 +24,13 @@ const (
 	AttributeAsked  = attribute.Key("hopback.attempt.delay.asked")
 	AttributeHad    = attribute.Key("hopback.attempt.delay.had")
 	AttributeCameBy = attribute.Key("hopback.attempt.lane")
-	// AttributeDecision is what follows on the attempt, a client.DecisionKind.
+	// AttributeDecision is what follows on the attempt, a instrument.DecisionKind.
 	// AttributeLane, AttributeDelay and AttributeWait are the decision's fields.
 	AttributeDecision = attribute.Key("hopback.decision")
 	AttributeLane     = attribute.Key("hopback.lane")
 	AttributeDelay    = attribute.Key("hopback.delay.asked")
 	AttributeWait     = attribute.Key("hopback.delay.granted")
-	// AttributeOutcome is a settle span's AMQP outcome, a client.SettlementKind.
+	// AttributeOutcome is a settle span's AMQP outcome, a instrument.SettlementKind.
 	AttributeOutcome = attribute.Key("hopback.outcome")
 	// AttributeUp says of consumers whether they have a link to their queue, and of requesters
 	// whether they can receive replies.
@@ -49,18 +50,18 @@ func link(to trace.SpanContext, what string) trace.Link {
 
 // handling is one attempt: a delivery from its handler to its settlement.
 type handling struct {
-	in       *instrument
+	in       *follower
 	queue    *queue
-	delivery *client.Delivery
+	delivery instrument.Delivery
 	ctx      context.Context // with the span, for what belongs to it
 	span     trace.Span
 	recorded bool
 	began    time.Time
 
-	decision client.Decision
+	decision instrument.Decision
 	forward  forwarding
 	settling time.Time
-	settled  client.Settlement
+	settled  instrument.Settlement
 }
 
 // forwarding is a copy under way.
@@ -70,11 +71,11 @@ type forwarding struct {
 	what   []attribute.KeyValue // nil unless the span is recorded
 }
 
-func (in *instrument) Handle(ctx context.Context, d *client.Delivery) (context.Context, client.Handling) {
+func (in *follower) Handle(ctx context.Context, d instrument.Delivery) (context.Context, instrument.Handling) {
 	q := in.queues.get(d.Queue())
 	h := &handling{in: in, queue: q, delivery: d, began: time.Now()}
-	with, creation := in.carrier().creation(ctx, messageOf(d))
-	last, again := beforeOf(messageOf(d))
+	with, creation := in.carrier().creation(ctx, d.Message())
+	last, again := beforeOf(d.Message())
 	h.ctx, h.span = in.startProcess(with, q, creation, last)
 	had := max(h.began.Sub(last.at), 0)
 	if h.recorded = h.span.IsRecording(); h.recorded {
@@ -87,12 +88,8 @@ func (in *instrument) Handle(ctx context.Context, d *client.Delivery) (context.C
 	return h.ctx, h
 }
 
-// messageOf is d's message without what package deathlog has folded, which nothing here
-// reads: Message would unfold it for each.
-func messageOf(d *client.Delivery) *client.Message { return d.Message() }
-
 // startProcess begins the span of an attempt, with its links or its parent.
-func (in *instrument) startProcess(ctx context.Context, q *queue, creation trace.SpanContext, last before) (context.Context, trace.Span) {
+func (in *follower) startProcess(ctx context.Context, q *queue, creation trace.SpanContext, last before) (context.Context, trace.Span) {
 	parent := trace.SpanContext{}
 	if !in.oneway {
 		if parent = creation; !parent.IsValid() {
@@ -133,11 +130,11 @@ func links(creation, last trace.SpanContext) []trace.Link {
 func (h *handling) describe(last before, again bool, had time.Duration) {
 	d := h.delivery
 	name, key := received(d)
-	all := append(make([]attribute.KeyValue, 0, 14), semconv.MessagingDestinationName(name), AttributeAttempt.Int(retry.Count(messageOf(d))+1))
+	all := append(make([]attribute.KeyValue, 0, 14), semconv.MessagingDestinationName(name), AttributeAttempt.Int(retry.Count(d.Message())+1))
 	if key != "" {
 		all = append(all, semconv.MessagingRabbitMQDestinationRoutingKey(key))
 	}
-	all = ofMessage(all, messageOf(d))
+	all = ofMessage(all, d.Message())
 	if again {
 		all = append(all, AttributeAsked.Float64(last.delay.Seconds()), AttributeHad.Float64(had.Seconds()), AttributeCameBy.String(last.lane))
 	}
@@ -148,13 +145,13 @@ func (h *handling) server() []attribute.KeyValue {
 	return h.in.servers.get(h.delivery.Server()).attributes
 }
 
-func (h *handling) Decided(d client.Decision) { h.decision = d }
+func (h *handling) Decided(d instrument.Decision) { h.decision = d }
 
 func (h *handling) Handled(err error) {
 	cause := h.cause(err)
 	kind := h.in.numbers.errorType(cause)
 	h.queue.measured.processed.record(h.ctx, kind, time.Since(h.began))
-	if h.decision.Kind == client.DecisionRetry {
+	if h.decision.Kind == instrument.DecisionRetry {
 		h.queue.measured.retried(h.ctx, h.decision.Lane, kind)
 	}
 	if h.span.IsRecording() {
@@ -172,9 +169,9 @@ func (h *handling) Handled(err error) {
 // cause is what has failed; nil if nothing has.
 func (h *handling) cause(err error) error {
 	switch h.decision.Kind {
-	case client.DecisionDiscard, client.DecisionWait:
+	case instrument.DecisionDiscard, instrument.DecisionWait:
 		return nil
-	case client.DecisionRetry:
+	case instrument.DecisionRetry:
 		return h.decision.Err
 	}
 	switch o := client.OutcomeOf(err).(type) {
@@ -199,7 +196,7 @@ type errReason client.Reason
 func (r errReason) Error() string     { return "dead-lettered: " + string(r) }
 func (r errReason) ErrorType() string { return string(r) }
 
-func (h *handling) Forwarding(s client.Sending) {
+func (h *handling) Forwarding(s instrument.Sending) {
 	t := h.in.targets.get(targetKey{s.To(), false})
 	h.forward = forwarding{target: t, began: time.Now()}
 	if h.decision.Kind == "" { // a message of the handler's own; a retry has none to begin with
@@ -235,12 +232,12 @@ func (h *handling) Forwarded(err error) {
 	span.End()
 }
 
-func (h *handling) Settling(s client.Settlement) map[string]string {
+func (h *handling) Settling(s instrument.Settlement) map[string]string {
 	h.settling, h.settled = time.Now(), s
-	if s.Kind != client.SettlementModified {
-		return nil // the handler may still run: see client.Handling
+	if s.Kind != instrument.SettlementModified {
+		return nil // the handler may still run: see instrument.Handling
 	}
-	waits := h.decision.Kind == client.DecisionRetry || h.decision.Kind == client.DecisionWait
+	waits := h.decision.Kind == instrument.DecisionRetry || h.decision.Kind == instrument.DecisionWait
 	if s.DeadLetter && !(waits && h.decision.Lane == string(retry.StrategyDeadLetter)) {
 		h.queue.measured.died(h.ctx, h.lane(s))
 	}
@@ -251,11 +248,11 @@ func (h *handling) Settling(s client.Settlement) map[string]string {
 }
 
 // lane is the one of a death.
-func (h *handling) lane(s client.Settlement) string {
+func (h *handling) lane(s instrument.Settlement) string {
 	switch {
 	case s.Reason != "":
-		return string(s.Reason)
-	case h.decision.Kind == client.DecisionDeadLetter && h.decision.Lane != "":
+		return s.Reason
+	case h.decision.Kind == instrument.DecisionDeadLetter && h.decision.Lane != "":
 		return h.decision.Lane
 	}
 	return string(retry.ReasonRejected)
@@ -272,7 +269,7 @@ func (h *handling) Settled(err error) {
 	if span.IsRecording() {
 		span.SetAttributes(AttributeOutcome.String(string(h.settled.Kind)))
 		span.SetAttributes(h.server()...)
-		if id := messageID(messageOf(h.delivery)); id != "" {
+		if id := messageID(h.delivery.Message()); id != "" {
 			span.SetAttributes(semconv.MessagingMessageID(id))
 		}
 		failed(span, kind, err)

@@ -12,7 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 
-	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 )
 
 // Buckets of durations, as the conventions have them, and of delays.
@@ -41,7 +41,7 @@ type numbers struct {
 }
 
 // watched is a Conn.
-type watched struct{ stats func() client.Stats }
+type watched struct{ stats func() instrument.Stats }
 
 // counts are what only grows.
 type counts struct {
@@ -330,7 +330,7 @@ func (q *measuredQueue) late(ctx context.Context, lane string, by time.Duration)
 }
 
 // watch has the numbers of a Conn observed until closed is called.
-func (n *numbers) watch(stats func() client.Stats) (closed func()) {
+func (n *numbers) watch(stats func() instrument.Stats) (closed func()) {
 	w := &watched{stats}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -354,10 +354,10 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 	n.mu.Unlock()
 	o := &n.observed
 	var connections, sessions, blockedNow int
-	consumers, publishers := map[string]*client.ConsumerStats{}, map[string]*client.PublisherStats{}
+	consumers, publishers := map[string]*instrument.ConsumerStats{}, map[string]*instrument.PublisherStats{}
 	up := map[string][2]int64{} // consumers without and with a link
 	number := map[string]int64{}
-	var requesters []client.RequesterStats
+	var requesters []instrument.RequesterStats
 	for _, w := range all {
 		s := w.stats()
 		sum.lost += s.Lost
@@ -368,7 +368,7 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 			name := n.queues.bounded(valid(c.Queue))
 			x := consumers[name]
 			if x == nil {
-				x = &client.ConsumerStats{}
+				x = &instrument.ConsumerStats{}
 				consumers[name] = x
 			}
 			x.Handling += c.Handling
@@ -396,7 +396,7 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 			name = n.destinations.bounded(name)
 			x := publishers[name]
 			if x == nil {
-				x = &client.PublisherStats{}
+				x = &instrument.PublisherStats{}
 				publishers[name] = x
 			}
 			x.Queued, x.Unconfirmed = x.Queued+p.Queued, x.Unconfirmed+p.Unconfirmed
@@ -440,7 +440,7 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 	return nil
 }
 
-func (n *numbers) observeRequesters(to metric.Observer, all []client.RequesterStats) {
+func (n *numbers) observeRequesters(to metric.Observer, all []instrument.RequesterStats) {
 	calls, up := map[string]int64{}, map[string][2]int64{} // requesters without and with a link
 	for _, r := range all {
 		name := n.destinations.bounded(destination(r.To))

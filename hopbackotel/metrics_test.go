@@ -19,6 +19,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/hopbacktest"
@@ -189,16 +190,16 @@ func TestMillionRoutingKeys(t *testing.T) {
 		to, err := address.Exchange("shop", name).Build()
 		require.NoError(t, err)
 		m.Properties.To = &to
-		in.Publish(ctx, client.NewSending(address.Address{}, m)).Published(nil)
+		in.Publish(ctx, instrument.NewSending(address.Address{}, m)).Published(nil)
 	}
 	t.Logf("REPORT %d routing keys: %v a message", n, time.Since(began)/time.Duration(n))
 	for i := range 2000 {
 		name := fmt.Sprintf("name-%d", i)
-		in.Publish(ctx, client.NewSending(address.Queue(name), &client.Message{})).Published(errors.New(name))
+		in.Publish(ctx, instrument.NewSending(address.Queue(name), &client.Message{})).Published(errors.New(name))
 		_, h := in.Handle(ctx, client.NewDelivery(name, &client.Message{Annotations: map[any]any{hopbackotel.AnnotationAttempt: foreign + ";1;1;" + name}}))
-		h.Decided(client.Decision{Kind: client.DecisionRetry, Lane: name, Err: errors.New(name)})
+		h.Decided(instrument.Decision{Kind: instrument.DecisionRetry, Lane: name, Err: errors.New(name)})
 		h.Handled(errors.New(name))
-		h.Settling(client.Settlement{Kind: client.SettlementModified, DeadLetter: true, Reason: client.Reason(name)})
+		h.Settling(instrument.Settlement{Kind: instrument.SettlementModified, DeadLetter: true, Reason: name})
 		h.Settled(nil)
 	}
 	series := map[string]int{}
@@ -233,10 +234,10 @@ func TestHostileMessages(t *testing.T) {
 				ctx, h := in.Handle(t.Context(), client.NewDelivery("\xff", m))
 				require.True(t, trace.SpanContextFromContext(ctx).IsValid())
 				for _, err := range []error{nil, errors.New("\xff"), endless{}, silent{}, (*endless)(nil), retry.After(time.Second, nil), client.DeadLetter{}, errors.Join(endless{}, endless{})} {
-					h.Decided(client.Decision{Kind: client.DecisionRetry, Err: err})
+					h.Decided(instrument.Decision{Kind: instrument.DecisionRetry, Err: err})
 				}
 				h.Handled(endless{})
-				h.Settling(client.Settlement{})
+				h.Settling(instrument.Settlement{})
 				h.Settled(silent{})
 				require.Len(t, l.spans.GetSpans(), 2)
 			}
@@ -305,22 +306,22 @@ func TestAllocations(t *testing.T) {
 	message := &client.Message{Properties: &client.Properties{MessageID: "o-1"}, Data: [][]byte{[]byte("body")}}
 	publish := func() {
 		m := *message
-		in.Publish(ctx, client.NewSending(to, &m)).Published(nil)
+		in.Publish(ctx, instrument.NewSending(to, &m)).Published(nil)
 	}
 	published := *message
-	in.Publish(ctx, client.NewSending(to, &published)).Published(nil)
+	in.Publish(ctx, instrument.NewSending(to, &published)).Published(nil)
 	require.Contains(t, published.ApplicationProperties, "traceparent")
 	d := client.NewDelivery("orders", &published)
 	consume := func() {
 		_, h := in.Handle(ctx, d)
 		h.Handled(nil)
-		h.Settling(client.Settlement{Kind: client.SettlementAccepted})
+		h.Settling(instrument.Settlement{Kind: instrument.SettlementAccepted})
 		h.Settled(nil)
 	}
-	// m of publish is one of these, and two are a map, which a Conn doesn't make for each
-	// message (TestAllocationsOfProperties of package client). The client makes one more for
-	// each delivery.
-	sent, handled := testing.AllocsPerRun(1000, publish)-3, testing.AllocsPerRun(1000, consume)+1
+	// m of publish is one of these, the Sending another, and two are a map. A Conn doesn't
+	// make these for each message (TestAllocationsOfProperties of package client). The client
+	// makes one more for each delivery.
+	sent, handled := testing.AllocsPerRun(1000, publish)-4, testing.AllocsPerRun(1000, consume)+1
 	t.Logf("REPORT allocations of traces that aren't sampled: %v to publish, %v to consume", sent, handled)
 	if !raced {
 		require.LessOrEqual(t, sent+handled, 10.0, "for a message that is published and consumed")

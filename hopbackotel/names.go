@@ -12,6 +12,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 )
 
 // places has what is known about each queue or address, which is computed once. Beyond so
@@ -103,7 +104,7 @@ type queue struct {
 	measured                      *measuredQueue
 }
 
-func (in *instrument) newQueue(name string) *queue {
+func (in *follower) newQueue(name string) *queue {
 	return &queue{
 		process: "process " + name, settle: "settle " + name,
 		processOptions: options(trace.SpanKindConsumer, "process", semconv.MessagingOperationTypeProcess, semconv.MessagingDestinationName(name)),
@@ -131,7 +132,7 @@ type target struct {
 	*measuredTarget
 }
 
-func (in *instrument) newTarget(k targetKey) *target {
+func (in *follower) newTarget(k targetKey) *target {
 	name, template := destination(k.to), ""
 	short := name
 	more := []attribute.KeyValue{semconv.MessagingDestinationName(name)}
@@ -174,7 +175,7 @@ func templateOf(to address.Address) string {
 }
 
 // describe sets what is one message's.
-func (in *instrument) describe(span trace.Span, t *target, s client.Sending) {
+func (in *follower) describe(span trace.Span, t *target, s instrument.Sending) {
 	if !span.IsRecording() {
 		return
 	}
@@ -208,9 +209,9 @@ func ofMessage(all []attribute.KeyValue, m *client.Message) []attribute.KeyValue
 // received is the convention's name of where a delivery came from:
 // {exchange}:{routing key}:{queue}, with empty parts left out, and the key if it is the
 // queue's name.
-func received(d *client.Delivery) (name, key string) {
-	exchange, _ := d.Annotation("x-exchange").(string)
-	key, _ = d.Annotation("x-routing-key").(string)
+func received(d instrument.Delivery) (name, key string) {
+	exchange, _ := d.Message().Annotations["x-exchange"].(string)
+	key, _ = d.Message().Annotations["x-routing-key"].(string)
 	parts := make([]string, 0, 3)
 	if exchange != "" {
 		parts = append(parts, exchange)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/retry"
 	"github.com/hopback/hopback/rpc"
@@ -577,17 +578,17 @@ func TestCallersContextReachesTheInstruments(t *testing.T) {
 type traceKey struct{}
 
 // tracer carries a word from the publisher's ctx to the handler's.
-type tracer struct{ client.NoInstrument }
+type tracer struct{ instrument.None }
 
-func (tracer) Publish(ctx context.Context, m client.Sending) client.Publication {
+func (tracer) Publish(ctx context.Context, m instrument.Sending) instrument.Publication {
 	if id, ok := ctx.Value(traceKey{}).(string); ok {
 		m.SetProperty("trace", id)
 	}
 	return nil
 }
 
-func (tracer) Handle(ctx context.Context, d *client.Delivery) (context.Context, client.Handling) {
-	return context.WithValue(ctx, traceKey{}, d.Property("trace")), nil
+func (tracer) Handle(ctx context.Context, d instrument.Delivery) (context.Context, instrument.Handling) {
+	return context.WithValue(ctx, traceKey{}, d.Message().ApplicationProperties["trace"]), nil
 }
 
 // Each call returns its own answer or a typed error within its ctx, while connections are cut.

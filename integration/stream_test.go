@@ -18,6 +18,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/health"
 	"github.com/hopback/hopback/internal/dedicated"
@@ -606,18 +607,18 @@ func (f *failing) Save(ctx context.Context, consumer, name string, next uint64) 
 
 // follower counts what an Instrument sees of handlers.
 type follower struct {
-	client.NoInstrument
+	instrument.None
 	handled chan error
 }
 
-func (f *follower) Handle(ctx context.Context, d *client.Delivery) (context.Context, client.Handling) {
+func (f *follower) Handle(ctx context.Context, d instrument.Delivery) (context.Context, instrument.Handling) {
 	return context.WithValue(ctx, followed{}, d.Queue()), followedHandling{f: f}
 }
 
 type followed struct{}
 
 type followedHandling struct {
-	client.Handling
+	instrument.Handling
 	f *follower
 }
 

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"crypto/rand"
 	"log/slog"
 	"testing"
 	"time"
@@ -12,11 +13,9 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/temporary"
 )
 
-// A temporary queue outlives its connection, comes back when it is gone, and goes with its
-// consumer.
+// A queue of the consumer's own outlives its connection, and comes back by OnGone when it is gone.
 func TestATemporaryQueueComesBack(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
@@ -28,21 +27,27 @@ func TestATemporaryQueueComesBack(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(func() { assert.NoError(t, own.Close(context.Background())) })
 
-		declared, lost, got, ended := make(chan string, 4), make(chan bool, 4), make(chan string, 4), make(chan error, 1)
+		lost, got, ended := make(chan bool, 4), make(chan string, 4), make(chan error, 1)
+		name := "prices-" + rand.Text()
+		mine := declare.Topology{
+			Queues:   []declare.Queue{declare.ClassicQueue{Name: name, Expires: 5 * time.Minute, DeadLetter: declare.Drop()}},
+			Bindings: []declare.Binding{{Source: "prices", Key: "price.#", Queue: name}},
+		}
+		apply(t, own, mine)
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		go func() {
-			ended <- temporary.Consume(ctx, own, temporary.Queue{
-				Bindings: []declare.Binding{{Source: "prices", Key: "price.#"}},
-				Declared: func(name string) { declared <- name },
-				Lost:     func() { lost <- true },
-				Logger:   slog.New(slog.DiscardHandler),
-			}, client.JSON(func(_ context.Context, s string) error {
+			ended <- own.Consume(ctx, name, client.JSON(func(_ context.Context, s string) error {
 				got <- s
 				return nil
-			}), client.ConsumerConfig{})
+			}), client.ConsumerConfig{OnGone: func(ctx context.Context) error {
+				_, err := declare.Apply(ctx, own.Management(), mine)
+				if err == nil {
+					lost <- true
+				}
+				return err
+			}})
 		}()
-		name := <-declared
 		require.NoError(t, publisher.Publish(t.Context(), "a"))
 		require.Equal(t, "a", <-got)
 		through.Cut()
@@ -51,16 +56,13 @@ func TestATemporaryQueueComesBack(t *testing.T) {
 		}
 		require.Empty(t, lost)
 
-		_, err = declare.Delete(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{declare.ClassicQueue{Name: name, DeadLetter: declare.Drop()}}})
+		_, err = declare.DeleteQueue(t.Context(), conn.Management(), name)
 		require.NoError(t, err)
 		<-lost
-		require.Equal(t, name, <-declared)
 		require.NoError(t, publisher.Publish(t.Context(), "c"))
 		for next := ""; next != "c"; next = <-got {
 		}
 		stop()
 		require.NoError(t, <-ended)
-		_, err = declare.Inspect(t.Context(), conn.Management(), name)
-		require.ErrorIs(t, err, declare.ErrMissing)
 	})
 }

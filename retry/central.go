@@ -15,6 +15,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare/audit"
 	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/outcome"
@@ -260,7 +261,7 @@ func (c *central) handle(ctx context.Context, d *client.Delivery, f arrival) err
 	what.attempt = f.was.count + 1
 	switch what.do {
 	case decidedDiscard:
-		report(d, what, client.DecisionDiscard, "", 0, f.err)
+		report(d, what, instrument.DecisionDiscard, "", 0, f.err)
 		return nil
 	case decidedDead:
 		return c.giveUp(d, f, what.reason, what.err)
@@ -397,7 +398,7 @@ func (c *central) counted(o client.Forward, count int, queue string) client.Forw
 func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, err error) error {
 	h := c.retries.plan.history(d, err, f.was, f.at.clock.now())
 	h[client.AnnotationReason] = string(reason)
-	report(d, decision{attempt: f.was.count + 1}, client.DecisionDeadLetter, string(reason), 0, err)
+	report(d, decision{attempt: f.was.count + 1}, instrument.DecisionDeadLetter, string(reason), 0, err)
 	return c.bury(d, f, h)
 }
 

@@ -5,12 +5,12 @@ import (
 	"strings"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/inside"
 )
 
 // Internal is for hopback's own package desk, and may change at any time.
-func (n Names) Internal() anew.Names {
+func (n Names) Internal() inside.Names {
 	n, _ = n.withDefaults(nil) // names that can't be used are left as they are
 	return internalNames{n}
 }
@@ -76,17 +76,17 @@ func (n *Names) brings(exchange string) bool {
 
 // Published reports whether the broker's history shows that the message came to queue by
 // exchange and key.
-func (i internalNames) Published(m *client.Message, queue, exchange, key string) anew.Answer {
+func (i internalNames) Published(m *client.Message, queue, exchange, key string) inside.Answer {
 	for _, d := range deaths(m) {
 		switch {
 		case d.Queue != queue:
 		case d.Exchange == exchange && d.RoutingKey == key:
-			return anew.Yes
+			return inside.Yes
 		case i.names.brings(d.Exchange), d.Exchange == "" && d.RoutingKey == queue:
-			return anew.Unknown // it came back from a delay or by a replay
+			return inside.Unknown // it came back from a delay or by a replay
 		default:
-			return anew.No
+			return inside.No
 		}
 	}
-	return anew.Unknown
+	return inside.Unknown
 }

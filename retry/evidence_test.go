@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/inside"
 )
 
 // died is a message with a history that the broker wrote: queue, reason, exchange, key.
@@ -68,18 +68,18 @@ func TestWhatShowsWhereAMessageWasPublished(t *testing.T) {
 	for name, c := range map[string]struct {
 		history       [][4]string
 		exchange, key string
-		want          anew.Answer
+		want          inside.Answer
 	}{
-		"recorded":                     {[][4]string{{"orders", "rejected", "shop", "a"}}, "shop", "a", anew.Yes},
-		"another key":                  {[][4]string{{"orders", "rejected", "shop", "a"}}, "shop", "b", anew.No},
-		"another exchange":             {[][4]string{{"orders", "rejected", "shop", "a"}}, "till", "a", anew.No},
-		"back from a delay":            {[][4]string{{"orders", "rejected", "requeue_exchange", "delay.1.orders"}}, "shop", "a", anew.Unknown},
-		"back from the ladder":         {[][4]string{{"orders", "rejected", "retry_ladder_back", "0.1.orders"}}, "shop", "a", anew.Unknown},
-		"moved by a replay":            {[][4]string{{"orders", "rejected", "replay_exchange", "orders"}}, "shop", "a", anew.Unknown},
-		"replayed to its queue":        {[][4]string{{"orders", "rejected", "", "orders"}}, "shop", "a", anew.Unknown},
-		"a death elsewhere":            {[][4]string{{"others", "rejected", "shop", "a"}}, "shop", "a", anew.Unknown},
-		"no history":                   {nil, "shop", "a", anew.Unknown},
-		"first one death, then others": {[][4]string{{"failed_queue", "rejected", "dead_letter_exchange", "orders"}, {"orders", "rejected", "shop", "a"}}, "shop", "a", anew.Yes},
+		"recorded":                     {[][4]string{{"orders", "rejected", "shop", "a"}}, "shop", "a", inside.Yes},
+		"another key":                  {[][4]string{{"orders", "rejected", "shop", "a"}}, "shop", "b", inside.No},
+		"another exchange":             {[][4]string{{"orders", "rejected", "shop", "a"}}, "till", "a", inside.No},
+		"back from a delay":            {[][4]string{{"orders", "rejected", "requeue_exchange", "delay.1.orders"}}, "shop", "a", inside.Unknown},
+		"back from the ladder":         {[][4]string{{"orders", "rejected", "retry_ladder_back", "0.1.orders"}}, "shop", "a", inside.Unknown},
+		"moved by a replay":            {[][4]string{{"orders", "rejected", "replay_exchange", "orders"}}, "shop", "a", inside.Unknown},
+		"replayed to its queue":        {[][4]string{{"orders", "rejected", "", "orders"}}, "shop", "a", inside.Unknown},
+		"a death elsewhere":            {[][4]string{{"others", "rejected", "shop", "a"}}, "shop", "a", inside.Unknown},
+		"no history":                   {nil, "shop", "a", inside.Unknown},
+		"first one death, then others": {[][4]string{{"failed_queue", "rejected", "dead_letter_exchange", "orders"}, {"orders", "rejected", "shop", "a"}}, "shop", "a", inside.Yes},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

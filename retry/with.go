@@ -12,6 +12,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
 	"github.com/hopback/hopback/internal/workerclock"
@@ -166,7 +167,7 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, q *queueSt
 		})
 		switch what.do {
 		case decidedDiscard:
-			del.Report(client.Decision{Kind: client.DecisionDiscard, Attempt: was.count + 1, Err: err})
+			del.Report(instrument.Decision{Kind: instrument.DecisionDiscard, Attempt: was.count + 1, Err: err})
 			return nil
 		case decidedDead:
 			return d.dead(del, q, what.reason, what.err, was, now)
@@ -187,12 +188,12 @@ func (d *decorator) decidedByHandler(del *client.Delivery, q *queueState, o clie
 		if o.Reason == "" {
 			o.Reason = ReasonRejected
 		}
-		report(del, decision{attempt: was.count + 1}, client.DecisionDeadLetter, string(o.Reason), 0, o.Err)
+		report(del, decision{attempt: was.count + 1}, instrument.DecisionDeadLetter, string(o.Reason), 0, o.Err)
 		o.Annotations = d.withHistory(del, q, o.Err, o.Annotations, was)
 		return o
 	case client.Modify:
 		if o.DeadLetter {
-			report(del, decision{attempt: was.count + 1}, client.DecisionDeadLetter, string(ReasonRejected), 0, o.Err)
+			report(del, decision{attempt: was.count + 1}, instrument.DecisionDeadLetter, string(ReasonRejected), 0, o.Err)
 			if _, marked := o.Annotations[client.AnnotationReason]; !marked {
 				o.Annotations = d.withHistory(del, q, o.Err, o.Annotations, was)
 				o.Annotations[client.AnnotationReason] = string(ReasonRejected)
@@ -213,7 +214,7 @@ func (d *decorator) withHistory(del *client.Delivery, q *queueState, err error, 
 
 func (d *decorator) dead(del *client.Delivery, q *queueState, reason client.Reason, err error, was past, now time.Time) error {
 	q.watch.messageGivenUp()
-	report(del, decision{attempt: was.count + 1}, client.DecisionDeadLetter, string(reason), 0, err)
+	report(del, decision{attempt: was.count + 1}, instrument.DecisionDeadLetter, string(reason), 0, err)
 	return client.DeadLetter{Reason: reason, Err: err, Annotations: d.plan.history(del, err, was, now)}
 }
 
@@ -261,9 +262,9 @@ func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queue
 }
 
 // report tells an Instrument. Without one it does nothing.
-func report(del *client.Delivery, what decision, kind client.DecisionKind, lane string, wait time.Duration, err error) {
-	x := client.Decision{Kind: kind, Attempt: what.attempt, Lane: lane, Err: err}
-	if kind != client.DecisionDeadLetter {
+func report(del *client.Delivery, what decision, kind instrument.DecisionKind, lane string, wait time.Duration, err error) {
+	x := instrument.Decision{Kind: kind, Attempt: what.attempt, Lane: lane, Err: err}
+	if kind != instrument.DecisionDeadLetter {
 		x.Delay, x.Wait = what.delay, wait
 	}
 	del.Report(x)
@@ -273,7 +274,7 @@ func report(del *client.Delivery, what decision, kind client.DecisionKind, lane 
 func (q *queueState) reportRetry(ctx context.Context, del *client.Delivery, what decision, by Strategy, wait time.Duration, a *account, err error) {
 	kind := kindOf(what)
 	report(del, what, kind, string(by), wait, err)
-	if kind != client.DecisionRetry || !q.log.Enabled(ctx, q.level) {
+	if kind != instrument.DecisionRetry || !q.log.Enabled(ctx, q.level) {
 		return
 	}
 	var id any
@@ -291,16 +292,16 @@ func (q *queueState) reportRetry(ctx context.Context, del *client.Delivery, what
 }
 
 // kindOf is what a retry is to an Instrument.
-func kindOf(what decision) client.DecisionKind {
+func kindOf(what decision) instrument.DecisionKind {
 	if what.snoozed {
-		return client.DecisionWait
+		return instrument.DecisionWait
 	}
-	return client.DecisionRetry
+	return instrument.DecisionRetry
 }
 
 // cannotWait gives up a message that has no place to wait.
 func (q *queueState) cannotWait(del *client.Delivery, what decision, a *account, err error) error {
-	report(del, what, client.DecisionDeadLetter, string(client.ReasonUnforwardable), 0, err)
+	report(del, what, instrument.DecisionDeadLetter, string(client.ReasonUnforwardable), 0, err)
 	q.watch.messageGivenUp()
 	return client.DeadLetter{Reason: client.ReasonUnforwardable, Err: err, Annotations: a.annotations(0)}
 }

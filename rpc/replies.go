@@ -11,6 +11,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/replylink"
@@ -228,9 +229,9 @@ func (l *line) set(now *links, why error) {
 }
 
 // count adds the requester's numbers.
-func (l *line) count(s *client.Stats) {
+func (l *line) count(s *instrument.Stats) {
 	l.mu.Lock()
-	r := client.RequesterStats{To: l.cfg.to, Up: l.now != nil, Since: l.since, Err: l.why}
+	r := instrument.RequesterStats{To: l.cfg.to, Up: l.now != nil, Since: l.since, Err: l.why}
 	l.mu.Unlock()
 	r.Waiting = l.cfg.calls.snapshot().Waiting
 	s.Requesters = append(s.Requesters, r)

@@ -13,6 +13,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/outcome"
 )
 
@@ -225,11 +226,11 @@ func (h *responding) Handle(ctx context.Context, d *client.Delivery) error {
 		}
 	}
 	// What becomes of an error is decided outside, after Handle has returned.
-	d.OnReport(func(x client.Decision) {
+	d.OnReport(func(x instrument.Decision) {
 		switch x.Kind {
-		case client.DecisionDeadLetter:
+		case instrument.DecisionDeadLetter:
 			tell(client.Reason(x.Lane), x.Err)
-		case client.DecisionDiscard:
+		case instrument.DecisionDiscard:
 			tell(ReasonDiscarded, x.Err)
 		}
 	})

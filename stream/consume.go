@@ -89,7 +89,7 @@ func check(conn *client.Conn, stream string, h client.Handler, cfg Config) (stri
 // consumer is one call of Consume.
 type consumer struct {
 	conn    *client.Conn
-	owner   inside.Conn[client.Stats, *client.Delivery]
+	owner   inside.Conn[*client.Delivery]
 	stream  string
 	source  string // its address
 	handler client.Handler

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
 )
 
 // numbers are what client.Conn.Stats has of a consumer.
@@ -38,9 +38,9 @@ func (n *numbers) attached(up bool, err error) {
 }
 
 // count adds the numbers.
-func (n *numbers) count(s *client.Stats) {
+func (n *numbers) count(s *instrument.Stats) {
 	n.mu.Lock()
-	c := client.ConsumerStats{Queue: n.stream, Up: n.up, Since: n.since, Err: n.err, Concurrency: 1, Window: n.prefetch, Ready: int(n.ready.Load())}
+	c := instrument.ConsumerStats{Queue: n.stream, Up: n.up, Since: n.since, Err: n.err, Concurrency: 1, Window: n.prefetch, Ready: int(n.ready.Load())}
 	n.mu.Unlock()
 	if at := n.handling.Load(); at != 0 {
 		c.Handling, c.Oldest = 1, time.Unix(0, at)
