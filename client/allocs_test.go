@@ -11,6 +11,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client/internal/instrumented"
+	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -29,7 +30,7 @@ func (l *idle) receiver(context.Context, string, receiverOptions) (receiverLink,
 }
 func (l *idle) sender(context.Context, string) (senderLink, error) { return idleSender{}, nil }
 func (l *idle) broken() <-chan struct{}                            { return nil }
-func (l *idle) broker() Broker                                     { return Broker{Version: "4.3.0"} }
+func (l *idle) quirks() oldbroker.Quirks                           { return oldbroker.Quirks{} }
 func (l *idle) prefetched() (a arrival, ok bool)                   { return a, false }
 func (l *idle) issueCredit(n uint32) error                         { l.credits += n; return nil }
 func (l *idle) drain(context.Context) error                        { return nil }

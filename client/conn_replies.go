@@ -11,6 +11,7 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/replylink"
 )
 
@@ -50,12 +51,12 @@ func (p *replyPlace) Leave() {
 	p.conn.leave(p)
 }
 
-func (p *replyPlace) Open(ctx context.Context, source func(atLeast func(major, minor int) bool) (replylink.Source, error)) (replylink.Session, error) {
+func (p *replyPlace) Open(ctx context.Context, source func(oldbroker.Quirks) (replylink.Source, error)) (replylink.Session, error) {
 	sess, err := p.booking.openWire(ctx)
 	if err != nil {
 		return nil, replyError(ctx, err)
 	}
-	from, err := source(sess.broker().AtLeast)
+	from, err := source(sess.quirks())
 	if err != nil {
 		closeSession(sess)
 		return nil, err

@@ -15,7 +15,7 @@ func due(left time.Duration) time.Duration { return max(left/5*4, 0) }
 // keepToken renews the token of w ahead of its end, for as long as w lives.
 func (c *Conn) keepToken(w *wire) {
 	expires := w.token.Expires
-	if expires.IsZero() || !w.broker.AtLeast(4, 1) {
+	if expires.IsZero() || w.old.KeepsToken {
 		return
 	}
 	failures := 0

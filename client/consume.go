@@ -111,7 +111,7 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 		case err != nil:
 			return cfg, a, errNotStarted
 		}
-		if err := checked.supportedBy(w.broker); err != nil {
+		if err := checked.supportedBy(w.old, w.broker.Version); err != nil {
 			return cfg, a, err
 		}
 		cfg, a = checked, asked{}
@@ -264,7 +264,7 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 		room = min(room, max(k.cfg.near/2, 1)) // more than that waits seldom
 	}
 	s := &stint{
-		consumer: k, sess: sess, counts: !sess.broker().AtLeast(4, 3),
+		consumer: k, sess: sess, old: sess.quirks(),
 		settles: newBacklog[settlement](room),
 		dead:    make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
 		worn: make(chan struct{}, 1),
@@ -272,7 +272,7 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	s.crew = newCrew(s, k.cfg.Concurrency, k.slots, &k.workers)
 	s.settler = newSettler(s)
 	o := receiverOptions{properties: k.cfg.linkProperties()}
-	if !s.counts { // 4.3 brought the consumer timeout to AMQP 1.0
+	if !s.old.LacksConsumerTimeout {
 		s.leases = &leases{byID: map[uint32]*Delivery{}}
 		o.takenBack = s.leaseEnded
 	}

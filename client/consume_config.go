@@ -130,20 +130,6 @@ func (c ConsumerConfig) raised(given ConsumerConfig, n int) (ConsumerConfig, err
 	return given.withDefaults()
 }
 
-// supportedBy refuses what b would ignore.
-func (c ConsumerConfig) supportedBy(b Broker) error {
-	if b.AtLeast(4, 3) {
-		return nil
-	}
-	switch {
-	case c.ConsumerTimeout != 0:
-		return argument.New("ConsumerConfig.ConsumerTimeout", c.ConsumerTimeout, "needs RabbitMQ 4.3 or later, and the broker is "+b.Version, "leave it out; earlier versions have no consumer timeout over AMQP 1.0")
-	case c.OnActive != nil:
-		return argument.New("ConsumerConfig.OnActive", nil, "needs RabbitMQ 4.3 or later, and the broker is "+b.Version, "leave it out; earlier versions don't tell consumers whether they are active")
-	}
-	return nil
-}
-
 // linkProperties are those of the attach; nil if there are none.
 func (c ConsumerConfig) linkProperties() map[string]any {
 	var p map[string]any

@@ -114,7 +114,7 @@ func (s *stint) takenBack(d *Delivery) {
 // askTimeout learns the queue's own consumer timeout.
 func (s *stint) askTimeout() {
 	k := s.consumer
-	if s.counts || k.cfg.ConsumerTimeout > 0 || k.deps.consumerTimeout == nil || k.timeoutAsked.Load() {
+	if s.old.LacksConsumerTimeout || k.cfg.ConsumerTimeout > 0 || k.deps.consumerTimeout == nil || k.timeoutAsked.Load() {
 		return
 	}
 	s.deciding.start(func() {
@@ -179,13 +179,9 @@ func (s *stint) mayBegin(d *Delivery) bool {
 	if !paused {
 		return true
 	}
-	if s.counts {
-		select {
-		case <-resumed:
-			return true
-		case <-s.dead:
-			return false
-		case <-s.closing:
+	if s.old.CountsReturns {
+		if begin, lost := s.resumed(resumed); begin || lost {
+			return begin
 		}
 	}
 	s.push(d, disposition{kind: released})
@@ -498,7 +494,7 @@ func (s *stint) setAside(d *Delivery, size int64, mayReturn bool) (aside, return
 // counts as no failure. Where the broker would count it, or deliver it at once, or as long
 // as the broker's time isn't known, the delivery isn't given back.
 func (s *stint) returnLater(d *Delivery) bool {
-	if s.counts || s.consumer.returns.ignored.Load() {
+	if s.old.CountsReturns || s.old.IgnoresDeliveryTime || s.consumer.returns.ignored.Load() {
 		return false
 	}
 	now, known := s.consumer.deps.now()
@@ -581,7 +577,7 @@ func (s *stint) resize() {
 		n = min(n, 1)
 	}
 	s.window.setLimit(n)
-	if limit == 0 && !s.counts {
+	if limit == 0 && !s.old.CountsReturns {
 		s.giveBack()
 	}
 }

@@ -207,7 +207,7 @@ func (s *stint) drain(receive *receiving, hard context.CancelCauseFunc) {
 	s.giveBackHeld()
 	grace := time.NewTimer(time.Until(graceEnd))
 	defer grace.Stop()
-	if s.counts {
+	if s.old.CountsReturns {
 		s.awaitIdle(grace.C, enough)
 		s.stopWorkers()
 	} else {

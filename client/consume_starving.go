@@ -112,7 +112,7 @@ func (w *starvation) check() {
 	}
 	w.checked = time.Now()
 	confirm := w.confirming && silent > 0
-	unknown := w.s.counts && w.leader == ""
+	unknown := w.s.old.LosesSettlements && w.leader == ""
 	if !confirm && !unknown && silent < h.pause {
 		w.confirming = false
 		w.again(silent)
@@ -150,8 +150,8 @@ func (w *starvation) starves(f finding) error {
 		if moved {
 			w.leader = was // for the next look, when the link is idle
 		}
-	case moved && came && w.s.counts:
-		return fmt.Errorf("the queue's leader has moved from %s to %s: RabbitMQ below 4.3 may have lost settlements", was, f.leader)
+	case moved && came && w.s.old.LosesSettlements:
+		return mayHaveLost(was, f.leader)
 	case f.ready > 0:
 		w.confirming = true
 		w.timer.Reset(starvingConfirm)

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/internal/oldbroker"
 )
 
 // stint is the life of one receiver link. Four kinds of goroutines share the
@@ -38,8 +39,8 @@ type stint struct {
 	resizing   sync.Mutex
 	// worn is signalled when the session has carried as many deliveries as it should.
 	worn chan struct{}
-	// counts says that the broker counts what is given back as a delivery.
-	counts bool
+	// old are the quirks of the broker.
+	old    oldbroker.Quirks
 	leases *leases // nil where the broker takes no delivery back
 	// held are deliveries that nobody can read; guarded by mu. holding are those
 	// that are about to be, which only the goroutine that receives adds to.

@@ -14,6 +14,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -370,7 +371,9 @@ func (s *fakeSession) giveUp() {
 
 func (s *fakeSession) intake() *intake      { return s.in }
 func (s *fakeSession) login() *userid.Login { return userid.NewLogin("", false) }
-func (s *fakeSession) broker() Broker       { return Broker{Product: "RabbitMQ", Version: s.b.version} }
+func (s *fakeSession) quirks() oldbroker.Quirks {
+	return oldbroker.Of(Broker{Version: s.b.version}.AtLeast)
+}
 
 func (s *fakeSession) close(ctx context.Context) {
 	s.b.mute(ctx)

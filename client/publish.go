@@ -268,10 +268,7 @@ func checkCC(annotations map[any]any, conn *Conn) error {
 	if !ok {
 		return argument.New(name, fmt.Sprintf("%T", keys), "is not a list of strings", "set it with client.CC")
 	}
-	if b := conn.Broker(); b.Version != "" && !b.AtLeast(4, 1) {
-		return argument.New(name, len(list), "needs RabbitMQ 4.1 or later, and the broker is "+b.Version, "publish the message once for each key")
-	}
-	return nil
+	return conn.refusesCC(name, len(list))
 }
 
 // Close waits within ctx until all messages of Publish and PublishAll are answered, and

@@ -14,6 +14,7 @@ import (
 
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -31,9 +32,6 @@ const (
 	// (session_max_per_connection). A broker may allow fewer. It ends the connection over
 	// one more.
 	maxSessions = 64
-	// channelRest is how long a channel is kept out of use once a session on it has ended,
-	// where RabbitMQ forgets the old session only some time after it has sent its end.
-	channelRest = 250 * time.Millisecond
 )
 
 // wire is one live connection: one generation of a Conn.
@@ -45,6 +43,7 @@ type wire struct {
 	blockage   *blockage
 	intakes    intakes
 	broker     Broker
+	old        oldbroker.Quirks
 	login      *userid.Login
 	token      Token                 // that it logged in with, if it did
 	limit      int                   // sessions that it can carry
@@ -106,9 +105,8 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 	w.spare = make(chan struct{}, spareSessions(w.limit))
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(w.ctx, w.blockage.end)
-	if !w.broker.AtLeast(4, 3) {
-		conn.RestChannels(channelRest)
-	}
+	w.old = oldbroker.Of(w.broker.AtLeast)
+	restChannels(conn, w.old)
 	go w.watchLife(cfg.IdleTimeout)
 	return w, nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/internal/condition"
+	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -36,7 +37,8 @@ type session interface {
 	giveUp()
 	// answering says whether the broker answers within limit. It is asked for it.
 	answering(ctx context.Context, limit time.Duration) bool
-	broker() Broker
+	// quirks are those of the broker.
+	quirks() oldbroker.Quirks
 	// login is what is known of the connection's user.
 	login() *userid.Login
 	close(ctx context.Context)

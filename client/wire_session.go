@@ -13,6 +13,7 @@ import (
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/message"
+	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -62,12 +63,12 @@ type wireSession struct {
 	after uint64
 }
 
-func (s *wireSession) broken() <-chan struct{} { return s.w.amqp.Done() }
-func (s *wireSession) intake() *intake         { return s.in }
-func (s *wireSession) broker() Broker          { return s.w.broker }
-func (s *wireSession) login() *userid.Login    { return s.w.login }
-func (s *wireSession) heard() uint64           { return s.w.heard.Load() }
-func (s *wireSession) giveUp()                 { s.w.giveUp(errOverdue) }
+func (s *wireSession) broken() <-chan struct{}  { return s.w.amqp.Done() }
+func (s *wireSession) intake() *intake          { return s.in }
+func (s *wireSession) quirks() oldbroker.Quirks { return s.w.old }
+func (s *wireSession) login() *userid.Login     { return s.w.login }
+func (s *wireSession) heard() uint64            { return s.w.heard.Load() }
+func (s *wireSession) giveUp()                  { s.w.giveUp(errOverdue) }
 func (s *wireSession) answering(ctx context.Context, limit time.Duration) bool {
 	return s.w.answering(ctx, limit)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -173,8 +174,8 @@ func (d *Desk) Terms(ctx context.Context, queue string) (Terms, error) {
 		}
 	}
 	if limited && info.Type == "quorum" {
-		if !d.conn.Broker().AtLeast(4, 3) {
-			add(CaveatLimit, true, "RabbitMQ below 4.3 counts each look as a delivery, and the queue's limit is %d: messages that reach it are dead-lettered or dropped", limit)
+		if oldbroker.Of(d.conn.Broker().AtLeast).CountsReturns {
+			add(CaveatLimit, true, countsLooks, limit)
 		} else {
 			add(CaveatLoss, false, "if the connection is lost while messages are held, each counts a failed delivery of the queue's limit of %d", limit)
 		}

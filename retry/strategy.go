@@ -6,6 +6,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/oldbroker"
 )
 
 // Strategy is how a message waits for its retry. The handler is the same for all,
@@ -58,22 +59,16 @@ const (
 
 var strategies = []Strategy{StrategyRepublish, StrategyDeadLetter, StrategyNative, StrategyAuto}
 
-// nativeSince is the first RabbitMQ that holds a message until its
-// x-opt-delivery-time.
-var nativeSince = [2]int{4, 3}
-
 // choose settles Auto, and refuses what the broker or the queue can't do.
 func (pl *plan) choose(b client.Broker, q declare.QueueInfo) (Strategy, error) {
-	native := b.AtLeast(nativeSince[0], nativeSince[1])
+	native := !oldbroker.Of(b.AtLeast).IgnoresDeliveryTime
 	switch {
 	case q.Type == "stream":
 		return "", &GuardError{Guard: GuardStrategy, Queue: q.Name,
 			Problem: "it is a stream, which takes no message back and has no dead letters",
 			Remedy:  "use stream.Consume without retry.With: it calls the handler again in place; a consumer of stream.Config.FailedQueue can use retry.With"}
 	case pl.strategy == StrategyNative && !native:
-		return "", &GuardError{Guard: GuardStrategy, Queue: q.Name,
-			Problem: fmt.Sprintf("StrategyNative needs RabbitMQ 4.3 or later; this is %q, which would deliver each message again at once", b.Version),
-			Remedy:  "use StrategyAuto, StrategyDeadLetter or StrategyRepublish"}
+		return "", noNative(b.Version, q.Name)
 	case pl.strategy == StrategyNative && q.Type != "quorum":
 		return "", &GuardError{Guard: GuardStrategy, Queue: q.Name,
 			Problem: fmt.Sprintf("StrategyNative needs a quorum queue; this one is %q", q.Type), Remedy: "use StrategyRepublish"}

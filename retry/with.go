@@ -13,6 +13,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
 	"github.com/hopback/hopback/internal/workerclock"
@@ -86,7 +87,7 @@ func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 	if d.plan.jitter != NoJitter && q.strategy != StrategyNative && d.plan.ladder == nil {
 		q.log.Warn("hopback: delays aren't spread: StrategyAuto uses delay queues here, so Policy.Jitter has no effect", "queue", s.Queue, "strategy", string(q.strategy))
 	}
-	q.holdsMessages = s.Broker.AtLeast(nativeSince[0], nativeSince[1])
+	q.holdsMessages = !oldbroker.Of(s.Broker.AtLeast).IgnoresDeliveryTime
 	if q.strategy == StrategyNative || d.plan.giveUp > 0 {
 		q.clock.asks(q, s)
 		q.clock.learn(ctx)

@@ -14,6 +14,7 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/replylink"
 )
 
@@ -132,8 +133,8 @@ func (l *line) run() {
 // await: they move to the new one.
 func (l *line) open(last *links) (*links, error) {
 	now := &links{}
-	s, err := l.place.Open(l.ctx, func(atLeast func(major, minor int) bool) (replylink.Source, error) {
-		now.direct = l.cfg.replies == RepliesDirect || l.cfg.replies == RepliesAuto && atLeast(4, 2) && !l.noDirect
+	s, err := l.place.Open(l.ctx, func(old oldbroker.Quirks) (replylink.Source, error) {
+		now.direct = l.cfg.replies == RepliesDirect || l.cfg.replies == RepliesAuto && !old.LacksDirectReplies && !l.noDirect
 		if now.direct {
 			now.n = (l.cfg.inFlight + directWindow - 1) / directWindow
 			return replylink.Source{Links: now.n, Credit: directCredit}, nil

@@ -16,6 +16,7 @@ import (
 	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -195,7 +196,7 @@ func (k *consumer) start(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	if name, since := k.cfg.Filter.needs(k.broker); name != "" {
+	if name, since := k.cfg.Filter.needs(oldbroker.Of(k.broker.AtLeast)); name != "" {
 		return &FilterError{Filter: name, Since: since, Broker: k.broker}
 	}
 	k.at, k.began = k.cfg.From, time.Now()

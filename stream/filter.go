@@ -131,19 +131,6 @@ func checkText(at argument.Path, s string) error {
 	return nil
 }
 
-// needs returns the filter that only later brokers than b know; "" if there is none.
-func (f Filter) needs(b client.Broker) (name, since string) {
-	switch {
-	case f.SQL != "" && !b.AtLeast(4, 2):
-		return "SQL", "4.2"
-	case len(f.Properties) > 0 && !b.AtLeast(4, 1):
-		return "Properties", "4.1"
-	case len(f.ApplicationProperties) > 0 && !b.AtLeast(4, 1):
-		return "ApplicationProperties", "4.1"
-	}
-	return "", ""
-}
-
 // set is the filter set of an attach. f has been validated.
 func (f Filter) set(from Offset) frames.Map {
 	m := frames.Map{described(filterOffset, frames.Symbol(filterOffset), from.value())}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/internal/oldbroker"
 )
 
 // Source is where the links of a Session receive from.
@@ -23,8 +25,8 @@ type Source struct {
 // Place is a place for one session at a time on the connections of a Conn.
 type Place interface {
 	// Open opens a session with its links, and waits while the connection is being
-	// rebuilt. source is called with the broker's version.
-	Open(ctx context.Context, source func(atLeast func(major, minor int) bool) (Source, error)) (Session, error)
+	// rebuilt. source is called with the broker's quirks.
+	Open(ctx context.Context, source func(oldbroker.Quirks) (Source, error)) (Session, error)
 	// Pause is how long to wait before a session is opened again: see link.Tries.
 	Pause(failures int) time.Duration
 	// Leave gives the place back. Sessions must be closed before.

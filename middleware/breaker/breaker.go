@@ -60,6 +60,7 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/middleware/internal/config"
 )
@@ -178,7 +179,7 @@ func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 	if err := client.Prepare(ctx, h.inner, s); err != nil {
 		return err
 	}
-	uncounted := s.Broker.AtLeast(4, 3)
+	uncounted := !oldbroker.Of(s.Broker.AtLeast).CountsReturns
 	if s.Control == nil {
 		h.returnable.Store(uncounted)
 		return nil

@@ -1,0 +1,15 @@
+package client
+
+import "github.com/hopback/hopback/argument"
+
+// refusesCC refuses further routing keys where the broker would ignore them. As long as its
+// version isn't known it refuses nothing.
+func (c *Conn) refusesCC(argumentName string, keys int) error {
+	c.mu.Lock()
+	w := c.up()
+	c.mu.Unlock()
+	if w == nil || w.broker.Version == "" || !w.old.IgnoresCC {
+		return nil
+	}
+	return argument.New(argumentName, keys, "needs RabbitMQ 4.1 or later, and the broker is "+w.broker.Version, "publish the message once for each key")
+}
