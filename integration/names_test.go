@@ -15,6 +15,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -67,7 +68,7 @@ func TestQueueNamesWorkEndToEnd(t *testing.T) {
 		for _, name := range used {
 			m := peer.take(name+".dead", 1)[0]
 			assert.Equal(t, "enough", m.Annotations[client.AnnotationError], name)
-			assert.Equal(t, name, m.Annotations[retry.AnnotationQueue])
+			assert.Equal(t, name, m.Annotations[annotation.Queue])
 			assert.Equal(t, 1, retry.Count(m), name)
 			assert.Zero(t, ready(t, conn, name+".dead"), name)
 		}

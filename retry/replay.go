@@ -5,6 +5,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 func init() { anew.Copy = replayed }
@@ -27,11 +28,11 @@ func replayed(m *client.Message) *client.Message {
 		}
 	}
 	for k := range keyValues {
-		if k != AnnotationExchange && k != AnnotationRoutingKey {
+		if k != annotation.Exchange && k != annotation.RoutingKey {
 			delete(c.Annotations, k)
 		}
 	}
-	delete(c.Annotations, AnnotationDeliveryTime)
+	delete(c.Annotations, annotation.DeliveryTime)
 	delete(c.Annotations, client.AnnotationKnownCount)
 	return c
 }
