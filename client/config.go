@@ -17,7 +17,6 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
-	"github.com/hopback/hopback/internal/clienttest"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -81,17 +80,6 @@ type Config struct {
 	// that couldn't be settled. What is about a delivery is logged with the ctx that an
 	// Instrument has given its handler. Default: slog.Default().
 	Logger *slog.Logger
-
-	// test is what tests outside of this package have changed.
-	test clienttest.Settings
-}
-
-func init() {
-	clienttest.Set = func(config any, s clienttest.Settings) any {
-		c := config.(Config)
-		c.test = s
-		return c
-	}
 }
 
 // maxName is how many bytes a connection's name may have.

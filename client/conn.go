@@ -240,7 +240,7 @@ func (c *Conn) wire(ctx context.Context) (*wire, error) {
 }
 
 // openSession opens a session for the machinery.
-func (c *Conn) openSession(ctx context.Context) (session, error) {
+func (c *Conn) openSession(ctx context.Context) (*wireSession, error) {
 	w, err := c.wire(ctx)
 	if err != nil {
 		return nil, err

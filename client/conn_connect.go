@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+
+	"github.com/hopback/hopback/internal/clienttest"
 )
 
 // Connect opens a connection. It tries each endpoint once: first the URL, then those
@@ -26,6 +28,8 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 		return nil, err
 	}
 	c := newConn(cfg, eps)
+	test := clienttest.From(ctx)
+	c.renewAfter, c.starving = cmp.Or(test.RenewAfter, c.renewAfter), test.Starving
 
 	var errs []error
 	first := c.lines[0]
@@ -51,7 +55,7 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 // newConn makes a Conn whose first line has no connection yet.
 func newConn(cfg Config, eps []endpoint) *Conn {
 	c := &Conn{
-		cfg: cfg, endpoints: eps, nodes: make([]string, len(eps)), log: cfg.Logger, connect: dial, idle: lineIdle, renewAfter: cmp.Or(cfg.test.RenewAfter, sessionDeliveries), starving: cfg.test.Starving,
+		cfg: cfg, endpoints: eps, nodes: make([]string, len(eps)), log: cfg.Logger, connect: dial, idle: lineIdle, renewAfter: sessionDeliveries,
 		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}), users: map[closer]struct{}{},
 		observer: &observer{call: cfg.Observe, log: cfg.Logger},
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/internal/dedicated"
 )
 
 // pipes dials pipes, at the other end of which a broker serves.
@@ -150,7 +149,7 @@ func TestRawConnectionsGoToTheEndpointsInTurn(t *testing.T) {
 	defer func() { require.NoError(t, c.Close(t.Context())) }()
 	to := func(behind int) string {
 		t.Helper()
-		d, err := dedicated.Dial(t.Context(), c, behind)
+		d, err := c.Internal().Dial(t.Context(), behind)
 		require.NoError(t, err)
 		require.NoError(t, d.Net.Close())
 		return d.Shown

@@ -128,7 +128,13 @@ func (l *line) outage() error {
 func (l *line) supervise(w *wire, at int) {
 	defer close(l.done)
 	c := l.conn
-	for {
+	for try := range link.Tries(l.ctx, l.pause) {
+		if w == nil {
+			if w, at = l.rebuild(at, try.Attempt()); w == nil {
+				continue
+			}
+		}
+		try.Up()
 		select {
 		case <-w.amqp.Done():
 		case <-l.ctx.Done():
@@ -139,48 +145,44 @@ func (l *line) supervise(w *wire, at int) {
 		w.cancel()
 		l.end(w, lost)
 		c.log.Warn("hopback: connection lost; reconnecting", "endpoint", w.endpoint.shown, "node", w.broker.Node, "error", lost)
-
 		if w.givenUp.Load() != nil {
 			at = (at + 1) % len(c.endpoints)
 		}
-		next, i, attempts := l.reconnect(at)
-		if next == nil {
-			return
-		}
-		w, at = next, i
-		l.begin(w, at, attempts)
-		c.log.Info("hopback: reconnected", "endpoint", w.endpoint.shown, "node", w.broker.Node, "version", w.broker.Version, "attempts", attempts)
+		w = nil
 	}
 }
 
-// reconnect tries the endpoints in turn, beginning with the one that was lost,
-// until one takes the connection or the line is closed.
-func (l *line) reconnect(at int) (*wire, int, int) {
+// pause is how long to wait before the next endpoint is tried. The first round over the
+// endpoints needs no pause: what broke may be one node of several. A single endpoint is
+// asked at once, too.
+func (l *line) pause(failures int) time.Duration {
+	round := (failures + 1) / len(l.conn.endpoints)
+	if round == 0 {
+		return 0
+	}
+	return l.conn.cfg.Reconnect.pause(round - 1)
+}
+
+// rebuild tries the endpoint at. It returns the connection, or nil, and the endpoint that
+// it is to or that is to be tried next.
+func (l *line) rebuild(at, attempt int) (*wire, int) {
 	c := l.conn
-	for n := 0; ; n++ {
-		i := (at + n) % len(c.endpoints)
-		// The first round over the endpoints needs no pause: what broke may be one
-		// node of several. A single endpoint is asked at once, too.
-		if round := n / len(c.endpoints); round > 0 {
-			if !link.Pause(l.ctx, c.cfg.Reconnect.pause(round-1)) {
-				return nil, 0, n
-			}
-		}
-		w, i, err := c.dial(l.ctx, i, l.cfg)
-		if err == nil {
-			return w, i, n + 1
-		}
-		if l.ctx.Err() != nil {
-			return nil, 0, n
-		}
+	w, i, err := c.dial(l.ctx, at, l.cfg)
+	if err == nil {
+		l.begin(w, i, attempt)
+		c.log.Info("hopback: reconnected", "endpoint", w.endpoint.shown, "node", w.broker.Node, "version", w.broker.Version, "attempts", attempt)
+		return w, i
+	}
+	if l.ctx.Err() == nil {
 		c.mu.Lock()
-		l.attempts = n + 1
+		l.attempts = attempt
 		generation := l.generation
 		l.change(nil, err)
 		c.mu.Unlock()
-		c.observer.tell(Event{Kind: EventRefused, Op: "connection", Target: c.endpoints[i].shown, Generation: generation, Attempt: n + 1, Err: err})
-		c.log.Warn("hopback: reconnecting failed; trying again", "endpoint", c.endpoints[i].shown, "attempt", n+1, "error", err)
+		c.observer.tell(Event{Kind: EventRefused, Op: "connection", Target: c.endpoints[i].shown, Generation: generation, Attempt: attempt, Err: err})
+		c.log.Warn("hopback: reconnecting failed; trying again", "endpoint", c.endpoints[i].shown, "attempt", attempt, "error", err)
 	}
+	return nil, (i + 1) % len(c.endpoints)
 }
 
 // close ends the line in order, within ctx.

@@ -3,51 +3,56 @@ package client
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/dedicated"
+	"github.com/hopback/hopback/internal/inside"
 )
 
-// Package desk reads and writes messages as bytes, since decoding changes them. Package
-// stream does so since that is faster. They have connections of their own for that, to
-// where the Conn's are.
-func init() {
-	dedicated.OwnerOf = func(conn any) dedicated.Owner {
-		c := conn.(*Conn)
-		return dedicated.Owner{Closed: c.closing, Pause: c.cfg.Reconnect.pause, Join: c.joinRaw, Handle: c.handleRaw}
-	}
-	dedicated.Dial = func(ctx context.Context, conn any, behind int) (dedicated.Dialed, error) {
-		return conn.(*Conn).dialRaw(ctx, behind)
-	}
-}
+// Internal is for hopback's own packages desk, rpc and stream, and may change at any time.
+func (c *Conn) Internal() inside.Conn[*Delivery] { return internal{c} }
 
-// rawUser is a user of raw connections that has numbers. It learns of the end of the Conn by
-// Owner.Closed.
-type rawUser struct{ add func(stats any) }
+// internal is what Internal returns. Package desk reads and writes messages as bytes, since
+// decoding changes them. Package stream does so because it is faster. Both open connections
+// next to the Conn's for that.
+type internal struct{ conn *Conn }
+
+// Closed returns a channel that is closed when the Conn is.
+func (in internal) Closed() <-chan struct{} { return in.conn.closing }
+
+// Pause is how long to wait before another attempt to connect.
+func (in internal) Pause(failures int) time.Duration { return in.conn.cfg.Reconnect.pause(failures) }
+
+// rawUser is a user of dedicated connections that has numbers. It learns of the end of the
+// Conn by Closed.
+type rawUser struct{ add func(*instrument.Stats) }
 
 func (u *rawUser) shut(context.Context) error { return nil }
 func (u *rawUser) count(s *instrument.Stats)  { u.add(s) }
 
-func (c *Conn) joinRaw(count func(stats any)) (leave func()) {
+// Join has instrument.Stats call count until leave is called.
+func (in internal) Join(count func(*instrument.Stats)) (leave func()) {
 	u := &rawUser{count}
-	if c.join(u) != nil {
+	if in.conn.join(u) != nil {
 		return func() {}
 	}
-	return func() { c.leave(u) }
+	return func() { in.conn.leave(u) }
 }
 
-func (c *Conn) handleRaw(ctx context.Context, delivery any) (context.Context, func(error)) {
-	if c.hooks == nil {
+// Handle has the Instrument follow a delivery.
+func (in internal) Handle(ctx context.Context, d *Delivery) (context.Context, func(error)) {
+	if in.conn.hooks == nil {
 		return ctx, func(error) {}
 	}
-	d := delivery.(*Delivery)
-	ctx = c.hooks.handle(ctx, d)
+	ctx = in.conn.hooks.handle(ctx, d)
 	return ctx, d.observed.Load().handled
 }
 
-// dialRaw makes a network connection, to the endpoint that is so many behind the one that
+// Dial makes a network connection, to the endpoint that is so many behind the one that
 // the first line uses, or to the next that can be reached.
-func (c *Conn) dialRaw(ctx context.Context, behind int) (dedicated.Dialed, error) {
+func (in internal) Dial(ctx context.Context, behind int) (dedicated.Dialed, error) {
+	c := in.conn
 	c.mu.Lock()
 	at, cfg, closed := c.lines[0].at, c.lines[0].cfg, c.ctx.Err() != nil
 	c.mu.Unlock()

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/Azure/go-amqp"
 
@@ -10,24 +11,21 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
-	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/replylink"
 )
 
-// Package rpc receives replies on links that it opens here.
-func init() {
-	replylink.Reserve = func(conn any, closed func(ctx context.Context), count func(stats any)) (replylink.Place, error) {
-		c := conn.(*Conn)
-		if c == nil {
-			return nil, argument.New("conn", nil, "is a nil *Conn", "use the result of Connect")
-		}
-		p := &replyPlace{conn: c, booking: c.book(1), closed: closed, add: count}
-		if err := c.join(p); err != nil {
-			p.booking.release()
-			return nil, &Error{Op: "call", Kind: ErrClosed, unsent: true}
-		}
-		return p, nil
+// ReserveReplies is how package rpc gets a place for the links on which it receives replies.
+func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*instrument.Stats)) (replylink.Place, error) {
+	c := in.conn
+	if c == nil {
+		return nil, argument.New("conn", nil, "is a nil *Conn", "use the result of Connect")
 	}
+	p := &replyPlace{conn: c, booking: c.book(1), closed: closed, add: count}
+	if err := c.join(p); err != nil {
+		p.booking.release()
+		return nil, &Error{Op: "call", Kind: ErrClosed, unsent: true}
+	}
+	return p, nil
 }
 
 // replyPlace has one session at a time, with the links for replies.
@@ -35,7 +33,7 @@ type replyPlace struct {
 	conn    *Conn
 	booking *booking
 	closed  func(ctx context.Context)
-	add     func(stats any)
+	add     func(*instrument.Stats)
 }
 
 func (p *replyPlace) count(s *instrument.Stats) { p.add(s) }
@@ -45,9 +43,7 @@ func (p *replyPlace) shut(ctx context.Context) error {
 	return nil
 }
 
-func (p *replyPlace) Pause(ctx context.Context, n int) bool {
-	return link.Pause(ctx, p.conn.cfg.Reconnect.pause(n))
-}
+func (p *replyPlace) Pause(failures int) time.Duration { return p.conn.cfg.Reconnect.pause(failures) }
 
 func (p *replyPlace) Leave() {
 	p.booking.release()
@@ -55,7 +51,7 @@ func (p *replyPlace) Leave() {
 }
 
 func (p *replyPlace) Open(ctx context.Context, source func(atLeast func(major, minor int) bool) (replylink.Source, error)) (replylink.Session, error) {
-	sess, err := p.booking.open(ctx)
+	sess, err := p.booking.openWire(ctx)
 	if err != nil {
 		return nil, replyError(ctx, err)
 	}
@@ -64,10 +60,9 @@ func (p *replyPlace) Open(ctx context.Context, source func(atLeast func(major, m
 		closeSession(sess)
 		return nil, err
 	}
-	as := sess.(*wireSession)
-	s := &replySession{of: as, credit: from.Credit, settled: from.Queue == ""}
+	s := &replySession{of: sess, credit: from.Credit, settled: from.Queue == ""}
 	for range from.Links {
-		r, err := as.replies(ctx, from)
+		r, err := sess.replies(ctx, from)
 		if err != nil {
 			closeSession(sess)
 			return nil, replyError(ctx, err)

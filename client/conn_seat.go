@@ -38,6 +38,14 @@ func (c *Conn) book(sessions int) *booking { return &booking{conn: c, want: sess
 // session beyond those that are reserved gets a seat for as long as it lives: forwards
 // may use an old session for some addresses and a new one for others.
 func (b *booking) open(ctx context.Context) (session, error) {
+	s, err := b.openWire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (b *booking) openWire(ctx context.Context) (*wireSession, error) {
 	s, err := b.sit(ctx)
 	if err != nil {
 		return nil, err

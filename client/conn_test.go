@@ -235,7 +235,7 @@ func TestPublishErrorsNameTheOutage(t *testing.T) {
 		_, err := NewPublisher[string](within(t, time.Second), c, address.Queue("q"), PublisherConfig{})
 		check(err)
 
-		s := newSender("publish", "/queues/q", senderConfig{depth: 2, outage: c.outage}, sessionsOf(c.openSession))
+		s := newSender("publish", "/queues/q", senderConfig{depth: 2, outage: c.outage}, sessionsOf(func(ctx context.Context) (session, error) { return c.openSession(ctx) }))
 		defer s.cut()
 		check(s.do(within(t, time.Second), withID("m")))
 		b := newBatch(s, 1)

@@ -187,28 +187,22 @@ func (k *consumer) checkForwards(ctx context.Context) error {
 
 // stints runs one stint after the other until ctx ends.
 func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
-	result := func() error {
-		if errors.Is(context.Cause(ctx), ErrClosed) {
-			return &Error{Op: "consume", Target: k.queue, Kind: ErrClosed}
-		}
-		return nil
-	}
-
-	failures := 0
+	try := &link.Try{}
 	event := func(e Event) {
-		e.Attempt = failures + 1
+		e.Attempt = try.Attempt()
 		k.event(e)
 	}
 	defer func() { event(Event{Kind: EventEnded}) }()
 	defer k.active.ended()
 	lost, renewed := time.Now(), false // renewed: nobody needs to hear of it
-	for attached := false; ; {
+	attached := false
+	for try = range link.Tries(ctx, k.deps.backoff.pause) {
 		s, err := k.open(ctx)
 		if ctx.Err() != nil {
 			if err == nil {
 				k.deps.sessions.give(s.sess, true)
 			}
-			return result()
+			break
 		}
 		if err != nil {
 			if !attached && (final(err) || errors.Is(err, ErrSessionLimit)) || errors.Is(err, ErrClosed) {
@@ -219,41 +213,30 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 			}
 			renewed = false
 			k.log.Warn("hopback: consuming failed; trying again", "error", err)
-			if !link.Pause(ctx, k.deps.backoff.pause(failures)) {
-				return result()
-			}
-			failures++
 			continue
 		}
 		attached = true
-		began := time.Now()
+		try.Up()
 		if !renewed {
-			event(Event{Kind: EventUp, Down: began.Sub(lost)})
+			event(Event{Kind: EventUp, Down: time.Since(lost)})
 		}
-		renewed = false
-		switch s.run(ctx, handlerCtx, hard) {
-		case stintDrained:
-			return result()
-		case stintRenewed:
-			failures, renewed, lost = 0, true, time.Now()
+		end := s.run(ctx, handlerCtx, hard)
+		if end == stintDrained {
+			break
+		}
+		lost, renewed = time.Now(), end == stintRenewed
+		if renewed {
+			try.Worked()
 			continue
 		}
 		k.active.ended()
 		k.hunger.reset()
-		lost = time.Now()
 		event(Event{Kind: EventLost, Err: newError("consume", k.queue, ErrConnectionLost, s.why), Unsettled: s.unsettled})
-		if lost.Sub(began) > k.deps.backoff.Max {
-			failures = 0
-		}
-		if isClosed(s.sess.broken()) && lost.Sub(began) >= provenAfter {
-			failures = 0
-			continue // the next connection owes nothing to this one
-		}
-		if !link.Pause(ctx, k.deps.backoff.pause(failures)) {
-			return result()
-		}
-		failures++
 	}
+	if errors.Is(context.Cause(ctx), ErrClosed) {
+		return &Error{Op: "consume", Target: k.queue, Kind: ErrClosed}
+	}
+	return nil
 }
 
 // awaitHandlers waits, within the grace time that began at ended, for handlers

@@ -8,7 +8,7 @@ import (
 
 	"github.com/Azure/go-amqp"
 
-	"github.com/hopback/hopback/internal/userid"
+	"github.com/hopback/hopback/internal/condition"
 )
 
 // The kinds of failure. Match them with errors.Is; errors.As with *Error gives
@@ -24,9 +24,9 @@ var (
 	// ErrTLS: the TLS handshake failed.
 	ErrTLS = errors.New("TLS handshake failed")
 	// ErrUnauthorized: the user lacks a permission for this queue, exchange or operation.
-	ErrUnauthorized = errors.New("permission refused")
+	ErrUnauthorized = condition.ErrUnauthorized
 	// ErrNotFound: the queue or exchange doesn't exist.
-	ErrNotFound = errors.New("not found")
+	ErrNotFound = condition.ErrNotFound
 	// ErrUnroutable: the exchange exists, but no queue is bound for the routing
 	// key. The message is stored nowhere.
 	ErrUnroutable = errors.New("unroutable")
@@ -34,12 +34,12 @@ var (
 	// overflow reject-publish is full. If several queues are bound, some may have
 	// stored it. Or the broker refused a publisher or consumer, for instance a second
 	// consumer of an exclusive queue.
-	ErrRefused = errors.New("refused by the broker")
+	ErrRefused = condition.ErrRefused
 	// ErrUserID: the message has another user's user-id, and the connection's user isn't an
 	// impersonator. The message is stored nowhere. See PublisherConfig.Copies.
-	ErrUserID = errors.New("user-id refused")
+	ErrUserID = condition.ErrUserID
 	// ErrTooLarge: the message is larger than the broker accepts. Nothing was sent.
-	ErrTooLarge = errors.New("message too large")
+	ErrTooLarge = condition.ErrTooLarge
 	// ErrNotSent: the call ended before the message was sent. It is stored nowhere.
 	ErrNotSent = errors.New("not sent")
 	// ErrOutcomeUnknown: the message or request was sent, and no answer came. It may
@@ -48,7 +48,7 @@ var (
 	// ErrClosed: the connection, publisher or consumer was closed by its user.
 	ErrClosed = errors.New("closed")
 	// ErrConnectionLost: the connection, session or link ended; it is being rebuilt.
-	ErrConnectionLost = errors.New("connection lost")
+	ErrConnectionLost = condition.ErrConnectionLost
 	// ErrSessionLimit: all sessions are taken, and no further connection may be opened,
 	// by Config.MaxConnections or by the broker. Nothing was sent.
 	ErrSessionLimit = errors.New("no session left on the connection")
@@ -173,33 +173,7 @@ func readable(s string) string {
 	return clip(s, maxText)
 }
 
-func kindOf(e *amqp.Error) error {
-	switch e.Condition {
-	case amqp.ErrCondNotFound, amqp.ErrCondResourceDeleted:
-		return ErrNotFound
-	case amqp.ErrCondUnauthorizedAccess:
-		if _, ok := userid.Refusal(e.Description); ok {
-			return ErrUserID
-		}
-		if !credentialExpired(e) {
-			return ErrUnauthorized
-		}
-	case amqp.ErrCondMessageSizeExceeded:
-		return ErrTooLarge
-	}
-	// RabbitMQ 4.0 answers an attach to a missing exchange or queue with
-	// amqp:not-found too; a refused virtual host comes as amqp:not-allowed
-	// only while the connection opens, where dial looks at it.
-	return nil
-}
-
-// credentialExpired says whether the broker refuses everything on this connection because
-// the token that it was opened with has expired. RabbitMQ 4.0 ends the connection, but it
-// may refuse a link or end a session in this way before
-// (TestOAuth2TokensAreRenewedAheadOfTime). The next connection has the next token.
-func credentialExpired(e *amqp.Error) bool {
-	return e.Condition == amqp.ErrCondUnauthorizedAccess && e.Description == "credential expired"
-}
+func kindOf(e *amqp.Error) error { return condition.Kind(string(e.Condition), e.Description) }
 
 // final says whether trying the same again can only help after somebody has
 // changed something on the broker.

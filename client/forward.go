@@ -136,7 +136,7 @@ func (w *forwarder) check(ctx context.Context, target string) (err error) {
 	case <-ctx.Done():
 		return nil
 	}
-	s.stopOnce.Do(func() { close(s.stop) })
+	s.halt()
 	select {
 	case <-s.done: // so that its session is free for the forwards to come
 	case <-ctx.Done():
@@ -292,7 +292,7 @@ func (w *forwarder) room() bool {
 	for target, s := range w.senders {
 		if len(s.sent)+len(s.parked) == 0 {
 			delete(w.senders, target)
-			s.stopOnce.Do(func() { close(s.stop) })
+			s.halt()
 			return true
 		}
 	}

@@ -57,7 +57,7 @@ type Management struct {
 }
 
 // newManagement returns a Management whose sessions are opened by open.
-func newManagement(open func(context.Context) (session, error), life context.Context, closing <-chan struct{}) *Management {
+func newManagement(open func(context.Context) (*wireSession, error), life context.Context, closing <-chan struct{}) *Management {
 	return &Management{
 		open: func(ctx context.Context) (session, requestLink, receiverLink, error) {
 			return openManagement(ctx, open)
@@ -467,14 +467,13 @@ func (noReceipt) answer(amqp.DeliveryState, error) {}
 
 // openManagement opens a session with the pair of links that RabbitMQ wants:
 // the same name, the property "paired", and the same node at both ends.
-func openManagement(ctx context.Context, open func(context.Context) (session, error)) (session, requestLink, receiverLink, error) {
+func openManagement(ctx context.Context, open func(context.Context) (*wireSession, error)) (session, requestLink, receiverLink, error) {
 	sess, err := open(ctx)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	as := sess.(*wireSession)
 	paired := frames.Map{{Key: frames.Symbol("paired"), Value: true}}
-	replies, requests := newWireReceiver(as, new(atomic.Uint64)), &wireSender{of: as} // replies tell nothing of queues
+	replies, requests := newWireReceiver(sess, new(atomic.Uint64)), &wireSender{of: sess} // replies tell nothing of queues
 	// The receiver first: RabbitMQ 4.0 ends the session over a request that comes before
 	// the credit for its reply.
 	err = replies.attach(ctx, linkTimeout, engine.ReceiverConfig{
@@ -498,7 +497,7 @@ func openManagement(ctx context.Context, open func(context.Context) (session, er
 // management returns one on this connection alone. Its sessions live as long as the
 // connection does.
 func (w *wire) management(after uint64) *Management {
-	open := func(ctx context.Context) (session, error) { return w.openSession(ctx, after) }
+	open := func(ctx context.Context) (*wireSession, error) { return w.openSession(ctx, after) }
 	return newManagement(open, w.ctx, nil)
 }
 

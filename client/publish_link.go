@@ -21,18 +21,19 @@ func newSender(op, target string, cfg senderConfig, from sessions) *sender {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	s.ctx, s.cut = context.WithCancel(context.Background())
-	go (&linkKeeper{s: s, lost: time.Now()}).run()
+	s.wanted, s.unwant = context.WithCancel(s.ctx)
+	go (&linkKeeper{s: s, try: &link.Try{}, lost: time.Now()}).run()
 	return s
 }
 
 // linkKeeper keeps a sender's link: it opens one, has a flight on it, and opens the next
 // when that has ended, with pauses where it is of no use.
 type linkKeeper struct {
-	s        *sender
-	told     bool // whether the first link could be opened
-	failures int  // in a row
-	lost     time.Time
-	renewed  bool // the link was replaced in order: nobody needs to hear of it
+	s       *sender
+	told    bool // whether the first link could be opened
+	try     *link.Try
+	lost    time.Time
+	renewed bool // the link was replaced in order: nobody needs to hear of it
 	// lastOverdue is when a link was last given up over an unanswered message.
 	lastOverdue time.Time
 }
@@ -50,17 +51,18 @@ func (k *linkKeeper) run() {
 		}
 	}()
 	defer func() { k.event(Event{Kind: EventEnded}) }()
-	for again := true; again && s.ctx.Err() == nil; {
+	for k.try = range link.Tries(s.wanted, s.backoff.pause) {
 		sess, link, err := s.attach()
 		// A connection that is lost meanwhile decides nothing.
 		if !k.told && !errors.Is(err, ErrConnectionLost) {
 			k.told = true
 			s.first <- err
 		}
+		if errors.Is(err, ErrClosed) || err == nil && !k.fly(sess, newFlightLink(link)) {
+			return
+		}
 		if err != nil {
-			again = k.refused(err)
-		} else {
-			again = k.fly(sess, newFlightLink(link))
+			k.refused(err)
 		}
 	}
 }
@@ -68,16 +70,13 @@ func (k *linkKeeper) run() {
 // event tells of the link.
 func (k *linkKeeper) event(e Event) {
 	if k.s.tell != nil {
-		e.Op, e.Target, e.Attempt = k.s.op, k.s.target, k.failures+1
+		e.Op, e.Target, e.Attempt = k.s.op, k.s.target, k.try.Attempt()
 		k.s.tell(e)
 	}
 }
 
-// refused is called when a link can't be opened, and says whether to try again.
-func (k *linkKeeper) refused(err error) (again bool) {
-	if errors.Is(err, ErrClosed) {
-		return false
-	}
+// refused is called when a link can't be opened.
+func (k *linkKeeper) refused(err error) {
 	k.renewed = false
 	// While there is no connection, messages wait. When the broker has refused the link
 	// they are told why.
@@ -86,26 +85,15 @@ func (k *linkKeeper) refused(err error) (again bool) {
 		k.s.refusal.Store(refusal)
 		k.s.fail(refusal)
 	}
-	return k.rest()
-}
-
-// rest waits before the next attempt, and says whether there should be one.
-func (k *linkKeeper) rest() bool {
-	if !k.s.rest(k.s.backoff.pause(k.failures)) {
-		return false
-	}
-	k.failures++
-	return true
 }
 
 // fly has a flight on a link, and says whether there is to be another.
 func (k *linkKeeper) fly(sess session, link *flightLink) (again bool) {
 	s := k.s
-	began := time.Now()
+	k.try.Up()
 	if !k.renewed {
-		k.event(Event{Kind: EventUp, Down: began.Sub(k.lost)})
+		k.event(Event{Kind: EventUp, Down: time.Since(k.lost)})
 	}
-	k.renewed = false
 	s.refusal.Store(nil)
 	s.intake.Store(sess.intake())
 	f := newFlight(s, sess, link)
@@ -118,29 +106,14 @@ func (k *linkKeeper) fly(sess session, link *flightLink) (again bool) {
 	}
 	link.end()
 	s.sessions.give(sess, !end.lost && link.err == nil)
-	if !end.lost {
-		if !end.worn || s.ctx.Err() != nil || isClosed(s.stop) && s.callers.Load() == 0 {
-			return false
-		}
-		k.failures, k.renewed, k.lost = 0, true, time.Now()
-		return true // on another session
+	k.lost, k.renewed = time.Now(), !end.lost
+	if end.lost {
+		k.event(Event{Kind: EventLost, Unsettled: end.unanswered, Err: newError(s.op, s.target, ErrConnectionLost, end.why)})
+		return true
 	}
-	k.lost = time.Now()
-	if k.lost.Sub(began) > s.backoff.Max {
-		k.failures = 0
-	}
-	k.event(Event{Kind: EventLost, Unsettled: end.unanswered, Err: newError(s.op, s.target, ErrConnectionLost, end.why)})
-	if end.overdue || isClosed(sess.broken()) && k.lost.Sub(began) >= provenAfter {
-		k.failures = 0
-		return true // the next session, or the next connection, owes nothing to this one
-	}
-	return k.rest()
+	k.try.Worked()
+	return end.worn // on another session
 }
-
-// provenAfter is how long a link has lived whose loss with its connection says nothing
-// against the next: it is opened without a pause. One that lived shorter may be what the
-// broker ends its connections for.
-const provenAfter = time.Second
 
 // overdue is called when a link was given up over an unanswered message: the first
 // time its session is replaced, since the broker may only have lost its way there; a
@@ -163,61 +136,24 @@ func (k *linkKeeper) overdue(sess session, end landing) {
 	s.log.Warn("hopback: the broker doesn't answer a message: "+what, "op", s.op, "target", s.target, "after", s.overdue, "unanswered", end.unanswered)
 }
 
-// rest waits before the next attempt, and says whether there should be one: not
-// when the sender was stopped and nobody waits for it to send.
-func (s *sender) rest(d time.Duration) bool {
-	ctx, cancel := s.wanted()
-	defer cancel()
-	return link.Pause(ctx, d)
-}
-
-// wanted returns a ctx that ends when the sender is cut off, or was stopped and
-// nobody waits for it to send.
-func (s *sender) wanted() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(s.ctx)
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		defer cancel()
-		select {
-		case <-s.stop:
-		case <-ctx.Done():
-			return
-		}
-		for s.callers.Load() > 0 {
-			select {
-			case <-s.idle:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return ctx, func() {
-		cancel()
-		<-watched // two at once would take each other's signal
-	}
-}
-
 func (s *sender) attach() (session, senderLink, error) {
-	ctx, cancel := s.wanted()
-	defer cancel()
-	sess, err := s.sessions.open(ctx)
+	sess, err := s.sessions.open(s.wanted)
 	if err != nil {
-		return nil, nil, s.refused(ctx, err)
+		return nil, nil, s.refused(err)
 	}
-	link, err := sess.sender(ctx, s.target)
+	link, err := sess.sender(s.wanted, s.target)
 	if err != nil {
 		s.sessions.give(sess, linkRefused(err))
-		return nil, nil, s.refused(ctx, err)
+		return nil, nil, s.refused(err)
 	}
 	return sess, link, nil
 }
 
 // refused is the error for a link that couldn't be opened. A connection without
 // room for a session isn't lost: to wait for it could take for ever.
-func (s *sender) refused(ctx context.Context, err error) error {
+func (s *sender) refused(err error) error {
 	switch {
-	case ctx.Err() != nil:
+	case s.wanted.Err() != nil:
 		return ErrClosed
 	case errors.Is(err, ErrSessionLimit):
 		return newError(s.op, s.target, ErrSessionLimit, err)

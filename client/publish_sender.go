@@ -63,7 +63,10 @@ type sender struct {
 	stopOnce sync.Once
 	cut      context.CancelFunc
 	ctx      context.Context
-	done     chan struct{}
+	// wanted ends with ctx, or before it when the sender was stopped and nobody waits.
+	wanted context.Context
+	unwant context.CancelFunc
+	done   chan struct{}
 
 	// sent counts the messages that were sent, settled those of them that have their
 	// answer or get none.
@@ -168,13 +171,27 @@ type senderConfig struct {
 	log     *slog.Logger  // nil: nobody reads
 }
 
+// halt ends the sender once its queue is empty.
+func (s *sender) halt() {
+	s.stopOnce.Do(func() { close(s.stop) })
+	s.unneeded()
+}
+
+// unneeded ends the search for a link when the sender was stopped and nobody waits for it
+// to send.
+func (s *sender) unneeded() {
+	if isClosed(s.stop) && s.callers.Load() == 0 {
+		s.unwant()
+	}
+}
+
 // lastAnswer is how long close waits for the broker after its ctx has ended.
 const lastAnswer = 100 * time.Millisecond
 
 // close lets what is queued go out and be answered, within ctx; then it cuts off.
 // It is an error if anything was cut off.
 func (s *sender) close(ctx context.Context) error {
-	s.stopOnce.Do(func() { close(s.stop) })
+	s.halt()
 	select {
 	case <-s.done:
 		return nil
@@ -275,6 +292,7 @@ func (s *sender) exit() {
 		case s.idle <- struct{}{}:
 		default:
 		}
+		s.unneeded()
 	}
 }
 

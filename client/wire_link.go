@@ -7,6 +7,7 @@ import (
 
 	"github.com/Azure/go-amqp"
 
+	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -121,14 +122,7 @@ func attachKind(err error) error {
 	if !ok || remote == nil || errors.As(err, new(*amqp.ConnError)) {
 		return ErrConnectionLost
 	}
-	if credentialExpired(remote) {
-		return ErrConnectionLost
-	}
-	switch remote.Condition {
-	case amqp.ErrCondDetachForced, amqp.ErrCondConnectionForced, amqp.ErrCondInternalError:
-		return ErrConnectionLost // that passes
-	}
-	return ErrRefused
+	return condition.OfLink(string(remote.Condition), remote.Description)
 }
 
 // linkRefused says whether err is the broker's refusal of one link, and of no

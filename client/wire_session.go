@@ -18,7 +18,7 @@ import (
 
 // openSession opens a session for the machinery itself, of those that are spared for it,
 // and waits for one. The session should carry after deliveries.
-func (w *wire) openSession(ctx context.Context, after uint64) (session, error) {
+func (w *wire) openSession(ctx context.Context, after uint64) (*wireSession, error) {
 	select {
 	case w.spare <- struct{}{}:
 	case <-ctx.Done():
@@ -31,7 +31,7 @@ func (w *wire) openSession(ctx context.Context, after uint64) (session, error) {
 
 // session opens a session on a place that the caller has. ended is called once: when the
 // session has ended, or can't begin any more.
-func (w *wire) session(ctx context.Context, after uint64, ended func()) (session, error) {
+func (w *wire) session(ctx context.Context, after uint64, ended func()) (*wireSession, error) {
 	s := &wireSession{w: w, in: newIntake(), after: after}
 	w.sessions.Add(1)
 	cfg := engine.SessionConfig{

@@ -9,9 +9,9 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/retry"
 )
 
 // Edit is a message that is about to be replayed, for ReplayConfig.Edit to change. Sections
@@ -98,7 +98,7 @@ func (l *letter) renewed(mark ReplayMark, e *Edit) ([]byte, error) {
 		return nil, &unsendable{l.bad}
 	}
 	// What goes, and what stays, is package retry's to say.
-	c := anew.Copy(l.m)
+	c := retry.Names{}.Internal().Copy(l.m)
 	out := frames.Message{
 		Header: &frames.MessageHeader{Durable: true, Priority: frames.Some(l.priority())},
 	}

@@ -15,7 +15,9 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/dedicated"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // ReplayConfig selects the messages to replay and their destination. Queue is required, and
@@ -243,12 +245,12 @@ type replay struct {
 
 // run walks the queue until it is through.
 func (r *replay) run(ctx context.Context) error {
-	for idle := 0; ; {
+	for try := range link.Tries(ctx, backoff.Pause) {
 		before := r.report.Replayed
 		r.report.Walks++
 		again, err := r.pass(ctx)
 		if ctx.Err() != nil && (again || err != nil) {
-			return context.Cause(ctx)
+			break
 		}
 		switch {
 		case err != nil && !errors.Is(err, client.ErrConnectionLost) && !errors.Is(err, client.ErrUnreachable):
@@ -256,20 +258,16 @@ func (r *replay) run(ctx context.Context) error {
 		case err == nil && !again:
 			return nil
 		case err == nil:
-			idle = 0
+			try.Worked()
 			continue
-		}
-		if idle++; r.report.Replayed > before {
-			idle = 0
-		}
-		if idle >= fruitless {
+		case r.report.Replayed > before:
+			try.Worked()
+		case try.Attempt() == fruitless:
 			return err
 		}
 		r.d.log.Warn("hopback: the connection was lost during a replay, going on", "queue", r.cfg.Queue, "replay", r.cfg.ID, "replayed", r.report.Replayed, "error", err)
-		if !pause(ctx, backoff(idle)) {
-			return context.Cause(ctx)
-		}
 	}
+	return context.Cause(ctx)
 }
 
 // errHeld ends a walk that has held its messages for long enough.
@@ -487,7 +485,7 @@ func (r *replay) send(ctx context.Context, w *walk, out *outbox, v dedicated.Del
 		if errors.As(err, &no) && no.Condition == dedicated.TooLarge {
 			return &unsendable{no}
 		}
-		if errors.As(err, &no) && final[no.Condition] && len(r.refused) < 1000 {
+		if errors.As(err, &no) && refuses(no) && len(r.refused) < 1000 {
 			r.refused[target] = fmt.Errorf("the broker refuses %s: %w", target, no)
 			return &unsendable{r.refused[target]}
 		}
@@ -546,9 +544,14 @@ func (r *replay) answered(w *walk, delivery uint32, size int, id, messageID, tar
 	}
 }
 
-// final are the conditions that another attempt doesn't change.
-var final = map[string]bool{
-	"amqp:not-found": true, "amqp:resource-deleted": true, "amqp:unauthorized-access": true, "amqp:not-allowed": true, "amqp:precondition-failed": true,
+// refuses reports whether the broker refuses an address so that another attempt doesn't
+// change it.
+func refuses(no *dedicated.RefusedError) bool {
+	switch condition.OfLink(no.Condition, no.Text) {
+	case client.ErrNotFound, client.ErrUnauthorized, client.ErrRefused:
+		return true
+	}
+	return false
 }
 
 // sendable is the answer of a dry run.
@@ -592,7 +595,7 @@ func (r *replay) room(ctx context.Context, w *walk, out *outbox, size int, alone
 	if r.cfg.Rate > 0 {
 		now := time.Now()
 		if wait := r.next.Sub(now); wait > 0 {
-			if !pause(ctx, wait) {
+			if !link.Pause(ctx, wait) {
 				return context.Cause(ctx)
 			}
 			now = time.Now()
@@ -661,7 +664,7 @@ func (o *outbox) send(ctx context.Context, target string, payload []byte, tell f
 	if o.c == nil {
 		openCtx, cancel := context.WithTimeout(ctx, openLimit)
 		defer cancel()
-		c, err := dedicated.Open(openCtx, o.d.conn)
+		c, err := dedicated.Open(openCtx, o.d.conn.Internal())
 		if err != nil {
 			return err
 		}

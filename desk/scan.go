@@ -14,6 +14,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // Scans of a queue take turns: of two at the same time each would see a part of the
@@ -178,7 +179,7 @@ func (d *Desk) lockBroker(ctx context.Context, queue string, wait bool, waiting 
 			return nil, false, nil
 		}
 		waiting()
-		if !pause(ctx, delay) {
+		if !link.Pause(ctx, delay) {
 			return nil, false, context.Cause(ctx)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/inside"
 )
 
 // Destination is where a replay sends messages.
@@ -65,25 +65,25 @@ func (r *replay) target(ctx context.Context, l *letter) (address.Address, error)
 	if err != nil || !r.cfg.Address.IsZero() {
 		return to, err
 	}
-	queue, names := l.death.Queue, r.d.cfg.Names
-	if !anew.Failed(l.m, names, r.cfg.Queue, queue) {
+	queue, names := l.death.Queue, r.d.cfg.Names.Internal()
+	if !names.Failed(l.m, r.cfg.Queue, queue) {
 		return to, &unsendable{fmt.Errorf("it says that it died in the queue %q, and the broker has no record of that: its sender may have written it; name where it should go", queue)}
 	}
 	if to == address.Queue(queue) {
 		return to, nil
 	}
 	exchange, key := l.death.Exchange, l.death.RoutingKey
-	answer := anew.Published(l.m, names, queue, exchange, key)
-	if answer == anew.Unknown {
+	answer := names.Published(l.m, queue, exchange, key)
+	if answer == inside.Unknown {
 		feeds, err := r.feeds(ctx, exchange, key, queue)
 		switch {
 		case err != nil:
 			return to, err
 		case feeds:
-			answer = anew.Yes
+			answer = inside.Yes
 		}
 	}
-	if answer != anew.Yes {
+	if answer != inside.Yes {
 		return to, &unsendable{fmt.Errorf("it says that it was published to the exchange %q with the routing key %q, and the broker has no record of that: its sender may have written it; replay it to its queue, or name where it should go", exchange, key)}
 	}
 	return to, nil

@@ -8,7 +8,9 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/dedicated"
+	"github.com/hopback/hopback/internal/link"
 )
 
 const (
@@ -62,7 +64,7 @@ func (d *Desk) begin(ctx context.Context, queue string) (*walk, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, openLimit)
 	defer cancel()
-	in, err := dedicated.Open(ctx, d.conn)
+	in, err := dedicated.Open(ctx, d.conn.Internal())
 	if err != nil {
 		return nil, walkError(queue, err)
 	}
@@ -211,15 +213,7 @@ func walkError(queue string, err error) error {
 	e := &client.Error{Op: "walk", Target: queue, Kind: client.ErrConnectionLost, Err: err}
 	var refused *dedicated.RefusedError
 	if errors.As(err, &refused) {
-		e.Condition, e.Text = refused.Condition, refused.Text
-		switch refused.Condition {
-		case "amqp:not-found", "amqp:resource-deleted":
-			e.Kind = client.ErrNotFound
-		case "amqp:unauthorized-access":
-			e.Kind = client.ErrUnauthorized
-		default:
-			e.Kind = client.ErrRefused
-		}
+		e.Condition, e.Text, e.Kind = refused.Condition, refused.Text, condition.OfLink(refused.Condition, refused.Text)
 	}
 	return e
 }
@@ -227,6 +221,9 @@ func walkError(queue string, err error) error {
 // lookTries is how often a walk that changes nothing is begun again after the loss of its
 // connection.
 const lookTries = 5
+
+// backoff is before a walk that is begun again.
+var backoff = link.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second}
 
 // looking is what a look tells. found and passed may be nil.
 type looking struct {
@@ -255,25 +252,23 @@ func (d *Desk) look(ctx context.Context, queue string, l looking) error {
 		}
 	}
 	turns := 0
-	for try := 1; ; try++ {
+	for try := range link.Tries(ctx, backoff.Pause) {
 		l.reset()
 		err := d.lookOnce(ctx, queue, l, turns < maxTurns)
 		if errors.Is(err, errTurned) {
 			turns++
-			try--
+			try.Worked()
 			continue
 		}
 		if err != nil && ctx.Err() != nil {
-			return context.Cause(ctx)
+			break
 		}
-		if err == nil || try == lookTries || !errors.Is(err, client.ErrConnectionLost) {
+		if err == nil || try.Attempt() == lookTries || !errors.Is(err, client.ErrConnectionLost) {
 			return err
 		}
 		d.log.Warn("hopback: the connection was lost while a queue was looked into, beginning again", "queue", queue, "error", err)
-		if !pause(ctx, backoff(try)) {
-			return context.Cause(ctx)
-		}
 	}
+	return context.Cause(ctx)
 }
 
 func (d *Desk) lookOnce(ctx context.Context, queue string, look looking, turn bool) error {
@@ -332,20 +327,4 @@ type HoldError struct {
 
 func (e *HoldError) Error() string {
 	return "hopback: looking into the queue " + e.Queue + " ended after " + e.After.String() + ": RabbitMQ takes back what is held longer"
-}
-
-func backoff(try int) time.Duration {
-	return min(100*time.Millisecond<<min(try, 10), 10*time.Second)
-}
-
-// pause waits for d, and says whether ctx still lasts.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -19,10 +19,10 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// ahead is the policy for workers whose clock is ahead of this host's, which is the
-// broker's too.
-func ahead(p retry.Policy, by time.Duration) retry.Policy {
-	return workerclock.Set(p, func() time.Time { return time.Now().Add(by) }).(retry.Policy)
+// ahead is a ctx for workers whose clock is ahead of this host's, which is the broker's
+// too.
+func ahead(by time.Duration) context.Context {
+	return workerclock.With(context.Background(), func() time.Time { return time.Now().Add(by) })
 }
 
 // With Native the broker measures the delay, from a time that the worker writes. The
@@ -49,9 +49,9 @@ func TestNativeKeepsItsDelaysWhateverTheWorkersClockSays(t *testing.T) {
 							}
 						}
 					})
-					policy := ahead(retry.Policy{
+					policy := retry.Policy{
 						MaxRetries: 3, Backoff: retry.Delays(time.Second, 2*time.Second), Jitter: retry.EqualJitter, Strategy: retry.StrategyNative, GiveUpAfter: time.Minute,
-					}, by)
+					}
 					applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 2})
 					calls := map[string][]time.Time{}
 					deliveries := 0
@@ -66,7 +66,7 @@ func TestNativeKeepsItsDelaysWhateverTheWorkersClockSays(t *testing.T) {
 						return errors.New("never")
 					})
 					decorated := retry.With(policy)(count)
-					consume(t, conn, "orders", client.Wrap(decorated, func(ctx context.Context, d *client.Delivery) error {
+					consumeBy(ahead(by), t, conn, "orders", client.Wrap(decorated, func(ctx context.Context, d *client.Delivery) error {
 						mu.Lock()
 						deliveries++
 						mu.Unlock()
@@ -122,12 +122,12 @@ func TestNativeFindsOutAboutTheClocksWithoutPermissions(t *testing.T) {
 				t.Parallel()
 				s := newSite(t, s.Broker)
 				admin, _ := s.connect(t)
-				policy := ahead(retry.Policy{MaxRetries: 3, Backoff: retry.Delays(2 * time.Second), Strategy: retry.StrategyNative, Waive: retry.AllGuards()}, by)
+				policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(2 * time.Second), Strategy: retry.StrategyNative, Waive: retry.AllGuards()}
 				applyRetry(t, admin, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 2})
 				conn, _ := connectTo(t, s.user(t, "", "", "orders"))
 				calls := make(chan time.Time, 100)
 				var off []time.Duration // of all but the first delay
-				consume(t, conn, "orders", retry.With(policy)(client.HandlerFunc(func(context.Context, *client.Delivery) error {
+				consumeBy(ahead(by), t, conn, "orders", retry.With(policy)(client.HandlerFunc(func(context.Context, *client.Delivery) error {
 					calls <- time.Now()
 					return errors.New("never")
 				})), client.ConsumerConfig{})

@@ -30,8 +30,7 @@ func TestSessionsAreReplacedLongBeforeTheirDeliveryIDsEnd(t *testing.T) {
 		log := newLogbook(t)
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		cfg := clienttest.Set(client.Config{Logger: slog.New(log)}, clienttest.Settings{RenewAfter: every}).(client.Config)
-		conn, err := client.Connect(ctx, s.url(), cfg)
+		conn, err := client.Connect(clienttest.With(ctx, clienttest.Settings{RenewAfter: every}), s.url(), client.Config{Logger: slog.New(log)})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = conn.Close(context.Background()) })
 

@@ -224,7 +224,13 @@ func publish[T any](t *testing.T, p *client.Publisher[T], v T, edit ...func(*cli
 // what Consume returned.
 func consume(t *testing.T, conn *client.Conn, queue string, h client.Handler, cfg client.ConsumerConfig) (stop func() error) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
+	return consumeBy(context.Background(), t, conn, queue, h, cfg)
+}
+
+// consumeBy is consume with a ctx.
+func consumeBy(ctx context.Context, t *testing.T, conn *client.Conn, queue string, h client.Handler, cfg client.ConsumerConfig) (stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- conn.Consume(ctx, queue, h, cfg) }()
 	stop = sync.OnceValue(func() error {

@@ -90,12 +90,17 @@ func publishesBy(body *ast.BlockStmt) (by string) {
 	ast.Inspect(body, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.SelectorExpr:
+			if call, ok := n.X.(*ast.CallExpr); ok && n.Sel.Name == "Copy" {
+				if s, ok := call.Fun.(*ast.SelectorExpr); ok && s.Sel.Name == "Internal" {
+					by = "inside.Names.Copy"
+				}
+			}
 			of, ok := n.X.(*ast.Ident)
 			if !ok {
 				break
 			}
 			switch name := of.Name + "." + n.Sel.Name; name {
-			case "client.Copy", "client.Forward", "client.NewPublisher", "anew.Copy":
+			case "client.Copy", "client.Forward", "client.NewPublisher":
 				by = name
 			}
 		case *ast.CallExpr:

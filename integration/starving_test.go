@@ -94,8 +94,7 @@ func TestConsumerThatTheBrokerForgotHasItsSessionReplaced(t *testing.T) {
 				starved = append(starved, e)
 			}
 		}}
-		cfg = clienttest.Set(cfg, clienttest.Settings{Starving: time.Second}).(client.Config)
-		c, err := client.Connect(ctx, s.urlOf(func(u *url.URL) { u.Host = addr }), cfg)
+		c, err := client.Connect(clienttest.With(ctx, clienttest.Settings{Starving: time.Second}), s.urlOf(func(u *url.URL) { u.Host = addr }), cfg)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = c.Close(context.Background()) })
 		got := make(chan uint32, 10)

@@ -298,7 +298,7 @@ func TestBrokersEchoFiltersThatTheyIgnore(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		echoes := func(queue string) (names []string) {
-			raw, err := dedicated.Open(ctx, conn)
+			raw, err := dedicated.Open(ctx, conn.Internal())
 			require.NoError(t, err)
 			defer func() { _ = raw.Close(ctx) }()
 			filter := frames.Map{}

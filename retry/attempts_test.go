@@ -75,7 +75,7 @@ func TestAttemptsAreRecordedByEachStrategy(t *testing.T) {
 				}
 			}
 			assert.Equal(t, ReasonExhausted, client.Reason(m.Annotations[client.AnnotationReason].(string)))
-			assert.Empty(t, AttemptsOf(replayed(m)), "a replay begins without attempts")
+			assert.Empty(t, AttemptsOf(Names{}.Internal().Copy(m)), "a replay begins without attempts")
 		})
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
+	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // CentralConfig configures Central. Queues is required.
@@ -190,7 +191,7 @@ func (c *central) Prepare(ctx context.Context, s client.Start) error {
 		return err
 	}
 	failed := c.retries.plan.stateFor(c.cfg.FailedQueue, StrategyRepublish)
-	failed.consumer, failed.log = refusal.Of(ctx), logOf(s)
+	failed.consumer, failed.log, failed.clock.own = refusal.Of(ctx), logOf(s), workerclock.From(ctx)
 	if c.retries.plan.giveUp > 0 {
 		failed.clock.asks(failed, s)
 		failed.clock.learn(ctx)

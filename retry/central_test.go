@@ -1,6 +1,7 @@
 package retry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // failed is a message as it lies in the failed queue. deaths are pairs of a queue and a
@@ -43,12 +45,13 @@ func (c centralCase) decide(m *client.Message) client.Outcome {
 }
 
 func (c centralCase) outcome(m *client.Message) client.Outcome {
-	return client.OutcomeOf(Central(c.policy, c.cfg).Handle(context.Background(), client.NewDelivery("failed_queue", m)))
+	return client.OutcomeOf(Central(c.policy, c.cfg).Handle(cmp.Or(c.ctx, context.Background()), client.NewDelivery("failed_queue", m)))
 }
 
 type centralCase struct {
 	policy Policy
 	cfg    CentralConfig
+	ctx    context.Context // nil: context.Background()
 }
 
 // forwarded wants a copy on its way to an address.
@@ -144,7 +147,7 @@ func TestCentralTellsWhyAMessageFailed(t *testing.T) {
 	m = failed("orders", "orders", "rejected")
 	m.ApplicationProperties = map[string]any{"why": "fatal", "message": "boom", "exception": "ValueError", "x-reason": "the sender's"}
 	p := Policy{Rules: []ErrorRule{{If: OnReason("fatal"), Do: ActionDeadLetter}}}
-	got := forwarded(t, centralCase{p, own}.decide(m), dead)
+	got := forwarded(t, centralCase{policy: p, cfg: own}.decide(m), dead)
 	d = DeathOf(got)
 	assert.Equal(t, [3]string{"permanent", "boom", "ValueError"}, [3]string{string(d.Reason), d.Error, d.ErrorType})
 	assert.Equal(t, m.ApplicationProperties, got.ApplicationProperties, "a dead letter is whole")
@@ -203,7 +206,7 @@ func TestCentralCountsRetriesWhereverTheyAreWritten(t *testing.T) {
 			m.ApplicationProperties = map[string]any{}
 			c.edit(m)
 			_, text := m.ApplicationProperties["count"].(string)
-			o := centralCase{p, cfg}.decide(m)
+			o := centralCase{policy: p, cfg: cfg}.decide(m)
 			if c.count >= 3 {
 				got := forwarded(t, o, address.Queue("orders.dead"))
 				assert.Equal(t, ReasonExhausted, DeathOf(got).Reason)
@@ -229,10 +232,10 @@ func TestCentralCountsRetriesWhereverTheyAreWritten(t *testing.T) {
 	// Another system's headers exchange holds the messages.
 	cfg.CounterExchange = "deadletter"
 	m := failed("orders", "orders", "rejected")
-	got := forwarded(t, centralCase{p, cfg}.decide(m), address.Exchange("deadletter", "orders"))
+	got := forwarded(t, centralCase{policy: p, cfg: cfg}.decide(m), address.Exchange("deadletter", "orders"))
 	assert.Equal(t, int64(1), got.ApplicationProperties["count"])
 	m.ApplicationProperties = map[string]any{"count": int64(3)}
-	got = forwarded(t, centralCase{p, cfg}.decide(m), address.Exchange("deadletter", "orders"))
+	got = forwarded(t, centralCase{policy: p, cfg: cfg}.decide(m), address.Exchange("deadletter", "orders"))
 	assert.Equal(t, int64(-1), got.ApplicationProperties["count"])
 	assert.Equal(t, ReasonExhausted, DeathOf(got).Reason)
 }
@@ -294,17 +297,18 @@ func TestCentralGivesUpWhenAPolicyPanics(t *testing.T) {
 func TestCentralGivesUpInTime(t *testing.T) {
 	t.Parallel()
 	now := epoch
-	p := Policy{GiveUpAfter: time.Minute, Backoff: Delays(10 * time.Second), now: func() time.Time { return now }}
+	p := Policy{GiveUpAfter: time.Minute, Backoff: Delays(10 * time.Second)}
+	ctx := workerclock.With(t.Context(), func() time.Time { return now })
 	m := failed("orders", "orders", "rejected")
 	for range 5 {
-		got := forwarded(t, centralCase{policy: p}.decide(m), address.Exchange("retry_exchange", "delay.10000.orders"))
+		got := forwarded(t, centralCase{policy: p, ctx: ctx}.decide(m), address.Exchange("retry_exchange", "delay.10000.orders"))
 		next := failed("orders", "orders", "rejected", "delay_10s", "expired")
 		next.ApplicationProperties = got.ApplicationProperties
 		next.Annotations[annotation.History] = got.Annotations[annotation.History]
 		m, now = next, now.Add(10*time.Second)
 	}
 	now = now.Add(time.Second)
-	d := DeathOf(forwarded(t, centralCase{policy: p}.decide(m), address.Queue("orders.dead")))
+	d := DeathOf(forwarded(t, centralCase{policy: p, ctx: ctx}.decide(m), address.Queue("orders.dead")))
 	assert.Equal(t, ReasonExhausted, d.Reason)
 	assert.Equal(t, epoch.UnixMilli(), d.FirstFailure.UnixMilli())
 	assert.Equal(t, [2]string{"shop", "order.placed"}, [2]string{d.Exchange, d.RoutingKey})

@@ -16,6 +16,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // GuardFailedQueue is a guard of Central alone. Messages that a work queue's workers reject
@@ -242,7 +243,7 @@ func (c *central) guards(ctx context.Context, s client.Start) (map[string]*watch
 	slots := make(chan struct{}, 8)
 	var wg sync.WaitGroup
 	for _, name := range c.cfg.Queues {
-		w := newWatch(s.Log, name, c.retries.plan.now, func(ctx context.Context) (inspection, error) { return c.inspect(ctx, s, name) })
+		w := newWatch(s.Log, name, workerclock.From(ctx), func(ctx context.Context) (inspection, error) { return c.inspect(ctx, s, name) })
 		w.oneWay = true
 		slots <- struct{}{}
 		wg.Go(func() {

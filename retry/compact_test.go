@@ -81,10 +81,10 @@ func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 		assert.Equal(t, d.FirstFailure.UnixMilli(), told(back.Annotations).First)
 		assert.Equal(t, errA.Error(), back.Annotations[client.AnnotationError])
 		assert.NotContains(t, back.Annotations, annotation.Retries)
-		anew := replayed(m)
+		anew := Names{}.Internal().Copy(m)
 		assert.Equal(t, Death{RoutingKey: d.RoutingKey}, DeathOf(anew), name)
 	}
-	anew := replayed(second.Message)
+	anew := Names{}.Internal().Copy(second.Message)
 	assert.Equal(t, Death{RoutingKey: d.RoutingKey}, DeathOf(anew), "from the compact form alone")
 	assert.NotContains(t, anew.Annotations, annotation.History)
 }
@@ -127,14 +127,14 @@ func TestCompactHistoryThatIsNone(t *testing.T) {
 		assert.Equal(t, Death{}, DeathOf(m), "%.20v", hostile)
 		f := handle(t, p, m, returns(errA)).(client.Forward)
 		assert.Equal(t, "shop", DeathOf(f.Message).Exchange)
-		assert.NotPanics(t, func() { replayed(m) })
+		assert.NotPanics(t, func() { Names{}.Internal().Copy(m) })
 	}
 	long := strings.Repeat("k", maxOrigin+1)
 	m := client.NewMessage(nil)
 	m.Annotations = map[any]any{annotation.History: `{"key":"` + long + `"}`}
 	f := handle(t, p, m, returns(errA)).(client.Forward)
 	assert.Empty(t, DeathOf(f.Message).RoutingKey, "it doesn't travel on")
-	assert.NotContains(t, replayed(m).Annotations, annotation.RoutingKey)
+	assert.NotContains(t, Names{}.Internal().Copy(m).Annotations, annotation.RoutingKey)
 }
 
 func FuzzCompactHistory(f *testing.F) {

@@ -5,33 +5,25 @@ import (
 	"strings"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/inside"
 )
 
-func init() {
-	anew.Failed = func(dead *client.Message, names any, in, queue string) bool {
-		return failedThere(dead, resolved(names), in, queue)
-	}
-	anew.Published = func(dead *client.Message, names any, queue, exchange, key string) anew.Answer {
-		return publishedTo(dead, resolved(names), queue, exchange, key)
-	}
+// Internal is for hopback's own package desk, and may change at any time.
+func (n Names) Internal() inside.Names {
+	n, _ = n.withDefaults(nil) // names that can't be used are left as they are
+	return internalNames{n}
 }
 
-// resolved returns Names without empty fields. Names that can't be used are left as they
-// are.
-func resolved(names any) Names {
-	n, _ := names.(Names)
-	full, _ := n.withDefaults(nil)
-	return full
-}
+// internalNames are Names without empty fields.
+type internalNames struct{ names Names }
 
 // deaths returns the history that the broker has written. A publisher can write every other
 // annotation, but not this one: see package deathlog.
 func deaths(m *client.Message) []deathlog.Death { return deathlog.Of(nil, m.Annotations) }
 
-// failedThere reports whether anything but the message's own annotations shows that it
-// failed in queue: the broker's history, or the queue that it is in now. The copies of
+// Failed reports whether anything but the message's own annotations shows that it failed in
+// queue: the broker's history, or the queue that it is in now. The copies of
 // StrategyRepublish and of Central have no history of what was before them. What is left:
 //
 //	StrategyNative, StrategyDeadLetter   the death in the work queue
@@ -40,7 +32,8 @@ func deaths(m *client.Message) []deathlog.Death { return deathlog.Of(nil, m.Anno
 //	                                     the work queue
 //	Central, imported messages           nothing; but the dead-letter queue that they are
 //	                                     in is the work queue's
-func failedThere(m *client.Message, n Names, in, queue string) bool {
+func (i internalNames) Failed(m *client.Message, in, queue string) bool {
+	n := &i.names
 	return in == queue+n.DeadSuffix || slices.ContainsFunc(deaths(m), func(d deathlog.Death) bool {
 		return d.Queue == queue || n.waitsFor(d) == queue && queue != ""
 	})
@@ -81,19 +74,19 @@ func (n *Names) brings(exchange string) bool {
 	return strings.HasPrefix(exchange, n.LadderPrefix)
 }
 
-// publishedTo reports whether the broker's history shows that the message came to queue by
+// Published reports whether the broker's history shows that the message came to queue by
 // exchange and key.
-func publishedTo(m *client.Message, n Names, queue, exchange, key string) anew.Answer {
+func (i internalNames) Published(m *client.Message, queue, exchange, key string) inside.Answer {
 	for _, d := range deaths(m) {
 		switch {
 		case d.Queue != queue:
 		case d.Exchange == exchange && d.RoutingKey == key:
-			return anew.Yes
-		case n.brings(d.Exchange), d.Exchange == "" && d.RoutingKey == queue:
-			return anew.Unknown // it came back from a delay or by a replay
+			return inside.Yes
+		case i.names.brings(d.Exchange), d.Exchange == "" && d.RoutingKey == queue:
+			return inside.Unknown // it came back from a delay or by a replay
 		default:
-			return anew.No
+			return inside.No
 		}
 	}
-	return anew.Unknown
+	return inside.Unknown
 }

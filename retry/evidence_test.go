@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/internal/inside"
 )
 
 // died is a message with a history that the broker wrote: queue, reason, exchange, key.
@@ -55,13 +55,13 @@ func TestWhatShowsWhereAMessageFailed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			assert.Equal(t, c.want, anew.Failed(c.m, Names{}, c.in, c.queue))
+			assert.Equal(t, c.want, Names{}.Internal().Failed(c.m, c.in, c.queue))
 		})
 	}
 	own := Names{Prefix: "a.", DeadSuffix: "-dlq"}
-	assert.True(t, anew.Failed(died(nil), own, "orders-dlq", "orders"))
-	assert.False(t, anew.Failed(died(nil), own, "orders.dead", "orders"))
-	assert.False(t, anew.Failed(died(nil, delayed), own, "a.parking_queue", "or.ders"))
+	assert.True(t, own.Internal().Failed(died(nil), "orders-dlq", "orders"))
+	assert.False(t, own.Internal().Failed(died(nil), "orders.dead", "orders"))
+	assert.False(t, own.Internal().Failed(died(nil, delayed), "a.parking_queue", "or.ders"))
 }
 
 func TestWhatShowsWhereAMessageWasPublished(t *testing.T) {
@@ -69,22 +69,22 @@ func TestWhatShowsWhereAMessageWasPublished(t *testing.T) {
 	for name, c := range map[string]struct {
 		history       [][4]string
 		exchange, key string
-		want          anew.Answer
+		want          inside.Answer
 	}{
-		"recorded":                     {[][4]string{{"orders", "rejected", "shop", "a"}}, "shop", "a", anew.Yes},
-		"another key":                  {[][4]string{{"orders", "rejected", "shop", "a"}}, "shop", "b", anew.No},
-		"another exchange":             {[][4]string{{"orders", "rejected", "shop", "a"}}, "till", "a", anew.No},
-		"back from a delay":            {[][4]string{{"orders", "rejected", "requeue_exchange", "delay.1.orders"}}, "shop", "a", anew.Unknown},
-		"back from the ladder":         {[][4]string{{"orders", "rejected", "retry_ladder_back", "0.1.orders"}}, "shop", "a", anew.Unknown},
-		"moved by a replay":            {[][4]string{{"orders", "rejected", "replay_exchange", "orders"}}, "shop", "a", anew.Unknown},
-		"replayed to its queue":        {[][4]string{{"orders", "rejected", "", "orders"}}, "shop", "a", anew.Unknown},
-		"a death elsewhere":            {[][4]string{{"others", "rejected", "shop", "a"}}, "shop", "a", anew.Unknown},
-		"no history":                   {nil, "shop", "a", anew.Unknown},
-		"first one death, then others": {[][4]string{{"failed_queue", "rejected", "dead_letter_exchange", "orders"}, {"orders", "rejected", "shop", "a"}}, "shop", "a", anew.Yes},
+		"recorded":                     {[][4]string{{"orders", "rejected", "shop", "a"}}, "shop", "a", inside.Yes},
+		"another key":                  {[][4]string{{"orders", "rejected", "shop", "a"}}, "shop", "b", inside.No},
+		"another exchange":             {[][4]string{{"orders", "rejected", "shop", "a"}}, "till", "a", inside.No},
+		"back from a delay":            {[][4]string{{"orders", "rejected", "requeue_exchange", "delay.1.orders"}}, "shop", "a", inside.Unknown},
+		"back from the ladder":         {[][4]string{{"orders", "rejected", "retry_ladder_back", "0.1.orders"}}, "shop", "a", inside.Unknown},
+		"moved by a replay":            {[][4]string{{"orders", "rejected", "replay_exchange", "orders"}}, "shop", "a", inside.Unknown},
+		"replayed to its queue":        {[][4]string{{"orders", "rejected", "", "orders"}}, "shop", "a", inside.Unknown},
+		"a death elsewhere":            {[][4]string{{"others", "rejected", "shop", "a"}}, "shop", "a", inside.Unknown},
+		"no history":                   {nil, "shop", "a", inside.Unknown},
+		"first one death, then others": {[][4]string{{"failed_queue", "rejected", "dead_letter_exchange", "orders"}, {"orders", "rejected", "shop", "a"}}, "shop", "a", inside.Yes},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			assert.Equal(t, c.want, anew.Published(died(nil, c.history...), Names{}, "orders", c.exchange, c.key))
+			assert.Equal(t, c.want, Names{}.Internal().Published(died(nil, c.history...), "orders", c.exchange, c.key))
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // Guard is a check that With makes when a consumer starts. The consumer doesn't start
@@ -136,7 +137,7 @@ func (pl *plan) prepare(ctx context.Context, s client.Start) (Strategy, *watch, 
 	if err != nil {
 		return "", nil, err
 	}
-	w := newWatch(s.Log, s.Queue, pl.now, func(ctx context.Context) (inspection, error) {
+	w := newWatch(s.Log, s.Queue, workerclock.From(ctx), func(ctx context.Context) (inspection, error) {
 		return pl.inspect(ctx, s.Management, s.Queue, strategy)
 	})
 	return strategy, w, w.start(ctx)

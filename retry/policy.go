@@ -11,7 +11,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/internal/workerclock"
 )
 
 const (
@@ -82,16 +81,6 @@ type Policy struct {
 	// Waive lists the guards that only log what they find and refuse nothing. Default:
 	// none.
 	Waive []Guard
-
-	now func() time.Time // the worker's clock; nil: the host's
-}
-
-func init() {
-	workerclock.Set = func(policy any, now func() time.Time) any {
-		p := policy.(Policy)
-		p.now = now
-		return p
-	}
 }
 
 // ErrorRule treats some errors differently from the rest of the policy.
@@ -197,7 +186,6 @@ type plan struct {
 	// replayByMove is for Topology.
 	replayByMove bool
 	waived       map[Guard]bool
-	now          func() time.Time
 	rungs        []time.Duration // all delays there are, each once, ascending
 }
 
@@ -209,10 +197,7 @@ type rule struct {
 }
 
 func (p Policy) plan() (plan, error) {
-	pl := plan{jitter: cmp.Or(p.Jitter, NoJitter), giveUp: p.GiveUpAfter, immediate: p.Immediate, retryIf: p.RetryIf, strategy: cmp.Or(p.Strategy, StrategyRepublish), worker: p.Worker, level: p.LogLevel, now: p.now, replayByMove: p.ReplayByMove}
-	if pl.now == nil {
-		pl.now = time.Now
-	}
+	pl := plan{jitter: cmp.Or(p.Jitter, NoJitter), giveUp: p.GiveUpAfter, immediate: p.Immediate, retryIf: p.RetryIf, strategy: cmp.Or(p.Strategy, StrategyRepublish), worker: p.Worker, level: p.LogLevel, replayByMove: p.ReplayByMove}
 	var err error
 	if pl.max, pl.delays, err = delaysOf(policyPath, p.MaxRetries, defaultMaxRetries, p.Backoff, Delays(defaultDelays...)); err != nil {
 		return plan{}, err

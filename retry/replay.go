@@ -4,14 +4,11 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 )
 
-func init() { anew.Copy = replayed }
-
-// replayed is anew.Copy.
-func replayed(m *client.Message) *client.Message {
+// Copy returns a copy without the history of failures and waits.
+func (internalNames) Copy(m *client.Message) *client.Message {
 	c := client.Copy(m)
 	if c == nil {
 		return nil

@@ -6,11 +6,13 @@ import (
 	"maps"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/refusal"
+	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // queueState is what a consumer knows about a queue. It is computed once.
@@ -100,7 +102,7 @@ var errOtherCtx = argument.New("ctx", nil, "isn't derived from the one that the 
 
 // stateFor computes what is known about a queue without asking the broker.
 func (pl *plan) stateFor(queue string, strategy Strategy) *queueState {
-	q := &queueState{queue: queue, strategy: strategy, clock: &clock{own: pl.now}, log: noLog, level: pl.level}
+	q := &queueState{queue: queue, strategy: strategy, clock: &clock{own: time.Now}, log: noLog, level: pl.level}
 	if q.unusable = checkQueue(argument.Root("queue"), queue); q.unusable != nil {
 		return q
 	}
@@ -165,7 +167,7 @@ func (d *decorator) state(ctx context.Context, queue string) (*queueState, error
 		strategy = StrategyRepublish
 	}
 	q := d.plan.stateFor(queue, strategy)
-	q.consumer = consumer
+	q.consumer, q.clock.own = consumer, workerclock.From(ctx)
 	d.states.put(q)
 	return q, nil
 }

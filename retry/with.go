@@ -16,6 +16,7 @@ import (
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
+	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // With returns the Middleware that retries by p. It is for the handlers of all queues
@@ -72,7 +73,7 @@ func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 		return d.invalid
 	}
 	q := d.plan.stateFor(s.Queue, StrategyRepublish)
-	q.consumer, q.log = refusal.Of(ctx), logOf(s)
+	q.consumer, q.log, q.clock.own = refusal.Of(ctx), logOf(s), workerclock.From(ctx)
 	if q.unusable != nil {
 		return q.unusable
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/replylink"
 )
 
@@ -79,7 +80,7 @@ func newLine(cfg lineConfig) (*line, error) {
 	l := &line{cfg: cfg, since: time.Now(), done: make(chan struct{}), changed: make(chan struct{}), queue: queuePrefix + strings.ToLower(rand.Text())}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	var err error
-	if l.place, err = replylink.Reserve(cfg.conn, l.stop, l.count); err != nil {
+	if l.place, err = cfg.conn.Internal().ReserveReplies(l.stop, l.count); err != nil {
 		l.cancel()
 		return nil, err
 	}
@@ -99,22 +100,18 @@ func (l *line) run() {
 		}
 		l.cfg.calls.lose(now, e)
 	}
-	for failures := 0; l.ctx.Err() == nil; {
+	for try := range link.Tries(l.ctx, l.place.Pause) {
 		now, err := l.open(last)
+		if errors.Is(err, errQueueGone) {
+			lose(last, err)
+			last = nil
+			now, err = l.open(nil)
+		}
 		if err != nil {
-			if last != nil && errors.Is(err, errQueueGone) {
-				lose(last, err)
-				last = nil
-				continue
-			}
 			l.set(nil, err)
-			if !l.place.Pause(l.ctx, failures) {
-				break
-			}
-			failures++
 			continue
 		}
-		failures = 0
+		try.Up()
 		l.set(now, nil)
 		err = l.receive(now)
 		l.set(nil, err)
@@ -190,7 +187,7 @@ func (l *line) declare(again bool) error {
 	}
 	l.made = true
 	if again && report.Count(declare.Created) > 0 {
-		return errQueueGone // it is there now, for the next attempt
+		return errQueueGone // it is there now
 	}
 	return nil
 }
@@ -231,13 +228,12 @@ func (l *line) set(now *links, why error) {
 	l.changed = make(chan struct{})
 }
 
-// count adds the requester's numbers to a *instrument.Stats.
-func (l *line) count(stats any) {
+// count adds the requester's numbers.
+func (l *line) count(s *instrument.Stats) {
 	l.mu.Lock()
 	r := instrument.RequesterStats{To: l.cfg.to, Up: l.now != nil, Since: l.since, Err: l.why}
 	l.mu.Unlock()
 	r.Waiting = l.cfg.calls.snapshot().Waiting
-	s := stats.(*instrument.Stats)
 	s.Requesters = append(s.Requesters, r)
 }
 

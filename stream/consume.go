@@ -11,8 +11,11 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/grace"
+	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -28,13 +31,19 @@ import (
 // The handler's result decides:
 //
 //	nil, a Discard                handled: the position moves on
-//	a client.Forward              the copy is published; handled once it is confirmed
-//	a client.DeadLetter, a Modify with DeadLetter, a Permanent, a panic
+//	a client.Forward              the copy is published; handled once it is confirmed, however
+//	                              long that takes. Else counts if it can never be sent
+//	a client.DeadLetter, a Modify with DeadLetter, a Permanent, a panic, a runtime.Goexit
 //	                              failed to the end: see Config.Failed
-//	a Snooze, a client.Requeue that hasn't failed
+//	a Snooze, a client.Requeue or Modify that hasn't failed
 //	                              handled again after a pause, and not counted
 //	any other error               handled again, after the pause of an After or else of
 //	                              Config.Backoff, up to Config.Attempts times
+//
+// So a handler's result means here what it means behind retry.With, with two differences. The
+// annotations of a Modify without DeadLetter are lost, as a stream's messages can't be changed.
+// What a handler returns after its ctx has ended with Config.Grace isn't carried out: the
+// next consumer handles the message again.
 //
 // The errors, those marked with * at the start only:
 //
@@ -58,7 +67,7 @@ func Consume(ctx context.Context, conn *client.Conn, stream string, h client.Han
 		return err
 	}
 	ctx, end := refusal.Context(ctx)
-	k := &consumer{conn: conn, owner: dedicated.OwnerOf(conn), stream: stream, source: source, handler: h, cfg: cfg, log: cfg.Logger.With("stream", stream)}
+	k := &consumer{conn: conn, owner: conn.Internal(), stream: stream, source: source, handler: h, cfg: cfg, log: cfg.Logger.With("stream", stream)}
 	return end(k.consume(ctx))
 }
 
@@ -80,7 +89,7 @@ func check(conn *client.Conn, stream string, h client.Handler, cfg Config) (stri
 // consumer is one call of Consume.
 type consumer struct {
 	conn    *client.Conn
-	owner   dedicated.Owner
+	owner   inside.Conn[*client.Delivery]
 	stream  string
 	source  string // its address
 	handler client.Handler
@@ -96,8 +105,9 @@ type consumer struct {
 	behind int
 
 	// The worker's.
-	at               Offset // where to begin, or to go on
-	saved            bool   // at was saved, or is behind what was handled
+	at               Offset   // where to begin, or to go on
+	exited           *failure // whose handler has ended the worker's goroutine
+	saved            bool     // at was saved, or is behind what was handled
 	gaps             gaps
 	failed, forwards *client.Publisher[*client.Message] // nil: none yet
 }
@@ -109,7 +119,7 @@ func (k *consumer) consume(ctx context.Context) error {
 	defer close(closing)
 	go func() {
 		select {
-		case <-k.owner.Closed:
+		case <-k.owner.Closed():
 			cancel(client.ErrClosed)
 		case <-closing:
 		}
@@ -129,14 +139,11 @@ func (k *consumer) consume(ctx context.Context) error {
 	slots <- struct{}{}
 	result := make(chan error, 1)
 	go func() {
-		var err error = &HandlerError{Stream: k.stream, Reason: client.ReasonPanicked, Err: &client.PanicError{}} // after a Goexit
-		defer func() {
-			result <- err
-			cancel(nil)
-			<-slots
-		}()
-		err = k.work(ctx, handlerCtx)
+		err := k.workOn(ctx, handlerCtx)
 		k.gaps.end()
+		result <- err
+		cancel(nil)
+		<-slots
 	}()
 	grace.Await(slots, nil, <-ended, k.cfg.Grace, hard)
 	var err error
@@ -175,21 +182,18 @@ const closeTimeout = 5 * time.Second
 
 // start checks what is there, and finds where to begin. It returns nil if ctx has ended.
 func (k *consumer) start(ctx context.Context) error {
-	for failures := 0; ; failures++ {
+	for range link.Tries(ctx, k.owner.Pause) {
 		err := k.look(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if !errors.Is(err, client.ErrConnectionLost) && !errors.Is(err, client.ErrOutcomeUnknown) {
-			if err != nil {
-				return err
-			}
+		if err == nil || ctx.Err() != nil {
 			break
 		}
-		k.log.Warn("hopback: the connection was lost while a stream consumer started; it starts again", "error", err)
-		if !sleep(ctx, k.owner.Pause(failures)) {
-			return nil
+		if !errors.Is(err, client.ErrConnectionLost) && !errors.Is(err, client.ErrOutcomeUnknown) {
+			return err
 		}
+		k.log.Warn("hopback: the connection was lost while a stream consumer started; it starts again", "error", err)
+	}
+	if ctx.Err() != nil {
+		return nil
 	}
 	if name, since := k.cfg.Filter.needs(k.broker); name != "" {
 		return &FilterError{Filter: name, Since: since, Broker: k.broker}
@@ -243,9 +247,8 @@ func oneHandler(n int) error {
 // work consumes until ctx ends or an error is final.
 func (k *consumer) work(ctx, handlerCtx context.Context) error {
 	attached := false
-	for failures := 0; ; failures++ {
-		began := time.Now()
-		up, err := k.live(ctx, handlerCtx)
+	for try := range link.Tries(ctx, k.owner.Pause) {
+		up, err := k.live(ctx, handlerCtx, try)
 		attached = attached || up
 		if !up {
 			k.behind++
@@ -256,23 +259,15 @@ func (k *consumer) work(ctx, handlerCtx context.Context) error {
 			}
 			return err
 		}
-		if up && time.Since(began) > provenAfter {
-			failures = 0
-		}
 		err = k.translate(ctx, err)
 		k.counts.attached(false, err)
 		if errors.Is(err, client.ErrNotFound) || !attached && (errors.Is(err, client.ErrUnauthorized) || errors.Is(err, client.ErrRefused)) {
 			return err
 		}
 		k.log.Warn("hopback: a stream consumer lost its connection; opening another", "error", err, "from", k.at)
-		if !sleep(ctx, k.owner.Pause(failures)) {
-			return nil
-		}
 	}
+	return nil
 }
-
-// provenAfter is how long a connection must have lasted for the next one not to wait.
-const provenAfter = 5 * time.Second
 
 // errDrained says that ctx has ended.
 var errDrained = errors.New("drained")
@@ -300,24 +295,19 @@ func (k *consumer) translate(ctx context.Context, err error) error {
 	if !ok {
 		return e
 	}
-	e.Condition, e.Text = refused.Condition, refused.Text
-	switch refused.Condition {
-	case "amqp:not-found", "amqp:resource-deleted":
+	e.Condition, e.Text, e.Kind = refused.Condition, refused.Text, condition.OfLink(refused.Condition, refused.Text)
+	if e.Kind == client.ErrNotFound {
 		// A stream whose leader moves looks deleted, too.
-		if _, err := declare.Inspect(ctx, k.conn.Management(), k.stream); errors.Is(err, declare.ErrMissing) {
-			e.Kind = client.ErrNotFound
+		if _, err := declare.Inspect(ctx, k.conn.Management(), k.stream); !errors.Is(err, declare.ErrMissing) {
+			e.Kind = client.ErrConnectionLost
 		}
-	case "amqp:unauthorized-access":
-		e.Kind = client.ErrUnauthorized
-	case "amqp:precondition-failed", "amqp:not-allowed", "amqp:invalid-field", "amqp:resource-locked":
-		e.Kind = client.ErrRefused
 	}
 	return e
 }
 
 // live consumes over one connection. up says whether the stream was attached to.
-func (k *consumer) live(ctx, handlerCtx context.Context) (up bool, err error) {
-	raw, err := dedicated.OpenFor(ctx, k.conn, "stream", k.behind)
+func (k *consumer) live(ctx, handlerCtx context.Context, try *link.Try) (up bool, err error) {
+	raw, err := dedicated.OpenFor(ctx, k.owner, "stream", k.behind)
 	if err != nil {
 		return false, err
 	}
@@ -337,6 +327,7 @@ func (k *consumer) live(ctx, handlerCtx context.Context) (up bool, err error) {
 	if field := missing(asked, s.Filter()); field != "" {
 		return false, &FilterError{Filter: field, Broker: k.broker}
 	}
+	try.Up()
 	k.counts.attached(true, nil)
 	k.log.Debug("hopback: a stream consumer is attached", "from", k.at)
 	for {
@@ -354,17 +345,5 @@ func (k *consumer) live(ctx, handlerCtx context.Context) (up bool, err error) {
 				return true, err
 			}
 		}
-	}
-}
-
-// sleep is false if ctx has ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

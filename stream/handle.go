@@ -1,17 +1,19 @@
 package stream
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"runtime/debug"
 	"time"
 
 	"github.com/Azure/go-amqp"
 
+	"github.com/hopback/hopback/adapter"
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/retry"
@@ -38,16 +40,54 @@ func (k *consumer) take(ctx, handlerCtx context.Context, payload []byte) error {
 	var err error
 	switch {
 	case unreadable != nil:
-		err = k.giveUp(ctx, handlerCtx, failure{m, offset, 0, client.ReasonUndecodable, unreadable})
+		v := verdict{do: doGiveUp, reason: client.ReasonUndecodable, text: client.ErrorText(unreadable)}
+		err = k.giveUp(ctx, handlerCtx, v, failure{message: m, offset: offset, err: unreadable})
 	case k.cfg.Filter.matches(m):
-		err = k.process(ctx, handlerCtx, m, offset)
+		err = k.process(ctx, handlerCtx, failure{message: m, offset: offset, attempts: 1})
 	}
 	if err != nil {
 		return err
 	}
+	k.handled(ctx, offset)
+	return nil
+}
+
+// handled moves the position on.
+func (k *consumer) handled(ctx context.Context, offset uint64) {
 	k.at, k.saved = At(offset+1), true
 	k.saver.handled(ctx, offset+1)
-	return nil
+}
+
+// workOn works until ctx ends or an error is final. A handler can end the goroutine with
+// runtime.Goexit, and with it the connection: then another goroutine carries out what
+// becomes of its message, and goes on from there.
+func (k *consumer) workOn(ctx, handlerCtx context.Context) error {
+	for {
+		// Of a function of the user's that isn't the handler.
+		var err error = &HandlerError{Stream: k.stream, Reason: client.ReasonPanicked, Err: &client.PanicError{}}
+		done := make(chan struct{})
+		f := k.exited
+		k.exited = nil
+		go func() {
+			defer close(done)
+			if f != nil {
+				if unfinished := k.process(ctx, handlerCtx, *f); unfinished != nil {
+					err = unfinished
+					return
+				}
+				k.handled(ctx, f.offset)
+			}
+			err = k.work(ctx, handlerCtx)
+		}()
+		<-done
+		if k.exited == nil && errors.Is(err, errDrained) {
+			return nil
+		}
+		if k.exited == nil {
+			return err
+		}
+		k.counts.attached(false, k.exited.err)
+	}
 }
 
 func (f Filter) selectsAll() bool {
@@ -66,51 +106,61 @@ func decode(payload []byte) (*client.Message, error) {
 
 var errUnreadable = errors.New("go-amqp can't decode the message; the copy's body is all of it, encoded")
 
-// process calls the handler until it is done with the message.
-func (k *consumer) process(ctx, handlerCtx context.Context, m *client.Message, offset uint64) error {
-	d := client.NewDelivery(k.stream, m)
-	for attempt := 1; ; {
-		err := k.call(client.WithDelivery(handlerCtx, d), d)
-		if err == nil {
+// process calls the handler until it is done with f's message. If f has an error, the handler
+// was called already.
+func (k *consumer) process(ctx, handlerCtx context.Context, f failure) error {
+	d := client.NewDelivery(k.stream, f.message)
+	for {
+		if f.err == nil {
+			f.err = k.call(handlerCtx, d, f)
+		}
+		if f.err == nil {
 			return nil
 		}
 		if handlerCtx.Err() != nil {
 			return errDrained // whatever it says: it was interrupted
 		}
-		v := k.judge(err, attempt)
+		v := k.judge(f.err, f.attempts)
+		for v.do == doForward {
+			err := k.publish(ctx, handlerCtx, address.Address{}, v.forward.Message, f, client.PublishTo(v.forward.To))
+			if !hopeless(err) {
+				return err
+			}
+			v = k.resolved(v.forward.Unsendable(err), f.attempts)
+		}
 		switch v.do {
 		case doNothing:
 			return nil
-		case doForward:
-			return k.forward(ctx, handlerCtx, v.forward, failure{m, offset, attempt, client.ReasonUnforwardable, err})
 		case doGiveUp:
-			return k.giveUp(ctx, handlerCtx, failure{m, offset, attempt, v.reason, err})
+			return k.giveUp(ctx, handlerCtx, v, f)
 		}
 		if ctx.Err() != nil {
 			return errDrained
 		}
 		if v.counts {
-			k.log.Debug("hopback: a message of a stream failed; its handler is called again", "offset", offset, "attempt", attempt, "pause", v.pause, "error", client.ErrorText(err))
-			attempt++
+			k.log.Debug("hopback: a message of a stream failed; its handler is called again", "offset", f.offset, "attempt", f.attempts, "pause", v.pause, "error", client.ErrorText(f.err))
+			f.attempts++
 		}
-		if !sleep(ctx, v.pause) {
+		f.err = nil
+		if !link.Pause(ctx, v.pause) {
 			return errDrained
 		}
 	}
 }
 
-// call turns a panic into an error.
-func (k *consumer) call(ctx context.Context, d *client.Delivery) (err error) {
-	ctx, handled := k.owner.Handle(ctx, d)
+// call calls the handler for f's message.
+func (k *consumer) call(ctx context.Context, d *client.Delivery, f failure) (err error) {
+	ctx, handled := k.owner.Handle(client.WithDelivery(ctx, d), d)
 	k.counts.handling.Store(time.Now().UnixNano())
-	defer func() {
-		if p := recover(); p != nil {
-			err = client.DeadLetter{Reason: client.ReasonPanicked, Err: &client.PanicError{Value: p, Stack: debug.Stack()}}
-		}
+	adapter.Call(ctx, k.handler, d, func(result error, exits bool) {
 		k.counts.handling.Store(0)
-		handled(err)
-	}()
-	return k.handler.Handle(ctx, d)
+		handled(result)
+		if err = result; exits {
+			f.err = result
+			k.exited = &f
+		}
+	})
+	return err
 }
 
 type action int8
@@ -126,8 +176,11 @@ type verdict struct {
 	do      action
 	counts  bool // as an attempt
 	pause   time.Duration
-	reason  client.Reason
 	forward client.Forward
+	// doGiveUp: what a dead letter would say.
+	reason      client.Reason
+	text        string
+	annotations map[string]any
 }
 
 // minPause keeps a handler that asks for no pause from spinning.
@@ -135,83 +188,107 @@ const minPause = 10 * time.Millisecond
 
 // judge reads what a handler's error asks for.
 func (k *consumer) judge(err error, attempt int) verdict {
-	failed := verdict{counts: true, pause: max(k.cfg.Backoff(attempt), 0)}
-	if attempt >= k.cfg.Attempts {
-		failed = verdict{do: doGiveUp, reason: retry.ReasonExhausted}
-	}
 	says := outcome.Read[client.Outcome](err)
 	switch says.Kind {
 	case outcome.IsDiscard:
 		return verdict{do: doNothing}
 	case outcome.IsPermanent:
-		return verdict{do: doGiveUp, reason: retry.ReasonPermanent}
+		return verdict{do: doGiveUp, reason: retry.ReasonPermanent, text: client.ErrorText(err)}
 	case outcome.IsAfter:
 		if says.After.Snooze {
 			return verdict{pause: max(says.After.Delay, minPause)}
 		}
-		if failed.do == doAgain {
-			failed.pause = max(says.After.Delay, minPause)
-		}
 	case outcome.IsDecided:
-		switch o := client.OutcomeOf(says.Decided).(type) {
-		case client.Forward:
-			return verdict{do: doForward, forward: o}
-		case client.DeadLetter:
-			return verdict{do: doGiveUp, reason: o.Reason}
-		case client.Modify:
-			if o.DeadLetter {
-				return verdict{do: doGiveUp, reason: retry.ReasonRejected}
-			}
-		case client.Requeue:
-			if !o.Failed {
-				return verdict{pause: max(k.cfg.Backoff(1), minPause)}
+		o := client.OutcomeOf(says.Decided)
+		v := k.resolved(client.Resolve(o), attempt)
+		if m, ok := o.(client.Modify); ok && v.do == doGiveUp {
+			v.text = client.ErrorText(m.Err)
+			if own, ok := m.Annotations[client.AnnotationReason].(string); ok {
+				v.reason = client.Reason(own)
 			}
 		}
+		return v
 	}
-	return failed
+	v := k.counted(attempt, client.ErrorText(err))
+	if says.Kind == outcome.IsAfter && v.do == doAgain {
+		v.pause = max(says.After.Delay, minPause)
+	}
+	return v
 }
 
-// failure is a message that isn't tried again.
+// counted is the verdict on an attempt that counts.
+func (k *consumer) counted(attempt int, text string) verdict {
+	if attempt >= k.cfg.Attempts {
+		return verdict{do: doGiveUp, reason: retry.ReasonExhausted, text: text}
+	}
+	return verdict{counts: true, pause: max(k.cfg.Backoff(attempt), 0)}
+}
+
+// resolved reads an outcome. What would go back to a queue is handled again.
+func (k *consumer) resolved(r client.Resolution, attempt int) verdict {
+	if r.Refused != nil {
+		k.log.Error("hopback: an outcome can't be carried out as it is", "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
+	}
+	switch {
+	case r.Kind == client.ResolutionAccept:
+		return verdict{do: doNothing}
+	case r.Kind == client.ResolutionForward:
+		return verdict{do: doForward, forward: r.Forward}
+	case r.DeadLetter:
+		return verdict{do: doGiveUp, reason: cmp.Or(r.Reason, retry.ReasonRejected), text: r.Error, annotations: r.Annotations}
+	case r.Failed:
+		return k.counted(attempt, r.Error)
+	}
+	return verdict{pause: max(k.cfg.Backoff(1), minPause)}
+}
+
+// failure is a message, and how its handler has ended.
 type failure struct {
 	message  *client.Message
 	offset   uint64
-	attempts int
-	reason   client.Reason
-	err      error
+	attempts int   // this one included
+	err      error // nil: it hasn't ended
 }
 
-func (k *consumer) handlerError(f failure) error {
-	return &HandlerError{Stream: k.stream, Offset: f.offset, Attempts: f.attempts, Reason: f.reason, Err: f.err}
+func (k *consumer) handlerError(f failure, reason client.Reason) error {
+	if outcome.Read[client.Outcome](f.err).Unreadable || !outcome.Answers(f.err) {
+		f.err = errors.New(client.ErrorText(f.err)) // the caller will ask what it is
+	}
+	return &HandlerError{Stream: k.stream, Offset: f.offset, Attempts: f.attempts, Reason: reason, Err: f.err}
 }
 
 // giveUp does what Config.Failed says.
-func (k *consumer) giveUp(ctx, handlerCtx context.Context, f failure) error {
+func (k *consumer) giveUp(ctx, handlerCtx context.Context, v verdict, f failure) error {
 	switch k.cfg.Failed {
 	case FailedSkip:
-		k.log.Error("hopback: a message of a stream failed to the end and is skipped", "offset", f.offset, "attempts", f.attempts, "reason", f.reason, "error", client.ErrorText(f.err))
+		k.log.Error("hopback: a message of a stream failed to the end and is skipped", "offset", f.offset, "attempts", f.attempts, "reason", v.reason, "error", client.ErrorText(f.err))
 		return nil
 	case FailedForward:
 		c := client.Copy(f.message)
 		if c.Annotations == nil {
 			c.Annotations = amqp.Annotations{}
 		}
+		for key, value := range v.annotations {
+			c.Annotations[key] = value
+		}
 		c.Annotations[annotation.Stream] = k.stream
 		c.Annotations[annotation.Offset] = int64(f.offset)
-		c.Annotations[client.AnnotationReason] = string(f.reason)
-		c.Annotations[client.AnnotationError] = client.ErrorText(f.err)
-		return k.publish(ctx, handlerCtx, address.Queue(k.cfg.FailedQueue), c, f)
+		c.Annotations[client.AnnotationReason] = string(v.reason)
+		c.Annotations[client.AnnotationError] = v.text
+		err := k.publish(ctx, handlerCtx, address.Queue(k.cfg.FailedQueue), c, f)
+		if hopeless(err) {
+			f.err = errors.Join(f.err, err)
+			return k.handlerError(f, v.reason)
+		}
+		return err
 	}
-	return k.handlerError(f)
+	return k.handlerError(f, v.reason)
 }
 
-// forward publishes what a handler has returned as a Forward.
-func (k *consumer) forward(ctx, handlerCtx context.Context, o client.Forward, f failure) error {
-	r := client.Resolve(o)
-	if r.Kind != client.ResolutionForward {
-		f.err = errors.Join(f.err, r.Refused)
-		return k.giveUp(ctx, handlerCtx, f)
-	}
-	return k.publish(ctx, handlerCtx, address.Address{}, r.Forward.Message, f, client.PublishTo(r.Forward.To))
+// hopeless reports whether the message itself is why it can't be sent.
+func hopeless(err error) bool {
+	_, bad := errors.AsType[*argument.Error](err)
+	return bad || errors.Is(err, client.ErrTooLarge)
 }
 
 // publisherTo returns the publisher of FailedQueue, or the one of Forwards for the zero
@@ -231,27 +308,20 @@ func (k *consumer) publisherTo(ctx context.Context, to address.Address) (*client
 }
 
 // publish publishes a copy, and returns nil when the broker has confirmed it. It tries for
-// as long as it takes.
+// as long as it takes, unless the copy is hopeless.
 func (k *consumer) publish(ctx, handlerCtx context.Context, to address.Address, m *client.Message, f failure, edit ...func(*client.Message)) error {
-	for failures := 0; ; failures++ {
+	for range link.Tries(ctx, k.owner.Pause) {
 		p, err := k.publisherTo(handlerCtx, to)
 		if err == nil {
 			err = p.Publish(handlerCtx, m, edit...)
 		}
-		if err == nil {
-			return nil
-		}
-		_, bad := errors.AsType[*argument.Error](err)
-		if bad || errors.Is(err, client.ErrTooLarge) {
-			f.err = errors.Join(f.err, err)
-			return k.handlerError(f)
+		if err == nil || hopeless(err) {
+			return err
 		}
 		if ctx.Err() != nil || handlerCtx.Err() != nil || errors.Is(err, client.ErrClosed) {
 			return errDrained
 		}
 		k.log.Warn("hopback: the copy of a stream's message isn't confirmed; trying again", "offset", f.offset, "error", err)
-		if !sleep(ctx, k.owner.Pause(failures)) {
-			return errDrained
-		}
 	}
+	return errDrained
 }

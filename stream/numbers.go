@@ -37,8 +37,8 @@ func (n *numbers) attached(up bool, err error) {
 	}
 }
 
-// count adds the numbers to a *instrument.Stats.
-func (n *numbers) count(stats any) {
+// count adds the numbers.
+func (n *numbers) count(s *instrument.Stats) {
 	n.mu.Lock()
 	c := instrument.ConsumerStats{Queue: n.stream, Up: n.up, Since: n.since, Err: n.err, Concurrency: 1, Window: n.prefetch, Ready: int(n.ready.Load())}
 	n.mu.Unlock()
@@ -50,6 +50,5 @@ func (n *numbers) count(stats any) {
 		c.Delivered = time.Unix(0, at)
 	}
 	c.Unsettled = c.Handling + c.Ready
-	s := stats.(*instrument.Stats)
 	s.Consumers = append(s.Consumers, c)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/frames"
@@ -245,8 +246,10 @@ func TestVerdicts(t *testing.T) {
 	t.Parallel()
 	cfg, err := Config{Attempts: 3, Backoff: retry.Delays(time.Second, time.Minute)}.withDefaults()
 	require.NoError(t, err)
-	k := &consumer{cfg: cfg}
+	k := &consumer{cfg: cfg, log: slog.New(slog.DiscardHandler)}
 	broken := errors.New("broken")
+	own := map[string]any{"x-opt-mine": "1"}
+	copied := client.Forward{To: address.Queue("q"), Message: client.NewMessage(nil)}
 	for name, c := range map[string]struct {
 		err     error
 		attempt int
@@ -254,19 +257,31 @@ func TestVerdicts(t *testing.T) {
 	}{
 		"first":           {broken, 1, verdict{counts: true, pause: time.Second}},
 		"second":          {broken, 2, verdict{counts: true, pause: time.Minute}},
-		"last":            {broken, 3, verdict{do: doGiveUp, reason: retry.ReasonExhausted}},
-		"permanent":       {retry.Permanent(broken), 1, verdict{do: doGiveUp, reason: retry.ReasonPermanent}},
+		"last":            {broken, 3, verdict{do: doGiveUp, reason: retry.ReasonExhausted, text: "broken"}},
+		"permanent":       {retry.Permanent(broken), 1, verdict{do: doGiveUp, reason: retry.ReasonPermanent, text: "broken"}},
 		"discard":         {retry.Discard(broken), 1, verdict{do: doNothing}},
 		"after":           {retry.After(time.Hour, broken), 1, verdict{counts: true, pause: time.Hour}},
-		"after, the last": {retry.After(time.Hour, broken), 3, verdict{do: doGiveUp, reason: retry.ReasonExhausted}},
+		"after, the last": {retry.After(time.Hour, broken), 3, verdict{do: doGiveUp, reason: retry.ReasonExhausted, text: "broken"}},
 		"snooze":          {retry.Snooze(time.Hour), 3, verdict{pause: time.Hour}},
 		"requeue":         {client.Requeue{}, 3, verdict{pause: time.Second}},
 		"requeue, failed": {client.Requeue{Failed: true}, 1, verdict{counts: true, pause: time.Second}},
-		"dead letter":     {client.DeadLetter{Reason: "ugly"}, 1, verdict{do: doGiveUp, reason: "ugly"}},
-		"modify":          {client.Modify{}, 1, verdict{counts: true, pause: time.Second}},
-		"modify, dead":    {client.Modify{DeadLetter: true}, 1, verdict{do: doGiveUp, reason: retry.ReasonRejected}},
+		"dead letter":     {client.DeadLetter{Reason: "ugly", Err: broken, Annotations: own}, 1, verdict{do: doGiveUp, reason: "ugly", text: "broken", annotations: own}},
+		"no reason":       {client.DeadLetter{}, 1, verdict{do: doGiveUp, reason: retry.ReasonRejected}},
+		"null":            {client.DeadLetter{Reason: "ugly", Annotations: map[string]any{"x-opt-mine": nil}}, 1, verdict{do: doGiveUp, reason: "ugly"}},
+		"modify":          {client.Modify{Annotations: own}, 3, verdict{pause: time.Second}},
+		"modify, failed":  {client.Modify{Failed: true}, 1, verdict{counts: true, pause: time.Second}},
+		"modify, dead":    {client.Modify{DeadLetter: true, Annotations: own, Err: broken}, 1, verdict{do: doGiveUp, reason: retry.ReasonRejected, text: "broken", annotations: own}},
+		"forward":         {copied, 3, verdict{do: doForward, forward: copied}},
+		"bad forward":     {client.Forward{}, 1, verdict{do: doGiveUp, reason: client.ReasonUnforwardable}},
+		"else":            {client.Forward{Else: client.Requeue{}}, 3, verdict{pause: time.Second}},
+		"nil pointer":     {(*client.DeadLetter)(nil), 1, verdict{counts: true, pause: time.Second}},
 	} {
-		assert.Equal(t, c.want, k.judge(c.err, c.attempt), name)
+		got := k.judge(c.err, c.attempt)
+		if name == "bad forward" {
+			assert.NotEmpty(t, got.text)
+			got.text = ""
+		}
+		assert.Equal(t, c.want, got, name)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // resolve finds the offset at which the consumer begins, and saves it before anything is
@@ -144,8 +145,8 @@ func (k *consumer) explain(ctx context.Context, from, to uint64, behind int) tim
 	var oldest uint64
 	var found bool
 	var err error
-	for failures := 0; ; failures++ {
-		if oldest, found, err = k.oldest(ctx, behind+failures); err == nil || !sleep(ctx, k.owner.Pause(failures)) {
+	for try := range link.Tries(ctx, k.owner.Pause) {
+		if oldest, found, err = k.oldest(ctx, behind+try.Attempt()-1); err == nil {
 			break
 		}
 	}
@@ -164,7 +165,7 @@ func (k *consumer) explain(ctx context.Context, from, to uint64, behind int) tim
 // oldest returns the offset of the oldest message. A raw connection has one receiver, so
 // this opens another.
 func (k *consumer) oldest(ctx context.Context, behind int) (n uint64, found bool, err error) {
-	raw, err := dedicated.OpenFor(ctx, k.conn, "stream", behind)
+	raw, err := dedicated.OpenFor(ctx, k.owner, "stream", behind)
 	if err != nil {
 		return 0, false, err
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -342,29 +341,27 @@ func (s *stint) handleAll(ctx context.Context) {
 	}
 }
 
-// handle runs the handler and turns whatever it does into an outcome.
+// handle runs the handler, and carries out what it decides.
 func (s *stint) handle(ctx context.Context, d *delivery) {
-	var err error
-	var what client.Resolution
-	returned := false
-	defer func() {
-		if returned {
-			return
+	adapter.Call(ctx, s.handler, d.Delivery, func(err error, exits bool) {
+		if p, ok := panicIn(err); ok {
+			s.log.Error("hopback: a handler panicked; the message is dead-lettered", "panic", client.ErrorText(p), "stack", string(p.Stack))
 		}
-		// A panic, or runtime.Goexit: recover gives nil for that, and the
-		// goroutine ends whatever is done here.
-		p := &client.PanicError{Value: recover(), Stack: debug.Stack()}
-		s.log.Error("hopback: a handler panicked; the message is dead-lettered", "panic", client.ErrorText(p), "stack", string(p.Stack))
-		err = client.DeadLetter{Reason: client.ReasonPanicked, Err: p}
 		s.carryOut(d, client.Resolve(err), err)
-		if p.Value == nil {
+		if exits {
 			s.workers.Go(func() { s.handleAll(ctx) })
 		}
-	}()
-	err = s.handler.Handle(client.WithDelivery(ctx, d.Delivery), d.Delivery)
-	what = client.Resolve(err) // within, since methods of a handler's error may panic too
-	returned = true
-	s.carryOut(d, what, err)
+	})
+}
+
+// panicIn finds the panic of a handler whose message is dead-lettered for it.
+func panicIn(err error) (p *client.PanicError, ok bool) {
+	dead, ok := client.OutcomeOf(err).(client.DeadLetter)
+	if !ok || dead.Reason != client.ReasonPanicked {
+		return nil, false
+	}
+	p, ok = dead.Err.(*client.PanicError)
+	return p, ok && p != nil
 }
 
 func (s *stint) carryOut(d *delivery, what client.Resolution, cause error) {

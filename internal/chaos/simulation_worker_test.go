@@ -101,8 +101,8 @@ func (w *simWorker) consume(life context.Context) {
 		return
 	}
 	defer closeConn(conn)
-	policy := workerclock.Set(w.policy, func() time.Time { return clockstep.Step(time.Now(), time.Duration(w.ahead.Load())) }).(retry.Policy)
-	handler := retry.With(policy)(client.HandlerFunc(w.handle))
+	clocked := workerclock.With(life, func() time.Time { return clockstep.Step(time.Now(), time.Duration(w.ahead.Load())) })
+	handler := retry.With(w.policy)(client.HandlerFunc(w.handle))
 	consumers, cfg := 1, client.ConsumerConfig{Concurrency: 4, Grace: 10 * time.Second}
 	if l.name == "republish" {
 		cfg.Concurrency, cfg.Prefetch = 2, 2 // forwards that are stuck have few slots to hold
@@ -117,7 +117,7 @@ func (w *simWorker) consume(life context.Context) {
 	for range consumers {
 		consuming.Go(func() {
 			for life.Err() == nil {
-				if err := conn.Consume(life, l.queue, handler, cfg); err != nil && life.Err() == nil {
+				if err := conn.Consume(clocked, l.queue, handler, cfg); err != nil && life.Err() == nil {
 					l.heard.Add(1)
 					l.say("worker-%s-%d: consume: %v", l.name, w.n, err)
 					link.Pause(life, 5*time.Second)

@@ -2,7 +2,10 @@
 // after hours: the replacement of sessions, and of those of consumers that starve.
 package clienttest
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // Settings are what a test changes. Zero keeps the client's own value.
 type Settings struct {
@@ -13,6 +16,13 @@ type Settings struct {
 	Starving time.Duration
 }
 
-// Set returns a copy of config, a client.Config, with these settings. Package client sets
-// it.
-var Set func(config any, s Settings) any
+type key struct{}
+
+// With returns a ctx for client.Connect, whose Conn has these settings.
+func With(ctx context.Context, s Settings) context.Context { return context.WithValue(ctx, key{}, s) }
+
+// From returns the settings that Connect's ctx has.
+func From(ctx context.Context) Settings {
+	s, _ := ctx.Value(key{}).(Settings)
+	return s
+}

@@ -32,24 +32,11 @@ type Dialed struct {
 	Login       *userid.Login // of all connections to the endpoint
 }
 
-// Dial connects to where conn, a *client.Conn, is connected to, or to the endpoint that is
-// so many behind it. Package client sets it.
-var Dial func(ctx context.Context, conn any, behind int) (Dialed, error)
-
-// Owner is what else a *client.Conn is configured with.
-type Owner struct {
-	Closed <-chan struct{}                  // closed when it is closed
-	Pause  func(failures int) time.Duration // before another attempt to connect
-	// Join has the *client.Conn's Stats call count with a *instrument.Stats, until leave is
-	// called.
-	Join func(count func(stats any)) (leave func())
-	// Handle has the *client.Conn's Instrument follow a *client.Delivery. The handler gets
-	// the ctx that is returned, and handled is called with its result.
-	Handle func(ctx context.Context, delivery any) (with context.Context, handled func(error))
+// Dialer makes network connections to where a client.Conn is connected to, or to the endpoint
+// that is so many behind it.
+type Dialer interface {
+	Dial(ctx context.Context, behind int) (Dialed, error)
 }
-
-// OwnerOf returns what conn, a *client.Conn that isn't nil, is. Package client sets it.
-var OwnerOf func(conn any) Owner
 
 // window bounds what a Receiver has received and not taken: so many transfers of 64 KiB.
 const window = 256
@@ -69,14 +56,13 @@ type Conn struct {
 	ended   error // why the session has ended
 }
 
-// Open opens a connection to where conn, a *client.Conn, is connected to. ctx bounds the opening
-// alone.
-func Open(ctx context.Context, conn any) (*Conn, error) { return OpenFor(ctx, conn, "desk", 0) }
+// Open opens a connection for package desk. ctx bounds the opening alone.
+func Open(ctx context.Context, to Dialer) (*Conn, error) { return OpenFor(ctx, to, "desk", 0) }
 
-// OpenFor is Open, to the endpoint that is so many behind the one that conn is connected
-// to. The purpose is the end of the connection's name.
-func OpenFor(ctx context.Context, conn any, purpose string, behind int) (*Conn, error) {
-	d, err := Dial(ctx, conn, behind)
+// OpenFor is Open, to the endpoint that is so many behind the one that the client.Conn is
+// connected to. The purpose is the end of the connection's name.
+func OpenFor(ctx context.Context, to Dialer, purpose string, behind int) (*Conn, error) {
+	d, err := to.Dial(ctx, behind)
 	if err != nil {
 		return nil, err
 	}

@@ -19,14 +19,17 @@ import (
 	"github.com/hopback/hopback/internal/userid"
 )
 
-func TestMain(m *testing.M) {
-	Dial = func(_ context.Context, conn any, _ int) (Dialed, error) {
-		c, ok := conn.(net.Conn)
-		if !ok {
-			return Dialed{}, errors.New("nobody is there")
-		}
-		return Dialed{Net: c, Host: "vhost:/", Name: "test", Shown: "broker", Mechanism: "PLAIN", Response: []byte("\x00u\x00p"), IdleTimeout: time.Minute, Login: userid.NewLogin("u", false)}, nil
+// to dials the end of a pipe; nil can't be reached.
+type to struct{ net.Conn }
+
+func (to to) Dial(context.Context, int) (Dialed, error) {
+	if to.Conn == nil {
+		return Dialed{}, errors.New("nobody is there")
 	}
+	return Dialed{Net: to, Host: "vhost:/", Name: "test", Shown: "broker", Mechanism: "PLAIN", Response: []byte("\x00u\x00p"), IdleTimeout: time.Minute, Login: userid.NewLogin("u", false)}, nil
+}
+
+func TestMain(m *testing.M) {
 	code := m.Run()
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
@@ -55,7 +58,7 @@ func serve(t testing.TB, script func(b *fakeBroker)) (*Conn, context.Context) {
 		b.hello()
 		script(b)
 	})
-	c, err := Open(ctx, near)
+	c, err := Open(ctx, to{near})
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
@@ -407,10 +410,10 @@ func TestWaitsEndWithTheirContext(t *testing.T) {
 	cancel(why)
 
 	near, wait := broker(t, func(b *fakeBroker) {})
-	_, err := Open(gone, near)
+	_, err := Open(gone, to{near})
 	require.ErrorIs(t, err, why)
 	wait()
-	_, err = Open(t.Context(), nil)
+	_, err = Open(t.Context(), to{nil})
 	require.ErrorContains(t, err, "nobody is there")
 
 	c, ctx := serve(t, func(b *fakeBroker) {
@@ -461,7 +464,7 @@ func TestHostileBroker(t *testing.T) {
 			script(b)
 			_ = b.net.Close()
 		})
-		_, err := Open(t.Context(), near)
+		_, err := Open(t.Context(), to{near})
 		require.Error(t, err, name)
 		assert.Contains(t, err.Error(), "broker", name) // its endpoint
 		wait()
@@ -533,7 +536,7 @@ func FuzzBroker(f *testing.F) {
 			go func() { _, _ = b.net.Write(data); _ = b.net.Close() }()
 		})
 		defer wait()
-		c, err := Open(ctx, near)
+		c, err := Open(ctx, to{near})
 		if err != nil {
 			return
 		}

@@ -65,13 +65,13 @@ func (b Backoff) Pause(failures int) time.Duration {
 	return rand.N(d) + time.Millisecond
 }
 
-// Pause waits for d or the end of ctx, and says whether it waited to the end.
+// Pause waits for d or the end of ctx, and says whether ctx still lasts.
 func Pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
-		return true
+		return ctx.Err() == nil
 	case <-ctx.Done():
 		return false
 	}

@@ -4,6 +4,7 @@ package replylink
 
 import (
 	"context"
+	"time"
 
 	"github.com/Azure/go-amqp"
 )
@@ -24,9 +25,8 @@ type Place interface {
 	// Open opens a session with its links, and waits while the connection is being
 	// rebuilt. source is called with the broker's version.
 	Open(ctx context.Context, source func(atLeast func(major, minor int) bool) (Source, error)) (Session, error)
-	// Pause waits before an attempt to open a session again, after n that have failed. It
-	// reports whether ctx still lasts.
-	Pause(ctx context.Context, n int) bool
+	// Pause is how long to wait before a session is opened again: see link.Tries.
+	Pause(failures int) time.Duration
 	// Leave gives the place back. Sessions must be closed before.
 	Leave()
 }
@@ -42,8 +42,3 @@ type Session interface {
 	Accept(link int, id uint32) error
 	Close()
 }
-
-// Reserve reserves a place on conn, a *client.Conn. closed is called when the Conn is being
-// closed, and should return when the session is closed, within ctx. count is called with
-// a *instrument.Stats to add to. Package client sets Reserve.
-var Reserve func(conn any, closed func(ctx context.Context), count func(stats any)) (Place, error)

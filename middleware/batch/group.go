@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -294,11 +293,9 @@ func (h *handler) call(calls []*call) (err error) {
 	go func() {
 		defer close(done)
 		returned := false
-		defer func() {
-			if !returned {
-				err = &client.PanicError{Value: recover(), Stack: debug.Stack()}
-			}
-		}()
+		defer outcome.Catch(&returned, func(value any, stack []byte) {
+			err = &client.PanicError{Value: value, Stack: stack}
+		})
 		err = h.handle(ctx, calls)
 		returned = true
 	}()
