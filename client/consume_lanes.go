@@ -1,6 +1,10 @@
 package client
 
-import "sync"
+import (
+	"sync"
+
+	perkey "github.com/hopback/hopback/internal/lanes"
+)
 
 // lanes hands over deliveries of one key one at a time, in the order in which the
 // broker has delivered them, and others at once. Those that wait are here and not
@@ -10,8 +14,8 @@ type lanes struct {
 	// key names a delivery's lane. Without it there are none.
 	key func(*Delivery) (string, bool)
 
-	mu      sync.Mutex
-	waiting map[string][]*Delivery // a lane that is in use has an entry
+	mu     sync.Mutex
+	byName perkey.Lanes[string, *Delivery]
 }
 
 // admit says whether to hand d on now. Otherwise next returns it later.
@@ -25,15 +29,10 @@ func (l *lanes) admit(d *Delivery) (now bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	queue, busy := l.waiting[key]
-	if busy {
-		l.waiting[key] = append(queue, d)
+	if !l.byName.Claim(key) {
+		l.byName.Wait(key, d, nil)
 		return false
 	}
-	if l.waiting == nil {
-		l.waiting = map[string][]*Delivery{}
-	}
-	l.waiting[key] = nil
 	d.lane = &key
 	return true
 }
@@ -59,17 +58,12 @@ func (l *lanes) next(d *Delivery) (now *Delivery) {
 	if d.lane == nil {
 		return nil
 	}
-	key := *d.lane
+	lane := d.lane
 	d.lane = nil
-	queue := l.waiting[key]
-	if len(queue) == 0 {
-		delete(l.waiting, key)
-		return nil
+	first, ok := l.byName.Leave(*lane)
+	if ok {
+		first.lane = lane
 	}
-	first := queue[0]
-	queue[0] = nil
-	l.waiting[key] = queue[1:]
-	first.lane = &key
 	return first
 }
 
@@ -77,20 +71,13 @@ func (l *lanes) next(d *Delivery) (now *Delivery) {
 func (l *lanes) empty() []*Delivery {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var all []*Delivery
-	for key, queue := range l.waiting {
-		all = append(all, queue...)
-		l.waiting[key] = nil
-	}
-	return all
+	return l.byName.Empty()
 }
 
 // count is how many wait.
 func (l *lanes) count() (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, queue := range l.waiting {
-		n += countUnsettled(queue)
-	}
+	l.byName.Waiting(func(queue []*Delivery) { n += countUnsettled(queue) })
 	return n
 }

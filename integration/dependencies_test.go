@@ -25,13 +25,13 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 	t.Parallel()
 	const module = "github.com/hopback/hopback/"
 	for pkg, may := range map[string][]string{
-		"argument": {}, "adapter": {}, "address": {"argument"}, "declare": {"address", "argument"}, "client": {"address", "argument", "client/instrument"}, "client/instrument": {"address"},
+		"argument": {}, "adapter": {"client"}, "address": {"argument"}, "declare": {"address", "argument"}, "client": {"address", "argument", "client/instrument"}, "client/instrument": {"address"},
 		"declare/audit": {"address", "argument", "declare"}, "internal/frames": {},
 		"retry": {"address", "argument", "client", "client/instrument", "declare", "declare/audit"}, "desk": {"address", "argument", "client", "declare", "declare/audit", "retry"},
 		"schedule":     {"address", "argument", "client", "declare", "middleware/dedupe"},
 		"topologyfile": {"argument", "client", "declare", "retry"},
 		"rpc":          {"address", "argument", "client", "client/instrument", "declare"},
-		"stream":       {"address", "argument", "client", "client/instrument", "declare", "retry"},
+		"stream":       {"adapter", "address", "argument", "client", "client/instrument", "declare", "retry"},
 	} {
 		out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{join .Imports "\n"}}`, "../"+pkg).CombinedOutput()
 		require.NoError(t, err, "%s", out)

@@ -10,6 +10,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/ladder"
 )
 
 // Ladder holds messages for any delay in a fixed number of queues. The queue of level n
@@ -58,13 +59,9 @@ func (l Ladder) withDefaults(at argument.Path) (Ladder, error) {
 // steps is d in units, rounded up to at most ladderBits significant bits, and to
 // what the ladder can hold.
 func (l Ladder) steps(d time.Duration) uint64 {
-	n := uint64(1)
-	if d = min(d, maxDelay); d > l.Unit {
-		n = uint64((d + l.Unit - 1) / l.Unit)
-	}
+	n := ladder.Units(max(min(d, maxDelay), l.Unit), l.Unit)
 	if extra := bits.Len64(n) - ladderBits; extra > 0 {
-		mask := uint64(1)<<extra - 1
-		n = (n + mask) &^ mask
+		n = ladder.RoundUp(n, 1<<extra)
 	}
 	if top := uint64(1)<<l.Levels - 1; n > top {
 		n = top
@@ -95,17 +92,16 @@ func (l Ladder) address(at argument.Path, n Names, d time.Duration, queue string
 	if err := checkQueue(at, queue); err != nil {
 		return address.Address{}, err
 	}
-	steps := l.steps(d)
-	var key strings.Builder
-	for level := l.Levels - 1; level >= 0; level-- {
-		key.WriteByte('0' + byte(steps>>level&1))
-		key.WriteByte('.')
+	form, steps := l.form(n), l.steps(d)
+	key := form.Key(steps, queue)
+	if len(key) > maxKey {
+		return address.Address{}, argument.At(at, argument.TooLong, queue, fmt.Sprintf("makes a routing key of %d bytes", len(key)), "use a shorter name, or a ladder of fewer levels")
 	}
-	key.WriteString(queue)
-	if key.Len() > maxKey {
-		return address.Address{}, argument.At(at, argument.TooLong, queue, fmt.Sprintf("makes a routing key of %d bytes", key.Len()), "use a shorter name, or a ladder of fewer levels")
-	}
-	return address.Exchange(l.exchange(n, bits.Len64(steps)-1), key.String()), nil
+	return address.Exchange(form.Exchange(steps), key), nil
+}
+
+func (l Ladder) form(n Names) ladder.Ladder {
+	return ladder.Ladder{Unit: l.Unit, Levels: l.Levels, Name: func(level int) string { return l.exchange(n, level) }}
 }
 
 // exchange is the name of a level's exchange and queue, or that of the exchange below
@@ -120,32 +116,18 @@ func (l Ladder) exchange(n Names, level int) string {
 	return own + strconv.Itoa(level)
 }
 
-// topology declares the ladder. A message at level n whose bit there is set goes
-// to the queue, which hands it to level n-1 when its time is up; else it goes to
-// level n-1 at once. Below level 0 is the exchange that brings it back.
+// topology declares the ladder. Below level 0 is the exchange that brings a message back.
 func (l Ladder) topology(n Names) declare.Topology {
 	t := declare.Topology{Exchanges: []declare.Exchange{
 		{Name: l.exchange(n, -1), Type: declare.Topic, AlternateExchange: n.parkingExchange()},
 	}}
-	for level := range l.Levels {
-		own, below := l.exchange(n, level), l.exchange(n, level-1)
-		before := strings.Repeat("*.", l.Levels-1-level)
-		// A key that isn't of a ladder would block the level above.
-		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: own, Type: declare.Topic, AlternateExchange: n.parkingExchange()})
-		t.Queues = append(t.Queues, declare.QuorumQueue{
-			Name: own, MessageTTL: l.Unit << level,
-			DeadLetter: declare.DeadLetterTarget{Exchange: below, Strategy: declare.AtLeastOnce},
-		})
-		t.Bindings = append(t.Bindings,
-			declare.Binding{Source: own, Queue: own, Key: before + "1.#"},
-			declare.Binding{Source: own, Exchange: below, Key: before + "0.#"})
-	}
+	l.form(n).Add(&t, n.parkingExchange(), declare.QuorumQueue{})
 	return t
 }
 
 // home is the binding that brings messages back to queue.
 func (l Ladder) home(n Names, queue string) declare.Binding {
-	return declare.Binding{Source: l.exchange(n, -1), Queue: queue, Key: strings.Repeat("*.", l.Levels) + queue}
+	return declare.Binding{Source: l.exchange(n, -1), Queue: queue, Key: l.form(n).Leaves(queue)}
 }
 
 // others are the bindings that ladders of other numbers of levels would have on level 0 of

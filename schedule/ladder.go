@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/internal/ladder"
 )
 
 const (
@@ -32,9 +33,9 @@ func steps(d time.Duration) uint64 {
 	if d <= 0 {
 		return 0
 	}
-	n := uint64((d + unit - 1) / unit)
+	n := ladder.Units(d, unit)
 	if bits.Len64(n) > fine {
-		n = (n + coarse - 1) / coarse * coarse
+		n = ladder.RoundUp(n, coarse)
 	}
 	return n
 }
@@ -44,18 +45,19 @@ func steps(d time.Duration) uint64 {
 // or the word that no queue is bound by if that is empty.
 func (n Names) entry(d time.Duration, queue string) address.Address {
 	left := steps(d)
-	return address.Exchange(n.level(bits.Len64(left)-1), key(left, queue))
+	return address.Exchange(n.ladder().Exchange(left), key(left, queue))
+}
+
+func (n Names) ladder() ladder.Ladder {
+	return ladder.Ladder{Unit: unit, Levels: levels, Name: n.level}
 }
 
 func key(steps uint64, queue string) string {
-	b := make([]byte, 0, 2*levels+len(toWord)+len(queue))
-	for level := levels - 1; level >= 0; level-- {
-		b = append(b, '0'+byte(steps>>level&1), '.')
+	rest := viaWord
+	if queue != "" {
+		rest = toWord + queue
 	}
-	if queue == "" {
-		return string(append(b, viaWord...))
-	}
-	return string(append(append(b, toWord...), queue...))
+	return Names{}.ladder().Key(steps, rest)
 }
 
 const (

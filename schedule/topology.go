@@ -1,8 +1,6 @@
 package schedule
 
 import (
-	"strings"
-
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/brokername"
@@ -53,19 +51,7 @@ func Topology(n Names, queues ...string) (declare.Topology, error) {
 			{Source: n.DispatchQueue(), Queue: n.DispatchQueue()},
 		},
 	}
-	for level := range levels {
-		own, below := n.level(level), n.level(level-1)
-		before := strings.Repeat("*.", levels-1-level)
-		// A key that isn't of the ladder would block the level above.
-		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: own, Type: declare.Topic, AlternateExchange: lost})
-		t.Queues = append(t.Queues, declare.QuorumQueue{
-			Name: own, MessageTTL: unit << level, DeliveryLimit: declare.Unlimited,
-			DeadLetter: declare.DeadLetterTarget{Exchange: below, Strategy: declare.AtLeastOnce},
-		})
-		t.Bindings = append(t.Bindings,
-			declare.Binding{Source: own, Queue: own, Key: before + "1.#"},
-			declare.Binding{Source: own, Exchange: below, Key: before + "0.#"})
-	}
+	n.ladder().Add(&t, lost, declare.QuorumQueue{DeliveryLimit: declare.Unlimited})
 	for i, queue := range queues {
 		at := argument.Root("queues").Index(i)
 		if err := brokername.Check(at, queue); err != nil {
@@ -74,7 +60,7 @@ func Topology(n Names, queues ...string) (declare.Topology, error) {
 		if !bindable(queue) {
 			return declare.Topology{}, argument.At(at, argument.Reserved, queue, "can't be bound to the ladder: it is over 194 bytes, or has a word that is a wildcard in a binding", "leave it out; it gets its messages from schedule.Dispatch")
 		}
-		t.Bindings = append(t.Bindings, declare.Binding{Source: n.due(), Queue: queue, Key: strings.Repeat("*.", levels) + toWord + queue})
+		t.Bindings = append(t.Bindings, declare.Binding{Source: n.due(), Queue: queue, Key: n.ladder().Leaves(toWord + queue)})
 	}
 	return t, t.Validate()
 }

@@ -13,7 +13,7 @@ import (
 
 func TestNothingIsKeptForAKeyThatIsIdle(t *testing.T) {
 	t.Parallel()
-	l := newLanes()
+	var l turns
 	var wg sync.WaitGroup
 	for i := range 200 {
 		wg.Go(func() {
@@ -29,5 +29,5 @@ func TestNothingIsKeptForAKeyThatIsIdle(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	assert.Empty(t, l.waiting)
+	assert.Zero(t, l.lanes.Len())
 }

@@ -122,14 +122,14 @@ func With(cfg Config) client.Middleware {
 		if refused := config.Refused("ordered", h, err); refused != nil {
 			return refused
 		}
-		return &handler{inner: h, cfg: cfg, lanes: newLanes()}
+		return &handler{inner: h, cfg: cfg}
 	}
 }
 
 type handler struct {
 	inner client.Handler
 	cfg   Config
-	lanes *lanes
+	turns turns
 }
 
 // Prepare has the consumer hand over in order. Handle
@@ -149,10 +149,10 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 		return h.attempts(ctx, d)
 	}
 	l := laneKey{d.Queue(), key}
-	if err := h.lanes.enter(ctx, l, d); err != nil {
+	if err := h.turns.enter(ctx, l, d); err != nil {
 		return client.Requeue{Err: fmt.Errorf("waiting for the key's turn: %w", err)}
 	}
-	defer h.lanes.leave(l) // also after a panic, or runtime.Goexit
+	defer h.turns.leave(l) // also after a panic, or runtime.Goexit
 	return h.attempts(ctx, d)
 }
 
