@@ -5,20 +5,6 @@ import (
 	"github.com/hopback/hopback/internal/brokername"
 )
 
-const (
-	// MaxName is the longest name of a queue or an exchange, in bytes after
-	// decoding. AMQP 0-9-1, definitions files and the HTTP API can't carry a
-	// longer one. The broker doesn't check it over AMQP 1.0, so no other tool could
-	// reach a queue with a longer name.
-	MaxName = 255
-
-	// MaxRoutingKey is the longest routing key, in bytes after decoding. It is a
-	// limit of this package, so that an address fits into one frame; the broker
-	// routes keys of 50,000 bytes. AMQP 0-9-1 carries at most 255 bytes: use no
-	// more where one of its clients consumes the message or declares the binding.
-	MaxRoutingKey = 4096
-)
-
 // What the errors of this package are about.
 var (
 	queueName    = argument.Root("queue name")

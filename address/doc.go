@@ -22,8 +22,8 @@
 //     ends the session.
 //   - A name has no carriage return and no line feed: such a queue or exchange
 //     can't be declared. Every other control character works, NUL included.
-//   - A queue or exchange name is at most [MaxName] bytes long, a routing key at
-//     most [MaxRoutingKey]. A routing key may be empty and may have a line break.
+//   - A queue or exchange name is at most 255 bytes long, a routing key at
+//     most 4,096. A routing key may be empty and may have a line break.
 //   - The default exchange can't be named, neither as "" nor as "amq.default":
 //     use [Queue].
 //   - "." and ".." are valid here. Package declare refuses them: they are steps in

@@ -35,8 +35,8 @@ type TypeChecker interface {
 // string or binary, whatever the content type says.
 type JSONCodec struct{}
 
-// ContentTypeJSON is the content type that JSONCodec sets.
-const ContentTypeJSON = "application/json"
+// contentTypeJSON is the content type that JSONCodec sets.
+const contentTypeJSON = "application/json"
 
 // Encode writes v as JSON.
 func (JSONCodec) Encode(v any, m *Message) error {
@@ -45,7 +45,7 @@ func (JSONCodec) Encode(v any, m *Message) error {
 		return err
 	}
 	m.Data = [][]byte{b}
-	properties(m).ContentType = new(ContentTypeJSON)
+	properties(m).ContentType = new(contentTypeJSON)
 	return nil
 }
 

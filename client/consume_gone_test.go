@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -86,7 +87,7 @@ func ExampleConsumerConfig_queueOfItsOwn() {
 type pricesOf struct {
 	conn   *client.Conn
 	name   string
-	tried  int // calls of OnGone
+	tried  atomic.Int64 // calls of OnGone
 	lost   chan bool
 	got    chan string
 	ended  chan error
@@ -109,7 +110,7 @@ func consumePrices(t *testing.T, ctx context.Context, conn *client.Conn) *prices
 }
 
 func (p *pricesOf) again(ctx context.Context) error {
-	p.tried++
+	p.tried.Add(1)
 	if p.failed != nil {
 		if err := p.failed(); err != nil {
 			return err
@@ -199,7 +200,7 @@ func TestAQueueThatIsGoneComesBack(t *testing.T) {
 				require.NoError(t, publisher.Publish(t.Context(), "c"))
 				assert.Equal(t, "c", <-p.got)
 				assert.Empty(t, p.lost)
-				assert.Equal(t, 1, p.tried)
+				assert.EqualValues(t, 1, p.tried.Load())
 
 				stop()
 				require.NoError(t, <-p.ended)
@@ -218,7 +219,7 @@ func TestOnGoneThatFailsIsCalledAgain(t *testing.T) {
 		p := consumePrices(t, ctx, conn)
 		synctest.Wait()
 		p.failed = func() error {
-			switch p.tried {
+			switch p.tried.Load() {
 			case 1:
 				panic("a bug")
 			case 2:
@@ -228,14 +229,14 @@ func TestOnGoneThatFailsIsCalledAgain(t *testing.T) {
 		}
 		p.delete(t)
 		<-p.lost
-		assert.Equal(t, 3, p.tried)
+		assert.EqualValues(t, 3, p.tried.Load())
 		require.NoError(t, pricePublisher(t, conn).Publish(t.Context(), "a"))
 		assert.Equal(t, "a", <-p.got)
 
 		p.failed = func() error { return errors.New("never") }
 		p.delete(t)
 		time.Sleep(time.Minute)
-		assert.Greater(t, p.tried, 5)
+		assert.Greater(t, p.tried.Load(), int64(5))
 		assert.ErrorIs(t, conn.Stats().Consumers[0].Err, client.ErrNotFound)
 		stop()
 		require.NoError(t, <-p.ended)

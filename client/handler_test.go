@@ -78,7 +78,7 @@ func TestRawCodecPassesBytes(t *testing.T) {
 	_, err := Body(nil)
 	require.ErrorIs(t, err, ErrNoBytes)
 	require.NoError(t, JSONCodec{}.Encode(order{"o"}, m))
-	assert.Equal(t, ContentTypeJSON, *m.Properties.ContentType)
+	assert.Equal(t, contentTypeJSON, *m.Properties.ContentType)
 	require.Error(t, JSONCodec{}.Encode(make(chan int), m))
 }
 

@@ -3,9 +3,9 @@ package declare
 import (
 	"cmp"
 
-	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/internal/brokername"
 )
 
 // DeadLetterTarget says where a queue's dead messages go: those that a consumer
@@ -91,7 +91,7 @@ func (d DeadLetterTarget) problems(at argument.Path) []error {
 	if err := names.CheckKey(at.Field("RoutingKey"), d.RoutingKey); err != nil {
 		errs = append(errs, err)
 	}
-	if d.Exchange == "" && len(d.RoutingKey) > address.MaxName {
+	if d.Exchange == "" && len(d.RoutingKey) > brokername.Max {
 		errs = append(errs, argument.At(at.Field("RoutingKey"), argument.TooLong, d.RoutingKey, "is longer than the name of a queue can be", "name the queue"))
 	}
 	switch d.strategy() {

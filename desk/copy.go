@@ -9,6 +9,7 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/retry"
 )
@@ -219,7 +220,7 @@ func edit(m frames.Map, set map[string]any) frames.Map {
 
 // ours are the annotations that marks writes anew.
 var ours = map[string]bool{
-	AnnotationReplays: true, AnnotationReplay: true, AnnotationReplayedBy: true, AnnotationReplayedAt: true, AnnotationLives: true,
+	annotation.Replays: true, annotation.Replay: true, annotation.ReplayedBy: true, annotation.ReplayedAt: true, annotation.Lives: true,
 }
 
 // marks are the annotations that a replay leaves. They don't grow beyond their bounds,
@@ -239,13 +240,13 @@ func (l *letter) marks(mark ReplayMark) frames.Map {
 		text, _ = json.Marshal(lives)
 	}
 	m := frames.Map{
-		{Key: frames.Symbol(AnnotationReplays), Value: int64(l.replays() + 1)},
-		{Key: frames.Symbol(AnnotationReplay), Value: mark.ID},
-		{Key: frames.Symbol(AnnotationReplayedAt), Value: at},
-		{Key: frames.Symbol(AnnotationLives), Value: string(text)},
+		{Key: frames.Symbol(annotation.Replays), Value: int64(l.replays() + 1)},
+		{Key: frames.Symbol(annotation.Replay), Value: mark.ID},
+		{Key: frames.Symbol(annotation.ReplayedAt), Value: at},
+		{Key: frames.Symbol(annotation.Lives), Value: string(text)},
 	}
 	if mark.By != "" {
-		m = append(m, frames.Entry{Key: frames.Symbol(AnnotationReplayedBy), Value: mark.By})
+		m = append(m, frames.Entry{Key: frames.Symbol(annotation.ReplayedBy), Value: mark.By})
 	}
 	return m
 }

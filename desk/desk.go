@@ -20,23 +20,6 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Annotations that a replay writes. Each has a bounded size. The next replay overwrites
-// them.
-const (
-	// AnnotationReplays is how often the message was replayed, an int64.
-	AnnotationReplays = "x-opt-hopback-replays"
-	// AnnotationReplay is the ID of the last replay, a string.
-	AnnotationReplay = "x-opt-hopback-replay"
-	// AnnotationReplayedBy is ReplayConfig.By of the last replay, a string.
-	AnnotationReplayedBy = "x-opt-hopback-replayed-by"
-	// AnnotationReplayedAt is the time of the last replay by the clock of the process that
-	// replayed, in milliseconds since 1970, an int64.
-	AnnotationReplayedAt = "x-opt-hopback-replayed-at"
-	// AnnotationLives holds the message's last eight lives, oldest first. A replay ends a
-	// life and begins the next. The value is a string of at most 8 KiB with a JSON list.
-	AnnotationLives = "x-opt-hopback-lives"
-)
-
 const (
 	maxLives      = 8
 	maxLivesBytes = 8 << 10

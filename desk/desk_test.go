@@ -16,6 +16,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/retry"
 )
@@ -31,12 +32,12 @@ func deadLetter(t testing.TB, died time.Time, edit ...func(*frames.Message)) []b
 			{Key: frames.Symbol(client.AnnotationReason), Value: "permanent"},
 			{Key: frames.Symbol(client.AnnotationError), Value: "order 17 refused by 10.0.0.1:443"},
 			{Key: frames.Symbol(anew.Older.ErrorType), Value: "*bank.Refusal"},
-			{Key: frames.Symbol(retry.AnnotationQueue), Value: "orders"},
-			{Key: frames.Symbol(retry.AnnotationRetries), Value: int64(5)},
+			{Key: frames.Symbol(annotation.Queue), Value: "orders"},
+			{Key: frames.Symbol(annotation.Retries), Value: int64(5)},
 			{Key: frames.Symbol(anew.Older.First), Value: died.Add(-time.Hour).UnixMilli()},
 			{Key: frames.Symbol(anew.Older.Last), Value: died.UnixMilli()},
-			{Key: frames.Symbol(retry.AnnotationExchange), Value: "shop"},
-			{Key: frames.Symbol(retry.AnnotationRoutingKey), Value: "order.new"},
+			{Key: frames.Symbol(annotation.Exchange), Value: "shop"},
+			{Key: frames.Symbol(annotation.RoutingKey), Value: "order.new"},
 			{Key: frames.Symbol("x-last-death-reason"), Value: "rejected"},
 			{Key: frames.Symbol("x-last-death-queue"), Value: "orders"},
 			{Key: frames.Symbol("x-opt-tenant"), Value: frames.Symbol("acme")},
@@ -83,7 +84,7 @@ func TestRenewedMessageBeginsAnew(t *testing.T) {
 	assert.Equal(t, 1, c.replays())
 	for _, e := range c.annotations {
 		k := string(e.Key.(frames.Symbol))
-		assert.True(t, k == "x-opt-tenant" || k == retry.AnnotationExchange || k == retry.AnnotationRoutingKey || ours[k], k)
+		assert.True(t, k == "x-opt-tenant" || k == annotation.Exchange || k == annotation.RoutingKey || ours[k], k)
 	}
 	lives := c.lives()
 	require.Len(t, lives, 1)
@@ -106,7 +107,7 @@ func TestMarksOfAThousandReplaysAreBounded(t *testing.T) {
 		require.NoError(t, err)
 		c := open(b)
 		assert.Equal(t, i+1, c.replays())
-		assert.LessOrEqual(t, len(c.annotation(AnnotationLives)), maxLivesBytes)
+		assert.LessOrEqual(t, len(c.annotation(annotation.Lives)), maxLivesBytes)
 		if i == 2*maxLives {
 			size = len(b)
 		}

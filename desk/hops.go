@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/retry"
@@ -131,9 +132,9 @@ type life struct {
 	At      int64         `json:"at,omitempty"`
 }
 
-// lives reads AnnotationLives, which anybody may have written.
+// lives reads annotation.Lives, which anybody may have written.
 func (l *letter) lives() []life {
-	s := l.annotation(AnnotationLives)
+	s := l.annotation(annotation.Lives)
 	if s == "" || len(s) > 4*maxLivesBytes {
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/retry"
@@ -236,7 +237,7 @@ func (l *letter) died() time.Time {
 }
 
 func (l *letter) replays() int {
-	n, _ := l.m.Annotations[AnnotationReplays].(int64)
+	n, _ := l.m.Annotations[annotation.Replays].(int64)
 	return int(min(max(n, 0), 1<<30))
 }
 
@@ -245,8 +246,8 @@ func (l *letter) replay() *ReplayMark {
 	if l.replays() == 0 {
 		return nil
 	}
-	at, _ := l.m.Annotations[AnnotationReplayedAt].(int64)
-	m := &ReplayMark{ID: l.annotation(AnnotationReplay), By: l.annotation(AnnotationReplayedBy)}
+	at, _ := l.m.Annotations[annotation.ReplayedAt].(int64)
+	m := &ReplayMark{ID: l.annotation(annotation.Replay), By: l.annotation(annotation.ReplayedBy)}
 	if at > 0 && at < 253402300799999 {
 		m.At = time.UnixMilli(at).UTC()
 	}

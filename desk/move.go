@@ -10,6 +10,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/retry"
@@ -58,7 +59,7 @@ func (d *Desk) wayBack(ctx context.Context, exchange, queue string) bool {
 	if err != nil {
 		return false
 	}
-	want := map[string]any{client.AnnotationReason: string(retry.ReasonReplayed), retry.AnnotationQueue: queue, "x-last-death-reason": "rejected"}
+	want := map[string]any{client.AnnotationReason: string(retry.ReasonReplayed), annotation.Queue: queue, "x-last-death-reason": "rejected"}
 	for _, b := range bindings {
 		if b.Match == declare.AllWithX && maps.Equal(b.Headers, want) {
 			return true
@@ -80,7 +81,7 @@ func (l *letter) movable(now time.Time) bool {
 	if _, too := l.m.Annotations[retry.CountProperty]; counted || too {
 		return false
 	}
-	held, ok := l.m.Annotations[retry.AnnotationDeliveryTime]
+	held, ok := l.m.Annotations[annotation.DeliveryTime]
 	if !ok {
 		return true
 	}
@@ -93,15 +94,15 @@ func (l *letter) movable(now time.Time) bool {
 
 // Annotations that a replay forgets, and what says so.
 var forgotten = map[string]any{
-	client.AnnotationError: "", retry.AnnotationHistory: "", AnnotationReplayedBy: "",
-	retry.AnnotationRetries: int64(0), retry.AnnotationDelay: int64(0), client.AnnotationKnownCount: int64(0),
+	client.AnnotationError: "", annotation.History: "", annotation.ReplayedBy: "",
+	annotation.Retries: int64(0), annotation.Delay: int64(0), client.AnnotationKnownCount: int64(0),
 }
 
 // moved are the annotations that make the message as new on its way to queue.
 func (l *letter) moved(mark ReplayMark, queue string) frames.Map {
 	out := frames.Map{
 		{Key: frames.Symbol(client.AnnotationReason), Value: string(retry.ReasonReplayed)},
-		{Key: frames.Symbol(retry.AnnotationQueue), Value: queue},
+		{Key: frames.Symbol(annotation.Queue), Value: queue},
 	}
 	set := l.marks(mark)
 	out = append(out, set...)
@@ -116,7 +117,7 @@ func (l *letter) moved(mark ReplayMark, queue string) frames.Map {
 			out = append(out, frames.Entry{Key: frames.Symbol(k), Value: nothing})
 		}
 	}
-	for k, origin := range map[string]string{retry.AnnotationExchange: l.death.Exchange, retry.AnnotationRoutingKey: l.death.RoutingKey} {
+	for k, origin := range map[string]string{annotation.Exchange: l.death.Exchange, annotation.RoutingKey: l.death.RoutingKey} {
 		if l.death.Exchange != "" || l.death.RoutingKey != "" {
 			out = append(out, frames.Entry{Key: frames.Symbol(k), Value: origin})
 		}

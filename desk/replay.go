@@ -34,7 +34,7 @@ type ReplayConfig struct {
 	// Default: a generated ID, which the report has.
 	ID string
 	// By is the person or program that replays, in valid UTF-8 of at most 100 bytes. Each
-	// message gets it as AnnotationReplayedBy.
+	// message gets it as annotation.ReplayedBy.
 	By string
 	// To is where the messages go. Default: ToQueue. Address, if it isn't zero, is the
 	// address of all messages instead. It can't be Queue.

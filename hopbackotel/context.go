@@ -17,7 +17,7 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 )
 
-// AnnotationAttempt is the annotation that leads from an attempt to the next one. Each
+// annotationAttempt is the annotation that leads from an attempt to the next one. Each
 // failed attempt overwrites it, in the copy of StrategyRepublish and in the modified
 // outcome of the other strategies, and so in a dead letter. It is a string:
 //
@@ -26,7 +26,7 @@ import (
 // traceparent is that of the attempt's span (W3C). time is when the message went to wait
 // or died, and delay is for how long it was to wait, in milliseconds, the former since
 // 1970. lane is that of the instrument.Decision.
-const AnnotationAttempt = "x-opt-hopback-attempt"
+const annotationAttempt = "x-opt-hopback-attempt"
 
 // fieldBaggage is W3C's. It says nothing about a trace.
 const fieldBaggage = "baggage"
@@ -181,7 +181,7 @@ func (b before) String() string {
 // beforeOf reads an annotation that anybody may have written. It returns false if there
 // was no attempt before.
 func beforeOf(m *client.Message) (b before, ok bool) {
-	s, _ := m.Annotations[AnnotationAttempt].(string)
+	s, _ := m.Annotations[annotationAttempt].(string)
 	if s == "" || len(s) > 1024 {
 		return b, false
 	}

@@ -16,27 +16,27 @@ import (
 
 // Attributes of this package, beside those of the conventions. Delays are in seconds.
 const (
-	// AttributeAttempt is the number of the attempt that a process span is, from 1.
-	AttributeAttempt = attribute.Key("hopback.attempt")
-	// AttributeAsked and AttributeHad are the delay that the message was to wait before
-	// this attempt, and the one that it waited, by the workers' clocks. AttributeCameBy is
+	// attributeAttempt is the number of the attempt that a process span is, from 1.
+	attributeAttempt = attribute.Key("hopback.attempt")
+	// attributeAsked and attributeHad are the delay that the message was to wait before
+	// this attempt, and the one that it waited, by the workers' clocks. attributeCameBy is
 	// the lane that it came by.
-	AttributeAsked  = attribute.Key("hopback.attempt.delay.asked")
-	AttributeHad    = attribute.Key("hopback.attempt.delay.had")
-	AttributeCameBy = attribute.Key("hopback.attempt.lane")
-	// AttributeDecision is what follows on the attempt, a instrument.DecisionKind.
-	// AttributeLane, AttributeDelay and AttributeWait are the decision's fields.
-	AttributeDecision = attribute.Key("hopback.decision")
-	AttributeLane     = attribute.Key("hopback.lane")
-	AttributeDelay    = attribute.Key("hopback.delay.asked")
-	AttributeWait     = attribute.Key("hopback.delay.granted")
-	// AttributeOutcome is a settle span's AMQP outcome, a instrument.SettlementKind.
-	AttributeOutcome = attribute.Key("hopback.outcome")
-	// AttributeUp says of consumers whether they have a link to their queue, and of requesters
+	attributeAsked  = attribute.Key("hopback.attempt.delay.asked")
+	attributeHad    = attribute.Key("hopback.attempt.delay.had")
+	attributeCameBy = attribute.Key("hopback.attempt.lane")
+	// attributeDecision is what follows on the attempt, an instrument.DecisionKind.
+	// attributeLane, attributeDelay and attributeWait are the decision's fields.
+	attributeDecision = attribute.Key("hopback.decision")
+	attributeLane     = attribute.Key("hopback.lane")
+	attributeDelay    = attribute.Key("hopback.delay.asked")
+	attributeWait     = attribute.Key("hopback.delay.granted")
+	// attributeOutcome is a settle span's AMQP outcome, an instrument.SettlementKind.
+	attributeOutcome = attribute.Key("hopback.outcome")
+	// attributeUp says of consumers whether they have a link to their queue, and of requesters
 	// whether they can receive replies.
-	AttributeUp = attribute.Key("hopback.up")
-	// AttributeLink says what a link leads to: "creation" or "attempt", the one before.
-	AttributeLink = attribute.Key("hopback.link")
+	attributeUp = attribute.Key("hopback.up")
+	// attributeLink says what a link leads to: "creation" or "attempt", the one before.
+	attributeLink = attribute.Key("hopback.link")
 )
 
 const (
@@ -45,7 +45,7 @@ const (
 )
 
 func link(to trace.SpanContext, what string) trace.Link {
-	return trace.Link{SpanContext: to, Attributes: []attribute.KeyValue{AttributeLink.String(what)}}
+	return trace.Link{SpanContext: to, Attributes: []attribute.KeyValue{attributeLink.String(what)}}
 }
 
 // handling is one attempt: a delivery from its handler to its settlement.
@@ -130,13 +130,13 @@ func links(creation, last trace.SpanContext) []trace.Link {
 func (h *handling) describe(last before, again bool, had time.Duration) {
 	d := h.delivery
 	name, key := received(d)
-	all := append(make([]attribute.KeyValue, 0, 14), semconv.MessagingDestinationName(name), AttributeAttempt.Int(retry.Count(d.Message())+1))
+	all := append(make([]attribute.KeyValue, 0, 14), semconv.MessagingDestinationName(name), attributeAttempt.Int(retry.Count(d.Message())+1))
 	if key != "" {
 		all = append(all, semconv.MessagingRabbitMQDestinationRoutingKey(key))
 	}
 	all = ofMessage(all, d.Message())
 	if again {
-		all = append(all, AttributeAsked.Float64(last.delay.Seconds()), AttributeHad.Float64(had.Seconds()), AttributeCameBy.String(last.lane))
+		all = append(all, attributeAsked.Float64(last.delay.Seconds()), attributeHad.Float64(had.Seconds()), attributeCameBy.String(last.lane))
 	}
 	h.span.SetAttributes(append(all, h.server()...)...)
 }
@@ -156,9 +156,9 @@ func (h *handling) Handled(err error) {
 	}
 	if h.span.IsRecording() {
 		if d := h.decision; d.Kind != "" {
-			h.span.SetAttributes(AttributeDecision.String(string(d.Kind)), AttributeLane.String(valid(d.Lane)))
+			h.span.SetAttributes(attributeDecision.String(string(d.Kind)), attributeLane.String(valid(d.Lane)))
 			if d.Wait > 0 {
-				h.span.SetAttributes(AttributeDelay.Float64(d.Delay.Seconds()), AttributeWait.Float64(d.Wait.Seconds()))
+				h.span.SetAttributes(attributeDelay.Float64(d.Delay.Seconds()), attributeWait.Float64(d.Wait.Seconds()))
 			}
 		}
 		failed(h.span, kind, cause)
@@ -202,7 +202,7 @@ func (h *handling) Forwarding(s instrument.Sending) {
 	if h.decision.Kind == "" { // a message of the handler's own; a retry has none to begin with
 		h.in.carrier().inject(h.ctx, h.span, s)
 	}
-	s.SetAnnotation(AnnotationAttempt, h.before())
+	s.SetAnnotation(annotationAttempt, h.before())
 	if h.recorded {
 		h.forward.what = append(ofMessage(make([]attribute.KeyValue, 0, 6), s.Message()), h.server()...)
 		if t.key != "" {
@@ -244,7 +244,7 @@ func (h *handling) Settling(s instrument.Settlement) map[string]string {
 	if !h.span.SpanContext().IsValid() {
 		return nil
 	}
-	return map[string]string{AnnotationAttempt: h.before()}
+	return map[string]string{annotationAttempt: h.before()}
 }
 
 // lane is the one of a death.
@@ -267,7 +267,7 @@ func (h *handling) Settled(err error) {
 	opts := h.queue.settleOptions
 	_, span := h.in.tracer.Start(h.ctx, h.queue.settle, append(opts[:len(opts):len(opts)], trace.WithTimestamp(h.settling))...)
 	if span.IsRecording() {
-		span.SetAttributes(AttributeOutcome.String(string(h.settled.Kind)))
+		span.SetAttributes(attributeOutcome.String(string(h.settled.Kind)))
 		span.SetAttributes(h.server()...)
 		if id := messageID(h.delivery.Message()); id != "" {
 			span.SetAttributes(semconv.MessagingMessageID(id))

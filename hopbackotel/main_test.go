@@ -170,7 +170,7 @@ func rank(x tracetest.SpanStub) int {
 // short names a span: an attempt by its number.
 func short(x tracetest.SpanStub) string {
 	for _, kv := range x.Attributes {
-		if kv.Key == hopbackotel.AttributeAttempt {
+		if kv.Key == "hopback.attempt" {
 			return "attempt " + kv.Value.String()
 		}
 	}

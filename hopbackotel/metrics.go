@@ -298,7 +298,7 @@ func (q *measuredQueue) retried(ctx context.Context, lane, kind string) {
 	q.mu.Lock()
 	o := q.retries[lane]
 	if o == nil {
-		o = newByError([]attribute.KeyValue{q.name, AttributeLane.String(lane)}, addOption)
+		o = newByError([]attribute.KeyValue{q.name, attributeLane.String(lane)}, addOption)
 		q.retries[lane] = o
 	}
 	q.mu.Unlock()
@@ -310,7 +310,7 @@ func (q *measuredQueue) died(ctx context.Context, lane string) {
 	q.mu.Lock()
 	o := q.deaths[lane]
 	if o == nil {
-		o = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(q.name, AttributeLane.String(lane)))}
+		o = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(q.name, attributeLane.String(lane)))}
 		q.deaths[lane] = o
 	}
 	q.mu.Unlock()
@@ -322,7 +322,7 @@ func (q *measuredQueue) late(ctx context.Context, lane string, by time.Duration)
 	q.mu.Lock()
 	o := q.lateness[lane]
 	if o == nil {
-		o = []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(q.name, AttributeLane.String(lane)))}
+		o = []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(q.name, attributeLane.String(lane)))}
 		q.lateness[lane] = o
 	}
 	q.mu.Unlock()
@@ -427,7 +427,7 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 			to.ObserveFloat64(o.idle, time.Since(c.Delivered).Seconds(), set)
 		}
 		for i, links := range up[name] {
-			to.ObserveInt64(o.consumers, links, metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name), AttributeUp.Bool(i == 1))))
+			to.ObserveInt64(o.consumers, links, metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name), attributeUp.Bool(i == 1))))
 		}
 	}
 	n.observeRequesters(to, requesters)
@@ -456,7 +456,7 @@ func (n *numbers) observeRequesters(to metric.Observer, all []instrument.Request
 	for name, links := range up {
 		to.ObserveInt64(n.observed.calls, calls[name], metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name))))
 		for i, number := range links {
-			to.ObserveInt64(n.observed.requesters, number, metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name), AttributeUp.Bool(i == 1))))
+			to.ObserveInt64(n.observed.requesters, number, metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name), attributeUp.Bool(i == 1))))
 		}
 	}
 }

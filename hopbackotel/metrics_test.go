@@ -196,7 +196,7 @@ func TestMillionRoutingKeys(t *testing.T) {
 	for i := range 2000 {
 		name := fmt.Sprintf("name-%d", i)
 		in.Publish(ctx, instrument.NewSending(address.Queue(name), &client.Message{})).Published(errors.New(name))
-		_, h := in.Handle(ctx, client.NewDelivery(name, &client.Message{Annotations: map[any]any{hopbackotel.AnnotationAttempt: foreign + ";1;1;" + name}}))
+		_, h := in.Handle(ctx, client.NewDelivery(name, &client.Message{Annotations: map[any]any{"x-opt-hopback-attempt": foreign + ";1;1;" + name}}))
 		h.Decided(instrument.Decision{Kind: instrument.DecisionRetry, Lane: name, Err: errors.New(name)})
 		h.Handled(errors.New(name))
 		h.Settling(instrument.Settlement{Kind: instrument.SettlementModified, DeadLetter: true, Reason: name})
@@ -227,7 +227,7 @@ func TestHostileMessages(t *testing.T) {
 				l := newLab()
 				in := l.config(t, o).Instrument
 				m := &client.Message{
-					Annotations:           map[any]any{hopbackotel.AnnotationAttempt: value, "x-opt-traceparent": value, "x-exchange": value, "x-routing-key": value, 7: value},
+					Annotations:           map[any]any{"x-opt-hopback-attempt": value, "x-opt-traceparent": value, "x-exchange": value, "x-routing-key": value, 7: value},
 					ApplicationProperties: map[string]any{"traceparent": value, "tracestate": value, retry.CountProperty: value},
 					Properties:            &client.Properties{MessageID: value, CorrelationID: value},
 				}
@@ -280,7 +280,7 @@ func TestWithoutAnSDK(t *testing.T) {
 		p.Strategy = retry.StrategyNative
 		shop := open(t, t.Context(), conn, p, func(_ context.Context, d *client.Delivery) error {
 			assert.Nil(t, d.Property("traceparent"))
-			assert.Nil(t, d.Annotation(hopbackotel.AnnotationAttempt))
+			assert.Nil(t, d.Annotation("x-opt-hopback-attempt"))
 			if attempts++; attempts < 3 {
 				return errBank
 			}

@@ -85,12 +85,12 @@ func draw(s story) string {
 		}
 		box(left, top, 44, class)
 		text(left+10, top+18, "", "%s", x.Name)
-		text(left+10, top+35, "dim small", "attempt %s, at %v", of(x, hopbackotel.AttributeAttempt), x.StartTime.Sub(began).Round(time.Millisecond))
+		text(left+10, top+35, "dim small", "attempt %s, at %v", of(x, "hopback.attempt"), x.StartTime.Sub(began).Round(time.Millisecond))
 		for j, c := range children[x.SpanContext.SpanID().String()] {
 			y := top + 56 + j*32
 			box(left, y, 26, "part")
 			name, _, _ := strings.Cut(c.Name, ":")
-			if outcome := of(c, hopbackotel.AttributeOutcome); outcome != "" {
+			if outcome := of(c, "hopback.outcome"); outcome != "" {
 				name = "settle: " + outcome
 			}
 			text(left+10, y+17, "small", "%s", name)
@@ -103,8 +103,8 @@ func draw(s story) string {
 				fmt.Fprintf(&b, `<path class="next" marker-end="url(#a)" d="M%d %dH%d"/>`+"\n", left, top+22, left-gap+2)
 			}
 		}
-		if had := of(x, hopbackotel.AttributeHad); had != "" {
-			text(left+10, 238, "dim small", "asked %s s, had %s s", of(x, hopbackotel.AttributeAsked), had)
+		if had := of(x, "hopback.attempt.delay.had"); had != "" {
+			text(left+10, 238, "dim small", "asked %s s, had %s s", of(x, "hopback.attempt.delay.asked"), had)
 		}
 	}
 	text(at(0)+10, 238, "dim small", "the delays before:")

@@ -15,6 +15,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -248,7 +249,7 @@ func (r *run) note(id string, at Attempt, m *client.Message) {
 
 // askedOf is the delay that the message was to have, as the worker has written it.
 func askedOf(m *client.Message) time.Duration {
-	if text, ok := m.Annotations[retry.AnnotationHistory].(string); ok {
+	if text, ok := m.Annotations[annotation.History].(string); ok {
 		var history struct {
 			Delay int64 `json:"delay"`
 			Asked int64 `json:"asked"` // of a message that has passed several delay queues

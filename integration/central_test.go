@@ -16,6 +16,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -311,7 +312,7 @@ func TestCentralMovesWhereTheTopologyAllowsIt(t *testing.T) {
 		runCentral(t, conn, policy, retry.CentralConfig{}, work)
 		back = again(reject)
 		assert.NotContains(t, back.ApplicationProperties, retry.CountProperty, "moved")
-		assert.EqualValues(t, 1, back.Annotations[retry.AnnotationRetries])
+		assert.EqualValues(t, 1, back.Annotations[annotation.Retries])
 		assert.Len(t, back.Annotations["x-opt-deaths"], 3, "the broker's record grows")
 		back = again(func(m *amqp.Message) error {
 			for range 2 {

@@ -19,6 +19,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -196,7 +197,7 @@ func forged(values map[string]any) map[string]*amqp.Message {
 }
 
 var forgedMark = map[string]any{
-	client.AnnotationReason: "retry", retry.AnnotationDelay: int64(100), "x-last-death-reason": "rejected", "x-last-death-queue": "orders",
+	client.AnnotationReason: "retry", annotation.Delay: int64(100), "x-last-death-reason": "rejected", "x-last-death-queue": "orders",
 }
 
 // The dead-letter exchange looks at annotations and application properties alike. A
@@ -276,22 +277,22 @@ func TestForgedCountsAndTimesEndInTheDeadLetterQueue(t *testing.T) {
 		policy.GiveUpAfter = time.Minute
 		far := time.Now().AddDate(5, 0, 0)
 		forgeries := []map[string]any{
-			{retry.AnnotationRetries: int64(math.MaxInt64)},
-			{retry.AnnotationRetries: int64(-1 << 60)},
-			{retry.AnnotationRetries: []any{int64(1)}},
-			{retry.AnnotationRetries: "1e999"},
+			{annotation.Retries: int64(math.MaxInt64)},
+			{annotation.Retries: int64(-1 << 60)},
+			{annotation.Retries: []any{int64(1)}},
+			{annotation.Retries: "1e999"},
 			{retry.CountProperty: int64(-5)},
 			{retry.CountProperty: "three"},
 			{anew.Older.First: far.UnixMilli(), anew.Older.Last: "yesterday"},
 			{anew.Older.First: "nonsense"},
 			{anew.Older.First: int64(1)},
-			{retry.AnnotationExchange: strings.Repeat("x", 5000), retry.AnnotationQueue: "elsewhere", anew.Older.Worker: "boss"},
-			{retry.AnnotationDeliveryTime: far.UnixMilli()},
-			{retry.AnnotationDeliveryTime: far, retry.AnnotationDelay: "long"},
+			{annotation.Exchange: strings.Repeat("x", 5000), annotation.Queue: "elsewhere", anew.Older.Worker: "boss"},
+			{annotation.DeliveryTime: far.UnixMilli()},
+			{annotation.DeliveryTime: far, annotation.Delay: "long"},
 			{client.AnnotationKnownCount: int64(math.MaxInt64)},
 			// Early beyond doubt, it seems: it waits for no longer than the policy's
 			// longest delay.
-			{retry.AnnotationDeliveryTime: time.Now().Add(time.Hour).UnixMilli(), retry.AnnotationDelay: time.Hour.Milliseconds()},
+			{annotation.DeliveryTime: time.Now().Add(time.Hour).UnixMilli(), annotation.Delay: time.Hour.Milliseconds()},
 		}
 		conn, _ := s.connect(t)
 		applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 2})

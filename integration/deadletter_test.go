@@ -16,6 +16,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -134,8 +135,8 @@ func TestGivenUpMessageEndsInTheDeadLetterQueueWithItsStory(t *testing.T) {
 			assert.Contains(t, text, c.text, c.queue)
 			assert.LessOrEqual(t, len(text), client.ErrorTextLimit)
 			if !c.bare {
-				assert.Equal(t, c.retries, m.Annotations[retry.AnnotationRetries], "%s: retries", c.queue)
-				assert.Equal(t, c.queue, m.Annotations[retry.AnnotationQueue], "%s: origin queue", c.queue)
+				assert.Equal(t, c.retries, m.Annotations[annotation.Retries], "%s: retries", c.queue)
+				assert.Equal(t, c.queue, m.Annotations[annotation.Queue], "%s: origin queue", c.queue)
 				assert.Equal(t, "shop", retry.DeathOf(m).Exchange, "%s: origin exchange", c.queue)
 				assert.Equal(t, "order."+c.queue, retry.DeathOf(m).RoutingKey, "%s: origin routing key", c.queue)
 			}

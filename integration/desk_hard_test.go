@@ -27,6 +27,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/proxy"
 	"github.com/hopback/hopback/retry"
 )
@@ -245,7 +246,7 @@ func TestLookingAtManyMessagesInBoundedMemory(t *testing.T) {
 		began := time.Now()
 		for range n / part {
 			load(t, conn, "orders.dead", part, func(i int, m *client.Message) {
-				m.Annotations = map[any]any{client.AnnotationError: "order " + strconv.Itoa(i) + " refused", "x-last-death-reason": "rejected", retry.AnnotationQueue: "orders"}
+				m.Annotations = map[any]any{client.AnnotationError: "order " + strconv.Itoa(i) + " refused", "x-last-death-reason": "rejected", annotation.Queue: "orders"}
 				m.Data = [][]byte{make([]byte, 20)}
 			})
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -164,7 +165,7 @@ func TestReplayMovesWhereTheTopologyAllowsIt(t *testing.T) {
 				id, _ := m.Properties.MessageID.(string)
 				death := retry.DeathOf(m)
 				if seen[id]++; seen[id] == 1 && (retry.Count(m) != 0 || death.Reason != "" || !death.FirstFailure.IsZero() || death.Error != "" || m.Header.DeliveryCount != 0 ||
-					m.Annotations[desk.AnnotationReplays] != int64(1) || m.Annotations[desk.AnnotationReplayedBy] != "ada" || m.Annotations[retry.AnnotationRoutingKey] != work ||
+					m.Annotations[annotation.Replays] != int64(1) || m.Annotations[annotation.ReplayedBy] != "ada" || m.Annotations[annotation.RoutingKey] != work ||
 					m.ApplicationProperties["shop"] != "s1") {
 					t.Logf("%v %+v", m.Annotations, death)
 					old++
@@ -215,7 +216,7 @@ func TestReplayCopiesWhatCannotBeMoved(t *testing.T) {
 		d := newDesk(t, s, conn)
 		dead := func(edits ...func(m *client.Message)) func(int, *client.Message) {
 			return func(_ int, m *client.Message) {
-				m.Annotations = map[any]any{retry.AnnotationQueue: "orders", anew.Older.First: int64(5)}
+				m.Annotations = map[any]any{annotation.Queue: "orders", anew.Older.First: int64(5)}
 				for _, e := range edits {
 					e(m)
 				}
@@ -230,7 +231,7 @@ func TestReplayCopiesWhatCannotBeMoved(t *testing.T) {
 			"as it is":       {moved: true},
 			"a time to live": {edit: func(m *client.Message) { m.Header.TTL = time.Hour }},
 			"a count":        {edit: func(m *client.Message) { m.ApplicationProperties = map[string]any{retry.CountProperty: int64(2)} }},
-			"a short queue":  {queue: "short.dead", edit: func(m *client.Message) { m.Annotations[retry.AnnotationQueue] = "short" }},
+			"a short queue":  {queue: "short.dead", edit: func(m *client.Message) { m.Annotations[annotation.Queue] = "short" }},
 			"an edit":        {cfg: desk.ReplayConfig{Edit: func(*desk.Edit) error { return nil }}},
 			"copies wanted":  {cfg: desk.ReplayConfig{Copy: true}},
 			"another queue":  {cfg: desk.ReplayConfig{Address: address.Queue("elsewhere")}},
@@ -264,7 +265,7 @@ func TestReplayCopiesWhatCannotBeMoved(t *testing.T) {
 		assert.EqualValues(t, 1, r.Replayed)
 		assert.Zero(t, r.Moved, "it was delivered before")
 		if !slices.ContainsFunc(memory, func(b *memoryBroker) bool { return b.Broker == s.Broker }) { // no policies there
-			load(t, conn, "limited.dead", 1, dead(func(m *client.Message) { m.Annotations[retry.AnnotationQueue] = "limited" }))
+			load(t, conn, "limited.dead", 1, dead(func(m *client.Message) { m.Annotations[annotation.Queue] = "limited" }))
 			poll(t, "the policy applies", func() bool {
 				dry, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "limited.dead", All: true, DryRun: true})
 				require.NoError(t, err)
@@ -283,7 +284,7 @@ func TestReplaySpeed(t *testing.T) {
 		d := newDesk(t, s, conn)
 		for _, way := range []string{"copied", "moved"} {
 			load(t, conn, "orders.dead", n, func(i int, m *client.Message) {
-				m.Annotations = map[any]any{retry.AnnotationQueue: "orders", client.AnnotationError: "refused"}
+				m.Annotations = map[any]any{annotation.Queue: "orders", client.AnnotationError: "refused"}
 			})
 			began := time.Now()
 			r, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, Copy: way == "copied"})

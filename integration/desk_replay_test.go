@@ -19,6 +19,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -153,9 +154,9 @@ func TestReplayOfOneGroup(t *testing.T) {
 		_, twice := h.counts()
 		assert.Zero(t, twice)
 		m := h.last["0"]
-		assert.Equal(t, int64(1), m.Annotations[desk.AnnotationReplays])
-		assert.Equal(t, "r1", m.Annotations[desk.AnnotationReplay])
-		assert.Equal(t, "ada", m.Annotations[desk.AnnotationReplayedBy])
+		assert.Equal(t, int64(1), m.Annotations[annotation.Replays])
+		assert.Equal(t, "r1", m.Annotations[annotation.Replay])
+		assert.Equal(t, "ada", m.Annotations[annotation.ReplayedBy])
 		assert.Equal(t, "order-0", m.Properties.MessageID)
 		assert.Equal(t, "s0", m.ApplicationProperties["shop"])
 		assert.Zero(t, retry.Count(m))
@@ -315,7 +316,7 @@ func TestReplayToWhatIsGone(t *testing.T) {
 					to = address.Queue(o.key)
 				}
 				// A worker without hopback may write that, too.
-				m.Annotations = amqp.Annotations{retry.AnnotationExchange: o.exchange, retry.AnnotationRoutingKey: o.key}
+				m.Annotations = amqp.Annotations{annotation.Exchange: o.exchange, annotation.RoutingKey: o.key}
 				require.IsType(t, &amqp.StateAccepted{}, p.send(to, m))
 				r := p.receiver(o.queue, 1)
 				require.NoError(t, r.RejectMessage(t.Context(), p.next(r), nil))

@@ -15,6 +15,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -58,14 +59,14 @@ func TestForgedAnnotationsDoNotChooseWhereAReplayGoes(t *testing.T) {
 		orders := address.Exchange("shop", "order.placed")
 		names := func(queue string) amqp.Annotations {
 			return amqp.Annotations{
-				retry.AnnotationQueue: queue, retry.AnnotationExchange: "till", retry.AnnotationRoutingKey: "x",
+				annotation.Queue: queue, annotation.Exchange: "till", annotation.RoutingKey: "x",
 				"x-last-death-queue": queue, "x-first-death-queue": queue, "x-last-death-reason": "rejected",
 			}
 		}
 
 		// It expires in "orders", as one would in a delay queue.
 		late := names("payments")
-		late[retry.CountProperty], late[retry.AnnotationRetries] = int64(1), int64(1)
+		late[retry.CountProperty], late[annotation.Retries] = int64(1), int64(1)
 		m := forgery("late", late)
 		m.Header = &amqp.MessageHeader{Durable: true, TTL: time.Millisecond}
 		require.IsType(t, &amqp.StateAccepted{}, p.send(orders, m))
@@ -77,7 +78,7 @@ func TestForgedAnnotationsDoNotChooseWhereAReplayGoes(t *testing.T) {
 			a[client.AnnotationReason] = string(reason)
 			require.IsType(t, &amqp.StateAccepted{}, p.send(orders, forgery(body, a)))
 		}
-		compact := amqp.Annotations{retry.AnnotationHistory: `{"queue":"payments","exchange":"till","key":"x","first":1,"last":2}`}
+		compact := amqp.Annotations{annotation.History: `{"queue":"payments","exchange":"till","key":"x","first":1,"last":2}`}
 		require.IsType(t, &amqp.StateAccepted{}, p.send(orders, forgery("compact", compact)))
 		r := p.receiver("orders", 4)
 		for range 4 {
@@ -131,8 +132,8 @@ func TestForgedOriginDoesNotChooseWhereAReplayGoes(t *testing.T) {
 				p := s.peer(t)
 				forged := func() amqp.Annotations {
 					return amqp.Annotations{
-						retry.AnnotationExchange: "till", retry.AnnotationRoutingKey: "x", "x-exchange": "till", "x-routing-key": "x",
-						retry.AnnotationHistory: `{"queue":"payments","exchange":"till","key":"x"}`,
+						annotation.Exchange: "till", annotation.RoutingKey: "x", "x-exchange": "till", "x-routing-key": "x",
+						annotation.History: `{"queue":"payments","exchange":"till","key":"x"}`,
 					}
 				}
 				orders := address.Exchange("shop", "order.placed")
@@ -140,7 +141,7 @@ func TestForgedOriginDoesNotChooseWhereAReplayGoes(t *testing.T) {
 				require.IsType(t, &amqp.StateAccepted{}, p.send(orders, forgery("forged", forged())))
 				// These fail at once, so no worker's copy replaces anything.
 				require.IsType(t, &amqp.StateAccepted{}, p.send(orders, forgery("forged, fatal", forged())))
-				key := amqp.Annotations{retry.AnnotationExchange: "shop", retry.AnnotationRoutingKey: "payment.x"}
+				key := amqp.Annotations{annotation.Exchange: "shop", annotation.RoutingKey: "payment.x"}
 				require.IsType(t, &amqp.StateAccepted{}, p.send(orders, forgery("forged key", key)))
 				stop := consume(t, conn, "orders", retry.With(policy)(client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 					if strings.HasSuffix(string(d.Message().GetData()), "fatal") {
@@ -193,8 +194,8 @@ func TestForgedReasonDoesNotKeepCentralFromRetrying(t *testing.T) {
 		a := newAttempts()
 		for _, reason := range []client.Reason{retry.ReasonPermanent, retry.ReasonExhausted, "made up", retry.ReasonReplayed, "retry"} {
 			m := forgery(string(reason), amqp.Annotations{
-				client.AnnotationReason: string(reason), retry.AnnotationQueue: "payments", retry.AnnotationDelay: int64(50), retry.AnnotationRetries: int64(0),
-				retry.AnnotationExchange: "till", retry.AnnotationRoutingKey: "x",
+				client.AnnotationReason: string(reason), annotation.Queue: "payments", annotation.Delay: int64(50), annotation.Retries: int64(0),
+				annotation.Exchange: "till", annotation.RoutingKey: "x",
 			})
 			require.IsType(t, &amqp.StateAccepted{}, p.send(address.Exchange("shop", "order.placed"), m))
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -168,8 +169,8 @@ func TestHostileHeadersAndBodiesAreSurvived(t *testing.T) {
 			m := amqp.NewMessage([]byte("{}"))
 			m.Annotations = amqp.Annotations{}
 			for _, key := range []string{
-				client.AnnotationReason, client.AnnotationError, client.AnnotationKnownCount, retry.AnnotationRetries, anew.Older.First,
-				anew.Older.Last, retry.AnnotationDelay, retry.AnnotationQueue, anew.Older.Worker, "x-opt-own",
+				client.AnnotationReason, client.AnnotationError, client.AnnotationKnownCount, annotation.Retries, anew.Older.First,
+				anew.Older.Last, annotation.Delay, annotation.Queue, anew.Older.Worker, "x-opt-own",
 			} {
 				m.Annotations[key] = v
 			}

@@ -15,6 +15,8 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/internal/brokername"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -67,7 +69,7 @@ func TestQueueNamesWorkEndToEnd(t *testing.T) {
 		for _, name := range used {
 			m := peer.take(name+".dead", 1)[0]
 			assert.Equal(t, "enough", m.Annotations[client.AnnotationError], name)
-			assert.Equal(t, name, m.Annotations[retry.AnnotationQueue])
+			assert.Equal(t, name, m.Annotations[annotation.Queue])
 			assert.Equal(t, 1, retry.Count(m), name)
 			assert.Zero(t, ready(t, conn, name+".dead"), name)
 		}
@@ -120,7 +122,7 @@ func TestLengthsOfNamesAndRoutingKeys(t *testing.T) {
 				"durable": true, "exclusive": false, "auto_delete": false, "arguments": map[string]any{"x-queue-type": "quorum"},
 			})
 			report(t, s, "queue name of %d bytes: hopback %v; the broker itself: status %d, %v", n, verdict(err), status, raw)
-			if n <= address.MaxName {
+			if n <= brokername.Max {
 				require.NoError(t, err)
 				publish(t, publisher[order](t, conn, address.Queue(name)), order{ID: n})
 				assert.JSONEq(t, fmt.Sprintf(`{"id":%d}`, n), string(peer.take(name, 1)[0].GetData()))
@@ -141,7 +143,7 @@ func TestLengthsOfNamesAndRoutingKeys(t *testing.T) {
 		for _, n := range []int{255, 1000, 4096, 4097} {
 			key := "k." + strings.Repeat("y", n-2)
 			_, err := address.Exchange("x", key).Build()
-			if n > address.MaxRoutingKey {
+			if n > brokername.MaxKey {
 				assert.ErrorAs(t, err, new(*argument.Error))
 				report(t, s, "routing key of %d bytes: hopback %v", n, verdict(err))
 				continue

@@ -16,6 +16,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/broker"
 	"github.com/hopback/hopback/schedule"
 )
@@ -45,7 +46,7 @@ type tally struct {
 
 func (c *tally) Handle(_ context.Context, d *client.Delivery) error {
 	now := time.Now()
-	due, _ := d.Annotation(schedule.AnnotationDue).(int64)
+	due, _ := d.Annotation(annotation.Due).(int64)
 	n, ok := d.Property("n").(int64)
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -17,6 +17,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/schedule"
 )
 
@@ -165,7 +166,7 @@ func TestScheduledMessagesComeAtTheirTime(t *testing.T) {
 				assert.Equal(t, "a subject", *c.m.Properties.Subject)
 				assert.Equal(t, map[string]any{"n": int64(1)}, c.m.ApplicationProperties)
 				assert.Equal(t, "kept", c.m.Annotations["x-mine"])
-				assert.Equal(t, "/queues/bound", c.m.Annotations[schedule.AnnotationTo])
+				assert.Equal(t, "/queues/bound", c.m.Annotations[annotation.To])
 			}
 		}
 		lost := (schedule.Names{}).UndeliverableQueue()
@@ -213,7 +214,7 @@ func TestDispatchDeliversToAllowedTargetsOnly(t *testing.T) {
 		}
 		for _, to := range append(forbidden, "/queues/reminders") {
 			m := amqp.NewMessage([]byte(to))
-			m.Annotations = amqp.Annotations{schedule.AnnotationTo: to}
+			m.Annotations = amqp.Annotations{annotation.To: to}
 			p.put("schedule_dispatch", m)
 		}
 		got := map[string]bool{}

@@ -17,6 +17,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -337,7 +338,7 @@ func TestIgnoredDeliveryTimeIsNoticedAndRepublished(t *testing.T) {
 			once <- now
 			return client.Modify{Annotations: map[string]any{
 				// Long, so that a slow machine can't take it for a difference of clocks.
-				retry.AnnotationDelay: int64(60_000), retry.AnnotationDeliveryTime: now.Add(time.Minute).UnixMilli(), retry.AnnotationRetries: int64(1),
+				annotation.Delay: int64(60_000), annotation.DeliveryTime: now.Add(time.Minute).UnixMilli(), annotation.Retries: int64(1),
 			}}
 		}), client.ConsumerConfig{Prefetch: 1}))
 		given := await(t, once, "the first delivery")

@@ -21,6 +21,7 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/health"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/middleware/batch"
@@ -551,7 +552,7 @@ func TestStreamFailures(t *testing.T) {
 			if retry.Attempt(ctx) == 1 {
 				return broken
 			}
-			copies <- copied{n, retry.Attempt(ctx), d.Annotation(stream.AnnotationOffset), d.Annotation(stream.AnnotationStream)}
+			copies <- copied{n, retry.Attempt(ctx), d.Annotation(annotation.Offset), d.Annotation(annotation.Stream)}
 			return nil
 		})), client.ConsumerConfig{})
 		all := []copied{await(t, copies, "a copy"), await(t, copies, "another")}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 const (
@@ -22,7 +23,7 @@ const (
 
 // FailedAttempt is an attempt that a message records.
 type FailedAttempt struct {
-	// At is when it failed, by the clock that AnnotationHistory goes by.
+	// At is when it failed, by the clock that annotation.History goes by.
 	At time.Time
 	// Delay is the delay before the next attempt. It is zero for an attempt that was not
 	// retried.
@@ -67,11 +68,11 @@ func attemptsUntil(t *compactHistory) []FailedAttempt {
 }
 
 // attemptsBefore returns the list for m, which has failed once more with the error text, or
-// waits and hasn't failed. compact is its AnnotationHistory, if that was parsed.
+// waits and hasn't failed. compact is its annotation.History, if that was parsed.
 func attemptsBefore(m *client.Message, compact *compactHistory, text string, waits bool) string {
 	var t compactHistory
 	switch {
-	case m.Annotations[anew.Older.Last] != nil || m.Annotations[AnnotationQueue] != nil:
+	case m.Annotations[anew.Older.Last] != nil || m.Annotations[annotation.Queue] != nil:
 		t = historyOf(m)
 	case compact != nil:
 		t = *compact

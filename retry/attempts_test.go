@@ -14,6 +14,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // next returns the message of an outcome as it comes back or as it is dead-lettered.
@@ -103,7 +104,7 @@ func testAttemptsAreBounded(t *testing.T) {
 			text := fmt.Sprint(i, strings.Repeat("\x01\"\u00fc\xff", 400))
 			p := Policy{Strategy: strategy, MaxRetries: 200, Backoff: Delays(time.Second)}
 			m = next(t, m, handle(t, p, m, returns(errors.New(text))))
-			list := readCompact(m.Annotations[AnnotationHistory].(string)).Attempts
+			list := readCompact(m.Annotations[annotation.History].(string)).Attempts
 			assert.LessOrEqual(t, len(list), maxAttemptsBytes)
 			all := AttemptsOf(m)
 			require.NotEmpty(t, all)
@@ -142,7 +143,7 @@ func TestHostileAttempts(t *testing.T) {
 		"[" + strings.Repeat(" ", 4*maxAttemptsBytes) + "[1790000000000,1000,\"x\"]]":                               nil,
 		"[" + strings.Repeat("[", 3000):                                                                             nil,
 	} {
-		for key, value := range map[string]string{anew.Older.Attempts: list, AnnotationHistory: `{"attempts":` + list + `}`} {
+		for key, value := range map[string]string{anew.Older.Attempts: list, annotation.History: `{"attempts":` + list + `}`} {
 			m := client.NewMessage(nil)
 			m.Annotations = map[any]any{key: value}
 			got := AttemptsOf(m)

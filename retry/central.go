@@ -17,6 +17,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
@@ -404,8 +405,8 @@ func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, er
 
 // passOn sends a message that a worker with With has given up to the dead-letter queue.
 func (c *central) passOn(d *client.Delivery, f arrival) error {
-	h := map[string]any{client.AnnotationReason: string(f.given), AnnotationRetries: int64(f.was.count)}
-	h[AnnotationQueue] = f.err.Queue // whatever the sender wrote
+	h := map[string]any{client.AnnotationReason: string(f.given), annotation.Retries: int64(f.was.count)}
+	h[annotation.Queue] = f.err.Queue // whatever the sender wrote
 	t := historyOf(f.message)
 	for i, o := range originOf {
 		if t.origin(i) == nil {
@@ -421,7 +422,7 @@ func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any
 		return c.moveDead(f, annotations)
 	}
 	m := client.Copy(f.message)
-	for _, key := range []any{AnnotationDelay, AnnotationDeliveryTime, client.AnnotationKnownCount} {
+	for _, key := range []any{annotation.Delay, annotation.DeliveryTime, client.AnnotationKnownCount} {
 		delete(m.Annotations, key)
 	}
 	doubtful := mayNotCopy(m)
@@ -447,10 +448,10 @@ func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any
 		// The history may be what makes it too large.
 		small := *m
 		small.Annotations = maps.Clone(m.Annotations)
-		for _, key := range []any{client.AnnotationError, AnnotationExchange, AnnotationRoutingKey} {
+		for _, key := range []any{client.AnnotationError, annotation.Exchange, annotation.RoutingKey} {
 			delete(small.Annotations, key)
 		}
-		small.Annotations[AnnotationHistory] = brief(historyOf(m).First, 0, 0)
+		small.Annotations[annotation.History] = brief(historyOf(m).First, 0, 0)
 		o.Else = client.Forward{To: o.To, Message: &small}
 	}
 	return o

@@ -10,6 +10,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // Central moves messages where the topology allows it: it settles a message of the failed
@@ -21,9 +22,9 @@ import (
 // given_up_exchange with its own name as the routing key, and so do the delay queues to
 // return_exchange. From both a binding leads to the failed exchange, which routes by headers.
 
-// Values of AnnotationDelay in messages that Central gives up.
+// Values of annotation.Delay in messages that Central gives up.
 const (
-	delayDead    int64 = 0  // to the dead-letter queue of AnnotationQueue
+	delayDead    int64 = 0  // to the dead-letter queue of annotation.Queue
 	delayUnknown int64 = -1 // to the dead-letter queue of the failed queue
 )
 
@@ -38,7 +39,7 @@ func (pl *plan) failedExits() declare.Topology {
 	n := pl.names
 	t := declare.Topology{Bindings: []declare.Binding{
 		{Source: n.GivenUpExchange, Exchange: n.FailedExchange, Key: n.FailedQueue},
-		pl.failedHeaders(n.DeadLetterQueue(n.FailedQueue), "rejected", map[string]any{AnnotationDelay: delayUnknown}),
+		pl.failedHeaders(n.DeadLetterQueue(n.FailedQueue), "rejected", map[string]any{annotation.Delay: delayUnknown}),
 	}}
 	if len(pl.rungs) > 0 {
 		t.Bindings = append(t.Bindings, declare.Binding{Source: n.ReturnExchange, Exchange: n.FailedExchange, Key: n.FailedQueue})
@@ -48,7 +49,7 @@ func (pl *plan) failedExits() declare.Topology {
 		// The mark isn't that of StrategyDeadLetter: what a worker rejects later must come to
 		// Central, and not to a delay queue.
 		t.Bindings = append(t.Bindings, pl.failedHeaders(n.HoldQueue(d), "rejected", map[string]any{
-			client.AnnotationReason: reasonWaits, AnnotationDelay: d.Milliseconds(),
+			client.AnnotationReason: reasonWaits, annotation.Delay: d.Milliseconds(),
 		}))
 	}
 	return t
@@ -58,9 +59,9 @@ func (pl *plan) failedExits() declare.Topology {
 func (pl *plan) failedReturns(queue string) declare.Topology {
 	var t declare.Topology
 	if len(pl.rungs) > 0 {
-		t.Bindings = append(t.Bindings, pl.failedHeaders(queue, "expired", map[string]any{client.AnnotationReason: reasonWaits, AnnotationQueue: queue}))
+		t.Bindings = append(t.Bindings, pl.failedHeaders(queue, "expired", map[string]any{client.AnnotationReason: reasonWaits, annotation.Queue: queue}))
 	}
-	t.Bindings = append(t.Bindings, pl.failedHeaders(pl.names.DeadLetterQueue(queue), "rejected", map[string]any{AnnotationDelay: delayDead, AnnotationQueue: queue}))
+	t.Bindings = append(t.Bindings, pl.failedHeaders(pl.names.DeadLetterQueue(queue), "rejected", map[string]any{annotation.Delay: delayDead, annotation.Queue: queue}))
 	return t
 }
 
@@ -179,7 +180,7 @@ func (c *central) move(ctx context.Context, d *client.Delivery, q *queueState, w
 	q.reportRetry(ctx, d, what, StrategyDeadLetter, delay, &a, f.err)
 	q.watch.retrySent(delay)
 	h := a.annotations(delay)
-	h[client.AnnotationReason], h[AnnotationDelay] = reasonWaits, delay.Milliseconds()
+	h[client.AnnotationReason], h[annotation.Delay] = reasonWaits, delay.Milliseconds()
 	c.counts(h, f, what.count)
 	for _, key := range c.retries.forgets {
 		if f.message.Annotations[key] != nil {
@@ -209,9 +210,9 @@ func (c *central) movesDead(f arrival) bool {
 
 // moveDead has the broker bring a message to a dead-letter queue.
 func (c *central) moveDead(f arrival, h map[string]any) client.Outcome {
-	h[AnnotationDelay], h[AnnotationQueue] = delayDead, f.err.Queue
+	h[annotation.Delay], h[annotation.Queue] = delayDead, f.err.Queue
 	if !f.known {
-		h[AnnotationDelay] = delayUnknown
+		h[annotation.Delay] = delayUnknown
 	}
 	c.counts(h, f, f.was.count)
 	return client.Modify{DeadLetter: true, Annotations: h}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // moving is Central on a topology by which it moves messages.
@@ -51,11 +52,11 @@ func TestCentralMovesMessages(t *testing.T) {
 		return o.Annotations
 	}
 	rejected := failed("orders", "orders", "rejected")
-	rejected.Annotations[AnnotationQueue], rejected.Annotations["x-reason"], rejected.Annotations["x-error"] = "payments", "timeout", "gone"
+	rejected.Annotations[annotation.Queue], rejected.Annotations["x-reason"], rejected.Annotations["x-error"] = "payments", "timeout", "gone"
 	h := moved(rejected)
 	assert.Equal(t, 1, strings.Count(log.String(), "an attempt failed"), "%s", &log)
 	assert.Equal(t, []any{"waiting", int64(10_000), "orders", int64(1), "gone", "", ""},
-		[]any{h[client.AnnotationReason], h[AnnotationDelay], h[AnnotationQueue], h[AnnotationRetries], h[client.AnnotationError], h["x-reason"], h["x-error"]})
+		[]any{h[client.AnnotationReason], h[annotation.Delay], h[annotation.Queue], h[annotation.Retries], h[client.AnnotationError], h["x-reason"], h["x-error"]})
 	assert.NotContains(t, h, "x-error-type")
 	assert.NotContains(t, h, CountProperty)
 
@@ -66,7 +67,7 @@ func TestCentralMovesMessages(t *testing.T) {
 	}
 	spent.ApplicationProperties = map[string]any{CountProperty: "1"}
 	h = moved(spent)
-	assert.Equal(t, []any{"exhausted", int64(0), "orders", int64(1), int64(1)}, []any{h[client.AnnotationReason], h[AnnotationDelay], h[AnnotationQueue], h[AnnotationRetries], h[CountProperty]})
+	assert.Equal(t, []any{"exhausted", int64(0), "orders", int64(1), int64(1)}, []any{h[client.AnnotationReason], h[annotation.Delay], h[annotation.Queue], h[annotation.Retries], h[CountProperty]})
 
 	// That is what it says in its dead-letter queue.
 	dead := failed("failed_queue", "failed_queue", "rejected", "orders", "rejected", "hold_10s", "expired")
@@ -78,7 +79,7 @@ func TestCentralMovesMessages(t *testing.T) {
 	assert.True(t, Names{}.Internal().Failed(dead, "anywhere", "orders"))
 
 	h = moved(failed("others", "others", "rejected"))
-	assert.Equal(t, []any{"unknown-queue", int64(-1), "others"}, []any{h[client.AnnotationReason], h[AnnotationDelay], h[AnnotationQueue]})
+	assert.Equal(t, []any{"unknown-queue", int64(-1), "others"}, []any{h[client.AnnotationReason], h[annotation.Delay], h[annotation.Queue]})
 }
 
 // What a settlement can't change is copied, as before.

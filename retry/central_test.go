@@ -16,6 +16,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/workerclock"
 )
 
@@ -189,7 +190,7 @@ func TestCentralCountsRetriesWhereverTheyAreWritten(t *testing.T) {
 		"none":                    {func(*client.Message) {}, 0},
 		"own":                     {func(m *client.Message) { m.ApplicationProperties[CountProperty] = int64(1) }, 1},
 		"a text":                  {func(m *client.Message) { m.ApplicationProperties["count"] = "2" }, 2},
-		"an annotation":           {func(m *client.Message) { m.Annotations[AnnotationRetries] = int64(2) }, 2},
+		"an annotation":           {func(m *client.Message) { m.Annotations[annotation.Retries] = int64(2) }, 2},
 		"another system's":        {func(m *client.Message) { m.ApplicationProperties["count"] = int32(1) }, 1},
 		"another's as annotation": {func(m *client.Message) { m.Annotations["count"] = int64(1) }, 1},
 		"own as annotation":       {func(m *client.Message) { m.Annotations[CountProperty] = int64(2) }, 2},
@@ -247,7 +248,7 @@ func TestCentralAndTheDecoratorShareAQueue(t *testing.T) {
 	for _, reason := range []client.Reason{ReasonExhausted, ReasonPermanent, client.ReasonPanicked, "fraud"} {
 		m := failed("orders", "orders", "rejected")
 		m.Annotations[client.AnnotationReason], m.Annotations[client.AnnotationError] = string(reason), "a"
-		m.Annotations[AnnotationQueue], m.Annotations[AnnotationExchange] = "payments", "till"
+		m.Annotations[annotation.Queue], m.Annotations[annotation.Exchange] = "payments", "till"
 		got := DeathOf(forwarded(t, centralCase{}.decide(m), address.Exchange("retry_exchange", "delay.10000.orders")))
 		assert.Equal(t, [3]string{"orders", "shop", "a"}, [3]string{got.Queue, got.Exchange, got.Error})
 		rule := Policy{Rules: []ErrorRule{{If: OnReason(reason), Do: ActionDeadLetter}}}
@@ -274,7 +275,7 @@ func TestCentralAndTheDecoratorShareAQueue(t *testing.T) {
 	}
 	for _, reason := range []client.Reason{reasonRetry, reasonWaits, client.ReasonUnforwardable, ""} {
 		m := failed("orders", "orders", "rejected")
-		m.Annotations[client.AnnotationReason], m.Annotations[AnnotationRetries] = string(reason), int64(2)
+		m.Annotations[client.AnnotationReason], m.Annotations[annotation.Retries] = string(reason), int64(2)
 		got := forwarded(t, centralCase{}.decide(m), address.Exchange("retry_exchange", "delay.300000.orders"))
 		assert.Equal(t, 3, Count(got))
 		assert.NotContains(t, got.Annotations, client.AnnotationReason)
@@ -303,7 +304,7 @@ func TestCentralGivesUpInTime(t *testing.T) {
 		got := forwarded(t, centralCase{policy: p, ctx: ctx}.decide(m), address.Exchange("retry_exchange", "delay.10000.orders"))
 		next := failed("orders", "orders", "rejected", "delay_10s", "expired")
 		next.ApplicationProperties = got.ApplicationProperties
-		next.Annotations[AnnotationHistory] = got.Annotations[AnnotationHistory]
+		next.Annotations[annotation.History] = got.Annotations[annotation.History]
 		m, now = next, now.Add(10*time.Second)
 	}
 	now = now.Add(time.Second)

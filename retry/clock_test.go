@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // skewed is a quorum queue of RabbitMQ 4.3 whose clock is ahead of the worker's, and
@@ -73,7 +74,7 @@ func (s *skewed) run(t *testing.T) (dead client.DeadLetter, calls []time.Time, d
 				m.Annotations[k] = v
 			}
 			if !s.ignores {
-				time.Sleep(millis(m.Annotations[AnnotationDeliveryTime]).Sub(s.now()))
+				time.Sleep(millis(m.Annotations[annotation.DeliveryTime]).Sub(s.now()))
 			}
 			// The way there and back, shorter and longer.
 			time.Sleep(time.Duration(1+s.delivered%3*40)*time.Millisecond + s.busy)
@@ -318,7 +319,7 @@ func (s *stepped) deliver(t *testing.T, m *client.Message) time.Duration {
 	for k, v := range o.Annotations {
 		m.Annotations[k] = v
 	}
-	return millis(m.Annotations[AnnotationDeliveryTime]).Sub(time.Now().Add(time.Duration(s.ahead.Load())))
+	return millis(m.Annotations[annotation.DeliveryTime]).Sub(time.Now().Add(time.Duration(s.ahead.Load())))
 }
 
 // The broker's clock is set forward: all that waits comes at once, and so would what waits for
@@ -383,7 +384,7 @@ func TestBrokersClockIsSetBackAndNothingElseFails(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		s.deliver(t, second)
 		time.Sleep(2 * time.Second)
-		left, _ := s.h.(*decorator).states.get(nil, "orders").clock.arrived(millis(first.Annotations[AnnotationDeliveryTime]), time.Second, historyOf(first).First)
+		left, _ := s.h.(*decorator).states.get(nil, "orders").clock.arrived(millis(first.Annotations[annotation.DeliveryTime]), time.Second, historyOf(first).First)
 		require.Zero(t, left, "it comes back, and succeeds")
 		s.ahead.Store(int64(-time.Hour))
 		time.Sleep(time.Minute)

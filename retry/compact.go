@@ -6,9 +6,10 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
-// compactHistory is the JSON object of AnnotationHistory.
+// compactHistory is the JSON object of annotation.History.
 type compactHistory struct {
 	Queue    string  `json:"queue"`
 	Error    string  `json:"error"`
@@ -53,9 +54,9 @@ func readCompact(s string) (t compactHistory) {
 }
 
 // historyOf returns m's history. The annotations that other packages write, too, are newer
-// than AnnotationHistory, but for the origin, which a replay has copied out of it.
+// than annotation.History, but for the origin, which a replay has copied out of it.
 func historyOf(m *client.Message) (t compactHistory) {
-	if s, ok := m.Annotations[AnnotationHistory].(string); ok {
+	if s, ok := m.Annotations[annotation.History].(string); ok {
 		t = readCompact(s)
 	}
 	text := func(to *string, key string) {
@@ -63,14 +64,14 @@ func historyOf(m *client.Message) (t compactHistory) {
 			*to = s
 		}
 	}
-	text(&t.Queue, AnnotationQueue)
+	text(&t.Queue, annotation.Queue)
 	text(&t.Error, client.AnnotationError)
 	for i, to := range [...]**string{&t.Exchange, &t.Key} {
 		if s, ok := m.Annotations[originOf[i].own].(string); ok && *to == nil {
 			*to = &s
 		}
 	}
-	if ms, ok := m.Annotations[AnnotationDelay].(int64); ok {
+	if ms, ok := m.Annotations[annotation.Delay].(int64); ok {
 		t.Delay = ms
 	}
 	t.readOlder(m)
@@ -85,7 +86,7 @@ func (t *compactHistory) origin(i int) *string {
 	return t.Key
 }
 
-// compact returns a as AnnotationHistory holds it. If the message hasn't failed, it
+// compact returns a as annotation.History holds it. If the message hasn't failed, it
 // keeps its last failure. The error's text is left out where client.AnnotationError has it.
 func (a *account) compact(delay time.Duration, told bool) string {
 	text, kind, last := a.text, a.kind, a.last

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // A copy tells in one annotation what the other strategies tell in a dozen, and the next
@@ -26,9 +27,9 @@ func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 	require.NoError(t, client.Validate(first.Message))
 	require.Len(t, first.Message.Annotations, 2)
 	assert.Equal(t, "acme", first.Message.Annotations["x-opt-tenant"])
-	text := first.Message.Annotations[AnnotationHistory].(string)
+	text := first.Message.Annotations[annotation.History].(string)
 	require.True(t, json.Valid([]byte(text)), text)
-	assert.Equal(t, map[string]any{AnnotationHistory: text}, first.Annotations, "the original that goes back tells it, too")
+	assert.Equal(t, map[string]any{annotation.History: text}, first.Annotations, "the original that goes back tells it, too")
 	d := DeathOf(first.Message)
 	assert.Equal(t, Death{
 		Error: "a \"b\"\\\n\x01?\u00fc", ErrorType: "*errors.errorString", Retries: 1, FirstFailure: d.FirstFailure, LastFailure: d.FirstFailure,
@@ -79,13 +80,13 @@ func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 		assert.Equal(t, d.FirstFailure, DeathOf(back.Message).FirstFailure, name)
 		assert.Equal(t, d.FirstFailure.UnixMilli(), told(back.Annotations).First)
 		assert.Equal(t, errA.Error(), back.Annotations[client.AnnotationError])
-		assert.NotContains(t, back.Annotations, AnnotationRetries)
+		assert.NotContains(t, back.Annotations, annotation.Retries)
 		anew := Names{}.Internal().Copy(m)
 		assert.Equal(t, Death{RoutingKey: d.RoutingKey}, DeathOf(anew), name)
 	}
 	anew := Names{}.Internal().Copy(second.Message)
 	assert.Equal(t, Death{RoutingKey: d.RoutingKey}, DeathOf(anew), "from the compact form alone")
-	assert.NotContains(t, anew.Annotations, AnnotationHistory)
+	assert.NotContains(t, anew.Annotations, annotation.History)
 }
 
 // A panic and the policy's time count from the failure that the compact form tells.
@@ -96,7 +97,7 @@ func TestCompactHistoryOutlivesTheHandlersChanges(t *testing.T) {
 	require.NoError(t, err)
 	m := func() *client.Message {
 		m := client.NewMessage(nil)
-		m.Annotations = map[any]any{AnnotationHistory: string(b)}
+		m.Annotations = map[any]any{annotation.History: string(b)}
 		return m
 	}
 	p := Policy{Strategy: StrategyRepublish, MaxRetries: 3, Backoff: Delays(time.Minute), GiveUpAfter: time.Hour}
@@ -122,7 +123,7 @@ func TestCompactHistoryThatIsNone(t *testing.T) {
 		`{"first":"x","last":{},"queue":7,"error":[],"exchange":1,"key":{}}`, `{"first":-1,"last":99999999999999999}`, `{"first":1e400}`,
 	} {
 		m := client.NewMessage(nil)
-		m.Annotations = map[any]any{AnnotationHistory: hostile, "x-exchange": "shop"}
+		m.Annotations = map[any]any{annotation.History: hostile, "x-exchange": "shop"}
 		assert.Equal(t, Death{}, DeathOf(m), "%.20v", hostile)
 		f := handle(t, p, m, returns(errA)).(client.Forward)
 		assert.Equal(t, "shop", DeathOf(f.Message).Exchange)
@@ -130,10 +131,10 @@ func TestCompactHistoryThatIsNone(t *testing.T) {
 	}
 	long := strings.Repeat("k", maxOrigin+1)
 	m := client.NewMessage(nil)
-	m.Annotations = map[any]any{AnnotationHistory: `{"key":"` + long + `"}`}
+	m.Annotations = map[any]any{annotation.History: `{"key":"` + long + `"}`}
 	f := handle(t, p, m, returns(errA)).(client.Forward)
 	assert.Empty(t, DeathOf(f.Message).RoutingKey, "it doesn't travel on")
-	assert.NotContains(t, Names{}.Internal().Copy(m).Annotations, AnnotationRoutingKey)
+	assert.NotContains(t, Names{}.Internal().Copy(m).Annotations, annotation.RoutingKey)
 }
 
 func FuzzCompactHistory(f *testing.F) {
@@ -151,6 +152,6 @@ func FuzzCompactHistory(f *testing.F) {
 		require.Equal(t, compactHistory{
 			Queue: queue, Error: text, Type: "*e", Worker: "w", First: 1, Last: 2, Delay: 1000, Exchange: &exchange, Key: &key,
 		}, readCompact(compact))
-		_ = DeathOf(&client.Message{Annotations: map[any]any{AnnotationHistory: text}})
+		_ = DeathOf(&client.Message{Annotations: map[any]any{annotation.History: text}})
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // CountProperty is the application property that counts retries. Workers in other
@@ -14,7 +15,7 @@ import (
 const CountProperty = "x-retry-count"
 
 // Count returns how often m was retried. It is the largest of CountProperty, which
-// StrategyRepublish and other systems write, AnnotationRetries, which the other strategies
+// StrategyRepublish and other systems write, annotation.Retries, which the other strategies
 // write, and an annotation named like CountProperty: RabbitMQ makes one of a header
 // that a worker over AMQP 0-9-1 writes. A negative value, or one that is no number, counts
 // as 0.
@@ -23,7 +24,7 @@ func Count(m *client.Message) int {
 		return 0
 	}
 	n, _ := parseCount(m.ApplicationProperties[CountProperty])
-	own, _ := parseCount(m.Annotations[AnnotationRetries])
+	own, _ := parseCount(m.Annotations[annotation.Retries])
 	header, _ := parseCount(m.Annotations[CountProperty])
 	return max(n, own, header)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // hostileCounts are what a message may claim, and how it is read.
@@ -64,7 +65,7 @@ func TestHostileCountsAreReadAsACountOrAsNone(t *testing.T) {
 		assert.Equal(t, c.count, n, "%.40v", c.claim)
 		assert.Equal(t, c.text, text, "%.40v", c.claim)
 		assert.Equal(t, c.count, Count(&client.Message{ApplicationProperties: map[string]any{CountProperty: c.claim}}))
-		assert.Equal(t, c.count, Count(&client.Message{Annotations: map[any]any{AnnotationRetries: c.claim}}))
+		assert.Equal(t, c.count, Count(&client.Message{Annotations: map[any]any{annotation.Retries: c.claim}}))
 		assert.Equal(t, c.count, Count(&client.Message{Annotations: map[any]any{CountProperty: c.claim}}))
 	}
 	assert.Zero(t, Count(nil))
@@ -85,7 +86,7 @@ func TestWrittenCountIsReadBackWhateverWasThere(t *testing.T) {
 
 func TestLargestOfTheCountersCounts(t *testing.T) {
 	t.Parallel()
-	m := &client.Message{ApplicationProperties: map[string]any{CountProperty: "2"}, Annotations: map[any]any{AnnotationRetries: int64(5)}}
+	m := &client.Message{ApplicationProperties: map[string]any{CountProperty: "2"}, Annotations: map[any]any{annotation.Retries: int64(5)}}
 	assert.Equal(t, 5, Count(m))
 	m.ApplicationProperties[CountProperty] = int32(7)
 	assert.Equal(t, 7, Count(m))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/deathlog"
 )
 
@@ -130,7 +131,7 @@ func DeathOf(m *client.Message) Death {
 // movedFrom reports whether Central has moved m from the failed queue to a dead-letter queue,
 // after it had failed in queue.
 func movedFrom(m *client.Message, failed, queue string) bool {
-	delay, ok := m.Annotations[AnnotationDelay].(int64)
+	delay, ok := m.Annotations[annotation.Delay].(int64)
 	return ok && delay <= delayDead && queue != "" && slices.ContainsFunc(deaths(m), func(d deathlog.Death) bool {
 		return d.Queue == queue || d.Queue == failed && d.RoutingKey == queue
 	})

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/inside"
 )
 
@@ -40,7 +41,7 @@ func TestWhatShowsWhereAMessageFailed(t *testing.T) {
 		"an earlier death there":              {died(nil, [4]string{"failed_queue", "rejected", "", "orders"}, [4]string{"orders", "rejected", "shop", "a"}), "x", "orders", true},
 		"its dead-letter queue":               {died(nil), "orders.dead", "orders", true},
 		"another's dead-letter queue":         {died(nil), "orders.dead", "payments", false},
-		"nothing":                             {died(map[any]any{AnnotationQueue: "orders"}), "dlq", "orders", false},
+		"nothing":                             {died(map[any]any{annotation.Queue: "orders"}), "dlq", "orders", false},
 		"on its way back to it":               {died(nil, delayed), "parking_queue", "or.ders", true},
 		"on its way back to another":          {died(nil, delayed), "parking_queue", "ders", false},
 		"the key of a work queue":             {died(nil, [4]string{"orders", "expired", "shop", "delay.10000.payments"}), "orders.dead", "payments", false},
@@ -91,16 +92,16 @@ func TestWhatShowsWhereAMessageWasPublished(t *testing.T) {
 // What a message says about itself counts only where the broker's history agrees.
 func TestDeathOfBelievesTheBrokerBeforeTheMessage(t *testing.T) {
 	t.Parallel()
-	expired := map[any]any{AnnotationQueue: "payments", AnnotationRetries: int64(1)}
+	expired := map[any]any{annotation.Queue: "payments", annotation.Retries: int64(1)}
 	d := DeathOf(died(expired, [4]string{"orders", "expired", "shop", "order.placed"}))
 	assert.Equal(t, [2]string{"expired", "orders"}, [2]string{string(d.Reason), d.Queue})
-	back := map[any]any{AnnotationQueue: "orders", AnnotationRetries: int64(1)}
+	back := map[any]any{annotation.Queue: "orders", annotation.Retries: int64(1)}
 	d = DeathOf(died(back, [4]string{"delay_10s", "expired", "retry_exchange", "delay.10000.orders"}))
 	assert.Equal(t, [2]string{"unroutable", "orders"}, [2]string{string(d.Reason), d.Queue})
-	replayed := map[any]any{AnnotationQueue: "payments", client.AnnotationReason: string(ReasonReplayed)}
+	replayed := map[any]any{annotation.Queue: "payments", client.AnnotationReason: string(ReasonReplayed)}
 	d = DeathOf(died(replayed, [4]string{"orders", "rejected", "shop", "order.placed"}))
 	assert.Equal(t, [2]string{"rejected", "orders"}, [2]string{string(d.Reason), d.Queue})
-	moved := map[any]any{AnnotationQueue: "orders", client.AnnotationReason: string(ReasonReplayed)}
+	moved := map[any]any{annotation.Queue: "orders", client.AnnotationReason: string(ReasonReplayed)}
 	d = DeathOf(died(moved, [4]string{"orders.dead", "rejected", "dead_letter_exchange", "orders"}, [4]string{"orders", "rejected", "shop", "order.placed"}))
 	assert.Empty(t, d.Reason, "it is back in its queue")
 }

@@ -131,8 +131,8 @@ func deadOrder() *client.Message {
 	m.Annotations = map[any]any{
 		client.AnnotationReason: "exhausted",
 		client.AnnotationError:  "bank timed out",
-		retry.AnnotationRetries: int64(3),
-		retry.AnnotationQueue:   "orders",
+		"x-opt-hopback-retries": int64(3),
+		"x-opt-hopback-queue":   "orders",
 		"x-last-death-reason":   "rejected",
 		"x-last-death-queue":    "orders",
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/outcome"
 )
 
@@ -46,8 +47,8 @@ func FuzzAutopsy(f *testing.F) {
 		values := []any{died, reason, queue, number, float, uint64(number), time.UnixMilli(number), []any{died}, map[string]any{queue: number}, nil, true, []byte(reason)}
 		m := &client.Message{Annotations: map[any]any{}}
 		for i, key := range []string{
-			"x-last-death-reason", client.AnnotationReason, "x-last-death-queue", AnnotationRetries, anew.Older.First, anew.Older.Last,
-			AnnotationQueue, AnnotationExchange, anew.Older.Worker, anew.Older.ErrorType, client.AnnotationError, AnnotationDelay, AnnotationDeliveryTime,
+			"x-last-death-reason", client.AnnotationReason, "x-last-death-queue", annotation.Retries, anew.Older.First, anew.Older.Last,
+			annotation.Queue, annotation.Exchange, anew.Older.Worker, anew.Older.ErrorType, client.AnnotationError, annotation.Delay, annotation.DeliveryTime,
 		} {
 			m.Annotations[key] = values[(i+int(kinds))%len(values)]
 		}

@@ -10,52 +10,9 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/outcome"
-)
-
-// Annotations with a message's history, beside client.AnnotationReason and
-// client.AnnotationError. Each is bounded, and overwritten at every failure, so a
-// message doesn't grow however often it fails or is replayed.
-//
-// Times are milliseconds since 1970, as an int64. They are the broker's time with
-// StrategyNative or Policy.GiveUpAfter, if the worker may ask for it
-// (client.Start.BrokerTime). Otherwise they are the worker's.
-const (
-	// AnnotationRetries is how often the message was retried, an int64.
-	AnnotationRetries = "x-opt-hopback-retries"
-	// AnnotationQueue is the work queue that the message was handled from, a string. Bindings
-	// of ReplayByMove and of Central use it.
-	AnnotationQueue = "x-opt-hopback-queue"
-	// AnnotationExchange and AnnotationRoutingKey are where a replayed message was first
-	// published to, strings.
-	AnnotationExchange   = "x-opt-hopback-exchange"
-	AnnotationRoutingKey = "x-opt-hopback-routing-key"
-	// AnnotationDelay is the delay before the retry in milliseconds, an int64. The delay
-	// queues of StrategyDeadLetter are bound by it.
-	AnnotationDelay = "x-opt-hopback-delay"
-	// AnnotationHistory holds the history, with every strategy. It is a string that holds a
-	// JSON object. Members without a value are left out:
-	//
-	//	queue     the work queue that the message was handled from
-	//	error     the text of the last error, unless client.AnnotationError has it
-	//	type      its Go type
-	//	first     the time of the first failure
-	//	last      the time of the last failure
-	//	delay     the delay before the retry in milliseconds; zero in a dead letter
-	//	asked     the delay that the handler asked for, of messages that pass several
-	//	          delay queues; see After
-	//	left      what is left of it after delay
-	//	worker    Policy.Worker
-	//	attempts  the failed attempts before the last one, oldest first: arrays of a time, the
-	//	          delay after it, and the start of the error's text, which is missing
-	//	          if it is that of the next one; see AttemptsOf
-	//	exchange  where the message was published to before its first retry
-	//	key       and its routing key there
-	AnnotationHistory = "x-opt-hopback-history"
-	// AnnotationDeliveryTime is RabbitMQ's own annotation, a time: the queue doesn't
-	// deliver the message before it. RabbitMQ below 4.3 ignores it.
-	AnnotationDeliveryTime = "x-opt-delivery-time"
 )
 
 // maxOrigin bounds what is copied from a hostile annotation.
@@ -64,8 +21,8 @@ const maxOrigin = 1024
 // originOf maps our annotations to RabbitMQ's, which hold how a message was last
 // routed. RabbitMQ overwrites its own when the message passes a delay queue.
 var originOf = [...]struct{ own, brokers string }{
-	{AnnotationExchange, "x-exchange"},
-	{AnnotationRoutingKey, "x-routing-key"},
+	{annotation.Exchange, "x-exchange"},
+	{annotation.RoutingKey, "x-routing-key"},
 }
 
 // past is a message's record of earlier failures. It is read before the handler runs: a
@@ -73,7 +30,7 @@ var originOf = [...]struct{ own, brokers string }{
 type past struct {
 	count int
 	first time.Time // zero if it has never failed
-	// compact is its AnnotationHistory. parsed is the same once it was parsed, which
+	// compact is its annotation.History. parsed is the same once it was parsed, which
 	// happens only after a failure.
 	compact string
 	parsed  *compactHistory
@@ -100,7 +57,7 @@ type origin struct {
 func messageOf(d *client.Delivery) *client.Message { return d.Message() }
 
 func pastOf(m *client.Message) past {
-	compact, _ := m.Annotations[AnnotationHistory].(string)
+	compact, _ := m.Annotations[annotation.History].(string)
 	return past{count: Count(m), first: millis(m.Annotations[anew.Older.First]), compact: compact}
 }
 
@@ -135,7 +92,7 @@ type account struct {
 	origin      [len(originOf)]origin
 	was         past
 	attempts    string // "" if there are none before this one
-	asked, left int64  // see AnnotationHistory
+	asked, left int64  // see annotation.History
 	message     *client.Message
 }
 
@@ -201,13 +158,13 @@ func (p past) published(n *Names, d *client.Delivery) bool {
 	return key != queue
 }
 
-// annotations returns the annotations for a. delay is AnnotationDelay; 0 if the message
+// annotations returns the annotations for a. delay is annotation.Delay; 0 if the message
 // doesn't wait.
 func (a *account) annotations(delay time.Duration) map[string]any {
 	h := make(map[string]any, 8) // as many as there can be, with those of a strategy
 	told := a.kind != "" || a.message.Annotations[client.AnnotationError] != nil
-	h[AnnotationRetries] = int64(a.retries)
-	h[AnnotationQueue], h[AnnotationHistory] = a.queue, a.compact(delay, told)
+	h[annotation.Retries] = int64(a.retries)
+	h[annotation.Queue], h[annotation.History] = a.queue, a.compact(delay, told)
 	if a.kind != "" {
 		h[client.AnnotationError] = a.text
 	}
@@ -226,8 +183,8 @@ func (pl *plan) history(d *client.Delivery, err error, was past, now time.Time) 
 var keyValues = func() map[string]any {
 	m := map[string]any{}
 	for _, k := range append([]string{
-		client.AnnotationReason, client.AnnotationError, AnnotationRetries, AnnotationQueue, AnnotationExchange, AnnotationRoutingKey,
-		AnnotationDelay, AnnotationHistory,
+		client.AnnotationReason, client.AnnotationError, annotation.Retries, annotation.Queue, annotation.Exchange, annotation.RoutingKey,
+		annotation.Delay, annotation.History,
 	}, anew.OlderKeys...) {
 		m[k] = k
 	}
@@ -306,11 +263,11 @@ func millis(v any) time.Time {
 // heldUntil returns until when StrategyNative had a queue hold m, and for how long. Both
 // are zero if it hadn't.
 func heldUntil(m *client.Message) (due time.Time, asked time.Duration) {
-	due = millis(m.Annotations[AnnotationDeliveryTime])
+	due = millis(m.Annotations[annotation.DeliveryTime])
 	if due.IsZero() || m.Annotations[client.AnnotationReason] == reasonRetry {
 		return time.Time{}, 0 // in the latter case it comes from a delay queue, and the time is an older one
 	}
-	ms, _ := m.Annotations[AnnotationDelay].(int64)
+	ms, _ := m.Annotations[annotation.Delay].(int64)
 	if ms <= 0 || ms > maxDelay.Milliseconds() {
 		return time.Time{}, 0 // not set by us
 	}

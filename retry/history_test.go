@@ -14,6 +14,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 func TestLaneTellsWhyAMessageIsDead(t *testing.T) {
@@ -24,18 +25,18 @@ func TestLaneTellsWhyAMessageIsDead(t *testing.T) {
 		queue       string
 	}{
 		"alive":            {nil, "", ""},
-		"waiting":          {map[any]any{client.AnnotationReason: reasonRetry, AnnotationRetries: int64(1)}, "", ""},
+		"waiting":          {map[any]any{client.AnnotationReason: reasonRetry, annotation.Retries: int64(1)}, "", ""},
 		"given up":         {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: "exhausted"}, ReasonExhausted, ""},
 		"rejected":         {map[any]any{"x-last-death-reason": "rejected", "x-last-death-queue": "orders"}, ReasonRejected, "orders"},
 		"rejected, marked": {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: reasonRetry}, ReasonNoDelayQueue, ""},
 		"rejected, waited": {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: reasonWaits}, ReasonRejected, ""},
 		"delivery limit":   {map[any]any{"x-last-death-reason": "delivery_limit", client.AnnotationReason: "exhausted"}, ReasonDeliveryLimit, ""},
-		"expired":          {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "orders", AnnotationQueue: "orders"}, ReasonExpired, "orders"},
-		"expired, retried": {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "orders", AnnotationQueue: "orders", AnnotationRetries: int64(1)}, ReasonExpired, "orders"},
-		"not brought back": {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "delay_1s", AnnotationQueue: "orders", AnnotationRetries: int64(1)}, ReasonUnroutable, "orders"},
+		"expired":          {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "orders", annotation.Queue: "orders"}, ReasonExpired, "orders"},
+		"expired, retried": {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "orders", annotation.Queue: "orders", annotation.Retries: int64(1)}, ReasonExpired, "orders"},
+		"not brought back": {map[any]any{"x-last-death-reason": "expired", "x-last-death-queue": "delay_1s", annotation.Queue: "orders", annotation.Retries: int64(1)}, ReasonUnroutable, "orders"},
 		"maxlen":           {map[any]any{"x-last-death-reason": "maxlen"}, ReasonMaxLength, ""},
 		"unknown to us":    {map[any]any{"x-last-death-reason": "boredom"}, "", ""},
-		"nonsense":         {map[any]any{"x-last-death-reason": 7, client.AnnotationReason: []any{}, AnnotationQueue: 1.5}, "", ""},
+		"nonsense":         {map[any]any{"x-last-death-reason": 7, client.AnnotationReason: []any{}, annotation.Queue: 1.5}, "", ""},
 		"reason no string": {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: int64(1)}, ReasonRejected, ""},
 	} {
 		death := DeathOf(&client.Message{Annotations: c.annotations})
@@ -156,7 +157,7 @@ func TestOriginIsKeptFromBeforeTheFirstRetry(t *testing.T) {
 	assert.Equal(t, epoch.Add(time.Minute).UnixMilli(), told(h).Last)
 	// A forged one is not taken on.
 	for _, forged := range []any{int64(7), "\xff", strings.Repeat("x", 1025), nil} {
-		m.Annotations = map[any]any{AnnotationExchange: forged}
+		m.Annotations = map[any]any{annotation.Exchange: forged}
 		h = pl.history(client.NewDelivery("orders", m), errDown, counted(pastOf(m), 1), epoch)
 		require.Nil(t, told(h).Exchange)
 	}

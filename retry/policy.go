@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// DefaultMaxRetries is the limit where Policy.MaxRetries is 0.
-	DefaultMaxRetries = 5
+	// defaultMaxRetries is the limit where Policy.MaxRetries is 0.
+	defaultMaxRetries = 5
 	// NoRetries, as Policy.MaxRetries, dead-letters a message at its first failure.
 	NoRetries = -1
 
@@ -36,7 +36,7 @@ var defaultDelays = []time.Duration{10 * time.Second, time.Minute, 5 * time.Minu
 // and exchanges that a policy needs.
 type Policy struct {
 	// MaxRetries is how often a message is retried after its first attempt, from 1 to
-	// 1000. A message has at most MaxRetries+1 attempts. 0 means DefaultMaxRetries.
+	// 1000. A message has at most MaxRetries+1 attempts. 0 means 5.
 	// NoRetries means none.
 	MaxRetries int
 	// Backoff returns the delay before each retry, from 1 ms to ten years. Default:
@@ -199,7 +199,7 @@ type rule struct {
 func (p Policy) plan() (plan, error) {
 	pl := plan{jitter: cmp.Or(p.Jitter, NoJitter), giveUp: p.GiveUpAfter, immediate: p.Immediate, retryIf: p.RetryIf, strategy: cmp.Or(p.Strategy, StrategyRepublish), worker: p.Worker, level: p.LogLevel, replayByMove: p.ReplayByMove}
 	var err error
-	if pl.max, pl.delays, err = delaysOf(policyPath, p.MaxRetries, DefaultMaxRetries, p.Backoff, Delays(defaultDelays...)); err != nil {
+	if pl.max, pl.delays, err = delaysOf(policyPath, p.MaxRetries, defaultMaxRetries, p.Backoff, Delays(defaultDelays...)); err != nil {
 		return plan{}, err
 	}
 	switch {
@@ -282,7 +282,7 @@ func (pl *plan) addRules(p Policy) ([]time.Duration, error) {
 		}
 		own := rule{applies: r.If, do: do}
 		var err error
-		if own.max, own.delays, err = delaysOf(at, limit, DefaultMaxRetries, r.Backoff, fallback); err != nil {
+		if own.max, own.delays, err = delaysOf(at, limit, defaultMaxRetries, r.Backoff, fallback); err != nil {
 			return nil, err
 		}
 		if do == ActionRetryUncounted && len(own.delays) == 0 {

@@ -4,6 +4,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // Copy returns a copy without the history of failures and waits.
@@ -24,11 +25,11 @@ func (internalNames) Copy(m *client.Message) *client.Message {
 		}
 	}
 	for k := range keyValues {
-		if k != AnnotationExchange && k != AnnotationRoutingKey {
+		if k != annotation.Exchange && k != annotation.RoutingKey {
 			delete(c.Annotations, k)
 		}
 	}
-	delete(c.Annotations, AnnotationDeliveryTime)
+	delete(c.Annotations, annotation.DeliveryTime)
 	delete(c.Annotations, client.AnnotationKnownCount)
 	return c
 }

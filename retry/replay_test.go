@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // A message that died long ago, with all its retries used up, has all of them again.
@@ -21,15 +22,15 @@ func TestReplayedMessageBeginsAnew(t *testing.T) {
 		m.Annotations[k] = v
 	}
 	m.Annotations[client.AnnotationReason] = string(ReasonExhausted)
-	m.Annotations[AnnotationDelay] = int64(1000)
+	m.Annotations[annotation.Delay] = int64(1000)
 	m.Annotations[CountProperty] = int64(5) // a worker's over AMQP 0-9-1
-	m.Annotations[AnnotationDeliveryTime] = long.UnixMilli()
+	m.Annotations[annotation.DeliveryTime] = long.UnixMilli()
 	require.IsType(t, client.DeadLetter{}, handle(t, p, m, returns(errA)), "as it is, it dies again at once")
 
 	c := Names{}.Internal().Copy(m)
 	require.NoError(t, client.Validate(c))
 	assert.Equal(t, map[any]any{
-		"x-opt-tenant": "acme", "x-opt-list": []any{int64(1)}, AnnotationExchange: "shop", AnnotationRoutingKey: "k",
+		"x-opt-tenant": "acme", "x-opt-list": []any{int64(1)}, annotation.Exchange: "shop", annotation.RoutingKey: "k",
 	}, map[any]any(c.Annotations))
 	assert.NotContains(t, c.ApplicationProperties, CountProperty)
 	assert.Equal(t, "acme", c.ApplicationProperties["tenant"])
@@ -39,7 +40,7 @@ func TestReplayedMessageBeginsAnew(t *testing.T) {
 	assert.Equal(t, Death{Exchange: "shop", RoutingKey: "k"}, DeathOf(c))
 	retried, ok := handle(t, p, c, returns(errA)).(client.Modify)
 	require.True(t, ok)
-	assert.Equal(t, int64(1), retried.Annotations[AnnotationRetries])
+	assert.Equal(t, int64(1), retried.Annotations[annotation.Retries])
 	assert.WithinDuration(t, time.Now(), millis(told(retried.Annotations).First), time.Minute)
 	assert.Nil(t, Names{}.Internal().Copy(nil))
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // Topology returns the queues, exchanges and bindings that p needs to retry messages of
@@ -96,7 +97,7 @@ func (pl *plan) replayBinding(queue string) declare.Binding {
 		Source: pl.names.ReplayExchange, Queue: queue, Match: declare.AllWithX,
 		Headers: map[string]any{
 			client.AnnotationReason: string(ReasonReplayed),
-			AnnotationQueue:         queue,
+			annotation.Queue:        queue,
 			"x-last-death-reason":   "rejected",
 		},
 	}
@@ -163,7 +164,7 @@ func (pl *plan) holdBinding(d time.Duration) declare.Binding {
 		Source: pl.names.DeadLetterExchange, Queue: pl.names.HoldQueue(d), Match: declare.AllWithX,
 		Headers: map[string]any{
 			client.AnnotationReason: string(reasonRetry),
-			AnnotationDelay:         d.Milliseconds(),
+			annotation.Delay:        d.Milliseconds(),
 			"x-last-death-reason":   "rejected",
 		},
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
@@ -243,8 +244,8 @@ func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queue
 		q.reportRetry(ctx, del, what, strategy, what.delay, a, err)
 		h := a.annotations(what.delay)
 		h[client.AnnotationReason] = reasonWaits
-		h[AnnotationDelay] = what.delay.Milliseconds()
-		h[AnnotationDeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
+		h[annotation.Delay] = what.delay.Milliseconds()
+		h[annotation.DeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
 		return client.Modify{Annotations: h, Err: err}
 	case strategy == StrategyDeadLetter && len(d.plan.rungs) > 0:
 		rung, bad := q.watch.usable(d.plan.leg(whole, what.delay))
@@ -255,7 +256,7 @@ func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queue
 		a.waits(what, d.plan.rungs[rung])
 		h := a.annotations(d.plan.rungs[rung])
 		h[client.AnnotationReason] = reasonRetry
-		h[AnnotationDelay] = d.plan.rungs[rung].Milliseconds()
+		h[annotation.Delay] = d.plan.rungs[rung].Milliseconds()
 		q.watch.retrySent(d.plan.rungs[rung])
 		return client.Modify{DeadLetter: true, Annotations: h, Err: err}
 	}
@@ -349,12 +350,12 @@ func (d *decorator) republish(ctx context.Context, del *client.Delivery, q *queu
 	}
 	a.waits(what, delay)
 	var history any = a.compact(delay, false)
-	f := client.Forward{To: to, Message: c, Annotations: map[string]any{AnnotationHistory: history}, Err: err}
-	if m.Annotations[AnnotationQueue] != nil {
+	f := client.Forward{To: to, Message: c, Annotations: map[string]any{annotation.History: history}, Err: err}
+	if m.Annotations[annotation.Queue] != nil {
 		// It wins over the history, so it must be the newer one.
 		f.Annotations = a.annotations(delay)
 		// The original goes back if the copy can't be stored. It hasn't been retried then.
-		delete(f.Annotations, AnnotationRetries)
+		delete(f.Annotations, annotation.Retries)
 	}
 	if mayNotCopy(c) {
 		f.Else = q.uncopied(f, m, a, what)
@@ -362,7 +363,7 @@ func (d *decorator) republish(ctx context.Context, del *client.Delivery, q *queu
 	if c.Annotations == nil {
 		c.Annotations = make(map[any]any, 1)
 	}
-	c.Annotations[keyValues[AnnotationHistory]] = history
+	c.Annotations[keyValues[annotation.History]] = history
 	return f
 }
 
@@ -408,15 +409,15 @@ func (q *queueState) uncopied(f client.Forward, m *client.Message, a *account, w
 		all := *a
 		all.asked, all.left = 0, 0 // the queue itself holds it for all of its delay
 		h := all.annotations(what.delay)
-		h[client.AnnotationReason], h[AnnotationDelay] = reasonWaits, what.delay.Milliseconds()
-		h[AnnotationDeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
+		h[client.AnnotationReason], h[annotation.Delay] = reasonWaits, what.delay.Milliseconds()
+		h[annotation.DeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
 		last = client.Modify{Annotations: h, Err: f.Err}
 	}
 	small := *f.Message
 	small.Annotations = make(map[any]any, len(f.Message.Annotations)+1)
 	maps.Copy(small.Annotations, f.Message.Annotations)
 	if a.first != 0 || a.left != 0 {
-		small.Annotations[AnnotationHistory] = brief(a.first, a.asked, a.left)
+		small.Annotations[annotation.History] = brief(a.first, a.asked, a.left)
 	}
 	return client.Forward{To: f.To, Message: &small, Annotations: f.Annotations, Else: last, Err: f.Err}
 }

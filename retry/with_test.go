@@ -22,6 +22,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/refusal"
 )
 
@@ -74,7 +75,7 @@ func TestHandlersOwnDeadLetterTakesTheMarkOfARetryOff(t *testing.T) {
 	} {
 		w := newWorld(t, mustTopology(t, Policy{Strategy: StrategyDeadLetter}, "orders"))
 		m := &held{home: "orders", msg: client.NewMessage(nil)}
-		m.msg.Annotations = map[any]any{client.AnnotationReason: reasonRetry, AnnotationDelay: int64(10_000), AnnotationRetries: int64(1)}
+		m.msg.Annotations = map[any]any{client.AnnotationReason: reasonRetry, annotation.Delay: int64(10_000), annotation.Retries: int64(1)}
 		require.True(t, w.carryOut("orders", m, handle(t, Policy{Strategy: StrategyDeadLetter}, m.msg, returns(c.err))), name)
 		assert.Equal(t, map[string]int{"orders.dead": 1}, w.where(), name)
 		assert.Equal(t, client.Reason(c.reason), DeathOf(m.msg).Reason, name)
@@ -93,7 +94,7 @@ func TestForeignRejectionAfterAWaitIsADeath(t *testing.T) {
 		pl.strategy = strategy
 		m := &held{home: "orders", msg: client.NewMessage(nil)}
 		// It was retried by DeadLetter before.
-		m.msg.Annotations = map[any]any{client.AnnotationReason: reasonRetry, AnnotationDelay: int64(10_000), AnnotationRetries: int64(1)}
+		m.msg.Annotations = map[any]any{client.AnnotationReason: reasonRetry, annotation.Delay: int64(10_000), annotation.Retries: int64(1)}
 		h := worker(p, pl, []string{"orders"}, returns(errA))
 		require.True(t, w.carryOut("orders", m, h.Handle(t.Context(), client.NewDelivery("orders", m.msg))))
 		if strategy == StrategyRepublish {
@@ -144,7 +145,7 @@ func TestPanicInThePolicyOrInAnErrorIsADeath(t *testing.T) {
 		dead, ok := handle(t, c.policy, client.NewMessage(nil), returns(c.err)).(client.DeadLetter)
 		require.True(t, ok, name)
 		assert.Equal(t, client.ReasonPanicked, dead.Reason, name)
-		assert.Equal(t, "orders", dead.Annotations[AnnotationQueue], name)
+		assert.Equal(t, "orders", dead.Annotations[annotation.Queue], name)
 	}
 }
 
@@ -481,7 +482,7 @@ func TestCopyHasAllThatTheSenderSetAndItsCounterInTheSendersType(t *testing.T) {
 	assert.Equal(t, "shop", DeathOf(c).Exchange)
 	assert.Equal(t, 2, DeathOf(c).Retries)
 	for k := range keyValues {
-		if k != AnnotationHistory {
+		if k != annotation.History {
 			assert.NotContains(t, c.Annotations, k, "the history is in one annotation")
 		}
 	}
@@ -541,11 +542,11 @@ func TestSnoozeIsNoFailureInTheHistory(t *testing.T) {
 	fresh := h.Handle(t.Context(), client.NewDelivery("orders", m)).(client.Modify).Annotations
 	assert.NotContains(t, fresh, client.AnnotationError)
 	assert.Equal(t, compactHistory{Queue: "orders", Worker: told(fresh).Worker, Delay: time.Hour.Milliseconds()}, told(fresh))
-	assert.Equal(t, int64(0), fresh[AnnotationRetries])
+	assert.Equal(t, int64(0), fresh[annotation.Retries])
 	// So it can be snoozed beyond GiveUpAfter.
 	m.Annotations = map[any]any{}
 	for k, v := range fresh {
-		if k != AnnotationDeliveryTime {
+		if k != annotation.DeliveryTime {
 			m.Annotations[k] = v
 		}
 	}
@@ -559,16 +560,16 @@ func TestForgedDeliveryTimeTouchesNoOtherMessage(t *testing.T) {
 	p := Policy{Strategy: StrategyNative}
 	h := worker(p, planOf(t, p), []string{"orders"}, returns(errA))
 	forged := client.NewMessage(nil)
-	forged.Annotations = map[any]any{AnnotationDeliveryTime: time.Now().Add(time.Hour).UnixMilli(), AnnotationDelay: time.Hour.Milliseconds()}
+	forged.Annotations = map[any]any{annotation.DeliveryTime: time.Now().Add(time.Hour).UnixMilli(), annotation.Delay: time.Hour.Milliseconds()}
 	for range 20 {
 		waits, ok := h.Handle(t.Context(), client.NewDelivery("orders", forged)).(client.Modify)
 		require.True(t, ok)
-		assert.Equal(t, int64(0), waits.Annotations[AnnotationRetries], "it waits for the time that it claims to have, and the handler isn't called")
+		assert.Equal(t, int64(0), waits.Annotations[annotation.Retries], "it waits for the time that it claims to have, and the handler isn't called")
 	}
 	now := time.Now()
 	fresh := h.Handle(t.Context(), client.NewDelivery("orders", client.NewMessage(nil))).(client.Modify)
-	assert.Equal(t, int64(1), fresh.Annotations[AnnotationRetries])
-	assert.WithinDuration(t, now.Add(10*time.Second), time.UnixMilli(fresh.Annotations[AnnotationDeliveryTime].(int64)), time.Second, "nobody's word for the broker's clock was taken")
+	assert.Equal(t, int64(1), fresh.Annotations[annotation.Retries])
+	assert.WithinDuration(t, now.Add(10*time.Second), time.UnixMilli(fresh.Annotations[annotation.DeliveryTime].(int64)), time.Second, "nobody's word for the broker's clock was taken")
 }
 
 // With DeadLetter the forged time stays in the message. It is heeded once, and in the
@@ -580,7 +581,7 @@ func TestForgedDeliveryTimeIsHeededOnceByTheQueuesOwnStrategy(t *testing.T) {
 	attempts := 0
 	h := worker(p, planOf(t, p), []string{"orders"}, func(context.Context, *client.Delivery) error { attempts++; return errA })
 	m := &held{home: "orders", msg: client.NewMessage(nil)}
-	m.msg.Annotations = map[any]any{AnnotationDeliveryTime: time.Now().Add(time.Hour).UnixMilli(), AnnotationDelay: time.Hour.Milliseconds()}
+	m.msg.Annotations = map[any]any{annotation.DeliveryTime: time.Now().Add(time.Hour).UnixMilli(), annotation.Delay: time.Hour.Milliseconds()}
 	for range 4 { // the one that was too early, and three attempts
 		w.take("orders")
 		require.True(t, w.carryOut("orders", m, h.Handle(t.Context(), client.NewDelivery("orders", m.msg))))
@@ -604,9 +605,9 @@ func TestNonsenseForADeliveryTimeIsHandledAtOnce(t *testing.T) {
 	for _, due := range []any{"soon", math.NaN(), int64(-1), int64(math.MaxInt64), time.Time{}, []any{}} {
 		for _, delay := range []any{nil, "1000", int64(0), int64(-5), int64(math.MaxInt64), 1e9} {
 			m := client.NewMessage(nil)
-			m.Annotations = map[any]any{AnnotationDeliveryTime: due, AnnotationDelay: delay}
+			m.Annotations = map[any]any{annotation.DeliveryTime: due, annotation.Delay: delay}
 			assert.NoError(t, handle(t, Policy{}, m, returns(nil)), "%v %v", due, delay)
-			m.Annotations[AnnotationDeliveryTime] = time.Now().Add(time.Hour)
+			m.Annotations[annotation.DeliveryTime] = time.Now().Add(time.Hour)
 			assert.NoError(t, handle(t, Policy{}, m, returns(nil)), "%v", delay)
 		}
 	}
@@ -646,7 +647,7 @@ func TestRetriesCountHoweverTheHandlerChangesTheMessage(t *testing.T) {
 			"removed": func(m *client.Message) { m.ApplicationProperties, m.Annotations, m.Header = nil, nil, nil },
 			"forged": func(m *client.Message) {
 				m.ApplicationProperties[CountProperty] = int64(-1)
-				m.Annotations[AnnotationRetries] = "none"
+				m.Annotations[annotation.Retries] = "none"
 			},
 			"all of it": func(m *client.Message) { *m = client.Message{} },
 		} {
@@ -656,7 +657,7 @@ func TestRetriesCountHoweverTheHandlerChangesTheMessage(t *testing.T) {
 				message := func(count int) *client.Message {
 					m := client.NewMessage([]byte("body"))
 					m.ApplicationProperties = map[string]any{CountProperty: int64(count), "own": 1}
-					m.Annotations = map[any]any{AnnotationRetries: int64(count), anew.Older.First: first}
+					m.Annotations = map[any]any{annotation.Retries: int64(count), anew.Older.First: first}
 					return m
 				}
 				p := Policy{Strategy: strategy, Backoff: Delays(time.Minute), MaxRetries: 3}
@@ -686,14 +687,14 @@ func TestRetriesCountHoweverTheHandlerChangesTheMessage(t *testing.T) {
 				var annotations map[any]any
 				switch o := handle(t, p, message(2), h(errA)).(type) {
 				case client.Modify:
-					annotations = map[any]any{AnnotationRetries: o.Annotations[AnnotationRetries], anew.Older.First: told(o.Annotations).First}
+					annotations = map[any]any{annotation.Retries: o.Annotations[annotation.Retries], anew.Older.First: told(o.Annotations).First}
 				case client.Forward:
 					assert.Equal(t, 3, Count(o.Message))
-					annotations = map[any]any{AnnotationRetries: int64(Count(o.Message)), anew.Older.First: historyOf(o.Message).First}
+					annotations = map[any]any{annotation.Retries: int64(Count(o.Message)), anew.Older.First: historyOf(o.Message).First}
 				default:
 					t.Fatalf("%T", o)
 				}
-				assert.Equal(t, int64(3), annotations[AnnotationRetries])
+				assert.Equal(t, int64(3), annotations[annotation.Retries])
 				assert.Equal(t, first, annotations[anew.Older.First])
 			})
 		}

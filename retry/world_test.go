@@ -11,6 +11,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // world is a broker in memory: as much of one as retry topologies use. Exchanges
@@ -163,7 +164,7 @@ func (w *world) settle() {
 	for _, ms := range w.contents {
 		for _, m := range ms {
 			if m.msg != nil {
-				time.Sleep(time.Until(millis(m.msg.Annotations[AnnotationDeliveryTime])))
+				time.Sleep(time.Until(millis(m.msg.Annotations[annotation.DeliveryTime])))
 			}
 		}
 	}

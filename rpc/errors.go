@@ -12,10 +12,10 @@ import (
 // Application properties of a reply that is an error. A caller that isn't written with this
 // package finds them, too; over AMQP 0-9-1 they are headers. The reply's body is the text.
 const (
-	// PropertyError holds an Error's Code.
-	PropertyError = "x-rpc-error"
-	// PropertyGivenUp holds a GivenUpError's Reason.
-	PropertyGivenUp = "x-rpc-given-up"
+	// propertyError holds an Error's Code.
+	propertyError = "x-rpc-error"
+	// propertyGivenUp holds a GivenUpError's Reason.
+	propertyGivenUp = "x-rpc-given-up"
 )
 
 // The kinds of failure of a call, beside those of package client. Match them with
@@ -107,10 +107,10 @@ func errorOf(m *client.Message) error {
 		}
 		return client.ErrorText(errors.New(string(b)))
 	}
-	if code, ok := m.ApplicationProperties[PropertyError].(string); ok {
+	if code, ok := m.ApplicationProperties[propertyError].(string); ok {
 		return &Error{Code: word(code, "error"), Text: text()}
 	}
-	if reason, ok := m.ApplicationProperties[PropertyGivenUp].(string); ok {
+	if reason, ok := m.ApplicationProperties[propertyGivenUp].(string); ok {
 		return &GivenUpError{Reason: client.Reason(word(reason, "unknown")), Text: text()}
 	}
 	return nil

@@ -171,7 +171,7 @@ func Respond[Req, Resp any](r *Responder, handle func(ctx context.Context, req R
 			return r.reply(ctx, d, resp, nil)
 		}
 		if e, ok := asError(err); ok {
-			return r.reply(ctx, d, errorReply(PropertyError, word(e.Code, "error"), e.Text), &r.errors)
+			return r.reply(ctx, d, errorReply(propertyError, word(e.Code, "error"), e.Text), &r.errors)
 		}
 		return err
 	}
@@ -276,7 +276,7 @@ func (r *Responder) giveUp(ctx context.Context, d *client.Delivery, reason clien
 	if why != nil {
 		text = client.ErrorText(why)
 	}
-	_ = r.reply(ctx, d, errorReply(PropertyGivenUp, word(string(reason), "rejected"), text), &r.givenUp)
+	_ = r.reply(ctx, d, errorReply(propertyGivenUp, word(string(reason), "rejected"), text), &r.givenUp)
 }
 
 // reply sends v to d's reply-to, if it has one. An error means that the broker may not have

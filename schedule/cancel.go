@@ -10,6 +10,7 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/middleware/dedupe"
 )
 
@@ -142,7 +143,7 @@ const storeTimeout = 5 * time.Second
 
 // cancelled asks the store about a message, if it was scheduled.
 func cancelled(ctx context.Context, store Store, d *client.Delivery) (bool, error) {
-	if d.Annotation(AnnotationDue) == nil || d.Message().Properties == nil {
+	if d.Annotation(annotation.Due) == nil || d.Message().Properties == nil {
 		return false, nil
 	}
 	id, ok := d.Message().Properties.MessageID.(string)

@@ -15,6 +15,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/middleware/dedupe"
 	"github.com/hopback/hopback/retry"
 	"github.com/hopback/hopback/schedule"
@@ -178,7 +179,7 @@ func TestAStoreThatFailsHoldsScheduledMessagesBack(t *testing.T) {
 			return nil
 		}))
 		scheduled := client.NewMessage(nil)
-		scheduled.Annotations = map[any]any{schedule.AnnotationDue: int64(1)}
+		scheduled.Annotations = map[any]any{annotation.Due: int64(1)}
 		require.ErrorIs(t, h.Handle(t.Context(), client.NewDelivery("q", scheduled)), errDown)
 		require.NoError(t, h.Handle(t.Context(), client.NewDelivery("q", client.NewMessage(nil))))
 		assert.Equal(t, 1, calls)

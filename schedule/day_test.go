@@ -16,6 +16,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/schedule"
 )
 
@@ -38,7 +39,7 @@ func TestADayOfScheduledMessages(t *testing.T) {
 		var latest, sum time.Duration
 		all := make(chan struct{})
 		note := client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
-			late := time.Since(time.UnixMilli(d.Annotation(schedule.AnnotationDue).(int64)))
+			late := time.Since(time.UnixMilli(d.Annotation(annotation.Due).(int64)))
 			i := int(d.Property("n").(int64))
 			mu.Lock()
 			defer mu.Unlock()

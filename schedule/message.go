@@ -8,26 +8,11 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-)
-
-// Annotations of a scheduled message. Those of a message that comes by way of Dispatch are
-// fewer: what they hold is where it belongs again.
-const (
-	// AnnotationDue holds when the message is due, by the broker's clock, in milliseconds
-	// since 1970, an int64.
-	AnnotationDue = "x-opt-hopback-schedule-due"
-	// AnnotationTo holds the address of its target, a string.
-	AnnotationTo = "x-opt-hopback-schedule-to"
-	// AnnotationTTL holds its ttl in milliseconds, an int64, if it has one. In the ladder it
-	// would end the wait.
-	AnnotationTTL = "x-opt-hopback-schedule-ttl"
-	// AnnotationPriority holds its priority, an int64, if that isn't 4. In the ladder it
-	// would hold up messages of other priorities.
-	AnnotationPriority = "x-opt-hopback-schedule-priority"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // reserved are annotations that a message mustn't have.
-var reserved = []string{AnnotationDue, AnnotationTo, AnnotationTTL, AnnotationPriority, "x-opt-delivery-time"}
+var reserved = []string{annotation.Due, annotation.To, annotation.TTL, annotation.Priority, "x-opt-delivery-time"}
 
 const (
 	defaultPriority = 4
@@ -82,17 +67,17 @@ func (p *Publisher[T]) prepare(m *client.Message, due time.Time) (route, error) 
 	if m.Annotations == nil {
 		m.Annotations = map[any]any{}
 	}
-	m.Annotations[AnnotationTo] = to
-	m.Annotations[AnnotationDue] = due.UnixMilli()
+	m.Annotations[annotation.To] = to
+	m.Annotations[annotation.Due] = due.UnixMilli()
 	// Whatever makes a message leave a queue ahead of others has no place in the ladder.
 	if ttl := m.Header.TTL; ttl != 0 {
 		if ttl < 0 || ttl.Milliseconds() > maxTTL {
 			return route{}, argument.New("message Header.TTL", ttl, "is out of range", "use 0 (none) to 49 days")
 		}
-		m.Annotations[AnnotationTTL] = max(ttl.Milliseconds(), 1)
+		m.Annotations[annotation.TTL] = max(ttl.Milliseconds(), 1)
 	}
 	if m.Header.Priority != defaultPriority {
-		m.Annotations[AnnotationPriority] = int64(m.Header.Priority)
+		m.Annotations[annotation.Priority] = int64(m.Header.Priority)
 	}
 	m.Header = &client.Header{Durable: true, Priority: defaultPriority}
 	// The publisher has no address of its own, and refuses a message without one.
@@ -113,23 +98,23 @@ func (p *Publisher[T]) enter(m *client.Message, r route, now time.Time) {
 // restored is a copy of a message from the ladder as its publisher meant it, and where it
 // belongs.
 func restored(m *client.Message) (*client.Message, address.Address, error) {
-	s, ok := m.Annotations[AnnotationTo].(string)
+	s, ok := m.Annotations[annotation.To].(string)
 	if !ok {
-		return nil, address.Address{}, argument.New("message Annotations["+AnnotationTo+"]", m.Annotations[AnnotationTo], "isn't an address", "publish scheduled messages with schedule.Publisher")
+		return nil, address.Address{}, argument.New("message Annotations["+annotation.To+"]", m.Annotations[annotation.To], "isn't an address", "publish scheduled messages with schedule.Publisher")
 	}
 	to, err := address.Parse(s)
 	if err != nil {
 		return nil, to, err
 	}
 	c := client.Copy(m)
-	if ms, ok := m.Annotations[AnnotationTTL].(int64); ok && ms > 0 && ms <= maxTTL {
+	if ms, ok := m.Annotations[annotation.TTL].(int64); ok && ms > 0 && ms <= maxTTL {
 		c.Header.TTL = time.Duration(ms) * time.Millisecond
 	}
-	if n, ok := m.Annotations[AnnotationPriority].(int64); ok && n >= 0 && n <= 255 {
+	if n, ok := m.Annotations[annotation.Priority].(int64); ok && n >= 0 && n <= 255 {
 		c.Header.Priority = uint8(n)
 	}
-	delete(c.Annotations, AnnotationTTL)
-	delete(c.Annotations, AnnotationPriority)
+	delete(c.Annotations, annotation.TTL)
+	delete(c.Annotations, annotation.Priority)
 	client.PublishTo(to)(c)
 	return c, to, nil
 }

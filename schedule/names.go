@@ -34,7 +34,7 @@ func (n Names) check(at argument.Path) error {
 func (n Names) DispatchQueue() string { return n.Prefix + "schedule_dispatch" }
 
 // UndeliverableQueue returns the name of the queue for messages whose target is gone. The
-// annotations client.AnnotationReason and client.AnnotationError say why, and AnnotationTo
+// annotations client.AnnotationReason and client.AnnotationError say why, and annotation.To
 // says what the target was.
 func (n Names) UndeliverableQueue() string { return n.Prefix + "schedule_undeliverable" }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/schedule"
 )
 
@@ -108,7 +109,7 @@ func TestWhatCanNotBeScheduledIsRefusedBeforeItIsSent(t *testing.T) {
 		try("made the codec panic", soon, panics{})
 		try("message is nil", soon, (*client.Message)(nil))
 		try("message body is missing", soon, &client.Message{})
-		for _, key := range []string{schedule.AnnotationDue, schedule.AnnotationTo, schedule.AnnotationTTL, schedule.AnnotationPriority, "x-opt-delivery-time"} {
+		for _, key := range []string{annotation.Due, annotation.To, annotation.TTL, annotation.Priority, "x-opt-delivery-time"} {
 			try(key, soon, 1, func(m *client.Message) { m.Annotations = map[any]any{key: int64(1)} })
 		}
 		for _, id := range []any{"", 7, uint64(7), []byte("a"), "\xff", strings.Repeat("i", 513)} {
@@ -314,7 +315,7 @@ func TestDispatchKeepsWhatItCanNotDeliver(t *testing.T) {
 		require.NoError(t, err)
 		annotated := func(to any) *client.Message {
 			m := client.NewMessage(nil)
-			m.Annotations = map[any]any{schedule.AnnotationTo: to}
+			m.Annotations = map[any]any{annotation.To: to}
 			return m
 		}
 		strange := []*client.Message{client.NewMessage(nil), annotated("orders"), annotated(int64(1)), annotated("/queues/none"), annotated("/exchanges/none/x"), annotated("/exchanges/amq.topic/x")}
@@ -351,8 +352,8 @@ func TestAMessageIsScheduledAgainAndTheCallersStaysAsItIs(t *testing.T) {
 				return nil
 			}
 			again := client.Copy(d.Message())
-			delete(again.Annotations, schedule.AnnotationDue)
-			delete(again.Annotations, schedule.AnnotationTo)
+			delete(again.Annotations, annotation.Due)
+			delete(again.Annotations, annotation.To)
 			_, err := p.Publish(t.Context(), schedule.After(time.Hour), again)
 			return err
 		}

@@ -87,8 +87,8 @@ const (
 	codeSQL         = uint64(0x120)
 )
 
-// MaxFilterBytes bounds each string of a Filter, so that the attach fits into a frame.
-const MaxFilterBytes = 8 << 10
+// maxFilterBytes bounds each string of a Filter, so that the attach fits into a frame.
+const maxFilterBytes = 8 << 10
 
 // maxFilters bounds the entries of each part.
 const maxFilters = 32
@@ -123,8 +123,8 @@ func (f Filter) validate(at argument.Path) error {
 
 func checkText(at argument.Path, s string) error {
 	switch {
-	case len(s) > MaxFilterBytes:
-		return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has %d bytes", len(s)), fmt.Sprintf("use at most %d", MaxFilterBytes))
+	case len(s) > maxFilterBytes:
+		return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has %d bytes", len(s)), fmt.Sprintf("use at most %d", maxFilterBytes))
 	case !utf8.ValidString(s):
 		return argument.At(at, argument.NotText, s, "isn't valid UTF-8", "give it as UTF-8")
 	}
@@ -295,8 +295,8 @@ func checkValue(at argument.Path, v any) error {
 	case Suffix:
 		return checkText(at, string(v))
 	case []byte:
-		if len(v) > MaxFilterBytes {
-			return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has %d bytes", len(v)), fmt.Sprintf("use at most %d", MaxFilterBytes))
+		if len(v) > maxFilterBytes {
+			return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has %d bytes", len(v)), fmt.Sprintf("use at most %d", maxFilterBytes))
 		}
 	}
 	return nil

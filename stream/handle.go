@@ -12,19 +12,11 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/retry"
-)
-
-// Annotations of a copy in Config.FailedQueue. It also has client.AnnotationReason and
-// client.AnnotationError.
-const (
-	// AnnotationStream is the stream that the message was consumed from, a string.
-	AnnotationStream = "x-opt-hopback-stream"
-	// AnnotationOffset is its offset there, an int64.
-	AnnotationOffset = "x-opt-hopback-offset"
 )
 
 // take has one message handled, and moves on.
@@ -279,8 +271,8 @@ func (k *consumer) giveUp(ctx, handlerCtx context.Context, v verdict, f failure)
 		for key, value := range v.annotations {
 			c.Annotations[key] = value
 		}
-		c.Annotations[AnnotationStream] = k.stream
-		c.Annotations[AnnotationOffset] = int64(f.offset)
+		c.Annotations[annotation.Stream] = k.stream
+		c.Annotations[annotation.Offset] = int64(f.offset)
 		c.Annotations[client.AnnotationReason] = string(v.reason)
 		c.Annotations[client.AnnotationError] = v.text
 		err := k.publish(ctx, handlerCtx, address.Queue(k.cfg.FailedQueue), c, f)

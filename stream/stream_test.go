@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestBadConfigs(t *testing.T) {
 	t.Parallel()
 	store := &MemoryStore{}
-	long := strings.Repeat("x", MaxFilterBytes+1)
+	long := strings.Repeat("x", maxFilterBytes+1)
 	many := make([]string, maxFilters+1)
 	for path, c := range map[string]Config{
 		"Config.Consumer":                              {Offsets: store},

@@ -17,9 +17,9 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// MaxSize is the largest size of a file in bytes, enough for some ten thousand
+// maxSize is the largest size of a file in bytes, enough for some ten thousand
 // queues.
-const MaxSize = 1 << 20
+const maxSize = 1 << 20
 
 // File is a valid topology file.
 type File struct {
@@ -71,8 +71,8 @@ func (r *reader) parse(text []byte) *yaml.Node {
 	switch {
 	case bytes.IndexByte(text, 0) >= 0 || !utf8.Valid(text):
 		return whole("isn't text in UTF-8", "give a YAML file")
-	case len(text) > MaxSize:
-		return whole(fmt.Sprintf("has more than %d bytes, too many for a topology file", MaxSize), "split it, or check that it is the right file")
+	case len(text) > maxSize:
+		return whole(fmt.Sprintf("has more than %d bytes, too many for a topology file", maxSize), "split it, or check that it is the right file")
 	}
 	lines := &lineReader{rest: text}
 	decoder := yaml.NewDecoder(lines)

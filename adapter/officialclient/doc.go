@@ -28,7 +28,7 @@
 //   - It can't send "modified" with delivery-failed for a message that stays in its
 //     queue. Its RequeueWithAnnotations sends delivery-failed=false, which RabbitMQ 4.3
 //     doesn't count toward the delivery limit, so a failing message would come back for
-//     ever. The adapter counts failures itself, in the annotation [AnnotationFailures],
+//     ever. The adapter counts failures itself, in the annotation [annotationFailures],
 //     and dead-letters at [Config.FailureLimit] with [ReasonFailureLimit].
 //   - Its DiscardWithAnnotations always sends delivery-failed=true, so a dead letter's
 //     delivery count is one too high. With retry.StrategyDeadLetter each retry therefore

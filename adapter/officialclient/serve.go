@@ -435,12 +435,12 @@ func hopeless(err error) bool {
 
 // outgoing is m without our own count of failures.
 func outgoing(m *client.Message) *client.Message {
-	if _, ok := m.Annotations[AnnotationFailures]; !ok {
+	if _, ok := m.Annotations[annotationFailures]; !ok {
 		return m
 	}
 	c := *m
 	c.Annotations = maps.Clone(m.Annotations)
-	delete(c.Annotations, AnnotationFailures)
+	delete(c.Annotations, annotationFailures)
 	return &c
 }
 

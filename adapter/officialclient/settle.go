@@ -11,10 +11,10 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// AnnotationFailures counts the failures of a message that stays in its queue, an int64:
+// annotationFailures counts the failures of a message that stays in its queue, an int64:
 // see Config.FailureLimit. A forwarded copy and a dead letter start again without it.
 // Otherwise a dead letter would die at its first failure after a replay.
-const AnnotationFailures = "x-opt-hopback-failures"
+const annotationFailures = "x-opt-hopback-failures"
 
 // ReasonFailureLimit says that the message has failed more often than Config.FailureLimit.
 const ReasonFailureLimit client.Reason = "failure-limit"
@@ -22,7 +22,7 @@ const ReasonFailureLimit client.Reason = "failure-limit"
 // failures is how often m has failed, by its annotation, which anybody may have
 // written.
 func failures(m *client.Message) int64 {
-	n, _ := m.Annotations[AnnotationFailures].(int64)
+	n, _ := m.Annotations[annotationFailures].(int64)
 	return max(n, 0)
 }
 
@@ -36,14 +36,14 @@ func counted(r client.Resolution, m *client.Message, limit int, cause error) cli
 	n := failures(m)
 	switch {
 	case r.DeadLetter && n > 0:
-		r.Annotations = with(r.Annotations, AnnotationFailures, int64(0))
+		r.Annotations = with(r.Annotations, annotationFailures, int64(0))
 	case r.Failed && !r.DeadLetter && limit != UnlimitedFailures && n >= int64(limit):
 		dead := client.Resolve(client.DeadLetter{Reason: ReasonFailureLimit, Err: cause, Annotations: r.Annotations})
-		dead.Annotations = with(dead.Annotations, AnnotationFailures, int64(0))
+		dead.Annotations = with(dead.Annotations, annotationFailures, int64(0))
 		dead.Refused = errors.Join(r.Refused, dead.Refused)
 		r = dead
 	case r.Failed && !r.DeadLetter:
-		r.Annotations = with(r.Annotations, AnnotationFailures, n+1)
+		r.Annotations = with(r.Annotations, annotationFailures, n+1)
 	}
 	if bare(r) {
 		return r

@@ -22,16 +22,16 @@ func (hostile) Error() string { panic("no text") }
 func TestCounted(t *testing.T) {
 	t.Parallel()
 	with := func(v any) *client.Message {
-		return &client.Message{Header: &amqp.MessageHeader{DeliveryCount: 4}, Annotations: amqp.Annotations{AnnotationFailures: v}}
+		return &client.Message{Header: &amqp.MessageHeader{DeliveryCount: 4}, Annotations: amqp.Annotations{annotationFailures: v}}
 	}
 	modified := func(failed, dead bool, known int64, annotations map[string]any) client.Resolution {
 		annotations[client.AnnotationKnownCount] = known
 		return client.Resolution{Kind: client.ResolutionModify, Failed: failed, DeadLetter: dead, Annotations: annotations}
 	}
 	failedDelivery := client.Resolve(errDown)
-	tooOften := modified(false, true, 5, map[string]any{AnnotationFailures: int64(0)})
+	tooOften := modified(false, true, 5, map[string]any{annotationFailures: int64(0)})
 	tooOften.Reason, tooOften.Error = ReasonFailureLimit, errDown.Error()
-	count := func(n int64) map[string]any { return map[string]any{AnnotationFailures: n} }
+	count := func(n int64) map[string]any { return map[string]any{annotationFailures: n} }
 	for name, c := range map[string]struct {
 		in    client.Resolution
 		m     *client.Message
@@ -81,7 +81,7 @@ func (d *settledDelivery) RequeueWithAnnotations(_ context.Context, a amqp.Annot
 	if a["x-opt-panic"] != nil {
 		panic("as the official client does")
 	}
-	return d.settled("requeue with " + fmt.Sprint(a[AnnotationFailures]))
+	return d.settled("requeue with " + fmt.Sprint(a[annotationFailures]))
 }
 
 func TestSettle(t *testing.T) {
@@ -92,7 +92,7 @@ func TestSettle(t *testing.T) {
 		"discard":             {Kind: client.ResolutionModify, DeadLetter: true},
 		"discard with <nil>":  {Kind: client.ResolutionModify, DeadLetter: true, Failed: true},
 		"discard with r":      {Kind: client.ResolutionModify, DeadLetter: true, Annotations: map[string]any{client.AnnotationReason: "r"}},
-		"requeue with 3":      {Kind: client.ResolutionModify, Failed: true, Annotations: map[string]any{AnnotationFailures: int64(3)}},
+		"requeue with 3":      {Kind: client.ResolutionModify, Failed: true, Annotations: map[string]any{annotationFailures: int64(3)}},
 		"requeue with <nil>":  {Kind: client.ResolutionModify},
 		"a panic is an error": {Kind: client.ResolutionModify, Annotations: map[string]any{"x-opt-panic": true}},
 	} {
@@ -113,7 +113,7 @@ func TestOutgoing(t *testing.T) {
 	t.Parallel()
 	m := client.NewMessage([]byte("body"))
 	assert.Same(t, m, outgoing(m))
-	m.Annotations = amqp.Annotations{AnnotationFailures: int64(3), "x-opt-mine": "kept"}
+	m.Annotations = amqp.Annotations{annotationFailures: int64(3), "x-opt-mine": "kept"}
 	c := outgoing(m)
 	assert.Equal(t, amqp.Annotations{"x-opt-mine": "kept"}, c.Annotations)
 	assert.Len(t, m.Annotations, 2, "the original is left alone")

@@ -19,6 +19,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/retry"
 )
@@ -465,7 +466,7 @@ func TestProtonReadsWhatWasRetried(t *testing.T) {
 			assertSections(t, name, want, m)
 			assert.Equal(t, fmt.Sprint(noted(noteOf(frames.List{true, uint8(7), nil, false, uint32(0)}))), fmt.Sprint(m.section(frames.SectionHeader)), "%s: the ttl is gone", name)
 			assert.Equal(t, note{"long", "1"}, m.entry(frames.SectionApplicationProperties, retry.CountProperty), name)
-			assert.Equal(t, "string", m.entry(frames.SectionAnnotations, retry.AnnotationHistory)[0], name)
+			assert.Equal(t, "string", m.entry(frames.SectionAnnotations, annotation.History)[0], name)
 			for _, s := range sent[name] {
 				if s.code == frames.SectionApplicationProperties {
 					value, _ := s.value.(frames.Map).Get("value")

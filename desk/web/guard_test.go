@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // forms are forms that are carried out if nothing refuses them, by path.
@@ -225,7 +226,7 @@ func TestTheAuthorizerIsAsked(t *testing.T) {
 	assert.Equal(t, http.StatusOK, done.status)
 	assert.Contains(t, done.text, "eve\n?é")
 	m := s.take("orders", 1)[0]
-	by, _ := m.Annotations[desk.AnnotationReplayedBy].(string)
+	by, _ := m.Annotations[annotation.ReplayedBy].(string)
 	assert.True(t, strings.HasPrefix(by, "eve\n?éé"))
 	assert.LessOrEqual(t, len(by), 100)
 	for line := range strings.Lines(s.log.String()) {

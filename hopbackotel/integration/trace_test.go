@@ -84,25 +84,25 @@ func TestOrderThatFailsThrice(t *testing.T) {
 						{1, 0, 0.3, true, waits}, {2, 0.3, 0.6, true, waits}, {3, 0.6, 0.3, true, waits}, {4, 0.3, 0, false, "accepted"},
 					} {
 						x := attempts[i]
-						assert.Equal(t, want.attempt, value(x, hopbackotel.AttributeAttempt).AsInt64())
+						assert.Equal(t, want.attempt, value(x, "hopback.attempt").AsInt64())
 						assert.Equal(t, want.failed, x.Status.Code == codes.Error)
-						assert.Equal(t, want.outcome, value(settles[i], hopbackotel.AttributeOutcome).AsString())
+						assert.Equal(t, want.outcome, value(settles[i], "hopback.outcome").AsString())
 						assert.Equal(t, x.SpanContext.SpanID(), settles[i].Parent.SpanID())
 						assert.Equal(t, creation[0].SpanContext.SpanID(), x.Links[0].SpanContext.SpanID())
 						assert.Equal(t, oneTrace, x.SpanContext.TraceID() == creation[0].SpanContext.TraceID())
 						assert.Equal(t, trace.SpanKindConsumer, x.SpanKind)
 						if want.next > 0 {
-							assert.Equal(t, "retry", value(x, hopbackotel.AttributeDecision).AsString())
-							assert.Equal(t, string(strategy), value(x, hopbackotel.AttributeLane).AsString())
-							assert.Equal(t, want.next, value(x, hopbackotel.AttributeDelay).AsFloat64())
+							assert.Equal(t, "retry", value(x, "hopback.decision").AsString())
+							assert.Equal(t, string(strategy), value(x, "hopback.lane").AsString())
+							assert.Equal(t, want.next, value(x, "hopback.delay.asked").AsFloat64())
 						}
 						if i == 0 {
 							assert.Len(t, x.Links, 1)
 							continue
 						}
 						assert.Equal(t, attempts[i-1].SpanContext.SpanID(), x.Links[1].SpanContext.SpanID())
-						assert.Equal(t, want.asked, value(x, hopbackotel.AttributeAsked).AsFloat64())
-						had := value(x, hopbackotel.AttributeHad).AsFloat64()
+						assert.Equal(t, want.asked, value(x, "hopback.attempt.delay.asked").AsFloat64())
+						had := value(x, "hopback.attempt.delay.had").AsFloat64()
 						t.Logf("REPORT %s on %s: attempt %d was to wait %v s and has waited %.3f s", name, version, want.attempt, want.asked, had)
 						// Times in messages are whole milliseconds.
 						assert.GreaterOrEqual(t, had, want.asked-0.002)

@@ -2,7 +2,7 @@
 package anew
 
 // Older are the annotations in which revisions before v0.1 wrote what is now in
-// retry.AnnotationHistory. They are still read. Workers of now overwrite them with 0,
+// annotation.History. They are still read. Workers of now overwrite them with 0,
 // which workers of then ignore.
 var Older = struct{ ErrorType, First, Last, Worker, Asked, Left, Attempts string }{
 	"x-opt-hopback-error-type", "x-opt-hopback-first-failure", "x-opt-hopback-last-failure", "x-opt-hopback-worker",

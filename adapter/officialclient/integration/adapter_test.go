@@ -207,7 +207,7 @@ func TestFailureLimitEndsRequeueing(t *testing.T) {
 		assert.Equal(t, string(officialclient.ReasonFailureLimit), m.Annotations[client.AnnotationReason])
 		assert.Equal(t, errDown.Error(), m.Annotations[client.AnnotationError])
 		assert.EqualValues(t, 4, tries.Load(), "a limit of 3 allows 4 deliveries, as RabbitMQ's does")
-		assert.EqualValues(t, 0, m.Annotations[officialclient.AnnotationFailures], "a replay begins anew")
+		assert.EqualValues(t, 0, m.Annotations["x-opt-hopback-failures"], "a replay begins anew")
 	})
 }
 

@@ -118,7 +118,7 @@ func TestMisuse(t *testing.T) {
 	huge := file(t, "huge.yaml", "work-queues:\n"+strings.Repeat("  orders:\n", 200_000))
 	binary := file(t, "image.png", "\x89PNG\r\n\x1a\n\x00\x00")
 	empty := file(t, "empty.yaml", "")
-	named := file(t, "hopback", strings.Repeat("\x00", topologyfile.MaxSize+1))
+	named := file(t, "hopback", strings.Repeat("\x00", 1<<20+1))
 	brace := file(t, "brace.json", "{")
 	two := file(t, "two.json", `{"queues":[{"name":"a","vhost":"one"},{"name":"a","vhost":"two"}]}`)
 	one := file(t, "one.json", `{"queues":[{"name":"a","vhost":"one","durable":true,"arguments":{"x-queue-type":"quorum"}}]}`)
