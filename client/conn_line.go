@@ -130,7 +130,7 @@ func (l *line) supervise(w *wire, at int) {
 	c := l.conn
 	for try := range link.Tries(l.ctx, l.pause) {
 		if w == nil {
-			if w, at = l.rebuild(at, try.Attempt()); w == nil {
+			if w, at = l.rebuild(at); w == nil {
 				continue
 			}
 		}
@@ -165,8 +165,8 @@ func (l *line) pause(failures int) time.Duration {
 
 // rebuild tries the endpoint at. It returns the connection, or nil, and the endpoint that
 // it is to or that is to be tried next.
-func (l *line) rebuild(at, attempt int) (*wire, int) {
-	c := l.conn
+func (l *line) rebuild(at int) (*wire, int) {
+	c, attempt := l.conn, l.attempts+1 // since the connection was lost
 	w, i, err := c.dial(l.ctx, at, l.cfg)
 	if err == nil {
 		l.begin(w, i, attempt)
