@@ -27,9 +27,7 @@ func TestADeliveryThatIsTakenBackStarvesNoOther(t *testing.T) {
 					return nil
 				})
 				synctest.Wait()
-				b.update(func() {})
-				b.takeBack("stuck")
-				b.update(func() { b.ready = nil }) // another consumer has it
+				b.takeBack("stuck", false)
 				synctest.Wait()
 				b.publish("m")
 				synctest.Wait()
@@ -56,8 +54,7 @@ func TestASettlementThatCrossesWithTheTimeoutStarvesNoOther(t *testing.T) {
 		}
 		k := startConsumer(b, ConsumerConfig{Prefetch: 64}, returns(nil))
 		<-crossing
-		b.takeBack("m0")
-		b.update(func() { b.ready = nil })
+		b.takeBack("m0", false)
 		synctest.Wait()
 		close(crossed)
 		synctest.Wait()
@@ -184,7 +181,7 @@ func TestTheConsumerTimeoutIsLearned(t *testing.T) {
 		b.publish("m")
 		for _, held := range []time.Duration{limit / 10, limit, limit} { // the first was received late
 			time.Sleep(held)
-			b.takeBack("m")
+			b.takeBack("m", true)
 			require.ErrorIs(t, <-causes, ErrConsumerTimeout)
 		}
 		began := time.Now()

@@ -248,7 +248,7 @@ func (b *fakeBroker) kill(err error) {
 // takeBack takes a delivery back from its consumer, as RabbitMQ 4.3 does after the consumer
 // timeout, and makes it ready again. The link gets nothing more until the stale delivery is
 // settled and a flow follows.
-func (b *fakeBroker) takeBack(id string) {
+func (b *fakeBroker) takeBack(id string, again bool) {
 	var told func(first, last uint32)
 	var back uint32
 	b.update(func() {
@@ -257,7 +257,9 @@ func (b *fakeBroker) takeBack(id string) {
 				for n, m := range r.unsettled {
 					if idOf(m) == id && !r.stale[n] {
 						r.stale[n], r.starved = true, true
-						b.ready = append(b.ready, withID(id))
+						if again { // else another consumer has it
+							b.ready = append(b.ready, withID(id))
+						}
 						told, back = r.takenBack, n
 						b.log("take back %s", id)
 					}
