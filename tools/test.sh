@@ -79,7 +79,7 @@ modules() {
 mapfile -t unit < <($GO list ./... | grep -v -e /integration -e /internal/broker -e /internal/proxy)
 mapfile -t timed < <($GO list ./internal/proxy ./examples/...)
 # These mostly wait for brokers of their own to start and to die.
-mapfile -t faulty < <($GO list ./internal/broker/... ./integration/chaos ./integration/cluster)
+mapfile -t faulty < <($GO list ./internal/broker/... ./integration/chaos ./integration/cluster | grep -v /cmd/broker)
 
 # What needs none of the brokers that are shared.
 without_brokers() {
@@ -132,6 +132,8 @@ with_brokers() {
 	# The tests install Chromium where they can. Elsewhere they are skipped, and say so.
 	aside browser $GO test -count=1 -timeout=15m -json ./integration/browser
 	aside differ $GO test -count=1 -timeout=10m -json ./integration/differ
+	# It takes the shared broker where one runs, so not while that is replaced.
+	aside command $GO test $race -count=1 -timeout=10m -json ./internal/broker/cmd/broker
 	$GO test $race -count=1 -timeout=25m -json ./adapter/officialclient/integration >&$lane
 	$GO test -count=1 -timeout=25m -json ./bench/interop >&$lane
 	$GO test $race -count=1 -timeout=25m -json ./hopbackotel/integration >&$lane
