@@ -619,14 +619,21 @@ func (l *fakeSender) end(err error) {
 }
 
 func (l *fakeSender) send(m *Message, to receipt) (x sending, lost bool, err error) {
+	open := false
+	l.b.update(func() { open = l.err == nil })
 	if err := l.b.ask("send " + idOf(m)); err != nil {
 		return nil, !errors.As(err, new(unsent)), err
 	}
 	r := &fakeReceipt{link: l, msg: m, to: to}
 	l.b.update(func() {
-		if err = l.err; err == nil {
+		switch err = l.err; {
+		case err == nil:
 			l.pending = append(l.pending, r)
 			l.pump()
+		case open: // the link has ended over it
+			ended := err
+			l.b.answers = append(l.b.answers, func() { to.answer(nil, ended) })
+			err = nil
 		}
 	})
 	return r, err != nil, err

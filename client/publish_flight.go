@@ -223,10 +223,13 @@ func (f *flight) take(out *outgoing, from int32) bool {
 	f.answers.drop(x)
 	switch {
 	case lost:
+		f.end.lost, f.end.why = true, err
+		if from == outQueued { // else an earlier link may have sent it
+			err = &neverSent{err}
+		}
 		if f.answers.lose(out, f.alone, x.at, err) {
 			f.written = out
 		}
-		f.end.lost, f.end.why = true, err
 		f.end.unanswered++
 		return false
 	case from == outAgain: // on an earlier link it may have arrived

@@ -731,3 +731,23 @@ func TestAMessageTakenFromTheQueueAsTheLinkIsLostIsKept(t *testing.T) {
 		require.NoError(t, s.close(within(t, time.Minute)))
 	})
 }
+
+// A message that no link has taken, since the link turned out to be lost, wasn't sent.
+func TestAMessageThatALostLinkDidNotTakeIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		s := startResender(b)
+		require.NoError(t, s.do(within(t, time.Minute), withID("first")))
+		b.hook = func(step string) error {
+			if step == "send a" || step == "open session" {
+				return errFakeLink
+			}
+			return nil
+		}
+		require.ErrorIs(t, s.do(within(t, time.Second), withID("a")), ErrNotSent)
+		b.hook = nil
+		require.NoError(t, s.do(within(t, time.Minute), withID("b")))
+		assert.Equal(t, []string{"send first", "send b"}, b.history("send"))
+		require.NoError(t, s.close(within(t, time.Minute)))
+	})
+}
