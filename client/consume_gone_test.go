@@ -30,7 +30,7 @@ func own(name string) declare.Topology {
 	}
 }
 
-// Each instance of a service has a queue of its own, with all prices. The queue outlives a
+// Each instance of a service has its own queue, with all prices. The queue outlives a
 // reconnect, since it expires only after five minutes without a consumer. Where it has gone
 // after all, such as with its node, OnGone declares it again.
 func ExampleConsumerConfig_queueOfItsOwn() {
@@ -83,7 +83,7 @@ func ExampleConsumerConfig_queueOfItsOwn() {
 	// tea is at 42
 }
 
-// pricesOf consumes prices from a queue of its own, which OnGone declares again.
+// pricesOf consumes prices from its own queue, which OnGone declares again.
 type pricesOf struct {
 	conn   *client.Conn
 	name   string

@@ -546,7 +546,7 @@ func newFlightLink(l senderLink) *flightLink {
 	return &flightLink{senderLink: l, closed: make(chan struct{})}
 }
 
-// end closes the link, within bounds. Whoever is first does, and all others wait for that.
+// end closes the link, within bounds. The first caller does, and all others wait for it.
 func (l *flightLink) end() {
 	if l.ending.CompareAndSwap(false, true) {
 		defer close(l.closed)

@@ -15,7 +15,6 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/retry"
@@ -31,11 +30,11 @@ func deadLetter(t testing.TB, died time.Time, edit ...func(*frames.Message)) []b
 		Annotations: frames.Map{
 			{Key: frames.Symbol(client.AnnotationReason), Value: "permanent"},
 			{Key: frames.Symbol(client.AnnotationError), Value: "order 17 refused by 10.0.0.1:443"},
-			{Key: frames.Symbol(anew.Older.ErrorType), Value: "*bank.Refusal"},
+			{Key: frames.Symbol(annotation.Older.ErrorType), Value: "*bank.Refusal"},
 			{Key: frames.Symbol(annotation.Queue), Value: "orders"},
 			{Key: frames.Symbol(annotation.Retries), Value: int64(5)},
-			{Key: frames.Symbol(anew.Older.First), Value: died.Add(-time.Hour).UnixMilli()},
-			{Key: frames.Symbol(anew.Older.Last), Value: died.UnixMilli()},
+			{Key: frames.Symbol(annotation.Older.First), Value: died.Add(-time.Hour).UnixMilli()},
+			{Key: frames.Symbol(annotation.Older.Last), Value: died.UnixMilli()},
 			{Key: frames.Symbol(annotation.Exchange), Value: "shop"},
 			{Key: frames.Symbol(annotation.RoutingKey), Value: "order.new"},
 			{Key: frames.Symbol("x-last-death-reason"), Value: "rejected"},

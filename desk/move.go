@@ -9,7 +9,6 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/frames"
@@ -106,7 +105,7 @@ func (l *letter) moved(mark ReplayMark, queue string) frames.Map {
 	}
 	set := l.marks(mark)
 	out = append(out, set...)
-	for _, k := range anew.OlderKeys {
+	for _, k := range annotation.OlderKeys {
 		if _, has := l.m.Annotations[k]; has {
 			out = append(out, frames.Entry{Key: frames.Symbol(k), Value: int64(0)})
 		}

@@ -18,7 +18,6 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
@@ -283,10 +282,10 @@ func TestForgedCountsAndTimesEndInTheDeadLetterQueue(t *testing.T) {
 			{annotation.Retries: "1e999"},
 			{retry.CountProperty: int64(-5)},
 			{retry.CountProperty: "three"},
-			{anew.Older.First: far.UnixMilli(), anew.Older.Last: "yesterday"},
-			{anew.Older.First: "nonsense"},
-			{anew.Older.First: int64(1)},
-			{annotation.Exchange: strings.Repeat("x", 5000), annotation.Queue: "elsewhere", anew.Older.Worker: "boss"},
+			{annotation.Older.First: far.UnixMilli(), annotation.Older.Last: "yesterday"},
+			{annotation.Older.First: "nonsense"},
+			{annotation.Older.First: int64(1)},
+			{annotation.Exchange: strings.Repeat("x", 5000), annotation.Queue: "elsewhere", annotation.Older.Worker: "boss"},
 			{annotation.DeliveryTime: far.UnixMilli()},
 			{annotation.DeliveryTime: far, annotation.Delay: "long"},
 			{client.AnnotationKnownCount: int64(math.MaxInt64)},

@@ -16,7 +16,6 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/desk"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
@@ -216,7 +215,7 @@ func TestReplayCopiesWhatCannotBeMoved(t *testing.T) {
 		d := newDesk(t, s, conn)
 		dead := func(edits ...func(m *client.Message)) func(int, *client.Message) {
 			return func(_ int, m *client.Message) {
-				m.Annotations = map[any]any{annotation.Queue: "orders", anew.Older.First: int64(5)}
+				m.Annotations = map[any]any{annotation.Queue: "orders", annotation.Older.First: int64(5)}
 				for _, e := range edits {
 					e(m)
 				}

@@ -21,7 +21,6 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
@@ -169,8 +168,8 @@ func TestHostileHeadersAndBodiesAreSurvived(t *testing.T) {
 			m := amqp.NewMessage([]byte("{}"))
 			m.Annotations = amqp.Annotations{}
 			for _, key := range []string{
-				client.AnnotationReason, client.AnnotationError, client.AnnotationKnownCount, annotation.Retries, anew.Older.First,
-				anew.Older.Last, annotation.Delay, annotation.Queue, anew.Older.Worker, "x-opt-own",
+				client.AnnotationReason, client.AnnotationError, client.AnnotationKnownCount, annotation.Retries, annotation.Older.First,
+				annotation.Older.Last, annotation.Delay, annotation.Queue, annotation.Older.Worker, "x-opt-own",
 			} {
 				m.Annotations[key] = v
 			}

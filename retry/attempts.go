@@ -9,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 )
 
@@ -72,7 +71,7 @@ func attemptsUntil(t *compactHistory) []FailedAttempt {
 func attemptsBefore(m *client.Message, compact *compactHistory, text string, waits bool) string {
 	var t compactHistory
 	switch {
-	case m.Annotations[anew.Older.Last] != nil || m.Annotations[annotation.Queue] != nil:
+	case m.Annotations[annotation.Older.Last] != nil || m.Annotations[annotation.Queue] != nil:
 		t = historyOf(m)
 	case compact != nil:
 		t = *compact

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 )
 
@@ -143,20 +142,20 @@ func TestHostileAttempts(t *testing.T) {
 		"[" + strings.Repeat(" ", 4*maxAttemptsBytes) + "[1790000000000,1000,\"x\"]]":                               nil,
 		"[" + strings.Repeat("[", 3000):                                                                             nil,
 	} {
-		for key, value := range map[string]string{anew.Older.Attempts: list, annotation.History: `{"attempts":` + list + `}`} {
+		for key, value := range map[string]string{annotation.Older.Attempts: list, annotation.History: `{"attempts":` + list + `}`} {
 			m := client.NewMessage(nil)
 			m.Annotations = map[any]any{key: value}
 			got := AttemptsOf(m)
 			assert.Equal(t, stamps(want), stamps(got), "%s %.80q", key, list)
-			m.Annotations[anew.Older.Last] = good.At.UnixMilli() + 5
+			m.Annotations[annotation.Older.Last] = good.At.UnixMilli() + 5
 			dead := next(t, m, handle(t, Policy{MaxRetries: NoRetries}, m, returns(errA)))
 			assert.Len(t, AttemptsOf(dead), len(want)+2)
 		}
 	}
 	assert.Empty(t, AttemptsOf(nil))
 	m := client.NewMessage(nil)
-	m.Annotations = map[any]any{anew.Older.Attempts: []any{"x"}, anew.Older.Last: "now"}
+	m.Annotations = map[any]any{annotation.Older.Attempts: []any{"x"}, annotation.Older.Last: "now"}
 	assert.Empty(t, AttemptsOf(m))
-	m.Annotations = map[any]any{anew.Older.Attempts: "[" + strings.Repeat("[1790000000000,1],", 200) + "[1790000000000,1]]"}
+	m.Annotations = map[any]any{annotation.Older.Attempts: "[" + strings.Repeat("[1790000000000,1],", 200) + "[1790000000000,1]]"}
 	assert.Len(t, AttemptsOf(m), maxAttempts)
 }

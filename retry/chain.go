@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/deathlog"
 )
 
@@ -84,7 +84,7 @@ func (pl *plan) held(s Strategy, d time.Duration) time.Duration {
 // passed a delay queue. Both are 0 if nothing is left. Only the broker can write into the
 // message that it expired in a delay queue, so a sender can't make a message wait.
 func (d *decorator) delayLeft(m *client.Message, was past) (whole, left time.Duration) {
-	if m.Annotations[anew.Older.Left] == nil && !strings.Contains(was.compact, `"left":`) {
+	if m.Annotations[annotation.Older.Left] == nil && !strings.Contains(was.compact, `"left":`) {
 		return 0, 0
 	}
 	t := historyOf(m)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/hopbacktest"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
@@ -88,9 +87,9 @@ func TestAskedDelaysAreKept(t *testing.T) {
 func TestForgedRestOfADelay(t *testing.T) {
 	t.Parallel()
 	for name, annotations := range map[string]map[any]any{
-		"annotations": {anew.Older.Left: int64(3_600_000), anew.Older.Asked: int64(7_200_000), annotation.Delay: int64(1000), annotation.Queue: "work"},
+		"annotations": {annotation.Older.Left: int64(3_600_000), annotation.Older.Asked: int64(7_200_000), annotation.Delay: int64(1000), annotation.Queue: "work"},
 		"compact":     {annotation.History: `{"queue":"work","delay":1000,"left":3600000,"asked":7200000}`},
-		"deaths":      {anew.Older.Left: int64(3_600_000), "x-last-death-queue": "delay_1s", "x-last-death-reason": "expired", "x-first-death-queue": "delay_1s"},
+		"deaths":      {annotation.Older.Left: int64(3_600_000), "x-last-death-queue": "delay_1s", "x-last-death-reason": "expired", "x-first-death-queue": "delay_1s"},
 	} {
 		for _, strategy := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter} {
 			t.Run(fmt.Sprint(name, " ", strategy), func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/outcome"
 )
 
@@ -193,7 +193,7 @@ func TestFirstFailureInTheFutureDoesNotPutGivingUpOff(t *testing.T) {
 	}
 	// The time that is written is one that isn't in the future, so it ends later.
 	m := client.NewMessage(nil)
-	m.Annotations = map[any]any{anew.Older.First: epoch.AddDate(7000, 0, 0).UnixMilli()}
+	m.Annotations = map[any]any{annotation.Older.First: epoch.AddDate(7000, 0, 0).UnixMilli()}
 	h := pl.history(client.NewDelivery("q", m), errDown, pastOf(m), epoch)
 	assert.Equal(t, epoch.UnixMilli(), told(h).First)
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/outcome"
 )
@@ -47,8 +46,8 @@ func FuzzAutopsy(f *testing.F) {
 		values := []any{died, reason, queue, number, float, uint64(number), time.UnixMilli(number), []any{died}, map[string]any{queue: number}, nil, true, []byte(reason)}
 		m := &client.Message{Annotations: map[any]any{}}
 		for i, key := range []string{
-			"x-last-death-reason", client.AnnotationReason, "x-last-death-queue", annotation.Retries, anew.Older.First, anew.Older.Last,
-			annotation.Queue, annotation.Exchange, anew.Older.Worker, anew.Older.ErrorType, client.AnnotationError, annotation.Delay, annotation.DeliveryTime,
+			"x-last-death-reason", client.AnnotationReason, "x-last-death-queue", annotation.Retries, annotation.Older.First, annotation.Older.Last,
+			annotation.Queue, annotation.Exchange, annotation.Older.Worker, annotation.Older.ErrorType, client.AnnotationError, annotation.Delay, annotation.DeliveryTime,
 		} {
 			m.Annotations[key] = values[(i+int(kinds))%len(values)]
 		}

@@ -9,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/outcome"
@@ -58,7 +57,7 @@ func messageOf(d *client.Delivery) *client.Message { return d.Message() }
 
 func pastOf(m *client.Message) past {
 	compact, _ := m.Annotations[annotation.History].(string)
-	return past{count: Count(m), first: millis(m.Annotations[anew.Older.First]), compact: compact}
+	return past{count: Count(m), first: millis(m.Annotations[annotation.Older.First]), compact: compact}
 }
 
 // queue is the queue that the message failed in.
@@ -185,7 +184,7 @@ var keyValues = func() map[string]any {
 	for _, k := range append([]string{
 		client.AnnotationReason, client.AnnotationError, annotation.Retries, annotation.Queue, annotation.Exchange, annotation.RoutingKey,
 		annotation.Delay, annotation.History,
-	}, anew.OlderKeys...) {
+	}, annotation.OlderKeys...) {
 		m[k] = k
 	}
 	return m

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 )
 
@@ -107,8 +106,8 @@ func TestAnnotationsAreBoundedAndValidWhateverTheErrorIs(t *testing.T) {
 		"a large type, deep":  After(1, Permanent(ünïcödé[struct{ Ä u2 }]{})),
 		"joined by the dozen": errors.Join(panics{}, u2{}, errors.New(strings.Repeat("x", 1<<20))),
 	} {
-		m.Annotations[anew.Older.Last] = int64(math.MaxInt32)
-		m.Annotations[anew.Older.Attempts] = "[" + strings.Repeat(`[1790000000000,1,"`+strings.Repeat("e", 90)+`"],[1790000000000,1,"f"],`, 30) + "[1790000000000,1]]"
+		m.Annotations[annotation.Older.Last] = int64(math.MaxInt32)
+		m.Annotations[annotation.Older.Attempts] = "[" + strings.Repeat(`[1790000000000,1,"`+strings.Repeat("e", 90)+`"],[1790000000000,1,"f"],`, 30) + "[1790000000000,1]]"
 		h := pl.history(client.NewDelivery("q", m), err, counted(pastOf(m), math.MaxInt32), epoch)
 		size := 0
 		for k, v := range h {

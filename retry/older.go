@@ -2,7 +2,7 @@ package retry
 
 import (
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/anew"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // Revisions before v0.1 wrote the history of a message in single annotations, unless it was a
@@ -20,18 +20,18 @@ func (t *compactHistory) readOlder(m *client.Message) {
 			*to = at.UnixMilli()
 		}
 	}
-	text(anew.Older.ErrorType, &t.Type)
-	text(anew.Older.Worker, &t.Worker)
-	text(anew.Older.Attempts, &t.Attempts)
-	number(anew.Older.First, &t.First)
-	number(anew.Older.Last, &t.Last)
-	number(anew.Older.Asked, &t.Asked)
-	number(anew.Older.Left, &t.Left)
+	text(annotation.Older.ErrorType, &t.Type)
+	text(annotation.Older.Worker, &t.Worker)
+	text(annotation.Older.Attempts, &t.Attempts)
+	number(annotation.Older.First, &t.First)
+	number(annotation.Older.Last, &t.Last)
+	number(annotation.Older.Asked, &t.Asked)
+	number(annotation.Older.Left, &t.Left)
 }
 
 // overwriteOlder adds to the annotations for m what makes its older ones nothing.
 func overwriteOlder(annotations map[string]any, m *client.Message) {
-	for _, key := range anew.OlderKeys {
+	for _, key := range annotation.OlderKeys {
 		if m.Annotations[key] != nil {
 			annotations[key] = int64(0)
 		}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/clockstep"
 	"github.com/hopback/hopback/internal/deathlog"
@@ -87,7 +86,7 @@ func TestGuardsLookSoonWhenRetriesAreEarlyOrMissing(t *testing.T) {
 	t.Parallel()
 	message := func(last time.Time) *client.Message {
 		m := client.NewMessage(nil)
-		m.Annotations = map[any]any{annotation.Delay: int64(2000), anew.Older.Last: last.UnixMilli()}
+		m.Annotations = map[any]any{annotation.Delay: int64(2000), annotation.Older.Last: last.UnixMilli()}
 		return m
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -173,7 +172,7 @@ func TestWhatAPolicyMayHaveDoneIsTold(t *testing.T) {
 	early := func(w *watched) {
 		m := client.NewMessage(nil)
 		m.Annotations = map[any]any{
-			annotation.Delay: int64(2000), anew.Older.Last: time.Now().Add(-100 * time.Millisecond).UnixMilli(),
+			annotation.Delay: int64(2000), annotation.Older.Last: time.Now().Add(-100 * time.Millisecond).UnixMilli(),
 			deathlog.Key: []map[any]any{{"queue": "delay_2s", "reason": "maxlen"}},
 		}
 		w.retryReturned(m, time.Now())

@@ -21,7 +21,6 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/anew"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/refusal"
 )
@@ -657,7 +656,7 @@ func TestRetriesCountHoweverTheHandlerChangesTheMessage(t *testing.T) {
 				message := func(count int) *client.Message {
 					m := client.NewMessage([]byte("body"))
 					m.ApplicationProperties = map[string]any{CountProperty: int64(count), "own": 1}
-					m.Annotations = map[any]any{annotation.Retries: int64(count), anew.Older.First: first}
+					m.Annotations = map[any]any{annotation.Retries: int64(count), annotation.Older.First: first}
 					return m
 				}
 				p := Policy{Strategy: strategy, Backoff: Delays(time.Minute), MaxRetries: 3}
@@ -687,15 +686,15 @@ func TestRetriesCountHoweverTheHandlerChangesTheMessage(t *testing.T) {
 				var annotations map[any]any
 				switch o := handle(t, p, message(2), h(errA)).(type) {
 				case client.Modify:
-					annotations = map[any]any{annotation.Retries: o.Annotations[annotation.Retries], anew.Older.First: told(o.Annotations).First}
+					annotations = map[any]any{annotation.Retries: o.Annotations[annotation.Retries], annotation.Older.First: told(o.Annotations).First}
 				case client.Forward:
 					assert.Equal(t, 3, Count(o.Message))
-					annotations = map[any]any{annotation.Retries: int64(Count(o.Message)), anew.Older.First: historyOf(o.Message).First}
+					annotations = map[any]any{annotation.Retries: int64(Count(o.Message)), annotation.Older.First: historyOf(o.Message).First}
 				default:
 					t.Fatalf("%T", o)
 				}
 				assert.Equal(t, int64(3), annotations[annotation.Retries])
-				assert.Equal(t, first, annotations[anew.Older.First])
+				assert.Equal(t, first, annotations[annotation.Older.First])
 			})
 		}
 	}

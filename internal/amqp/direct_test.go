@@ -190,8 +190,8 @@ func fill(t *testing.T, c *Conn) {
 	}
 }
 
-// Messages reach the wire in the order of their delivery-ids, whoever writes them.
-func TestOrderWhoeverWrites(t *testing.T) {
+// Messages reach the wire in the order of their delivery-ids, whether senders or the writer write them.
+func TestOrderOnTheWire(t *testing.T) {
 	_, l, p := overTCP(t, Config{})
 	const senders, each = 4, 500
 	var all sync.WaitGroup
