@@ -214,9 +214,9 @@ func (c *Conn) noteState() {
 }
 
 // tell fills in what an event of the connection has.
-func (c *Conn) tell(w *wire, e Event) {
+func (c *Conn) tell(w *wire, e stateEvent) {
 	e.Op, e.Target, e.Generation, e.Node = "connection", w.endpoint.shown, w.generation, w.broker.Node
-	c.observer.tell(e)
+	c.observer.notify(e)
 }
 
 // wire returns the connection of the first line that has one, and waits for one while

@@ -303,6 +303,6 @@ func (c *Conn) clockDiffers(ahead time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if w := c.up(); w != nil {
-		c.tell(w, Event{Kind: EventClockDiffers, Ahead: ahead})
+		c.tell(w, stateEvent{Kind: eventClockDiffers, Ahead: ahead})
 	}
 }

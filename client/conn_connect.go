@@ -57,7 +57,7 @@ func newConn(cfg Config, eps []endpoint) *Conn {
 	c := &Conn{
 		cfg: cfg, endpoints: eps, nodes: make([]string, len(eps)), log: cfg.Logger, connect: dial, idle: lineIdle, renewAfter: sessionDeliveries,
 		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}), users: map[closer]struct{}{},
-		observer: &observer{call: cfg.Observe, log: cfg.Logger},
+		observer: newObserver(cfg.Observe, cfg.Logger),
 	}
 	for i := range eps {
 		eps[i].raw = eps[i].login(cfg)

@@ -78,7 +78,7 @@ func (l *line) begin(w *wire, at, attempts int) {
 	c := l.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e := Event{Kind: EventUp, Attempt: attempts}
+	e := stateEvent{Kind: eventUp, Attempt: attempts}
 	if l.generation > 0 {
 		c.past.rebuilt++
 		e.Down = time.Since(l.since)
@@ -89,7 +89,7 @@ func (l *line) begin(w *wire, at, attempts int) {
 	l.endpoint, l.at, l.limit = w.endpoint.shown, at, w.limit
 	c.hooks.connected(w.endpoint.address)
 	c.tell(w, e) // before those who wait for it can tell of their links
-	w.blockage.start(w.broker.Node, func(e Event) { c.tell(w, e) })
+	w.blockage.start(w.broker.Node, func(e stateEvent) { c.tell(w, e) })
 	l.change(w, nil)
 	l.keepers.Go(func() { c.keepToken(w) })
 }
@@ -102,7 +102,7 @@ func (l *line) end(w *wire, why error) {
 	l.since = time.Now()
 	c.past.lost++
 	c.past.blocked += w.blockage.total()
-	c.tell(w, Event{Kind: EventLost, Err: why})
+	c.tell(w, stateEvent{Kind: eventLost, Err: why})
 	l.change(nil, why)
 }
 
@@ -179,7 +179,7 @@ func (l *line) rebuild(at int) (*wire, int) {
 		generation := l.generation
 		l.change(nil, err)
 		c.mu.Unlock()
-		c.observer.tell(Event{Kind: EventRefused, Op: "connection", Target: c.endpoints[i].shown, Generation: generation, Attempt: attempt, Err: err})
+		c.observer.notify(stateEvent{Kind: eventRefused, Op: "connection", Target: c.endpoints[i].shown, Generation: generation, Attempt: attempt, Err: err})
 		c.log.Warn("hopback: reconnecting failed; trying again", "endpoint", c.endpoints[i].shown, "attempt", attempt, "error", err)
 	}
 	return nil, (i + 1) % len(c.endpoints)
@@ -205,7 +205,7 @@ func (l *line) close(ctx context.Context) {
 		w.close(ctx)
 	}
 	l.keepers.Wait()
-	c.observer.tell(Event{Kind: EventEnded, Op: "connection", Target: endpoint, Generation: generation})
+	c.observer.notify(stateEvent{Kind: eventEnded, Op: "connection", Target: endpoint, Generation: generation})
 }
 
 // places is how many sessions the line has for consumers and publishers.
@@ -310,7 +310,7 @@ func (c *Conn) dialAny(l *line, at int) (*wire, int, error) {
 		if l.ctx.Err() != nil {
 			return nil, 0, ErrClosed
 		}
-		c.observer.tell(Event{Kind: EventRefused, Op: "connection", Target: c.endpoints[i].shown, Attempt: n + 1, Err: err})
+		c.observer.notify(stateEvent{Kind: eventRefused, Op: "connection", Target: c.endpoints[i].shown, Attempt: n + 1, Err: err})
 		c.log.Warn("hopback: an additional connection can't be opened", "connection", l.cfg.Name, "endpoint", c.endpoints[i].shown, "error", err)
 		errs = append(errs, err)
 	}

@@ -24,7 +24,7 @@ func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*
 	p := &replyPlace{conn: c, booking: c.book(1), closed: closed, add: count}
 	if err := c.join(p); err != nil {
 		p.booking.release()
-		return nil, &Error{Op: "call", Kind: ErrClosed, unsent: true}
+		return nil, markUnsent(&Error{Op: "call", Kind: ErrClosed})
 	}
 	return p, nil
 }
@@ -77,13 +77,11 @@ func (p *replyPlace) Open(ctx context.Context, source func(oldbroker.Quirks) (re
 func replyError(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil, errors.Is(err, ErrClosed):
-		return &Error{Op: "call", Kind: ErrClosed, Text: "the replies can't be received", unsent: true}
+		return markUnsent(&Error{Op: "call", Kind: ErrClosed, Text: "the replies can't be received"})
 	case errors.Is(err, ErrSessionLimit):
 		return newError("call", "", ErrSessionLimit, err)
 	}
-	e := newError("call", "", attachKind(err), err)
-	e.unsent = true
-	return e
+	return markUnsent(newError("call", "", attachKind(err), err))
 }
 
 // replies attaches a link and grants its first credit. Until then a direct reply would be

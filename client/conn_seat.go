@@ -133,9 +133,9 @@ func (b *booking) line() *line {
 }
 
 // tell tells an event of the consumer or publisher.
-func (b *booking) tell(e Event) {
+func (b *booking) tell(e stateEvent) {
 	c := b.conn
-	if c.observer == nil || c.observer.call == nil {
+	if !c.observer.listens() {
 		return
 	}
 	c.mu.Lock()
@@ -145,7 +145,7 @@ func (b *booking) tell(e Event) {
 		e.Node = l.live.broker.Node
 	}
 	c.mu.Unlock()
-	c.observer.tell(e)
+	c.observer.notify(e)
 }
 
 // outage is why the booking's connection carries no messages now; nil if it does.

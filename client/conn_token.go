@@ -36,12 +36,12 @@ func (c *Conn) keepToken(w *wire) {
 		if err != nil {
 			err = &Error{Op: "connection", Target: w.endpoint.shown, Kind: ErrAuthentication, Err: err}
 			c.log.Warn("hopback: the token wasn't renewed; trying again", "endpoint", w.endpoint.shown, "expires", expires, "error", err)
-			c.tell(w, Event{Kind: EventTokenRefused, Attempt: failures + 1, Err: err})
+			c.tell(w, stateEvent{Kind: eventTokenRefused, Attempt: failures + 1, Err: err})
 			wait = c.cfg.Reconnect.pause(failures)
 			failures++
 			continue
 		}
-		c.tell(w, Event{Kind: EventTokenRenewed, Attempt: failures + 1})
+		c.tell(w, stateEvent{Kind: eventTokenRenewed, Attempt: failures + 1})
 		failures = 0
 		if next.Expires.IsZero() {
 			return

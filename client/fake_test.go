@@ -38,7 +38,7 @@ type fakeBroker struct {
 	// renewAfter, if set, is how many deliveries wear a session out.
 	renewAfter int
 	// tell, if set, is told of a consumer's events.
-	tell func(Event)
+	tell func(stateEvent)
 	// overdue is how long it may leave a message unanswered. 0: for ever.
 	overdue time.Duration
 	// silent leaves drains, closings and the question whether it answers unanswered.
