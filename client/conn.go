@@ -33,7 +33,7 @@ type Conn struct {
 	hooks     *hooks // nil: no Instrument
 	unhook    func() // tells it of Close; set by Connect
 	// connect is dial, and idle is lineIdle, but in tests.
-	connect func(context.Context, endpoint, Config) (*wire, error)
+	connect func(context.Context, endpoint, dialConfig) (*wire, error)
 	idle    time.Duration
 	// renewAfter is sessionDeliveries, but in tests.
 	renewAfter uint64
@@ -88,7 +88,7 @@ func (c *Conn) Broker() Broker {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if w := c.up(); w != nil {
-		return w.broker
+		return Broker(w.broker)
 	}
 	return Broker{}
 }
@@ -198,7 +198,7 @@ func (c *Conn) State() State {
 		}
 	}
 	if w := c.up(); w != nil {
-		s.Broker = w.broker
+		s.Broker = Broker(w.broker)
 	}
 	return s
 }

@@ -60,7 +60,7 @@ func newConn(cfg Config, eps []endpoint) *Conn {
 		observer: newObserver(cfg.Observe, cfg.Logger),
 	}
 	for i := range eps {
-		eps[i].raw = eps[i].login(cfg)
+		eps[i].raw = eps[i].user(cfg.Impersonator)
 	}
 	c.hooks = newHooks(cfg.Instrument, cfg.Logger)
 	c.ctx, c.cancel = context.WithCancel(context.Background())

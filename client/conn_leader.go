@@ -12,7 +12,7 @@ const leaderTimeout = 5 * time.Second
 
 // dial connects to endpoint i, or to another where Config.PreferLeaderOf says so,
 // and returns which.
-func (c *Conn) dial(ctx context.Context, i int, cfg Config) (*wire, int, error) {
+func (c *Conn) dial(ctx context.Context, i int, cfg dialConfig) (*wire, int, error) {
 	w, err := c.connect(ctx, c.endpoints[i], cfg)
 	if err != nil {
 		return nil, i, err

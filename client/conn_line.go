@@ -26,8 +26,8 @@ const lineIdle = time.Minute
 
 type line struct {
 	conn   *Conn
-	number int    // 1 is the first
-	cfg    Config // the Conn's, with the line's own name
+	number int        // 1 is the first
+	cfg    dialConfig // with the line's own name
 
 	// ctx ends when the line is closed.
 	ctx     context.Context
@@ -52,8 +52,8 @@ type line struct {
 
 // newLine makes a line without a connection. It is called with mu held.
 func (c *Conn) newLine(number int) *line {
-	l := &line{conn: c, number: number, cfg: c.cfg, done: make(chan struct{}), limit: maxSessions}
-	l.cfg.Name = lineName(c.cfg.Name, number)
+	l := &line{conn: c, number: number, cfg: c.cfg.dialing(c.hooks.settledRange()), done: make(chan struct{}), limit: maxSessions}
+	l.cfg.name = lineName(c.cfg.Name, number)
 	l.ctx, l.cancel = context.WithCancel(c.ctx)
 	return l
 }
@@ -246,7 +246,7 @@ func (l *line) give() {
 			l.close(ctx)
 		})
 		c.mu.Unlock()
-		c.log.Debug("hopback: an additional connection is no longer needed and is closed", "connection", l.cfg.Name)
+		c.log.Debug("hopback: an additional connection is no longer needed and is closed", "connection", l.cfg.name)
 	})
 	l.idle = t
 }
@@ -311,7 +311,7 @@ func (c *Conn) dialAny(l *line, at int) (*wire, int, error) {
 			return nil, 0, ErrClosed
 		}
 		c.observer.notify(stateEvent{Kind: eventRefused, Op: "connection", Target: c.endpoints[i].shown, Attempt: n + 1, Err: err})
-		c.log.Warn("hopback: an additional connection can't be opened", "connection", l.cfg.Name, "endpoint", c.endpoints[i].shown, "error", err)
+		c.log.Warn("hopback: an additional connection can't be opened", "connection", l.cfg.name, "endpoint", c.endpoints[i].shown, "error", err)
 		errs = append(errs, err)
 	}
 	return nil, 0, errors.Join(errs...)

@@ -71,8 +71,8 @@ func (in internal) Dial(ctx context.Context, behind int) (dedicated.Dialed, erro
 	return dedicated.Dialed{}, errors.Join(errs...)
 }
 
-func dialRaw(ctx context.Context, ep endpoint, cfg Config) (dedicated.Dialed, error) {
-	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
+func dialRaw(ctx context.Context, ep endpoint, cfg dialConfig) (dedicated.Dialed, error) {
+	ctx, cancel := context.WithTimeout(ctx, cfg.connectTimeout)
 	defer cancel()
 	sasl, _, err := ep.sasl.login(ctx)
 	if err != nil {
@@ -83,7 +83,7 @@ func dialRaw(ctx context.Context, ep endpoint, cfg Config) (dedicated.Dialed, er
 		return dedicated.Dialed{}, err
 	}
 	return dedicated.Dialed{
-		Net: raw, Host: "vhost:" + ep.vhost, Name: clip(cfg.Name, maxName-8), Shown: ep.shown,
-		Mechanism: sasl.mechanism, Response: sasl.response(), IdleTimeout: cfg.IdleTimeout, Login: ep.raw,
+		Net: raw, Host: "vhost:" + ep.vhost, Name: clip(cfg.name, maxName-8), Shown: ep.shown,
+		Mechanism: sasl.mechanism, Response: sasl.response(), IdleTimeout: cfg.idleTimeout, Login: ep.raw,
 	}, nil
 }

@@ -43,10 +43,10 @@ func newManyLines(t *testing.T, cfg Config) *manyLines {
 	require.NoError(t, err)
 	m.Conn = newConn(cfg, eps)
 	m.idle = 50 * time.Millisecond
-	m.connect = func(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
+	m.connect = func(ctx context.Context, ep endpoint, cfg dialConfig) (*wire, error) {
 		m.mu.Lock()
-		rebuilt := slices.Contains(m.names, cfg.Name)
-		m.names = append(m.names, cfg.Name)
+		rebuilt := slices.Contains(m.names, cfg.name)
+		m.names = append(m.names, cfg.name)
 		m.mu.Unlock()
 		if !rebuilt {
 			assert.EqualValues(t, 1, m.dialling.Add(1), "one at a time")
@@ -59,7 +59,7 @@ func newManyLines(t *testing.T, cfg Config) *manyLines {
 		w, err := dial(ctx, ep, cfg)
 		if err == nil {
 			m.mu.Lock()
-			m.sockets[cfg.Name] = w.net
+			m.sockets[cfg.name] = w.net
 			m.mu.Unlock()
 		}
 		return w, err
@@ -281,7 +281,7 @@ func TestConnClosesWhileItOpensAFurtherConnection(t *testing.T) {
 	m := newManyLines(t, Config{})
 	m.publishers(4)
 	begun := make(chan struct{})
-	m.connect = func(ctx context.Context, ep endpoint, _ Config) (*wire, error) {
+	m.connect = func(ctx context.Context, ep endpoint, _ dialConfig) (*wire, error) {
 		close(begun)
 		<-ctx.Done()
 		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrUnreachable, Err: ctx.Err()}

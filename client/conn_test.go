@@ -173,12 +173,12 @@ func TestConsumeBegunDuringAReconnectWaitsForTheBroker(t *testing.T) {
 		require.NoError(t, c.Consume(within(t, time.Second), "q", h, ConsumerConfig{}), "ctx ends the wait")
 
 		w := bareWire(t)
-		w.broker = Broker{Version: "4.3.6", Node: "rabbit@a"}
+		w.broker = brokerInfo{Version: "4.3.6", Node: "rabbit@a"}
 		c.mu.Lock()
 		c.lines[0].change(w, nil)
 		c.mu.Unlock()
 		require.ErrorIs(t, <-consuming, enough)
-		assert.Equal(t, w.broker, <-seen)
+		assert.Equal(t, Broker(w.broker), <-seen)
 
 		c.mu.Lock()
 		c.lines[0].change(nil, ErrConnectionLost)

@@ -21,7 +21,7 @@ func (c *Conn) keepToken(w *wire) {
 	failures := 0
 	wait := due(time.Until(expires))
 	for link.Pause(w.ctx, wait) {
-		next, err := w.endpoint.sasl.token(w.ctx)
+		next, err := w.endpoint.sasl.next(w.ctx)
 		if err == nil && !next.Expires.IsZero() && !next.Expires.After(expires) {
 			// The source keeps its token for longer than four fifths of its time.
 			wait = max(due(time.Until(expires)), 50*time.Millisecond)
@@ -52,7 +52,7 @@ func (c *Conn) keepToken(w *wire) {
 }
 
 // sendToken gives the broker a new token for the connection w.
-func (c *Conn) sendToken(w *wire, t Token) error {
+func (c *Conn) sendToken(w *wire, t accessToken) error {
 	ctx, cancel := context.WithTimeout(w.ctx, linkTimeout)
 	defer cancel()
 	// The Conn's own may be on another connection.

@@ -116,7 +116,7 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 		}
 		cfg, a = checked, asked{}
 		err = c.preparing.prepare(ctx, h, Start{
-			Queue: queue, Broker: w.broker, Management: c.mgmt, Log: c.log, Control: given.Control,
+			Queue: queue, Broker: Broker(w.broker), Management: c.mgmt, Log: c.log, Control: given.Control,
 			Order: func(key func(*Delivery) (string, bool)) { a.order = key },
 			Handlers: func(n int) (err error) {
 				cfg, err = cfg.raised(given, n)

@@ -374,7 +374,7 @@ func (s *fakeSession) giveUp() {
 func (s *fakeSession) intake() *intake      { return s.in }
 func (s *fakeSession) login() *userid.Login { return userid.NewLogin("", false) }
 func (s *fakeSession) quirks() oldbroker.Quirks {
-	return oldbroker.Of(Broker{Version: s.b.version}.AtLeast)
+	return oldbroker.Of(brokerInfo{Version: s.b.version}.AtLeast)
 }
 
 func (s *fakeSession) close(ctx context.Context) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -32,6 +33,8 @@ const (
 	// (session_max_per_connection). A broker may allow fewer. It ends the connection over
 	// one more.
 	maxSessions = 64
+	// maxName is how many bytes a connection's name may have.
+	maxName = 255
 )
 
 // wire is one live connection: one generation of a Conn.
@@ -42,10 +45,10 @@ type wire struct {
 	net        net.Conn
 	blockage   *blockage
 	intakes    intakes
-	broker     Broker
+	broker     brokerInfo
 	old        oldbroker.Quirks
 	login      *userid.Login
-	token      Token                 // that it logged in with, if it did
+	token      accessToken           // that it logged in with, if it did
 	limit      int                   // sessions that it can carry
 	sessions   atomic.Int64          // that are open
 	spare      chan struct{}         // has one for each session of the machinery itself
@@ -60,12 +63,24 @@ type wire struct {
 	cancel context.CancelFunc
 }
 
+// dialConfig is what a connection is made with. Config documents what users can set.
+type dialConfig struct {
+	name           string
+	tls            *tls.Config
+	dial           func(ctx context.Context, network, address string) (net.Conn, error)
+	connectTimeout time.Duration
+	idleTimeout    time.Duration
+	impersonator   bool
+	log            *slog.Logger
+	settled        func(n int) // reports ranges of settlements; nil: nobody listens
+}
+
 // dial makes one connection to one endpoint.
-func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
-	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
+func dial(ctx context.Context, ep endpoint, cfg dialConfig) (*wire, error) {
+	ctx, cancel := context.WithTimeout(ctx, cfg.connectTimeout)
 	defer cancel()
 
-	sasl, token, err := ep.sasl.login(ctx)
+	sasl, t, err := ep.sasl.login(ctx)
 	if err != nil {
 		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrAuthentication, Err: err}
 	}
@@ -74,15 +89,15 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 		return nil, err
 	}
 	conn, err := engine.Open(ctx, raw, engine.Config{
-		ContainerID: cfg.Name,
+		ContainerID: cfg.name,
 		Hostname:    "vhost:" + ep.vhost,
 		Mechanism:   sasl.mechanism,
 		Response:    sasl.response(),
-		IdleTimeout: cfg.IdleTimeout,
+		IdleTimeout: cfg.idleTimeout,
 		MaxSessions: maxSessions,
-		Settled:     newHooks(cfg.Instrument, cfg.Logger).settledRange(),
+		Settled:     cfg.settled,
 		Properties: frames.Map{
-			{Key: frames.Symbol("connection_name"), Value: cfg.Name},
+			{Key: frames.Symbol("connection_name"), Value: cfg.name},
 			{Key: frames.Symbol("product"), Value: "hopback"},
 			{Key: frames.Symbol("platform"), Value: "Go"},
 		},
@@ -97,9 +112,9 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 		return s
 	}
 	w := &wire{
-		limit: peer.Sessions, endpoint: ep, amqp: conn, net: raw, login: ep.login(cfg), token: token,
-		blockage: &blockage{log: cfg.Logger, endpoint: ep.shown},
-		broker:   Broker{Product: text("product"), Version: text("version"), Node: text("node"), Cluster: text("cluster_name")},
+		limit: peer.Sessions, endpoint: ep, amqp: conn, net: raw, login: ep.user(cfg.impersonator), token: t,
+		blockage: &blockage{log: cfg.log, endpoint: ep.shown},
+		broker:   brokerInfo{Product: text("product"), Version: text("version"), Node: text("node"), Cluster: text("cluster_name")},
 	}
 	w.intakes.tell = w.blockage.tell
 	w.spare = make(chan struct{}, spareSessions(w.limit))
@@ -107,28 +122,18 @@ func dial(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
 	context.AfterFunc(w.ctx, w.blockage.end)
 	w.old = oldbroker.Of(w.broker.AtLeast)
 	restChannels(conn, w.old)
-	go w.watchLife(cfg.IdleTimeout)
+	go w.watchLife(cfg.idleTimeout)
 	return w, nil
 }
 
-// login is what is known of the user before the broker has said anything. The user of a
-// token or a certificate isn't known.
-func (ep endpoint) login(cfg Config) *userid.Login {
-	user := ep.sasl.user
-	if ep.sasl.mechanism != "PLAIN" || ep.sasl.oauth2 {
-		user = ""
-	}
-	return userid.NewLogin(user, cfg.Impersonator)
-}
-
 // dialEndpoint makes the network connection to an endpoint, with TLS if it has that.
-func dialEndpoint(ctx context.Context, ep endpoint, cfg Config) (net.Conn, error) {
+func dialEndpoint(ctx context.Context, ep endpoint, cfg dialConfig) (net.Conn, error) {
 	raw, err := dialNetwork(ctx, ep.address, cfg)
 	if err != nil {
 		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrUnreachable, Err: err}
 	}
 	if ep.tls {
-		conf := cfg.TLS.Clone()
+		conf := cfg.tls.Clone()
 		if conf == nil {
 			conf = &tls.Config{MinVersion: tls.VersionTLS12}
 		}
@@ -147,9 +152,9 @@ func dialEndpoint(ctx context.Context, ep endpoint, cfg Config) (net.Conn, error
 
 // dialNetwork makes the network connection. It returns when ctx ends, whatever
 // Config.Dial does.
-func dialNetwork(ctx context.Context, address string, cfg Config) (net.Conn, error) {
-	if cfg.Dial == nil {
-		return (&net.Dialer{Timeout: min(tcpTimeout, cfg.ConnectTimeout)}).DialContext(ctx, "tcp", address)
+func dialNetwork(ctx context.Context, address string, cfg dialConfig) (net.Conn, error) {
+	if cfg.dial == nil {
+		return (&net.Dialer{Timeout: min(tcpTimeout, cfg.connectTimeout)}).DialContext(ctx, "tcp", address)
 	}
 	type result struct {
 		conn net.Conn
@@ -164,7 +169,7 @@ func dialNetwork(ctx context.Context, address string, cfg Config) (net.Conn, err
 			}
 			done <- r // also after runtime.Goexit
 		}()
-		r.conn, r.err = cfg.Dial(ctx, "tcp", address)
+		r.conn, r.err = cfg.dial(ctx, "tcp", address)
 	}()
 	select {
 	case r := <-done:

@@ -280,7 +280,7 @@ func (x *wireSending) withdraw() bool {
 	return true
 }
 
-func (l *wireSender) send(m *Message, to receipt) (handle sending, lost bool, err error) {
+func (l *wireSender) send(m *amqp.Message, to receipt) (handle sending, lost bool, err error) {
 	x := sendings.Get().(*wireSending)
 	if lost, err = l.put(x, m, to); err != nil {
 		x.free()
@@ -289,7 +289,7 @@ func (l *wireSender) send(m *Message, to receipt) (handle sending, lost bool, er
 	return x, false, nil
 }
 
-func (l *wireSender) put(x *wireSending, m *Message, to receipt) (lost bool, err error) {
+func (l *wireSender) put(x *wireSending, m *amqp.Message, to receipt) (lost bool, err error) {
 	if x.Payload, err = message.Append(x.Payload[:0], m); err != nil {
 		return false, err
 	}
