@@ -160,7 +160,7 @@ func (c *Conn) askTime(ctx context.Context, w *wire) (asked, broker time.Time, e
 	path := "/queues/" + queue // nothing to encode
 	// The queue is exclusive to its connection, and the Conn's own management may be on
 	// another.
-	management := w.management(c.renewAfter)
+	management := managementOf(w, c.renewAfter)
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), clockPatience)
 		defer cancel()

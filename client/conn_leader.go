@@ -66,7 +66,7 @@ func (c *Conn) leadsTo(i int, node string) {
 func (c *Conn) leader(ctx context.Context, w *wire) string {
 	ctx, cancel := context.WithTimeout(ctx, leaderTimeout)
 	defer cancel()
-	management := w.management(c.renewAfter)
+	management := managementOf(w, c.renewAfter)
 	defer management.close(ctx)
 	// The management's path of a queue is that of its address.
 	path, err := address.Queue(c.cfg.PreferLeaderOf).Build()

@@ -56,7 +56,7 @@ func (c *Conn) sendToken(w *wire, t accessToken) error {
 	ctx, cancel := context.WithTimeout(w.ctx, linkTimeout)
 	defer cancel()
 	// The Conn's own may be on another connection.
-	management := w.management(c.renewAfter)
+	management := managementOf(w, c.renewAfter)
 	defer management.close(ctx)
 	status, reply, err := management.Request(ctx, "PUT", "/auth/tokens", []byte(t.Value))
 	if err != nil {
