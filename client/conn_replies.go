@@ -16,9 +16,9 @@ func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*
 	if c == nil {
 		return nil, argument.New("conn", nil, "is a nil *Conn", "use the result of Connect")
 	}
-	p := &replyPlace{conn: c, booking: c.book(1), closed: closed, add: count}
+	p := &replyPlace{conn: c, reserved: c.pool.reserve(1), closed: closed, add: count}
 	if err := c.join(p); err != nil {
-		p.booking.release()
+		p.reserved.release()
 		return nil, markUnsent(&Error{Op: "call", Kind: ErrClosed})
 	}
 	return p, nil
@@ -26,10 +26,10 @@ func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*
 
 // replyPlace has one session at a time, with the links for replies.
 type replyPlace struct {
-	conn    *Conn
-	booking *booking
-	closed  func(ctx context.Context)
-	add     func(*instrument.Stats)
+	conn     *Conn
+	reserved *reservation
+	closed   func(ctx context.Context)
+	add      func(*instrument.Stats)
 }
 
 func (p *replyPlace) count(s *instrument.Stats) { p.add(s) }
@@ -42,12 +42,12 @@ func (p *replyPlace) shut(ctx context.Context) error {
 func (p *replyPlace) Pause(failures int) time.Duration { return p.conn.cfg.Reconnect.pause(failures) }
 
 func (p *replyPlace) Leave() {
-	p.booking.release()
+	p.reserved.release()
 	p.conn.leave(p)
 }
 
 func (p *replyPlace) Open(ctx context.Context, source func(oldbroker.Quirks) (replylink.Source, error)) (replylink.Session, error) {
-	sess, err := p.booking.openWire(ctx)
+	sess, err := p.reserved.openWire(ctx)
 	if err != nil {
 		return nil, replyError(ctx, err)
 	}

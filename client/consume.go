@@ -71,10 +71,10 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 		}
 		return err
 	}
-	booking := c.book(consumerSessions)
-	defer booking.release()
+	reserved := c.pool.reserve(consumerSessions)
+	defer reserved.release()
 	k := newConsumer(queue, source, h, cfg, consumerDeps{
-		sessions: booking, backoff: c.cfg.Reconnect, log: c.log, tell: booking.tell,
+		sessions: reserved, backoff: c.cfg.Reconnect, log: c.log, tell: reserved.notify,
 		deadLetters: c.mgmt.deadLetters, singleActive: c.mgmt.singleActive, consumerTimeout: c.mgmt.consumerTimeout,
 		look: c.mgmt.look, starving: c.starving, now: c.brokerNow, hooks: c.hooks,
 	})
@@ -104,7 +104,7 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 	}
 	for {
 		// Prepare decides by the broker's version, so it needs a connection.
-		w, err := c.awaitUp(ctx, lost)
+		w, err := c.pool.awaitUp(ctx, lost, c.pool.closing)
 		switch {
 		case errors.Is(err, ErrClosed):
 			return cfg, a, &Error{Op: "consume", Target: queue, Kind: ErrClosed}
@@ -124,15 +124,15 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 			},
 			Forwards:   func(to address.Address) { a.forwards = append(a.forwards, to) },
 			BrokerTime: c.brokerTime, AskBrokerTime: c.askBrokerTime, ClockDiffers: c.clockDiffers,
-		}, c.outage)
+		}, c.pool.outage)
 		if err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 			return cfg, a, errNotStarted // the check was cut short: it has found nothing
 		}
-		if err == nil || ctx.Err() != nil || !c.hasLost(w) && !errors.Is(err, ErrConnectionLost) {
+		if err == nil || ctx.Err() != nil || !c.pool.hasLost(w) && !errors.Is(err, ErrConnectionLost) {
 			return cfg, a, err
 		}
 		c.log.Warn("hopback: the connection was lost while a consumer started; it starts again", "queue", queue, "error", err)
-		if c.hasLost(w) {
+		if c.pool.hasLost(w) {
 			lost = w
 		} else if !link.Pause(ctx, 10*time.Millisecond) { // what was lost is the connection before w
 			return cfg, a, errNotStarted
