@@ -108,9 +108,20 @@ func modulePath(folder string) string {
 
 // pack writes each module of the last commit into a module proxy below dir.
 func pack(ctx context.Context, top, dir, version string) error {
+	// The files of the commit, without what else lies in the checkout.
+	archive, tree := filepath.Join(dir, "commit.tar"), filepath.Join(dir, "commit")
+	if err := os.Mkdir(tree, 0o755); err != nil {
+		return err
+	}
+	if _, err := output(ctx, top, nil, "git", "archive", "-o", archive, "HEAD"); err != nil {
+		return err
+	}
+	if _, err := output(ctx, tree, nil, "tar", "-xf", archive); err != nil {
+		return err
+	}
 	for _, folder := range published {
 		path := modulePath(folder)
-		text, err := os.ReadFile(filepath.Join(top, folder, "go.mod"))
+		text, err := os.ReadFile(filepath.Join(tree, folder, "go.mod"))
 		if err != nil {
 			return err
 		}
@@ -132,7 +143,7 @@ func pack(ctx context.Context, top, dir, version string) error {
 			return err
 		}
 		var zipped bytes.Buffer
-		if err := zip.CreateFromVCS(&zipped, module.Version{Path: path, Version: version}, top, "HEAD", folder); err != nil {
+		if err := zip.CreateFromDir(&zipped, module.Version{Path: path, Version: version}, filepath.Join(tree, folder)); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 		info := fmt.Sprintf(`{"Version":%q,"Time":%q}`, version, time.Now().UTC().Format(time.RFC3339))
@@ -159,10 +170,10 @@ func environment(ctx context.Context, dir string) ([]string, error) {
 	}
 	cache, proxy, _ := strings.Cut(vars, "\n")
 	return append(os.Environ(),
-		"GOWORK=off", "GOFLAGS=-modcacherw",
+		"GOWORK=off", "GOFLAGS=-modcacherw -mod=mod",
 		"GOMODCACHE="+filepath.Join(dir, "cache"), "GOBIN="+filepath.Join(dir, "bin"),
 		"GOPROXY=file://"+filepath.Join(dir, "proxy")+",file://"+filepath.Join(cache, "cache", "download")+","+proxy,
-		"GONOSUMDB="+root+","+root+"/*", "GONOPROXY=none"), nil
+		"GONOSUMDB="+root+","+root+"/*"), nil
 }
 
 // install installs the command as its users do.
@@ -211,12 +222,10 @@ func useLibraries(ctx context.Context, dir string, env []string, version string)
 		if err := os.WriteFile(filepath.Join(at, "main.go"), []byte(text), 0o600); err != nil {
 			return err
 		}
-		steps := [][]string{{"go", "mod", "init", name}, {"go", "get", root + "@" + version}}
-		if name == "libraries" {
-			for _, folder := range published[1:] {
-				if folder != "cmd/hopback" {
-					steps = append(steps, []string{"go", "get", modulePath(folder) + "@" + version})
-				}
+		steps := [][]string{{"go", "mod", "init", name}}
+		for _, folder := range published {
+			if folder == "" || name == "libraries" && folder != "cmd/hopback" {
+				steps = append(steps, []string{"go", "mod", "edit", "-require=" + modulePath(folder) + "@" + version})
 			}
 		}
 		steps = append(steps, []string{"go", "build", "-o", os.DevNull, "."})
