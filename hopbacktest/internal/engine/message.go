@@ -58,7 +58,7 @@ func parse(payload []byte, version *version) (*message, error) {
 	if s.Header != nil {
 		switch v := field(s.Header, 0); {
 		case len(v) == 1:
-			m.durable = v[0] == codeTrue
+			m.durable = v[0] == frames.CodeTrue
 		case len(v) == 2:
 			m.durable = v[1] == 1
 		}
