@@ -2,7 +2,6 @@ package broker
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -129,25 +128,12 @@ func (c *Cluster) missing(ctx context.Context) string {
 func (n *Node) Running(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, n.ManagementURL+"/api/nodes?columns=name,running", nil)
-	if err != nil {
-		return nil, err
-	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
 	var nodes []struct {
 		Name    string
 		Running bool
 	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("GET /api/nodes: %s", resp.Status)
-	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&nodes); err != nil {
-		return nil, fmt.Errorf("GET /api/nodes: %w", err)
+	if err := API(ctx, http.MethodGet, n.ManagementURL, "/nodes?columns=name,running", &nodes); err != nil {
+		return nil, err
 	}
 	var running []string
 	for _, node := range nodes {

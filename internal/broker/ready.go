@@ -52,30 +52,43 @@ func login(ctx context.Context, u *url.URL) error {
 
 // overview returns the version that the HTTP API tells.
 func overview(ctx context.Context, managementURL string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, managementURL+"/api/overview", nil)
-	if err != nil {
+	var overview struct {
+		Version string `json:"rabbitmq_version"`
+	}
+	if err := API(ctx, http.MethodGet, managementURL, "/overview", &overview); err != nil {
 		return "", err
+	}
+	if overview.Version == "" {
+		return "", errors.New("GET /overview: no rabbitmq_version in the answer")
+	}
+	return overview.Version, nil
+}
+
+// API sends a request to the HTTP API at a Broker's ManagementURL, and reads the JSON of a reply
+// into the value behind reply, unless that is nil.
+func API(ctx context.Context, method, managementURL, path string, reply any) error {
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(managementURL, "/")+"/api"+path, nil)
+	if err != nil {
+		return err
 	}
 	// No proxy of the environment, and nothing that outlives the call.
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Do(req)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("GET /api/overview: %s", resp.Status)
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
+	if err == nil && resp.StatusCode/100 != 2 {
+		err = fmt.Errorf("%s %s", resp.Status, text)
 	}
-	var overview struct {
-		Version string `json:"rabbitmq_version"`
+	if err == nil && reply != nil {
+		err = json.Unmarshal(text, reply)
 	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&overview); err != nil {
-		return "", fmt.Errorf("GET /api/overview: %w", err)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", method, path, err)
 	}
-	if overview.Version == "" {
-		return "", errors.New("GET /api/overview: no rabbitmq_version in the answer")
-	}
-	return overview.Version, nil
+	return nil
 }
 
 // credentials of a URL; guest and guest by default.

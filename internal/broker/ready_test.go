@@ -24,7 +24,7 @@ func TestOverviewTellsTheVersion(t *testing.T) {
 		"good":       {200, `{"rabbitmq_version":"4.3.6","node":"x"}`, "4.3.6", ""},
 		"refused":    {401, ``, "", "401"},
 		"no version": {200, `{}`, "", "no rabbitmq_version"},
-		"no JSON":    {200, `<html>`, "", "/api/overview"},
+		"no JSON":    {200, `<html>`, "", "/overview"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
