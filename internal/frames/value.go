@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"sync/atomic"
 	"time"
 )
@@ -440,7 +441,7 @@ func (d *decoder) array(code byte) any {
 	} else if !d.room(count) {
 		return nil
 	}
-	if valueWidth(element) < 0 {
+	if !isConstructor(element) {
 		d.fail("no value begins with 0x%02x", element)
 		return nil
 	}
@@ -491,26 +492,22 @@ func roomless(code byte) []any {
 
 var sharedElements [CodeList0&0xf + 1]atomic.Pointer[[maxRoomless]any]
 
-// valueWidth is how many bytes are behind the constructor, or hold the size of what is;
-// negative if there is no such constructor.
-func valueWidth(code byte) int {
+// widths are how many bytes are behind a constructor, or hold the size of what is: the upper half
+// of a constructor says that.
+var widths = [16]int{0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16, 0xa: 1, 0xb: 4, 0xc: 1, 0xd: 4, 0xe: 1, 0xf: 4}
+
+// isConstructor says whether a value that isn't described can begin with code.
+func isConstructor(code byte) bool {
 	switch code {
-	case CodeNull, CodeTrue, CodeFalse, CodeUint0, CodeUlong0, CodeList0:
-		return 0
-	case CodeUbyte, CodeByte, CodeSmallUint, CodeSmallUlong, CodeSmallInt, CodeSmallLong, CodeBool,
-		CodeBinary8, CodeString8, CodeSymbol8, CodeList8, CodeMap8, CodeArray8:
-		return 1
-	case CodeUshort, CodeShort:
-		return 2
-	case CodeUint, CodeInt, CodeFloat, CodeChar, CodeDecimal32,
-		CodeBinary32, CodeString32, CodeSymbol32, CodeList32, CodeMap32, CodeArray32:
-		return 4
-	case CodeUlong, CodeLong, CodeDouble, CodeTimestamp, CodeDecimal64:
-		return 8
-	case CodeDecimal128, CodeUUID:
-		return 16
+	case CodeNull, CodeTrue, CodeFalse, CodeUint0, CodeUlong0, CodeList0,
+		CodeUbyte, CodeByte, CodeSmallUint, CodeSmallUlong, CodeSmallInt, CodeSmallLong, CodeBool,
+		CodeUshort, CodeShort, CodeUint, CodeInt, CodeFloat, CodeChar, CodeDecimal32,
+		CodeUlong, CodeLong, CodeDouble, CodeTimestamp, CodeDecimal64, CodeDecimal128, CodeUUID,
+		CodeBinary8, CodeString8, CodeSymbol8, CodeBinary32, CodeString32, CodeSymbol32,
+		CodeList8, CodeMap8, CodeList32, CodeMap32, CodeArray8, CodeArray32:
+		return true
 	}
-	return -1
+	return false
 }
 
 // AppendValue writes v behind b. The types that it takes are those that ReadValue
@@ -628,60 +625,19 @@ func (e *encoder) size(n int) uint32 {
 	return uint32(n)
 }
 
-// typeOf is the wide constructor for v, 0 if there is none.
-func typeOf(v any) byte {
-	switch v.(type) {
-	case nil:
-		return CodeNull
-	case bool:
-		return CodeBool
-	case uint8:
-		return CodeUbyte
-	case int8:
-		return CodeByte
-	case uint16:
-		return CodeUshort
-	case int16:
-		return CodeShort
-	case uint32:
-		return CodeUint
-	case int32:
-		return CodeInt
-	case float32:
-		return CodeFloat
-	case Char:
-		return CodeChar
-	case Decimal32:
-		return CodeDecimal32
-	case uint64:
-		return CodeUlong
-	case int64:
-		return CodeLong
-	case float64:
-		return CodeDouble
-	case Timestamp:
-		return CodeTimestamp
-	case Decimal64:
-		return CodeDecimal64
-	case Decimal128:
-		return CodeDecimal128
-	case UUID:
-		return CodeUUID
-	case []byte:
-		return CodeBinary32
-	case string:
-		return CodeString32
-	case Symbol:
-		return CodeSymbol32
-	case List:
-		return CodeList32
-	case Map:
-		return CodeMap32
-	case Array:
-		return CodeArray32
-	}
-	return 0
+// types are the wide constructors of Go's types.
+var types = map[reflect.Type]byte{
+	nil: CodeNull, reflect.TypeFor[bool](): CodeBool,
+	reflect.TypeFor[uint8](): CodeUbyte, reflect.TypeFor[uint16](): CodeUshort, reflect.TypeFor[uint32](): CodeUint, reflect.TypeFor[uint64](): CodeUlong,
+	reflect.TypeFor[int8](): CodeByte, reflect.TypeFor[int16](): CodeShort, reflect.TypeFor[int32](): CodeInt, reflect.TypeFor[int64](): CodeLong,
+	reflect.TypeFor[float32](): CodeFloat, reflect.TypeFor[float64](): CodeDouble, reflect.TypeFor[Char](): CodeChar, reflect.TypeFor[Timestamp](): CodeTimestamp,
+	reflect.TypeFor[Decimal32](): CodeDecimal32, reflect.TypeFor[Decimal64](): CodeDecimal64, reflect.TypeFor[Decimal128](): CodeDecimal128,
+	reflect.TypeFor[UUID](): CodeUUID, reflect.TypeFor[[]byte](): CodeBinary32, reflect.TypeFor[string](): CodeString32, reflect.TypeFor[Symbol](): CodeSymbol32,
+	reflect.TypeFor[List](): CodeList32, reflect.TypeFor[Map](): CodeMap32, reflect.TypeFor[Array](): CodeArray32,
 }
+
+// typeOf is the wide constructor for v, 0 if there is none.
+func typeOf(v any) byte { return types[reflect.TypeOf(v)] }
 
 // wide writes the constructor code, a wide one, and v.
 func (e *encoder) wide(code byte, v any) {
@@ -811,7 +767,7 @@ func (e *encoder) elements(v any) (count int) {
 				code = typeOf(v.Elements[0])
 			}
 		}
-		if code != wide(code) || code == 0 || valueWidth(code) < 0 {
+		if code != wide(code) || !isConstructor(code) {
 			e.fail("no array of type 0x%02x", code)
 			return 0
 		}
@@ -866,28 +822,17 @@ func ValueSize(b []byte) int {
 
 // plainSize is ValueSize for a value that isn't described.
 func plainSize(b []byte) int {
-	n := 0
-	switch code := b[0]; code >> 4 {
-	case 0x4:
-		n = 1
-	case 0x5:
-		n = 2
-	case 0x6:
-		n = 3
-	case 0x7:
-		n = 5
-	case 0x8:
-		n = 9
-	case 0x9:
-		n = 17
-	case 0xa, 0xc, 0xe:
-		if len(b) > 1 {
-			n = 2 + int(b[1])
+	half := b[0] >> 4
+	if half < 4 || len(b) <= widths[half] {
+		return 0
+	}
+	n := 1 + widths[half]
+	if half >= 0xa { // its size is there
+		size := 0
+		for _, c := range b[1:n] {
+			size = size<<8 | int(c)
 		}
-	case 0xb, 0xd, 0xf:
-		if len(b) > 4 {
-			n = 5 + int(binary.BigEndian.Uint32(b[1:]))
-		}
+		n += size
 	}
 	if n < 0 || n > len(b) {
 		return 0
