@@ -47,6 +47,12 @@ type starvation struct {
 	checked    time.Time // deliveries up to then are known of
 }
 
+// queueLook is what the broker says of a queue.
+type queueLook struct {
+	ready  uint64
+	leader string // its node; "" if it has none
+}
+
 type finding struct {
 	queueLook
 	err error

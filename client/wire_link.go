@@ -63,6 +63,14 @@ type receiverOptions struct {
 	properties map[string]any
 }
 
+// arrival is a delivery as it comes.
+type arrival struct {
+	msg *Message
+	id  uint32
+	// unreadable says that msg can't be decoded: all it has is its encoded bytes as Data.
+	unreadable bool
+}
+
 // receiverLink is a link with manual credit.
 type receiverLink interface {
 	receive(ctx context.Context) (arrival, error)
