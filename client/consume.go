@@ -68,10 +68,10 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 		}
 		return err
 	}
-	booking := c.book(consumerSessions)
-	defer booking.release()
+	reserved := c.pool.reserve(consumerSessions)
+	defer reserved.release()
 	k := newConsuming(queue, source, h, cfg, asked, c.hooks, consumerDeps{
-		sessions: booking, backoff: c.cfg.Reconnect, log: c.log, tell: booking.tell,
+		sessions: reserved, backoff: c.cfg.Reconnect, log: c.log, tell: reserved.notify,
 		deadLetters: c.mgmt.deadLetters, singleActive: c.mgmt.singleActive, consumerTimeout: c.mgmt.consumerTimeout,
 		look: c.mgmt.look, starving: c.starving, now: c.brokerNow,
 	})
@@ -100,7 +100,7 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 	}
 	for {
 		// Prepare decides by the broker's version, so it needs a connection.
-		w, err := c.awaitUp(ctx, lost)
+		w, err := c.pool.awaitUp(ctx, lost, c.pool.closing)
 		switch {
 		case errors.Is(err, ErrClosed):
 			return cfg, a, &Error{Op: "consume", Target: queue, Kind: ErrClosed}
@@ -112,7 +112,7 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 		}
 		cfg, a = checked, asked{}
 		err = c.preparing.prepare(ctx, h, Start{
-			Queue: queue, Broker: w.broker, Management: c.mgmt, Log: c.log, Control: given.Control,
+			Queue: queue, Broker: Broker(w.broker), Management: c.mgmt, Log: c.log, Control: given.Control,
 			Order: func(key func(*Delivery) (string, bool)) { a.order = key },
 			Handlers: func(n int) (err error) {
 				cfg, err = cfg.raised(given, n)
@@ -120,15 +120,15 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 			},
 			Forwards:   func(to address.Address) { a.forwards = append(a.forwards, to) },
 			BrokerTime: c.brokerTime, AskBrokerTime: c.askBrokerTime, ClockDiffers: c.clockDiffers,
-		}, c.outage)
+		}, c.pool.outage)
 		if err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 			return cfg, a, errNotStarted // the check was cut short: it has found nothing
 		}
-		if err == nil || ctx.Err() != nil || !c.hasLost(w) && !errors.Is(err, ErrConnectionLost) {
+		if err == nil || ctx.Err() != nil || !c.pool.hasLost(w) && !errors.Is(err, ErrConnectionLost) {
 			return cfg, a, err
 		}
 		c.log.Warn("hopback: the connection was lost while a consumer started; it starts again", "queue", queue, "error", err)
-		if c.hasLost(w) {
+		if c.pool.hasLost(w) {
 			lost = w
 		} else if !link.Pause(ctx, 10*time.Millisecond) { // what was lost is the connection before w
 			return cfg, a, errNotStarted
@@ -139,20 +139,33 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 // ControlFrom returns the Control of the consumer that a handler's ctx comes from. It
 // returns false outside of Conn.Consume.
 func ControlFrom(ctx context.Context) (*Control, bool) {
-	d, ok := DeliveryFrom(ctx)
-	if !ok || d.in == nil {
+	k := consumingOf(ctx)
+	if k == nil {
 		return nil, false
 	}
-	return d.in.of.control, true
+	return k.control, true
 }
 
 // Draining returns a channel that is closed when the consumer that a handler's ctx comes
 // from begins to drain. It is for handlers that wait for something which they needn't
 // finish. Draining returns nil outside of Conn.Consume: a receive from it blocks for ever.
 func Draining(ctx context.Context) <-chan struct{} {
-	d, ok := DeliveryFrom(ctx)
-	if !ok || d.in == nil {
+	k := consumingOf(ctx)
+	if k == nil {
 		return nil
 	}
-	return d.in.of.core.draining
+	return k.core.draining
+}
+
+// consumingOf returns the call of Consume that a handler's ctx comes from; nil if there is none.
+func consumingOf(ctx context.Context) *consuming {
+	d, ok := DeliveryFrom(ctx)
+	if !ok || d.state == nil {
+		return nil
+	}
+	c, ok := d.state.handled.(*consumed)
+	if !ok {
+		return nil
+	}
+	return c.of
 }

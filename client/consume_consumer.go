@@ -88,8 +88,8 @@ type consumerDeps struct {
 	sessions sessions
 	backoff  ReconnectBackoff
 	log      *slog.Logger
-	tell     func(Event)   // nil: nobody listens
-	overdue  time.Duration // as senderConfig.overdue
+	tell     func(stateEvent) // nil: nobody listens
+	overdue  time.Duration    // as senderConfig.overdue
 	// deadLetters says whether a queue certainly has a dead-letter exchange. An error says
 	// that the broker couldn't be asked.
 	deadLetters func(ctx context.Context, queue string) (bool, error)
@@ -110,6 +110,12 @@ type consumerDeps struct {
 	// isn't any more.
 	follow func(limited func(n int)) (stop func())
 	gate   func() (resumed <-chan struct{}, paused bool)
+}
+
+// queueLook is what the broker says of a queue.
+type queueLook struct {
+	ready  uint64
+	leader string // its node; "" if it has none
 }
 
 func newConsumer(cfg consumerSettings, deps consumerDeps) *consumer {
@@ -192,11 +198,11 @@ func (k *consumer) shut(ctx context.Context) error {
 }
 
 // event tells of the consumer.
-func (k *consumer) event(e Event) {
+func (k *consumer) event(e stateEvent) {
 	switch e.Kind {
-	case EventUp:
+	case eventUp:
 		k.note(true, nil)
-	case EventLost, EventRefused:
+	case eventLost, eventRefused:
 		k.note(false, e.Err)
 	}
 	if k.deps.tell != nil {

@@ -357,7 +357,7 @@ func (s *stint) unforwardable(d *delivery, to address.Address, err error) {
 func (s *stint) push(d *delivery, disp disposition) {
 	if !d.settling.CompareAndSwap(false, true) {
 		s.consumer.log.WarnContext(d.logCtx(), "hopback: a delivery was handled after its consumer timeout; the broker delivers it again", "message_id", messageID(d.message))
-		s.consumer.event(Event{Kind: EventLate, Err: errTakenBack})
+		s.consumer.event(stateEvent{Kind: eventLate, Err: errTakenBack})
 		return
 	}
 	if disp.kind == modified {
@@ -377,7 +377,7 @@ func (s *stint) push(d *delivery, disp disposition) {
 func (s *stint) late(d *delivery) {
 	d.observed.Load().settled(ErrConnectionLost)
 	s.consumer.log.WarnContext(d.logCtx(), "hopback: a delivery was handled, but its link was lost; the broker delivers it again", "message_id", messageID(d.message))
-	s.consumer.event(Event{Kind: EventLate, Err: ErrConnectionLost})
+	s.consumer.event(stateEvent{Kind: eventLate, Err: ErrConnectionLost})
 }
 
 // withKnownCount notes the delivery count that the message will have, so that

@@ -54,11 +54,11 @@ func (k *consumer) checkForwards(ctx context.Context) error {
 // stints runs one stint after the other until ctx ends.
 func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
 	try := &link.Try{}
-	event := func(e Event) {
+	event := func(e stateEvent) {
 		e.Attempt = try.Attempt()
 		k.event(e)
 	}
-	defer func() { event(Event{Kind: EventEnded}) }()
+	defer func() { event(stateEvent{Kind: eventEnded}) }()
 	defer k.active.ended()
 	lost, renewed := time.Now(), false // renewed: nobody needs to hear of it
 	attached := false
@@ -75,7 +75,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 				return err
 			}
 			if !errors.Is(err, ErrConnectionLost) {
-				event(Event{Kind: EventRefused, Err: err})
+				event(stateEvent{Kind: eventRefused, Err: err})
 			}
 			renewed = false
 			k.log.Warn("hopback: consuming failed; trying again", "error", err)
@@ -84,7 +84,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 		attached = true
 		try.Up()
 		if !renewed {
-			event(Event{Kind: EventUp, Down: time.Since(lost)})
+			event(stateEvent{Kind: eventUp, Down: time.Since(lost)})
 		}
 		end := s.run(ctx, handlerCtx, hard)
 		if end == stintDrained {
@@ -97,7 +97,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 		}
 		k.active.ended()
 		k.hunger.reset()
-		event(Event{Kind: EventLost, Err: newError("consume", k.queue, ErrConnectionLost, s.why), Unsettled: s.unsettled})
+		event(stateEvent{Kind: eventLost, Err: newError("consume", k.queue, ErrConnectionLost, s.why), Unsettled: s.unsettled})
 	}
 	if errors.Is(context.Cause(ctx), ErrClosed) {
 		return &Error{Op: "consume", Target: k.queue, Kind: ErrClosed}

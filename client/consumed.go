@@ -47,7 +47,7 @@ func (k *consuming) shut(ctx context.Context) error { return k.core.shut(ctx) }
 func (k *consuming) count(all *instrument.Stats)    { k.core.count(all) }
 func (k *consuming) arrived(m *Message, at time.Time) *delivery {
 	c := &consumed{of: k}
-	c.delivery = Delivery{message: m, queue: k.queue, received: at, in: c}
+	c.delivery = Delivery{message: m, queue: k.queue, received: at, state: &c.state}
 	c.state.handled = c
 	return &c.state
 }

@@ -21,7 +21,7 @@ type Delivery struct {
 	decided  func(instrument.Decision) // nil: nobody has called OnReport
 	lastWord error                     // see outcome.LastWord
 	observed *observed                 // nil: no Instrument follows it
-	in       *consumed                 // nil outside of Consume
+	state    *delivery                 // the consumer's; nil outside of Consume
 }
 
 // NewDelivery returns a Delivery of m from queue. It serves to call a Handler outside of
@@ -98,8 +98,8 @@ type deliveryKey struct{}
 // WithDelivery returns a ctx that carries d. Code that calls a Handler outside of
 // Consume should call it with such a ctx.
 func WithDelivery(ctx context.Context, d *Delivery) context.Context {
-	if d != nil && d.in != nil {
-		ctx = d.in.state.context(ctx)
+	if d != nil && d.state != nil {
+		ctx = d.state.context(ctx)
 	}
 	return &deliveryContext{Context: ctx, delivery: d}
 }
@@ -135,7 +135,7 @@ var ErrConsumerTimeoutNear = errTimeoutNear
 // TakenBack reports whether the broker has taken the delivery back, because it was held for
 // longer than the queue's consumer timeout, and delivers it again. The handler's result is then
 // ignored. It may be called concurrently.
-func (d *Delivery) TakenBack() bool { return d.in != nil && d.in.state.takenBack() }
+func (d *Delivery) TakenBack() bool { return d.state != nil && d.state.takenBack() }
 
 // deliveryContext is a ctx that carries a Delivery.
 type deliveryContext struct {
