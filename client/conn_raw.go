@@ -45,7 +45,7 @@ func (in internal) Handle(ctx context.Context, d *Delivery) (context.Context, fu
 	if in.conn.hooks == nil {
 		return ctx, func(error) {}
 	}
-	ctx = in.conn.hooks.handle(ctx, d)
+	ctx = d.follow(ctx, in.conn.hooks)
 	return ctx, d.observed.Load().handled
 }
 

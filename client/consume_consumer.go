@@ -106,7 +106,7 @@ func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consu
 		appetite: wanted, hunger: newHunger(deps.starving), control: cfg.Control, limit: noLimit,
 		queue: queue, source: source, handler: h, cfg: cfg, deps: deps,
 		log:      deps.log.With("queue", queue),
-		forwards: newForwarder(deps.sessions, senderConfig{copies: true, depth: cfg.Prefetch, backoff: deps.backoff, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
+		forwards: newForwarder(deps.sessions, senderConfig{copies: true, depth: cfg.Prefetch, pause: deps.backoff.pause, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
 		slots:    make(chan struct{}, cfg.Concurrency),
 		active:   newActivity(cfg.OnActive),
 		since:    time.Now(),

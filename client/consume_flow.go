@@ -9,7 +9,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/client/internal/keys"
+	"github.com/hopback/hopback/internal/keys"
 	"github.com/hopback/hopback/internal/outcome"
 )
 
@@ -402,7 +402,7 @@ func (s *stint) push(d *Delivery, disp disposition) {
 		disp.annotations = withKnownCount(d, disp)
 	}
 	if followed := d.observed.Load(); followed != nil {
-		disp = followed.settling(disp)
+		disp = settling(followed, disp)
 	}
 	if s.over() {
 		s.late(d)

@@ -112,6 +112,16 @@ func (d *Delivery) logCtx() context.Context {
 	return context.Background()
 }
 
+// follow has the Instrument follow d, and returns the ctx for its handler.
+func (d *Delivery) follow(ctx context.Context, h *hooks) context.Context {
+	d.server = h.server.Load()
+	ctx, followed := h.handle(ctx, d)
+	if followed != nil {
+		d.observed.Store(followed)
+	}
+	return ctx
+}
+
 // deliveryKey finds the Delivery in a handler's ctx.
 type deliveryKey struct{}
 

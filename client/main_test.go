@@ -27,3 +27,5 @@ func async[T any](f func() T) <-chan T {
 	go func() { c <- f() }()
 	return c
 }
+
+var testBackoff = ReconnectBackoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}

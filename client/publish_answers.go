@@ -76,7 +76,7 @@ type answers struct {
 type sent struct {
 	of    *answers
 	out   *outgoing
-	msg   *Message
+	msg   *amqp.Message
 	alone bool
 	seq   int64 // its place in the order of sending
 	at    int64 // of answers.clock
@@ -129,7 +129,7 @@ func newAnswers(s *sender, sess session, link *flightLink) *answers {
 }
 
 // await adds a message that is about to be sent. Only the flight calls it.
-func (a *answers) await(out *outgoing, m *Message, alone bool) *sent {
+func (a *answers) await(out *outgoing, m *amqp.Message, alone bool) *sent {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.watched {
@@ -371,7 +371,7 @@ func (a *answers) lose(out *outgoing, alone bool, at int64, err error) (kept boo
 		a.s.answer(out, outSending, nil) // its caller has left
 		return false
 	}
-	if userIDRefused(a.sess.login(), err) {
+	if a.sess.login().LearnFrom(err) {
 		// Of all messages on a link, the broker refuses the first that has another
 		// user's user-id. It has read none of those behind it.
 		if m := out.msg; !a.s.copies && a.sess.login().Refuses(userid.Of(m)) {
@@ -486,7 +486,7 @@ func (a *answers) judge() bool {
 // queue, while others are answered: it sends the message on a session of its own. In a
 // new session RabbitMQ may wait for a queue that doesn't answer, and answers nothing
 // else meanwhile; so the others stay where they are until it is known to help.
-func (a *answers) probe(m *Message) {
+func (a *answers) probe(m *amqp.Message) {
 	ctx, cancel := context.WithTimeout(a.ctx, a.s.overdue)
 	defer cancel()
 	answered := a.answersElsewhere(ctx, m)
@@ -503,7 +503,7 @@ func (a *answers) probe(m *Message) {
 	}
 }
 
-func (a *answers) answersElsewhere(ctx context.Context, m *Message) bool {
+func (a *answers) answersElsewhere(ctx context.Context, m *amqp.Message) bool {
 	sess, err := a.s.sessions.open(ctx)
 	if err != nil {
 		return false

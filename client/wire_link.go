@@ -101,6 +101,16 @@ type receipt interface {
 	answer(state amqp.DeliveryState, err error)
 }
 
+// neverSent is the error of a message of which the link has sent nothing.
+type neverSent struct{ error }
+
+func (e *neverSent) Unwrap() error { return e.error }
+
+// chanReceipt gets the error of an answer, or nil.
+type chanReceipt chan error
+
+func (c chanReceipt) answer(_ amqp.DeliveryState, err error) { c <- err }
+
 // disposition is one of the four outcomes that AMQP has for a delivery.
 type disposition struct {
 	kind        dispositionKind

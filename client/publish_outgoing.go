@@ -10,7 +10,7 @@ import (
 
 // outgoing is a message on its way out.
 type outgoing struct {
-	msg   *Message
+	msg   *amqp.Message
 	state atomic.Int32
 	// blamed counts the links that the broker ended while nothing else was under way.
 	blamed uint8
@@ -36,11 +36,6 @@ type answerer interface {
 	answered(o *outgoing, err error)
 }
 
-// answerFunc is an answerer for a single message.
-type answerFunc func(error)
-
-func (f answerFunc) answered(_ *outgoing, err error) { f(err) }
-
 const (
 	outQueued  int32 = iota
 	outSending       // with its link, or with the broker
@@ -49,15 +44,10 @@ const (
 	outOver          // answered, or taken back
 )
 
-// withdraw takes back what hasn't been sent yet, and says whether it could.
-func (o *outgoing) withdraw() bool { return o.state.CompareAndSwap(outQueued, outOver) }
-
-// neverSent is the error of a message of which the link has sent nothing.
-type neverSent struct{ error }
-
-func (e *neverSent) Unwrap() error { return e.error }
-
-// chanReceipt tells whether there was an answer.
-type chanReceipt chan error
-
-func (c chanReceipt) answer(_ amqp.DeliveryState, err error) { c <- err }
+// addressOf is the address in a message itself: where a sender without a target sends it.
+func addressOf(m *amqp.Message) string {
+	if m.Properties == nil || m.Properties.To == nil {
+		return ""
+	}
+	return *m.Properties.To
+}
