@@ -295,3 +295,20 @@ func TestLinkThatWasLostWithItsConnectionBeginsAtOnce(t *testing.T) {
 		require.NoError(t, s.close(within(t, time.Hour)))
 	})
 }
+
+// A message that a link never sent, for it was waiting for the window, isn't in doubt when the
+// link is replaced since another has no answer. It is sent on the next, even with NoResend.
+func TestGivingUpALinkLeavesTheUnsentCertain(t *testing.T) {
+	const limit = 30 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		b.overdue, b.window = limit, 1
+		b.verdict = withholding("silent")
+		s := startSender(b)
+		answers := sendAll(within(t, time.Hour), s, "silent", "waits")
+		require.ErrorIs(t, <-answers[0], ErrOutcomeUnknown)
+		require.NoError(t, <-answers[1])
+		assert.Equal(t, []string{"send silent", "send waits"}, b.history("send"))
+		require.NoError(t, s.close(within(t, time.Hour)))
+	})
+}

@@ -20,6 +20,8 @@ type outgoing struct {
 	by *userid.Login
 	// index is its place in its batch.
 	index int
+	// seq is its place among the messages of the link that it was with last.
+	seq int64
 	// size is what it takes of the budget.
 	size int64
 	// abandoned, if not nil, is closed when nobody wants it sent any more.

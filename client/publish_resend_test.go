@@ -156,3 +156,32 @@ func TestMessageThatEndsEveryLinkIsSingledOut(t *testing.T) {
 		assert.Len(t, b.stored, 6)
 	})
 }
+
+// What callers take back before it is sent changes nothing in the order of the others.
+func TestOrderIsKeptWhenCallersHaveTakenMessagesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		b.verdict, b.window = withhold, 1
+		s := startResender(b)
+		patient := within(t, time.Hour)
+		answers := sendAll(patient, s, "sent")
+		for _, a := range sendAll(within(t, time.Second), s, numbered("hasty", 5)...) {
+			defer func() { require.ErrorIs(t, <-a, ErrNotSent) }()
+		}
+		before, after := numbered("before", 20), numbered("after", 20)
+		answers = append(answers, sendAll(patient, s, before...)...)
+		time.Sleep(2 * time.Second)
+		answers = append(answers, sendAll(patient, s, after...)...)
+		b.accepting()
+		b.kill(errFakeConn)
+		for _, a := range answers {
+			require.NoError(t, <-a)
+		}
+		want := []string{"send sent", "send sent"}
+		for _, id := range slices.Concat(before, after) {
+			want = append(want, "send "+id)
+		}
+		assert.Equal(t, want, b.history("send"))
+		require.NoError(t, s.close(within(t, time.Hour)))
+	})
+}
