@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,6 +49,13 @@ func (o *fakeOriginal) done(err error) {
 	o.results = append(o.results, err)
 }
 
+// got is how the forward ended: nothing yet, or one result.
+func (o *fakeOriginal) got() []error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.results)
+}
+
 // testForwarder is a forwarder under test, and what it was given.
 type testForwarder struct {
 	*forwarder
@@ -76,7 +84,7 @@ func (w *testForwarder) copyFor(target, id string, o *fakeOriginal) *fakeOrigina
 func (w *testForwarder) end() {
 	w.close()
 	for id, o := range w.originals {
-		assert.LessOrEqual(w.t, len(o.results), 1, id)
+		assert.LessOrEqual(w.t, len(o.got()), 1, id)
 	}
 }
 
@@ -91,12 +99,12 @@ func TestForwarderReportsEachConfirmation(t *testing.T) {
 		synctest.Wait()
 		assert.Len(t, b.history("send"), 20)
 		for id, o := range w.originals {
-			assert.Empty(t, o.results, id)
+			assert.Empty(t, o.got(), id)
 		}
 		b.answer(-1, &amqp.StateAccepted{})
 		synctest.Wait()
 		for id, o := range w.originals {
-			assert.Equal(t, []error{nil}, o.results, id)
+			assert.Equal(t, []error{nil}, o.got(), id)
 			assert.Empty(t, o.reported, id)
 		}
 		w.end()
@@ -126,15 +134,17 @@ func TestForwarderTriesAnAddressThatRefusesAllNowAndThen(t *testing.T) {
 		time.Sleep(limit / 2)
 		w.copy("/queues/up", "other")
 		synctest.Wait()
-		assert.Equal(t, []error{nil}, w.originals["other"].results, "another address isn't affected")
+		assert.Equal(t, []error{nil}, w.originals["other"].got(), "another address isn't affected")
 		sent := len(b.history("send down"))
 		assert.Less(t, sent, 75)
 		time.Sleep(limit / 4)
+		synctest.Wait()
 		assert.Greater(t, len(b.history("send down")), sent, "it is tried again")
 		up.Store(true)
 		time.Sleep(limit / 5)
+		synctest.Wait()
 		for _, id := range numbered("down", 50) {
-			assert.Equal(t, []error{nil}, w.originals[id].results, id)
+			assert.Equal(t, []error{nil}, w.originals[id].got(), id)
 			assert.Equal(t, 1, b.stored[id], id)
 		}
 		w.end()
@@ -151,12 +161,14 @@ func TestForwarderGivesUpAfterItsPatience(t *testing.T) {
 		synctest.Wait()
 		assert.True(t, back.returned, "it needn't wait here")
 		time.Sleep(50 * time.Second)
-		assert.Empty(t, kept.results)
+		synctest.Wait()
+		assert.Empty(t, kept.got())
 		time.Sleep(15 * time.Second)
-		require.Len(t, kept.results, 1)
-		require.ErrorIs(t, kept.results[0], ErrUnroutable)
+		synctest.Wait()
+		require.Len(t, kept.got(), 1)
+		require.ErrorIs(t, kept.got()[0], ErrUnroutable)
 		require.Len(t, kept.reported, 1, "the first failure")
-		assert.Empty(t, back.results, "it is nobody's any more")
+		assert.Empty(t, back.got(), "it is nobody's any more")
 		assert.Len(t, b.history("send back"), 1)
 		w.end()
 	})
@@ -174,9 +186,9 @@ func TestForwarderReportsAtOnceWhatNoAttemptCanSend(t *testing.T) {
 		w := startForwarder(t, b)
 		large, small := w.copy("/queues/q", "large"), w.copy("/queues/q", "small")
 		synctest.Wait()
-		require.Len(t, large.results, 1)
-		require.ErrorIs(t, large.results[0], ErrTooLarge)
-		assert.Equal(t, []error{nil}, small.results)
+		require.Len(t, large.got(), 1)
+		require.ErrorIs(t, large.got()[0], ErrTooLarge)
+		assert.Equal(t, []error{nil}, small.got())
 		w.end()
 	})
 }
@@ -194,9 +206,10 @@ func TestForwarderDropsWhatIsAbandoned(t *testing.T) {
 		close(w.lost)
 		b.setAlarm(false)
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		assert.Empty(t, b.history("send"))
 		for id, o := range w.originals {
-			assert.Empty(t, o.results, id)
+			assert.Empty(t, o.got(), id)
 		}
 		w.end()
 	})
@@ -220,8 +233,9 @@ func TestForwarderKeepsABoundedNumberOfLinks(t *testing.T) {
 			w.copy("/queues/"+id, id)
 			time.Sleep(time.Millisecond)
 		}
+		synctest.Wait()
 		for id, o := range w.originals {
-			assert.Equal(t, []error{nil}, o.results, id)
+			assert.Equal(t, []error{nil}, o.got(), id)
 		}
 		w.end()
 		assert.LessOrEqual(t, most.Load(), int32(maxForwardLinks+1))
