@@ -282,25 +282,25 @@ func (p *Publisher[T]) message(v T) (m *Message, err error) {
 
 // publisher is what a Publisher has but for its type.
 type publisher struct {
-	conn    *Conn
-	booking *booking
-	to      address.Address // zero: each message names its own
-	s       *sender
-	hooks   *hooks // nil: no Instrument
+	conn     *Conn
+	reserved *reservation
+	to       address.Address // zero: each message names its own
+	s        *sender
+	hooks    *hooks // nil: no Instrument
 }
 
 func newPublisher(ctx context.Context, conn *Conn, to address.Address, target string, cfg senderConfig) (*publisher, error) {
-	p := &publisher{conn: conn, booking: conn.book(publisherSessions), to: to, hooks: conn.hooks}
-	cfg.pause, cfg.tell, cfg.log, cfg.outage = conn.cfg.Reconnect.pause, p.booking.tell, conn.log, p.booking.outage
-	p.s = newSender("publish", target, cfg, p.booking)
+	p := &publisher{conn: conn, reserved: conn.pool.reserve(publisherSessions), to: to, hooks: conn.hooks}
+	cfg.pause, cfg.tell, cfg.log, cfg.outage = conn.cfg.Reconnect.pause, p.reserved.notify, conn.log, p.reserved.outage
+	p.s = newSender("publish", target, cfg, p.reserved)
 	if err := conn.join(p); err != nil {
 		p.s.cut()
-		p.booking.release()
+		p.reserved.release()
 		return nil, &Error{Op: "publish", Target: target, Kind: ErrClosed}
 	}
 	if err := p.s.opened(ctx); err != nil {
 		p.s.cut()
-		p.booking.release()
+		p.reserved.release()
 		p.conn.leave(p)
 		return nil, err
 	}
@@ -353,7 +353,7 @@ func (p *publisher) publishAll(ctx context.Context, n int, message func(i int) (
 
 func (p *publisher) shut(ctx context.Context) error {
 	defer p.conn.leave(p)
-	defer p.booking.release()
+	defer p.reserved.release()
 	return p.s.close(ctx)
 }
 
