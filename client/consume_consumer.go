@@ -134,7 +134,7 @@ func newConsumer(cfg consumerSettings, deps consumerDeps) *consumer {
 		appetite: wanted, hunger: newHunger(deps.starving), limit: noLimit,
 		queue: cfg.queue, cfg: cfg, deps: deps,
 		log:      deps.log.With("queue", cfg.queue),
-		forwards: newForwarder(deps.sessions, senderConfig{copies: true, depth: depth, backoff: deps.backoff, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
+		forwards: newForwarder(deps.sessions, senderConfig{copies: true, depth: depth, pause: deps.backoff.pause, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
 		slots:    make(chan struct{}, cfg.concurrency),
 		active:   newActivity(cfg.onActive),
 		since:    time.Now(),
