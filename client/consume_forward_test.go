@@ -186,7 +186,7 @@ func TestForwardOfAMessageThatIsTooLargeIsDeadLettered(t *testing.T) {
 		b := newFakeBroker(t)
 		b.hook = func(step string) error {
 			if step == "send m'" {
-				return unsent{&amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
+				return unsent{err: &amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
 			}
 			return nil
 		}
