@@ -140,10 +140,10 @@ func TestAlarmKeepsConsumersReady(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			build(t, consumer, func(t *testing.T, w *world) {
-				w.broker.SetAlarm(hopbacktest.MemoryAlarm, true)
+				w.broker.SetMemoryAlarm(true)
 				time.Sleep(time.Minute)
 				w.check(t, health.Config{}, want{live: true, ready: consumer, kinds: []health.Kind{health.KindBlocked}, since: time.Minute, says: "alarm"})
-				w.broker.SetAlarm(hopbacktest.MemoryAlarm, false)
+				w.broker.SetMemoryAlarm(false)
 				time.Sleep(time.Second)
 				w.check(t, health.Config{}, well)
 			})

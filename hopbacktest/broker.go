@@ -106,8 +106,8 @@ func newBroker(cfg Config, heartbeat time.Duration) (*Broker, error) {
 	return b, nil
 }
 
-// TB is the part of testing.TB that this package uses.
-type TB interface {
+// tb is the part of testing.TB that this package uses.
+type tb interface {
 	Helper()
 	Cleanup(func())
 	Errorf(format string, args ...any)
@@ -117,7 +117,7 @@ type TB interface {
 // Start starts a Broker and closes it when the test ends. A bad Config fails the test. In a
 // testing/synctest bubble, so does a client that is still connected then: its goroutines
 // would keep the bubble from ending.
-func Start(t TB, cfg Config) *Broker {
+func Start(t tb, cfg Config) *Broker {
 	t.Helper()
 	b, err := New(cfg)
 	if err != nil {

@@ -132,7 +132,7 @@ func (c *central) notMoving(ctx context.Context, start client.Start, queue strin
 		return fmt.Errorf("exchange %q still has the binding to %q that copying needs; call retry.TakeOver, or run hopback retry take-over", old.Source, old.Queue)
 	}
 	for _, f := range audit.Check(s.Assume(t), t).Findings {
-		if f.Resource.Kind == declare.KindBinding || f.Resource.Kind == declare.KindQueue {
+		if f.Resource.Kind == "binding" || f.Resource.Kind == "queue" {
 			return fmt.Errorf("%s: %s; apply retry.CentralTopology", f.Resource, f.Problem)
 		}
 	}

@@ -87,7 +87,7 @@ func NewPublisher[T any](ctx context.Context, conn *client.Conn, to address.Addr
 //
 // The errors are those of client.Publisher.Publish. ErrNotFound means that the ladder isn't
 // declared. An *argument.Error is also returned for a When that is zero or more than
-// MaxDelay ahead, and for an annotation that this package writes. After ErrOutcomeUnknown
+// 366 days ahead, and for an annotation that this package writes. After ErrOutcomeUnknown
 // the message may be scheduled, with the ID and time that are returned.
 //
 // A message that is sent again after a lost connection keeps the delay that it was first

@@ -99,7 +99,7 @@ func TestSettle(t *testing.T) {
 		d := newDelivery("m")
 		err := settle(d, r)
 		if want == "a panic is an error" {
-			var p *PanicError
+			var p *panicError
 			require.ErrorAs(t, err, &p)
 			assert.Equal(t, "settle", p.Call)
 			continue

@@ -141,7 +141,7 @@ const (
 )
 
 // kindWorker is a Resource that no broker has.
-const kindWorker declare.Kind = "worker"
+const kindWorker = "worker"
 
 type edge struct {
 	from, to, label string
@@ -253,7 +253,7 @@ func (g *graph) link(from, to declare.Resource, label string, dotted bool) {
 	for _, t := range []declare.Resource{from, to} {
 		if _, ok := g.ids[t]; !ok {
 			missing := node{group: "given_up", shape: queueShape, stage: dead, lines: []string{t.Name, "missing!"}}
-			if t.Kind == declare.KindExchange {
+			if t.Kind == "exchange" {
 				missing.shape = exchangeShape
 			}
 			g.add(t, missing)

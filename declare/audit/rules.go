@@ -45,9 +45,9 @@ var rules = []Rule{
 		check: func(c *check) {
 			for _, change := range c.diff.Changes {
 				switch {
-				case change.Kind == Create:
+				case change.Kind == changeCreate:
 					c.report(change.Resource, "it doesn't exist")
-				case change.Kind == Refuse && len(change.Differences) == 0:
+				case change.Kind == changeRefuse && len(change.Differences) == 0:
 					c.report(change.Resource, "it doesn't exist: %s", change.Why)
 				}
 			}
@@ -72,7 +72,7 @@ var rules = []Rule{
 		Remedy:  "grant the user the permission that the finding names, or use the HTTP API",
 		check: func(c *check) {
 			for _, change := range c.diff.Changes {
-				if change.Kind == Unsure && change.Resource.Kind != declare.KindExchange {
+				if change.Kind == changeUnknown && change.Resource.Kind != "exchange" {
 					c.report(change.Resource, "it is unknown whether it exists: %s", change.Why)
 				}
 			}
@@ -494,7 +494,7 @@ var rules = []Rule{
 			var major, minor, patch int
 			n, _ := fmt.Sscanf(c.s.Version, "%d.%d.%d", &major, &minor, &patch)
 			if n == 3 && major == 4 && minor == 0 && patch < 6 && len(c.s.Nodes) > 1 {
-				c.report(declare.Resource{Kind: declare.KindBroker, Name: c.s.Version}, "after a node was frozen, its sessions may keep sending to the deposed leader of a queue: publishes, settlements and consumers get no answer until the leader moves or the client reconnects")
+				c.report(declare.Resource{Kind: "broker", Name: c.s.Version}, "after a node was frozen, its sessions may keep sending to the deposed leader of a queue: publishes, settlements and consumers get no answer until the leader moves or the client reconnects")
 			}
 		},
 	},
@@ -580,7 +580,7 @@ func (c *check) byPolicy(q liveQueue, key string) string {
 		return ""
 	}
 	for _, operator := range []bool{true, false} {
-		p := c.s.policyOf(operator, declare.KindQueue, q.Type, q.Name)
+		p := c.s.policyOf(operator, "queue", q.Type, q.Name)
 		if p != nil && reflect.DeepEqual(p.Definition[strings.TrimPrefix(key, "x-")], v) {
 			return fmt.Sprintf(" by the policy %.80q", p.Name)
 		}

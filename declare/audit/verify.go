@@ -43,7 +43,7 @@ type Skipped struct {
 	Rule string `json:"rule"`
 	// Needs is the part that the rule needs. Why says why it couldn't be read.
 	Needs string `json:"needs"`
-	Why   string       `json:"why"`
+	Why   string `json:"why"`
 }
 
 // Verification is the result of [Check]. It prints for people and marshals to
@@ -167,7 +167,7 @@ func CheckOwn(s Snapshot, t declare.Topology, waive ...string) Verification {
 	all := v.Findings
 	v.Findings = []Finding{}
 	for _, f := range all {
-		if own[f.Resource] || f.Resource.Kind == declare.KindBroker {
+		if own[f.Resource] || f.Resource.Kind == "broker" {
 			v.Findings = append(v.Findings, f)
 		} else {
 			v.Elsewhere = append(v.Elsewhere, f)

@@ -127,7 +127,7 @@ func TestCheckWarnsOfVersionsThatStallAfterAFreeze(t *testing.T) {
 		}
 		require.Len(t, v.Findings, 1, version)
 		assert.Equal(t, "broker-version", v.Findings[0].Rule)
-		assert.Equal(t, declare.Resource{Kind: declare.KindBroker, Name: version}, v.Findings[0].Resource)
+		assert.Equal(t, declare.Resource{Kind: "broker", Name: version}, v.Findings[0].Resource)
 		s.Nodes = s.Nodes[:1]
 		for i := range s.Queues {
 			s.Queues[i].Replicas, s.Queues[i].Online = s.Nodes, s.Nodes

@@ -223,10 +223,12 @@ func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 		s.conns(Both)
 		s.broker.Stop()
 		return s.broker.Restart
-	case MemoryAlarm, DiskAlarm:
-		a := map[Kind]hopbacktest.Alarm{MemoryAlarm: hopbacktest.MemoryAlarm, DiskAlarm: hopbacktest.DiskAlarm}[f.kind]
-		s.broker.SetAlarm(a, true)
-		return func() { s.broker.SetAlarm(a, false) }
+	case MemoryAlarm:
+		s.broker.SetMemoryAlarm(true)
+		return func() { s.broker.SetMemoryAlarm(false) }
+	case DiskAlarm:
+		s.broker.SetDiskAlarm(true)
+		return func() { s.broker.SetDiskAlarm(false) }
 	case WorkerKilled:
 		if r.IntN(4) == 0 {
 			for _, w := range l.workers {
