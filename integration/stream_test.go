@@ -648,7 +648,7 @@ func TestStreamConsumerIsObserved(t *testing.T) {
 		assert.True(t, c.Oldest.After(began) && c.Oldest.Equal(c.Newest) && !c.Delivered.Before(began), "%+v", c)
 		report, err := health.Check(health.Config{StuckAfter: time.Nanosecond}, conn)
 		require.NoError(t, err)
-		assert.Equal(t, health.KindStuck, report.Problems[0].Kind)
+		assert.Equal(t, "stuck", report.Problems[0].Kind)
 
 		broken := errors.New("broken")
 		release <- broken

@@ -216,7 +216,7 @@ func TestCommandPlansAppliesAndVerifies(t *testing.T) {
 		var v audit.Verification
 		require.NoError(t, json.Unmarshal([]byte(hopback.run(exitNo, "verify", "--json", file).stdout), &v))
 		assert.Contains(t, v.Findings, audit.Finding{
-			Rule: "different", Severity: audit.SeverityError, Resource: declare.Resource{Kind: "queue", Name: "orders"}, Argument: "x-delivery-limit",
+			Rule: "different", Severity: "error", Resource: declare.Resource{Kind: "queue", Name: "orders"}, Argument: "x-delivery-limit",
 			Problem: `x-delivery-limit is "7", and should be "5"`, Remedy: "run plan, which lists the ways out",
 		})
 
