@@ -16,7 +16,6 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/internal/link"
 )
@@ -568,7 +567,7 @@ func (h *Handler) failed(err error) *refusal {
 		return own
 	case errors.As(err, &none):
 		return &refusal{http.StatusNotFound, "The message isn't there", "It was replayed or discarded, or a consumer has it. Go back, and read the list again.", err}
-	case errors.Is(err, declare.ErrMissing), errors.Is(err, client.ErrNotFound):
+	case errors.Is(err, client.ErrNotFound):
 		return &refusal{status: http.StatusNotFound, title: "There is no such queue", err: err}
 	case errors.As(err, new(*argument.Error)):
 		return &refusal{status: http.StatusBadRequest, title: "This can't be asked", err: err}
