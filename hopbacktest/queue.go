@@ -150,7 +150,7 @@ func (q *Queue) Empty() error { return missing(q.b.engine.EmptyQueue(q.vhost, q.
 func (q *Queue) MoveLeader(node string) error {
 	err := q.b.engine.MoveLeader(q.vhost, q.name, node)
 	if err != nil && q.Exists() {
-		return argument.Wrap(err, "node", node, "is not a node of the broker", "use one of Config.Nodes")
+		return argument.New("node", node, "is not a node of the broker", "use one of Config.Nodes").Because(err)
 	}
 	return missing(err)
 }

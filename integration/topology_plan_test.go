@@ -141,7 +141,7 @@ func TestEveryQueueTypeAndArgumentComesBackAsDeclared(t *testing.T) {
 					Arguments:                   map[string]any{"x-max-in-memory-length": 5},
 				},
 				declare.ClassicQueue{
-					Name: "classic", DeadLetter: declare.DeadLetterTarget{Exchange: "random", Strategy: declare.AtMostOnce},
+					Name: "classic", DeadLetter: declare.DeadLetterTarget{Exchange: "random", AtMostOnce: true},
 					MessageTTL: time.Minute, Expires: time.Hour, MaxLength: 10, MaxLengthBytes: 1 << 20,
 					Overflow: declare.RejectPublishDLX, MaxPriority: 5, SingleActiveConsumer: true, LeaderLocator: declare.ClientLocal,
 					Version: 2, Arguments: map[string]any{"x-queue-mode": "lazy"},

@@ -63,7 +63,7 @@ func CentralTopology(p Policy, cfg CentralConfig, work ...declare.QuorumQueue) (
 		t.Queues = append(t.Queues, declare.QuorumQueue{
 			// A failed message brings its delivery count along.
 			Name: cfg.FailedQueue, DeliveryLimit: declare.Unlimited,
-			DeadLetter: declare.DeadLetterTarget{Exchange: n.GivenUpExchange, RoutingKey: cfg.FailedQueue, Strategy: declare.AtLeastOnce},
+			DeadLetter: declare.DeadLetterTarget{Exchange: n.GivenUpExchange, RoutingKey: cfg.FailedQueue},
 		})
 	}
 	t.Queues = append(t.Queues, pl.deadLetterQueue(cfg.FailedQueue))

@@ -20,7 +20,7 @@ import (
 // with a message that dies or matches no binding. A worker is drawn where it
 // closes the cycle: it consumes from a work queue, and only workers publish to an
 // exchange that feeds delay queues.
-func Mermaid(s Snapshot) string {
+func (s Snapshot) Mermaid() string {
 	return "flowchart LR\n" + newGraph(s).write(notation{
 		open:  func(g group) string { return fmt.Sprintf("    subgraph %s[\"%s\"]\n", g.id, g.title) },
 		close: "    end\n",
@@ -40,8 +40,8 @@ func Mermaid(s Snapshot) string {
 	})
 }
 
-// DOT returns the graph of [Mermaid] in the language of Graphviz. Render it with dot -Tsvg.
-func DOT(s Snapshot) string {
+// DOT returns the graph of [Snapshot.Mermaid] in the language of Graphviz. Render it with dot -Tsvg.
+func (s Snapshot) DOT() string {
 	head := "digraph topology {\n    rankdir=LR;\n    node [fontname=\"sans-serif\"];\n    edge [fontname=\"sans-serif\", fontsize=10];\n"
 	return head + newGraph(s).write(notation{
 		open: func(g group) string {

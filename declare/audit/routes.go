@@ -105,7 +105,7 @@ func (q liveQueue) delays() bool {
 func (q liveQueue) atLeastOnce() bool {
 	strategy, _ := q.text("x-dead-letter-strategy")
 	overflow, _ := q.text("x-overflow")
-	return q.Type == queuearg.Quorum && strategy == string(declare.AtLeastOnce) && overflow == string(declare.RejectPublish)
+	return q.Type == queuearg.Quorum && strategy == "at-least-once" && overflow == string(declare.RejectPublish)
 }
 
 // letter is a message as far as it is known: its key, if it is, and why it died.

@@ -452,7 +452,7 @@ func (d *damage) breakQueue(kind Kind) (heal func(), done bool) {
 	case DeadQueueDeleted:
 		d.drop(d.ctx, l, dead)
 	case DeadQueueRedeclared:
-		q := declare.QuorumQueue{Name: dead, DeliveryLimit: 1, DeadLetter: declare.DeadLetterTarget{Exchange: l.policies[0].Names.Prefix + "parking_exchange", Strategy: declare.AtLeastOnce}}
+		q := declare.QuorumQueue{Name: dead, DeliveryLimit: 1, DeadLetter: declare.DeadLetterTarget{Exchange: l.policies[0].Names.Prefix + "parking_exchange"}}
 		for _, b := range l.topology.Bindings {
 			if b.Queue == dead {
 				return d.redeclare(q, b), true
