@@ -15,6 +15,10 @@ import (
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link/linktest"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // fakeOriginal is the delivery of a forward: it keeps what it is told.
@@ -27,13 +31,13 @@ type fakeOriginal struct {
 	returned bool
 }
 
-func (o *fakeOriginal) report(err error, _ time.Duration) {
+func (o *fakeOriginal) Report(err error, _ time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.reported = append(o.reported, err)
 }
 
-func (o *fakeOriginal) setAside(mayReturn bool) (aside, returned bool) {
+func (o *fakeOriginal) SetAside(mayReturn bool) (aside, returned bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.room {
@@ -43,7 +47,7 @@ func (o *fakeOriginal) setAside(mayReturn bool) (aside, returned bool) {
 	return false, o.returned
 }
 
-func (o *fakeOriginal) done(err error) {
+func (o *fakeOriginal) Done(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.results = append(o.results, err)
@@ -58,14 +62,14 @@ func (o *fakeOriginal) got() []error {
 
 // testForwarder is a forwarder under test, and what it was given.
 type testForwarder struct {
-	*forwarder
+	*publish.Forwarder
 	t         *testing.T
 	lost      chan struct{} // closed when the originals can't be settled any more
 	originals map[string]*fakeOriginal
 }
 
-func startForwarder(t *testing.T, b *fakeBroker) *testForwarder {
-	w := newForwarder(b, senderConfig{depth: 100, pause: testPause.Pause, overdue: forEver, copies: true})
+func startForwarder(t *testing.T, b *linktest.FakeBroker) *testForwarder {
+	w := publish.NewForwarder(b, publish.SenderConfig{Depth: 100, Pause: testPause.Pause, Overdue: linktest.ForEver, Copies: true})
 	return &testForwarder{w, t, make(chan struct{}), map[string]*fakeOriginal{}}
 }
 
@@ -76,13 +80,13 @@ func (w *testForwarder) copy(target, id string) *fakeOriginal {
 
 func (w *testForwarder) copyFor(target, id string, o *fakeOriginal) *fakeOriginal {
 	w.originals[id] = o
-	w.send(&forward{target: target, msg: withID(id), patience: time.Minute, abandoned: w.lost, original: o})
+	w.Send(&publish.Forward{Target: target, Msg: linktest.WithID(id), Patience: time.Minute, Abandoned: w.lost, Original: o})
 	return o
 }
 
 // end closes the forwarder, which reports nothing then.
 func (w *testForwarder) end() {
-	w.close()
+	w.Close()
 	for id, o := range w.originals {
 		assert.LessOrEqual(w.t, len(o.got()), 1, id)
 	}
@@ -90,27 +94,27 @@ func (w *testForwarder) end() {
 
 func TestForwarderReportsEachConfirmation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = withhold
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = linktest.Withhold
 		w := startForwarder(t, b)
-		for i, id := range numbered("m", 20) {
+		for i, id := range linktest.Numbered("m", 20) {
 			w.copy(fmt.Sprint("/queues/", i%2), id)
 		}
 		synctest.Wait()
-		assert.Len(t, b.history("send"), 20)
+		assert.Len(t, b.History("send"), 20)
 		for id, o := range w.originals {
 			assert.Empty(t, o.got(), id)
 		}
-		b.answer(-1, &amqp.StateAccepted{})
+		b.Answer(-1, &amqp.StateAccepted{})
 		synctest.Wait()
 		for id, o := range w.originals {
 			assert.Equal(t, []error{nil}, o.got(), id)
 			assert.Empty(t, o.reported, id)
 		}
 		w.end()
-		assert.Len(t, b.history("open session"), 1)
-		assert.Len(t, b.history("attach sender"), 2)
-		assert.Empty(t, b.sessions)
+		assert.Len(t, b.History("open session"), 1)
+		assert.Len(t, b.History("attach sender"), 2)
+		assert.Empty(t, b.Sessions)
 	})
 }
 
@@ -119,33 +123,33 @@ func TestForwarderReportsEachConfirmation(t *testing.T) {
 func TestForwarderTriesAnAddressThatRefusesAllNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = time.Minute
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		var up atomic.Bool
-		b.verdict = func(target string, _ *amqp.Message) amqp.DeliveryState {
+		b.Verdict = func(target string, _ *amqp.Message) amqp.DeliveryState {
 			if target == "/queues/down" && !up.Load() {
 				return &amqp.StateReleased{}
 			}
 			return &amqp.StateAccepted{}
 		}
 		w := startForwarder(t, b)
-		for _, id := range numbered("down", 50) {
+		for _, id := range linktest.Numbered("down", 50) {
 			w.copy("/queues/down", id)
 		}
 		time.Sleep(limit / 2)
 		w.copy("/queues/up", "other")
 		synctest.Wait()
 		assert.Equal(t, []error{nil}, w.originals["other"].got(), "another address isn't affected")
-		sent := len(b.history("send down"))
+		sent := len(b.History("send down"))
 		assert.Less(t, sent, 75)
 		time.Sleep(limit / 4)
 		synctest.Wait()
-		assert.Greater(t, len(b.history("send down")), sent, "it is tried again")
+		assert.Greater(t, len(b.History("send down")), sent, "it is tried again")
 		up.Store(true)
 		time.Sleep(limit / 5)
 		synctest.Wait()
-		for _, id := range numbered("down", 50) {
+		for _, id := range linktest.Numbered("down", 50) {
 			assert.Equal(t, []error{nil}, w.originals[id].got(), id)
-			assert.Equal(t, 1, b.stored[id], id)
+			assert.Equal(t, 1, b.Stored[id], id)
 		}
 		w.end()
 	})
@@ -153,8 +157,8 @@ func TestForwarderTriesAnAddressThatRefusesAllNowAndThen(t *testing.T) {
 
 func TestForwarderGivesUpAfterItsPatience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = func(string, *amqp.Message) amqp.DeliveryState { return &amqp.StateReleased{} }
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = func(string, *amqp.Message) amqp.DeliveryState { return &amqp.StateReleased{} }
 		w := startForwarder(t, b)
 		kept := w.copy("/queues/q", "kept")
 		back := w.copyFor("/queues/q", "back", &fakeOriginal{goesBack: true})
@@ -166,20 +170,20 @@ func TestForwarderGivesUpAfterItsPatience(t *testing.T) {
 		time.Sleep(15 * time.Second)
 		synctest.Wait()
 		require.Len(t, kept.got(), 1)
-		require.ErrorIs(t, kept.got()[0], ErrUnroutable)
+		require.ErrorIs(t, kept.got()[0], failure.ErrUnroutable)
 		require.Len(t, kept.reported, 1, "the first failure")
 		assert.Empty(t, back.got(), "it is nobody's any more")
-		assert.Len(t, b.history("send back"), 1)
+		assert.Len(t, b.History("send back"), 1)
 		w.end()
 	})
 }
 
 func TestForwarderReportsAtOnceWhatNoAttemptCanSend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.hook = func(step string) error {
+		b := linktest.NewFakeBroker(t)
+		b.Hook = func(step string) error {
 			if step == "send large" {
-				return unsent{&amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
+				return linktest.Unsent{Err: &amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
 			}
 			return nil
 		}
@@ -187,7 +191,7 @@ func TestForwarderReportsAtOnceWhatNoAttemptCanSend(t *testing.T) {
 		large, small := w.copy("/queues/q", "large"), w.copy("/queues/q", "small")
 		synctest.Wait()
 		require.Len(t, large.got(), 1)
-		require.ErrorIs(t, large.got()[0], ErrTooLarge)
+		require.ErrorIs(t, large.got()[0], failure.ErrTooLarge)
 		assert.Equal(t, []error{nil}, small.got())
 		w.end()
 	})
@@ -196,18 +200,18 @@ func TestForwarderReportsAtOnceWhatNoAttemptCanSend(t *testing.T) {
 // A copy of a delivery that can't be settled any more would only be a duplicate.
 func TestForwarderDropsWhatIsAbandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.setAlarm(true)
+		b := linktest.NewFakeBroker(t)
+		b.SetAlarm(true)
 		w := startForwarder(t, b)
-		for _, id := range numbered("m", 10) {
+		for _, id := range linktest.Numbered("m", 10) {
 			w.copy("/queues/q", id)
 		}
 		time.Sleep(time.Second)
 		close(w.lost)
-		b.setAlarm(false)
+		b.SetAlarm(false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		assert.Empty(t, b.history("send"))
+		assert.Empty(t, b.History("send"))
 		for id, o := range w.originals {
 			assert.Empty(t, o.got(), id)
 		}
@@ -217,9 +221,9 @@ func TestForwarderDropsWhatIsAbandoned(t *testing.T) {
 
 func TestForwarderKeepsABoundedNumberOfLinks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		var open, most atomic.Int32
-		b.hook = func(step string) error {
+		b.Hook = func(step string) error {
 			switch {
 			case strings.HasPrefix(step, "attach sender"):
 				most.Store(max(most.Load(), open.Add(1)))
@@ -229,7 +233,7 @@ func TestForwarderKeepsABoundedNumberOfLinks(t *testing.T) {
 			return nil
 		}
 		w := startForwarder(t, b)
-		for _, id := range numbered("m", 3*maxForwardLinks) {
+		for _, id := range linktest.Numbered("m", 3*publish.MaxForwardLinks) {
 			w.copy("/queues/"+id, id)
 			time.Sleep(time.Millisecond)
 		}
@@ -238,38 +242,38 @@ func TestForwarderKeepsABoundedNumberOfLinks(t *testing.T) {
 			assert.Equal(t, []error{nil}, o.got(), id)
 		}
 		w.end()
-		assert.LessOrEqual(t, most.Load(), int32(maxForwardLinks+1))
-		assert.Equal(t, 1, b.mostSessions)
+		assert.LessOrEqual(t, most.Load(), int32(publish.MaxForwardLinks+1))
+		assert.Equal(t, 1, b.MostSessions)
 	})
 }
 
 func TestForwarderChecksAnAddress(t *testing.T) {
-	for name, refusal := range map[string]error{"accepted": nil, "refused": errMissing} {
+	for name, refusal := range map[string]error{"accepted": nil, "refused": linktest.ErrMissing} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.hook = func(step string) error {
+				b := linktest.NewFakeBroker(t)
+				b.Hook = func(step string) error {
 					if strings.HasPrefix(step, "attach sender") {
 						return refusal
 					}
 					return nil
 				}
 				w := startForwarder(t, b)
-				err := w.check(within(t, time.Minute), "/queues/q")
-				assert.Equal(t, refusal != nil, errors.Is(err, ErrNotFound), err)
+				err := w.Check(within(t, time.Minute), "/queues/q")
+				assert.Equal(t, refusal != nil, errors.Is(err, failure.ErrNotFound), err)
 				w.end()
 				synctest.Wait()
-				assert.Empty(t, b.sessions)
+				assert.Empty(t, b.Sessions)
 			})
 		})
 	}
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.hook = func(string) error { return errFakeConn }
+		b := linktest.NewFakeBroker(t)
+		b.Hook = func(string) error { return linktest.ErrFakeConn }
 		w := startForwarder(t, b)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		require.NoError(t, w.check(ctx, "/queues/q"), "nothing is known of it")
+		require.NoError(t, w.Check(ctx, "/queues/q"), "nothing is known of it")
 		w.end()
 	})
 }

@@ -13,18 +13,22 @@ import (
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link/linktest"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 func TestBudgetBoundsBytesAndServesInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const kb = 1000
-		b := newFakeBroker(t)
-		b.verdict = withhold
-		s := startSenderWith(b, senderConfig{resend: true, bytes: 10 * kb})
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = linktest.Withhold
+		s := startSenderWith(b, publish.SenderConfig{Resend: true, Bytes: 10 * kb})
 		sized := func(id string, n int) <-chan error {
-			m := withID(id)
-			m.Data = [][]byte{make([]byte, n-messageOverhead)}
-			a := async(func() error { return s.do(within(t, time.Hour), m) })
+			m := linktest.WithID(id)
+			m.Data = [][]byte{make([]byte, n-publish.MessageOverhead)}
+			a := async(func() error { return s.Do(within(t, time.Hour), m) })
 			synctest.Wait()
 			return a
 		}
@@ -32,40 +36,40 @@ func TestBudgetBoundsBytesAndServesInOrder(t *testing.T) {
 		second := sized("5k", 5*kb)
 		over := sized("50k", 50*kb) // larger than all there is
 		small := sized("1k", 1*kb)  // there would be room for it, but it comes later
-		assert.Equal(t, []string{"send 4k", "send 5k"}, b.history("send"))
+		assert.Equal(t, []string{"send 4k", "send 5k"}, b.History("send"))
 
-		hasty := withID("hasty")
-		err := s.do(within(t, time.Second), hasty)
-		require.ErrorIs(t, err, ErrNotSent)
+		hasty := linktest.WithID("hasty")
+		err := s.Do(within(t, time.Second), hasty)
+		require.ErrorIs(t, err, failure.ErrNotSent)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 
-		b.answer(1, &amqp.StateAccepted{})
+		b.Answer(1, &amqp.StateAccepted{})
 		synctest.Wait()
 		require.NoError(t, <-first)
-		assert.Len(t, b.history("send"), 2, "the large one waits until it is alone")
-		b.answer(1, &amqp.StateAccepted{})
+		assert.Len(t, b.History("send"), 2, "the large one waits until it is alone")
+		b.Answer(1, &amqp.StateAccepted{})
 		synctest.Wait()
 		require.NoError(t, <-second)
-		assert.Equal(t, []string{"send 4k", "send 5k", "send 50k"}, b.history("send"))
-		b.answer(1, &amqp.StateReleased{})
+		assert.Equal(t, []string{"send 4k", "send 5k", "send 50k"}, b.History("send"))
+		b.Answer(1, &amqp.StateReleased{})
 		synctest.Wait()
-		require.ErrorIs(t, <-over, ErrUnroutable)
-		assert.Equal(t, "send 1k", b.history("send")[3])
+		require.ErrorIs(t, <-over, failure.ErrUnroutable)
+		assert.Equal(t, "send 1k", b.History("send")[3])
 
 		// What is kept over a reconnect counts; what its caller takes back doesn't.
 		gone := sized("9k", 9*kb)
-		b.kill(errFakeConn)
+		b.Kill(linktest.ErrFakeConn)
 		synctest.Wait()
 		more := sized("another 9k", 9*kb)
 		assert.Empty(t, gone)
-		b.accepting()
-		b.answer(-1, &amqp.StateAccepted{}) // to what was sent again at once
+		b.Accepting()
+		b.Answer(-1, &amqp.StateAccepted{}) // to what was sent again at once
 		for _, a := range []<-chan error{small, gone, more} {
 			require.NoError(t, <-a)
 		}
-		require.NoError(t, s.close(within(t, time.Hour)))
-		assert.Zero(t, s.budget.used)
-		assert.Empty(t, s.budget.waiting)
+		require.NoError(t, s.Close(within(t, time.Hour)))
+		assert.Zero(t, s.Budget.Used)
+		assert.Empty(t, s.Budget.Waiting)
 	})
 }
 
@@ -73,42 +77,42 @@ func TestBudgetComesBackHoweverAMessageEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		random := rand.New(rand.NewPCG(3, 4)) // the broker's
 		choice := rand.New(rand.NewPCG(5, 6)) // the callers'
-		b := newFakeBroker(t)
-		b.window = 5
-		b.hook = func(step string) error {
+		b := linktest.NewFakeBroker(t)
+		b.Window = 5
+		b.Hook = func(step string) error {
 			switch {
 			case strings.HasPrefix(step, "send") && random.IntN(20) == 0:
-				b.kill(errFakeLink)
+				b.Kill(linktest.ErrFakeLink)
 			case strings.HasPrefix(step, "send") && random.IntN(20) == 0:
-				return unsent{errors.New("not encodable")}
+				return linktest.Unsent{Err: errors.New("not encodable")}
 			case strings.HasPrefix(step, "attach") && random.IntN(4) == 0:
-				return errMissing
+				return linktest.ErrMissing
 			}
 			return nil
 		}
-		b.verdict = func(string, *amqp.Message) amqp.DeliveryState {
+		b.Verdict = func(string, *amqp.Message) amqp.DeliveryState {
 			return []amqp.DeliveryState{nil, &amqp.StateReleased{}, &amqp.StateAccepted{}}[random.IntN(3)]
 		}
-		s := startSenderWith(b, senderConfig{resend: true, bytes: 40_000})
+		s := startSenderWith(b, publish.SenderConfig{Resend: true, Bytes: 40_000})
 		var answers []<-chan error
 		for i := range 500 {
-			m := withID(fmt.Sprint(i))
+			m := linktest.WithID(fmt.Sprint(i))
 			m.Data = [][]byte{make([]byte, choice.IntN(2000)*choice.IntN(2)*choice.IntN(20))}
 			ctx := within(t, time.Duration(choice.IntN(2000))*time.Millisecond)
-			answers = append(answers, async(func() error { return s.do(ctx, m) }))
+			answers = append(answers, async(func() error { return s.Do(ctx, m) }))
 			if i%10 == 0 {
 				time.Sleep(time.Millisecond)
-				b.answer(-1, &amqp.StateAccepted{})
+				b.Answer(-1, &amqp.StateAccepted{})
 			}
 		}
 		for _, a := range answers {
 			<-a
 		}
-		b.accepting()
-		b.answer(-1, &amqp.StateAccepted{})
-		require.NoError(t, s.close(within(t, time.Hour)))
-		assert.Zero(t, s.budget.used)
-		assert.Empty(t, s.budget.waiting)
+		b.Accepting()
+		b.Answer(-1, &amqp.StateAccepted{})
+		require.NoError(t, s.Close(within(t, time.Hour)))
+		assert.Zero(t, s.Budget.Used)
+		assert.Empty(t, s.Budget.Waiting)
 	})
 }
 
@@ -123,7 +127,7 @@ func TestSizesAreEstimated(t *testing.T) {
 		"sequence":   {&amqp.Message{Sequence: [][]any{{make([]byte, 1000)}, {[]string{strings.Repeat("s", 1000)}}}}, 2000, 3000},
 		"properties": {&amqp.Message{ApplicationProperties: map[string]any{"k": strings.Repeat("v", 1000)}, Annotations: amqp.Annotations{"x-a": make([]byte, 1000)}}, 2000, 3000},
 	} {
-		n := sizeOf(c.m)
+		n := publish.SizeOf(c.m)
 		assert.GreaterOrEqual(t, n, c.from, name)
 		assert.LessOrEqual(t, n, c.to, name)
 	}

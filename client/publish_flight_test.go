@@ -8,56 +8,61 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/link/linktest"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // A caller finds the link lost while the flight's goroutine takes a message from the queue.
 // Both messages go out on the next link.
 func TestAMessageTakenFromTheQueueAsTheLinkIsLostIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		s := startResender(b)
-		require.NoError(t, s.do(within(t, time.Minute), withID("first")))
-		b.hook = func(step string) error {
+		require.NoError(t, s.Do(within(t, time.Minute), linktest.WithID("first")))
+		b.Hook = func(step string) error {
 			if step == "send a" || step == "send b" {
-				return errFakeLink
+				return linktest.ErrFakeLink
 			}
 			return nil
 		}
-		sess, err := b.open(t.Context())
+		sess, err := b.Open(t.Context())
 		require.NoError(t, err)
-		link, err := sess.sender(t.Context(), "/queues/q")
+		sender, err := sess.Sender(t.Context(), "/queues/q")
 		require.NoError(t, err)
-		f := newFlight(s, sess, newFlightLink(link))
-		a := &outgoing{msg: withID("a"), to: &call{answer: make(chan error, 1)}}
-		queued := &outgoing{msg: withID("b"), to: &call{answer: make(chan error, 1)}}
-		require.True(t, f.try(a))
-		f.put(queued)
-		assert.True(t, f.closed())
-		f.land()
-		assert.Equal(t, []*outgoing{a, queued}, s.again)
-		s.again = nil
-		closeSession(sess)
-		require.NoError(t, s.close(within(t, time.Minute)))
+		f := publish.NewFlight(s, sess, publish.NewFlightLink(sender))
+		a := &publish.Outgoing{Msg: linktest.WithID("a"), To: &publish.Call{Answer: make(chan error, 1)}}
+		queued := &publish.Outgoing{Msg: linktest.WithID("b"), To: &publish.Call{Answer: make(chan error, 1)}}
+		require.True(t, f.Try(a))
+		f.Put(queued)
+		assert.True(t, f.Closed())
+		f.Land()
+		assert.Equal(t, []*publish.Outgoing{a, queued}, s.Again)
+		s.Again = nil
+		link.CloseSession(sess)
+		require.NoError(t, s.Close(within(t, time.Minute)))
 	})
 }
 
 // A message that no link has taken, since the link turned out to be lost, wasn't sent.
 func TestAMessageThatALostLinkDidNotTakeIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		s := startResender(b)
-		require.NoError(t, s.do(within(t, time.Minute), withID("first")))
+		require.NoError(t, s.Do(within(t, time.Minute), linktest.WithID("first")))
 		var back atomic.Bool
-		b.hook = func(step string) error {
+		b.Hook = func(step string) error {
 			if !back.Load() && (step == "send a" || step == "open session") {
-				return errFakeLink
+				return linktest.ErrFakeLink
 			}
 			return nil
 		}
-		require.ErrorIs(t, s.do(within(t, time.Second), withID("a")), ErrNotSent)
+		require.ErrorIs(t, s.Do(within(t, time.Second), linktest.WithID("a")), failure.ErrNotSent)
 		back.Store(true)
-		require.NoError(t, s.do(within(t, time.Minute), withID("b")))
-		assert.Equal(t, []string{"send first", "send b"}, b.history("send"))
-		require.NoError(t, s.close(within(t, time.Minute)))
+		require.NoError(t, s.Do(within(t, time.Minute), linktest.WithID("b")))
+		assert.Equal(t, []string{"send first", "send b"}, b.History("send"))
+		require.NoError(t, s.Close(within(t, time.Minute)))
 	})
 }
