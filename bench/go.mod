@@ -4,8 +4,8 @@ go 1.26.0
 
 require (
 	github.com/Azure/go-amqp v1.7.0
-	github.com/hopback/hopback v0.0.0
-	github.com/hopback/hopback/hopbackotel v0.0.0
+	github.com/hopback/hopback v0.1.0
+	github.com/hopback/hopback/hopbackotel v0.1.0
 	github.com/rabbitmq/amqp091-go v1.16.0
 	github.com/rabbitmq/rabbitmq-amqp-go-client v1.0.0
 	github.com/stretchr/testify v1.12.1
