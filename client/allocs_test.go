@@ -201,12 +201,12 @@ func consumeIdly(t testing.TB, h Handler) (one, end func()) {
 	l := newIdle()
 	cfg, err := ConsumerConfig{}.withDefaults()
 	require.NoError(t, err)
-	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{
+	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
 		sessions: sessionsOf(func(context.Context) (session, error) { return idleSession{l}, nil }),
 		backoff:  ReconnectBackoff{Min: time.Second, Max: time.Second}, log: quiet,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := async(func() error { return k.run(ctx) })
+	ended := async(func() error { return k.core.run(ctx) })
 	m := &Message{Header: &Header{Durable: true}, Data: [][]byte{[]byte(`{"id":"o-1","cents":1995}`)}, DeliveryTag: []byte{1, 2, 3, 4}}
 	return func() {
 			l.next <- m

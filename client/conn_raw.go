@@ -44,8 +44,8 @@ func (in internal) Handle(ctx context.Context, d *Delivery) (context.Context, fu
 	if in.conn.hooks == nil {
 		return ctx, func(error) {}
 	}
-	ctx = in.conn.hooks.handle(ctx, d)
-	return ctx, d.observed.Load().handled
+	ctx = d.follow(ctx, in.conn.hooks)
+	return ctx, d.observed.handled
 }
 
 // Dial makes a network connection, to the endpoint that is so many behind the one that

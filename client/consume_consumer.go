@@ -3,25 +3,27 @@ package client
 import (
 	"context"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/Azure/go-amqp"
+
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/grace"
 )
 
 // consumer is one call of Consume.
 type consumer struct {
-	queue, source string
-	handler       Handler
-	cfg           ConsumerConfig
-	deps          consumerDeps
-	log           *slog.Logger
-	forwards      *forwarder
-	returns       lateReturns
-	asked
+	queue    string
+	cfg      consumerSettings
+	deps     consumerDeps
+	log      *slog.Logger
+	forwards *forwarder
+	returns  lateReturns
 
 	// slots holds the right to run a handler. A worker holds one while it lives;
 	// one that outlives its stint, in a long handler, keeps the next stint's from
@@ -38,9 +40,8 @@ type consumer struct {
 	missing  bool      // the last attempt has found no queue
 	appetite *appetite // nil: Prefetch was given
 	hunger   hunger    // of the stint that runs
-	control  *Control
 	mu       sync.Mutex
-	limit    int       // the Control's
+	limit    int       // the lowest that the user has set
 	current  running   // the stint that runs; nil: none
 	up       bool      // there is a link, or one that takes over from it
 	since    time.Time // since when up is so
@@ -55,10 +56,24 @@ type consumer struct {
 	hurryOnce sync.Once
 }
 
-// asked is what a Preparer has asked of its consumer.
-type asked struct {
-	order    func(*Delivery) (string, bool) // nil: none
-	forwards []address.Address
+// noLimit is above every prefetch.
+const noLimit = math.MaxInt
+
+// consumerSettings is what a consumer is to do. See ConsumerConfig.
+type consumerSettings struct {
+	queue, source string // the queue's name and its encoded address
+	// near is 0 if prefetch was given. Otherwise prefetch is the most, and near the most where
+	// the broker is near.
+	concurrency, prefetch, near             int
+	grace, forwardPatience, consumerTimeout time.Duration
+	properties                              map[string]any // of the link
+	// ordered says that handled.Lane is to be asked.
+	ordered bool
+	// forwards are the addresses to check before the first delivery.
+	forwards     []address.Address
+	noQuarantine bool
+	onActive     func(bool)
+	onGone       func(context.Context) error
 }
 
 // running is the consumer's stint, as long as it runs.
@@ -87,28 +102,41 @@ type consumerDeps struct {
 	// starving is after how long without a delivery that is asked. 0: the default.
 	starving time.Duration
 	// now is the broker's time; false while it isn't known. nil: this host's.
-	now   func() (time.Time, bool)
-	hooks *hooks // nil: no Instrument
+	now func() (time.Time, bool)
+	// arrived returns a delivery of a message with its handled.
+	arrived func(m *amqp.Message, at time.Time) *delivery
+	// follow has limited called with the most deliveries that the user allows, until stop is
+	// called. gate says whether that is none, and returns a channel that is closed when it
+	// isn't any more.
+	follow func(limited func(n int)) (stop func())
+	gate   func() (resumed <-chan struct{}, paused bool)
 }
 
-func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consumerDeps) *consumer {
-	if cfg.Control == nil {
-		cfg.Control = &Control{}
-	}
+// queueLook is what the broker says of a queue.
+type queueLook struct {
+	ready  uint64
+	leader string // its node; "" if it has none
+}
+
+func newConsumer(cfg consumerSettings, deps consumerDeps) *consumer {
 	if deps.now == nil {
 		deps.now = func() (time.Time, bool) { return time.Now(), true }
 	}
+	depth := cfg.prefetch
 	var wanted *appetite
-	if cfg.near > 0 {
-		wanted = newAppetite(cfg.Concurrency, cfg.near, cfg.Prefetch)
+	switch {
+	case cfg.near > 0 && cfg.ordered: // what waits for its key says nothing about the handlers' times
+		cfg.prefetch = cfg.near
+	case cfg.near > 0:
+		wanted = newAppetite(cfg.concurrency, cfg.near, cfg.prefetch)
 	}
 	k := &consumer{
-		appetite: wanted, hunger: newHunger(deps.starving), control: cfg.Control, limit: noLimit,
-		queue: queue, source: source, handler: h, cfg: cfg, deps: deps,
-		log:      deps.log.With("queue", queue),
-		forwards: newForwarder(deps.sessions, senderConfig{copies: true, depth: cfg.Prefetch, backoff: deps.backoff, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
-		slots:    make(chan struct{}, cfg.Concurrency),
-		active:   newActivity(cfg.OnActive),
+		appetite: wanted, hunger: newHunger(deps.starving), limit: noLimit,
+		queue: cfg.queue, cfg: cfg, deps: deps,
+		log:      deps.log.With("queue", cfg.queue),
+		forwards: newForwarder(deps.sessions, senderConfig{copies: true, depth: depth, backoff: deps.backoff, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
+		slots:    make(chan struct{}, cfg.concurrency),
+		active:   newActivity(cfg.onActive),
 		since:    time.Now(),
 		gone:     make(chan struct{}), hurry: make(chan struct{}),
 	}
@@ -117,7 +145,7 @@ func newConsumer(queue, source string, h Handler, cfg ConsumerConfig, deps consu
 	return k
 }
 
-// limited is told of the Control's limit.
+// limited is told of the user's limit.
 func (k *consumer) limited(n int) {
 	k.mu.Lock()
 	k.limit = n
@@ -128,7 +156,7 @@ func (k *consumer) limited(n int) {
 	}
 }
 
-// allowed is how many deliveries the Control allows.
+// allowed is how many deliveries the user allows.
 func (k *consumer) allowed() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -143,7 +171,7 @@ func (k *consumer) setCurrent(s running) {
 }
 
 func (k *consumer) count(all *instrument.Stats) {
-	one := instrument.ConsumerStats{Queue: k.queue, Concurrency: k.cfg.Concurrency}
+	one := instrument.ConsumerStats{Queue: k.queue, Concurrency: k.cfg.concurrency}
 	k.mu.Lock()
 	s := k.current
 	one.Up, one.Since, one.Err = k.up, k.since, k.why
@@ -193,6 +221,13 @@ func (k *consumer) note(up bool, why error) {
 	k.why = why
 }
 
+const (
+	// lastGrace is what a handler gets after its ctx was ended by the drain.
+	lastGrace = grace.Last
+	// askLimit bounds what the broker is asked on the way.
+	askLimit = 5 * time.Second
+)
+
 // errGraceOver is the cause of a handler's ctx that the drain has ended.
 var errGraceOver = grace.ErrOver
 
@@ -227,11 +262,11 @@ type lateReturns struct {
 }
 
 // notice is told of each delivery. brokerNow is the broker's time, if that is known.
-func (r *lateReturns) notice(m *Message, brokerNow func() (time.Time, bool)) (ignored bool) {
+func (r *lateReturns) notice(m *amqp.Message, brokerNow func() (time.Time, bool)) (ignored bool) {
 	if !r.any.Load() || r.ignored.Load() {
 		return false
 	}
-	at, ok := m.Annotations[annotationDeliveryTime].(int64)
+	at, ok := m.Annotations[annotation.DeliveryTime].(int64)
 	if !ok {
 		return false
 	}

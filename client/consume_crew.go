@@ -27,13 +27,13 @@ import (
 // one on its way is only the slot that a new worker needs, which a handler of an earlier
 // link may have; then it isn't on its way any more, and calls another (takeSlot).
 type crew struct {
-	of    interface{ work(*Delivery) } // whose deliveries they are
+	of    interface{ work(*delivery) } // whose deliveries they are
 	most  int
 	slots chan struct{} // see consumer.slots
 	all   *roster
 
 	mu      sync.Mutex
-	waiting fifo[*Delivery]
+	waiting fifo[*delivery]
 	idle    []*worker // the one that became so last is the last
 	alive   int
 	coming  bool // a worker is on its way that was called and has taken no delivery yet
@@ -43,7 +43,7 @@ type crew struct {
 	running sync.WaitGroup
 }
 
-func newCrew(of interface{ work(*Delivery) }, most int, slots chan struct{}, all *roster) *crew {
+func newCrew(of interface{ work(*delivery) }, most int, slots chan struct{}, all *roster) *crew {
 	return &crew{of: of, most: most, slots: slots, all: all, ended: make(chan struct{})}
 }
 
@@ -52,7 +52,7 @@ type worker struct {
 	// called has one value when the worker is to look for a delivery.
 	called chan struct{}
 	// current is the delivery that it has; nil: none.
-	current atomic.Pointer[Delivery]
+	current atomic.Pointer[delivery]
 }
 
 // roster is the workers of a consumer, on whatever link. A worker is entered once, not for
@@ -103,7 +103,7 @@ func (r *roster) running() (n int, oldest, newest time.Time) {
 }
 
 // deliveries returns those that workers have.
-func (r *roster) deliveries() (all []*Delivery) {
+func (r *roster) deliveries() (all []*delivery) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for w := range r.workers {
@@ -115,7 +115,7 @@ func (r *roster) deliveries() (all []*Delivery) {
 }
 
 // put hands d to the workers. It doesn't block.
-func (c *crew) put(d *Delivery) {
+func (c *crew) put(d *delivery) {
 	c.mu.Lock()
 	c.waiting.push(d)
 	w := c.call()
@@ -124,7 +124,7 @@ func (c *crew) put(d *Delivery) {
 }
 
 // pop takes back the delivery that has waited longest; nil if none waits.
-func (c *crew) pop() *Delivery {
+func (c *crew) pop() *delivery {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.waiting.pop()
@@ -207,7 +207,7 @@ func (c *crew) takeSlot(coming bool) (took, still bool) {
 }
 
 // next returns the next delivery for w, and waits for one; nil: the crew is stopped.
-func (c *crew) next(w *worker, coming bool) *Delivery {
+func (c *crew) next(w *worker, coming bool) *delivery {
 	c.mu.Lock()
 	for {
 		if coming {

@@ -145,15 +145,15 @@ func TestPrefetchFollowsTheRoundTrip(t *testing.T) {
 				}
 				cfg, err := ConsumerConfig{Concurrency: c.workers}.withDefaults()
 				require.NoError(t, err)
-				k := newConsumer("q", "/queues/q", HandlerFunc(func(context.Context, *Delivery) error {
+				k := newConsuming("q", "/queues/q", HandlerFunc(func(context.Context, *Delivery) error {
 					time.Sleep(c.handles)
 					return nil
-				}), cfg, consumerDeps{sessions: sessionsOf(func(ctx context.Context) (session, error) {
+				}), cfg, asked{}, nil, consumerDeps{sessions: sessionsOf(func(ctx context.Context) (session, error) {
 					s, err := b.open(ctx)
 					return &farSession{s, c.trip / 2}, err
 				}), backoff: testBackoff, log: quiet})
 				ctx, stop := context.WithCancel(t.Context())
-				done := async(func() error { return k.run(ctx) })
+				done := async(func() error { return k.core.run(ctx) })
 				span := 10*c.handles + 20*c.trip
 				if c.gap > 0 {
 					for range 100 {
@@ -172,7 +172,7 @@ func TestPrefetchFollowsTheRoundTrip(t *testing.T) {
 					share := float64(after-before) * float64(c.handles) / float64(span) / float64(c.workers)
 					assert.GreaterOrEqual(t, share, c.busy)
 				}
-				assert.LessOrEqual(t, k.appetite.size(), c.most)
+				assert.LessOrEqual(t, k.core.appetite.size(), c.most)
 				stop()
 				require.NoError(t, <-done)
 				b.mu.Lock()

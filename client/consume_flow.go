@@ -8,9 +8,10 @@ import (
 
 	"github.com/Azure/go-amqp"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/internal/keys"
-	"github.com/hopback/hopback/internal/outcome"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // receive moves what arrives into the inbox. It never blocks on a handler, so it
@@ -46,8 +47,8 @@ func (s *stint) take(a arrival) {
 	if s.consumer.returns.notice(a.msg, s.consumer.deps.now) {
 		s.consumer.log.Warn("hopback: the queue ignores the delivery time of messages that went back; deliveries that wait for their forwards are kept instead")
 	}
-	d := newDelivery(a, s)
-	d.queue, d.received = s.consumer.queue, now
+	d := s.consumer.deps.arrived(a.msg, now)
+	d.message, d.id, d.received, d.link = a.msg, a.id, now, s
 	s.leases.begin(d)
 	if a.unreadable {
 		s.hold(d)
@@ -58,7 +59,7 @@ func (s *stint) take(a arrival) {
 
 // admit hands d to the workers, now or once nothing else is in its way: first the
 // quarantine's suspects, then those before it in its lane.
-func (s *stint) admit(d *Delivery) {
+func (s *stint) admit(d *delivery) {
 	now, changed := s.quarantine.admit(d)
 	if changed {
 		s.resize()
@@ -68,14 +69,14 @@ func (s *stint) admit(d *Delivery) {
 
 // line hands d, if it isn't nil, to the workers, now or when those before it in its lane
 // are handled.
-func (s *stint) line(d *Delivery) {
+func (s *stint) line(d *delivery) {
 	if d != nil && s.lanes.admit(d) {
 		s.enqueue(d)
 	}
 }
 
 // unlane hands on what waits for d in its lane.
-func (s *stint) unlane(d *Delivery) {
+func (s *stint) unlane(d *delivery) {
 	if next := s.lanes.next(d); next != nil {
 		s.enqueue(next)
 	}
@@ -98,12 +99,12 @@ func (s *stint) leaseEnded(first, last uint32) {
 // nothing more until the stale delivery is settled, and a flow has come behind that. So
 // that is done at once; what the handler decides on it is dropped, and the handler
 // learns it from its ctx.
-func (s *stint) takenBack(d *Delivery) {
+func (s *stint) takenBack(d *delivery) {
 	now := time.Now()
 	s.consumer.log.WarnContext(d.logCtx(), "hopback: the broker took a delivery back because it was held for longer than the consumer timeout", "message_id", messageID(d.message), "held", now.Sub(d.received).Round(time.Millisecond))
 	s.consumer.timeouts.learn(d.received, now)
 	d.back.Store(true)
-	d.end(ErrConsumerTimeout)
+	d.end(errTakenBack)
 	if d.settling.Load() {
 		s.window.nudge() // its settlement may be written already
 		return
@@ -114,7 +115,7 @@ func (s *stint) takenBack(d *Delivery) {
 // askTimeout learns the queue's own consumer timeout.
 func (s *stint) askTimeout() {
 	k := s.consumer
-	if s.old.LacksConsumerTimeout || k.cfg.ConsumerTimeout > 0 || k.deps.consumerTimeout == nil || k.timeoutAsked.Load() {
+	if s.old.LacksConsumerTimeout || k.cfg.consumerTimeout > 0 || k.deps.consumerTimeout == nil || k.timeoutAsked.Load() {
 		return
 	}
 	s.deciding.start(func() {
@@ -128,16 +129,16 @@ func (s *stint) askTimeout() {
 }
 
 // nearTimeout has a handler's failure count while it can: see timeouts.
-func (s *stint) nearTimeout(d *Delivery, last bool) {
+func (s *stint) nearTimeout(d *delivery, last bool) {
 	held := time.Since(d.received).Round(time.Millisecond)
 	if !last {
 		s.consumer.log.WarnContext(d.logCtx(), "hopback: a handler has run for nearly as long as the consumer timeout; its ctx ends", "message_id", messageID(d.message), "held", held)
 		if d.ctx.deadline.IsZero() { // the timeout wasn't known when it began
-			d.end(ErrConsumerTimeoutNear)
+			d.end(errTimeoutNear)
 		}
 		return
 	}
-	d.end(ErrConsumerTimeoutNear)
+	d.end(errTimeoutNear)
 	s.deciding.start(func() {
 		keeps, _ := s.keepsDead()
 		switch {
@@ -151,7 +152,7 @@ func (s *stint) nearTimeout(d *Delivery, last bool) {
 	})
 }
 
-func (s *stint) enqueue(d *Delivery) {
+func (s *stint) enqueue(d *delivery) {
 	s.crew.put(d)
 	if isClosed(s.closing) {
 		if s.returning.Load() {
@@ -162,7 +163,7 @@ func (s *stint) enqueue(d *Delivery) {
 }
 
 // work is what a worker does with a delivery.
-func (s *stint) work(d *Delivery) {
+func (s *stint) work(d *delivery) {
 	// What came in on a link that is over will be delivered again: handling it now makes
 	// a duplicate.
 	if !s.over() && !d.settling.Load() && s.mayBegin(d) {
@@ -174,8 +175,8 @@ func (s *stint) work(d *Delivery) {
 
 // mayBegin waits while the consumer is paused, or gives d back where that costs it
 // nothing.
-func (s *stint) mayBegin(d *Delivery) bool {
-	resumed, paused := s.consumer.control.gate()
+func (s *stint) mayBegin(d *delivery) bool {
+	resumed, paused := s.consumer.deps.gate()
 	if !paused {
 		return true
 	}
@@ -188,85 +189,44 @@ func (s *stint) mayBegin(d *Delivery) bool {
 	return false
 }
 
-func (s *stint) handle(ctx context.Context, d *Delivery) {
+func (s *stint) handle(ctx context.Context, d *delivery) {
 	defer s.unlane(d)
 	defer d.end(nil) // frees what its ctx holds
-	d.ctx.Context, d.ctx.delivery, d.ctx.deadline = s.observe(ctx, d), d, s.consumer.timeouts.deadline(d.received)
+	d.ctx.Context, d.ctx.delivery, d.ctx.deadline = d.handled.Observe(ctx), d, s.consumer.timeouts.deadline(d.received)
 	began := time.Now()
 	d.began.Store(began.UnixNano())
-	err := s.call(&d.ctx, d)
+	d.handled.Handle(&d.ctx)
 	d.began.Store(0)
-	if s.consumer.appetite == nil {
-		s.carryOut(d, err)
-		return
-	}
-	if s.consumer.appetite.handled(time.Since(began)) {
+	if s.consumer.appetite != nil && s.consumer.appetite.handled(time.Since(began)) {
 		s.resize()
 	}
-	s.carryOut(d, err)
+	s.carryOut(d, d.handled.Decide())
 }
 
-// call runs the handler and turns whatever it does into an error.
-func (s *stint) call(ctx context.Context, d *Delivery) (err error) {
-	returned := false
-	defer outcome.Catch(&returned, func(value any, stack []byte) {
-		err = DeadLetter{Reason: ReasonPanicked, Err: &PanicError{Value: value, Stack: stack}}
-		if value == nil {
-			if d.lastWord != nil {
-				err = d.lastWord
-			}
-			s.carryOut(d, err)
-			s.crew.replace()
-		}
-	})
-	err = s.consumer.handler.Handle(ctx, d)
-	returned = true
-	return err
+// exited is called by a worker that ends, since its handler has ended the goroutine.
+func (s *stint) exited(d *delivery) {
+	s.carryOut(d, d.handled.Decide())
+	s.crew.replace()
 }
 
-// carryOut does what the outcome says, without waiting for the broker.
-func (s *stint) carryOut(d *Delivery, err error) {
-	d.observed.Load().handled(err)
-	if err == nil {
+// carryOut does what was decided, without waiting for the broker.
+func (s *stint) carryOut(d *delivery, r decision) {
+	switch r.kind {
+	case decisionAccept:
 		s.push(d, disposition{kind: accepted})
-		return
-	}
-	o := OutcomeOf(err)
-	if dead, ok := o.(DeadLetter); ok {
-		s.logDeadLetter(d, dead)
-	}
-	r := resolve(o)
-	if r.Refused != nil {
-		s.consumer.log.ErrorContext(d.logCtx(), "hopback: an outcome can't be carried out as it is", "message_id", messageID(d.message), "outcome", ErrorText(o), "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
-	}
-	s.carryOutAs(d, r)
-}
-
-func (s *stint) logDeadLetter(d *Delivery, o DeadLetter) {
-	if p, ok := outcome.Find[*PanicError](o.Err); ok && p != nil {
-		s.consumer.log.ErrorContext(d.logCtx(), "hopback: a handler panicked; the message is dead-lettered", "message_id", messageID(d.message), "panic", ErrorText(p), "stack", string(p.Stack))
-		return
-	}
-	s.consumer.log.WarnContext(d.logCtx(), "hopback: a message is dead-lettered", "message_id", messageID(d.message), "reason", clip(string(o.Reason), 255), "error", ErrorText(o.Err))
-}
-
-func (s *stint) carryOutAs(d *Delivery, r Resolution) {
-	switch r.Kind {
-	case ResolutionAccept:
-		s.push(d, disposition{kind: accepted})
-	case ResolutionRelease:
+	case decisionRelease:
 		s.push(d, disposition{kind: released})
-	case ResolutionForward:
-		s.forward(d, r.Forward)
+	case decisionForward:
+		s.forward(d, r.to, r.copy)
 	default:
-		disp := disposition{kind: modified, failed: r.Failed, dead: r.DeadLetter}
-		if len(r.Annotations) > 0 || r.Reason != "" || r.Error != "" {
-			disp.annotations = annotations(r.Annotations, 3)
-			if r.Reason != "" {
-				disp.annotations[AnnotationReason] = string(r.Reason)
+		disp := disposition{kind: modified, failed: r.failed, dead: r.deadLetter}
+		if len(r.annotations) > 0 || r.reason != "" || r.errorText != "" {
+			disp.annotations = annotations(r.annotations, 3)
+			if r.reason != "" {
+				disp.annotations[annotation.Reason] = r.reason
 			}
-			if r.Error != "" {
-				disp.annotations[AnnotationError] = r.Error
+			if r.errorText != "" {
+				disp.annotations[annotation.Error] = r.errorText
 			}
 		}
 		s.push(d, disp)
@@ -275,23 +235,23 @@ func (s *stint) carryOutAs(d *Delivery, r Resolution) {
 
 // forward hands the copy, which is valid, to the forwarder and accepts the original when
 // the copy is confirmed.
-func (s *stint) forward(d *Delivery, o Forward) {
-	to := s.lastTarget.Load()
-	if to == nil || to.of != o.To {
-		encoded, err := o.To.Build()
+func (s *stint) forward(d *delivery, to address.Address, m *amqp.Message) {
+	built := s.lastTarget.Load()
+	if built == nil || built.of != to {
+		encoded, err := to.Build()
 		if err != nil {
-			s.unforwardable(d, o, err)
+			s.unforwardable(d, to, err)
 			return
 		}
-		to = &builtAddress{o.To, encoded}
-		s.lastTarget.Store(to)
+		built = &builtAddress{to, encoded}
+		s.lastTarget.Store(built)
 	}
-	m := o.Message
+	sent := m
 	if followed := d.observed.Load(); followed != nil {
-		m = followed.forwarding(o.To, m)
+		sent = followed.forwarding(to, m)
 	}
-	f := &forwarding{s: s, d: d, o: o, forward: forward{
-		target: to.encoded, msg: m, patience: patienceFor(s.consumer.cfg.ForwardPatience, d.DeliveryCount()), abandoned: s.dead,
+	f := &forwarding{s: s, d: d, to: to, copy: m, forward: forward{
+		target: built.encoded, msg: sent, patience: patienceFor(s.consumer.cfg.forwardPatience, d.failures()), abandoned: s.dead,
 	}}
 	f.original = f
 	s.consumer.forwards.send(&f.forward)
@@ -302,16 +262,18 @@ func (s *stint) forward(d *Delivery, o Forward) {
 type forwarding struct {
 	forward
 	s *stint
-	d *Delivery
-	o Forward
+	d *delivery
+	// to is where the copy goes.
+	to   address.Address
+	copy *amqp.Message
 }
 
 func (f *forwarding) report(err error, again time.Duration) {
-	f.s.consumer.log.WarnContext(f.d.logCtx(), "hopback: a copy was not accepted; the original is kept, and its copy is tried again", "to", f.o.To.String(), "error", err, "again_in", again)
+	f.s.consumer.log.WarnContext(f.d.logCtx(), "hopback: a copy was not accepted; the original is kept, and its copy is tried again", "to", f.to.String(), "error", err, "again_in", again)
 }
 
 func (f *forwarding) setAside(mayReturn bool) (aside, returned bool) {
-	return f.s.setAside(f.d, sizeOf(f.o.Message), mayReturn)
+	return f.s.setAside(f.d, sizeOf(f.copy), mayReturn)
 }
 
 func (f *forwarding) done(err error) {
@@ -321,9 +283,9 @@ func (f *forwarding) done(err error) {
 	case err == nil:
 		s.push(f.d, disposition{kind: accepted})
 	case errors.Is(err, ErrTooLarge) || errors.As(err, new(*argument.Error)):
-		s.unforwardable(f.d, f.o, err)
+		s.unforwardable(f.d, f.to, err)
 	default:
-		s.deciding.start(func() { s.notForwarded(f.d, f.o, err) })
+		s.deciding.start(func() { s.notForwarded(f.d, f.to, f.copy, err) })
 	}
 }
 
@@ -340,7 +302,7 @@ func patienceFor(patience time.Duration, failed uint32) time.Duration {
 // notForwarded ends the patience for a copy. Never both are gone: the original goes
 // back, as a failed delivery, so that the queue's delivery limit ends what can't be
 // forwarded; or it is kept, where that would drop it.
-func (s *stint) notForwarded(d *Delivery, o Forward, err error) {
+func (s *stint) notForwarded(d *delivery, to address.Address, m *amqp.Message, err error) {
 	keeps, unknown := s.keepsDead()
 	switch {
 	case keeps:
@@ -350,20 +312,20 @@ func (s *stint) notForwarded(d *Delivery, o Forward, err error) {
 		s.push(d, disposition{kind: released})
 		return
 	case unknown != nil:
-		s.consumer.log.WarnContext(d.logCtx(), "hopback: a forward failed; the original is kept, because the broker hasn't answered whether its queue has a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err, "unanswered", unknown)
-		s.forward(d, o)
+		s.consumer.log.WarnContext(d.logCtx(), "hopback: a forward failed; the original is kept, because the broker hasn't answered whether its queue has a dead-letter exchange, and its copy is tried again", "to", to.String(), "error", err, "unanswered", unknown)
+		s.forward(d, to, m)
 		return
 	default:
-		s.consumer.log.ErrorContext(d.logCtx(), "hopback: a forward failed; the original is kept, because its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err)
-		s.forward(d, o)
+		s.consumer.log.ErrorContext(d.logCtx(), "hopback: a forward failed; the original is kept, because its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", to.String(), "error", err)
+		s.forward(d, to, m)
 		return
 	}
-	s.consumer.log.ErrorContext(d.logCtx(), "hopback: a forward failed; the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which the queue's delivery limit sends to its dead-letter exchange")
-	r := o.Unaccepted(err)
-	if r.Refused != nil {
-		s.consumer.log.ErrorContext(d.logCtx(), "hopback: annotations were refused; the message goes back without them", "message_id", messageID(d.message), "error", r.Refused)
+	s.consumer.log.ErrorContext(d.logCtx(), "hopback: a forward failed; the original goes back to its queue", "to", to.String(), "error", err, "then", "as a failed delivery, which the queue's delivery limit sends to its dead-letter exchange")
+	r := d.handled.Unaccepted(err)
+	if r.refused != nil {
+		s.consumer.log.ErrorContext(d.logCtx(), "hopback: annotations were refused; the message goes back without them", "message_id", messageID(d.message), "error", r.refused)
 	}
-	s.carryOutAs(d, r)
+	s.carryOut(d, r)
 }
 
 // keepsDead says whether the queue certainly has a dead-letter exchange; an error says that
@@ -385,17 +347,17 @@ func (s *stint) keepsDead() (bool, error) {
 }
 
 // unforwardable deals with an original whose copy can never be sent.
-func (s *stint) unforwardable(d *Delivery, o Forward, err error) {
-	r := o.Unsendable(err)
-	s.consumer.log.ErrorContext(d.logCtx(), "hopback: a copy can't be sent; another outcome replaces the forward", "message_id", messageID(d.message), "to", o.To.String(), "error", err, "instead", r.Kind, "dead_lettered", r.DeadLetter)
-	s.carryOutAs(d, r)
+func (s *stint) unforwardable(d *delivery, to address.Address, err error) {
+	r := d.handled.Unsendable(err)
+	s.consumer.log.ErrorContext(d.logCtx(), "hopback: a copy can't be sent; another outcome replaces the forward", "message_id", messageID(d.message), "to", to.String(), "error", err, "instead", r.kind, "dead_lettered", r.deadLetter)
+	s.carryOut(d, r)
 }
 
 // push hands a settlement to the settling goroutine.
-func (s *stint) push(d *Delivery, disp disposition) {
+func (s *stint) push(d *delivery, disp disposition) {
 	if !d.settling.CompareAndSwap(false, true) {
 		s.consumer.log.WarnContext(d.logCtx(), "hopback: a delivery was handled after its consumer timeout; the broker delivers it again", "message_id", messageID(d.message))
-		s.consumer.event(stateEvent{Kind: eventLate, Err: ErrConsumerTimeout})
+		s.consumer.event(stateEvent{Kind: eventLate, Err: errTakenBack})
 		return
 	}
 	if disp.kind == modified {
@@ -412,7 +374,7 @@ func (s *stint) push(d *Delivery, disp disposition) {
 	s.settler.start()
 }
 
-func (s *stint) late(d *Delivery) {
+func (s *stint) late(d *delivery) {
 	d.observed.Load().settled(ErrConnectionLost)
 	s.consumer.log.WarnContext(d.logCtx(), "hopback: a delivery was handled, but its link was lost; the broker delivers it again", "message_id", messageID(d.message))
 	s.consumer.event(stateEvent{Kind: eventLate, Err: ErrConnectionLost})
@@ -420,8 +382,8 @@ func (s *stint) late(d *Delivery) {
 
 // withKnownCount notes the delivery count that the message will have, so that
 // whoever gets it next knows that nothing went wrong unseen.
-func withKnownCount(d *Delivery, disp disposition) amqp.Annotations {
-	n := int64(d.DeliveryCount())
+func withKnownCount(d *delivery, disp disposition) amqp.Annotations {
+	n := int64(d.failures())
 	if disp.failed {
 		n++
 	}
@@ -432,7 +394,7 @@ func withKnownCount(d *Delivery, disp disposition) amqp.Annotations {
 	if a == nil {
 		a = make(amqp.Annotations, 1)
 	}
-	a[AnnotationKnownCount] = n
+	a[annotation.KnownCount] = n
 	return a
 }
 
@@ -471,7 +433,7 @@ const (
 // setAside takes a delivery out of the window whose forward has to wait, so that it
 // holds up no other. When there is no room for more, the delivery goes back to its
 // queue, to come again later, if the queue can do that and the copy wasn't sent.
-func (s *stint) setAside(d *Delivery, size int64, mayReturn bool) (aside, returned bool) {
+func (s *stint) setAside(d *delivery, size int64, mayReturn bool) (aside, returned bool) {
 	if d.uncounted.Load() {
 		return true, false // its copy has waited before
 	}
@@ -493,7 +455,7 @@ func (s *stint) setAside(d *Delivery, size int64, mayReturn bool) (aside, return
 // returnLater has a delivery go back to its queue, which isn't to deliver it soon. It
 // counts as no failure. Where the broker would count it, or deliver it at once, or as long
 // as the broker's time isn't known, the delivery isn't given back.
-func (s *stint) returnLater(d *Delivery) bool {
+func (s *stint) returnLater(d *delivery) bool {
 	if s.old.CountsReturns || s.old.IgnoresDeliveryTime || s.consumer.returns.ignored.Load() {
 		return false
 	}
@@ -502,7 +464,7 @@ func (s *stint) returnLater(d *Delivery) bool {
 		return false
 	}
 	s.consumer.returns.any.Store(true)
-	s.push(d, disposition{kind: modified, annotations: amqp.Annotations{annotationDeliveryTime: now.Add(returnFor).UnixMilli()}})
+	s.push(d, disposition{kind: modified, annotations: amqp.Annotations{annotation.DeliveryTime: now.Add(returnFor).UnixMilli()}})
 	return true
 }
 
@@ -569,7 +531,7 @@ func (s *stint) resize() {
 	s.resizing.Lock() // so that the last to look is the last to set
 	defer s.resizing.Unlock()
 	limit := s.consumer.allowed()
-	n := min(limit, s.consumer.cfg.Prefetch)
+	n := min(limit, s.consumer.cfg.prefetch)
 	if s.consumer.appetite != nil {
 		n = min(n, s.consumer.appetite.size())
 	}
@@ -584,7 +546,7 @@ func (s *stint) resize() {
 
 // giveBack returns what no handler has begun, in the order in which it came.
 func (s *stint) giveBack() {
-	var all []*Delivery
+	var all []*delivery
 	for d := s.crew.pop(); d != nil; d = s.crew.pop() {
 		for ; d != nil; d = s.lanes.next(d) { // with those that wait for it
 			all = append(all, d)
@@ -594,7 +556,7 @@ func (s *stint) giveBack() {
 	if s.returning.Load() {
 		all = append(all, s.quarantine.empty()...)
 	}
-	slices.SortStableFunc(all, func(a, b *Delivery) int { return a.received.Compare(b.received) })
+	slices.SortStableFunc(all, func(a, b *delivery) int { return a.received.Compare(b.received) })
 	for _, d := range all {
 		s.push(d, disposition{kind: released})
 	}
@@ -604,13 +566,13 @@ func (s *stint) giveBack() {
 // It is dead-lettered, as it was sent, if the queue is known to have a dead-letter
 // exchange; a queue that has none would drop it. So there it is held, unsettled, until
 // the consumer ends.
-func (s *stint) hold(d *Delivery) {
+func (s *stint) hold(d *delivery) {
 	if s.quarantine.pass(d) {
 		s.resize()
 	}
 	s.holding.Go(func() {
 		err := errors.New("the message has a char or a decimal, is nested too deeply, or isn't encoded well, so it can't be decoded")
-		ctx, cancel := context.WithTimeout(context.Background(), prepareSlow)
+		ctx, cancel := context.WithTimeout(context.Background(), askLimit)
 		defer cancel()
 		keeps, unknown := false, error(nil)
 		if s.consumer.deps.deadLetters != nil {
@@ -618,17 +580,15 @@ func (s *stint) hold(d *Delivery) {
 		}
 		if keeps {
 			s.consumer.log.Error("hopback: a message can't be decoded; it is dead-lettered", "error", err)
-			dead := DeadLetter{Reason: ReasonUndecodable, Err: err}
-			s.observe(s.handlerCtx, d)
-			d.observed.Load().handled(dead)
-			s.carryOutAs(d, dead.resolve())
+			d.handled.Observe(s.handlerCtx)
+			s.carryOut(d, d.handled.Undecodable(err))
 			return
 		}
 		s.consumer.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer ends", "error", errors.Join(err, unknown))
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.held = append(s.held, d)
-		if len(s.held) <= s.consumer.cfg.Prefetch { // it mustn't take the place of what can be handled
+		if len(s.held) <= s.consumer.cfg.prefetch { // it mustn't take the place of what can be handled
 			d.message.Data = nil
 			d.uncounted.Store(true)
 			s.uncount(false)

@@ -11,19 +11,19 @@ import (
 // with a worker, so that a busy key takes one slot only. There are never more of
 // them than Prefetch.
 type lanes struct {
-	// key names a delivery's lane. Without it there are none.
-	key func(*Delivery) (string, bool)
+	// ordered says that there are lanes: handled.Lane names a delivery's.
+	ordered bool
 
 	mu     sync.Mutex
-	byName perkey.Lanes[string, *Delivery]
+	byName perkey.Lanes[string, *delivery]
 }
 
 // admit says whether to hand d on now. Otherwise next returns it later.
-func (l *lanes) admit(d *Delivery) (now bool) {
-	if l.key == nil {
+func (l *lanes) admit(d *delivery) (now bool) {
+	if !l.ordered {
 		return true
 	}
-	key, ok := l.keyOf(d)
+	key, ok := laneOf(d)
 	if !ok {
 		return true
 	}
@@ -37,20 +37,20 @@ func (l *lanes) admit(d *Delivery) (now bool) {
 	return true
 }
 
-// keyOf guards the goroutine that receives from a key that panics.
-func (l *lanes) keyOf(d *Delivery) (key string, ok bool) {
+// laneOf guards the goroutine that receives from a key that panics.
+func laneOf(d *delivery) (key string, ok bool) {
 	defer func() {
 		if recover() != nil {
 			ok = false
 		}
 	}()
-	return l.key(d)
+	return d.handled.Lane()
 }
 
 // next is told that no handler will be called for d any more, and returns the delivery to
 // hand on instead, or none. To be told more than once does no harm.
-func (l *lanes) next(d *Delivery) (now *Delivery) {
-	if l.key == nil {
+func (l *lanes) next(d *delivery) (now *delivery) {
+	if !l.ordered {
 		return nil
 	}
 	l.mu.Lock()
@@ -68,7 +68,7 @@ func (l *lanes) next(d *Delivery) (now *Delivery) {
 }
 
 // empty returns those that wait for a handler that runs, for giving them back.
-func (l *lanes) empty() []*Delivery {
+func (l *lanes) empty() []*delivery {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.byName.Empty()
@@ -78,6 +78,6 @@ func (l *lanes) empty() []*Delivery {
 func (l *lanes) count() (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.byName.Waiting(func(queue []*Delivery) { n += countUnsettled(queue) })
+	l.byName.Waiting(func(queue []*delivery) { n += countUnsettled(queue) })
 	return n
 }

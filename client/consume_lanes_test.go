@@ -30,11 +30,10 @@ func startOrdered(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) *testConsume
 func startOrderedBy(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc, key func(*Delivery) (string, bool)) *testConsumer {
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.t, err)
-	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, singleActive: b.singleActive})
-	k.order = key
+	k := newConsuming("q", "/queues/q", h, cfg, asked{order: key}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, singleActive: b.singleActive})
 	ctx, stop := context.WithCancel(context.Background())
 	b.t.Cleanup(stop)
-	return &testConsumer{k, stop, async(func() error { return k.run(ctx) })}
+	return &testConsumer{k.core, stop, async(func() error { return k.core.run(ctx) })}
 }
 
 func TestDeliveriesOfOneKeyAreHandedOverInTheirOrder(t *testing.T) {

@@ -6,10 +6,10 @@ import "sync"
 // none.
 type leases struct {
 	mu   sync.Mutex
-	byID map[uint32]*Delivery
+	byID map[uint32]*delivery
 }
 
-func (l *leases) begin(d *Delivery) {
+func (l *leases) begin(d *delivery) {
 	if l == nil {
 		return
 	}
@@ -18,7 +18,7 @@ func (l *leases) begin(d *Delivery) {
 	l.byID[d.id] = d
 }
 
-func (l *leases) end(d *Delivery) {
+func (l *leases) end(d *delivery) {
 	if l == nil {
 		return
 	}
@@ -31,7 +31,7 @@ func (l *leases) end(d *Delivery) {
 
 // takenBack ends the leases of the deliveries from first to last, and returns those that
 // there are.
-func (l *leases) takenBack(first, last uint32) (all []*Delivery) {
+func (l *leases) takenBack(first, last uint32) (all []*delivery) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if first == last { // mostly

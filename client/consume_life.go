@@ -149,7 +149,7 @@ func (s *stint) renew(ctx context.Context, receive *receiving) bool {
 	s.window.stop(s.consumer.hurry)
 	receive.stop()
 	s.giveBackHeld()
-	grace := time.NewTimer(s.consumer.cfg.Grace)
+	grace := time.NewTimer(s.consumer.cfg.grace)
 	defer grace.Stop()
 	s.awaitIdle(grace.C, ctx.Done())
 	switch {
@@ -200,7 +200,7 @@ func (s *stint) giveBackHeld() {
 func (s *stint) drain(receive *receiving, hard context.CancelCauseFunc) {
 	enough, heard := s.awaitSilence()
 	defer heard()
-	graceEnd := time.Now().Add(s.consumer.cfg.Grace)
+	graceEnd := time.Now().Add(s.consumer.cfg.grace)
 	s.window.stop(enough)
 	receive.stop()
 

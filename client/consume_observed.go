@@ -1,13 +1,12 @@
 package client
 
 import (
-	"context"
-
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/client/internal/instrumented"
 	"github.com/hopback/hopback/client/internal/keys"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // settling returns the disposition with what the Instrument adds to it.
@@ -20,7 +19,7 @@ func (o *observed) settling(d disposition) (with disposition) {
 		s.Kind = instrument.SettlementReleased
 	case modified:
 		s.Kind = instrument.SettlementModified
-		s.Reason, _ = d.annotations[AnnotationReason].(string)
+		s.Reason, _ = d.annotations[annotation.Reason].(string)
 	}
 	added := o.Settling(s)
 	if len(added) == 0 || d.kind != modified {
@@ -45,13 +44,11 @@ func (o *observed) settling(d disposition) (with disposition) {
 	return d
 }
 
-// observe has the Instrument follow d, and returns the ctx for its handler.
-func (s *stint) observe(ctx context.Context, d *Delivery) context.Context {
-	if s.consumer.deps.hooks == nil {
-		return ctx
-	}
-	return s.consumer.deps.hooks.handle(ctx, d)
-}
+// follow has an Instrument follow d.
+func (d *delivery) follow(o *observed) { d.observed.Store(o) }
+
+// handlerReturned notes the handler's result.
+func (d *delivery) handlerReturned(err error) { d.observed.Load().handled(err) }
 
 // count adds the stint's numbers.
 func (s *stint) count(c *instrument.ConsumerStats) {

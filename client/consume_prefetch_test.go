@@ -71,8 +71,8 @@ func TestPrefetchFollowsTheHandlers(t *testing.T) {
 				})
 				cfg, err := ConsumerConfig{}.withDefaults()
 				require.NoError(t, err)
-				k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet})
-				done := async(func() error { return k.run(ctx) })
+				k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet})
+				done := async(func() error { return k.core.run(ctx) })
 				time.Sleep(3 * time.Second)
 				b.mu.Lock()
 				most := b.mostOutstanding

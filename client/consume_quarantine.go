@@ -3,12 +3,9 @@ package client
 import (
 	"slices"
 	"sync"
-)
 
-// AnnotationKnownCount is how many of a message's failed deliveries were reported by a
-// consumer of this package, an int64. Every disposition that gives a message back or
-// dead-letters it writes it.
-const AnnotationKnownCount = "x-opt-hopback-known-count"
+	"github.com/hopback/hopback/internal/annotation"
+)
 
 // quarantine keeps a message that may take the process down from taking the
 // delivery counts of others along. When a process dies, RabbitMQ counts a failed
@@ -25,9 +22,9 @@ type quarantine struct {
 
 	mu       sync.Mutex
 	probing  bool      // the link may have one delivery only
-	running  *Delivery // the suspect that is with the workers
+	running  *delivery // the suspect that is with the workers
 	others   int       // deliveries unsettled that are no suspects
-	suspects []*Delivery
+	suspects []*delivery
 }
 
 // begin is called before the first delivery.
@@ -46,7 +43,7 @@ func (q *quarantine) narrowed() bool {
 
 // admit returns the delivery to hand on now, d or none: d may be handed on later. changed
 // says that narrowed has changed.
-func (q *quarantine) admit(d *Delivery) (now *Delivery, changed bool) {
+func (q *quarantine) admit(d *delivery) (now *delivery, changed bool) {
 	if q.off {
 		return d, false
 	}
@@ -68,7 +65,7 @@ func (q *quarantine) admit(d *Delivery) (now *Delivery, changed bool) {
 }
 
 // pass records a delivery that no worker gets. changed says that narrowed has changed.
-func (q *quarantine) pass(d *Delivery) (changed bool) {
+func (q *quarantine) pass(d *delivery) (changed bool) {
 	if q.off {
 		return false
 	}
@@ -92,7 +89,7 @@ func (q *quarantine) widen() bool {
 
 // settled is called for every settlement, and returns the delivery to hand on then, or
 // none. d may be one that no worker has had: the broker takes back those that wait, too.
-func (q *quarantine) settled(d *Delivery) (now *Delivery) {
+func (q *quarantine) settled(d *delivery) (now *delivery) {
 	if q.off {
 		return nil
 	}
@@ -113,7 +110,7 @@ func (q *quarantine) settled(d *Delivery) (now *Delivery) {
 }
 
 // next is the suspect whose turn it is; called with mu held.
-func (q *quarantine) next() *Delivery {
+func (q *quarantine) next() *delivery {
 	if q.others > 0 || q.running != nil || len(q.suspects) == 0 {
 		return nil
 	}
@@ -125,7 +122,7 @@ func (q *quarantine) next() *Delivery {
 }
 
 // empty returns the suspects that wait, for giving them back.
-func (q *quarantine) empty() []*Delivery {
+func (q *quarantine) empty() []*delivery {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	all := q.suspects
@@ -146,7 +143,7 @@ const suspectAfter = 2
 // suspectAcquired is how many deliveries without a failure make one. RabbitMQ 4.3 counts
 // them in annotationAcquired, and doesn't count as a failure what it takes back after the
 // consumer timeout. Consumers that pause or stop make some, too. A message that one has given
-// back to come later, with annotationDeliveryTime, is no suspect: it may come back for as
+// back to come later, with annotation.DeliveryTime, is no suspect: it may come back for as
 // long as an address takes nothing.
 const suspectAcquired = 50
 
@@ -155,17 +152,17 @@ const annotationAcquired = "x-acquired-count"
 
 // suspect says whether d has failed deliveries that nobody knows the reason of, or was
 // delivered very often without a failure.
-func suspect(d *Delivery) bool {
-	n := d.DeliveryCount()
+func suspect(d *delivery) bool {
+	n := d.failures()
 	if acquired, _ := d.message.Annotations[annotationAcquired].(int64); acquired-int64(n) >= suspectAcquired {
-		if _, later := d.message.Annotations[annotationDeliveryTime]; !later {
+		if _, later := d.message.Annotations[annotation.DeliveryTime]; !later {
 			return true
 		}
 	}
 	if n < suspectAfter {
 		return false
 	}
-	known, _ := d.Annotation(AnnotationKnownCount).(int64)
+	known, _ := d.message.Annotations[annotation.KnownCount].(int64)
 	if known > int64(n) {
 		known = 0 // not written by us
 	}

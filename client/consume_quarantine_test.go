@@ -17,12 +17,12 @@ type quarantineModel struct {
 	t        *testing.T
 	q        *quarantine
 	narrow   bool
-	begun    map[*Delivery]bool // handed to the workers, and not settled
-	admitted map[*Delivery]bool // unsettled, begun or not
+	begun    map[*delivery]bool // handed to the workers, and not settled
+	admitted map[*delivery]bool // unsettled, begun or not
 }
 
 func newQuarantineModel(t *testing.T) *quarantineModel {
-	m := &quarantineModel{t: t, begun: map[*Delivery]bool{}, admitted: map[*Delivery]bool{}}
+	m := &quarantineModel{t: t, begun: map[*delivery]bool{}, admitted: map[*delivery]bool{}}
 	m.q = &quarantine{}
 	m.q.begin()
 	m.narrow = true
@@ -30,7 +30,7 @@ func newQuarantineModel(t *testing.T) *quarantineModel {
 }
 
 // begin is told of the delivery that is to be handed on, if there is one.
-func (m *quarantineModel) begin(d *Delivery) {
+func (m *quarantineModel) begin(d *delivery) {
 	if d == nil {
 		return
 	}
@@ -50,14 +50,14 @@ func (m *quarantineModel) changed(changed bool) {
 	require.Equal(m.t, m.narrow, m.q.narrowed())
 }
 
-func (m *quarantineModel) admit(d *Delivery) {
+func (m *quarantineModel) admit(d *delivery) {
 	now, changed := m.q.admit(d)
 	m.changed(changed)
 	m.begin(now)
 }
 
-func (m *quarantineModel) delivery(isSuspect bool) *Delivery {
-	d := NewDelivery("q", withID("m"))
+func (m *quarantineModel) delivery(isSuspect bool) *delivery {
+	d := &delivery{message: withID("m")}
 	if isSuspect {
 		d.message.Header.DeliveryCount = suspectAfter
 	}
@@ -65,16 +65,16 @@ func (m *quarantineModel) delivery(isSuspect bool) *Delivery {
 	return d
 }
 
-func (m *quarantineModel) settle(d *Delivery) {
+func (m *quarantineModel) settle(d *delivery) {
 	delete(m.begun, d)
 	delete(m.admitted, d)
 	m.begin(m.q.settled(d))
 }
 
 // anyOf returns one of set, chosen by r, or nil.
-func anyOf(r *rand.Rand, set map[*Delivery]bool) *Delivery {
+func anyOf(r *rand.Rand, set map[*delivery]bool) *delivery {
 	n := 0
-	var chosen *Delivery
+	var chosen *delivery
 	for d := range set {
 		if n++; r.IntN(n) == 0 {
 			chosen = d

@@ -66,13 +66,13 @@ func startStarving(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) (*testConsu
 	l := &larder{b: b, leader: "n1"}
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.t, err)
-	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{
+	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
 		sessions: b, backoff: testBackoff, log: quiet, look: l.look,
 		tell: func(e stateEvent) { l.set(func() { l.events = append(l.events, e) }) },
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	b.t.Cleanup(stop)
-	return &testConsumer{k, stop, async(func() error { return k.run(ctx) })}, l
+	return &testConsumer{k.core, stop, async(func() error { return k.core.run(ctx) })}, l
 }
 
 // A consumer whose credit the broker has forgotten has its session replaced soon, is

@@ -45,7 +45,7 @@ type stint struct {
 	// held are deliveries that nobody can read; guarded by mu. holding are those
 	// that are about to be, which only the goroutine that receives adds to.
 	mu      sync.Mutex
-	held    []*Delivery
+	held    []*delivery
 	holding sync.WaitGroup
 	// deciding are the goroutines that deal with forwards that were given up.
 	deciding group
@@ -140,14 +140,14 @@ func (s *stint) begun() int {
 }
 
 type settlement struct {
-	delivery *Delivery
+	delivery *delivery
 	d        disposition
 }
 
 // prompt returns a ctx for what the stint asks the broker on the way. It ends with the stint,
-// or when the drain begins, and after prepareSlow.
+// or when the drain begins, and after askLimit.
 func (s *stint) prompt() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(context.Background(), prepareSlow)
+	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
 	go func() {
 		defer cancel()
 		select {

@@ -36,7 +36,7 @@ func startConsumer(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) *testConsum
 func startConsumerOf(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc, deadLetters bool) *testConsumer {
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.t, err)
-	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{
+	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
 		sessions: b, backoff: testBackoff, log: cmp.Or(b.logger, quiet), tell: b.tell, overdue: cmp.Or(b.overdue, forEver),
 		deadLetters: func(ctx context.Context, _ string) (bool, error) {
 			err := b.asked(ctx)
@@ -46,7 +46,7 @@ func startConsumerOf(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc, deadLette
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	b.t.Cleanup(stop)
-	return &testConsumer{k, stop, async(func() error { return k.run(ctx) })}
+	return &testConsumer{k.core, stop, async(func() error { return k.core.run(ctx) })}
 }
 
 // end drains the consumer, and returns what Consume would.
@@ -155,30 +155,33 @@ func TestConsumerCarriesOutOutcomes(t *testing.T) {
 	}
 }
 
-// unsettled settles nothing.
-type unsettled struct{}
-
-func (unsettled) settle(<-chan struct{}) {}
+// settledWith is what a consumer settles a delivery with whose handler returns err.
+func settledWith(t *testing.T, err error) (d disposition) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		b.publish("m")
+		k := startConsumer(b, ConsumerConfig{}, returns(err))
+		synctest.Wait()
+		require.Len(t, b.history(settlements...), 1)
+		d = b.last
+		require.NoError(t, k.end())
+	})
+	return d
+}
 
 func TestConsumerCutsErrorTextsToWhatASettlementCanCarry(t *testing.T) {
 	huge := hostileError{func() string { return strings.Repeat("\xff", 10<<20) }}
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		s := &stint{consumer: newConsumer("q", "/queues/q", returns(nil), ConsumerConfig{Prefetch: 1}, consumerDeps{log: quiet}), settles: newBacklog[settlement](1), dead: make(chan struct{}), settler: newSettler(unsettled{})}
-		s.carryOut(NewDelivery("q", withID("m")), DeadLetter{Reason: Reason(huge.Error()), Err: huge})
-		x := <-s.settles.c
-		for _, key := range []string{AnnotationReason, AnnotationError} {
-			text := x.d.annotations[key].(string)
-			assert.True(t, utf8.ValidString(text), key)
-			assert.LessOrEqual(t, len(text), ErrorTextLimit, key)
-		}
-		given := map[string]any{}
-		for k, v := range x.d.annotations {
-			given[k.(string)] = v
-		}
-		assert.NoError(t, checkModified(given))
-		assert.Empty(t, b.history())
-	})
+	settled := settledWith(t, DeadLetter{Reason: Reason(huge.Error()), Err: huge})
+	for _, key := range []string{AnnotationReason, AnnotationError} {
+		text := settled.annotations[key].(string)
+		assert.True(t, utf8.ValidString(text), key)
+		assert.LessOrEqual(t, len(text), ErrorTextLimit, key)
+	}
+	given := map[string]any{}
+	for k, v := range settled.annotations {
+		given[k.(string)] = v
+	}
+	assert.NoError(t, checkModified(given))
 }
 
 func TestConsumerSurvivesHandlersThatNeverReturn(t *testing.T) {
@@ -665,14 +668,14 @@ func TestHandlersContextOutlivesConsumes(t *testing.T) {
 		b.publish("m")
 		cfg, err := ConsumerConfig{}.withDefaults()
 		require.NoError(t, err)
-		k := newConsumer("q", "/queues/q", HandlerFunc(func(ctx context.Context, _ *Delivery) error {
+		k := newConsuming("q", "/queues/q", HandlerFunc(func(ctx context.Context, _ *Delivery) error {
 			time.Sleep(time.Second)
 			assert.NoError(t, ctx.Err())
 			assert.Equal(t, "value", ctx.Value(key{}))
 			return nil
-		}), cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, tell: b.tell, overdue: cmp.Or(b.overdue, forEver)})
+		}), cfg, asked{}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, tell: b.tell, overdue: cmp.Or(b.overdue, forEver)})
 		ctx, cancel := context.WithCancel(context.WithValue(context.Background(), key{}, "value"))
-		result := async(func() error { return k.run(ctx) })
+		result := async(func() error { return k.core.run(ctx) })
 		synctest.Wait()
 		cancel()
 		require.NoError(t, <-result)

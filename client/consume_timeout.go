@@ -32,7 +32,7 @@ type handlerLink interface {
 	deliveryLink
 	// nearTimeout is called before the broker takes d back, and again with last shortly
 	// before that, on its own goroutine.
-	nearTimeout(d *Delivery, last bool)
+	nearTimeout(d *delivery, last bool)
 }
 
 // know takes a limit. The lowest counts.
@@ -135,7 +135,7 @@ func (t *timeouts) look() {
 }
 
 // handledBy is the link of a consumer that d came in on.
-func (d *Delivery) handledBy() (handlerLink, bool) {
+func (d *delivery) handledBy() (handlerLink, bool) {
 	l, ok := d.link.(handlerLink)
 	return l, ok
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // RabbitMQ 4.3 gives a link nothing more, once it has taken a delivery back, until the stale
@@ -220,10 +222,10 @@ func TestAMessageThatWasAcquiredVeryOftenIsASuspect(t *testing.T) {
 	} {
 		m := withID("m")
 		m.Header.DeliveryCount = c.failed
-		m.Annotations = amqp.Annotations{annotationAcquired: c.acquired, AnnotationKnownCount: c.known}
+		m.Annotations = amqp.Annotations{annotationAcquired: c.acquired, annotation.KnownCount: c.known}
 		if c.later {
-			m.Annotations[annotationDeliveryTime] = int64(1)
+			m.Annotations[annotation.DeliveryTime] = int64(1)
 		}
-		assert.Equal(t, c.want, suspect(NewDelivery("q", m)), "%+v", c)
+		assert.Equal(t, c.want, suspect(&delivery{message: m}), "%+v", c)
 	}
 }

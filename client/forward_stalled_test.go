@@ -13,6 +13,8 @@ import (
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 // tenth forwards every tenth message, whose number ends with 0, and accepts the others
@@ -145,7 +147,7 @@ func TestForwardsThatFindNoRoomToWaitGoBackForLater(t *testing.T) {
 				if c.returns {
 					assert.Len(t, returned, prefetch+more)
 					for _, e := range returned {
-						assert.Contains(t, e, annotationDeliveryTime)
+						assert.Contains(t, e, annotation.DeliveryTime)
 					}
 				} else {
 					assert.Empty(t, returned)
@@ -186,7 +188,7 @@ func TestForwardsGoBackForLaterByTheBrokersClock(t *testing.T) {
 				b.update(func() { known = true })
 				require.NoError(t, b.await(within(t, time.Minute), func() bool { return b.last.annotations != nil }))
 				b.mu.Lock()
-				at := time.UnixMilli(b.last.annotations[annotationDeliveryTime].(int64))
+				at := time.UnixMilli(b.last.annotations[annotation.DeliveryTime].(int64))
 				b.mu.Unlock()
 				assert.WithinDuration(t, began.Add(ahead+returnFor), at, 2*time.Second)
 				require.NoError(t, k.end())
@@ -204,11 +206,11 @@ func TestAQueueThatReturnsAtOnceGetsNothingBack(t *testing.T) {
 		unknown := func() (time.Time, bool) { return time.Time{}, false }
 		r := &lateReturns{}
 		early := withID("m")
-		early.Annotations = amqp.Annotations{annotationDeliveryTime: brokersTime.Add(returnFor).UnixMilli()}
+		early.Annotations = amqp.Annotations{annotation.DeliveryTime: brokersTime.Add(returnFor).UnixMilli()}
 		assert.False(t, r.notice(early, now), "not ours")
 		r.any.Store(true)
 		due := withID("m")
-		due.Annotations = amqp.Annotations{annotationDeliveryTime: brokersTime.UnixMilli()}
+		due.Annotations = amqp.Annotations{annotation.DeliveryTime: brokersTime.UnixMilli()}
 		assert.False(t, r.notice(due, now))
 		assert.False(t, r.notice(early, unknown))
 		assert.True(t, r.notice(early, now))

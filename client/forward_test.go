@@ -444,10 +444,9 @@ func TestForwardingLinkIsOpenedAtTheStart(t *testing.T) {
 				b.publish("m")
 				cfg, err := ConsumerConfig{}.withDefaults()
 				require.NoError(t, err)
-				k := newConsumer("q", "/queues/q", forwards("later"), cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, overdue: forEver})
-				k.asked.forwards = []address.Address{address.Queue("later")}
+				k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, overdue: forEver})
 				ctx, stop := context.WithCancel(t.Context())
-				result := async(func() error { return k.run(ctx) })
+				result := async(func() error { return k.core.run(ctx) })
 				synctest.Wait()
 				if refusal == refused {
 					err := <-result
@@ -484,13 +483,12 @@ func TestForwardingLinkAtTheStartEndsWithTheContext(t *testing.T) {
 		}
 		cfg, err := ConsumerConfig{}.withDefaults()
 		require.NoError(t, err)
-		k := newConsumer("q", "/queues/q", forwards("later"), cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, overdue: forEver})
-		k.asked.forwards = []address.Address{address.Queue("later")}
+		k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, overdue: forEver})
 		ctx, stop := context.WithTimeout(t.Context(), 6*time.Second)
 		defer stop()
 		time.AfterFunc(10*time.Second, func() { close(answer) }) // as the limits of the real links do
 		start := time.Now()
-		require.NoError(t, k.run(ctx))
+		require.NoError(t, k.core.run(ctx))
 		assert.Equal(t, 6*time.Second, time.Since(start))
 		time.Sleep(10 * time.Second)
 	})

@@ -89,17 +89,17 @@ func (h *hooks) settledRange() func(n int) {
 	}
 }
 
-// handle returns the ctx for d's handler.
-func (h *hooks) handle(ctx context.Context, d *Delivery) (with context.Context) {
+// handle begins to follow a delivery. It returns the ctx for its handler, and nil if nobody
+// follows it.
+func (h *hooks) handle(ctx context.Context, d instrument.Delivery) (with context.Context, o *observed) {
 	with = ctx
-	d.server = h.server.Load()
 	defer caught(h.log, "Handle")
 	inner, handling := h.in.Handle(ctx, d)
 	if inner != nil {
 		with = inner
 	}
 	if handling != nil {
-		d.observed.Store(&observed{handling, h.log, with, d.server})
+		o = &observed{handling, h.log, with, h.server.Load()}
 	}
-	return with
+	return with, o
 }

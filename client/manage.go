@@ -485,12 +485,6 @@ func managementOf(w *wire, after uint64) *Management {
 	return newManagement(open, w.ctx, nil)
 }
 
-// queueLook is what the broker says of a queue.
-type queueLook struct {
-	ready  uint64
-	leader string // its node; "" if it has none
-}
-
 // replyValue is the value of key in the map of a management reply, or nil.
 func replyValue(reply any, key string) any {
 	switch m := reply.(type) {

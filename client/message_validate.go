@@ -5,7 +5,6 @@ import (
 	"math"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -169,13 +168,6 @@ func checkAnnotation(name string, key, value any) error {
 	return checkValue(name+"["+quote(k)+"]", value, 0)
 }
 
-func checkAnnotationKey(name, k string) error {
-	if !strings.HasPrefix(k, "x-") || !utf8.ValidString(k) || len(k) > 255 {
-		return argument.New(name+" key", k, `doesn't begin with "x-", is over 255 bytes, or is not valid UTF-8`, `use a key such as "x-opt-tenant"`)
-	}
-	return nil
-}
-
 // checkReadable refuses annotations that RabbitMQ can't read or write again. 4.0 and
 // 4.3 take a message with a null annotation and then end the connection of every
 // consumer that they deliver it to. They can't read an array of integers as go-amqp
@@ -324,12 +316,12 @@ func checkModified(annotations map[string]any) error {
 func modifiedValue(key string, v any, depth int) (size int, err error) {
 	const remedy = "use string, bool, int, int64, []any or map[string]any of these"
 	if depth > maxNesting {
-		return 0, argument.New(annotation(key), nil, fmt.Sprintf("is nested deeper than %d", maxNesting), "flatten it")
+		return 0, argument.New(annotationName(key), nil, fmt.Sprintf("is nested deeper than %d", maxNesting), "flatten it")
 	}
 	switch v := v.(type) {
 	case string:
 		if !utf8.ValidString(v) {
-			return 0, argument.New(annotation(key), v, "is not valid UTF-8", "use a valid string")
+			return 0, argument.New(annotationName(key), v, "is not valid UTF-8", "use a valid string")
 		}
 		return len(v) + 5, nil
 	case bool, int, int64, int32, uint32, uint64:
@@ -350,7 +342,7 @@ func modifiedValue(key string, v any, depth int) (size int, err error) {
 		size = 9
 		for k, e := range v {
 			if !utf8.ValidString(k) {
-				return 0, argument.New(annotation(key)+" key", k, "is not valid UTF-8", "use a valid string")
+				return 0, argument.New(annotationName(key)+" key", k, "is not valid UTF-8", "use a valid string")
 			}
 			n, err := modifiedValue(key, e, depth+1)
 			if err != nil {
@@ -364,10 +356,10 @@ func modifiedValue(key string, v any, depth int) (size int, err error) {
 	case time.Time:
 		return 9, nil
 	case nil, float32, float64:
-		return 0, argument.New(annotation(key), fmt.Sprintf("%T", v), "would poison the message: RabbitMQ can't deliver it again", remedy)
+		return 0, argument.New(annotationName(key), fmt.Sprintf("%T", v), "would poison the message: RabbitMQ can't deliver it again", remedy)
 	}
-	return 0, argument.New(annotation(key), fmt.Sprintf("%T", v), "is of a type that RabbitMQ doesn't keep in a modified message", remedy)
+	return 0, argument.New(annotationName(key), fmt.Sprintf("%T", v), "is of a type that RabbitMQ doesn't keep in a modified message", remedy)
 }
 
-// annotation is what an error calls the annotation key.
-func annotation(key string) string { return "annotations[" + quote(key) + "]" }
+// annotationName is what an error calls the annotation key.
+func annotationName(key string) string { return "annotations[" + quote(key) + "]" }

@@ -117,6 +117,11 @@ const (
 	AnnotationError = "x-opt-hopback-error"
 )
 
+// AnnotationKnownCount is how many of a message's failed deliveries were reported by a
+// consumer of this package, an int64. Every disposition that gives a message back or
+// dead-letters it writes it.
+const AnnotationKnownCount = "x-opt-hopback-known-count"
+
 // ErrorTextLimit is how many bytes of an error's text are kept in an annotation.
 // A settlement must fit in a frame: a larger one would close the connection.
 const ErrorTextLimit = 1024

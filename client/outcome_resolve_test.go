@@ -134,9 +134,7 @@ func TestConsumerSettlesWhatResolveSays(t *testing.T) {
 		"dead letter": DeadLetter{Reason: "r", Err: errServiceDown, Annotations: map[string]any{"x-opt-a": "b"}}, "null": DeadLetter{Annotations: map[string]any{"x-opt-a": nil}},
 		"no copy": Forward{}, "no copy, else": Forward{Else: Requeue{}},
 	} {
-		s := &stint{consumer: newConsumer("q", "/queues/q", returns(nil), ConsumerConfig{Prefetch: 1}, consumerDeps{log: quiet}), settles: newBacklog[settlement](1), dead: make(chan struct{}), settler: newSettler(unsettled{})}
-		s.carryOut(NewDelivery("q", withID("m")), err)
-		r, got := Resolve(err), (<-s.settles.c).d
+		r, got := Resolve(err), settledWith(t, err)
 		want := disposition{kind: map[ResolutionKind]dispositionKind{ResolutionAccept: accepted, ResolutionRelease: released, ResolutionModify: modified}[r.Kind], failed: r.Failed, dead: r.DeadLetter}
 		for key, v := range r.AllAnnotations() {
 			if want.annotations == nil {

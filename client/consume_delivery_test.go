@@ -13,8 +13,8 @@ import (
 // pay for a context; once it has ended, the cause is there all the same.
 func TestErrOfAHandlersContextMakesNone(t *testing.T) {
 	notUnderRace(t)
-	d := NewDelivery("q", NewMessage(nil))
-	ctx := WithDelivery(t.Context(), d)
+	d := &delivery{}
+	ctx := d.context(t.Context())
 	assert.Zero(t, testing.AllocsPerRun(100, func() { require.NoError(t, ctx.Err()) }))
 
 	gone := errors.New("gone")
@@ -24,7 +24,7 @@ func TestErrOfAHandlersContextMakesNone(t *testing.T) {
 	require.ErrorIs(t, ctx.Err(), context.Canceled)
 
 	outer, cancel := context.WithCancelCause(t.Context())
-	ctx = WithDelivery(outer, NewDelivery("q", NewMessage(nil)))
+	ctx = (&delivery{}).context(outer)
 	cancel(gone)
 	require.ErrorIs(t, ctx.Err(), context.Canceled)
 	assert.Equal(t, gone, context.Cause(ctx))

@@ -1,0 +1,176 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hopback/hopback/internal/grace"
+	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/outcome"
+)
+
+// run keeps a stint going: a session with a receiver, for as long as it lives.
+func (k *consumer) run(ctx context.Context) error {
+	defer close(k.gone)
+	defer k.forwards.close()
+	k.timeouts.know(k.cfg.consumerTimeout)
+	defer k.timeouts.end()
+	defer k.deps.follow(k.limited)()
+	// Handlers outlive the end of ctx, with its values; hard ends their ctx.
+	handlerCtx, hard := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer hard(context.Canceled)
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(k.closed, func() { stop(ErrClosed) })()
+	k.draining = ctx.Done()
+	ended := make(chan time.Time, 1)
+	context.AfterFunc(ctx, func() { ended <- time.Now() })
+	err := k.checkForwards(ctx)
+	if err == nil {
+		err = k.stints(ctx, handlerCtx, hard)
+	}
+	stop(nil)
+	k.awaitHandlers(<-ended, hard)
+	return err
+}
+
+// checkForwards opens links to the addresses that the handler forwards to, and closes them. The error is
+// that the user may not publish there. What else is in the way may pass, or is the business of a check.
+func (k *consumer) checkForwards(ctx context.Context) error {
+	for _, to := range k.cfg.forwards {
+		target, err := to.Build()
+		if err != nil {
+			return err
+		}
+		if err := k.forwards.check(ctx, target); errors.Is(err, ErrUnauthorized) {
+			return fmt.Errorf("hopback: consume %q: what fails couldn't be retried, because the user may not publish retry copies; give the user the write permission (rabbitmqctl set_permissions): %w", k.queue, err)
+		}
+	}
+	return nil
+}
+
+// stints runs one stint after the other until ctx ends.
+func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
+	try := &link.Try{}
+	event := func(e stateEvent) {
+		e.Attempt = try.Attempt()
+		k.event(e)
+	}
+	defer func() { event(stateEvent{Kind: eventEnded}) }()
+	defer k.active.ended()
+	lost, renewed := time.Now(), false // renewed: nobody needs to hear of it
+	attached := false
+	for try = range link.Tries(ctx, k.deps.backoff.pause) {
+		s, err := k.open(ctx)
+		if ctx.Err() != nil {
+			if err == nil {
+				k.deps.sessions.give(s.sess, true)
+			}
+			break
+		}
+		if err != nil {
+			if !attached && (final(err) || errors.Is(err, ErrSessionLimit)) || errors.Is(err, ErrClosed) {
+				return err
+			}
+			if !errors.Is(err, ErrConnectionLost) {
+				event(stateEvent{Kind: eventRefused, Err: err})
+			}
+			renewed = false
+			k.log.Warn("hopback: consuming failed; trying again", "error", err)
+			continue
+		}
+		attached = true
+		try.Up()
+		if !renewed {
+			event(stateEvent{Kind: eventUp, Down: time.Since(lost)})
+		}
+		end := s.run(ctx, handlerCtx, hard)
+		if end == stintDrained {
+			break
+		}
+		lost, renewed = time.Now(), end == stintRenewed
+		if renewed {
+			try.Worked()
+			continue
+		}
+		k.active.ended()
+		k.hunger.reset()
+		event(stateEvent{Kind: eventLost, Err: newError("consume", k.queue, ErrConnectionLost, s.why), Unsettled: s.unsettled})
+	}
+	if errors.Is(context.Cause(ctx), ErrClosed) {
+		return &Error{Op: "consume", Target: k.queue, Kind: ErrClosed}
+	}
+	return nil
+}
+
+// awaitHandlers waits, within the grace time that began at ended, for handlers
+// that still run: those whose link was lost hold no delivery that a drain waits for.
+func (k *consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) {
+	grace.Await(k.slots, k.hurry, ended, k.cfg.grace, hard)
+}
+
+func (k *consumer) open(ctx context.Context) (*stint, error) {
+	if k.missing && k.cfg.onGone != nil {
+		if err := onGone(ctx, k.cfg.onGone); err != nil {
+			return nil, newError("consume", k.queue, ErrNotFound, err)
+		}
+	}
+	sess, err := k.deps.sessions.open(ctx)
+	if err != nil {
+		kind := ErrConnectionLost
+		if errors.Is(err, ErrSessionLimit) {
+			kind = ErrSessionLimit
+		}
+		return nil, newError("consume", k.queue, kind, err)
+	}
+	room := k.cfg.prefetch
+	if k.cfg.near > 0 {
+		room = min(room, max(k.cfg.near/2, 1)) // more than that waits seldom
+	}
+	s := &stint{
+		consumer: k, sess: sess, old: sess.quirks(),
+		settles: newBacklog[settlement](room),
+		dead:    make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
+		worn: make(chan struct{}, 1),
+	}
+	s.crew = newCrew(s, k.cfg.concurrency, k.slots, &k.workers)
+	s.settler = newSettler(s)
+	o := receiverOptions{properties: k.cfg.properties}
+	if !s.old.LacksConsumerTimeout {
+		s.leases = &leases{byID: map[uint32]*delivery{}}
+		o.takenBack = s.leaseEnded
+	}
+	if k.active != nil {
+		o.state = k.active.state(sess)
+	}
+	began := time.Now()
+	link, err := sess.receiver(ctx, k.cfg.source, o)
+	if err != nil {
+		k.deps.sessions.give(sess, true)
+		err := newError("consume", k.queue, attachKind(err), err)
+		k.missing = k.attached && errors.Is(err, ErrNotFound)
+		return nil, err
+	}
+	k.attached, k.missing = true, false
+	if k.appetite != nil {
+		k.appetite.attached(time.Since(began))
+	}
+	s.link = link
+	s.window = newWindow(link, s.dead, s, k.cfg.concurrency, 0)
+	s.lanes = &lanes{ordered: k.cfg.ordered}
+	s.quarantine = &quarantine{off: k.cfg.noQuarantine}
+	return s, nil
+}
+
+// onGone calls the user's onGone.
+func onGone(ctx context.Context, call func(context.Context) error) (err error) {
+	returned := false
+	defer outcome.Catch(&returned, func(value any, stack []byte) {
+		err = &PanicError{Value: value, Stack: stack}
+	})
+	err = call(ctx)
+	returned = true
+	return err
+}
