@@ -5,12 +5,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
 func TestSpareSessionsLeaveRoom(t *testing.T) {
 	for limit, want := range map[int]int{64: 4, 8: 4, 5: 2, 2: 1, 1: 1} {
-		assert.Equal(t, want, spareSessions(limit), "%d", limit)
+		assert.Equal(t, want, link.SpareSessions(limit), "%d", limit)
 	}
-	assert.Equal(t, "n", connName("n", 1))
-	assert.Len(t, connName(strings.Repeat("n", maxName), 12), maxName)
+	assert.Equal(t, "n", link.ConnName("n", 1))
+	assert.Len(t, link.ConnName(strings.Repeat("n", link.MaxName), 12), link.MaxName)
 }
