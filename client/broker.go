@@ -1,8 +1,7 @@
 package client
 
 import (
-	"strconv"
-	"strings"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // Broker describes a broker, as it introduced itself when the connection opened.
@@ -15,15 +14,4 @@ type Broker struct {
 
 // AtLeast reports whether the broker's version is major.minor or later. It is false
 // for a version that can't be read.
-func (b Broker) AtLeast(major, minor int) bool {
-	parts := strings.SplitN(b.Version, ".", 3)
-	if len(parts) < 2 {
-		return false
-	}
-	have, err1 := strconv.Atoi(parts[0])
-	haveMinor, err2 := strconv.Atoi(parts[1])
-	if err1 != nil || err2 != nil {
-		return false
-	}
-	return have > major || have == major && haveMinor >= minor
-}
+func (b Broker) AtLeast(major, minor int) bool { return link.BrokerInfo(b).AtLeast(major, minor) }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,7 +16,9 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
-	"github.com/hopback/hopback/internal/userid"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // Config configures a Conn. The zero value is ready to use.
@@ -82,24 +83,9 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// maxName is how many bytes a connection's name may have.
-const maxName = 255
-
 // minIdleTimeout: the engine tells the broker half of it, as the standard advises, and
 // RabbitMQ closes a connection that asks for half a second, without a word why.
 const minIdleTimeout = 2 * time.Second
-
-// endpoint is a parsed URL.
-type endpoint struct {
-	address string // host:port
-	host    string
-	vhost   string
-	tls     bool
-	sasl    SASL
-	shown   string // for people: without the password
-	// raw is what is known of the user on the connections of package dedicated.
-	raw *userid.Login
-}
 
 func (c Config) withDefaults() (Config, error) {
 	if c.ConnectTimeout < 0 || c.IdleTimeout < 0 || c.Reconnect.Min < 0 || c.Reconnect.Max < 0 {
@@ -114,7 +100,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.MaxConnections == 0 {
 		c.MaxConnections = 64
 	}
-	if !utf8.ValidString(c.Name) || len(c.Name) > maxName {
+	if !utf8.ValidString(c.Name) || len(c.Name) > link.MaxName {
 		return c, argument.New("Config.Name", c.Name, "is over 255 bytes or not valid UTF-8", "use a short name")
 	}
 	if c.ConnectTimeout == 0 {
@@ -135,12 +121,12 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Name == "" {
 		c.Name = defaultName()
 	}
-	if c.SASL.oauth2 && c.SASL.source == nil {
+	if c.SASL.login.Oauth2 && c.SASL.login.Source == nil {
 		return c, argument.New("Config.SASL", "OAuth2", "has no token source", "give client.OAuth2 a function")
 	}
 	if c.PreferLeaderOf != "" {
 		if _, err := address.Queue(c.PreferLeaderOf).Build(); err != nil {
-			return c, argument.Wrap(err, "Config.PreferLeaderOf", c.PreferLeaderOf, "is not a queue's name", "name a queue, or leave it empty")
+			return c, argument.New("Config.PreferLeaderOf", c.PreferLeaderOf, "is not a queue's name", "name a queue, or leave it empty").Because(err)
 		}
 	}
 	if c.Logger == nil {
@@ -149,14 +135,22 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-func (c Config) endpoints(first string) ([]endpoint, error) {
-	eps := make([]endpoint, 0, 1+len(c.Endpoints))
+// dialing is what a connection is made with.
+func (c Config) dialing(settled func(n int)) link.DialConfig {
+	return link.DialConfig{
+		Name: c.Name, Tls: c.TLS, Dial: c.Dial, ConnectTimeout: c.ConnectTimeout, IdleTimeout: c.IdleTimeout,
+		Impersonator: c.Impersonator, Log: c.Logger, Settled: settled,
+	}
+}
+
+func (c Config) endpoints(first string) ([]link.Endpoint, error) {
+	eps := make([]link.Endpoint, 0, 1+len(c.Endpoints))
 	for i, raw := range append([]string{first}, c.Endpoints...) {
 		name := "url"
 		if i > 0 {
 			name = fmt.Sprintf("Config.Endpoints[%d]", i-1)
 		}
-		ep, err := parseEndpoint(name, raw, c.SASL)
+		ep, err := link.ParseEndpoint(name, raw, c.SASL.login)
 		if err != nil {
 			return nil, err
 		}
@@ -165,71 +159,10 @@ func (c Config) endpoints(first string) ([]endpoint, error) {
 	return eps, nil
 }
 
-func parseEndpoint(name, raw string, sasl SASL) (endpoint, error) {
-	const remedy = "use amqp://user:password@host:5672/vhost, or amqps:// for TLS, with reserved characters percent-encoded"
-	u, err := url.Parse(raw)
-	if err != nil {
-		// The error repeats the URL, password and all: keep its kind only.
-		return endpoint{}, argument.New(name, nil, "is not a URL", remedy)
-	}
-	// A password with a bare "/", "?", "#" or "@" ends up in the path, the query or
-	// the host; without a scheme, it is the opaque part: none of them is repeated.
-	if u.Opaque != "" || strings.Count(raw, "@") > 1 || (u.User == nil && strings.Contains(raw, "@")) {
-		return endpoint{}, argument.New(name, nil, "is not a URL in a known form", remedy)
-	}
-	query := u.RawQuery != "" || u.ForceQuery || u.Fragment != ""
-	u.RawQuery, u.Fragment, u.RawFragment = "", "", ""
-	ep := endpoint{host: u.Hostname(), shown: u.Redacted(), sasl: sasl}
-	port := u.Port()
-	switch u.Scheme {
-	case "amqp":
-		if port == "" {
-			port = "5672"
-		}
-	case "amqps":
-		ep.tls = true
-		if port == "" {
-			port = "5671"
-		}
-	default:
-		return endpoint{}, argument.New(name, nil, "has no known scheme", remedy)
-	}
-	if ep.host == "" {
-		return endpoint{}, argument.New(name, ep.shown, "has no host", remedy)
-	}
-	if query {
-		return endpoint{}, argument.New(name, ep.shown, "has a query or a fragment", "set options in client.Config")
-	}
-	ep.address = net.JoinHostPort(ep.host, port)
-	path := strings.TrimPrefix(u.EscapedPath(), "/")
-	vhost, err := url.PathUnescape(path)
-	if err != nil || strings.Contains(path, "/") || !utf8.ValidString(vhost) {
-		return endpoint{}, argument.New(name, ep.shown, "has more than one path segment", `name one virtual host, with "/" in it written as %2F`)
-	}
-	if vhost == "" {
-		vhost = "/"
-	}
-	ep.vhost = vhost
-	if ep.sasl.mechanism == "" {
-		ep.sasl = Plain("guest", "guest")
-		if u.User != nil {
-			password, _ := u.User.Password()
-			ep.sasl = Plain(u.User.Username(), password)
-		}
-	}
-	if ep.sasl.mechanism == "EXTERNAL" && !ep.tls {
-		return endpoint{}, argument.New(name, ep.shown, "has no TLS, which External needs", "use an amqps:// URL")
-	}
-	if strings.ContainsRune(ep.sasl.user+ep.sasl.password, 0) || !utf8.ValidString(ep.sasl.user+ep.sasl.password) {
-		return endpoint{}, argument.New(name, ep.shown, "has a user or password with a NUL or invalid UTF-8", "SASL PLAIN can't carry them")
-	}
-	return ep, nil
-}
-
 func defaultName() string {
 	program := "hopback"
 	if len(os.Args) > 0 && os.Args[0] != "" {
 		program = filepath.Base(os.Args[0])
 	}
-	return clip(program, 100) + "-" + strings.ToLower(rand.Text()[:8])
+	return failure.Clip(program, 100) + "-" + strings.ToLower(rand.Text()[:8])
 }

@@ -2,38 +2,16 @@ package client
 
 import (
 	"context"
-	"log/slog"
-	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+
+	"github.com/hopback/hopback/internal/failure"
 )
-
-// lines is a log that a test reads.
-type lines struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
 // connectTo connects to a server of this package's tests, and returns the events.
 func connectTo(t *testing.T, cfg Config, addrs ...string) (*Conn, chan Event) {
@@ -84,7 +62,7 @@ func TestConnClosesInAnAlarmAfterARequest(t *testing.T) {
 	log := &lines{}
 	c, events := connectTo(t, Config{Logger: log.logger()}, addr)
 	_, _, err := c.Management().Request(within(t, 200*time.Millisecond), "GET", "/queues/q", nil)
-	require.ErrorIs(t, err, ErrNotSent)
+	require.ErrorIs(t, err, failure.ErrNotSent)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	closed := async(func() error { return c.Close(context.Background()) })
 	select {
@@ -100,37 +78,4 @@ func TestConnClosesInAnAlarmAfterARequest(t *testing.T) {
 		}
 	}
 	assert.NotContains(t, log.String(), "accepts messages again")
-}
-
-// A blockage is logged once it lasts, and its end once the broker has said so. The end of
-// the connection isn't that.
-func TestBlockageIsLoggedOnceItLasts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var events []EventKind
-		log := &lines{}
-		b := &blockage{log: log.logger()}
-		b.tell(false)
-		b.tell(true) // before the connection is the live one
-		time.Sleep(time.Minute)
-		assert.Empty(t, log.String())
-		b.start("rabbit@a", func(e Event) { events = append(events, e.Kind) })
-		time.Sleep(noticeAfter + time.Second)
-		assert.Contains(t, log.String(), "the broker accepts no messages")
-		assert.Contains(t, log.String(), "rabbit@a")
-		b.tell(false)
-		b.tell(false)
-		synctest.Wait()
-		assert.Contains(t, log.String(), "accepts messages again")
-		assert.Equal(t, []EventKind{EventBlocked, EventUnblocked}, events)
-
-		lines := log.String()
-		b.tell(true)
-		b.tell(false)
-		b.tell(true)
-		b.end()
-		b.tell(false)
-		time.Sleep(time.Minute)
-		assert.Equal(t, lines, log.String())
-		assert.Equal(t, []EventKind{EventBlocked, EventUnblocked, EventBlocked, EventUnblocked, EventBlocked}, events)
-	})
 }

@@ -8,25 +8,16 @@ import (
 )
 
 // counted is a consumer or a publisher that has numbers.
-type counted interface{ count(*instrument.Stats) }
+type counted interface{ Count(*instrument.Stats) }
 
 // Stats returns numbers of the connections, consumers and publishers. It asks nobody, and
 // may be called often. After Close there are no consumers and no publishers.
 func (c *Conn) Stats() instrument.Stats {
-	var s instrument.Stats
-	c.mu.Lock()
-	s.Lost, s.Rebuilt, s.Blocked = c.past.lost, c.past.rebuilt, c.past.blocked
-	for _, l := range c.lines {
-		if l.live == nil {
-			continue
-		}
-		s.Connections++
-		s.Sessions += int(l.live.sessions.Load())
-		s.Blocked += l.live.blockage.total()
-		if !l.live.blockage.blockedSince().IsZero() {
-			s.BlockedNow++
-		}
+	p := c.pool.Stats()
+	s := instrument.Stats{
+		Lost: p.Lost, Rebuilt: p.Rebuilt, Connections: p.Connections, Sessions: p.Sessions, Blocked: p.Blocked, BlockedNow: p.BlockedNow,
 	}
+	c.mu.Lock()
 	users := make([]counted, 0, len(c.users))
 	for u := range c.users {
 		if u, ok := u.(counted); ok {
@@ -35,7 +26,7 @@ func (c *Conn) Stats() instrument.Stats {
 	}
 	c.mu.Unlock()
 	for _, u := range users {
-		u.count(&s)
+		u.Count(&s)
 	}
 	slices.SortFunc(s.Consumers, func(a, b instrument.ConsumerStats) int { return strings.Compare(a.Queue, b.Queue) })
 	slices.SortFunc(s.Publishers, func(a, b instrument.PublisherStats) int { return strings.Compare(a.To.String(), b.To.String()) })

@@ -28,12 +28,12 @@ func TestExportedDefinitionsImportedOverHTTPVerifyClean(t *testing.T) {
 		conn, _ := s.connect(t)
 		d := plan(t, s.sources(t, conn), topology)
 		assert.True(t, d.Nothing(), "%s", d)
-		v, err := audit.Verify(t.Context(), s.sources(t, conn), topology)
+		v, err := verified(t.Context(), s.sources(t, conn), topology)
 		require.NoError(t, err)
 		assert.True(t, v.Clean(), "%s", v)
 		report, err := declare.Apply(t.Context(), conn.Management(), topology)
 		require.NoError(t, err)
-		assert.Equal(t, len(topology.Queues), report.Count(declare.Existed))
+		assert.Equal(t, len(topology.Queues), report.Count("existed"))
 
 		// What is live exports as the same bytes.
 		live, err := audit.Read(t.Context(), s.sources(t, conn), declare.Topology{})
@@ -44,12 +44,12 @@ func TestExportedDefinitionsImportedOverHTTPVerifyClean(t *testing.T) {
 		_, err = declare.Delete(t.Context(), conn.Management(), topology)
 		require.NoError(t, err)
 		d = plan(t, s.sources(t, conn), topology)
-		assert.Equal(t, len(d.Changes), d.Count(audit.Create), "%s", d)
+		assert.Equal(t, len(d.Changes), d.Count("create"), "%s", d)
 		read, err := audit.ParseDefinitions(file)
 		require.NoError(t, err)
 		assert.Equal(t, string(file), string(read.Encode()))
 		s.http(t, http.MethodPost, "/definitions", json.RawMessage(read.Encode()), nil)
-		v, err = audit.Verify(t.Context(), s.sources(t, conn), topology)
+		v, err = verified(t.Context(), s.sources(t, conn), topology)
 		require.NoError(t, err)
 		assert.True(t, v.Clean(), "%s", v)
 	})
@@ -122,7 +122,7 @@ func TestTheCookbooksDefinitionsVerifyWithFindings(t *testing.T) {
 		topology, err := d.Topology(s.vhost)
 		require.NoError(t, err)
 		found := func() map[string]string {
-			v, err := audit.Verify(t.Context(), audit.Sources{HTTP: s.api(t)}, topology)
+			v, err := verified(t.Context(), audit.Sources{HTTP: s.api(t)}, topology)
 			require.NoError(t, err)
 			list := map[string]string{}
 			for _, f := range v.Findings {

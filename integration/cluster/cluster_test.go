@@ -373,12 +373,12 @@ func TestVerifyOnACluster(t *testing.T) {
 		api, err := httpapi.New(c.Nodes[0].ManagementURL, "/", httpapi.Config{Timeout: patience})
 		require.NoError(t, err)
 		verify := func() []string {
-			v, err := audit.Verify(t.Context(), audit.Sources{AMQP: conn.Management(), HTTP: api}, topology)
+			live, err := audit.Read(t.Context(), audit.Sources{AMQP: conn.Management(), HTTP: api}, topology)
 			if err != nil {
 				return []string{err.Error()}
 			}
 			var found []string
-			for _, f := range v.Findings {
+			for _, f := range audit.Check(live, topology).Findings {
 				if f.Rule == "broker-version" && c.Version == "4.0" {
 					continue // 4.0.5 has it
 				}
@@ -533,7 +533,7 @@ func TestAPolicySpreadsTheLeadersOfDelayQueues(t *testing.T) {
 			}
 			report, err := declare.Apply(t.Context(), conn.Management(), topology)
 			require.NoError(t, err)
-			require.Equal(t, len(topology.Queues), report.Count(declare.Created))
+			require.Equal(t, len(topology.Queues), report.Count("created"))
 			t.Cleanup(func() { _, _ = declare.Delete(context.Background(), conn.Management(), topology) })
 			led := map[string]int{}
 			for _, q := range topology.Queues {
@@ -544,7 +544,7 @@ func TestAPolicySpreadsTheLeadersOfDelayQueues(t *testing.T) {
 			// What is there compares as equal, with and without the policy.
 			report, err = declare.Apply(t.Context(), conn.Management(), topology)
 			require.NoError(t, err)
-			require.Equal(t, len(topology.Queues), report.Count(declare.Existed))
+			require.Equal(t, len(topology.Queues), report.Count("existed"))
 			return led
 		}
 		assert.Equal(t, map[string]int{conn.Broker().Node: 9}, leaders("together_"), "where they were declared")

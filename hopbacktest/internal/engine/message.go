@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"math"
+	"reflect"
 
 	"github.com/hopback/hopback/internal/frames"
 )
@@ -21,9 +22,6 @@ type message struct {
 	priority    int16  // -1: none
 	ttl         int64  // in milliseconds; -1: none
 	count       uint32 // the delivery count that it brings along
-	// hidden are headers of a message by AMQP 0-9-1 that AMQP 1.0 doesn't show, and legacy
-	// its properties, nil if it isn't one.
-	hidden, legacy map[string]any
 	// poisoned messages make the session crash that is to deliver them.
 	poisoned bool
 	id       string // the encoded message-id, if it isn't long
@@ -58,7 +56,7 @@ func parse(payload []byte, version *version) (*message, error) {
 	if s.Header != nil {
 		switch v := field(s.Header, 0); {
 		case len(v) == 1:
-			m.durable = v[0] == codeTrue
+			m.durable = v[0] == frames.CodeTrue
 		case len(v) == 2:
 			m.durable = v[1] == 1
 		}
@@ -287,24 +285,12 @@ func inferred(v any) (_ any, ok bool) {
 		return string(v), true
 	case frames.UUID:
 		return string(v[:]), true
-	case int8:
-		return int64(v), true
-	case int16:
-		return int64(v), true
-	case int32:
-		return int64(v), true
-	case uint8:
-		return int64(v), true
-	case uint16:
-		return int64(v), true
-	case uint32:
-		return int64(v), true
-	case uint64:
-		return int64(min(v, math.MaxInt64)), true
-	case frames.Timestamp:
-		return int64(v), true
-	case frames.Char:
-		return int64(v), true
+	}
+	switch n := reflect.ValueOf(v); {
+	case n.CanInt():
+		return n.Int(), true
+	case n.CanUint():
+		return int64(min(n.Uint(), math.MaxInt64)), true
 	}
 	return v, false
 }

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -413,7 +414,7 @@ func surveyText(b *strings.Builder, s desk.Survey, looked bool) {
 			return strconv.FormatUint(n, 10)
 		}
 		rows = append(rows, []string{
-			q.Name, string(q.Role), strconv.FormatUint(q.Messages, 10), known(q.Unacknowledged), known(q.Delayed), strconv.FormatUint(q.Consumers, 10),
+			q.Name, q.Role, strconv.FormatUint(q.Messages, 10), known(q.Unacknowledged), known(q.Delayed), strconv.FormatUint(q.Consumers, 10),
 			fmt.Sprintf("%.1f", q.In), fmt.Sprintf("%.1f", q.Out), when(q.Oldest), when(q.Newest),
 		})
 	}
@@ -608,7 +609,7 @@ func (r *replaying) destination() error {
 		r.cfg.Address = address.Queue(r.to)
 	}
 	if r.toExchange {
-		r.cfg.To = desk.ToExchange
+		r.cfg.ToExchange = true
 	}
 	return nil
 }
@@ -732,7 +733,7 @@ func replayText(b *strings.Builder, r desk.ReplayReport, cfg desk.ReplayConfig) 
 	}
 }
 
-func groupsText(b *strings.Builder, groups []desk.GroupCount, others uint64) {
+func groupsText(b *strings.Builder, groups []desk.Group, others uint64) {
 	if len(groups) == 0 {
 		return
 	}
@@ -749,29 +750,19 @@ func groupsText(b *strings.Builder, groups []desk.GroupCount, others uint64) {
 // table writes rows in columns. The last column has what is left of the line.
 func table(b *strings.Builder, rows [][]string) {
 	const most = 44
-	var widths []int
+	var aligned strings.Builder
+	w := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
 		for i, cell := range row {
-			row[i] = clean(cell)
-			if len(widths) <= i {
-				widths = append(widths, 0)
+			if row[i] = clean(cell); i < len(row)-1 && utf8.RuneCountInString(row[i]) > most {
+				row[i] = string([]rune(row[i])[:most-1]) + "…"
 			}
-			if i < len(row)-1 && utf8.RuneCountInString(row[i]) > most {
-				runes := []rune(row[i])
-				row[i] = string(runes[:most-1]) + "…"
-			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
 		}
+		_, _ = fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
-	for _, row := range rows {
-		var line strings.Builder
-		for i, cell := range row {
-			line.WriteString(cell)
-			if i < len(row)-1 {
-				line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
-			}
-		}
-		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+	_ = w.Flush()
+	for line := range strings.Lines(aligned.String()) {
+		b.WriteString(strings.TrimRight(line, " \n") + "\n")
 	}
 }
 
