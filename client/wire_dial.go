@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -83,7 +84,7 @@ func dial(ctx context.Context, ep endpoint, cfg dialConfig) (*wire, error) {
 func dialEndpoint(ctx context.Context, ep endpoint, cfg dialConfig) (net.Conn, error) {
 	raw, err := dialNetwork(ctx, ep.address, cfg)
 	if err != nil {
-		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrUnreachable, Err: err}
+		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrUnreachable, Text: withRemedy(err), Err: err}
 	}
 	if ep.tls {
 		conf := cfg.tls.Clone()
@@ -96,7 +97,7 @@ func dialEndpoint(ctx context.Context, ep endpoint, cfg dialConfig) (net.Conn, e
 		t := tls.Client(raw, conf)
 		if err := t.HandshakeContext(ctx); err != nil {
 			_ = raw.Close()
-			return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrTLS, Err: err}
+			return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrTLS, Text: withRemedy(err), Err: err}
 		}
 		raw = t
 	}
@@ -147,14 +148,14 @@ func connectError(ep endpoint, err error) error {
 	switch {
 	case handshake != nil && handshake.Refused:
 		e.Kind = ErrAuthentication
-		e.Text = fmt.Sprintf("the broker refused %s for user %q", ep.sasl.mechanism, ep.sasl.user)
+		e.Text = fmt.Sprintf("the broker refused %s for user %q; check the user and the password, percent-encoded in the URL. By default, RabbitMQ accepts guest only from its own host", ep.sasl.mechanism, ep.sasl.user)
 		if ep.sasl.source != nil {
-			e.Text = "the broker refused the OAuth 2 token"
+			e.Text = "the broker refused the OAuth 2 token; check its audience, scopes, and expiry"
 		}
 	case remoteAlert(err):
 		// With TLS 1.3 the broker's verdict on our certificate comes behind the
 		// handshake.
-		e.Kind = ErrTLS
+		e.Kind, e.Text = ErrTLS, err.Error()+"; check the client certificate in the TLS configuration"
 	case handshake != nil && handshake.Phase == engine.PhaseOpen && !errors.Is(err, context.DeadlineExceeded):
 		// RabbitMQ may close the socket behind an open that it refuses without a reason.
 		e.Kind = ErrVirtualHost
@@ -162,10 +163,40 @@ func connectError(ep endpoint, err error) error {
 		if handshake.Remote != nil {
 			e.Text += " (" + clip(readable(handshake.Remote.Error()), 200) + ")"
 		}
+		e.Text += "; correct the path of the URL, create the virtual host, or grant the user access to it"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
-		e.Text = "the connection ended in the handshake: is this an AMQP 1.0 port? One with TLS needs an amqps:// URL"
+		e.Text = "the connection ended in the handshake, so this may be no AMQP 1.0 port; " + remedyPort
+	case errors.Is(err, context.DeadlineExceeded):
+		e.Text = "no answer to the AMQP handshake in time; " + remedyPort
+	case e.Condition == "":
+		e.Text = withRemedy(err)
 	}
 	return e
+}
+
+const remedyPort = "correct the port of the URL: by default it is 5672 for amqp://, and 5671 for amqps://"
+
+// withRemedy is the text of an error of the network or of TLS, with what a user can do.
+func withRemedy(err error) string {
+	remedy := "correct the host and the port of the URL, or check the network"
+	dns, _ := errors.AsType[*net.DNSError](err)
+	switch {
+	case dns != nil:
+		remedy = "correct the host of the URL"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		remedy = "nothing listens there: start the broker, or correct the host and the port of the URL"
+	case errors.As(err, new(tls.RecordHeaderError)):
+		remedy = "the port answers without TLS: use amqp://, or the port for amqps://, which is 5671 by default"
+	case errors.As(err, new(x509.UnknownAuthorityError)):
+		remedy = "trust the authority of the broker's certificate in the TLS configuration"
+	case errors.As(err, new(x509.HostnameError)):
+		remedy = "use a host that the broker's certificate names, or set the server name in the TLS configuration"
+	case errors.As(err, new(*tls.CertificateVerificationError)):
+		remedy = "check the broker's certificate"
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+		remedy = remedyPort
+	}
+	return err.Error() + "; " + remedy
 }
 
 // remoteAlert says whether the broker has refused something in TLS: crypto/tls has no
