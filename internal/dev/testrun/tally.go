@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -51,10 +53,9 @@ type test struct {
 
 // pkg is a package whose tests have begun.
 type pkg struct {
-	tests  map[string]*test // by name; "" is the package itself
-	failed bool
-	ended  bool
-	last   time.Time // of an event
+	tests map[string]*test // by name; "" is the package itself
+	ended bool
+	last  time.Time // of an event
 }
 
 // The groups in which tests are counted.
@@ -63,96 +64,105 @@ const (
 	integration = "integration tests"
 )
 
+// tally counts the tests of all streams. Its methods may be called concurrently, but for
+// those with a comment that says otherwise.
 type tally struct {
+	mu       sync.Mutex // a package's lines stay together
 	out      io.Writer
-	packages map[string]*pkg
 	groups   map[string]*counts
 	failures []string
 	skips    []string
-	// failed has the top-level tests that failed; other says that anything else did.
-	failed map[string]bool
-	other  bool
 }
 
-func newTally(out io.Writer) *tally {
-	return &tally{out: out, packages: map[string]*pkg{}, groups: map[string]*counts{}, failed: map[string]bool{}}
+// stream is what one "go test -json" prints. It is used with the tally's lock held.
+type stream struct {
+	*tally
+	packages map[string]*pkg
+	tests    int
+	failed   bool // which has been counted
 }
 
-func (t *tally) printf(format string, args ...any) { _, _ = fmt.Fprintf(t.out, format, args...) }
+func newTally(out io.Writer) *tally { return &tally{out: out, groups: map[string]*counts{}} }
+
+func (t *tally) printf(format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.say(format, args...)
+}
+
+// say is printf, called with the lock held.
+func (t *tally) say(format string, args ...any) { _, _ = fmt.Fprintf(t.out, format, args...) }
 
 // fail notes a failure that is no test's.
 func (t *tally) fail(what string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.failures = append(t.failures, what)
-	t.other = true
 }
 
-// maxAgain is how many tests may fail and be run again.
-const maxAgain = 8
-
-// What a test says whose failure isn't the noise of a machine.
-const (
-	dataRace = "WARNING: DATA RACE"
-	panicked = "panic: "
-)
-
-// leftBubble is said when a test in virtual time has failed and left goroutines behind.
-// It ends the process, so that the tests that hadn't had their turn have to be run, too.
-const leftBubble = "panic: deadlock: main bubble goroutine has exited"
-
-// again returns the tests to run again, a line each.
-func (t *tally) again() (lines []string) {
-	if t.other || len(t.failed) > maxAgain {
-		return nil
-	}
-	for line := range t.failed {
-		lines = append(lines, line)
-	}
-	slices.Sort(lines)
-	return lines
+// fail notes a failure.
+func (s *stream) fail(what string) {
+	s.failed = true
+	s.failures = append(s.failures, what)
 }
 
-func (t *tally) read(in io.Reader) {
+// read reads one stream to its end and reports whether all is well in it.
+func (t *tally) read(in io.Reader) (well bool) {
+	s := &stream{tally: t, packages: map[string]*pkg{}}
 	r := bufio.NewReader(in)
 	for {
 		line, err := r.ReadBytes('\n')
-		if text := bytes.TrimSpace(line); len(text) > 0 {
-			var e event
-			switch {
-			case text[0] != '{':
-				t.printf("%s\n", text) // the go command speaking
-			case json.Unmarshal(text, &e) != nil:
-				t.fail("the output of go test breaks off: " + string(text))
-			default:
-				t.event(e)
-			}
-		}
+		t.mu.Lock()
+		s.line(bytes.TrimSpace(line))
 		if err != nil {
-			if err != io.EOF {
-				t.fail("the output of go test can't be read: " + err.Error())
-			}
-			break
+			s.end(err)
+			t.mu.Unlock()
+			return !s.failed
 		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(t.packages)) {
-		if p := t.packages[name]; !p.ended {
-			t.printf("%s never ended\n", name)
-			t.endPackage(event{Action: "fail", Package: name}, p)
-		}
+		t.mu.Unlock()
 	}
 }
 
-func (t *tally) event(e event) {
+func (s *stream) line(text []byte) {
+	var e event
+	switch {
+	case len(text) == 0:
+	case text[0] != '{':
+		s.say("%s\n", text) // the go command speaking
+	case json.Unmarshal(text, &e) != nil:
+		s.fail("the output of go test breaks off: " + string(text))
+	default:
+		s.event(e)
+	}
+}
+
+func (s *stream) end(err error) {
+	if err != io.EOF {
+		s.fail("the output of go test can't be read: " + err.Error())
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.packages)) {
+		if p := s.packages[name]; !p.ended {
+			s.say("%s never ended\n", name)
+			s.endPackage(event{Action: "fail", Package: name}, p)
+		}
+	}
+	if s.tests == 0 && !s.failed {
+		s.fail("no test was executed in " + cmp.Or(strings.Join(slices.Sorted(maps.Keys(s.packages)), " "), "any package"))
+	}
+}
+
+func (s *stream) event(e event) {
 	switch e.Action {
 	case "build-output":
-		t.printf("%s", e.Output)
+		s.say("%s", e.Output)
 		return
 	case "build-fail":
 		return // a package's failure follows, which is counted
 	}
-	p := t.packages[e.Package]
-	if p == nil || p.ended { // a package may be tested again, in another way
+	p := s.packages[e.Package]
+	if p == nil {
 		p = &pkg{tests: map[string]*test{}}
-		t.packages[e.Package] = p
+		s.packages[e.Package] = p
 	}
 	c := p.tests[e.Test]
 	if c == nil {
@@ -170,11 +180,11 @@ func (t *tally) event(e event) {
 	case "cont":
 		c.paused, c.begun = false, e.Time
 	case "output":
-		t.output(c, e.Output)
+		s.output(c, e.Output)
 	case "pass", "fail", "skip":
 		c.ended = e.Action
 		if e.Test == "" {
-			t.endPackage(e, p)
+			s.endPackage(e, p)
 		}
 	}
 }
@@ -183,7 +193,7 @@ func (t *tally) event(e event) {
 var logged = regexp.MustCompile(`^\s*(\S+\.go:\d+: )?`)
 
 // output keeps what a test says, and passes reports on.
-func (t *tally) output(c *test, text string) {
+func (s *stream) output(c *test, text string) {
 	c.output.WriteString(text)
 	c.line += text
 	for {
@@ -193,14 +203,14 @@ func (t *tally) output(c *test, text string) {
 		}
 		c.line = rest
 		if report := line[len(logged.FindString(line)):]; strings.HasPrefix(report, "REPORT ") {
-			t.printf("%s\n", report)
+			s.say("%s\n", report)
 		}
 	}
 }
 
 // endPackage counts the tests of a package, which can only be done now that
 // it is known which of them have subtests.
-func (t *tally) endPackage(e event, p *pkg) {
+func (s *stream) endPackage(e event, p *pkg) {
 	p.ended = true
 	names := slices.Sorted(maps.Keys(p.tests))
 	ran, told, waiting := 0, false, 0
@@ -225,73 +235,49 @@ func (t *tally) endPackage(e event, p *pkg) {
 			if !below("") {
 				ran++
 				waiting++
-				t.group(e.Package, name).add("fail")
+				s.group(e.Package, name).add("fail")
 			}
 			continue
 		}
 		if c.ended == "fail" {
 			told = true
 			if unended == "" || !silent(c.output.String()) {
-				t.printf("\n%s %s:\n%s", e.Package, name, c.output.String())
+				s.say("\n%s %s:\n%s", e.Package, name, c.output.String())
 			}
 		}
 		if below("") && (c.ended != "fail" || below("fail")) {
 			continue
 		}
 		ran++
-		t.group(e.Package, name).add(c.ended)
+		s.group(e.Package, name).add(c.ended)
 		switch c.ended {
 		case "fail":
-			t.failures = append(t.failures, e.Package+" "+name+unended)
-			top, _, _ := strings.Cut(name, "/")
-			t.failed[e.Package+" "+top+"\n"] = true
+			s.fail(e.Package + " " + name + unended)
 		case "skip":
-			t.skips = append(t.skips, fmt.Sprintf("%s %s: %s", e.Package, name, skipReason(c.output.String())))
+			s.skips = append(s.skips, fmt.Sprintf("%s %s: %s", e.Package, name, skipReason(c.output.String())))
 		}
 	}
 	if waiting > 0 {
-		t.failures = append(t.failures, fmt.Sprintf("%s: %d tests had not had their turn", e.Package, waiting))
+		s.fail(fmt.Sprintf("%s: %d tests had not had their turn", e.Package, waiting))
 	}
-	t.judge(e, p, waiting)
 	switch {
 	case e.Action == "fail":
-		p.failed = true
 		if own := p.tests[""]; own != nil {
-			t.printf("%s", own.output.String())
+			s.say("%s", own.output.String())
 		}
 		why := ""
 		if e.FailedBuild != "" {
 			why = "  can't be built"
 		}
-		t.printf("FAIL  %s  %.1f s%s\n", e.Package, e.Elapsed, why)
+		s.say("FAIL  %s  %.1f s%s\n", e.Package, e.Elapsed, why)
 		if !told { // TestMain, or a build
-			t.fail(e.Package)
+			s.fail(e.Package)
 		}
 	case ran > 0:
-		t.printf("ok    %s  %.1f s, %d tests\n", e.Package, e.Elapsed, ran)
+		s.say("ok    %s  %.1f s, %d tests\n", e.Package, e.Elapsed, ran)
 	}
+	s.tests += ran
 	p.tests = nil
-}
-
-// judge notes what of a failed package can be run again.
-func (t *tally) judge(e event, p *pkg, waiting int) {
-	said := func(what string) bool {
-		for _, c := range p.tests {
-			if c.ended == "fail" && strings.Contains("\n"+c.output.String(), "\n"+what) {
-				return true
-			}
-		}
-		return false
-	}
-	switch {
-	case e.Action != "fail":
-	case said(dataRace):
-		t.other = true
-	case said(leftBubble):
-		t.failed[e.Package+" .*\n"] = true
-	case waiting > 0, said(panicked):
-		t.other = true
-	}
 }
 
 // silent reports whether there are only lines of go test itself.
@@ -316,7 +302,7 @@ func skipReason(output string) string {
 	return reason
 }
 
-// group returns where a test is counted. Integration tests are those of
+// group, called with the lock held, returns where a test is counted. Integration tests are those of
 // packages below integration; the broker's version, if any, is a part of the
 // name of a subtest.
 func (t *tally) group(pkg, name string) *counts {
@@ -336,28 +322,22 @@ func (t *tally) group(pkg, name string) *counts {
 	return t.groups[key]
 }
 
-// close prints the sums and returns whether all is well.
+// close prints the sums and returns whether all is well. All streams have ended.
 func (t *tally) close() bool {
 	var sum counts
 	for _, c := range t.groups {
 		sum.passed += c.passed
-		sum.failed += c.failed
 		sum.skipped += c.skipped
 	}
 	// Failures that are no test's count, too: the last line must not look well.
-	tests := sum.failed
 	sum.failed = len(t.failures)
 
 	t.printf("\n")
-	for _, s := range t.skips {
-		t.printf("skipped: %s\n", s)
+	for _, skip := range t.skips {
+		t.printf("skipped: %s\n", skip)
 	}
 	for _, f := range t.failures {
 		t.printf("failed: %s\n", f)
-	}
-	ran := sum.passed + tests
-	if ran == 0 {
-		t.printf("no test was executed, which counts as a failure\n")
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.groups)) {
 		c := t.groups[name]
@@ -371,5 +351,5 @@ func (t *tally) close() bool {
 		t.printf("\n")
 	}
 	t.printf("%d passed, %d failed, %d skipped\n", sum.passed, sum.failed, sum.skipped)
-	return sum.failed == 0 && ran > 0
+	return sum.failed == 0
 }

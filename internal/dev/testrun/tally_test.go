@@ -1,15 +1,15 @@
 package main
 
 import (
+	"context"
 	"errors"
-	"fmt"
 	"io"
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
 
@@ -18,7 +18,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // tallied returns the output without its last line, that line, and the verdict.
 func tallied(in io.Reader) (text, last string, ok bool) {
 	var out strings.Builder
-	ok, _ = run(in, &out)
+	t := newTally(&out)
+	t.read(in)
+	ok = t.close()
 	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 	return strings.Join(lines[:len(lines)-1], "\n"), lines[len(lines)-1], ok
 }
@@ -144,55 +146,74 @@ func TestNothingExecutedFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			text, last, ok := tallied(strings.NewReader(in))
 			assert.False(t, ok)
-			assert.Equal(t, "0 passed, 0 failed, 0 skipped", last)
+			assert.Equal(t, "0 passed, 1 failed, 0 skipped", last)
 			assert.Contains(t, text, "no test was executed")
 		})
 	}
 }
 
 func TestFailureElsewhere(t *testing.T) {
-	text, last, ok := tallied(strings.NewReader(good + `{"Action":"fail","Package":"lint"}`))
-	assert.False(t, ok)
-	assert.Equal(t, "1 passed, 1 failed, 0 skipped", last)
-	assert.Contains(t, text, "failed: lint")
+	var out strings.Builder
+	all := newTally(&out)
+	assert.True(t, all.read(strings.NewReader(good)))
+	all.fail("lint")
+	assert.False(t, all.close())
+	assert.Contains(t, out.String(), "failed: lint\n")
+	assert.True(t, strings.HasSuffix(out.String(), "\n1 passed, 1 failed, 0 skipped\n"))
 }
 
-// A package may be tested twice in one run, with the race detector and without.
+// A package may be tested by two commands at once, with the race detector and without.
 func TestAPackageTestedTwiceCountsTwice(t *testing.T) {
-	text, last, ok := tallied(strings.NewReader(good + good))
-	assert.True(t, ok)
-	assert.Equal(t, "2 passed, 0 failed, 0 skipped", last)
-	assert.Equal(t, 2, strings.Count(text, "ok    m/a"))
-
-	_, last, ok = tallied(strings.NewReader(good + strings.ReplaceAll(good, `"pass"`, `"fail"`)))
-	assert.False(t, ok)
-	assert.Equal(t, "1 passed, 1 failed, 0 skipped", last)
+	for second, want := range map[string]string{good: "2 passed, 0 failed, 0 skipped", strings.ReplaceAll(good, `"pass"`, `"fail"`): "1 passed, 1 failed, 0 skipped"} {
+		var out strings.Builder
+		all := newTally(&out)
+		together(
+			func() { assert.True(t, all.read(strings.NewReader(good))) },
+			func() { assert.Equal(t, second == good, all.read(strings.NewReader(second))) },
+		)
+		assert.Equal(t, second == good, all.close())
+		assert.True(t, strings.HasSuffix(out.String(), "\n"+want+"\n"), out.String())
+	}
 }
 
-// What failed is to be run again, unless it is much, or no test.
-func TestWhatFailedIsRunAgain(t *testing.T) {
-	bad := strings.ReplaceAll(good, `"pass"`, `"fail"`)
-	again := func(in string) []string {
-		_, tests := run(strings.NewReader(in), io.Discard)
-		return tests
+// Each command is to run a test: a pattern that matches none is wrong.
+func TestACommandWithoutTestsFails(t *testing.T) {
+	var out strings.Builder
+	all := newTally(&out)
+	assert.True(t, all.read(strings.NewReader(good)))
+	assert.False(t, all.read(strings.NewReader(`{"Action":"start","Package":"m/b"}`+"\n"+`{"Action":"pass","Package":"m/b"}`)))
+	assert.False(t, all.close())
+	assert.Contains(t, out.String(), "failed: no test was executed in m/b\n")
+}
+
+// A command that fails by itself is a failure, and one that a test has failed is none more.
+func TestCommandsAreCounted(t *testing.T) {
+	for args, want := range map[string]string{
+		"-no-such-flag":                      "0 passed, 1 failed, 0 skipped",
+		"-run=^TestShowsFailuresInFull$":     "1 passed, 0 failed, 0 skipped",
+		"-run=^TestThatDoesNotExist$":        "0 passed, 1 failed, 0 skipped",
+		"github.com/hopback/hopback/nowhere": "0 passed, 1 failed, 0 skipped",
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			var out strings.Builder
+			r := newRunner(t.Context(), &out)
+			r.test(args)
+			assert.Equal(t, strings.HasPrefix(want, "1"), r.tally.close())
+			assert.True(t, strings.HasSuffix(out.String(), "\n"+want+"\n"), out.String())
+		})
 	}
-	assert.Empty(t, again(good))
-	tests := again(bad)
-	require.Len(t, tests, 1)
-	assert.Regexp(t, `^m/a Test\w+\n$`, tests[0])
-	assert.Empty(t, again(bad+`{"Action":"fail","Package":"lint"}`), "the linter isn't noise")
-	said := func(what string) string {
-		return strings.Replace(bad, `"chatter`, `"`+what, 1)
-	}
-	assert.Len(t, again(said("chatter")), 1)
-	assert.Empty(t, again(said("WARNING: DATA RACE")))
-	assert.Empty(t, again(said("panic: nil map")))
-	assert.Equal(t, []string{"m/a .*\n", tests[0]}, again(said("panic: deadlock: main bubble goroutine has exited but blocked goroutines remain")))
-	var many string
-	for i := range maxAgain + 1 {
-		many += strings.ReplaceAll(bad, "m/a", fmt.Sprintf("m/a%d", i))
-	}
-	assert.Empty(t, again(many), "too many")
+}
+
+// A signal stops what a command has started, too.
+func TestCommandsStopWithTheirChildren(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	r := newRunner(ctx, io.Discard)
+	began := time.Now()
+	time.AfterFunc(100*time.Millisecond, cancel)
+	_, err := r.output("sh", "-c", "sleep 600; echo never") // its child has its output open
+	assert.Error(t, err)
+	assert.Less(t, time.Since(began), 10*time.Second)
 }
 
 // What hung is told apart from what waited behind it, which may be hundreds of tests.
