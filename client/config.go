@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
-	"github.com/hopback/hopback/internal/userid"
 )
 
 // Config configures a Conn. The zero value is ready to use.
@@ -82,24 +80,9 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// maxName is how many bytes a connection's name may have.
-const maxName = 255
-
 // minIdleTimeout: the engine tells the broker half of it, as the standard advises, and
 // RabbitMQ closes a connection that asks for half a second, without a word why.
 const minIdleTimeout = 2 * time.Second
-
-// endpoint is a parsed URL.
-type endpoint struct {
-	address string // host:port
-	host    string
-	vhost   string
-	tls     bool
-	sasl    SASL
-	shown   string // for people: without the password
-	// raw is what is known of the user on the connections of package dedicated.
-	raw *userid.Login
-}
 
 func (c Config) withDefaults() (Config, error) {
 	if c.ConnectTimeout < 0 || c.IdleTimeout < 0 || c.Reconnect.Min < 0 || c.Reconnect.Max < 0 {
@@ -135,7 +118,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Name == "" {
 		c.Name = defaultName()
 	}
-	if c.SASL.oauth2 && c.SASL.source == nil {
+	if c.SASL.login.oauth2 && c.SASL.login.source == nil {
 		return c, argument.New("Config.SASL", "OAuth2", "has no token source", "give client.OAuth2 a function")
 	}
 	if c.PreferLeaderOf != "" {
@@ -149,6 +132,14 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
+// dialing is what a connection is made with.
+func (c Config) dialing(settled func(n int)) dialConfig {
+	return dialConfig{
+		name: c.Name, tls: c.TLS, dial: c.Dial, connectTimeout: c.ConnectTimeout, idleTimeout: c.IdleTimeout,
+		impersonator: c.Impersonator, log: c.Logger, settled: settled,
+	}
+}
+
 func (c Config) endpoints(first string) ([]endpoint, error) {
 	eps := make([]endpoint, 0, 1+len(c.Endpoints))
 	for i, raw := range append([]string{first}, c.Endpoints...) {
@@ -156,74 +147,13 @@ func (c Config) endpoints(first string) ([]endpoint, error) {
 		if i > 0 {
 			name = fmt.Sprintf("Config.Endpoints[%d]", i-1)
 		}
-		ep, err := parseEndpoint(name, raw, c.SASL)
+		ep, err := parseEndpoint(name, raw, c.SASL.login)
 		if err != nil {
 			return nil, err
 		}
 		eps = append(eps, ep)
 	}
 	return eps, nil
-}
-
-func parseEndpoint(name, raw string, sasl SASL) (endpoint, error) {
-	const remedy = "use amqp://user:password@host:5672/vhost, or amqps:// for TLS, with reserved characters percent-encoded"
-	u, err := url.Parse(raw)
-	if err != nil {
-		// The error repeats the URL, password and all: keep its kind only.
-		return endpoint{}, argument.New(name, nil, "is not a URL", remedy)
-	}
-	// A password with a bare "/", "?", "#" or "@" ends up in the path, the query or
-	// the host; without a scheme, it is the opaque part: none of them is repeated.
-	if u.Opaque != "" || strings.Count(raw, "@") > 1 || (u.User == nil && strings.Contains(raw, "@")) {
-		return endpoint{}, argument.New(name, nil, "is not a URL in a known form", remedy)
-	}
-	query := u.RawQuery != "" || u.ForceQuery || u.Fragment != ""
-	u.RawQuery, u.Fragment, u.RawFragment = "", "", ""
-	ep := endpoint{host: u.Hostname(), shown: u.Redacted(), sasl: sasl}
-	port := u.Port()
-	switch u.Scheme {
-	case "amqp":
-		if port == "" {
-			port = "5672"
-		}
-	case "amqps":
-		ep.tls = true
-		if port == "" {
-			port = "5671"
-		}
-	default:
-		return endpoint{}, argument.New(name, nil, "has no known scheme", remedy)
-	}
-	if ep.host == "" {
-		return endpoint{}, argument.New(name, ep.shown, "has no host", remedy)
-	}
-	if query {
-		return endpoint{}, argument.New(name, ep.shown, "has a query or a fragment", "set options in client.Config")
-	}
-	ep.address = net.JoinHostPort(ep.host, port)
-	path := strings.TrimPrefix(u.EscapedPath(), "/")
-	vhost, err := url.PathUnescape(path)
-	if err != nil || strings.Contains(path, "/") || !utf8.ValidString(vhost) {
-		return endpoint{}, argument.New(name, ep.shown, "has more than one path segment", `name one virtual host, with "/" in it written as %2F`)
-	}
-	if vhost == "" {
-		vhost = "/"
-	}
-	ep.vhost = vhost
-	if ep.sasl.mechanism == "" {
-		ep.sasl = Plain("guest", "guest")
-		if u.User != nil {
-			password, _ := u.User.Password()
-			ep.sasl = Plain(u.User.Username(), password)
-		}
-	}
-	if ep.sasl.mechanism == "EXTERNAL" && !ep.tls {
-		return endpoint{}, argument.New(name, ep.shown, "has no TLS, which External needs", "use an amqps:// URL")
-	}
-	if strings.ContainsRune(ep.sasl.user+ep.sasl.password, 0) || !utf8.ValidString(ep.sasl.user+ep.sasl.password) {
-		return endpoint{}, argument.New(name, ep.shown, "has a user or password with a NUL or invalid UTF-8", "SASL PLAIN can't carry them")
-	}
-	return ep, nil
 }
 
 func defaultName() string {

@@ -11,7 +11,6 @@ package client
 import (
 	"context"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 )
@@ -26,54 +25,23 @@ import (
 // connection, up to Config.MaxConnections. The loss of one connection doesn't affect
 // the others. A further connection is closed after a minute without a session.
 type Conn struct {
-	cfg       Config
-	endpoints []endpoint
-	log       *slog.Logger
-	observer  *observer
-	hooks     *hooks // nil: no Instrument
-	unhook    func() // tells it of Close; set by Connect
-	// connect is dial, and idle is lineIdle, but in tests.
-	connect func(context.Context, endpoint, Config) (*wire, error)
-	idle    time.Duration
-	// renewAfter is sessionDeliveries, but in tests.
-	renewAfter uint64
+	cfg    Config
+	log    *slog.Logger
+	hooks  *hooks // nil: no Instrument
+	unhook func() // reports Close to it; set by Connect
+	pool   *pool
 	// starving is after how long without a delivery a consumer looks at its queue.
 	starving time.Duration
 
-	// ctx ends when Close is done with all that uses the connections.
-	ctx    context.Context
-	cancel context.CancelFunc
-	// hurry ends when Close has no time left.
-	hurry  context.Context
-	cutOff context.CancelFunc
-	// closing is closed when Close begins: no new work from then on.
-	closing    chan struct{}
-	closeOnce  sync.Once
-	closeErr   error
-	closed     chan struct{}  // closed when Close is done
-	background sync.WaitGroup // lines that are being opened, or closed as nobody needs them
-	clock      brokerClock
-	preparing  preparations
+	closeOnce sync.Once
+	closeErr  error
+	closed    chan struct{} // closed when Close is done
+	clock     brokerClock
+	preparing preparations
+	mgmt      *Management
 
-	mu         sync.Mutex
-	nodes      []string      // that each endpoint led to last
-	lines      []*line       // the first is always there; replaced, never changed in place
-	changed    chan struct{} // closed and renewed whenever a line is up, down, new or gone
-	generation uint64        // connections made
-	connected  bool          // all lines were up, when that was last looked at
-	since      time.Time     // since when connected is so
-	users      map[closer]struct{}
-	mgmt       *Management
-	growing    *growth   // nil: no line is being opened
-	refusal    error     // why the last one was not opened; holds for Reconnect.Min
-	refusedAt  time.Time // when
-	past       past
-}
-
-// past is what a Conn counts; guarded by its mu.
-type past struct {
-	lost, rebuilt uint64        // connections
-	blocked       time.Duration // of connections that have ended
+	mu    sync.Mutex
+	users map[closer]struct{}
 }
 
 // closer is what lives on a Conn and must end before it: consumers, publishers.
@@ -85,63 +53,14 @@ type closer interface {
 // made. With several connections it is the broker of the first one that is up. It is
 // the zero Broker while none is up.
 func (c *Conn) Broker() Broker {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if w := c.up(); w != nil {
-		return w.broker
+	if w := c.pool.up(); w != nil {
+		return Broker(w.broker)
 	}
 	return Broker{}
 }
 
-// up is the connection of the first line that has one; nil if none has. It is called
-// with mu held.
-func (c *Conn) up() *wire {
-	for _, l := range c.lines {
-		if l.live != nil {
-			return l.live
-		}
-	}
-	return nil
-}
-
 // Management returns the broker's management node, for package declare.
 func (c *Conn) Management() *Management { return c.mgmt }
-
-// awaitUp returns a connection that is up and isn't lost, and waits while there is none.
-func (c *Conn) awaitUp(ctx context.Context, lost *wire) (*wire, error) {
-	for {
-		c.mu.Lock()
-		w, changed := c.up(), c.changed
-		c.mu.Unlock()
-		if w != nil && w != lost {
-			return w, nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case <-c.closing:
-			return nil, ErrClosed
-		}
-	}
-}
-
-// hasLost says whether the connection w has ended.
-func (c *Conn) hasLost(w *wire) bool {
-	if isClosed(w.amqp.Done()) {
-		return true
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.up() != w
-}
-
-// outage is why the first connection carries no messages now; nil if it does.
-func (c *Conn) outage() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.lines[0].outage()
-}
 
 // State is the state of a Conn at one moment. With several AMQP connections it is that
 // of the worst.
@@ -177,85 +96,14 @@ type State struct {
 // State returns whether the connections are up, and if not, why. Config.Observe is
 // called for each change.
 func (c *Conn) State() State {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s := State{
-		Connected: true, Closed: c.isClosing(), Since: c.since,
-		Generation: c.generation, Endpoint: c.lines[0].endpoint,
-	}
-	for _, l := range c.lines {
-		if l.live == nil {
-			s.Connected = false
-			s.Attempts = max(s.Attempts, l.attempts)
-			if s.Err == nil {
-				s.Err = l.why
-			}
-			continue
-		}
-		s.Connections++
-		if since := l.live.blockage.blockedSince(); s.BlockedSince.IsZero() || !since.IsZero() && since.Before(s.BlockedSince) {
-			s.BlockedSince = since
-		}
-	}
-	if w := c.up(); w != nil {
-		s.Broker = w.broker
-	}
-	return s
-}
-
-// noteState is called with mu held whenever a line is up, down, new or gone.
-func (c *Conn) noteState() {
-	connected := !slices.ContainsFunc(c.lines, func(l *line) bool { return l.live == nil })
-	if connected != c.connected {
-		c.connected, c.since = connected, time.Now()
-	}
-	close(c.changed)
-	c.changed = make(chan struct{})
-}
-
-// tell fills in what an event of the connection has.
-func (c *Conn) tell(w *wire, e Event) {
-	e.Op, e.Target, e.Generation, e.Node = "connection", w.endpoint.shown, w.generation, w.broker.Node
-	c.observer.tell(e)
-}
-
-// wire returns the connection of the first line that has one, and waits for one while
-// all are being rebuilt.
-func (c *Conn) wire(ctx context.Context) (*wire, error) {
-	for {
-		c.mu.Lock()
-		w, changed := c.up(), c.changed
-		c.mu.Unlock()
-		if w != nil {
-			return w, nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case <-c.ctx.Done():
-			return nil, ErrClosed
-		}
+	s := c.pool.state()
+	return State{
+		Connected: s.connected, Closed: c.isClosing(), Connections: s.connections, Since: s.since, Generation: s.generation,
+		Endpoint: s.endpoint, Broker: Broker(s.broker), BlockedSince: s.blockedSince, Attempts: s.attempts, Err: s.err,
 	}
 }
 
-// openSession opens a session for the machinery.
-func (c *Conn) openSession(ctx context.Context) (*wireSession, error) {
-	w, err := c.wire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return w.openSession(ctx, c.renewAfter)
-}
-
-func (c *Conn) isClosing() bool {
-	select {
-	case <-c.closing:
-		return true
-	default:
-		return false
-	}
-}
+func (c *Conn) isClosing() bool { return isClosed(c.pool.closing) }
 
 // join registers what must end before the connection does.
 func (c *Conn) join(u closer) error {

@@ -64,7 +64,7 @@ func (c *Conn) askBrokerTime(ctx context.Context) (time.Time, error) {
 func (c *Conn) brokerTimeSince(ctx context.Context, since time.Time) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, clockPatience)
 	defer cancel()
-	w, err := c.wire(ctx)
+	w, err := c.pool.wire(ctx)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -103,9 +103,7 @@ func (c *Conn) brokerTimeSince(ctx context.Context, since time.Time) (time.Time,
 // known, and then has it asked for. If the broker can't be asked, this host's time stands
 // in.
 func (c *Conn) brokerNow() (now time.Time, known bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	w := c.up()
+	w := c.pool.up()
 	if w == nil {
 		return time.Time{}, false
 	}
@@ -119,16 +117,18 @@ func (c *Conn) brokerNow() (now time.Time, known bool) {
 	return now, known
 }
 
-// learnTime has the broker asked for its time, unless somebody does already. It is called
-// with mu held.
+// learnTime has the broker asked for its time, unless somebody does already.
 func (c *Conn) learnTime() {
-	if c.isClosing() || !c.clock.learning.CompareAndSwap(false, true) {
+	if !c.clock.learning.CompareAndSwap(false, true) {
 		return
 	}
-	c.background.Go(func() {
+	asking := c.pool.inBackground(func() {
 		defer c.clock.learning.Store(false)
-		_, _ = c.brokerTime(c.ctx) // which keeps the answer, and logs the error
+		_, _ = c.brokerTime(c.pool.ctx) // which keeps the answer, and logs the error
 	})
+	if !asking {
+		c.clock.learning.Store(false)
+	}
 }
 
 // now is the broker's time, if that is known of the connection w.
@@ -160,7 +160,7 @@ func (c *Conn) askTime(ctx context.Context, w *wire) (asked, broker time.Time, e
 	path := "/queues/" + queue // nothing to encode
 	// The queue is exclusive to its connection, and the Conn's own management may be on
 	// another.
-	management := w.management(c.renewAfter)
+	management := managementOf(w, c.pool.renewAfter)
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), clockPatience)
 		defer cancel()
@@ -184,7 +184,7 @@ func (c *Conn) askTime(ctx context.Context, w *wire) (asked, broker time.Time, e
 		defer cancel()
 		_, _, _ = management.Request(ctx, "DELETE", path, nil)
 	}()
-	sess, err := w.openSession(ctx, c.renewAfter)
+	sess, err := w.openSession(ctx, c.pool.renewAfter)
 	if err != nil {
 		return fail(err)
 	}
@@ -300,9 +300,5 @@ func (c *Conn) clockDiffers(ahead time.Duration) {
 		return
 	}
 	c.log.Warn("hopback: the broker's clock differs from this host's; times in messages go by the broker's clock", "ahead", ahead.Round(time.Millisecond))
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if w := c.up(); w != nil {
-		c.tell(w, Event{Kind: EventClockDiffers, Ahead: ahead})
-	}
+	c.pool.notifyUp(stateEvent{Kind: eventClockDiffers, Ahead: ahead})
 }

@@ -18,10 +18,10 @@ func clockConn(t *testing.T, ask func(context.Context, *wire) (asked, broker tim
 	require.NoError(t, err)
 	c := newConn(cfg, []endpoint{{}})
 	c.clock.ask = ask
-	c.lines[0].live = &wire{}
+	c.pool.conns[0].live = &wire{}
 	t.Cleanup(func() {
-		c.cancel()
-		c.background.Wait()
+		c.pool.cancel()
+		c.pool.background.Wait()
 	})
 	return c
 }
@@ -49,7 +49,7 @@ func TestBrokerNowAsksOnceAndDoesNotWait(t *testing.T) {
 			require.WithinDuration(t, time.Now().Add(time.Hour), now, time.Millisecond)
 		}
 		require.EqualValues(t, 1, asked.Load())
-		c.lines[0].live = &wire{} // another connection, perhaps to another node
+		c.pool.conns[0].live = &wire{} // another connection, perhaps to another node
 		_, known := c.brokerNow()
 		require.False(t, known)
 		time.Sleep(2 * time.Second)
@@ -71,11 +71,11 @@ func TestBrokerNowIsThisHostsWhereTheBrokerCanNotBeAsked(t *testing.T) {
 		now, known := c.brokerNow()
 		require.True(t, known)
 		assert.WithinDuration(t, time.Now(), now, time.Millisecond)
-		c.lines[0].live = nil
+		c.pool.conns[0].live = nil
 		_, known = c.brokerNow()
 		assert.False(t, known, "there is no connection")
-		close(c.closing)
-		c.lines[0].live = &wire{}
+		close(c.pool.closing)
+		c.pool.conns[0].live = &wire{}
 		_, known = c.brokerNow()
 		assert.False(t, known, "nothing is asked any more")
 	})

@@ -29,45 +29,20 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 	}
 	c := newConn(cfg, eps)
 	test := clienttest.From(ctx)
-	c.renewAfter, c.starving = cmp.Or(test.RenewAfter, c.renewAfter), test.Starving
-
-	var errs []error
-	first := c.lines[0]
-	for i := range eps {
-		w, at, err := c.dial(ctx, i, first.cfg)
-		if err == nil {
-			first.run(w, at)
-			c.unhook = c.hooks.connect(c.Stats)
-			return c, nil
-		}
-		errs = append(errs, err)
-		if ctx.Err() != nil {
-			break
-		}
+	c.pool.renewAfter, c.starving = cmp.Or(test.RenewAfter, c.pool.renewAfter), test.Starving
+	if err := c.pool.open(ctx); err != nil {
+		return nil, err
 	}
-	c.cancel()
-	if len(errs) == 1 {
-		return nil, errs[0]
-	}
-	return nil, errors.Join(errs...)
+	c.unhook = c.hooks.connect(c.Stats)
+	return c, nil
 }
 
-// newConn makes a Conn whose first line has no connection yet.
+// newConn makes a Conn whose pool has no connection yet.
 func newConn(cfg Config, eps []endpoint) *Conn {
-	c := &Conn{
-		cfg: cfg, endpoints: eps, nodes: make([]string, len(eps)), log: cfg.Logger, connect: dial, idle: lineIdle, renewAfter: sessionDeliveries,
-		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}), users: map[closer]struct{}{},
-		observer: &observer{call: cfg.Observe, log: cfg.Logger},
-	}
-	for i := range eps {
-		eps[i].raw = eps[i].login(cfg)
-	}
-	c.hooks = newHooks(cfg.Instrument, cfg.Logger)
-	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.hurry, c.cutOff = context.WithCancel(context.Background())
+	c := &Conn{cfg: cfg, log: cfg.Logger, hooks: newHooks(cfg.Instrument, cfg.Logger), closed: make(chan struct{}), users: map[closer]struct{}{}}
+	c.pool = c.newPool(eps)
 	c.clock.ask = c.askTime
-	c.lines = []*line{c.newLine(1)}
-	c.mgmt = newManagement(c.openSession, c.ctx, c.closing)
+	c.mgmt = newManagement(c.pool.openSession, c.pool.ctx, c.pool.closing)
 	return c
 }
 
@@ -100,20 +75,10 @@ func (c *Conn) Close(ctx context.Context) error {
 // end is the first Close.
 func (c *Conn) end(ctx context.Context) error {
 	// With the connections gone, nothing waits for their broker any longer.
-	stopWatching := context.AfterFunc(ctx, func() {
-		c.cutOff()
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		for _, l := range c.lines {
-			if l.live != nil {
-				l.live.fail()
-			}
-		}
-	})
-	defer c.cutOff()
+	stopWatching := context.AfterFunc(ctx, c.pool.abort)
 	defer stopWatching()
 	c.mu.Lock()
-	close(c.closing)
+	c.pool.beginClose()
 	users := make([]closer, 0, len(c.users))
 	for u := range c.users {
 		users = append(users, u)
@@ -127,15 +92,7 @@ func (c *Conn) end(ctx context.Context) error {
 	}
 	wg.Wait()
 	c.mgmt.close(ctx)
-	c.cancel()
-	c.background.Wait()
-	c.mu.Lock()
-	lines := c.lines
-	c.mu.Unlock()
-	for _, l := range lines {
-		wg.Go(func() { l.close(ctx) })
-	}
-	wg.Wait()
+	c.pool.close(ctx)
 	c.hooks.closed(c.unhook)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("hopback: close: %w", err)

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/hopback/hopback/client/instrument"
@@ -19,7 +18,7 @@ func (c *Conn) Internal() inside.Conn[*Delivery] { return internal{c} }
 type internal struct{ conn *Conn }
 
 // Closed returns a channel that is closed when the Conn is.
-func (in internal) Closed() <-chan struct{} { return in.conn.closing }
+func (in internal) Closed() <-chan struct{} { return in.conn.pool.closing }
 
 // Pause is how long to wait before another attempt to connect.
 func (in internal) Pause(failures int) time.Duration { return in.conn.cfg.Reconnect.pause(failures) }
@@ -50,40 +49,7 @@ func (in internal) Handle(ctx context.Context, d *Delivery) (context.Context, fu
 }
 
 // Dial makes a network connection, to the endpoint that is so many behind the one that
-// the first line uses, or to the next that can be reached.
+// the first connection uses, or to the next that can be reached.
 func (in internal) Dial(ctx context.Context, behind int) (dedicated.Dialed, error) {
-	c := in.conn
-	c.mu.Lock()
-	at, cfg, closed := c.lines[0].at, c.lines[0].cfg, c.ctx.Err() != nil
-	c.mu.Unlock()
-	if closed {
-		return dedicated.Dialed{}, &Error{Op: "connect", Kind: ErrClosed}
-	}
-	var errs []error
-	for i := range c.endpoints {
-		ep := c.endpoints[(at+behind+i)%len(c.endpoints)]
-		d, err := dialRaw(ctx, ep, cfg)
-		if err == nil {
-			return d, nil
-		}
-		errs = append(errs, err)
-	}
-	return dedicated.Dialed{}, errors.Join(errs...)
-}
-
-func dialRaw(ctx context.Context, ep endpoint, cfg Config) (dedicated.Dialed, error) {
-	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
-	defer cancel()
-	sasl, _, err := ep.sasl.login(ctx)
-	if err != nil {
-		return dedicated.Dialed{}, &Error{Op: "connect", Target: ep.shown, Kind: ErrAuthentication, Err: err}
-	}
-	raw, err := dialEndpoint(ctx, ep, cfg)
-	if err != nil {
-		return dedicated.Dialed{}, err
-	}
-	return dedicated.Dialed{
-		Net: raw, Host: "vhost:" + ep.vhost, Name: clip(cfg.Name, maxName-8), Shown: ep.shown,
-		Mechanism: sasl.mechanism, Response: sasl.response(), IdleTimeout: cfg.IdleTimeout, Login: ep.raw,
-	}, nil
+	return in.conn.pool.dialRaw(ctx, behind)
 }

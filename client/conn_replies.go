@@ -2,15 +2,10 @@ package client
 
 import (
 	"context"
-	"errors"
 	"time"
-
-	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
-	engine "github.com/hopback/hopback/internal/amqp"
-	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/replylink"
 )
@@ -21,20 +16,20 @@ func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*
 	if c == nil {
 		return nil, argument.New("conn", nil, "is a nil *Conn", "use the result of Connect")
 	}
-	p := &replyPlace{conn: c, booking: c.book(1), closed: closed, add: count}
+	p := &replyPlace{conn: c, reserved: c.pool.reserve(1), closed: closed, add: count}
 	if err := c.join(p); err != nil {
-		p.booking.release()
-		return nil, &Error{Op: "call", Kind: ErrClosed, unsent: true}
+		p.reserved.release()
+		return nil, markUnsent(&Error{Op: "call", Kind: ErrClosed})
 	}
 	return p, nil
 }
 
 // replyPlace has one session at a time, with the links for replies.
 type replyPlace struct {
-	conn    *Conn
-	booking *booking
-	closed  func(ctx context.Context)
-	add     func(*instrument.Stats)
+	conn     *Conn
+	reserved *reservation
+	closed   func(ctx context.Context)
+	add      func(*instrument.Stats)
 }
 
 func (p *replyPlace) count(s *instrument.Stats) { p.add(s) }
@@ -47,101 +42,14 @@ func (p *replyPlace) shut(ctx context.Context) error {
 func (p *replyPlace) Pause(failures int) time.Duration { return p.conn.cfg.Reconnect.pause(failures) }
 
 func (p *replyPlace) Leave() {
-	p.booking.release()
+	p.reserved.release()
 	p.conn.leave(p)
 }
 
 func (p *replyPlace) Open(ctx context.Context, source func(oldbroker.Quirks) (replylink.Source, error)) (replylink.Session, error) {
-	sess, err := p.booking.openWire(ctx)
+	sess, err := p.reserved.openWire(ctx)
 	if err != nil {
 		return nil, replyError(ctx, err)
 	}
-	from, err := source(sess.quirks())
-	if err != nil {
-		closeSession(sess)
-		return nil, err
-	}
-	s := &replySession{of: sess, credit: from.Credit, settled: from.Queue == ""}
-	for range from.Links {
-		r, err := sess.replies(ctx, from)
-		if err != nil {
-			closeSession(sess)
-			return nil, replyError(ctx, err)
-		}
-		s.links = append(s.links, &replyLink{r: r})
-	}
-	return s, nil
+	return openReplies(ctx, sess, source)
 }
-
-// replyError is the error for links that couldn't be opened.
-func replyError(ctx context.Context, err error) error {
-	switch {
-	case ctx.Err() != nil, errors.Is(err, ErrClosed):
-		return &Error{Op: "call", Kind: ErrClosed, Text: "the replies can't be received", unsent: true}
-	case errors.Is(err, ErrSessionLimit):
-		return newError("call", "", ErrSessionLimit, err)
-	}
-	e := newError("call", "", attachKind(err), err)
-	e.unsent = true
-	return e
-}
-
-// replies attaches a link and grants its first credit. Until then a direct reply would be
-// dropped.
-func (s *wireSession) replies(ctx context.Context, from replylink.Source) (*wireReceiver, error) {
-	cfg := engine.ReceiverConfig{Source: &frames.Source{Address: from.Queue}}
-	limit := attachTimeout
-	if from.Queue == "" {
-		limit = linkTimeout
-		cfg.Settled = true
-		cfg.Source = &frames.Source{Dynamic: true, Capabilities: []frames.Symbol{"rabbitmq:volatile-queue"}, ExpiryPolicy: "link-detach"}
-	}
-	r := newWireReceiver(s, &s.w.heard)
-	if err := r.attach(ctx, limit, cfg); err != nil {
-		return nil, err
-	}
-	return r, r.issueCredit(from.Credit)
-}
-
-type replySession struct {
-	of      *wireSession
-	credit  uint32
-	settled bool
-	links   []*replyLink
-}
-
-type replyLink struct {
-	r    *wireReceiver
-	used uint32 // credit since the last was granted
-}
-
-func (s *replySession) Address(link int) string {
-	address, _ := s.links[link].r.r.Attached().Source.Address.(string)
-	return address
-}
-
-func (s *replySession) Receive(ctx context.Context, link int) (m *amqp.Message, id uint32, err error) {
-	l := s.links[link]
-	if s.of.wear() >= 1 {
-		return nil, 0, &Error{Op: "call", Kind: ErrConnectionLost, Text: "the session is replaced, since its delivery-ids run out"}
-	}
-	a, err := l.r.receive(ctx)
-	if err != nil {
-		return nil, 0, newError("call", "", ErrConnectionLost, err)
-	}
-	if l.used++; l.used >= max(s.credit/4, 1) {
-		if err := l.r.issueCredit(l.used); err == nil {
-			l.used = 0
-		}
-	}
-	return a.msg, a.id, nil
-}
-
-func (s *replySession) Accept(link int, id uint32) error {
-	if s.settled {
-		return nil
-	}
-	return s.links[link].r.settle(id, disposition{kind: accepted})
-}
-
-func (s *replySession) Close() { closeSession(s.of) }

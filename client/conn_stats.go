@@ -13,20 +13,11 @@ type counted interface{ count(*instrument.Stats) }
 // Stats returns numbers of the connections, consumers and publishers. It asks nobody, and
 // may be called often. After Close there are no consumers and no publishers.
 func (c *Conn) Stats() instrument.Stats {
-	var s instrument.Stats
-	c.mu.Lock()
-	s.Lost, s.Rebuilt, s.Blocked = c.past.lost, c.past.rebuilt, c.past.blocked
-	for _, l := range c.lines {
-		if l.live == nil {
-			continue
-		}
-		s.Connections++
-		s.Sessions += int(l.live.sessions.Load())
-		s.Blocked += l.live.blockage.total()
-		if !l.live.blockage.blockedSince().IsZero() {
-			s.BlockedNow++
-		}
+	p := c.pool.stats()
+	s := instrument.Stats{
+		Lost: p.lost, Rebuilt: p.rebuilt, Connections: p.connections, Sessions: p.sessions, Blocked: p.blocked, BlockedNow: p.blockedNow,
 	}
+	c.mu.Lock()
 	users := make([]counted, 0, len(c.users))
 	for u := range c.users {
 		if u, ok := u.(counted); ok {

@@ -24,9 +24,9 @@ func bareConn(t *testing.T, w *wire) *Conn {
 	cfg, err := Config{Logger: quiet}.withDefaults()
 	require.NoError(t, err)
 	c := newConn(cfg, nil)
-	t.Cleanup(c.cancel)
-	c.lines[0].live = w
-	close(c.lines[0].done)
+	t.Cleanup(c.pool.cancel)
+	c.pool.conns[0].live = w
+	close(c.pool.conns[0].done)
 	return c
 }
 
@@ -173,16 +173,16 @@ func TestConsumeBegunDuringAReconnectWaitsForTheBroker(t *testing.T) {
 		require.NoError(t, c.Consume(within(t, time.Second), "q", h, ConsumerConfig{}), "ctx ends the wait")
 
 		w := bareWire(t)
-		w.broker = Broker{Version: "4.3.6", Node: "rabbit@a"}
-		c.mu.Lock()
-		c.lines[0].change(w, nil)
-		c.mu.Unlock()
+		w.broker = brokerInfo{Version: "4.3.6", Node: "rabbit@a"}
+		c.pool.mu.Lock()
+		c.pool.conns[0].change(w, nil)
+		c.pool.mu.Unlock()
 		require.ErrorIs(t, <-consuming, enough)
-		assert.Equal(t, w.broker, <-seen)
+		assert.Equal(t, Broker(w.broker), <-seen)
 
-		c.mu.Lock()
-		c.lines[0].change(nil, ErrConnectionLost)
-		c.mu.Unlock()
+		c.pool.mu.Lock()
+		c.pool.conns[0].change(nil, ErrConnectionLost)
+		c.pool.mu.Unlock()
 		consuming = async(func() error { return c.Consume(t.Context(), "q", h, ConsumerConfig{}) })
 		synctest.Wait()
 		require.NoError(t, c.Close(within(t, time.Minute)))
@@ -223,7 +223,7 @@ func TestASlowStartIsLoggedOnceAndSaysWhy(t *testing.T) {
 func TestPublishErrorsNameTheOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := bareConn(t, nil)
-		c.lines[0].why = &Error{Op: "connect", Target: "amqp://u@h", Kind: ErrAuthentication, Text: `the broker refused PLAIN for user "u"`}
+		c.pool.conns[0].why = &Error{Op: "connect", Target: "amqp://u@h", Kind: ErrAuthentication, Text: `the broker refused PLAIN for user "u"`}
 		check := func(err error) {
 			t.Helper()
 			require.ErrorIs(t, err, ErrNotSent)
@@ -235,7 +235,7 @@ func TestPublishErrorsNameTheOutage(t *testing.T) {
 		_, err := NewPublisher[string](within(t, time.Second), c, address.Queue("q"), PublisherConfig{})
 		check(err)
 
-		s := newSender("publish", "/queues/q", senderConfig{depth: 2, outage: c.outage}, sessionsOf(func(ctx context.Context) (session, error) { return c.openSession(ctx) }))
+		s := newSender("publish", "/queues/q", senderConfig{depth: 2, outage: c.pool.outage}, sessionsOf(func(ctx context.Context) (session, error) { return c.pool.openSession(ctx) }))
 		defer s.cut()
 		check(s.do(within(t, time.Second), withID("m")))
 		b := newBatch(s, 1)
@@ -245,10 +245,10 @@ func TestPublishErrorsNameTheOutage(t *testing.T) {
 
 		w := bareWire(t)
 		w.blockage = &blockage{log: quiet}
-		c.lines[0].live, c.lines[0].why = w, nil
-		require.NoError(t, c.outage())
+		c.pool.conns[0].live, c.pool.conns[0].why = w, nil
+		require.NoError(t, c.pool.outage())
 		w.blockage.tell(true)
-		require.ErrorContains(t, c.outage(), "memory or disk alarm")
+		require.ErrorContains(t, c.pool.outage(), "memory or disk alarm")
 	})
 }
 
@@ -256,7 +256,7 @@ func TestPublishErrorsNameTheOutage(t *testing.T) {
 func TestNoSessionOnAConnectionThatWasClosedInOrder(t *testing.T) {
 	c, err := Connect(t.Context(), "amqp://u:p@"+hostileServer(t, "", nil)+"/", Config{Logger: quiet})
 	require.NoError(t, err)
-	w, err := c.wire(t.Context())
+	w, err := c.pool.wire(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, w.amqp.Close(t.Context()))
 	_, err = w.session(t.Context(), 1, func() {})

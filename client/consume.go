@@ -71,10 +71,10 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 		}
 		return err
 	}
-	booking := c.book(consumerSessions)
-	defer booking.release()
+	reserved := c.pool.reserve(consumerSessions)
+	defer reserved.release()
 	k := newConsumer(queue, source, h, cfg, consumerDeps{
-		sessions: booking, backoff: c.cfg.Reconnect, log: c.log, tell: booking.tell,
+		sessions: reserved, backoff: c.cfg.Reconnect, log: c.log, tell: reserved.notify,
 		deadLetters: c.mgmt.deadLetters, singleActive: c.mgmt.singleActive, consumerTimeout: c.mgmt.consumerTimeout,
 		look: c.mgmt.look, starving: c.starving, now: c.brokerNow, hooks: c.hooks,
 	})
@@ -104,7 +104,7 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 	}
 	for {
 		// Prepare decides by the broker's version, so it needs a connection.
-		w, err := c.awaitUp(ctx, lost)
+		w, err := c.pool.awaitUp(ctx, lost, c.pool.closing)
 		switch {
 		case errors.Is(err, ErrClosed):
 			return cfg, a, &Error{Op: "consume", Target: queue, Kind: ErrClosed}
@@ -116,7 +116,7 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 		}
 		cfg, a = checked, asked{}
 		err = c.preparing.prepare(ctx, h, Start{
-			Queue: queue, Broker: w.broker, Management: c.mgmt, Log: c.log, Control: given.Control,
+			Queue: queue, Broker: Broker(w.broker), Management: c.mgmt, Log: c.log, Control: given.Control,
 			Order: func(key func(*Delivery) (string, bool)) { a.order = key },
 			Handlers: func(n int) (err error) {
 				cfg, err = cfg.raised(given, n)
@@ -124,15 +124,15 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 			},
 			Forwards:   func(to address.Address) { a.forwards = append(a.forwards, to) },
 			BrokerTime: c.brokerTime, AskBrokerTime: c.askBrokerTime, ClockDiffers: c.clockDiffers,
-		}, c.outage)
+		}, c.pool.outage)
 		if err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 			return cfg, a, errNotStarted // the check was cut short: it has found nothing
 		}
-		if err == nil || ctx.Err() != nil || !c.hasLost(w) && !errors.Is(err, ErrConnectionLost) {
+		if err == nil || ctx.Err() != nil || !c.pool.hasLost(w) && !errors.Is(err, ErrConnectionLost) {
 			return cfg, a, err
 		}
 		c.log.Warn("hopback: the connection was lost while a consumer started; it starts again", "queue", queue, "error", err)
-		if c.hasLost(w) {
+		if c.pool.hasLost(w) {
 			lost = w
 		} else if !link.Pause(ctx, 10*time.Millisecond) { // what was lost is the connection before w
 			return cfg, a, errNotStarted
@@ -188,11 +188,11 @@ func (k *consumer) checkForwards(ctx context.Context) error {
 // stints runs one stint after the other until ctx ends.
 func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
 	try := &link.Try{}
-	event := func(e Event) {
+	event := func(e stateEvent) {
 		e.Attempt = try.Attempt()
 		k.event(e)
 	}
-	defer func() { event(Event{Kind: EventEnded}) }()
+	defer func() { event(stateEvent{Kind: eventEnded}) }()
 	defer k.active.ended()
 	lost, renewed := time.Now(), false // renewed: nobody needs to hear of it
 	attached := false
@@ -209,7 +209,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 				return err
 			}
 			if !errors.Is(err, ErrConnectionLost) {
-				event(Event{Kind: EventRefused, Err: err})
+				event(stateEvent{Kind: eventRefused, Err: err})
 			}
 			renewed = false
 			k.log.Warn("hopback: consuming failed; trying again", "error", err)
@@ -218,7 +218,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 		attached = true
 		try.Up()
 		if !renewed {
-			event(Event{Kind: EventUp, Down: time.Since(lost)})
+			event(stateEvent{Kind: eventUp, Down: time.Since(lost)})
 		}
 		end := s.run(ctx, handlerCtx, hard)
 		if end == stintDrained {
@@ -231,7 +231,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 		}
 		k.active.ended()
 		k.hunger.reset()
-		event(Event{Kind: EventLost, Err: newError("consume", k.queue, ErrConnectionLost, s.why), Unsettled: s.unsettled})
+		event(stateEvent{Kind: eventLost, Err: newError("consume", k.queue, ErrConnectionLost, s.why), Unsettled: s.unsettled})
 	}
 	if errors.Is(context.Cause(ctx), ErrClosed) {
 		return &Error{Op: "consume", Target: k.queue, Kind: ErrClosed}

@@ -73,8 +73,8 @@ type consumerDeps struct {
 	sessions sessions
 	backoff  ReconnectBackoff
 	log      *slog.Logger
-	tell     func(Event)   // nil: nobody listens
-	overdue  time.Duration // as senderConfig.overdue
+	tell     func(stateEvent) // nil: nobody listens
+	overdue  time.Duration    // as senderConfig.overdue
 	// deadLetters says whether a queue certainly has a dead-letter exchange. An error says
 	// that the broker couldn't be asked.
 	deadLetters func(ctx context.Context, queue string) (bool, error)
@@ -170,11 +170,11 @@ func (k *consumer) shut(ctx context.Context) error {
 }
 
 // event tells of the consumer.
-func (k *consumer) event(e Event) {
+func (k *consumer) event(e stateEvent) {
 	switch e.Kind {
-	case EventUp:
+	case eventUp:
 		k.note(true, nil)
-	case EventLost, EventRefused:
+	case eventLost, eventRefused:
 		k.note(false, e.Err)
 	}
 	if k.deps.tell != nil {

@@ -395,7 +395,7 @@ func (s *stint) unforwardable(d *Delivery, o Forward, err error) {
 func (s *stint) push(d *Delivery, disp disposition) {
 	if !d.settling.CompareAndSwap(false, true) {
 		s.consumer.log.WarnContext(d.logCtx(), "hopback: a delivery was handled after its consumer timeout; the broker delivers it again", "message_id", messageID(d.message))
-		s.consumer.event(Event{Kind: EventLate, Err: ErrConsumerTimeout})
+		s.consumer.event(stateEvent{Kind: eventLate, Err: ErrConsumerTimeout})
 		return
 	}
 	if disp.kind == modified {
@@ -415,7 +415,7 @@ func (s *stint) push(d *Delivery, disp disposition) {
 func (s *stint) late(d *Delivery) {
 	d.observed.Load().settled(ErrConnectionLost)
 	s.consumer.log.WarnContext(d.logCtx(), "hopback: a delivery was handled, but its link was lost; the broker delivers it again", "message_id", messageID(d.message))
-	s.consumer.event(Event{Kind: EventLate, Err: ErrConnectionLost})
+	s.consumer.event(stateEvent{Kind: eventLate, Err: ErrConnectionLost})
 }
 
 // withKnownCount notes the delivery count that the message will have, so that

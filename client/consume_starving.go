@@ -171,7 +171,7 @@ func (w *starvation) replaces(why error) {
 		level = w.s.consumer.log.Debug
 	}
 	level("hopback: the consumer starves, its session is replaced", "error", why, "in_vain", h.vain)
-	w.s.consumer.event(Event{Kind: EventStarved, Err: why})
+	w.s.consumer.event(stateEvent{Kind: eventStarved, Err: why})
 	h.vain++
 	h.pause = min(2*h.pause, max(vainPause, h.after))
 }

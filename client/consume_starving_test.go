@@ -21,7 +21,7 @@ type larder struct {
 	extra  uint64 // ready for others only
 	err    error
 	looks  []time.Time
-	events []Event
+	events []stateEvent
 }
 
 func (l *larder) look(ctx context.Context, queue string) (queueLook, error) {
@@ -51,11 +51,11 @@ func (l *larder) looked() []time.Time {
 }
 
 // starved returns the events of the kind.
-func (l *larder) starved() (all []Event) {
+func (l *larder) starved() (all []stateEvent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.events {
-		if e.Kind == EventStarved {
+		if e.Kind == eventStarved {
 			all = append(all, e)
 		}
 	}
@@ -68,7 +68,7 @@ func startStarving(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) (*testConsu
 	require.NoError(b.t, err)
 	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{
 		sessions: b, backoff: testBackoff, log: quiet, look: l.look,
-		tell: func(e Event) { l.set(func() { l.events = append(l.events, e) }) },
+		tell: func(e stateEvent) { l.set(func() { l.events = append(l.events, e) }) },
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	b.t.Cleanup(stop)

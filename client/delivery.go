@@ -293,14 +293,6 @@ const (
 // deliveryLink is what a delivery came in on.
 type deliveryLink interface{ over() bool }
 
-// arrival is a delivery as it comes.
-type arrival struct {
-	msg *Message
-	id  uint32
-	// unreadable says that msg can't be decoded: all it has is its encoded bytes as Data.
-	unreadable bool
-}
-
 // newDelivery is a delivery that came on a link.
 func newDelivery(a arrival, link deliveryLink) *Delivery {
 	return &Delivery{message: a.msg, id: a.id, link: link}

@@ -194,11 +194,24 @@ func (i *interrupted) Error() string   { return i.by.Error() + ": " + i.outage.E
 func (i *interrupted) Unwrap() []error { return []error{i.by, i.outage} }
 
 // during adds the outage in which e came about; nil: there was none.
-func (e *Error) during(outage error) *Error {
+func during(e *Error, outage error) *Error {
 	if outage != nil {
 		e.Err = &interrupted{e.Err, outage}
 	}
 	return e
+}
+
+// markUnsent makes e the error of an operation that certainly had no effect, whatever its Kind.
+func markUnsent(e *Error) *Error {
+	e.unsent = true
+	return e
+}
+
+// uncertain is a copy of e for an operation that may have had an effect.
+func uncertain(e *Error) *Error {
+	c := *e
+	c.Kind, c.unsent = ErrOutcomeUnknown, false
+	return &c
 }
 
 // ended is the error for a wait that ctx ended.

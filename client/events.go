@@ -2,7 +2,6 @@ package client
 
 import (
 	"log/slog"
-	"sync"
 	"time"
 )
 
@@ -87,85 +86,22 @@ const (
 
 // String returns the event as one line of text.
 func (e Event) String() string {
-	s := e.Op + " " + e.Target + ": " + string(e.Kind)
-	switch {
-	case e.Err != nil:
-		s += ": " + e.Err.Error()
-	case e.Down > 0:
-		s += " after " + e.Down.Round(time.Millisecond).String()
-	case e.Ahead != 0:
-		s += " by " + e.Ahead.Round(time.Millisecond).String()
-	}
-	return s
+	return stateEvent{Kind: eventKind(e.Kind), Op: e.Op, Target: e.Target, Err: e.Err, Down: e.Down, Ahead: e.Ahead}.String()
 }
 
-// maxEvents is how many events may wait for Config.Observe.
-const maxEvents = 1024
-
-// observer calls Config.Observe, one event at a time and in order, on a goroutine
-// of its own that lives while there is something to tell. A callback that blocks
-// costs events, never the recovery that they tell of.
-type observer struct {
-	call func(Event) // nil: nobody listens
-	log  *slog.Logger
-
-	mu      sync.Mutex
-	waiting []Event
-	dropped int
-	running bool
-}
-
-// tell never blocks. It may be called with locks held.
-func (o *observer) tell(e Event) {
-	if o == nil || o.call == nil {
-		return
-	}
-	if e.Time.IsZero() {
-		e.Time = time.Now()
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if len(o.waiting) == maxEvents {
-		// What is newest tells the state; the oldest are history.
-		copy(o.waiting, o.waiting[1:])
-		o.waiting[len(o.waiting)-1] = e
-		o.dropped++
-		return
-	}
-	o.waiting = append(o.waiting, e)
-	if !o.running {
-		o.running = true
-		go o.run()
+// publicEvent converts an event for Config.Observe.
+func publicEvent(e stateEvent) Event {
+	return Event{
+		Kind: EventKind(e.Kind), Time: e.Time, Op: e.Op, Target: e.Target, Generation: e.Generation, Node: e.Node,
+		Attempt: e.Attempt, Down: e.Down, Unsettled: e.Unsettled, Err: e.Err, Ahead: e.Ahead, Dropped: e.Dropped,
 	}
 }
 
-func (o *observer) run() {
-	for {
-		o.mu.Lock()
-		if len(o.waiting) == 0 {
-			o.running = false
-			o.waiting = nil
-			o.mu.Unlock()
-			return
-		}
-		e := o.waiting[0]
-		o.waiting = o.waiting[1:]
-		e.Dropped, o.dropped = o.dropped, 0
-		o.mu.Unlock()
-		o.one(e)
+// newObserver makes an observer that calls observe, which may be nil.
+func newObserver(observe func(Event), log *slog.Logger) *observer {
+	o := &observer{log: log}
+	if observe != nil {
+		o.call = func(e stateEvent) { observe(publicEvent(e)) }
 	}
-}
-
-func (o *observer) one(e Event) {
-	finished := false
-	defer func() {
-		if p := recover(); p != nil {
-			o.log.Error("hopback: Config.Observe panicked", "event", e.String(), "panic", p)
-		} else if !finished { // runtime.Goexit: it ends this goroutine
-			o.log.Error("hopback: Config.Observe ended its goroutine", "event", e.String())
-			go o.run()
-		}
-	}()
-	o.call(e)
-	finished = true
+	return o
 }

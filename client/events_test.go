@@ -2,85 +2,55 @@ package client
 
 import (
 	"errors"
-	"runtime"
-	"sync"
+	"reflect"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
-func TestObserverTellsInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var got []int
-		o := &observer{log: quiet, call: func(e Event) { got = append(got, e.Attempt) }}
-		for i := range 500 {
-			o.tell(Event{Attempt: i})
-			if i%100 == 0 {
-				synctest.Wait() // its goroutine ends, and begins again
-			}
-		}
-		synctest.Wait()
-		require.Len(t, got, 500)
-		for i, n := range got {
-			require.Equal(t, i, n)
-		}
-	})
-}
-
-func TestObserverThatBlocksCostsEventsOnly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		release := make(chan struct{})
-		var mu sync.Mutex
-		var got []Event
-		o := &observer{log: quiet, call: func(e Event) {
-			<-release
-			mu.Lock()
-			defer mu.Unlock()
-			got = append(got, e)
-		}}
-		o.tell(Event{Attempt: -1})
-		synctest.Wait() // it hangs in that one
-		for i := range maxEvents + 10 {
-			o.tell(Event{Attempt: i})
-		}
-		close(release)
-		synctest.Wait()
-		require.Len(t, got, 1+maxEvents)
-		assert.Equal(t, 10, got[1].Dropped, "and the next one says so")
-		assert.Equal(t, 10, got[1].Attempt, "the oldest are dropped")
-		assert.Equal(t, maxEvents+9, got[maxEvents].Attempt)
-		assert.Zero(t, got[2].Dropped)
-	})
-}
-
-func TestObserverSurvivesItsCallback(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var got []int
-		o := &observer{log: quiet, call: func(e Event) {
-			got = append(got, e.Attempt)
-			switch e.Attempt {
-			case 1:
-				panic("callback")
-			case 2:
-				runtime.Goexit()
-			}
-		}}
-		for i := range 5 {
-			o.tell(Event{Attempt: i})
-		}
-		synctest.Wait()
-		assert.Equal(t, []int{0, 1, 2, 3, 4}, got)
-		(*observer)(nil).tell(Event{})
-		(&observer{}).tell(Event{})
-	})
-}
-
 func TestEventIsOneLineOfText(t *testing.T) {
 	e := Event{Kind: EventTokenRefused, Op: "connection", Target: "a:5672", Err: errors.New("expired")}
 	assert.Equal(t, "connection a:5672: token-refused: expired", e.String())
 	e = Event{Kind: EventUp, Op: "consume", Target: "orders", Down: 1234567 * time.Microsecond}
 	assert.Equal(t, "consume orders: up after 1.235s", e.String())
+}
+
+// Event and stateEvent have the same fields, and publicEvent leaves none out.
+func TestPublicEventsHaveAllFields(t *testing.T) {
+	var e stateEvent
+	v := reflect.ValueOf(&e).Elem()
+	require.Equal(t, reflect.TypeFor[Event]().NumField(), v.NumField())
+	for i := range v.NumField() {
+		switch f := v.Field(i); f.Kind() {
+		case reflect.String:
+			f.SetString("x")
+		case reflect.Int, reflect.Int64:
+			f.SetInt(1)
+		case reflect.Uint64:
+			f.SetUint(1)
+		case reflect.Interface:
+			f.Set(reflect.ValueOf(errors.New("x")))
+		default:
+			f.Set(reflect.ValueOf(time.Now()))
+		}
+	}
+	public := reflect.ValueOf(publicEvent(e))
+	for i := range v.NumField() {
+		name := v.Type().Field(i).Name
+		assert.Equal(t, name, public.Type().Field(i).Name)
+		assert.Equal(t, v.Field(i).Interface(), public.FieldByName(name).Convert(v.Field(i).Type()).Interface(), name)
+	}
+}
+
+func TestKindsOfEventsAreTheSame(t *testing.T) {
+	for public, internal := range map[EventKind]eventKind{
+		EventUp: eventUp, EventLost: eventLost, EventRefused: eventRefused, EventBlocked: eventBlocked, EventUnblocked: eventUnblocked,
+		EventLate: eventLate, EventTokenRenewed: eventTokenRenewed, EventTokenRefused: eventTokenRefused,
+		EventForwardStalled: eventForwardStalled, EventForwardResumed: eventForwardResumed, EventEnded: eventEnded,
+		EventStarved: eventStarved, EventClockDiffers: eventClockDiffers,
+	} {
+		assert.EqualValues(t, public, internal)
+	}
 }

@@ -38,7 +38,7 @@ type fakeBroker struct {
 	// renewAfter, if set, is how many deliveries wear a session out.
 	renewAfter int
 	// tell, if set, is told of a consumer's events.
-	tell func(Event)
+	tell func(stateEvent)
 	// overdue is how long it may leave a message unanswered. 0: for ever.
 	overdue time.Duration
 	// silent leaves drains, closings and the question whether it answers unanswered.
@@ -374,7 +374,7 @@ func (s *fakeSession) giveUp() {
 func (s *fakeSession) intake() *intake      { return s.in }
 func (s *fakeSession) login() *userid.Login { return userid.NewLogin("", false) }
 func (s *fakeSession) quirks() oldbroker.Quirks {
-	return oldbroker.Of(Broker{Version: s.b.version}.AtLeast)
+	return oldbroker.Of(brokerInfo{Version: s.b.version}.AtLeast)
 }
 
 func (s *fakeSession) close(ctx context.Context) {

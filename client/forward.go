@@ -337,7 +337,7 @@ func (w *forwarder) taken(s *forwardSender) {
 	s.failures = 0
 	if s.told {
 		down := time.Since(s.stalled)
-		s.event(w, Event{Kind: EventForwardResumed, Down: down})
+		s.event(w, stateEvent{Kind: eventForwardResumed, Down: down})
 		s.log.Info("hopback: forwards to an address are confirmed again", "to", s.target, "after", down.Round(time.Millisecond), "waiting", len(s.parked))
 	}
 	s.stalled, s.told, s.why = time.Time{}, false, nil
@@ -367,7 +367,7 @@ func (w *forwarder) retry(s *forwardSender, n int) {
 	})
 }
 
-func (s *forwardSender) event(w *forwarder, e Event) {
+func (s *forwardSender) event(w *forwarder, e stateEvent) {
 	if w.cfg.tell != nil {
 		e.Op, e.Target = "forward", s.target
 		w.cfg.tell(e)
@@ -463,7 +463,7 @@ func (w *forwarder) lookAt(s *forwardSender) (over []*forward) {
 	})
 	if !s.stalled.IsZero() && !s.told && now.Sub(s.stalled) >= tellStalled {
 		s.told = true
-		s.event(w, Event{Kind: EventForwardStalled, Err: s.why, Unsettled: len(s.sent) + len(s.parked)})
+		s.event(w, stateEvent{Kind: eventForwardStalled, Err: s.why, Unsettled: len(s.sent) + len(s.parked)})
 		s.log.Warn("hopback: forwards to an address are not confirmed; their originals are kept", "to", s.target, "error", s.why, "waiting", len(s.sent)+len(s.parked))
 	}
 	switch {

@@ -66,15 +66,15 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 				b.publish(numbered("m", messages)...)
 				start := time.Now()
 				var mu sync.Mutex
-				var heard []Event
-				b.tell = func(e Event) {
+				var heard []stateEvent
+				b.tell = func(e stateEvent) {
 					mu.Lock()
 					defer mu.Unlock()
-					if e.Kind == EventForwardStalled || e.Kind == EventForwardResumed {
+					if e.Kind == eventForwardStalled || e.Kind == eventForwardResumed {
 						heard = append(heard, e)
 					}
 				}
-				events := func() []Event {
+				events := func() []stateEvent {
 					mu.Lock()
 					defer mu.Unlock()
 					return slices.Clone(heard)
@@ -100,7 +100,7 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 				time.Sleep(20 * time.Second)
 				told := events()
 				require.Len(t, told, 1, "once for the outage")
-				assert.Equal(t, EventForwardStalled, told[0].Kind)
+				assert.Equal(t, eventForwardStalled, told[0].Kind)
 				assert.Equal(t, "/queues/later", told[0].Target)
 				require.Error(t, told[0].Err)
 				attempts := len(b.history("send"))
@@ -112,7 +112,7 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 				require.NoError(t, b.await(within(t, time.Minute), func() bool { return accepted() == messages }))
 				told = events()
 				require.Len(t, told, 2)
-				assert.Equal(t, EventForwardResumed, told[1].Kind)
+				assert.Equal(t, eventForwardResumed, told[1].Kind)
 				assert.GreaterOrEqual(t, told[1].Down, 20*time.Second)
 				require.NoError(t, k.end())
 				assert.Empty(t, b.history("requeue", "release", "dead-letter", "modify"))

@@ -11,15 +11,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
-	engine "github.com/hopback/hopback/internal/amqp"
-	"github.com/hopback/hopback/internal/frames"
 )
 
 const (
@@ -472,21 +469,8 @@ func openManagement(ctx context.Context, open func(context.Context) (*wireSessio
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	paired := frames.Map{{Key: frames.Symbol("paired"), Value: true}}
-	replies, requests := newWireReceiver(sess, new(atomic.Uint64)), &wireSender{of: sess} // replies tell nothing of queues
-	// The receiver first: RabbitMQ 4.0 ends the session over a request that comes before
-	// the credit for its reply.
-	err = replies.attach(ctx, linkTimeout, engine.ReceiverConfig{
-		Name: managementLink, Source: &frames.Source{Address: managementNode}, Target: &frames.Target{Address: managementNode}, Properties: paired, Settled: true,
-	})
-	if err == nil {
-		err = replies.issueCredit(replyCredit)
-	}
-	if err == nil {
-		err = requests.attach(ctx, engine.SenderConfig{
-			Name: managementLink, Source: &frames.Source{Address: managementNode}, Target: &frames.Target{Address: managementNode}, Properties: paired, Settled: true,
-		})
-	}
+	// Replies say nothing about whether the broker answers messages: they don't count as heard.
+	requests, replies, err := sess.pair(ctx, managementLink, managementNode, replyCredit)
 	if err != nil {
 		closeSession(sess)
 		return nil, nil, nil, err
@@ -494,9 +478,9 @@ func openManagement(ctx context.Context, open func(context.Context) (*wireSessio
 	return sess, managementSender{requests}, replies, nil
 }
 
-// management returns one on this connection alone. Its sessions live as long as the
+// managementOf returns one that uses the connection w alone. Its sessions live as long as the
 // connection does.
-func (w *wire) management(after uint64) *Management {
+func managementOf(w *wire, after uint64) *Management {
 	open := func(ctx context.Context) (*wireSession, error) { return w.openSession(ctx, after) }
 	return newManagement(open, w.ctx, nil)
 }

@@ -312,20 +312,20 @@ func (p *Publisher[T]) message(v T) (m *Message, err error) {
 
 // publisher is the untyped core of a Publisher.
 type publisher struct {
-	conn    *Conn
-	booking *booking
-	to      address.Address // zero: each message names its own
-	s       *sender
-	hooks   *hooks // nil: no Instrument
+	conn     *Conn
+	reserved *reservation
+	to       address.Address // zero: each message names its own
+	s        *sender
+	hooks    *hooks // nil: no Instrument
 }
 
 func newPublisher(ctx context.Context, conn *Conn, to address.Address, target string, cfg senderConfig) (*publisher, error) {
-	p := &publisher{conn: conn, booking: conn.book(publisherSessions), to: to, hooks: conn.hooks}
-	cfg.backoff, cfg.tell, cfg.log, cfg.outage = conn.cfg.Reconnect, p.booking.tell, conn.log, p.booking.outage
-	p.s = newSender("publish", target, cfg, p.booking)
+	p := &publisher{conn: conn, reserved: conn.pool.reserve(publisherSessions), to: to, hooks: conn.hooks}
+	cfg.backoff, cfg.tell, cfg.log, cfg.outage = conn.cfg.Reconnect, p.reserved.notify, conn.log, p.reserved.outage
+	p.s = newSender("publish", target, cfg, p.reserved)
 	if err := conn.join(p); err != nil {
 		p.s.cut()
-		p.booking.release()
+		p.reserved.release()
 		return nil, &Error{Op: "publish", Target: target, Kind: ErrClosed}
 	}
 	select {
@@ -373,13 +373,13 @@ func (p *publisher) observed(ctx context.Context, m *Message) error {
 
 func (p *publisher) abandon() {
 	p.s.cut()
-	p.booking.release()
+	p.reserved.release()
 	p.conn.leave(p)
 }
 
 func (p *publisher) shut(ctx context.Context) error {
 	defer p.conn.leave(p)
-	defer p.booking.release()
+	defer p.reserved.release()
 	return p.s.close(ctx)
 }
 

@@ -122,8 +122,8 @@ func TestMessageThatIsNotAnsweredGetsAnotherSession(t *testing.T) {
 	t.Run("and is answered there", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := begin(t, 2)
-			var told []Event
-			s := startSenderWith(b, senderConfig{resend: true, tell: func(e Event) { told = append(told, e) }})
+			var told []stateEvent
+			s := startSenderWith(b, senderConfig{resend: true, tell: func(e stateEvent) { told = append(told, e) }})
 			start := time.Now()
 			require.NoError(t, s.do(within(t, time.Hour), withID("silent")))
 			took := time.Since(start)
@@ -132,9 +132,9 @@ func TestMessageThatIsNotAnsweredGetsAnotherSession(t *testing.T) {
 			require.NoError(t, s.close(within(t, time.Hour)))
 			assert.Equal(t, []string{"send silent", "send silent"}, b.history("send"))
 			assert.Empty(t, b.history("give up"))
-			var lost []Event
+			var lost []stateEvent
 			for _, e := range told {
-				if e.Kind == EventLost {
+				if e.Kind == eventLost {
 					lost = append(lost, e)
 				}
 			}

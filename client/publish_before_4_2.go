@@ -5,9 +5,7 @@ import "github.com/hopback/hopback/argument"
 // refusesCC refuses further routing keys where the broker would ignore them. As long as its
 // version isn't known it refuses nothing.
 func (c *Conn) refusesCC(argumentName string, keys int) error {
-	c.mu.Lock()
-	w := c.up()
-	c.mu.Unlock()
+	w := c.pool.up()
 	if w == nil || w.broker.Version == "" || !w.old.IgnoresCC {
 		return nil
 	}

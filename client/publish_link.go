@@ -50,7 +50,7 @@ func (k *linkKeeper) run() {
 		default:
 		}
 	}()
-	defer func() { k.event(Event{Kind: EventEnded}) }()
+	defer func() { k.event(stateEvent{Kind: eventEnded}) }()
 	for k.try = range link.Tries(s.wanted, s.backoff.pause) {
 		sess, link, err := s.attach()
 		// A connection that is lost meanwhile decides nothing.
@@ -68,7 +68,7 @@ func (k *linkKeeper) run() {
 }
 
 // event tells of the link.
-func (k *linkKeeper) event(e Event) {
+func (k *linkKeeper) event(e stateEvent) {
 	if k.s.tell != nil {
 		e.Op, e.Target, e.Attempt = k.s.op, k.s.target, k.try.Attempt()
 		k.s.tell(e)
@@ -81,7 +81,7 @@ func (k *linkKeeper) refused(err error) {
 	// While there is no connection, messages wait. When the broker has refused the link
 	// they are told why.
 	if refusal, ok := errors.AsType[*Error](err); ok && !errors.Is(err, ErrConnectionLost) {
-		k.event(Event{Kind: EventRefused, Err: err})
+		k.event(stateEvent{Kind: eventRefused, Err: err})
 		k.s.refusal.Store(refusal)
 		k.s.fail(refusal)
 	}
@@ -92,7 +92,7 @@ func (k *linkKeeper) fly(sess session, link *flightLink) (again bool) {
 	s := k.s
 	k.try.Up()
 	if !k.renewed {
-		k.event(Event{Kind: EventUp, Down: time.Since(k.lost)})
+		k.event(stateEvent{Kind: eventUp, Down: time.Since(k.lost)})
 	}
 	s.refusal.Store(nil)
 	s.intake.Store(sess.intake())
@@ -108,7 +108,7 @@ func (k *linkKeeper) fly(sess session, link *flightLink) (again bool) {
 	s.sessions.give(sess, !end.lost && link.err == nil)
 	k.lost, k.renewed = time.Now(), !end.lost
 	if end.lost {
-		k.event(Event{Kind: EventLost, Unsettled: end.unanswered, Err: newError(s.op, s.target, ErrConnectionLost, end.why)})
+		k.event(stateEvent{Kind: eventLost, Unsettled: end.unanswered, Err: newError(s.op, s.target, ErrConnectionLost, end.why)})
 		return true
 	}
 	k.try.Worked()
@@ -158,7 +158,5 @@ func (s *sender) refused(err error) error {
 	case errors.Is(err, ErrSessionLimit):
 		return newError(s.op, s.target, ErrSessionLimit, err)
 	}
-	e := newError(s.op, s.target, attachKind(err), err)
-	e.unsent = true
-	return e
+	return markUnsent(newError(s.op, s.target, attachKind(err), err))
 }

@@ -37,7 +37,7 @@ type sender struct {
 	target   string // the encoded address; empty for a link without a target
 	sessions sessions
 	backoff  ReconnectBackoff
-	tell     func(Event) // nil: nobody listens
+	tell     func(stateEvent) // nil: nobody listens
 	outage   func() error
 	// resend says that what is unanswered when a link is lost is sent again.
 	resend bool
@@ -162,7 +162,7 @@ type senderConfig struct {
 	depth   int   // messages that may be queued
 	bytes   int64 // that may be queued or unanswered; 0: no bound
 	backoff ReconnectBackoff
-	tell    func(Event) // nil: nobody listens
+	tell    func(stateEvent) // nil: nobody listens
 	// outage, if not nil, is why nothing can be sent now; it returns nil if it can.
 	outage  func() error
 	resend  bool
@@ -300,10 +300,10 @@ func (s *sender) exit() {
 func (s *sender) ended(kind error, ctx context.Context) error {
 	e := ended(s.op, s.target, kind, ctx)
 	if refusal := s.refusal.Load(); refusal != nil {
-		return e.during(refusal)
+		return during(e, refusal)
 	}
 	if s.outage != nil {
-		return e.during(s.outage())
+		return during(e, s.outage())
 	}
 	return e
 }
@@ -404,12 +404,11 @@ func (s *sender) fail(err *Error) {
 			s.answer(out, outQueued, err)
 			continue
 		}
-		unknown := *err
-		unknown.Kind, unknown.unsent = ErrOutcomeUnknown, false
+		unknown := uncertain(err)
 		if err.Kind != ErrNotSent { // it says why there is no link
 			unknown.Err = err
 		}
-		s.doubtful(out, outAgain, &unknown)
+		s.doubtful(out, outAgain, unknown)
 	}
 	s.again = nil
 	for {

@@ -14,10 +14,10 @@ type blockage struct {
 	endpoint, node string
 
 	mu     sync.Mutex
-	event  func(Event)   // nil before start, and after end
-	since  time.Time     // zero: the broker takes messages
-	spent  time.Duration // in blockages that are over
-	timer  *time.Timer   // to notice; nil unless it is blocked
+	event  func(stateEvent) // nil before start, and after end
+	since  time.Time        // zero: the broker takes messages
+	spent  time.Duration    // in blockages that are over
+	timer  *time.Timer      // to notice; nil unless it is blocked
 	logged bool
 }
 
@@ -42,7 +42,7 @@ func (b *blockage) tell(blocked bool) {
 		b.timer.Stop()
 		b.timer = nil
 		after := time.Since(since)
-		b.event(Event{Kind: EventUnblocked, Down: after})
+		b.event(stateEvent{Kind: eventUnblocked, Down: after})
 		if b.logged {
 			b.logged = false
 			go b.log.Info("hopback: the broker accepts messages again", "endpoint", b.endpoint, "node", b.node, "after", after.Round(time.Millisecond))
@@ -52,7 +52,7 @@ func (b *blockage) tell(blocked bool) {
 
 // start is called when the connection is the live one: what was seen before is
 // reported now.
-func (b *blockage) start(node string, event func(Event)) {
+func (b *blockage) start(node string, event func(stateEvent)) {
 	if b == nil {
 		return
 	}
@@ -69,7 +69,7 @@ func (b *blockage) announce() {
 	if b.event == nil {
 		return
 	}
-	b.event(Event{Kind: EventBlocked})
+	b.event(stateEvent{Kind: eventBlocked})
 	b.timer = time.AfterFunc(noticeAfter, b.notice)
 }
 

@@ -113,7 +113,7 @@ func TestAQuietConnectionIsKept(t *testing.T) {
 	addr, deafen := deafServer(t)
 	c, events := connectTo(t, Config{IdleTimeout: minIdleTimeout, Logger: quiet}, addr)
 	assert.Equal(t, EventUp, (<-events).Kind)
-	w, err := c.wire(t.Context())
+	w, err := c.pool.wire(t.Context())
 	require.NoError(t, err)
 	before := w.amqp.Answers()
 	select {

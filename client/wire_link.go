@@ -77,12 +77,20 @@ type receiverLink interface {
 	close(ctx context.Context) error
 }
 
+// arrival is a delivery as it comes.
+type arrival struct {
+	msg *amqp.Message
+	id  uint32
+	// unreadable says that msg can't be decoded: all it has is its encoded bytes as Data.
+	unreadable bool
+}
+
 // senderLink sends without waiting for the broker.
 type senderLink interface {
 	// send takes m, and returns at once. to gets the answer, which may come before send
 	// returns. An error means that m isn't sent, and that there is no answer. lost says that it
 	// is the link's end; otherwise the error is about m.
-	send(m *Message, to receipt) (x sending, lost bool, err error)
+	send(m *amqp.Message, to receipt) (x sending, lost bool, err error)
 	close(ctx context.Context) error
 }
 
@@ -100,6 +108,16 @@ type receipt interface {
 	// is a *neverSent.
 	answer(state amqp.DeliveryState, err error)
 }
+
+// neverSent is the error of a message of which the link has sent nothing.
+type neverSent struct{ error }
+
+func (e *neverSent) Unwrap() error { return e.error }
+
+// chanReceipt tells whether there was an answer.
+type chanReceipt chan error
+
+func (c chanReceipt) answer(_ amqp.DeliveryState, err error) { c <- err }
 
 // disposition is one of the four outcomes that AMQP has for a delivery.
 type disposition struct {

@@ -3,8 +3,6 @@ package client
 import (
 	"sync/atomic"
 
-	"github.com/Azure/go-amqp"
-
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -51,13 +49,3 @@ const (
 
 // withdraw takes back what hasn't been sent yet, and says whether it could.
 func (o *outgoing) withdraw() bool { return o.state.CompareAndSwap(outQueued, outOver) }
-
-// neverSent is the error of a message of which the link has sent nothing.
-type neverSent struct{ error }
-
-func (e *neverSent) Unwrap() error { return e.error }
-
-// chanReceipt tells whether there was an answer.
-type chanReceipt chan error
-
-func (c chanReceipt) answer(_ amqp.DeliveryState, err error) { c <- err }

@@ -131,6 +131,27 @@ func (s *wireSession) sender(ctx context.Context, target string) (senderLink, er
 	return l, nil
 }
 
+// pair attaches a sender and a receiver for the requests to a node and their replies, both
+// settled: RabbitMQ pairs links by their name. What comes doesn't count as heard.
+func (s *wireSession) pair(ctx context.Context, name, node string, credit uint32) (*wireSender, *wireReceiver, error) {
+	paired := frames.Map{{Key: frames.Symbol("paired"), Value: true}}
+	replies, requests := newWireReceiver(s, new(atomic.Uint64)), &wireSender{of: s}
+	// The receiver first: RabbitMQ 4.0 ends the session over a request that comes before
+	// the credit for its reply.
+	err := replies.attach(ctx, linkTimeout, engine.ReceiverConfig{
+		Name: name, Source: &frames.Source{Address: node}, Target: &frames.Target{Address: node}, Properties: paired, Settled: true,
+	})
+	if err == nil {
+		err = replies.issueCredit(credit)
+	}
+	if err == nil {
+		err = requests.attach(ctx, engine.SenderConfig{
+			Name: name, Source: &frames.Source{Address: node}, Target: &frames.Target{Address: node}, Properties: paired, Settled: true,
+		})
+	}
+	return requests, replies, err
+}
+
 // wireReceiver keeps deliveries between the goroutine that reads from the connection and the
 // one that takes them. The link's credit bounds how many there are.
 type wireReceiver struct {
@@ -280,7 +301,7 @@ func (x *wireSending) withdraw() bool {
 	return true
 }
 
-func (l *wireSender) send(m *Message, to receipt) (handle sending, lost bool, err error) {
+func (l *wireSender) send(m *amqp.Message, to receipt) (handle sending, lost bool, err error) {
 	x := sendings.Get().(*wireSending)
 	if lost, err = l.put(x, m, to); err != nil {
 		x.free()
@@ -289,7 +310,7 @@ func (l *wireSender) send(m *Message, to receipt) (handle sending, lost bool, er
 	return x, false, nil
 }
 
-func (l *wireSender) put(x *wireSending, m *Message, to receipt) (lost bool, err error) {
+func (l *wireSender) put(x *wireSending, m *amqp.Message, to receipt) (lost bool, err error) {
 	if x.Payload, err = message.Append(x.Payload[:0], m); err != nil {
 		return false, err
 	}

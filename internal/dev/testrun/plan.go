@@ -105,6 +105,9 @@ func (r *runner) withBrokers() {
 	// minutes, and RabbitMQ 4.3 gives up then (cluster_not_formed). So the rest gets fresh ones.
 	r.phase("fresh brokers")
 	r.release(brokers)
+	if r.ctx.Err() != nil {
+		return
+	}
 	if brokers, err = r.fresh(); err != nil {
 		r.tally.fail("no fresh broker: " + err.Error())
 		return

@@ -61,6 +61,9 @@ func (r *runner) phase(name string) {
 // test runs "go test -json" with arguments, strings or slices of them, and counts the tests.
 // Tests of brokers aren't cached: what a broker does isn't in the cache's key.
 func (r *runner) test(args ...any) {
+	if r.ctx.Err() != nil {
+		return
+	}
 	line := []string{"test", "-json"}
 	for _, a := range args {
 		switch a := a.(type) {
@@ -90,7 +93,7 @@ func (r *runner) test(args ...any) {
 // list returns the packages that patterns match.
 func (r *runner) list(patterns ...string) []string {
 	out, err := r.output(goTool, append([]string{"list"}, patterns...)...)
-	if err != nil {
+	if err != nil && r.ctx.Err() == nil {
 		r.tally.fail(fmt.Sprintf("go list %s: %v", strings.Join(patterns, " "), err))
 	}
 	return strings.Fields(string(out))

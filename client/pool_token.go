@@ -2,8 +2,6 @@ package client
 
 import (
 	"context"
-	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/hopback/hopback/internal/link"
@@ -13,7 +11,7 @@ import (
 func due(left time.Duration) time.Duration { return max(left/5*4, 0) }
 
 // keepToken renews the token of w ahead of its end, for as long as w lives.
-func (c *Conn) keepToken(w *wire) {
+func (p *pool) keepToken(w *wire) {
 	expires := w.token.Expires
 	if expires.IsZero() || w.old.KeepsToken {
 		return
@@ -21,27 +19,27 @@ func (c *Conn) keepToken(w *wire) {
 	failures := 0
 	wait := due(time.Until(expires))
 	for link.Pause(w.ctx, wait) {
-		next, err := w.endpoint.sasl.token(w.ctx)
+		next, err := w.endpoint.sasl.next(w.ctx)
 		if err == nil && !next.Expires.IsZero() && !next.Expires.After(expires) {
 			// The source keeps its token for longer than four fifths of its time.
 			wait = max(due(time.Until(expires)), 50*time.Millisecond)
 			continue
 		}
 		if err == nil {
-			err = c.sendToken(w, next)
+			err = p.sendToken(w, next)
 		}
 		if w.ctx.Err() != nil {
 			return
 		}
 		if err != nil {
 			err = &Error{Op: "connection", Target: w.endpoint.shown, Kind: ErrAuthentication, Err: err}
-			c.log.Warn("hopback: the token wasn't renewed; trying again", "endpoint", w.endpoint.shown, "expires", expires, "error", err)
-			c.tell(w, Event{Kind: EventTokenRefused, Attempt: failures + 1, Err: err})
-			wait = c.cfg.Reconnect.pause(failures)
+			p.cfg.dial.log.Warn("hopback: the token wasn't renewed; trying again", "endpoint", w.endpoint.shown, "expires", expires, "error", err)
+			p.notify(w, stateEvent{Kind: eventTokenRefused, Attempt: failures + 1, Err: err})
+			wait = p.cfg.backoff.Pause(failures)
 			failures++
 			continue
 		}
-		c.tell(w, Event{Kind: EventTokenRenewed, Attempt: failures + 1})
+		p.notify(w, stateEvent{Kind: eventTokenRenewed, Attempt: failures + 1})
 		failures = 0
 		if next.Expires.IsZero() {
 			return
@@ -52,18 +50,8 @@ func (c *Conn) keepToken(w *wire) {
 }
 
 // sendToken gives the broker a new token for the connection w.
-func (c *Conn) sendToken(w *wire, t Token) error {
+func (p *pool) sendToken(w *wire, t accessToken) error {
 	ctx, cancel := context.WithTimeout(w.ctx, linkTimeout)
 	defer cancel()
-	// The Conn's own may be on another connection.
-	management := w.management(c.renewAfter)
-	defer management.close(ctx)
-	status, reply, err := management.Request(ctx, "PUT", "/auth/tokens", []byte(t.Value))
-	if err != nil {
-		return err
-	}
-	if status != http.StatusNoContent && status != http.StatusOK {
-		return fmt.Errorf("the broker answered with %d: %s", status, clip(fmt.Sprint(reply), 200))
-	}
-	return nil
+	return p.cfg.sendToken(ctx, w, t.Value)
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/hopback/hopback/address"
 )
 
-// manyLines is a Conn with a server that allows few sessions on a connection: 8, of
+// manyConns is a Conn with a server that allows few sessions on a connection: 8, of
 // which 4 are spared.
-type manyLines struct {
+type manyConns struct {
 	*Conn
 	t        *testing.T
 	events   chan Event
@@ -31,8 +31,8 @@ type manyLines struct {
 	sockets map[string]net.Conn // the client's, by the connection's name
 }
 
-func newManyLines(t *testing.T, cfg Config) *manyLines {
-	m := &manyLines{t: t, events: make(chan Event, 10_000), sockets: map[string]net.Conn{}}
+func newManyConns(t *testing.T, cfg Config) *manyConns {
+	m := &manyConns{t: t, events: make(chan Event, 10_000), sockets: map[string]net.Conn{}}
 	m.sessions.Store(8)
 	addr := serveEach(t, func(c net.Conn) *hostilePeer { return &hostilePeer{Conn: c, sessions: int(m.sessions.Load())} })
 	cfg.Logger, cfg.Name, cfg.Observe = quiet, "orders", func(e Event) { m.events <- e }
@@ -42,11 +42,11 @@ func newManyLines(t *testing.T, cfg Config) *manyLines {
 	eps, err := cfg.endpoints("amqp://u:p@" + addr + "/")
 	require.NoError(t, err)
 	m.Conn = newConn(cfg, eps)
-	m.idle = 50 * time.Millisecond
-	m.connect = func(ctx context.Context, ep endpoint, cfg Config) (*wire, error) {
+	m.pool.idleAfter = 50 * time.Millisecond
+	m.pool.connect = func(ctx context.Context, ep endpoint, cfg dialConfig) (*wire, error) {
 		m.mu.Lock()
-		rebuilt := slices.Contains(m.names, cfg.Name)
-		m.names = append(m.names, cfg.Name)
+		rebuilt := slices.Contains(m.names, cfg.name)
+		m.names = append(m.names, cfg.name)
 		m.mu.Unlock()
 		if !rebuilt {
 			assert.EqualValues(t, 1, m.dialling.Add(1), "one at a time")
@@ -59,24 +59,24 @@ func newManyLines(t *testing.T, cfg Config) *manyLines {
 		w, err := dial(ctx, ep, cfg)
 		if err == nil {
 			m.mu.Lock()
-			m.sockets[cfg.Name] = w.net
+			m.sockets[cfg.name] = w.net
 			m.mu.Unlock()
 		}
 		return w, err
 	}
-	w, at, err := m.dial(t.Context(), 0, m.lines[0].cfg)
+	w, at, err := m.pool.dial(t.Context(), 0, m.pool.conns[0].cfg)
 	require.NoError(t, err)
-	m.lines[0].run(w, at)
+	m.pool.conns[0].run(w, at)
 	t.Cleanup(func() { assert.NoError(t, m.Close(within(t, 10*time.Second))) })
 	return m
 }
 
-func (m *manyLines) publisher() (*Publisher[string], error) {
+func (m *manyConns) publisher() (*Publisher[string], error) {
 	return NewPublisher[string](within(m.t, 10*time.Second), m.Conn, address.Queue("q"), PublisherConfig{})
 }
 
 // publishers opens n at once.
-func (m *manyLines) publishers(n int) []*Publisher[string] {
+func (m *manyConns) publishers(n int) []*Publisher[string] {
 	all := make([]*Publisher[string], n)
 	var wg sync.WaitGroup
 	for i := range all {
@@ -90,14 +90,14 @@ func (m *manyLines) publishers(n int) []*Publisher[string] {
 	return all
 }
 
-func (m *manyLines) work(ps []*Publisher[string]) {
+func (m *manyConns) work(ps []*Publisher[string]) {
 	m.t.Helper()
 	for _, p := range ps {
 		require.NoError(m.t, p.Publish(within(m.t, 10*time.Second), "m"))
 	}
 }
 
-func (m *manyLines) await(kind EventKind, op string) Event {
+func (m *manyConns) await(kind EventKind, op string) Event {
 	m.t.Helper()
 	timeout := time.After(10 * time.Second)
 	for {
@@ -112,10 +112,10 @@ func (m *manyLines) await(kind EventKind, op string) Event {
 	}
 }
 
-func (m *manyLines) taken() (all []int) {
-	m.Conn.mu.Lock()
-	defer m.Conn.mu.Unlock()
-	for _, l := range m.lines {
+func (m *manyConns) taken() (all []int) {
+	m.pool.mu.Lock()
+	defer m.pool.mu.Unlock()
+	for _, l := range m.pool.conns {
 		all = append(all, l.taken)
 	}
 	return all
@@ -124,7 +124,7 @@ func (m *manyLines) taken() (all []int) {
 // Many that start at once get the connections that they need, one after the other, and
 // no more. Those that are empty for a while are closed, but for the first.
 func TestConnOpensAsManyConnectionsAsAreNeeded(t *testing.T) {
-	m := newManyLines(t, Config{})
+	m := newManyConns(t, Config{})
 	ps := m.publishers(10)
 	assert.Equal(t, []string{"orders", "orders-2", "orders-3"}, m.names)
 	assert.Equal(t, []int{4, 4, 2}, m.taken())
@@ -148,7 +148,7 @@ func TestConnOpensAsManyConnectionsAsAreNeeded(t *testing.T) {
 
 // A consumer reserves two sessions when it starts, so that its forwards find one.
 func TestConsumersReserveASessionForTheirForwards(t *testing.T) {
-	m := newManyLines(t, Config{MaxConnections: 1})
+	m := newManyConns(t, Config{MaxConnections: 1})
 	nothing := HandlerFunc(func(context.Context, *Delivery) error { return nil })
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
@@ -172,11 +172,11 @@ func TestConsumersReserveASessionForTheirForwards(t *testing.T) {
 	m.work(m.publishers(4))
 }
 
-// A booking opens what it has reserved and, while an old session lasts, one beyond that.
-func TestBookingsOpenWhatTheyReserved(t *testing.T) {
-	m := newManyLines(t, Config{})
-	b, other := m.book(2), m.book(2)
-	open := func(b *booking) session {
+// A reservation opens what it has reserved and, while an old session lasts, one beyond that.
+func TestReservationsOpenWhatTheyReserved(t *testing.T) {
+	m := newManyConns(t, Config{})
+	b, other := m.pool.reserve(2), m.pool.reserve(2)
+	open := func(b *reservation) session {
 		s, err := b.open(within(t, 10*time.Second))
 		require.NoError(t, err)
 		return s
@@ -200,8 +200,8 @@ func TestBookingsOpenWhatTheyReserved(t *testing.T) {
 	_, err := b.open(t.Context())
 	require.ErrorIs(t, err, ErrClosed)
 
-	// Neither one that waits for its connection nor one whose ctx has ended takes a place.
-	c := m.book(1)
+	// Neither one that waits for its connection nor one whose ctx has ended takes a slot.
+	c := m.pool.reserve(1)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	for range 20 {
@@ -215,7 +215,7 @@ func TestBookingsOpenWhatTheyReserved(t *testing.T) {
 // A further connection that is refused is one attempt for all that wait for it. Those
 // that have sessions don't notice.
 func TestRefusedFurtherConnectionsHurtNobodyElse(t *testing.T) {
-	m := newManyLines(t, Config{})
+	m := newManyConns(t, Config{})
 	ps := m.publishers(4)
 	m.refuse.Store(true)
 	var wg sync.WaitGroup
@@ -235,9 +235,9 @@ func TestRefusedFurtherConnectionsHurtNobodyElse(t *testing.T) {
 	assert.True(t, m.State().Connected)
 	m.work(ps)
 	m.refuse.Store(false)
-	m.mu.Lock()
-	m.refusal = nil // it holds for Reconnect.Min, which may not be over
-	m.mu.Unlock()
+	m.pool.mu.Lock()
+	m.pool.refusal = nil // it holds for Reconnect.Min, which may not be over
+	m.pool.mu.Unlock()
 	m.work(m.publishers(4))
 	assert.Equal(t, []int{4, 4}, m.taken())
 }
@@ -245,7 +245,7 @@ func TestRefusedFurtherConnectionsHurtNobodyElse(t *testing.T) {
 // A lost connection is its users' business alone. They are back on it when it is, but
 // for those that it has no place for any more.
 func TestUsersComeBackToTheirConnection(t *testing.T) {
-	m := newManyLines(t, Config{})
+	m := newManyConns(t, Config{})
 	ps := m.publishers(8)
 	cut := func() {
 		m.mu.Lock()
@@ -278,10 +278,10 @@ func TestUsersComeBackToTheirConnection(t *testing.T) {
 }
 
 func TestConnClosesWhileItOpensAFurtherConnection(t *testing.T) {
-	m := newManyLines(t, Config{})
+	m := newManyConns(t, Config{})
 	m.publishers(4)
 	begun := make(chan struct{})
-	m.connect = func(ctx context.Context, ep endpoint, _ Config) (*wire, error) {
+	m.pool.connect = func(ctx context.Context, ep endpoint, _ dialConfig) (*wire, error) {
 		close(begun)
 		<-ctx.Done()
 		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrUnreachable, Err: ctx.Err()}
@@ -301,15 +301,15 @@ func TestSpareSessionsLeaveRoom(t *testing.T) {
 	for limit, want := range map[int]int{64: 4, 8: 4, 5: 2, 2: 1, 1: 1} {
 		assert.Equal(t, want, spareSessions(limit), "%d", limit)
 	}
-	assert.Equal(t, "n", lineName("n", 1))
-	assert.Len(t, lineName(strings.Repeat("n", maxName), 12), maxName)
+	assert.Equal(t, "n", connName("n", 1))
+	assert.Len(t, connName(strings.Repeat("n", maxName), 12), maxName)
 }
 
-// Whoever wants a session when the Conn is closed is told so, on whatever line its seat
-// is: Close doesn't wait for those that it has cut off.
+// Whoever wants a session when the Conn is closed is told so, whatever connection its slot
+// is on: Close doesn't wait for those that it has cut off.
 func TestSessionWantedAfterCloseIsRefused(t *testing.T) {
-	m := newManyLines(t, Config{})
-	b := m.book(publisherSessions)
+	m := newManyConns(t, Config{})
+	b := m.pool.reserve(publisherSessions)
 	s, err := b.open(t.Context())
 	require.NoError(t, err)
 	s.close(t.Context())
@@ -322,7 +322,7 @@ func TestSessionWantedAfterCloseIsRefused(t *testing.T) {
 	case err := <-refused:
 		require.ErrorIs(t, err, ErrClosed)
 	case <-time.After(10 * time.Second):
-		t.Fatal("it looks for a line for ever")
+		t.Fatal("it looks for a connection forever")
 	}
 	b.release()
 }

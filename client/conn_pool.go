@@ -1,0 +1,63 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/internal/link"
+)
+
+// How many session slots they reserve: a consumer one to receive on, and one for its forwards.
+const (
+	publisherSessions = 1
+	consumerSessions  = 2
+)
+
+// newPool makes the Conn's pool. Its first connection isn't open yet.
+func (c *Conn) newPool(eps []endpoint) *pool {
+	cfg := poolConfig{
+		dial: c.cfg.dialing(c.hooks.settledRange()), maxConnections: c.cfg.MaxConnections, backoff: link.Backoff(c.cfg.Reconnect),
+		observer: newObserver(c.cfg.Observe, c.cfg.Logger), onConnected: c.hooks.connected, sendToken: c.sendToken,
+	}
+	if c.cfg.PreferLeaderOf != "" {
+		cfg.leader = c.leader
+	}
+	return newPool(cfg, eps)
+}
+
+// leader is the node that leads the queue Config.PreferLeaderOf. It is "" if the broker doesn't
+// say: that is no reason to be without a connection.
+func (c *Conn) leader(ctx context.Context, w *wire) string {
+	management := managementOf(w, c.pool.renewAfter)
+	defer management.close(ctx)
+	// The management's path of a queue is that of its address.
+	path, err := address.Queue(c.cfg.PreferLeaderOf).Build()
+	if err != nil {
+		return ""
+	}
+	status, reply, err := management.Request(ctx, "GET", path, nil)
+	if err != nil || status != 200 {
+		c.log.Warn("hopback: the node that leads a queue is unknown; any endpoint is used", "queue", c.cfg.PreferLeaderOf, "status", status, "error", err)
+		return ""
+	}
+	fields, _ := reply.(map[string]any)
+	leader, _ := fields["leader"].(string)
+	return leader
+}
+
+// sendToken gives the broker a new token for the connection w.
+func (c *Conn) sendToken(ctx context.Context, w *wire, token string) error {
+	// The Conn's own may be on another connection.
+	management := managementOf(w, c.pool.renewAfter)
+	defer management.close(ctx)
+	status, reply, err := management.Request(ctx, "PUT", "/auth/tokens", []byte(token))
+	if err != nil {
+		return err
+	}
+	if status != http.StatusNoContent && status != http.StatusOK {
+		return fmt.Errorf("the broker answered with %d: %s", status, clip(fmt.Sprint(reply), 200))
+	}
+	return nil
+}
