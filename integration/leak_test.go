@@ -68,9 +68,8 @@ func (s *site) sessions(t *testing.T) (n int) {
 // there are as many goroutines, files and connections, and as much memory, as after
 // the tenth part.
 //
-// It runs alone, since it counts what the whole process holds.
+// It isn't parallel, since it counts what the whole process holds.
 func TestReconnectsLeaveNothingBehind(t *testing.T) {
-	runsAlone(t)
 	reconnects := 100
 	if os.Getenv("HOPBACK_LONG") != "" {
 		reconnects = 1000

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,9 +26,23 @@ var brokers []*broker.Broker
 // there may be more of them than there are cores.
 const parallel = "16"
 
-func TestMain(m *testing.M) {
+// Main runs the tests of one package.
+func Main(m *testing.M) {
 	flag.Parse()
 	os.Exit(run(m))
+}
+
+// atExit has what is done after the tests.
+var atExit struct {
+	sync.Mutex
+	all []func()
+}
+
+// after has something done after the tests.
+func after(f func()) {
+	atExit.Lock()
+	defer atExit.Unlock()
+	atExit.all = append(atExit.all, f)
 }
 
 // which brokers the tests run with.
@@ -41,6 +56,9 @@ func start(ctx context.Context) (err error) {
 	case "all", "real", "memory", "memory-4.3", "memory-4.0":
 	default:
 		return fmt.Errorf("-brokers=%s: use all, real, memory, memory-4.3 or memory-4.0", *which)
+	}
+	if exempted, err = exempt("../memory.txt"); err != nil {
+		return err
 	}
 	for _, version := range []string{"4.3", "4.0"} {
 		if *which == "real" {
@@ -74,11 +92,8 @@ func run(m *testing.M) int {
 	for _, b := range memory {
 		b.close()
 	}
-	if commandDir != "" {
-		_ = os.RemoveAll(commandDir)
-	}
-	if previousDir != "" {
-		_ = os.RemoveAll(previousDir)
+	for _, f := range atExit.all {
+		f()
 	}
 	for _, b := range append(brokers, started.brokers...) {
 		if err := b.Release(context.Background()); err != nil {

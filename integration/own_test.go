@@ -2,9 +2,7 @@ package integration
 
 import (
 	"context"
-	_ "embed"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,11 +12,12 @@ import (
 	"github.com/hopback/hopback/internal/broker"
 )
 
-// Brokers of our own, one of each version, started when the first test wants one and
-// shared by those that reconfigure a broker without hurting each other: plugins,
-// listeners, authentication. What is felt in every virtual host, as an alarm is, is done
-// by one test at a time: forEachOfOursAlone. A test that stops one takes a broker for
-// itself with broker.Own.
+// Private brokers, one of each version, started when the first test wants one and shared by
+// the tests of a process that reconfigure a broker without hurting each other: plugins,
+// listeners, authentication. Tests whose effects reach every virtual host, as an alarm's do,
+// run one at a time: forEachOfOursAlone. A test that stops a broker starts another one
+// with broker.Own. All of these tests are in integration/broker, so that other processes
+// start no private brokers.
 var ours = map[string]func() (*broker.Broker, error){
 	"4.3": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.3") }),
 	"4.0": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.0") }),
@@ -64,23 +63,12 @@ func forEachOfOurs(t *testing.T, test func(t *testing.T, s *site)) {
 	}
 }
 
-//go:embed alone.txt
-var alone string
-
-// runsAlone is for a test that others would notice, or that would notice them. It isn't
-// parallel, so that it runs before all those that are. A lock would not do: who waits for
-// one keeps a place among the tests that may run at once, and the subtests of who holds it
-// may be waiting for such a place. "make test" runs those in alone.txt in a process with
-// brokers of its own, so that all others needn't wait for them.
-func runsAlone(t *testing.T) {
-	t.Helper()
-	require.Contains(t, strings.Split(alone, "\n"), t.Name(), "alone.txt has to list it")
-}
-
-// forEachOfOursAlone is forEachOfOurs for a test that the others would notice.
+// forEachOfOursAlone is forEachOfOurs for a test that others would notice, or that would
+// notice them. It isn't parallel, so it runs before all those that are. A lock won't do: a
+// test that waits for one keeps a place among the tests that may run at once, and the
+// subtests of the test that holds it may be waiting for such a place.
 func forEachOfOursAlone(t *testing.T, test func(t *testing.T, s *site)) {
 	t.Helper()
-	runsAlone(t)
 	needReal(t)
 	for _, version := range []string{"4.3", "4.0"} {
 		t.Run(version, func(t *testing.T) {

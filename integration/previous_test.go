@@ -27,49 +27,50 @@ import (
 )
 
 // The revision that workers of this one run next to: the latest release, once there is one.
-//
-//go:embed previous.txt
-var previousRevision string
-
-// previousDir is removed after the tests.
-var previousDir string
+const previousRevision = "../previous.txt"
 
 // errNoHistory is why the previous revision can't be built.
 var errNoHistory = errors.New("the repository's history doesn't have it")
 
 // previous builds the worker with the previous revision.
 var previous = sync.OnceValues(func() (bin string, err error) {
-	revision := strings.TrimSpace(previousRevision)
+	text, err := os.ReadFile(previousRevision)
+	if err != nil {
+		return "", err
+	}
+	revision := strings.TrimSpace(string(text))
 	if other := os.Getenv("HOPBACK_PREVIOUS"); other != "" {
 		revision = other
 	}
 	if out, err := exec.Command("git", "cat-file", "-e", revision+"^{commit}").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("revision %s: %w (a shallow clone? git fetch --unshallow): %w: %s", revision, errNoHistory, err, out)
 	}
-	if previousDir, err = os.MkdirTemp("", "hopback-previous-"); err != nil {
+	dir, err := os.MkdirTemp("", "hopback-previous-")
+	if err != nil {
 		return "", err
 	}
+	after(func() { _ = os.RemoveAll(dir) })
 	var archive, problems bytes.Buffer
 	git := exec.Command("git", "archive", revision)
-	git.Dir, git.Stdout, git.Stderr = "..", &archive, &problems
+	git.Dir, git.Stdout, git.Stderr = "../..", &archive, &problems
 	if err := git.Run(); err != nil {
 		return "", fmt.Errorf("git archive %s: %w: %s", revision, err, &problems)
 	}
-	untar := exec.Command("tar", "-x", "-C", previousDir)
+	untar := exec.Command("tar", "-x", "-C", dir)
 	untar.Stdin = &archive
 	if out, err := untar.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("tar: %w: %s", err, out)
 	}
-	worker := filepath.Join(previousDir, "integration", "previous")
+	worker := filepath.Join(dir, "integration", "previous")
 	if err := os.RemoveAll(worker); err != nil {
 		return "", err
 	}
-	if err := os.CopyFS(worker, os.DirFS("previous")); err != nil {
+	if err := os.CopyFS(worker, os.DirFS("../previous")); err != nil {
 		return "", err
 	}
-	bin = filepath.Join(previousDir, "worker")
+	bin = filepath.Join(dir, "worker")
 	build := exec.Command("go", "build", "-trimpath", "-o", bin, "./integration/previous")
-	build.Dir = previousDir
+	build.Dir = dir
 	build.Env = append(os.Environ(), "GOWORK=off")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building the worker with revision %s: %w: %s", revision, err, out)

@@ -47,16 +47,13 @@ var command = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	commandDir = dir
-	build := exec.Command("go", "build", "-o", dir, "../cmd/hopback")
+	after(func() { _ = os.RemoveAll(dir) })
+	build := exec.Command("go", "build", "-o", dir, "github.com/hopback/hopback/cmd/hopback")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
 	return filepath.Join(dir, "hopback"), nil
 })
-
-// commandDir is removed after the tests.
-var commandDir string
 
 // shell runs the command hopback. newShell makes it.
 type shell struct {
@@ -524,7 +521,7 @@ func TestCommandInterrupted(t *testing.T) {
 // written, by a shell and the built command: each line says behind its # how its
 // output ends.
 func TestWalkInREADME(t *testing.T) {
-	readme, err := os.ReadFile("../README.md")
+	readme, err := os.ReadFile("../../README.md")
 	require.NoError(t, err)
 	block := func(language string) string {
 		_, rest, found := strings.Cut(string(readme), "\n```"+language+"\n")

@@ -152,7 +152,7 @@ func TestTheCookbooksDefinitionsVerifyWithFindings(t *testing.T) {
 // recipe is the published recipe, for another virtual host.
 func recipe(t *testing.T, vhost string) audit.Definitions {
 	t.Helper()
-	text, err := os.ReadFile("../declare/audit/testdata/cookbook.json")
+	text, err := os.ReadFile("../../declare/audit/testdata/cookbook.json")
 	require.NoError(t, err)
 	text = bytes.ReplaceAll(text, []byte(`"vhost": "/"`), []byte(`"vhost": "`+vhost+`"`))
 	d, err := audit.ParseDefinitions(bytes.Replace(text, []byte(`{ "name": "/" }`), []byte(`{ "name": "`+vhost+`" }`), 1))
