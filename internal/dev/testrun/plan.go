@@ -16,6 +16,13 @@ var versions = []string{"4.3", "4.0"}
 // Packages whose tests need no broker, in modules other than the root.
 var moduleUnits = []string{"./adapter/officialclient", "./hopbackotel", "./cmd/hopback/...", "./topologyfile"}
 
+// Packages of integration whose tests run with brokers of both versions, real ones and those
+// in memory, without integration/broker. The ones that take longest come first.
+var subjects = []string{
+	"./integration/retry", "./integration/topology", "./integration/client", "./integration/desk",
+	"./integration/consume", "./integration/publish", "./integration/rpc", "./integration/stream",
+}
+
 // unit runs the tests that need no broker.
 func (r *runner) unit() {
 	r.test("-race", "-count=1", r.unitPackages(), moduleUnits, "./examples/snippets/...")
@@ -25,8 +32,8 @@ func (r *runner) unit() {
 // quick runs them, and integration with the brokers in memory, at once.
 func (r *runner) quick() {
 	together(
-		func() { r.test("./integration", "-brokers=memory", "-parallel=64") },
-		func() { r.test(r.unitPackages(), moduleUnits, "./examples/snippets/...") },
+		func() { r.test(subjects, "./integration/broker", "-brokers=memory", "-parallel=32") },
+		func() { r.test("./integration", r.unitPackages(), moduleUnits, "./examples/snippets/...") },
 	)
 }
 
@@ -61,13 +68,14 @@ func (r *runner) withoutBrokers() {
 			r.lint()
 			r.phase("tests that need no broker")
 			r.test("-race", "-count=1", "-timeout=25m", r.unitPackages())
+			r.test("-count=1", "-timeout=10m", "./integration")
 			r.allocations()
 			// The race detector checks with a broker in memory. With the real ones, which
 			// take most of the CPU, it would only make everything slower once more.
 			r.phase("integration, in memory")
 			together( // the last tests of each mostly wait
-				func() { r.test("-race", "-count=1", "-timeout=25m", "./integration", "-brokers=memory-4.3") },
-				func() { r.test("-count=1", "-timeout=25m", "./integration", "-brokers=memory-4.0") },
+				func() { r.test("-race", "-count=1", "-timeout=25m", subjects, "./integration/broker", "-brokers=memory-4.3") },
+				func() { r.test("-count=1", "-timeout=25m", subjects, "./integration/broker", "-brokers=memory-4.0") },
 			)
 			// These mostly wait for brokers that they start and kill.
 			r.phase("brokers that die")
@@ -89,17 +97,10 @@ func (r *runner) withBrokers() {
 		return
 	}
 	r.phase("integration, with real brokers")
-	// Tests that need a broker to themselves mostly wait for it, one after the other. The
-	// others don't wait for them.
-	alone, err := os.ReadFile("integration/alone.txt")
-	if err != nil {
-		r.tally.fail(err.Error())
-		return
-	}
-	single := "^(" + strings.Join(strings.Fields(string(alone)), "|") + ")$"
 	together(
-		func() { r.test("-count=1", "-timeout=25m", "-run="+single, "./integration", "-brokers=real") },
-		func() { r.test("-count=1", "-timeout=25m", "-skip="+single, "./integration", "-brokers=real") },
+		// These mostly wait for the brokers that they start, reconfigure and kill.
+		func() { r.test("-count=1", "-timeout=25m", "./integration/broker", "-brokers=real") },
+		func() { r.test("-count=1", "-timeout=25m", "-p=3", subjects, "-brokers=real", "-parallel=8") },
 	)
 	// After all of that a broker can take more than 5 s to start a quorum queue, for
 	// minutes, and RabbitMQ 4.3 gives up then (cluster_not_formed). So the rest gets fresh ones.
