@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/consume"
 )
 
 // Nothing is lost, nothing is left behind, and each sender's order holds, however many
@@ -13,12 +15,12 @@ import (
 func TestBacklogUnderConcurrentUse(t *testing.T) {
 	const senders, receivers, each = 4, 4, 5000
 	type item struct{ sender, n int }
-	b := newBacklog[item](3)
+	b := consume.NewBacklog[item](3)
 	var sending, receiving sync.WaitGroup
 	for s := range senders {
 		sending.Go(func() {
 			for n := range each {
-				b.put(item{s, n})
+				b.Put(item{s, n})
 			}
 		})
 	}
@@ -31,8 +33,8 @@ func TestBacklogUnderConcurrentUse(t *testing.T) {
 			var mine []item
 			for {
 				select {
-				case v := <-b.c:
-					b.refill()
+				case v := <-b.C:
+					b.Refill()
 					mine = append(mine, v)
 					total.Done()
 				case <-done:
@@ -57,22 +59,22 @@ func TestBacklogUnderConcurrentUse(t *testing.T) {
 		}
 	}
 	assert.Len(t, seen, senders*each)
-	assert.Empty(t, b.rest)
+	assert.Empty(t, b.Rest)
 }
 
 func TestBacklogTakesAnyNumber(t *testing.T) {
-	b := newBacklog[int](2)
+	b := consume.NewBacklog[int](2)
 	for i := range 1000 {
-		b.put(i)
+		b.Put(i)
 	}
 	for i := range 1000 {
-		assert.Equal(t, i, <-b.c)
-		b.refill()
+		assert.Equal(t, i, <-b.C)
+		b.Refill()
 	}
-	assert.Empty(t, b.c)
+	assert.Empty(t, b.C)
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
-		b.put(1)
-		<-b.c
-		b.refill()
+		b.Put(1)
+		<-b.C
+		b.Refill()
 	}))
 }

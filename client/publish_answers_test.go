@@ -1,10 +1,7 @@
 package client
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -14,55 +11,34 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link/linktest"
+	"github.com/hopback/hopback/internal/publish"
 )
-
-// answerOnly answers what is withheld of the messages with these ids, or of all but
-// these, so that answers come in another order than the messages.
-func (b *fakeBroker) answerOnly(pick func(id string) bool, state amqp.DeliveryState) {
-	b.update(func() {
-		b.withheld = slices.DeleteFunc(b.withheld, func(r *fakeReceipt) bool {
-			if !pick(idOf(r.msg)) {
-				return false
-			}
-			b.decide(r, state)
-			return true
-		})
-	})
-}
-
-// withholding withholds the answers to messages with one of the ids.
-func withholding(ids ...string) func(string, *Message) amqp.DeliveryState {
-	return func(_ string, m *Message) amqp.DeliveryState {
-		if slices.Contains(ids, idOf(m)) {
-			return nil
-		}
-		return &amqp.StateAccepted{}
-	}
-}
 
 func TestAMessageWithoutAnAnswerHoldsUpNoOther(t *testing.T) {
 	for _, stuck := range []int{1, 100} {
 		t.Run(fmt.Sprint(stuck), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				silent := numbered("silent", stuck)
-				b.verdict = withholding(silent...)
+				b := linktest.NewFakeBroker(t)
+				silent := linktest.Numbered("silent", stuck)
+				b.Verdict = linktest.Withholding(silent...)
 				s := startResender(b)
 				held := sendAll(within(t, time.Hour), s, silent...)
-				for _, id := range numbered("m", 50) {
+				for _, id := range linktest.Numbered("m", 50) {
 					begin := time.Now()
-					require.NoError(t, s.do(within(t, time.Minute), withID(id)))
+					require.NoError(t, s.Do(within(t, time.Minute), linktest.WithID(id)))
 					assert.Zero(t, time.Since(begin), id)
 				}
 				for _, a := range held {
 					assert.Empty(t, a)
 				}
-				b.answer(-1, &amqp.StateReleased{})
+				b.Answer(-1, &amqp.StateReleased{})
 				for _, a := range held {
-					require.ErrorIs(t, <-a, ErrUnroutable)
+					require.ErrorIs(t, <-a, failure.ErrUnroutable)
 				}
-				require.NoError(t, s.close(within(t, time.Hour)))
+				require.NoError(t, s.Close(within(t, time.Hour)))
 			})
 		})
 	}
@@ -72,20 +48,20 @@ func TestAMessageWithoutAnAnswerHoldsUpNoOther(t *testing.T) {
 // have come.
 func TestWhatIsSentAgainKeepsItsOrderWhenAnswersDoNot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = withhold
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = linktest.Withhold
 		s := startResender(b)
-		ids := numbered("m", 60)
+		ids := linktest.Numbered("m", 60)
 		answers := sendAll(within(t, time.Hour), s, ids...)
 		time.Sleep(time.Second)
 		third := func(id string) bool { return slices.Index(ids, id)%3 == 1 }
-		b.answerOnly(third, &amqp.StateAccepted{})
+		b.AnswerOnly(third, &amqp.StateAccepted{})
 		synctest.Wait()
 		for i := 1; i < len(ids); i += 3 {
 			require.NoError(t, <-answers[i])
 		}
-		b.accepting()
-		b.kill(errFakeConn)
+		b.Accepting()
+		b.Kill(linktest.ErrFakeConn)
 		var want []string
 		for i, a := range answers {
 			if i%3 != 1 {
@@ -93,25 +69,25 @@ func TestWhatIsSentAgainKeepsItsOrderWhenAnswersDoNot(t *testing.T) {
 				want = append(want, "send "+ids[i])
 			}
 		}
-		assert.Equal(t, want, b.history("send")[len(ids):])
-		require.NoError(t, s.close(within(t, time.Hour)))
+		assert.Equal(t, want, b.History("send")[len(ids):])
+		require.NoError(t, s.Close(within(t, time.Hour)))
 	})
 }
 
 func TestMessageThatIsNotAnsweredGetsAnotherSession(t *testing.T) {
 	const limit = 30 * time.Second
 	// step returns a broker that answers "silent" on none but the given session; 0: never.
-	begin := func(t *testing.T, answersOn int) *fakeBroker {
-		b := newFakeBroker(t)
-		b.overdue = limit
-		b.verdict = func(_ string, m *Message) amqp.DeliveryState {
+	begin := func(t *testing.T, answersOn int) *linktest.FakeBroker {
+		b := linktest.NewFakeBroker(t)
+		b.Overdue = limit
+		b.Verdict = func(_ string, m *amqp.Message) amqp.DeliveryState {
 			opened := 0
-			for _, e := range b.events {
+			for _, e := range b.Events {
 				if e == "open session" {
 					opened++
 				}
 			}
-			if idOf(m) == "silent" && (answersOn == 0 || opened < answersOn) {
+			if linktest.IdOf(m) == "silent" && (answersOn == 0 || opened < answersOn) {
 				return nil
 			}
 			return &amqp.StateAccepted{}
@@ -122,24 +98,24 @@ func TestMessageThatIsNotAnsweredGetsAnotherSession(t *testing.T) {
 	t.Run("and is answered there", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := begin(t, 2)
-			var told []stateEvent
-			s := startSenderWith(b, senderConfig{resend: true, tell: func(e stateEvent) { told = append(told, e) }})
+			var told []event.StateEvent
+			s := startSenderWith(b, publish.SenderConfig{Resend: true, Tell: func(e event.StateEvent) { told = append(told, e) }})
 			start := time.Now()
-			require.NoError(t, s.do(within(t, time.Hour), withID("silent")))
+			require.NoError(t, s.Do(within(t, time.Hour), linktest.WithID("silent")))
 			took := time.Since(start)
 			assert.GreaterOrEqual(t, took, limit)
 			assert.LessOrEqual(t, took, limit+limit/4)
-			require.NoError(t, s.close(within(t, time.Hour)))
-			assert.Equal(t, []string{"send silent", "send silent"}, b.history("send"))
-			assert.Empty(t, b.history("give up"))
-			var lost []stateEvent
+			require.NoError(t, s.Close(within(t, time.Hour)))
+			assert.Equal(t, []string{"send silent", "send silent"}, b.History("send"))
+			assert.Empty(t, b.History("give up"))
+			var lost []event.StateEvent
 			for _, e := range told {
-				if e.Kind == eventLost {
+				if e.Kind == event.EventLost {
 					lost = append(lost, e)
 				}
 			}
 			require.Len(t, lost, 1)
-			require.ErrorIs(t, lost[0].Err, ErrConnectionLost)
+			require.ErrorIs(t, lost[0].Err, failure.ErrConnectionLost)
 			assert.ErrorContains(t, lost[0].Err, "has not answered a message for 30s")
 			assert.Equal(t, 1, lost[0].Unsettled)
 		})
@@ -149,23 +125,23 @@ func TestMessageThatIsNotAnsweredGetsAnotherSession(t *testing.T) {
 			b := begin(t, 3)
 			s := startResender(b)
 			start := time.Now()
-			require.NoError(t, s.do(within(t, time.Hour), withID("silent")))
+			require.NoError(t, s.Do(within(t, time.Hour), linktest.WithID("silent")))
 			assert.LessOrEqual(t, time.Since(start), 3*limit)
-			require.NoError(t, s.close(within(t, time.Hour)))
-			assert.Len(t, b.history("send"), 3)
-			assert.Len(t, b.history("give up"), 1)
+			require.NoError(t, s.Close(within(t, time.Hour)))
+			assert.Len(t, b.History("send"), 3)
+			assert.Len(t, b.History("give up"), 1)
 		})
 	})
 	t.Run("but with NoResend it is unknown", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := begin(t, 2)
 			s := startSender(b)
-			err := s.do(within(t, time.Hour), withID("silent"))
-			require.ErrorIs(t, err, ErrOutcomeUnknown)
+			err := s.Do(within(t, time.Hour), linktest.WithID("silent"))
+			require.ErrorIs(t, err, failure.ErrOutcomeUnknown)
 			assert.ErrorContains(t, err, "has not answered")
-			assert.False(t, SafeToRetry(err))
-			require.NoError(t, s.do(within(t, time.Hour), withID("silent")), "the next session answers")
-			require.NoError(t, s.close(within(t, time.Hour)))
+			assert.False(t, failure.SafeToRetry(err))
+			require.NoError(t, s.Do(within(t, time.Hour), linktest.WithID("silent")), "the next session answers")
+			require.NoError(t, s.Close(within(t, time.Hour)))
 		})
 	})
 	t.Run("though its caller has left", func(t *testing.T) {
@@ -173,10 +149,10 @@ func TestMessageThatIsNotAnsweredGetsAnotherSession(t *testing.T) {
 			b := begin(t, 2)
 			s := startResender(b)
 			for range 4 {
-				require.ErrorIs(t, s.do(within(t, limit/4), withID("silent")), ErrOutcomeUnknown)
+				require.ErrorIs(t, s.Do(within(t, limit/4), linktest.WithID("silent")), failure.ErrOutcomeUnknown)
 			}
-			require.NoError(t, s.do(within(t, limit/2), withID("silent")), "on another session")
-			require.NoError(t, s.close(within(t, time.Hour)))
+			require.NoError(t, s.Do(within(t, limit/2), linktest.WithID("silent")), "on another session")
+			require.NoError(t, s.Close(within(t, time.Hour)))
 		})
 	})
 	t.Run("unless the broker has an alarm", func(t *testing.T) {
@@ -184,19 +160,19 @@ func TestMessageThatIsNotAnsweredGetsAnotherSession(t *testing.T) {
 			b := begin(t, 0)
 			s := startResender(b)
 			a := sendAll(within(t, 10*time.Hour), s, "silent")
-			b.setAlarm(true)
+			b.SetAlarm(true)
 			time.Sleep(time.Hour)
-			assert.Len(t, b.history("open session"), 1)
-			b.answer(-1, &amqp.StateAccepted{})
+			assert.Len(t, b.History("open session"), 1)
+			b.Answer(-1, &amqp.StateAccepted{})
 			require.NoError(t, <-a[0])
-			b.setAlarm(false)
-			require.NoError(t, s.close(within(t, time.Hour)))
+			b.SetAlarm(false)
+			require.NoError(t, s.Close(within(t, time.Hour)))
 		})
 	})
 	t.Run("also when the link takes no more", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := begin(t, 2)
-			b.window = 3
+			b.Window = 3
 			s := startResender(b)
 			var answers []<-chan error
 			for range 10 {
@@ -205,7 +181,7 @@ func TestMessageThatIsNotAnsweredGetsAnotherSession(t *testing.T) {
 			for _, a := range answers {
 				require.NoError(t, <-a)
 			}
-			require.NoError(t, s.close(within(t, time.Hour)))
+			require.NoError(t, s.Close(within(t, time.Hour)))
 		})
 	})
 }
@@ -215,25 +191,25 @@ func TestMessageThatIsNotAnsweredGetsAnotherSession(t *testing.T) {
 func TestAQueueThatNeverAnswersIsNotForgottenButRests(t *testing.T) {
 	const limit = 30 * time.Second
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.overdue = limit
-		b.verdict = withholding("silent")
+		b := linktest.NewFakeBroker(t)
+		b.Overdue = limit
+		b.Verdict = linktest.Withholding("silent")
 		s := startResender(b)
 		silent := sendAll(within(t, time.Hour), s, "silent")
 		for i := range 3600 / 2 {
-			require.NoError(t, s.do(within(t, time.Minute), withID(fmt.Sprint(i))))
+			require.NoError(t, s.Do(within(t, time.Minute), linktest.WithID(fmt.Sprint(i))))
 			time.Sleep(2 * time.Second)
 		}
-		require.ErrorIs(t, <-silent[0], ErrOutcomeUnknown)
-		assert.Empty(t, b.history("give up"), "the connection works")
+		require.ErrorIs(t, <-silent[0], failure.ErrOutcomeUnknown)
+		assert.Empty(t, b.History("give up"), "the connection works")
 		// After 30 s, 1, 2, 4 and 8 minutes, and every 4 from then on.
-		renewed := len(b.history("open session")) - 1
+		renewed := len(b.History("open session")) - 1
 		assert.GreaterOrEqual(t, renewed, 10)
 		assert.LessOrEqual(t, renewed, 18)
-		for id, n := range b.stored {
+		for id, n := range b.Stored {
 			require.Equal(t, 1, n, id)
 		}
-		require.NoError(t, s.close(within(t, time.Hour)))
+		require.NoError(t, s.Close(within(t, time.Hour)))
 	})
 }
 
@@ -241,9 +217,9 @@ func TestAQueueThatNeverAnswersIsNotForgottenButRests(t *testing.T) {
 func TestGivingUpALinkLeavesTheAnsweredAlone(t *testing.T) {
 	const limit = 30 * time.Second
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.overdue = limit
-		b.verdict = withhold
+		b := linktest.NewFakeBroker(t)
+		b.Overdue = limit
+		b.Verdict = linktest.Withhold
 		s := startSender(b) // so that what is cut off shows
 		silent := sendAll(within(t, time.Hour), s, "silent")
 		slow := func(id string) bool { return id != "silent" }
@@ -251,118 +227,93 @@ func TestGivingUpALinkLeavesTheAnsweredAlone(t *testing.T) {
 		n := 0
 		for end := time.Now().Add(2 * limit); time.Now().Before(end); n++ {
 			id := fmt.Sprint("m", n)
-			go func() { results <- s.do(t.Context(), withID(id)) }()
+			go func() { results <- s.Do(t.Context(), linktest.WithID(id)) }()
 			time.Sleep(20 * time.Millisecond)
-			b.answerOnly(slow, &amqp.StateAccepted{})
+			b.AnswerOnly(slow, &amqp.StateAccepted{})
 		}
-		require.ErrorIs(t, <-silent[0], ErrOutcomeUnknown)
-		b.accepting()
+		require.ErrorIs(t, <-silent[0], failure.ErrOutcomeUnknown)
+		b.Accepting()
 		for range n {
 			require.NoError(t, <-results)
 		}
-		require.NoError(t, s.close(within(t, time.Hour)))
-		assert.Len(t, b.history("open session"), 2)
-	})
-}
-
-func TestLinkThatWasLostWithItsConnectionBeginsAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		s := startResender(b)
-		b.publish("m")
-		k := startConsumer(b, ConsumerConfig{}, func(_ context.Context, d *Delivery) error { return nil })
-		for range 30 {
-			time.Sleep(3 * time.Second)
-			b.kill(errFakeConn)
-			begin := time.Now()
-			require.NoError(t, s.do(within(t, time.Minute), withID("p")))
-			assert.Zero(t, time.Since(begin))
-			b.publish("again")
-			synctest.Wait()
-			b.mu.Lock()
-			assert.Empty(t, b.ready, "the consumer is back")
-			b.mu.Unlock()
-		}
-		b.kill(errFakeLink) // without its connection
-		begin := time.Now()
-		require.NoError(t, s.do(within(t, time.Minute), withID("p")))
-		assert.Positive(t, time.Since(begin))
-		require.NoError(t, s.close(within(t, time.Hour)))
-		require.NoError(t, k.end())
+		require.NoError(t, s.Close(within(t, time.Hour)))
+		assert.Len(t, b.History("open session"), 2)
 	})
 }
 
 // A broker that ends its connections as soon as there is a link isn't flooded with them.
 func TestLinkThatEndsEveryConnectionRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		s := startResender(b)
 		stop := time.Now().Add(time.Hour)
 		for time.Now().Before(stop) {
 			time.Sleep(50 * time.Millisecond)
-			b.kill(errFakeConn)
+			b.Kill(linktest.ErrFakeConn)
 		}
-		assert.Less(t, len(b.history("open session")), 1500)
-		require.NoError(t, s.close(within(t, time.Hour)))
-	})
-}
-
-func TestCloseTellsWhatPublishTells(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		s := startResender(b)
-		b.setAlarm(true)
-		answers := sendAll(within(t, time.Hour), s, "queued")
-		err := s.close(within(t, time.Minute))
-		told := <-answers[0]
-		require.ErrorIs(t, told, ErrNotSent)
-		require.ErrorIs(t, err, ErrNotSent)
-		assert.NotErrorIs(t, err, ErrOutcomeUnknown)
-		assert.True(t, SafeToRetry(err))
-		assert.True(t, errors.Is(err, context.DeadlineExceeded))
+		assert.Less(t, len(b.History("open session")), 1500)
+		require.NoError(t, s.Close(within(t, time.Hour)))
 	})
 }
 
 func TestARefusedLinkHasSentNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		refusal := &amqp.Error{Condition: amqp.ErrCondPreconditionFailed, Description: "no"}
-		b.verdict = withhold
-		b.hook = func(step string) error {
-			if step == "attach sender /queues/q" && len(b.history("link lost")) > 0 {
+		b.Verdict = linktest.Withhold
+		b.Hook = func(step string) error {
+			if step == "attach sender /queues/q" && len(b.History("link lost")) > 0 {
 				return refusal
 			}
 			return nil
 		}
 		s := startResender(b)
 		sent := sendAll(within(t, time.Hour), s, "sent")
-		b.kill(errFakeLink)
+		b.Kill(linktest.ErrFakeLink)
 		synctest.Wait()
-		queued := s.do(within(t, time.Hour), withID("queued"))
-		require.ErrorIs(t, queued, ErrRefused)
-		assert.True(t, SafeToRetry(queued), "it was never sent")
+		queued := s.Do(within(t, time.Hour), linktest.WithID("queued"))
+		require.ErrorIs(t, queued, failure.ErrRefused)
+		assert.True(t, failure.SafeToRetry(queued), "it was never sent")
 		err := <-sent[0]
-		require.ErrorIs(t, err, ErrOutcomeUnknown)
-		require.ErrorIs(t, err, ErrRefused)
-		assert.False(t, SafeToRetry(err))
-		require.NoError(t, s.close(within(t, time.Hour)))
+		require.ErrorIs(t, err, failure.ErrOutcomeUnknown)
+		require.ErrorIs(t, err, failure.ErrRefused)
+		assert.False(t, failure.SafeToRetry(err))
+		require.NoError(t, s.Close(within(t, time.Hour)))
 	})
 }
 
-// A broker that leaves messages unanswered on every session is left for the next
-// endpoint.
-func TestABrokerThatDoesNotAnswerIsLeftForTheNextEndpoint(t *testing.T) {
-	silent := hostileServer(t, stepAnswer, func(net.Conn, []byte) error { return nil })
-	other := hostileServer(t, "no step", nil)
-	conn, err := Connect(t.Context(), "amqp://u:p@"+silent+"/", Config{Logger: quiet, Endpoints: []string{"amqp://u:p@" + other + "/"}})
-	require.NoError(t, err)
-	p, err := newPublisher(t.Context(), conn, address.Queue("q"), "/queues/q", senderConfig{depth: 10, resend: true, overdue: 200 * time.Millisecond})
-	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	require.NoError(t, p.s.do(ctx, withID("m")))
-	state := conn.State()
-	assert.EqualValues(t, 2, state.Generation)
-	assert.Equal(t, "amqp://u:xxxxx@"+other+"/", state.Endpoint)
-	require.NoError(t, conn.Close(ctx))
+func TestLinkThatWasLostWithItsConnectionBeginsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := linktest.NewFakeBroker(t)
+		s := startResender(b)
+		for range 30 {
+			time.Sleep(3 * time.Second)
+			b.Kill(linktest.ErrFakeConn)
+			begin := time.Now()
+			require.NoError(t, s.Do(within(t, time.Minute), linktest.WithID("p")))
+			assert.Zero(t, time.Since(begin))
+		}
+		b.Kill(linktest.ErrFakeLink) // without its connection
+		begin := time.Now()
+		require.NoError(t, s.Do(within(t, time.Minute), linktest.WithID("p")))
+		assert.Positive(t, time.Since(begin))
+		require.NoError(t, s.Close(within(t, time.Hour)))
+	})
+}
+
+// A message that a link never sent, for it was waiting for the window, isn't in doubt when the
+// link is replaced since another has no answer. It is sent on the next, even with NoResend.
+func TestGivingUpALinkLeavesTheUnsentCertain(t *testing.T) {
+	const limit = 30 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		b := linktest.NewFakeBroker(t)
+		b.Overdue, b.Window = limit, 1
+		b.Verdict = linktest.Withholding("silent")
+		s := startSender(b)
+		answers := sendAll(within(t, time.Hour), s, "silent", "waits")
+		require.ErrorIs(t, <-answers[0], failure.ErrOutcomeUnknown)
+		require.NoError(t, <-answers[1])
+		assert.Equal(t, []string{"send silent", "send waits"}, b.History("send"))
+		require.NoError(t, s.Close(within(t, time.Hour)))
+	})
 }

@@ -17,72 +17,66 @@ import (
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/link"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link/linktest"
+	"github.com/hopback/hopback/internal/publish"
 )
 
-var testBackoff = ReconnectBackoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
+// testPause is the pause between two attempts to open a link.
+var testPause = link.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
 
-// forEver is for tests in which a message may be unanswered as long as they last.
-const forEver = 1000 * time.Hour
-
-func startSender(b *fakeBroker) *sender {
-	return startSenderWith(b, senderConfig{})
+func startSender(b *linktest.FakeBroker) *publish.Sender {
+	return startSenderWith(b, publish.SenderConfig{})
 }
 
 // startResender starts one that sends again what is unanswered when a link is lost.
-func startResender(b *fakeBroker) *sender {
-	return startSenderWith(b, senderConfig{resend: true})
+func startResender(b *linktest.FakeBroker) *publish.Sender {
+	return startSenderWith(b, publish.SenderConfig{Resend: true})
 }
 
-func startSenderWith(b *fakeBroker, cfg senderConfig) *sender {
-	cfg.depth, cfg.backoff, cfg.overdue = 256, testBackoff, cmp.Or(b.overdue, forEver)
-	s := newSender("publish", "/queues/q", cfg, b)
-	b.t.Cleanup(s.cut) // ends it when the test has failed midway
+func startSenderWith(b *linktest.FakeBroker, cfg publish.SenderConfig) *publish.Sender {
+	cfg.Depth, cfg.Pause, cfg.Overdue = 256, testPause.Pause, cmp.Or(b.Overdue, linktest.ForEver)
+	s := publish.NewSender("publish", "/queues/q", cfg, b)
+	b.T.Cleanup(s.Cut) // ends it when the test has failed midway
 	return s
 }
 
 // send calls do for each id, in their order, and returns where the answers will be.
-func sendAll(ctx context.Context, s *sender, ids ...string) []<-chan error {
+func sendAll(ctx context.Context, s *publish.Sender, ids ...string) []<-chan error {
 	answers := make([]<-chan error, len(ids))
 	for i, id := range ids {
-		answers[i] = async(func() error { return s.do(ctx, withID(id)) })
+		answers[i] = async(func() error { return s.Do(ctx, linktest.WithID(id)) })
 		synctest.Wait()
 	}
 	return answers
 }
 
-func withhold(string, *Message) amqp.DeliveryState { return nil }
-
-func numbered(prefix string, n int) []string {
-	ids := make([]string, n)
-	for i := range ids {
-		ids[i] = fmt.Sprintf("%s%d", prefix, i)
-	}
-	return ids
-}
-
 func TestSenderSendsManyBeforeTheFirstAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = withhold
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = linktest.Withhold
 		s := startSender(b)
-		ids := numbered("m", 150)
+		ids := linktest.Numbered("m", 150)
 		answers := sendAll(within(t, time.Hour), s, ids...)
 		for i, id := range ids {
-			assert.Equal(t, "send "+id, b.history("send")[i])
+			assert.Equal(t, "send "+id, b.History("send")[i])
 		}
-		assert.Empty(t, b.history("answer"))
+		assert.Empty(t, b.History("answer"))
 
-		b.answer(1, &amqp.StateAccepted{})
+		b.Answer(1, &amqp.StateAccepted{})
 		synctest.Wait()
 		require.NoError(t, <-answers[0])
 		for _, a := range answers[1:] {
 			assert.Empty(t, a, "only the first is answered")
 		}
-		b.answer(-1, &amqp.StateAccepted{})
+		b.Answer(-1, &amqp.StateAccepted{})
 		for _, a := range answers[1:] {
 			require.NoError(t, <-a)
 		}
-		require.NoError(t, s.close(within(t, time.Hour)))
+		require.NoError(t, s.Close(within(t, time.Hour)))
 	})
 }
 
@@ -94,58 +88,58 @@ func TestSenderTellsTheBrokersAnswersApart(t *testing.T) {
 		text  string
 		safe  bool
 	}{
-		{"released", &amqp.StateReleased{}, ErrUnroutable, "no queue is bound", true},
-		{"rejected", &amqp.StateRejected{}, ErrRefused, "4.0", false},
-		{"rejected with a reason", &amqp.StateRejected{Error: &amqp.Error{Condition: amqp.ErrCondResourceLimitExceeded, Description: "queue 'q' in vhost '/' exceeded maxlen"}}, ErrRefused, "exceeded maxlen", false},
-		{"rejected with a condition alone", &amqp.StateRejected{Error: &amqp.Error{Condition: "amqp:strange"}}, ErrRefused, "amqp:strange", false},
-		{"rejected as not found", &amqp.StateRejected{Error: &amqp.Error{Condition: amqp.ErrCondNotFound, Description: "no exchange 'x'"}}, ErrNotFound, "no exchange 'x'", true},
-		{"modified", &amqp.StateModified{}, ErrOutcomeUnknown, "", false},
+		{"released", &amqp.StateReleased{}, failure.ErrUnroutable, "no queue is bound", true},
+		{"rejected", &amqp.StateRejected{}, failure.ErrRefused, "4.0", false},
+		{"rejected with a reason", &amqp.StateRejected{Error: &amqp.Error{Condition: amqp.ErrCondResourceLimitExceeded, Description: "queue 'q' in vhost '/' exceeded maxlen"}}, failure.ErrRefused, "exceeded maxlen", false},
+		{"rejected with a condition alone", &amqp.StateRejected{Error: &amqp.Error{Condition: "amqp:strange"}}, failure.ErrRefused, "amqp:strange", false},
+		{"rejected as not found", &amqp.StateRejected{Error: &amqp.Error{Condition: amqp.ErrCondNotFound, Description: "no exchange 'x'"}}, failure.ErrNotFound, "no exchange 'x'", true},
+		{"modified", &amqp.StateModified{}, failure.ErrOutcomeUnknown, "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.verdict = func(string, *Message) amqp.DeliveryState { return c.state }
+				b := linktest.NewFakeBroker(t)
+				b.Verdict = func(string, *amqp.Message) amqp.DeliveryState { return c.state }
 				s := startSender(b)
-				err := s.do(within(t, time.Hour), withID("m"))
+				err := s.Do(within(t, time.Hour), linktest.WithID("m"))
 				require.ErrorIs(t, err, c.kind)
 				assert.ErrorContains(t, err, c.text)
 				assert.ErrorContains(t, err, "publish /queues/q")
-				assert.Equal(t, c.safe, SafeToRetry(err))
+				assert.Equal(t, c.safe, failure.SafeToRetry(err))
 
-				b.verdict = nil
-				require.NoError(t, s.do(within(t, time.Hour), withID("next")), "the link lives on")
-				require.NoError(t, s.close(within(t, time.Hour)))
-				assert.Len(t, b.history("attach sender"), 1)
+				b.Verdict = nil
+				require.NoError(t, s.Do(within(t, time.Hour), linktest.WithID("next")), "the link lives on")
+				require.NoError(t, s.Close(within(t, time.Hour)))
+				assert.Len(t, b.History("attach sender"), 1)
 			})
 		})
 	}
 }
 
 func TestSenderWhenTheLinkDiesOnlyWhatWasSentIsUnknown(t *testing.T) {
-	for _, reason := range []error{errFakeLink, errFakeConn} {
+	for _, reason := range []error{linktest.ErrFakeLink, linktest.ErrFakeConn} {
 		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			b.verdict, b.window = withhold, 5
+			b := linktest.NewFakeBroker(t)
+			b.Verdict, b.Window = linktest.Withhold, 5
 			s := startSender(b)
-			answers := sendAll(within(t, time.Hour), s, numbered("m", 12)...)
-			require.Len(t, b.history("send"), 5)
+			answers := sendAll(within(t, time.Hour), s, linktest.Numbered("m", 12)...)
+			require.Len(t, b.History("send"), 5)
 
-			b.mu.Lock()
-			b.verdict = nil
-			b.mu.Unlock()
-			b.kill(reason)
+			b.Mu.Lock()
+			b.Verdict = nil
+			b.Mu.Unlock()
+			b.Kill(reason)
 			unknown := 0
 			for _, a := range answers {
 				if err := <-a; err != nil {
-					require.ErrorIs(t, err, ErrOutcomeUnknown)
-					assert.False(t, SafeToRetry(err))
+					require.ErrorIs(t, err, failure.ErrOutcomeUnknown)
+					assert.False(t, failure.SafeToRetry(err))
 					unknown++
 				}
 			}
 			assert.Equal(t, 5, unknown)
-			assert.Equal(t, []string{"send m5", "send m6", "send m7", "send m8", "send m9", "send m10", "send m11"}, b.history("send")[5:])
-			require.NoError(t, s.close(within(t, time.Hour)))
-			assert.Equal(t, 1, b.mostSessions)
+			assert.Equal(t, []string{"send m5", "send m6", "send m7", "send m8", "send m9", "send m10", "send m11"}, b.History("send")[5:])
+			require.NoError(t, s.Close(within(t, time.Hour)))
+			assert.Equal(t, 1, b.MostSessions)
 		})
 	}
 }
@@ -155,30 +149,30 @@ func TestSenderTellsTheQueuedWhyTheLinkIsRefused(t *testing.T) {
 		refusal error
 		kind    error
 	}{
-		{errMissing, ErrNotFound},
-		{&amqp.Error{Condition: amqp.ErrCondUnauthorizedAccess, Description: "access refused"}, ErrUnauthorized},
-		{&Error{Op: "open session", Kind: ErrSessionLimit}, ErrSessionLimit},
+		{linktest.ErrMissing, failure.ErrNotFound},
+		{&amqp.Error{Condition: amqp.ErrCondUnauthorizedAccess, Description: "access refused"}, failure.ErrUnauthorized},
+		{&failure.Error{Op: "open session", Kind: failure.ErrSessionLimit}, failure.ErrSessionLimit},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
+			b := linktest.NewFakeBroker(t)
 			var open atomic.Bool
-			b.hook = func(step string) error {
+			b.Hook = func(step string) error {
 				if strings.HasPrefix(step, "attach") && !open.Load() {
 					return c.refusal
 				}
 				return nil
 			}
 			s := startSender(b)
-			require.ErrorIs(t, <-s.first, c.kind)
-			err := s.do(within(t, time.Hour), withID("m"))
+			require.ErrorIs(t, <-s.First, c.kind)
+			err := s.Do(within(t, time.Hour), linktest.WithID("m"))
 			require.ErrorIs(t, err, c.kind)
-			assert.NotErrorIs(t, err, ErrConnectionLost)
-			assert.True(t, SafeToRetry(err), "nothing was sent")
+			assert.NotErrorIs(t, err, failure.ErrConnectionLost)
+			assert.True(t, failure.SafeToRetry(err), "nothing was sent")
 
 			synctest.Wait() // what is queued meanwhile is told the same
 			open.Store(true)
-			require.NoError(t, s.do(within(t, time.Hour), withID("later")))
-			require.NoError(t, s.close(within(t, time.Hour)))
+			require.NoError(t, s.Do(within(t, time.Hour), linktest.WithID("later")))
+			require.NoError(t, s.Close(within(t, time.Hour)))
 		})
 	}
 }
@@ -186,40 +180,40 @@ func TestSenderTellsTheQueuedWhyTheLinkIsRefused(t *testing.T) {
 // RabbitMQ 4.0 refuses a link when the token has expired, and ends the connection then.
 func TestSenderOutlivesAnExpiredToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		var refusals atomic.Int64
-		b.hook = func(step string) error {
+		b.Hook = func(step string) error {
 			if strings.HasPrefix(step, "attach") && refusals.Add(1) <= 3 {
 				return &amqp.Error{Condition: amqp.ErrCondUnauthorizedAccess, Description: "credential expired"}
 			}
 			return nil
 		}
 		s := startSender(b)
-		require.NoError(t, s.do(within(t, time.Hour), withID("m")))
+		require.NoError(t, s.Do(within(t, time.Hour), linktest.WithID("m")))
 		assert.EqualValues(t, 4, refusals.Load())
-		require.NoError(t, s.close(within(t, time.Hour)))
+		require.NoError(t, s.Close(within(t, time.Hour)))
 	})
 }
 
 func TestSenderComesBackWithoutLimitAndWithJitter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		var tries []time.Time
-		b.hook = func(step string) error {
+		b.Hook = func(step string) error {
 			if step == "open session" && len(tries) < 200 {
 				tries = append(tries, time.Now())
-				return errFakeConn
+				return linktest.ErrFakeConn
 			}
 			return nil
 		}
 		s := startSender(b)
-		require.NoError(t, s.do(t.Context(), withID("patient")), "it waits for the connection as long as it takes")
-		require.NoError(t, s.close(within(t, time.Hour)))
+		require.NoError(t, s.Do(t.Context(), linktest.WithID("patient")), "it waits for the connection as long as it takes")
+		require.NoError(t, s.Close(within(t, time.Hour)))
 
 		distinct := map[time.Duration]bool{}
 		for i, at := range tries[1:] {
 			gap := at.Sub(tries[i])
-			assert.LessOrEqual(t, gap, testBackoff.Max+time.Millisecond)
+			assert.LessOrEqual(t, gap, testPause.Max+time.Millisecond)
 			distinct[gap] = true
 		}
 		assert.Greater(t, len(distinct), 150, "no two clients come back in step")
@@ -228,8 +222,8 @@ func TestSenderComesBackWithoutLimitAndWithJitter(t *testing.T) {
 
 func TestSenderNeverSendsWhatItsCallerTookBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict, b.window = withhold, 1
+		b := linktest.NewFakeBroker(t)
+		b.Verdict, b.Window = linktest.Withhold, 1
 		s := startSender(b)
 		first := sendAll(within(t, time.Hour), s, "sent", "stuck")
 		queued := sendAll(within(t, time.Second), s, "queued")
@@ -237,18 +231,18 @@ func TestSenderNeverSendsWhatItsCallerTookBack(t *testing.T) {
 		start := time.Now()
 		err := <-queued[0]
 		assert.Equal(t, time.Second, time.Since(start))
-		require.ErrorIs(t, err, ErrNotSent)
+		require.ErrorIs(t, err, failure.ErrNotSent)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		assert.True(t, SafeToRetry(err))
+		assert.True(t, failure.SafeToRetry(err))
 
-		b.window = 0
-		b.answer(-1, &amqp.StateAccepted{})
+		b.Window = 0
+		b.Answer(-1, &amqp.StateAccepted{})
 		synctest.Wait()
-		b.answer(-1, &amqp.StateAccepted{})
+		b.Answer(-1, &amqp.StateAccepted{})
 		require.NoError(t, <-first[0])
 		require.NoError(t, <-first[1])
-		require.NoError(t, s.close(within(t, time.Hour)))
-		assert.Equal(t, []string{"send sent", "send stuck"}, b.history("send"))
+		require.NoError(t, s.Close(within(t, time.Hour)))
+		assert.Equal(t, []string{"send sent", "send stuck"}, b.History("send"))
 	})
 }
 
@@ -257,27 +251,27 @@ func TestSenderWhoseCallerLeavesMidwayGoesOn(t *testing.T) {
 		name   string
 		window int // 1: "m" waits for the window as its caller leaves; 0: it is sent
 		kind   error
-	}{{"while it waits for the window", 1, ErrNotSent}, {"after sending", 0, ErrOutcomeUnknown}} {
+	}{{"while it waits for the window", 1, failure.ErrNotSent}, {"after sending", 0, failure.ErrOutcomeUnknown}} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.verdict, b.window = withhold, c.window
+				b := linktest.NewFakeBroker(t)
+				b.Verdict, b.Window = linktest.Withhold, c.window
 				s := startSender(b)
 				first := sendAll(within(t, time.Hour), s, "first")
 				m := sendAll(within(t, time.Second), s, "m")
 				err := <-m[0]
 				require.ErrorIs(t, err, c.kind)
 				require.ErrorIs(t, err, context.DeadlineExceeded)
-				assert.Equal(t, c.kind == ErrNotSent, SafeToRetry(err))
+				assert.Equal(t, c.kind == failure.ErrNotSent, failure.SafeToRetry(err))
 
-				b.mu.Lock()
-				b.verdict, b.window = nil, 0
-				b.mu.Unlock()
-				b.answer(-1, &amqp.StateAccepted{})
+				b.Mu.Lock()
+				b.Verdict, b.Window = nil, 0
+				b.Mu.Unlock()
+				b.Answer(-1, &amqp.StateAccepted{})
 				require.NoError(t, <-first[0])
-				require.NoError(t, s.do(within(t, time.Hour), withID("next")))
-				require.NoError(t, s.close(within(t, time.Hour)))
-				assert.Len(t, b.history("attach sender"), 1, "the link was left alone")
+				require.NoError(t, s.Do(within(t, time.Hour), linktest.WithID("next")))
+				require.NoError(t, s.Close(within(t, time.Hour)))
+				assert.Len(t, b.History("attach sender"), 1, "the link was left alone")
 			})
 		})
 	}
@@ -285,184 +279,44 @@ func TestSenderWhoseCallerLeavesMidwayGoesOn(t *testing.T) {
 
 func TestSenderRefusesAloneWhatCannotBeSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.hook = func(step string) error {
+		b := linktest.NewFakeBroker(t)
+		b.Hook = func(step string) error {
 			switch step {
 			case "send large":
-				return unsent{&amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded, Description: "encoded message size exceeds max of 16777216"}}
+				return linktest.Unsent{Err: &amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded, Description: "encoded message size exceeds max of 16777216"}}
 			case "send strange":
-				return unsent{errors.New("marshal not implemented for chan int")}
+				return linktest.Unsent{Err: errors.New("marshal not implemented for chan int")}
 			}
 			return nil
 		}
 		s := startSender(b)
 		answers := sendAll(within(t, time.Hour), s, "a", "large", "b", "strange", "c")
 		require.NoError(t, <-answers[0])
-		require.ErrorIs(t, <-answers[1], ErrTooLarge)
+		require.ErrorIs(t, <-answers[1], failure.ErrTooLarge)
 		require.NoError(t, <-answers[2])
 		err := <-answers[3]
-		require.ErrorIs(t, err, ErrNotSent)
+		require.ErrorIs(t, err, failure.ErrNotSent)
 		assert.ErrorContains(t, err, "chan int")
 		require.NoError(t, <-answers[4])
-		require.NoError(t, s.close(within(t, time.Hour)))
-		assert.Len(t, b.history("attach sender"), 1)
-	})
-}
-
-func TestSenderCloseSendsAndAwaitsWhatIsQueued(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict, b.window = withhold, 1
-		s := startSender(b)
-		answers := sendAll(within(t, time.Hour), s, "a", "b", "c")
-		closed := async(func() error { return s.close(within(t, time.Hour)) })
-		synctest.Wait()
-		require.ErrorIs(t, s.do(within(t, time.Hour), withID("late")), ErrClosed)
-		for range 3 {
-			assert.Empty(t, closed)
-			b.answer(1, &amqp.StateAccepted{})
-			synctest.Wait()
-		}
-		require.NoError(t, <-closed)
-		for _, a := range answers {
-			require.NoError(t, <-a)
-		}
-		assert.Equal(t, []string{
-			"open session", "attach sender /queues/q",
-			"send a", "answer a accepted", "send b", "answer b accepted", "send c", "answer c accepted",
-			"close sender /queues/q", "close session",
-		}, b.history())
-		require.NoError(t, s.close(within(t, time.Hour)), "closing twice is closing once")
-	})
-}
-
-func TestSenderCloseSendsTheRestOnTheNextLink(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict, b.window = withhold, 1
-		s := startSender(b)
-		answers := sendAll(within(t, time.Hour), s, "a", "b", "c", "d")
-		closed := async(func() error { return s.close(within(t, time.Hour)) })
-		synctest.Wait()
-		b.mu.Lock()
-		b.verdict = nil
-		b.mu.Unlock()
-		b.kill(errFakeLink)
-		require.NoError(t, <-closed)
-		require.ErrorIs(t, <-answers[0], ErrOutcomeUnknown)
-		require.NoError(t, <-answers[1])
-		require.NoError(t, <-answers[2])
-		require.NoError(t, <-answers[3])
-	})
-}
-
-func TestSenderCloseCutsOffWhenItsContextEnds(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		window int
-	}{{"while the broker withholds its answers", 0}, {"while the link takes no more", 1}} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.verdict, b.window = withhold, c.window
-				s := startSender(b)
-				answers := sendAll(within(t, time.Hour), s, "a", "b", "c")
-				start := time.Now()
-				err := s.close(within(t, time.Minute))
-				assert.Equal(t, time.Minute, time.Since(start))
-				require.ErrorIs(t, err, ErrOutcomeUnknown)
-				require.ErrorIs(t, <-answers[0], ErrOutcomeUnknown)
-				for _, a := range answers[1:] {
-					if c.window == 0 {
-						require.ErrorIs(t, <-a, ErrOutcomeUnknown)
-					} else {
-						require.ErrorIs(t, <-a, ErrNotSent)
-					}
-				}
-				assert.Equal(t, []string{"close sender /queues/q", "close session"}, b.history("close"))
-			})
-		})
-	}
-}
-
-func TestSenderCloseWhileThereIsNoConnection(t *testing.T) {
-	disconnected := func(t *testing.T) *sender {
-		s := newSender("publish", "/queues/q", senderConfig{depth: 4, backoff: testBackoff}, sessionsOf(func(ctx context.Context) (session, error) {
-			<-ctx.Done()
-			return nil, context.Cause(ctx)
-		}))
-		t.Cleanup(s.cut)
-		return s
-	}
-	t.Run("with nothing to send it ends at once", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := disconnected(t)
-			synctest.Wait()
-			start := time.Now()
-			require.NoError(t, s.close(within(t, time.Hour)))
-			assert.Zero(t, time.Since(start))
-		})
-	})
-	t.Run("with a message it waits for the connection, within ctx", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := disconnected(t)
-			answers := sendAll(within(t, time.Hour), s, "m")
-			start := time.Now()
-			require.Error(t, s.close(within(t, time.Minute)))
-			assert.Equal(t, time.Minute, time.Since(start))
-			err := <-answers[0]
-			require.ErrorIs(t, err, ErrNotSent)
-			assert.True(t, SafeToRetry(err))
-		})
-	})
-	t.Run("with a message that its caller takes back it ends then", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := disconnected(t)
-			answers := sendAll(within(t, 5*time.Second), s, "m", "n")
-			start := time.Now()
-			require.NoError(t, s.close(within(t, time.Hour)))
-			assert.Equal(t, 5*time.Second, time.Since(start))
-			require.ErrorIs(t, <-answers[0], ErrNotSent)
-		})
-	})
-	t.Run("with messages taken back earlier it ends at once", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := disconnected(t)
-			answers := sendAll(within(t, 5*time.Second), s, "m", "n")
-			require.ErrorIs(t, <-answers[0], ErrNotSent)
-			require.ErrorIs(t, <-answers[1], ErrNotSent)
-			start := time.Now()
-			require.NoError(t, s.close(within(t, time.Hour)))
-			assert.Zero(t, time.Since(start))
-		})
-	})
-	t.Run("in the pause between two attempts", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			b.hook = func(string) error { return errFakeConn }
-			s := startSender(b)
-			time.Sleep(time.Hour)
-			start := time.Now()
-			require.NoError(t, s.close(within(t, time.Hour)))
-			assert.Less(t, time.Since(start), time.Millisecond)
-		})
+		require.NoError(t, s.Close(within(t, time.Hour)))
+		assert.Len(t, b.History("attach sender"), 1)
 	})
 }
 
 func TestSenderThatEndsBeforeItsFirstAttemptSaysSo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		s := startSender(b)
-		s.cut() // before its goroutine has begun
+		s.Cut() // before its goroutine has begun
 		select {
-		case err := <-s.first:
+		case err := <-s.First:
 			if err != nil {
-				require.ErrorIs(t, err, ErrClosed)
+				require.ErrorIs(t, err, failure.ErrClosed)
 			}
 		case <-time.After(time.Hour):
 			t.Error("whoever waits for the first attempt waits for ever")
 		}
-		<-s.done
+		<-s.Done
 	})
 }
 
@@ -471,7 +325,7 @@ func TestSenderThatEndsBeforeItsFirstAttemptSaysSo(t *testing.T) {
 func TestSenderAnswersEveryCallerOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers = 1000
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		var mu sync.Mutex
 		random := rand.New(rand.NewPCG(1, 2))
 		chance := func(n int) bool {
@@ -479,23 +333,23 @@ func TestSenderAnswersEveryCallerOnce(t *testing.T) {
 			defer mu.Unlock()
 			return random.IntN(n) == 0
 		}
-		b.window = 170
-		b.hook = func(step string) error {
+		b.Window = 170
+		b.Hook = func(step string) error {
 			switch {
 			case step == "open session" && chance(4):
-				return errFakeConn
+				return linktest.ErrFakeConn
 			case strings.HasPrefix(step, "attach") && chance(4):
-				return errFakeConn
+				return linktest.ErrFakeConn
 			case strings.HasPrefix(step, "send") && chance(40):
-				return unsent{errors.New("not encodable")}
+				return linktest.Unsent{Err: errors.New("not encodable")}
 			case strings.HasPrefix(step, "send") && chance(60):
-				b.killSenders(errFakeLink)
+				b.KillSenders(linktest.ErrFakeLink)
 			case strings.HasPrefix(step, "send") && chance(20):
 				time.Sleep(time.Millisecond)
 			}
 			return nil
 		}
-		b.verdict = func(string, *Message) amqp.DeliveryState {
+		b.Verdict = func(string, *amqp.Message) amqp.DeliveryState {
 			switch {
 			case chance(20):
 				return &amqp.StateReleased{}
@@ -514,7 +368,7 @@ func TestSenderAnswersEveryCallerOnce(t *testing.T) {
 				case <-stop:
 					return true
 				case <-time.After(time.Millisecond):
-					b.answer(-1, &amqp.StateAccepted{})
+					b.Answer(-1, &amqp.StateAccepted{})
 				}
 			}
 		})
@@ -529,31 +383,31 @@ func TestSenderAnswersEveryCallerOnce(t *testing.T) {
 					defer cancel()
 				}
 				time.Sleep(time.Duration(i%50) * time.Millisecond)
-				results[i] = s.do(ctx, withID(fmt.Sprint(i)))
+				results[i] = s.Do(ctx, linktest.WithID(fmt.Sprint(i)))
 			})
 		}
 		wg.Wait()
-		require.NoError(t, s.close(within(t, time.Hour)))
+		require.NoError(t, s.Close(within(t, time.Hour)))
 		close(stop)
 		<-answering
 
 		kinds := map[string]int{}
-		sent := b.history("send")
+		sent := b.History("send")
 		for i, err := range results {
 			id := fmt.Sprint(i)
 			attempts := slices.Index(sent, "send "+id)
 			switch {
 			case err == nil:
 				kinds["accepted"]++
-				assert.Equal(t, 1, b.stored[id], "%s: nil means stored, once", id)
-			case errors.Is(err, ErrNotSent):
+				assert.Equal(t, 1, b.Stored[id], "%s: nil means stored, once", id)
+			case errors.Is(err, failure.ErrNotSent):
 				kinds["not sent"]++
 				assert.Equal(t, -1, attempts, "%s: %v", id, err)
-			case errors.Is(err, ErrOutcomeUnknown):
+			case errors.Is(err, failure.ErrOutcomeUnknown):
 				kinds["unknown"]++
-			case errors.Is(err, ErrUnroutable), errors.Is(err, ErrRefused):
+			case errors.Is(err, failure.ErrUnroutable), errors.Is(err, failure.ErrRefused):
 				kinds["refused"]++
-				assert.Zero(t, b.stored[id], id)
+				assert.Zero(t, b.Stored[id], id)
 			default:
 				t.Errorf("%s: %v", id, err)
 			}
