@@ -74,7 +74,9 @@ func (r *runner) withoutBrokers() {
 			// take most of the CPU, it would only make everything slower once more.
 			r.phase("integration, in memory")
 			together( // the last tests of each mostly wait
-				func() { r.test("-race", "-count=1", "-timeout=25m", subjects, "./integration/broker", "-brokers=memory-4.3") },
+				func() {
+					r.test("-race", "-count=1", "-timeout=25m", subjects, "./integration/broker", "-brokers=memory-4.3")
+				},
 				func() { r.test("-count=1", "-timeout=25m", subjects, "./integration/broker", "-brokers=memory-4.0") },
 			)
 			// These mostly wait for brokers that they start and kill.
