@@ -126,7 +126,7 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.PreferLeaderOf != "" {
 		if _, err := address.Queue(c.PreferLeaderOf).Build(); err != nil {
-			return c, argument.Wrap(err, "Config.PreferLeaderOf", c.PreferLeaderOf, "is not a queue's name", "name a queue, or leave it empty")
+			return c, argument.New("Config.PreferLeaderOf", c.PreferLeaderOf, "is not a queue's name", "name a queue, or leave it empty").Because(err)
 		}
 	}
 	if c.Logger == nil {

@@ -279,7 +279,7 @@ func (p *Publisher[T]) message(v T) (m *Message, err error) {
 	}()
 	m = emptyMessage()
 	if err := p.codec.Encode(v, m); err != nil {
-		return nil, argument.Wrap(err, "value", fmt.Sprintf("%T", v), "can't be encoded", "fix the value, or use another Codec")
+		return nil, argument.New("value", fmt.Sprintf("%T", v), "can't be encoded", "fix the value, or use another Codec").Because(err)
 	}
 	complete(m)
 	return m, nil

@@ -102,7 +102,7 @@ func TestOneDecoratorOnTwoVirtualHosts(t *testing.T) {
 			} else {
 				suite.ApplyRetry(t, conn, policy)
 				suite.Apply(t, conn, declare.Topology{
-					Queues:   []declare.Queue{declare.ClassicQueue{Name: "orders", DeadLetter: declare.DeadLetterTarget{Exchange: "amq.fanout", Strategy: declare.AtMostOnce}}},
+					Queues:   []declare.Queue{declare.ClassicQueue{Name: "orders", DeadLetter: declare.DeadLetterTarget{Exchange: "amq.fanout", AtMostOnce: true}}},
 					Bindings: []declare.Binding{{Source: "requeue_exchange", Queue: "orders", Key: "*.*.orders"}},
 				})
 			}

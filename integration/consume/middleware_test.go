@@ -200,7 +200,7 @@ func TestAnOutageLeavesTheBacklogInItsQueue(t *testing.T) {
 		}
 
 		for n := 0; n <= probes; {
-			if c := suite.Await(t, changes, "a change of the circuit"); c.To == breaker.Open {
+			if c := suite.Await(t, changes, "a change of the circuit"); c.To == "open" {
 				n++
 				assert.ErrorIs(t, c.Err, errDown)
 			}

@@ -292,7 +292,7 @@ func TestReplayToWhatIsGone(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
 		dying := func(name string) declare.QuorumQueue {
-			return declare.QuorumQueue{Name: name, DeadLetter: declare.DeadLetterTarget{RoutingKey: "dead", Strategy: declare.AtLeastOnce}}
+			return declare.QuorumQueue{Name: name, DeadLetter: declare.DeadLetterTarget{RoutingKey: "dead"}}
 		}
 		suite.Apply(t, conn, declare.Topology{
 			Queues:    []declare.Queue{unlimited("dead"), dying("there"), dying("gone")},

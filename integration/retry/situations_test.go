@@ -287,7 +287,7 @@ func TestStreamsInEverySituation(t *testing.T) {
 			suite.Apply(t, p.Owner, declare.Topology{Queues: []declare.Queue{declare.Stream{Name: p.Queue}, suite.Quorum(p.Queue+".failed", declare.Drop())}})
 			p.Send(t, address.Queue(p.Queue), "1", "2")
 			reader := p.As(t, "^$", `^amq\.default$`, "^"+p.Queue+"$")
-			suite.HandleStream(t, reader, p.Queue, stream.Config{From: stream.First(), Attempts: 1, Failed: stream.FailedForward, FailedQueue: p.Queue + ".failed"}, nil,
+			suite.HandleStream(t, reader, p.Queue, stream.Config{Attempts: 1, Failed: stream.FailedForward, FailedQueue: p.Queue + ".failed"}, nil,
 				client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 					if string(d.Message().GetData()) == "2" {
 						return client.Forward{To: address.Queue(p.Queue + ".failed"), Message: client.Copy(d.Message())}
