@@ -44,7 +44,7 @@ func TestWhatPublishesRunsInEverySituation(t *testing.T) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(publishing)) {
-		assert.True(t, listed[name], "%s publishes messages (%s). Test it with forEachSituation and add it to situations.txt with the name of the test, or with \"-\" and a reason", name, publishing[name])
+		assert.True(t, listed[name], "%s publishes messages (%s). Test it with suite.ForEachSituation and add it to situations.txt with the name of the test, or with \"-\" and a reason", name, publishing[name])
 	}
 }
 
