@@ -9,7 +9,10 @@ FUZZTIME ?= 30s
 
 BROKER = $(GO) run ./internal/broker/cmd/broker
 
-# Packages whose tests need no broker.
+# What runs when is in internal/dev/testrun/plan.go.
+TESTRUN = $(GO) build -o bin/testrun ./internal/dev/testrun && GO=$(GO) exec bin/testrun
+
+# Packages with fuzz targets are among these.
 UNIT = $$($(GO) list ./... | grep -v -e /integration -e /internal/broker -e /internal/proxy)
 
 .PHONY: help
@@ -34,18 +37,15 @@ observe: ## Start RabbitMQ, and Prometheus with hopback's alerts, until ^C; with
 
 .PHONY: test
 test: ## Lint, then all tests with RabbitMQ 4.3 and 4.0, which are started and ended
-	@tools/test.sh
+	@$(TESTRUN) all
 
 .PHONY: unit
 unit: ## The tests that need no broker
-	@{ set +e; $(GO) test -race -count=1 -json $(UNIT); $(GO) test -count=1 -run '^TestAllocations' -json ./client ./retry ./hopbackotel; $(GO) test -race -count=1 -json ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./topologyfile ./examples/snippets/...; } | $(GO) run ./internal/tally
+	@$(TESTRUN) unit
 
 .PHONY: quick
 quick: ## The tests that need no broker, and those of integration with brokers in memory, beside each other; without the race detector, within a minute
-	@memory=$$(mktemp); trap 'rm -f "$$memory"' EXIT; \
-	{ set +e; $(GO) test -json ./integration -brokers=memory -parallel=64 >"$$memory" & \
-	$(GO) test -json $(UNIT) ./adapter/officialclient ./hopbackotel ./cmd/hopback/... ./topologyfile ./examples/snippets/...; \
-	wait; cat "$$memory"; } | $(GO) run ./internal/tally
+	@$(TESTRUN) quick
 
 .PHONY: lint
 lint: ## Check formatting, go vet and staticcheck, in all modules

@@ -312,94 +312,117 @@ func (n *numbers) watch(stats func() instrument.Stats) (closed func()) {
 func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 	n.mu.Lock()
 	all := slices.Clone(n.watched)
-	sum := n.past
+	sums := &snapshot{past: n.past, consumers: map[string]*consumerStats{}, publishers: map[string]*publisherStats{}}
 	n.mu.Unlock()
-	o := &n.observed
-	var connections, sessions, blockedNow int
-	consumers, publishers := map[string]*instrument.ConsumerStats{}, map[string]*instrument.PublisherStats{}
-	up := map[string][2]int64{} // consumers without and with a link
-	number := map[string]int64{}
-	var requesters []instrument.RequesterStats
 	for _, w := range all {
-		s := w.stats()
-		sum.lost += s.Lost
-		sum.rebuilt += s.Rebuilt
-		sum.blocked += s.Blocked
-		connections, sessions, blockedNow = connections+s.Connections, sessions+s.Sessions, blockedNow+s.BlockedNow
-		for _, c := range s.Consumers {
-			name := n.queues.bounded(valid(c.Queue))
-			x := consumers[name]
-			if x == nil {
-				x = &instrument.ConsumerStats{}
-				consumers[name] = x
-			}
-			x.Handling += c.Handling
-			if c.Handling > 0 && (x.Oldest.IsZero() || c.Oldest.Before(x.Oldest)) {
-				x.Oldest = c.Oldest
-			}
-			x.Unsettled, x.Ready, x.Forwarding, x.Stalled = x.Unsettled+c.Unsettled, x.Ready+c.Ready, x.Forwarding+c.Forwarding, x.Stalled+c.Stalled
-			if c.Delivered.After(x.Delivered) {
-				x.Delivered = c.Delivered
-			}
-			links := up[name]
-			if c.Up {
-				links[1]++
-			} else {
-				links[0]++
-			}
-			up[name] = links
-		}
-		requesters = append(requesters, s.Requesters...)
-		for _, p := range s.Publishers {
-			name := "(per message)"
-			if !p.To.IsZero() {
-				name = destination(p.To)
-			}
-			name = n.destinations.bounded(name)
-			x := publishers[name]
-			if x == nil {
-				x = &instrument.PublisherStats{}
-				publishers[name] = x
-			}
-			x.Queued, x.Unconfirmed = x.Queued+p.Queued, x.Unconfirmed+p.Unconfirmed
-			number[name]++
-		}
+		n.add(sums, w.stats())
 	}
+	o := &n.observed
 	n.sent.observe(to, o.sent)
 	n.consumed.observe(to, o.consumed)
-	to.ObserveInt64(o.connections, int64(connections))
-	to.ObserveInt64(o.sessions, int64(sessions))
-	to.ObserveInt64(o.blockedNow, int64(blockedNow))
-	to.ObserveInt64(o.lost, int64(sum.lost))
-	to.ObserveInt64(o.rebuilt, int64(sum.rebuilt))
-	to.ObserveFloat64(o.blocked, sum.blocked.Seconds())
-	for name, c := range consumers {
-		set := metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name)))
-		to.ObserveInt64(o.handling, int64(c.Handling), set)
-		oldest := 0.0
-		if c.Handling > 0 {
-			oldest = time.Since(c.Oldest).Seconds()
-		}
-		to.ObserveFloat64(o.oldest, oldest, set)
-		to.ObserveInt64(o.unsettled, int64(c.Unsettled), set)
-		to.ObserveInt64(o.ready, int64(c.Ready), set)
-		to.ObserveInt64(o.forwarding, int64(c.Forwarding), set)
-		to.ObserveInt64(o.stalled, int64(c.Stalled), set)
-		if !c.Delivered.IsZero() {
-			to.ObserveFloat64(o.idle, time.Since(c.Delivered).Seconds(), set)
-		}
-		for i, links := range up[name] {
-			to.ObserveInt64(o.consumers, links, metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name), attributeUp.Bool(i == 1))))
-		}
+	to.ObserveInt64(o.connections, int64(sums.connections))
+	to.ObserveInt64(o.sessions, int64(sums.sessions))
+	to.ObserveInt64(o.blockedNow, int64(sums.blockedNow))
+	to.ObserveInt64(o.lost, int64(sums.past.lost))
+	to.ObserveInt64(o.rebuilt, int64(sums.past.rebuilt))
+	to.ObserveFloat64(o.blocked, sums.past.blocked.Seconds())
+	for name, c := range sums.consumers {
+		n.observeConsumers(to, name, c)
 	}
-	n.observeRequesters(to, requesters)
-	for name, p := range publishers {
+	n.observeRequesters(to, sums.requesters)
+	for name, p := range sums.publishers {
 		set := metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name)))
 		to.ObserveInt64(o.unconfirmed, int64(p.Unconfirmed), set)
 		to.ObserveInt64(o.queued, int64(p.Queued), set)
-		to.ObserveInt64(o.publishers, number[name], set)
+		to.ObserveInt64(o.publishers, p.number, set)
 	}
 	return nil
+}
+
+// snapshot is what all connections report at one moment.
+type snapshot struct {
+	connections, sessions, blockedNow int
+
+	past       counts                     // with those of closed connections
+	consumers  map[string]*consumerStats  // by queue
+	publishers map[string]*publisherStats // by destination
+	requesters []instrument.RequesterStats
+}
+
+type consumerStats struct {
+	instrument.ConsumerStats
+	links [2]int64 // consumers without and with a link
+}
+
+type publisherStats struct {
+	instrument.PublisherStats
+	number int64
+}
+
+// add adds what one connection reports.
+func (n *numbers) add(sums *snapshot, s instrument.Stats) {
+	sums.past.lost += s.Lost
+	sums.past.rebuilt += s.Rebuilt
+	sums.past.blocked += s.Blocked
+	sums.connections, sums.sessions, sums.blockedNow = sums.connections+s.Connections, sums.sessions+s.Sessions, sums.blockedNow+s.BlockedNow
+	for _, c := range s.Consumers {
+		name := n.queues.bounded(valid(c.Queue))
+		x := sums.consumers[name]
+		if x == nil {
+			x = &consumerStats{}
+			sums.consumers[name] = x
+		}
+		x.Handling += c.Handling
+		if c.Handling > 0 && (x.Oldest.IsZero() || c.Oldest.Before(x.Oldest)) {
+			x.Oldest = c.Oldest
+		}
+		x.Unsettled, x.Ready, x.Forwarding, x.Stalled = x.Unsettled+c.Unsettled, x.Ready+c.Ready, x.Forwarding+c.Forwarding, x.Stalled+c.Stalled
+		if c.Delivered.After(x.Delivered) {
+			x.Delivered = c.Delivered
+		}
+		if c.Up {
+			x.links[1]++
+		} else {
+			x.links[0]++
+		}
+	}
+	sums.requesters = append(sums.requesters, s.Requesters...)
+	for _, p := range s.Publishers {
+		name := "(per message)"
+		if !p.To.IsZero() {
+			name = destination(p.To)
+		}
+		name = n.destinations.bounded(name)
+		x := sums.publishers[name]
+		if x == nil {
+			x = &publisherStats{}
+			sums.publishers[name] = x
+		}
+		x.Queued, x.Unconfirmed = x.Queued+p.Queued, x.Unconfirmed+p.Unconfirmed
+		x.number++
+	}
+}
+
+// observeConsumers reports the consumers of one queue.
+func (n *numbers) observeConsumers(to metric.Observer, queue string, c *consumerStats) {
+	o := &n.observed
+	set := metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(queue)))
+	to.ObserveInt64(o.handling, int64(c.Handling), set)
+	oldest := 0.0
+	if c.Handling > 0 {
+		oldest = time.Since(c.Oldest).Seconds()
+	}
+	to.ObserveFloat64(o.oldest, oldest, set)
+	to.ObserveInt64(o.unsettled, int64(c.Unsettled), set)
+	to.ObserveInt64(o.ready, int64(c.Ready), set)
+	to.ObserveInt64(o.forwarding, int64(c.Forwarding), set)
+	to.ObserveInt64(o.stalled, int64(c.Stalled), set)
+	if !c.Delivered.IsZero() {
+		to.ObserveFloat64(o.idle, time.Since(c.Delivered).Seconds(), set)
+	}
+	for i, links := range c.links {
+		to.ObserveInt64(o.consumers, links, metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(queue), attributeUp.Bool(i == 1))))
+	}
 }
 
 func (n *numbers) observeRequesters(to metric.Observer, all []instrument.RequesterStats) {

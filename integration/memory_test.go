@@ -1,116 +1,26 @@
 package integration
 
 import (
-	"context"
-	_ "embed"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"net"
-	"net/http"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/hopbacktest"
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/internal/suite"
 )
-
-// memoryBroker is a RabbitMQ in memory that the tests run with, too, in the place of a
-// real one. The real one is the truth: where they differ, it is the one in memory that is
-// wrong.
-type memoryBroker struct {
-	*broker.Broker
-	memory *hopbacktest.Broker
-	api    *http.Server
-}
-
-// memory are the brokers in memory.
-var memory []*memoryBroker
-
-func startMemory(version string) (*memoryBroker, error) {
-	full := map[string]string{"4.3": "4.3.6", "4.0": "4.0.5"}[version]
-	// DeadLetterRetry is what docker-compose.yml sets.
-	m, err := hopbacktest.New(hopbacktest.Config{Version: full, DeadLetterRetry: 10 * time.Second})
-	if err != nil {
-		return nil, err
-	}
-	url, err := m.Listen("127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	b := &memoryBroker{
-		Broker: &broker.Broker{Version: version, FullVersion: full, URL: strings.TrimSuffix(url, "/"), ManagementURL: "http://guest:guest@" + l.Addr().String()},
-		memory: m, api: &http.Server{Handler: m.HTTPHandler()},
-	}
-	go func() { _ = b.api.Serve(l) }()
-	return b, nil
-}
-
-func (b *memoryBroker) close() {
-	_ = b.api.Shutdown(context.Background())
-	b.memory.Close()
-}
-
-// neighbours are the brokers of s's kind, in memory or not.
-func neighbours(s *site) (all []*broker.Broker) {
-	for _, b := range memory {
-		all = append(all, b.Broker)
-	}
-	if slices.Contains(all, s.Broker) {
-		return all
-	}
-	return brokers
-}
-
-// What doesn't run with the brokers in memory: a test, and why.
-//
-//go:embed memory.txt
-var notInMemory string
-
-// exempt has the reasons, by test, or by test and version.
-func exempt() map[string]string {
-	reasons := map[string]string{}
-	for line := range strings.Lines(notInMemory) {
-		line = strings.TrimSpace(line)
-		if line == "" || strings.HasPrefix(line, "#") {
-			continue
-		}
-		name, reason, _ := strings.Cut(line, " ")
-		reasons[name] = strings.TrimSpace(reason)
-	}
-	return reasons
-}
-
-var exempted = exempt()
-
-// forEachInMemory is forEachBroker's part that needs no real one.
-func forEachInMemory(t *testing.T, test func(t *testing.T, s *site)) {
-	for _, b := range memory {
-		if exempted[t.Name()] != "" || exempted[t.Name()+"/"+b.Version] != "" || strings.HasPrefix(*which, "memory-") && *which != "memory-"+b.Version {
-			continue
-		}
-		t.Run("memory-"+b.Version, func(t *testing.T) {
-			t.Parallel()
-			test(t, newSite(t, b.Broker))
-		})
-	}
-}
 
 // What doesn't run in memory exists, has a reason, and is the smaller part.
 func TestTheListOfWhatIsNotRunInMemoryIsTrue(t *testing.T) {
 	all := map[string]bool{}
-	files, err := filepath.Glob("*.go")
+	exempted, err := suite.Exempt("memory.txt")
+	require.NoError(t, err)
+	files, err := filepath.Glob("*/*_test.go")
 	require.NoError(t, err)
 	for _, name := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
@@ -122,8 +32,8 @@ func TestTheListOfWhatIsNotRunInMemoryIsTrue(t *testing.T) {
 			}
 			ast.Inspect(f, func(n ast.Node) bool {
 				if call, ok := n.(*ast.CallExpr); ok {
-					if id, ok := call.Fun.(*ast.Ident); ok && strings.HasPrefix(id.Name, "forEach") {
-						all[f.Name.Name] = all[f.Name.Name] || id.Name == "forEachBroker"
+					if s, ok := call.Fun.(*ast.SelectorExpr); ok && strings.HasPrefix(s.Sel.Name, "ForEach") {
+						all[f.Name.Name] = all[f.Name.Name] || s.Sel.Name == "ForEachBroker"
 					}
 				}
 				return true

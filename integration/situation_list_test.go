@@ -26,7 +26,7 @@ var inSituations string
 func TestWhatPublishesRunsInEverySituation(t *testing.T) {
 	t.Parallel()
 	publishing := publishing(t)
-	tests := callersOf(t, "forEachSituation")
+	tests := callersOf(t, "ForEachSituation")
 	listed := map[string]bool{}
 	for line := range strings.Lines(inSituations) {
 		line = strings.TrimSpace(line)
@@ -44,7 +44,7 @@ func TestWhatPublishesRunsInEverySituation(t *testing.T) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(publishing)) {
-		assert.True(t, listed[name], "%s publishes messages (%s). Test it with forEachSituation and add it to situations.txt with the name of the test, or with \"-\" and a reason", name, publishing[name])
+		assert.True(t, listed[name], "%s publishes messages (%s). Test it with suite.ForEachSituation and add it to situations.txt with the name of the test, or with \"-\" and a reason", name, publishing[name])
 	}
 }
 
@@ -122,11 +122,11 @@ func publishesBy(body *ast.BlockStmt) (by string) {
 	return by
 }
 
-// callersOf are the tests of this package that call a function.
+// callersOf are the tests of the packages below that call a function of package suite.
 func callersOf(t *testing.T, name string) map[string]bool {
 	t.Helper()
 	tests := map[string]bool{}
-	files, err := filepath.Glob("*_test.go")
+	files, err := filepath.Glob("*/*_test.go")
 	require.NoError(t, err)
 	for _, path := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
@@ -138,7 +138,7 @@ func callersOf(t *testing.T, name string) map[string]bool {
 			}
 			ast.Inspect(f, func(n ast.Node) bool {
 				if call, ok := n.(*ast.CallExpr); ok {
-					if id, ok := call.Fun.(*ast.Ident); ok && id.Name == name {
+					if s, ok := call.Fun.(*ast.SelectorExpr); ok && s.Sel.Name == name {
 						tests[f.Name.Name] = true
 					}
 				}

@@ -5,5 +5,5 @@ package retry
 import "testing"
 
 // notUnderRace skips a test that counts allocations: the race detector makes some of
-// its own. tools/test.sh runs these tests without it.
+// its own. make test runs these tests without it, too.
 func notUnderRace(t *testing.T) { t.Skip("allocations are counted without the race detector") }

@@ -153,7 +153,7 @@ func TestEveryFeatureHasItsTest(t *testing.T) {
 	table, err := os.ReadFile(filepath.Join(root, "docs", "features.md"))
 	require.NoError(t, err)
 	exists := map[string]bool{}
-	for _, folder := range []string{"integration", "bench/interop", "declare", "hopbacktest/internal/engine"} {
+	for _, folder := range []string{"integration", "integration/*", "bench/interop", "declare", "hopbacktest/internal/engine"} {
 		files, err := filepath.Glob(filepath.Join(root, folder, "*_test.go"))
 		require.NoError(t, err)
 		for _, file := range files {

@@ -266,6 +266,39 @@ func (d *decoder) body(code byte) any {
 		return uint64(0)
 	case CodeList0:
 		return List{}
+	case CodeBinary8, CodeBinary32, CodeString8, CodeString32, CodeSymbol8, CodeSymbol32:
+		return d.text(code)
+	case CodeList8, CodeList32:
+		return d.list(code)
+	case CodeMap8, CodeMap32:
+		return d.mapping(code)
+	case CodeArray8, CodeArray32:
+		return d.array(code)
+	}
+	return d.fixed(code)
+}
+
+// text decodes a value of bytes behind its constructor.
+func (d *decoder) text(code byte) any {
+	switch code {
+	case CodeBinary8:
+		return d.take(int(d.number(1)))
+	case CodeBinary32:
+		return d.take(int(d.number(4)))
+	case CodeString8:
+		return string(d.take(int(d.number(1))))
+	case CodeString32:
+		return string(d.take(int(d.number(4))))
+	case CodeSymbol8:
+		return Symbol(d.take(int(d.number(1))))
+	default:
+		return Symbol(d.take(int(d.number(4))))
+	}
+}
+
+// fixed decodes a value of a fixed width behind its constructor.
+func (d *decoder) fixed(code byte) any {
+	switch code {
 	case CodeUbyte:
 		return uint8(d.number(1))
 	case CodeByte:
@@ -291,7 +324,7 @@ func (d *decoder) body(code byte) any {
 	case CodeChar:
 		return Char(d.number(4))
 	case CodeDecimal32:
-		return Decimal32(fixed[[4]byte](d))
+		return Decimal32(bytesOf[[4]byte](d))
 	case CodeUlong:
 		return d.number(8)
 	case CodeLong:
@@ -301,35 +334,17 @@ func (d *decoder) body(code byte) any {
 	case CodeTimestamp:
 		return Timestamp(d.number(8))
 	case CodeDecimal64:
-		return Decimal64(fixed[[8]byte](d))
+		return Decimal64(bytesOf[[8]byte](d))
 	case CodeDecimal128:
-		return Decimal128(fixed[[16]byte](d))
+		return Decimal128(bytesOf[[16]byte](d))
 	case CodeUUID:
-		return UUID(fixed[[16]byte](d))
-	case CodeBinary8:
-		return d.take(int(d.number(1)))
-	case CodeBinary32:
-		return d.take(int(d.number(4)))
-	case CodeString8:
-		return string(d.take(int(d.number(1))))
-	case CodeString32:
-		return string(d.take(int(d.number(4))))
-	case CodeSymbol8:
-		return Symbol(d.take(int(d.number(1))))
-	case CodeSymbol32:
-		return Symbol(d.take(int(d.number(4))))
-	case CodeList8, CodeList32:
-		return d.list(code)
-	case CodeMap8, CodeMap32:
-		return d.mapping(code)
-	case CodeArray8, CodeArray32:
-		return d.array(code)
+		return UUID(bytesOf[[16]byte](d))
 	}
 	d.fail("no value begins with 0x%02x", code)
 	return nil
 }
 
-func fixed[T [4]byte | [8]byte | [16]byte](d *decoder) (v T) {
+func bytesOf[T [4]byte | [8]byte | [16]byte](d *decoder) (v T) {
 	var size = len(v)
 	b := d.take(size)
 	for i := range b {

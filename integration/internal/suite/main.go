@@ -1,0 +1,128 @@
+// Package suite is what the integration tests of all subjects share: brokers, real ones
+// and those in memory, a virtual host for each test, and helpers that more than one subject
+// uses.
+//
+// Every test runs with RabbitMQ 4.3, the current release, and with 4.0, the oldest that
+// hopback supports. Most run with both in memory, too: see package hopbacktest, and
+// integration/memory.txt. A missing broker is a failure. Package broker finds or starts them.
+package suite
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/hopback/hopback/internal/broker"
+)
+
+// Brokers are those that every test runs with.
+var Brokers []*broker.Broker
+
+// parallel is how many tests run at once: they mostly wait for the broker, so
+// there may be more of them than there are cores.
+const parallel = "16"
+
+// Main runs the tests of one package.
+func Main(m *testing.M) {
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+// atExit has what is done after the tests.
+var atExit struct {
+	sync.Mutex
+	all []func()
+}
+
+// AtExit has something done after the tests.
+func AtExit(f func()) {
+	atExit.Lock()
+	defer atExit.Unlock()
+	atExit.all = append(atExit.all, f)
+}
+
+// which brokers the tests run with.
+var which = flag.String("brokers", "all", `"real", "memory", "memory-4.3", "memory-4.0", or "all"`)
+
+// onlyMemory says that no real broker is wanted.
+func onlyMemory() bool { return strings.HasPrefix(*which, "memory") }
+
+func start(ctx context.Context) (err error) {
+	switch *which {
+	case "all", "real", "memory", "memory-4.3", "memory-4.0":
+	default:
+		return fmt.Errorf("-brokers=%s: use all, real, memory, memory-4.3 or memory-4.0", *which)
+	}
+	if exempted, err = Exempt("../memory.txt"); err != nil {
+		return err
+	}
+	for _, version := range []string{"4.3", "4.0"} {
+		if *which == "real" {
+			break
+		}
+		b, err := startMemory(version)
+		if err != nil {
+			return err
+		}
+		Memory = append(Memory, b)
+	}
+	if !onlyMemory() {
+		Brokers, err = broker.Need(ctx, os.Stderr, "4.3", "4.0")
+	}
+	return err
+}
+
+func run(m *testing.M) int {
+	set := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { set[f.Name] = true })
+	if !set["test.parallel"] {
+		_ = flag.Set("test.parallel", parallel)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	if err := start(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := m.Run()
+	for _, b := range Memory {
+		b.close()
+	}
+	for _, f := range atExit.all {
+		f()
+	}
+	for _, b := range append(Brokers, started.brokers...) {
+		if err := b.Release(context.Background()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return code
+}
+
+// ForEachBroker runs test with each broker, all at the same time, each in a
+// virtual host of its own.
+func ForEachBroker(t *testing.T, test func(t *testing.T, s *Site)) {
+	t.Helper()
+	t.Parallel()
+	for _, b := range Brokers {
+		t.Run(b.Version, func(t *testing.T) {
+			t.Parallel()
+			test(t, NewSite(t, b))
+		})
+	}
+	forEachInMemory(t, test)
+}

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hopback/hopback/internal/broker"
+)
+
+// versions of RabbitMQ that all tests run with.
+var versions = []string{"4.3", "4.0"}
+
+// Packages whose tests need no broker, in modules other than the root.
+var moduleUnits = []string{"./adapter/officialclient", "./hopbackotel", "./cmd/hopback/...", "./topologyfile"}
+
+// Packages of integration whose tests run with brokers of both versions, real ones and those
+// in memory, without integration/broker. The ones that take longest come first.
+var subjects = []string{
+	"./integration/retry", "./integration/topology", "./integration/client", "./integration/desk",
+	"./integration/consume", "./integration/publish", "./integration/rpc", "./integration/stream",
+}
+
+// unit runs the tests that need no broker.
+func (r *runner) unit() {
+	r.test("-race", "-count=1", r.unitPackages(), moduleUnits, "./examples/snippets/...")
+	r.allocations()
+}
+
+// quick runs them, and integration with the brokers in memory, at once.
+func (r *runner) quick() {
+	together(
+		func() { r.test(subjects, "./integration/broker", "-brokers=memory", "-parallel=32") },
+		func() { r.test("./integration", r.unitPackages(), moduleUnits, "./examples/snippets/...") },
+	)
+}
+
+// all runs everything, in two lanes at once, since each of them mostly waits: one for what needs no
+// shared broker, and one for what does. The first time on a machine the brokers take a
+// minute or so to build. Brokers that run already are used and left running.
+func (r *runner) all() {
+	// The linker takes two thirds of the time for test binaries without tables for a
+	// debugger. Lint runs vet. With -trimpath a fresh clone finds in the build cache what
+	// another one has compiled and checked; without it, lint alone takes 75 seconds of CPU more there.
+	_ = os.Setenv("GOFLAGS", strings.TrimSpace(os.Getenv("GOFLAGS")+" -trimpath -ldflags=-w -vet=off"))
+	// Compilers, linters and tests collect garbage less often, for a tenth less CPU.
+	if os.Getenv("GOGC") == "" {
+		_ = os.Setenv("GOGC", "300")
+	}
+	// The brokers take most of the CPU. So they take a third less.
+	_ = os.Setenv("HOPBACK_BROKER_LEAN", "1")
+	together(r.withoutBrokers, r.withBrokers)
+	r.phase("done")
+}
+
+// withoutBrokers is the lane of what needs none of the shared brokers.
+func (r *runner) withoutBrokers() {
+	together(
+		// The tests of other modules mostly wait: for a PostgreSQL, a Redis and a Prometheus.
+		func() {
+			r.test("-race", "-count=1", "-p=1", "-timeout=25m", moduleUnits, "./postgres/...", "./middleware/dedupe/redisstore")
+			r.test("-count=1", "-timeout=10m", "./hopbackotel/dashboards")
+		},
+		func() {
+			r.phase("lint")
+			r.lint()
+			r.phase("tests that need no broker")
+			r.test("-race", "-count=1", "-timeout=25m", r.unitPackages())
+			r.test("-count=1", "-timeout=10m", "./integration")
+			r.allocations()
+			// The race detector checks with a broker in memory. With the real ones, which
+			// take most of the CPU, it would only make everything slower once more.
+			r.phase("integration, in memory")
+			together( // the last tests of each mostly wait
+				func() {
+					r.test("-race", "-count=1", "-timeout=25m", subjects, "./integration/broker", "-brokers=memory-4.3")
+				},
+				func() { r.test("-count=1", "-timeout=25m", subjects, "./integration/broker", "-brokers=memory-4.0") },
+			)
+			// These mostly wait for brokers that they start and kill.
+			r.phase("brokers that die")
+			faulty := slices.DeleteFunc(r.list("./internal/broker/...", "./integration/chaos", "./integration/cluster"), func(pkg string) bool {
+				return strings.HasSuffix(pkg, "/cmd/broker")
+			})
+			r.test("-race", "-count=1", "-p=3", "-timeout=25m", faulty)
+		},
+	)
+	r.phase("what needs none of the shared brokers is done")
+}
+
+// withBrokers is the lane of what needs the shared brokers.
+func (r *runner) withBrokers() {
+	brokers, err := broker.Need(r.ctx, os.Stderr, versions...)
+	defer func() { r.release(brokers) }()
+	if err != nil {
+		r.tally.fail("no broker: " + err.Error())
+		return
+	}
+	r.phase("integration, with real brokers")
+	together(
+		// These mostly wait for the brokers that they start, reconfigure and kill.
+		func() { r.test("-count=1", "-timeout=25m", "./integration/broker", "-brokers=real") },
+		func() { r.test("-count=1", "-timeout=25m", "-p=3", subjects, "-brokers=real", "-parallel=8") },
+	)
+	// After all of that a broker can take more than 5 s to start a quorum queue, for
+	// minutes, and RabbitMQ 4.3 gives up then (cluster_not_formed). So the rest gets fresh ones.
+	r.phase("fresh brokers")
+	r.release(brokers)
+	if r.ctx.Err() != nil {
+		return
+	}
+	if brokers, err = r.fresh(); err != nil {
+		r.tally.fail("no fresh broker: " + err.Error())
+		return
+	}
+	// Most of the time of these is waiting.
+	r.phase("examples, a browser, random sequences, other clients, OpenTelemetry, the outbox")
+	together(
+		// Examples measure how late messages are, so one package at a time.
+		func() {
+			r.test("-race", "-count=1", "-p=1", "-timeout=25m", "./internal/proxy", r.list("./examples/..."))
+		},
+		// The tests install Chromium where they can. Elsewhere they are skipped and say so.
+		func() { r.test("-count=1", "-timeout=15m", "./integration/browser") },
+		func() { r.test("-count=1", "-timeout=10m", "./integration/differ") },
+		// It uses a shared broker where one runs, so it waits until they have been replaced.
+		func() { r.test("-race", "-count=1", "-timeout=10m", "./internal/broker/cmd/broker") },
+		func() {
+			r.test("-race", "-count=1", "-timeout=25m", "./adapter/officialclient/integration")
+			r.test("-count=1", "-timeout=25m", "./bench/interop")
+			r.test("-race", "-count=1", "-timeout=25m", "./hopbackotel/integration")
+			r.test("-exec=env HOPBACK_TEST_BROKERS=real", "-count=1", "-timeout=10m", "-run=^Test(WhatTheBrokerLacks|WhatIsForbidden|MessageSigned)", "./postgres/outbox")
+		},
+	)
+}
+
+// fresh starts brokers in place of those that were released. Docker may still be removing them.
+func (r *runner) fresh() (brokers []*broker.Broker, err error) {
+	for _, pause := range []time.Duration{5, 10, 20, 0} {
+		if brokers, err = broker.Need(r.ctx, os.Stderr, versions...); err == nil || pause == 0 {
+			return brokers, err
+		}
+		select {
+		case <-time.After(pause * time.Second):
+		case <-r.ctx.Done():
+		}
+	}
+	return nil, err
+}
+
+// release stops the brokers that nobody else uses and that weren't there before.
+func (r *runner) release(brokers []*broker.Broker) {
+	for _, b := range brokers {
+		if err := b.Release(context.Background()); err != nil {
+			r.tally.fail("stop a broker: " + err.Error())
+		}
+	}
+}
+
+// allocations are counted without the race detector, which makes some of its own.
+func (r *runner) allocations() {
+	r.test("-count=1", "-timeout=1m", "-run=^TestAllocations", "./client", "./retry", "./hopbackotel")
+}
+
+// unitPackages are the root module's that need no broker.
+func (r *runner) unitPackages() []string {
+	return slices.DeleteFunc(r.list("./..."), func(pkg string) bool {
+		return strings.Contains(pkg, "/integration") || strings.Contains(pkg, "/internal/broker") || strings.Contains(pkg, "/internal/proxy")
+	})
+}
+
+func (r *runner) lint() {
+	out, err := r.output("make", "--no-print-directory", "lint")
+	r.tally.printf("%s", out)
+	if err != nil {
+		r.tally.fail("lint: " + err.Error())
+	}
+}
