@@ -64,6 +64,10 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s)
 		done; \
 	done
 
+.PHONY: release
+release: ## Pack all modules as VERSION (v0.1.0) into a local proxy, install and build from there as users do, and print the tags
+	@GOWORK=off $(GO) -C tools run ./release $(or $(VERSION),v0.1.0)
+
 .PHONY: differ
 differ: ## Compare the RabbitMQ in memory with real ones: random sequences of 100,000 operations with each version; DIFFERFLAGS="-differ.seed=7 -differ.operations=1" repeats one
 	@$(GO) test -count=1 -timeout=0 -v -run '^TestRandomSequencesComeToTheSame$$' ./integration/differ -args -differ.operations=100000 $(DIFFERFLAGS) | grep -v -e '^=== '

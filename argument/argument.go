@@ -43,17 +43,14 @@ type Code string
 const (
 	// Missing: the argument is required. It is empty, nil, or not set.
 	Missing Code = "missing"
-	// TooLong: it has more bytes, or is nested deeper, than the broker or AMQP allows.
+	// TooLong: it has more bytes or elements, or is nested deeper, than the broker or AMQP
+	// allows.
 	TooLong Code = "too-long"
-	// TooMany: there are more of them than are allowed.
-	TooMany Code = "too-many"
 	// OutOfRange: the number or the time is too small or too large.
 	OutOfRange Code = "out-of-range"
 	// NotWhole: the time isn't a whole number of the unit that is counted.
 	NotWhole Code = "not-whole"
-	// NotText: it isn't valid UTF-8.
-	NotText Code = "not-text"
-	// Malformed: it is text of the wrong form.
+	// Malformed: it is text of the wrong form, or it isn't valid UTF-8.
 	Malformed Code = "malformed"
 	// Reserved: the broker keeps the name for itself.
 	Reserved Code = "reserved"
@@ -61,9 +58,8 @@ const (
 	Unknown Code = "unknown"
 	// WrongType: the value is of a type that can't be used there.
 	WrongType Code = "wrong-type"
-	// Elsewhere: the value belongs in Other.
-	Elsewhere Code = "elsewhere"
-	// Conflict: it contradicts another argument, which is Other if that is set.
+	// Conflict: it contradicts another argument, which is Other if that is set, or it has to
+	// be set there instead.
 	Conflict Code = "conflict"
 	// Unsupported: the broker can't do it there.
 	Unsupported Code = "unsupported"

@@ -14,45 +14,35 @@ type Path []Segment
 
 // Segment is one step of a [Path].
 type Segment struct {
-	Kind SegmentKind
+	// Kind is one of these:
+	//
+	//	"root"   the argument itself, such as Policy or QuorumQueue("orders")
+	//	"field"  a field of a struct, or a member of an object
+	//	"index"  an element of a list
+	//	"key"    the value behind a key of a map
+	//	"call"   what a function returns for the number Index, such as the delay that
+	//	         Policy.Backoff returns for retry 3
+	Kind string
 	// Name is set for a root, a field and a key.
 	Name string
 	// Index is set for an index, which counts from 0, and for a call.
 	Index int
 }
 
-// SegmentKind is what a [Segment] is.
-type SegmentKind string
-
-// The kinds of segments.
-const (
-	// SegmentRoot is the argument itself, such as Policy or QuorumQueue("orders").
-	SegmentRoot SegmentKind = "root"
-	// SegmentField is a field of a struct, or a member of an object.
-	SegmentField SegmentKind = "field"
-	// SegmentIndex is an element of a list.
-	SegmentIndex SegmentKind = "index"
-	// SegmentKey is the value behind a key of a map.
-	SegmentKey SegmentKind = "key"
-	// SegmentCall is what a function returns for the number Index, such as the
-	// delay that Policy.Backoff returns for retry 3.
-	SegmentCall SegmentKind = "call"
-)
-
 // Root begins a path with the argument's name.
-func Root(name string) Path { return Path{{Kind: SegmentRoot, Name: name}} }
+func Root(name string) Path { return Path{{Kind: "root", Name: name}} }
 
 // Field leads to a field of p.
-func (p Path) Field(name string) Path { return p.step(Segment{Kind: SegmentField, Name: name}) }
+func (p Path) Field(name string) Path { return p.step(Segment{Kind: "field", Name: name}) }
 
 // Index leads to an element of p, counted from 0.
-func (p Path) Index(i int) Path { return p.step(Segment{Kind: SegmentIndex, Index: i}) }
+func (p Path) Index(i int) Path { return p.step(Segment{Kind: "index", Index: i}) }
 
 // Key leads to the value behind a key of p.
-func (p Path) Key(key string) Path { return p.step(Segment{Kind: SegmentKey, Name: key}) }
+func (p Path) Key(key string) Path { return p.step(Segment{Kind: "key", Name: key}) }
 
 // Call leads to what the function p returns for n.
-func (p Path) Call(n int) Path { return p.step(Segment{Kind: SegmentCall, Index: n}) }
+func (p Path) Call(n int) Path { return p.step(Segment{Kind: "call", Index: n}) }
 
 func (p Path) step(s Segment) Path { return append(p[:len(p):len(p)], s) }
 
@@ -64,11 +54,11 @@ func (p Path) String() string {
 	var b strings.Builder
 	for i, s := range p {
 		switch s.Kind {
-		case SegmentIndex:
+		case "index":
 			b.WriteString("[" + strconv.Itoa(s.Index) + "]")
-		case SegmentCall:
+		case "call":
 			b.WriteString("(" + strconv.Itoa(s.Index) + ")")
-		case SegmentKey:
+		case "key":
 			b.WriteString("[" + strconv.Quote(cut(s.Name, keyLimit)) + "]")
 		default:
 			if i > 0 {
@@ -87,7 +77,7 @@ func (p Path) from(other Path) Path {
 	for shared < min(len(p), len(other)) && p[shared] == other[shared] {
 		shared++
 	}
-	if shared == len(p) || p[shared].Kind != SegmentField {
+	if shared == len(p) || p[shared].Kind != "field" {
 		return p
 	}
 	return p[shared:]

@@ -6,14 +6,11 @@ import (
 	"math"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/hopback/hopback/client"
 )
 
 func TestMain(m *testing.M) {
@@ -32,7 +29,7 @@ func TestEveryContestRuns(t *testing.T) {
 	}
 	dir := t.TempDir()
 	o := options{
-		url: url, path: pathDirect, rounds: 1, n: 200, quick: true, only: regexp.MustCompile(""), peers: regexp.MustCompile(""),
+		url: url, rounds: 1, n: 200, quick: true, only: regexp.MustCompile(""), peers: regexp.MustCompile(""),
 		json: filepath.Join(dir, "out.json"), timeout: 5 * time.Minute, eachTimeout: time.Minute,
 	}
 	if err := run(context.Background(), o); err != nil {
@@ -96,61 +93,13 @@ func TestSomeLimitsAreForMemoryAlone(t *testing.T) {
 	}
 }
 
-func TestCPUIsSortedByStack(t *testing.T) {
-	const hop = "github.com/hopback/hopback/"
-	for want, stacks := range map[string][][]string{
-		kNetwork: {{"syscall.Syscall", "syscall.write", "internal/poll.(*FD).Write", "net.(*conn).Write", hop + "client.(*x).y"}},
-		kWakeups: {{"runtime.futex", "runtime.notewakeup", "runtime.wakep", "runtime.ready", "runtime.goready.func1", "runtime.systemstack", "runtime.goready", "runtime.send", "runtime.chansend", hop + "client.f"},
-			{"runtime.memmove", "runtime.selectgo", "github.com/Azure/go-amqp.(*Session).mux"}, {"runtime.findRunnable", "runtime.schedule", "runtime.park_m", "runtime.mcall"}},
-		kCodec: {{"runtime.memmove", "github.com/Azure/go-amqp/internal/encoding.WriteBinary", "github.com/Azure/go-amqp.(*Sender).send"}, {hop + "internal/frames.(*Reader).Read"}},
-		kEngine: {{"runtime.memmove", "github.com/Azure/go-amqp.(*Session).mux"}, {"github.com/rabbitmq/amqp091-go.(*Channel).dispatch"},
-			{hop + "internal/amqp.(*Sender).Send"}},
-		kHopback:  {{"runtime.mapaccess1", hop + "client.(*publisher).publish"}, {hop + "retry.(*decorator).Handle", "main.f"}},
-		kAlloc:    {{"runtime.nextFreeFast", "runtime.mallocgc", hop + "client.f"}},
-		kGC:       {{"runtime.scanobject", "runtime.gcDrain", "runtime.gcBgMarkWorker"}, {"runtime.scanobject", "runtime.gcAssistAlloc", "runtime.mallocgc", hop + "client.f"}},
-		kBench:    {{"main.(*meter).tick", hop + "client.(*consumer).handle"}, {hop + "bench.(*meter).tick"}},
-		kUnplaced: {{"reflect.Value.Len"}},
-	} {
-		for _, stack := range stacks {
-			if got := kindOf(stack); got != want {
-				t.Errorf("%v is %q, want %q", stack, got, want)
-			}
-		}
-	}
-}
-
-// Where Docker is installed, its proxy can stand in front of any broker. It ends with the path.
-func TestProxyStandsInFrontOfTheBroker(t *testing.T) {
-	paths, err := choosePaths(t.Context(), "memory:", pathBoth)
-	if _, missing := exec.LookPath("docker-proxy"); err != nil && missing != nil {
-		t.Skip("docker-proxy isn't installed")
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(paths) != 2 || paths[0].behind || !paths[1].behind || paths[0].url == paths[1].url {
-		t.Fatalf("paths are %+v", paths)
-	}
-	l, err := openLab(t.Context(), paths[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.close()
-	paths[1].end()
-	for _, p := range paths {
-		if _, err := client.Connect(t.Context(), p.url, client.Config{Logger: quiet}); err == nil {
-			t.Errorf("something still answers %s", p.how)
-		}
-	}
-}
-
 // A broker in memory runs in another process, and ends.
 func TestMemoryBrokerRunsInAnotherProcess(t *testing.T) {
-	paths, err := choosePaths(t.Context(), "memory:4.0.5", pathDirect)
+	p, err := choosePath("memory:4.0.5")
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := openLab(t.Context(), paths[0])
+	l, err := openLab(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,8 +107,8 @@ func TestMemoryBrokerRunsInAnotherProcess(t *testing.T) {
 		t.Errorf("it is %v", l.broker)
 	}
 	l.close()
-	paths[0].end()
-	if c, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(paths[0].url, "amqp://guest:guest@"), "/")); err == nil {
+	p.end()
+	if c, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(p.url, "amqp://guest:guest@"), "/")); err == nil {
 		c.Close()
 		t.Error("it still listens")
 	}
@@ -186,25 +135,5 @@ func TestTheRatiosFitInto100Columns(t *testing.T) {
 				t.Errorf("%d columns: %s", n, line)
 			}
 		}
-	}
-}
-
-// The address of a container is found by the port that it publishes.
-func TestContainerIsFoundByItsPublishedPort(t *testing.T) {
-	const inspected = `[
-		{"NetworkSettings": {"Ports": {"80/tcp": null}, "Networks": {"bridge": {"IPAddress": "172.17.0.9"}}}},
-		{"NetworkSettings": {"Ports": {"4369/tcp": null, "5672/tcp": [{"HostIp": "127.0.0.1", "HostPort": "24300"}], "15672/tcp": [{"HostPort": "24301"}]},
-			"Networks": {"other": {"IPAddress": ""}, "rabbit_default": {"IPAddress": "172.18.0.2"}}}}]`
-	for port, want := range map[string]string{"24300": "172.18.0.2:5672", "24301": "172.18.0.2:15672", "5672": "", "80": ""} {
-		if got := publisherOf([]byte(inspected), port); got != want {
-			t.Errorf("port %s: %q, want %q", port, got, want)
-		}
-	}
-	if got := publisherOf([]byte("no such thing"), "24300"); got != "" {
-		t.Error(got)
-	}
-	paths, err := choosePaths(context.Background(), "amqp://u:p@192.0.2.1/", pathDirect)
-	if err != nil || len(paths) != 1 || paths[0].how != "at 192.0.2.1:5672" {
-		t.Error(paths, err)
 	}
 }

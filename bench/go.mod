@@ -4,9 +4,8 @@ go 1.26.0
 
 require (
 	github.com/Azure/go-amqp v1.7.0
-	github.com/google/pprof v0.0.0-20261016150608-1facf8f91b50
-	github.com/hopback/hopback v0.0.0
-	github.com/hopback/hopback/hopbackotel v0.0.0
+	github.com/hopback/hopback v0.1.0
+	github.com/hopback/hopback/hopbackotel v0.1.0
 	github.com/rabbitmq/amqp091-go v1.16.0
 	github.com/rabbitmq/rabbitmq-amqp-go-client v1.0.0
 	github.com/stretchr/testify v1.12.1
@@ -19,6 +18,7 @@ require (
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/golang-jwt/jwt/v5 v5.3.1 // indirect
+	github.com/google/pprof v0.0.0-20261016150608-1facf8f91b50 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/gorilla/websocket v1.5.3 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect

@@ -12,21 +12,19 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
 )
 
 type options struct {
-	url, path            string
+	url                  string
 	rounds, n            int
 	only, peers          *regexp.Regexp
 	quick, client        bool
 	table                bool
 	json                 string
 	profiles             string
-	where                []string
 	timeout, eachTimeout time.Duration
 }
 
@@ -51,7 +49,6 @@ func parse(args []string) (options, error) {
 	o := options{eachTimeout: 2 * time.Minute}
 	f := flag.NewFlagSet("bench", flag.ExitOnError)
 	f.StringVar(&o.url, "url", envOr("HOPBACK_BENCH_URL", "amqp://guest:guest@127.0.0.1:5672/"), `the broker; "memory:" or "memory:4.0.5" is a hopbacktest broker that bench runs in another process`)
-	f.StringVar(&o.path, "path", pathDirect, `how to reach a broker whose port Docker publishes: "direct" to the container where that is possible, "given" as the URL says, "proxy" through a docker-proxy that bench starts, or "both", directly and through the proxy, one contest after the other`)
 	f.IntVar(&o.rounds, "rounds", 0, "rounds; 0 means 7, with -quick 3")
 	f.IntVar(&o.n, "n", 0, "messages in a run; 0 means 20,000, with -quick 5,000; slow peers take a part")
 	only := f.String("only", "", "run the contests whose names match this regular expression alone")
@@ -59,10 +56,9 @@ func parse(args []string) (options, error) {
 	f.BoolVar(&o.quick, "quick", false, "shorter runs: about two minutes")
 	f.BoolVar(&o.client, "client", false, "only what the client's CPU is judged by: the pairs with a limit for it")
 	f.BoolVar(&o.table, "table", false, "also print the ratios as a table in Markdown")
-	f.StringVar(&o.profiles, "profiles", "", "write a CPU profile of each run's measured stretch into this folder, and show where the CPU goes")
+	f.StringVar(&o.profiles, "profiles", "", "write a CPU profile of each run's measured stretch into this folder, for go tool pprof")
 	f.StringVar(&o.json, "json", "", "write all results to this file")
 	f.DurationVar(&o.timeout, "timeout", 0, "stop after this and show what there is; 0 means 45 m, with -quick 5 m")
-	where := f.String("where", "", "run nothing: show where the CPU goes in these profiles, separated by commas, all together")
 	versions := f.Bool("versions", false, "show the versions of the peers and exit")
 	list := f.Bool("list", false, "show the contests and exit")
 	if err := f.Parse(args); err != nil {
@@ -80,10 +76,6 @@ func parse(args []string) (options, error) {
 		}
 		os.Exit(0)
 	}
-	if *where != "" {
-		o.where = strings.Split(*where, ",")
-		return o, nil
-	}
 	def := func(p *int, full, quick int) {
 		if *p == 0 {
 			if *p = full; o.quick {
@@ -95,9 +87,6 @@ func parse(args []string) (options, error) {
 	def(&o.n, 20_000, 5_000)
 	if o.rounds < 1 || o.n < 20 {
 		return o, errors.New("-rounds must be at least 1, -n at least 20")
-	}
-	if !slices.Contains([]string{pathDirect, pathGiven, pathProxy, pathBoth}, o.path) {
-		return o, fmt.Errorf("-path is %q: it must be direct, given, proxy or both", o.path)
 	}
 	if o.timeout == 0 {
 		if o.timeout = 45 * time.Minute; o.quick {
@@ -140,47 +129,31 @@ func moduleVersions() []string {
 }
 
 func run(ctx context.Context, o options) error {
-	if len(o.where) > 0 {
-		w, err := whereOf(o.where)
-		if err != nil {
-			return err
-		}
-		w.print(os.Stdout, 0)
-		return nil
-	}
 	whole, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	paths, err := choosePaths(whole, o.url, o.path)
+	p, err := choosePath(o.url)
 	if err != nil {
 		return err
 	}
-	for _, p := range paths {
-		if p.end != nil {
-			defer p.end() // after the labs are closed
-		}
+	if p.end != nil {
+		defer p.end() // after the lab is closed
 	}
-	labs := make([]*lab, len(paths))
-	for i, p := range paths {
-		if labs[i], err = openLab(whole, p); err != nil {
-			return err
-		}
-		defer labs[i].close()
+	l, err := openLab(whole, p)
+	if err != nil {
+		return err
 	}
+	defer l.close()
 	if o.profiles != "" {
 		if err := os.MkdirAll(o.profiles, 0o755); err != nil {
 			return err
 		}
 	}
-	r := newReport(labs, o)
+	r := newReport(l, o)
 	for _, c := range contests() {
 		if !o.only.MatchString(c.name) || o.client && len(c.rivals()) == 0 || whole.Err() != nil {
 			continue
 		}
-		for _, l := range labs {
-			res := r.contest(whole, l, c.over(l.path))
-			res.printRatios(os.Stdout)
-			res.printWhere(os.Stdout)
-		}
+		r.contest(whole, l, c).printRatios(os.Stdout)
 	}
 	r.finish(whole.Err())
 	r.print(os.Stdout)

@@ -8,6 +8,8 @@ import (
 	"io"
 	"math"
 	"os"
+	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -21,7 +23,7 @@ type report struct {
 	Took     string    `json:"took"`
 	Machine  machine   `json:"machine"`
 	Broker   string    `json:"broker"`
-	Reached  []string  `json:"reached"` // how
+	Reached  string    `json:"reached"` // how
 	Modules  []string  `json:"modules"`
 	Rounds   int       `json:"rounds"`
 	Messages int       `json:"messages"`
@@ -42,9 +44,8 @@ type result struct {
 	Errors []string             `json:"errors,omitempty"`
 	Left   []string             `json:"left_running,omitempty"`
 
-	order    []string
-	memory   bool
-	profiles map[string][]string
+	order  []string
+	memory bool
 }
 
 // ratio compares two contestants, round by round: how many times as fast ours is,
@@ -77,21 +78,16 @@ type limitResult struct {
 	Met    bool    `json:"met"`
 }
 
-func newReport(labs []*lab, o options) *report {
-	l := labs[0]
-	r := &report{
+func newReport(l *lab, o options) *report {
+	return &report{
 		Started: time.Now(), Machine: lookAround(), Broker: l.broker.Product + " " + l.broker.Version,
-		Modules: moduleVersions(), Rounds: o.rounds, Messages: o.n, o: o,
+		Reached: l.how, Modules: moduleVersions(), Rounds: o.rounds, Messages: o.n, o: o,
 	}
-	for _, l := range labs {
-		r.Reached = append(r.Reached, l.how)
-	}
-	return r
 }
 
 // contest runs the contestants of c in turn, beginning with another one each round.
 func (r *report) contest(ctx context.Context, l *lab, c contest) *result {
-	res := &result{Name: c.name, Title: c.title, Runs: map[string][]metrics{}, profiles: map[string][]string{}, memory: l.memory}
+	res := &result{Name: c.name, Title: c.title, Runs: map[string][]metrics{}, memory: l.memory}
 	r.Results = append(r.Results, res)
 	var able []contestant
 	all := c.contestants
@@ -169,8 +165,15 @@ func (r *report) profiled(res *result, l *lab, p contestant, round int, run func
 	if size, statErr := f.Seek(0, io.SeekEnd); err != nil || statErr != nil || size == 0 {
 		return m, errors.Join(err, os.Remove(name))
 	}
-	res.profiles[p.name] = append(res.profiles[p.name], name)
 	return m, nil
+}
+
+var unfit = regexp.MustCompile(`[^a-zA-Z0-9.]+`)
+
+// profileName is the file for one run's profile.
+func profileName(dir, contest, contestant string, round int) string {
+	clean := func(s string) string { return strings.Trim(unfit.ReplaceAllString(s, "-"), "-") }
+	return filepath.Join(dir, fmt.Sprintf("%s_%s_%d.pprof", clean(contest), clean(contestant), round))
 }
 
 // oneLine is an error's text without line breaks, cut where nobody reads on.
@@ -402,7 +405,7 @@ func (r *report) print(w io.Writer) {
 	}
 	m := r.Machine
 	fmt.Fprintf(w, "\nMachine: %s, %d cores, %s/%s; load %.1f at the start, %.1f at the end\n", m.Model, m.Cores, runtime.GOOS, runtime.GOARCH, m.LoadAtStart, m.LoadAtEnd)
-	fmt.Fprintf(w, "Broker: %s, beside the client, reached %s; %d rounds (fewer where runs are long), %d messages a run, took %s\n", r.Broker, r.reached(), r.Rounds, r.Messages, r.Took)
+	fmt.Fprintf(w, "Broker: %s, beside the client, reached %s; %d rounds (fewer where runs are long), %d messages a run, took %s\n", r.Broker, r.Reached, r.Rounds, r.Messages, r.Took)
 	fmt.Fprintf(w, "Ratios are taken within a round, where the contestants ran right after each other.\n")
 	for _, n := range r.Notes {
 		fmt.Fprintln(w, wrap("Note: "+n, 98))
@@ -411,7 +414,7 @@ func (r *report) print(w io.Writer) {
 
 // printTable writes the ratios as Markdown, for README.md.
 func (r *report) printTable(w io.Writer) {
-	fmt.Fprintf(w, "\n%s, reached %s; medians of %d rounds, %d messages a run (fewer where they are large)\n\n", r.Broker, r.reached(), r.Rounds, r.Messages)
+	fmt.Fprintf(w, "\n%s, reached %s; medians of %d rounds, %d messages a run (fewer where they are large)\n\n", r.Broker, r.Reached, r.Rounds, r.Messages)
 	fmt.Fprintln(w, "| | CPU a message | the peer's | times the CPU | times as fast | messages a second | allocs |")
 	fmt.Fprintln(w, "|---|---|---|---|---|---|---|")
 	for _, res := range r.Results {
@@ -430,14 +433,6 @@ func (r *report) printTable(w io.Writer) {
 				spreadOf(shared(a, b, allocs)).Median, spreadOf(shared(b, a, allocs)).Median)
 		}
 	}
-}
-
-// reached says how the broker was reached.
-func (r *report) reached() string {
-	if len(r.Reached) < 2 {
-		return strings.Join(r.Reached, "")
-	}
-	return r.Reached[0] + ", and in the contests named ..." + behindProxy + " " + r.Reached[1]
 }
 
 func thousands(v float64) string {

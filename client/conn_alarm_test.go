@@ -2,9 +2,6 @@ package client
 
 import (
 	"context"
-	"log/slog"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -13,26 +10,6 @@ import (
 
 	"github.com/hopback/hopback/address"
 )
-
-// lines is a log that a test reads.
-type lines struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
 // connectTo connects to a server of this package's tests, and returns the events.
 func connectTo(t *testing.T, cfg Config, addrs ...string) (*Conn, chan Event) {

@@ -297,14 +297,6 @@ func TestConnClosesWhileItOpensAFurtherConnection(t *testing.T) {
 	assert.False(t, m.State().Connected)
 }
 
-func TestSpareSessionsLeaveRoom(t *testing.T) {
-	for limit, want := range map[int]int{64: 4, 8: 4, 5: 2, 2: 1, 1: 1} {
-		assert.Equal(t, want, spareSessions(limit), "%d", limit)
-	}
-	assert.Equal(t, "n", connName("n", 1))
-	assert.Len(t, connName(strings.Repeat("n", maxName), 12), maxName)
-}
-
 // Whoever wants a session when the Conn is closed is told so, whatever connection its slot
 // is on: Close doesn't wait for those that it has cut off.
 func TestSessionWantedAfterCloseIsRefused(t *testing.T) {

@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"errors"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -15,8 +14,6 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
-	engine "github.com/hopback/hopback/internal/amqp"
-	"github.com/hopback/hopback/internal/link"
 )
 
 // bareConn is a Conn without its supervisor, on the wire w; nil: disconnected.
@@ -28,46 +25,6 @@ func bareConn(t *testing.T, w *wire) *Conn {
 	c.pool.conns[0].live = w
 	close(c.pool.conns[0].done)
 	return c
-}
-
-// bareWire is a connection on which nothing can be opened.
-func bareWire(t *testing.T) *wire {
-	ours, theirs := net.Pipe()
-	w := &wire{limit: maxSessions, spare: make(chan struct{}, maxSpare), amqp: &engine.Conn{}, net: ours}
-	w.ctx, w.cancel = context.WithCancel(context.Background())
-	t.Cleanup(func() {
-		w.cancel()
-		_ = ours.Close()
-		_ = theirs.Close()
-	})
-	return w
-}
-
-func TestWhatIsNotAnsweredIsGivenUp(t *testing.T) {
-	wait := func(d time.Duration, err error) func(context.Context) error {
-		return func(ctx context.Context) error {
-			if !link.Pause(ctx, d) {
-				return context.Cause(ctx)
-			}
-			return err
-		}
-	}
-	synctest.Test(t, func(t *testing.T) {
-		w := bareWire(t)
-		require.NoError(t, w.answered(within(t, time.Minute), linkTimeout, wait(linkTimeout-1, nil)))
-		require.ErrorIs(t, w.answered(within(t, time.Minute), linkTimeout, wait(0, errMissing)), errMissing)
-		began := time.Now()
-		require.ErrorIs(t, w.answered(within(t, time.Second), linkTimeout, wait(time.Minute, nil)), context.DeadlineExceeded)
-		assert.Equal(t, time.Second, time.Since(began))
-		require.Nil(t, w.givenUp.Load(), "its caller had no more time")
-
-		err := w.answered(t.Context(), linkTimeout, wait(time.Minute, nil))
-		require.ErrorIs(t, err, ErrConnectionLost)
-		assert.ErrorContains(t, err, "the broker didn't answer within 15s")
-		require.NotNil(t, w.givenUp.Load())
-		_, err = w.net.Read(make([]byte, 1))
-		require.Error(t, err, "it is closed")
-	})
 }
 
 func TestNewPublisherWaitsForTheConnectionWithinItsContext(t *testing.T) {

@@ -159,37 +159,6 @@ func TestDeliveryFromFindsTheDelivery(t *testing.T) {
 	assert.Nil(t, bare.Annotation("s"))
 }
 
-func TestErrorsMatchTheirKindAndTheirCause(t *testing.T) {
-	safe := map[error]bool{
-		ErrUnreachable: true, ErrAuthentication: true, ErrVirtualHost: true, ErrTLS: true, ErrUnauthorized: true, ErrNotFound: true,
-		ErrUnroutable: true, ErrTooLarge: true, ErrNotSent: true, ErrClosed: true, ErrSessionLimit: true,
-		ErrRefused: false, ErrOutcomeUnknown: false, ErrConnectionLost: false,
-	}
-	for kind, want := range safe {
-		err := fmt.Errorf("wrapped: %w", &Error{Op: "publish", Target: "/queues/q", Kind: kind, Err: io.EOF})
-		require.ErrorIs(t, err, kind)
-		require.ErrorIs(t, err, io.EOF)
-		assert.ErrorContains(t, err, kind.Error())
-		assert.Equal(t, want, SafeToRetry(err), "%v", kind)
-		for other := range safe {
-			assert.Equal(t, other == kind, errors.Is(err, other), "%v is %v", kind, other)
-		}
-	}
-	assert.False(t, SafeToRetry(nil))
-	assert.False(t, SafeToRetry(io.EOF))
-	assert.EqualError(t, &Error{Op: "x"}, "hopback: x")
-	assert.EqualError(t, &Error{Op: "x", Kind: ErrRefused, Condition: "amqp:c", Err: io.EOF}, "hopback: x: refused by the broker: amqp:c")
-	assert.EqualError(t, &Error{Op: "x", Kind: ErrRefused, Condition: "amqp:c", Text: "why", Err: io.EOF}, "hopback: x: refused by the broker: why")
-	assert.EqualError(t, &Error{Op: "x", Kind: ErrRefused, Err: io.EOF}, "hopback: x: refused by the broker: EOF")
-
-	e := newError("consume", "q", ErrConnectionLost, fmt.Errorf("attach: %w", errMissing))
-	require.ErrorIs(t, e, ErrNotFound)
-	assert.Equal(t, "amqp:not-found", e.Condition)
-	require.ErrorIs(t, newError("consume", "q", ErrConnectionLost, &amqp.SessionError{RemoteErr: &amqp.Error{Condition: amqp.ErrCondUnauthorizedAccess}}), ErrUnauthorized)
-	require.ErrorIs(t, newError("consume", "q", ErrConnectionLost, &amqp.LinkError{}), ErrConnectionLost)
-	require.ErrorIs(t, newError("consume", "q", ErrConnectionLost, nil), ErrConnectionLost)
-}
-
 func TestOutcomesAreErrorsWithACause(t *testing.T) {
 	for _, o := range []Outcome{
 		Requeue{Err: io.EOF}, DeadLetter{Reason: "r", Err: io.EOF}, Modify{Err: io.EOF}, Forward{To: address.Queue("q"), Err: io.EOF},
@@ -269,14 +238,4 @@ func BenchmarkJSONHandler(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-}
-
-func TestErrorsRepeatOneLineOfTheBrokersWords(t *testing.T) {
-	remote := &amqp.Error{Condition: amqp.ErrCondInternalError, Description: "failed: {shutdown,\n" + strings.Repeat(" ", 80) + "delete} " + strings.Repeat("{badmatch,[1,2]}\n", 10_000) + "\xff"}
-	e := newError("consume", "q", ErrConnectionLost, remote)
-	assert.True(t, strings.HasPrefix(e.Text, "failed: {shutdown, delete} {badmatch"), e.Text)
-	assert.LessOrEqual(t, len(e.Text), maxText)
-	assert.NotContains(t, e.Error(), "\n")
-	assert.Equal(t, "short", newError("consume", "q", nil, &amqp.Error{Description: "short"}).Text)
-	assert.Same(t, remote, e.Err)
 }

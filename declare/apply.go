@@ -23,7 +23,7 @@ import (
 // differs, and Error.WaysOut what can be done. Apply inspects the queues first: if
 // one exists in another form, or if a binding leads to a queue that doesn't exist and
 // isn't in t, it declares nothing. AMQP doesn't show exchanges, so a refused exchange
-// can leave other exchanges behind. audit.Plan with the HTTP API finds every conflict
+// can leave other exchanges behind. audit.Compare with a snapshot of the HTTP API finds every conflict
 // without changing anything.
 //
 // The error after validation is every *[Error], joined. After a refusal Apply

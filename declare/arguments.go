@@ -36,7 +36,7 @@ func normal(at argument.Path, v any, depth int) (any, error) {
 		return v, nil
 	case string:
 		if !utf8.ValidString(v) {
-			return nil, bad(argument.NotText, "isn't valid UTF-8", "encode it as UTF-8")
+			return nil, bad(argument.Malformed, "isn't valid UTF-8", "encode it as UTF-8")
 		}
 		return v, nil
 	case []byte:
@@ -108,7 +108,7 @@ func checkArgumentKey(at argument.Path, key string) error {
 	case len(key) > maxArgumentKey:
 		return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has a key that is %d bytes long", len(key)), fmt.Sprintf("use at most %d bytes", maxArgumentKey))
 	case !utf8.ValidString(key):
-		return argument.At(at, argument.NotText, nil, "has a key that isn't valid UTF-8", "encode it as UTF-8")
+		return argument.At(at, argument.Malformed, nil, "has a key that isn't valid UTF-8", "encode it as UTF-8")
 	}
 	return nil
 }
@@ -183,5 +183,5 @@ func refuseQueueArgument(queueType string, queue, at argument.Path, key string, 
 
 // belongsIn refuses an argument that has a field of its own.
 func belongsIn(field, at argument.Path, v any) error {
-	return argument.At(at, argument.Elsewhere, v, "can't be set here: it belongs in", "set that instead").And(field)
+	return argument.At(at, argument.Conflict, v, "can't be set here: it belongs in", "set that instead").And(field)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hopback/hopback/declare/internal/attempt"
 	"github.com/hopback/hopback/declare/internal/values"
+	"github.com/hopback/hopback/internal/condition"
 )
 
 // The reasons of an [*Error]. Match them with errors.Is.
@@ -17,8 +18,9 @@ var (
 	// ErrInUse means that a queue has messages or consumers, or that something else
 	// needs the resource. See [DeleteIdle].
 	ErrInUse = errors.New("in use")
-	// ErrMissing means that the queue, or an end of the binding, doesn't exist.
-	ErrMissing = errors.New("not found")
+	// ErrMissing means that the queue, or an end of the binding, doesn't exist. It is the same
+	// error as client.ErrNotFound.
+	ErrMissing = condition.ErrNotFound
 	// ErrForbidden means that the name is reserved, or that a limit is reached. A
 	// missing permission is ErrNoReply: RabbitMQ ends the session. The Report of Apply
 	// or Delete has it as Refused.

@@ -347,7 +347,7 @@ type DiscardReport struct {
 	Exported uint64 `json:"exported"`
 	// Twice is how many of these lines the file had before. An import publishes both.
 	Twice   uint64        `json:"twice,omitempty"`
-	Groups  []GroupCount  `json:"groups,omitempty"`
+	Groups  []Group       `json:"groups,omitempty"`
 	Others  uint64        `json:"others,omitempty"`
 	Took    time.Duration `json:"took"` // in nanoseconds in JSON
 	Caveats []Caveat      `json:"caveats,omitempty"`
@@ -473,7 +473,7 @@ func (g *discarding) visit(ctx context.Context, w *walk, l *letter) (chosen bool
 	case g.cfg.Max > 0 && g.report.Matched >= g.cfg.Max:
 		return false, errStop
 	case time.Since(w.began) > maxHold:
-		return false, &HoldError{Queue: g.cfg.Queue, After: maxHold}
+		return false, &holdError{Queue: g.cfg.Queue, After: maxHold}
 	}
 	g.report.Seen++
 	if chosen = g.match.matches(l); chosen {

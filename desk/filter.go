@@ -54,7 +54,7 @@ func (f *Filter) check() error {
 		n    int
 	}{{"IDs", len(f.IDs)}, {"Groups", len(f.Groups)}, {"Queues", len(f.Queues)}, {"Reasons", len(f.Reasons)}, {"Properties", len(f.Properties)}} {
 		if c.n > maxChoices {
-			return argument.At(at.Field(c.name), argument.TooMany, c.n, "are more than can be compared", fmt.Sprintf("give at most %d", maxChoices))
+			return argument.At(at.Field(c.name), argument.TooLong, c.n, "are more than can be compared", fmt.Sprintf("give at most %d", maxChoices))
 		}
 	}
 	for i, g := range f.Groups {

@@ -4,12 +4,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
+	"time"
 
 	"github.com/hopback/hopback/client"
 )
 
-// Group identifies dead messages of one kind: the same queue, reason, error type and error
-// text. Numbers, ids and addresses in the error's text don't count.
+// Group counts dead letters of one kind: the same queue, reason, error type and error text. Numbers, ids and addresses in the error's text don't count.
 type Group struct {
 	// ID is 12 hexadecimal digits. It is the same in every survey.
 	ID string `json:"id"`
@@ -17,8 +17,20 @@ type Group struct {
 	Queue     string        `json:"queue,omitempty"`
 	Reason    client.Reason `json:"reason,omitempty"`
 	ErrorType string        `json:"error_type,omitempty"`
-	// Text is the error's text as [Fingerprint] returns it.
+	// Text is the error's text with "#" in place of the parts that differ between messages:
+	// words that contain digits (numbers, hexadecimal ids, UUIDs, IP addresses, times) and
+	// e-mail addresses. White space is one space. It has at most 200 bytes of UTF-8.
 	Text string `json:"text,omitempty"`
+	// In is the dead-letter or parking queue that has the messages. It is set in a Survey.
+	In string `json:"in,omitempty"`
+	// Count is the number of messages.
+	Count uint64 `json:"count"`
+	// Oldest and Newest are the earliest and the latest time at which one of them was
+	// dead-lettered.
+	Oldest time.Time `json:"oldest,omitzero"`
+	Newest time.Time `json:"newest,omitzero"`
+	// Example is the ID of one of them.
+	Example string `json:"example,omitempty"`
 }
 
 // groupBytes is the size of a Group's ID.
@@ -28,7 +40,7 @@ const groupBytes = 6
 const maxFingerprint = 200
 
 func groupOf(queue string, reason client.Reason, errorType, text string) Group {
-	g := Group{Queue: queue, Reason: reason, ErrorType: errorType, Text: Fingerprint(text)}
+	g := Group{Queue: queue, Reason: reason, ErrorType: errorType, Text: fingerprint(text)}
 	h := sha256.New()
 	for _, s := range []string{g.Queue, string(g.Reason), g.ErrorType, g.Text} {
 		_, _ = h.Write([]byte(s))
@@ -42,11 +54,11 @@ func (l *letter) group() Group {
 	return groupOf(l.death.Queue, l.death.Reason, l.death.ErrorType, l.death.Error)
 }
 
-// Fingerprint returns an error's text with "#" in place of the parts that differ between
+// fingerprint returns an error's text with "#" in place of the parts that differ between
 // messages: words that contain digits (numbers, hexadecimal ids, UUIDs, IP addresses,
 // times) and e-mail addresses. It collapses white space to single spaces. The result is at
 // most 200 bytes of valid UTF-8.
-func Fingerprint(text string) string {
+func fingerprint(text string) string {
 	const far = 8 * maxFingerprint
 	text = cut(text, far)
 	var b strings.Builder

@@ -16,8 +16,17 @@ import (
 type Hop struct {
 	// At is the time of the event. It is zero if unknown.
 	At time.Time `json:"at,omitzero"`
-	// Kind is the kind of the event.
-	Kind HopKind `json:"kind"`
+	// Kind is the kind of the event:
+	//
+	//	"created"        by the property creation-time
+	//	"published"      to its exchange, before its first retry
+	//	"first failure"  since the message was published or replayed
+	//	"failure"        between the first and the last
+	//	"last failure"   since the message was published or replayed
+	//	"dead-lettered"  by the broker
+	//	"died"           dead-lettered before an earlier replay
+	//	"replayed"       by a Desk
+	Kind string `json:"kind"`
 	// Queue is the queue where it happened.
 	Queue string `json:"queue,omitempty"`
 	// Reason is the broker's reason for dead-lettering, such as "rejected", or the Reason
@@ -32,19 +41,16 @@ type Hop struct {
 	Text string `json:"text,omitempty"`
 }
 
-// HopKind is the kind of a Hop.
-type HopKind string
-
-// The kinds.
+// What Hop.Kind may be.
 const (
-	HopCreated      HopKind = "created"       // by the property creation-time
-	HopPublished    HopKind = "published"     // to its exchange, before its first retry
-	HopFirstFailure HopKind = "first failure" // of this life
-	HopFailed       HopKind = "failure"       // of this life, between the first and the last
-	HopLastFailure  HopKind = "last failure"  // of this life
-	HopDeadLettered HopKind = "dead-lettered" // by the broker
-	HopDied         HopKind = "died"          // in an earlier life
-	HopReplayed     HopKind = "replayed"      // by a Desk
+	hopCreated      = "created"       // by the property creation-time
+	hopPublished    = "published"     // to its exchange, before its first retry
+	hopFirstFailure = "first failure" // of this life
+	hopFailed       = "failure"       // of this life, between the first and the last
+	hopLastFailure  = "last failure"  // of this life
+	hopDeadLettered = "dead-lettered" // by the broker
+	hopDied         = "died"          // in an earlier life
+	hopReplayed     = "replayed"      // by a Desk
 )
 
 // death is an entry of RabbitMQ's x-opt-deaths.
@@ -151,15 +157,15 @@ func (l *letter) hops() []Hop {
 	var hops []Hop
 	at := func(ms int64) time.Time { return stamp(frames.Timestamp(ms)) }
 	if l.properties != nil && l.properties.CreationTime.Set {
-		hops = append(hops, Hop{At: stamp(l.properties.CreationTime.Value), Kind: HopCreated})
+		hops = append(hops, Hop{At: stamp(l.properties.CreationTime.Value), Kind: hopCreated})
 	}
 	if l.death.Exchange != "" || l.death.RoutingKey != "" {
-		hops = append(hops, Hop{Kind: HopPublished, Text: cut(l.death.Exchange+" "+l.death.RoutingKey, 600)})
+		hops = append(hops, Hop{Kind: hopPublished, Text: cut(l.death.Exchange+" "+l.death.RoutingKey, 600)})
 	}
 	for _, e := range l.lives() {
 		hops = append(hops,
-			Hop{At: at(e.Died), Kind: HopDied, Queue: e.Queue, Reason: string(e.Reason), Text: e.Error},
-			Hop{At: at(e.At), Kind: HopReplayed, Text: e.Replay + " " + e.By})
+			Hop{At: at(e.Died), Kind: hopDied, Queue: e.Queue, Reason: string(e.Reason), Text: e.Error},
+			Hop{At: at(e.At), Kind: hopReplayed, Text: e.Replay + " " + e.By})
 	}
 	attempts := retry.AttemptsOf(l.m)
 	deaths := deathsOf(l.annotations)
@@ -168,7 +174,7 @@ func (l *letter) hops() []Hop {
 	died := func(which []int) {
 		for _, i := range which {
 			d := deaths[i]
-			h := Hop{At: d.Last, Kind: HopDeadLettered, Queue: d.Queue, Reason: d.Reason, Count: d.Count}
+			h := Hop{At: d.Last, Kind: hopDeadLettered, Queue: d.Queue, Reason: d.Reason, Count: d.Count}
 			if d.Count > 1 {
 				h.Since = d.First
 			}
@@ -178,12 +184,12 @@ func (l *letter) hops() []Hop {
 	died(before)
 	hops = append(hops, l.missing(attempts)...)
 	for i, a := range attempts {
-		h := Hop{At: a.At.UTC(), Kind: HopFailed, Queue: l.death.Queue, Text: a.Error, Delay: a.Delay}
+		h := Hop{At: a.At.UTC(), Kind: hopFailed, Queue: l.death.Queue, Text: a.Error, Delay: a.Delay}
 		switch {
 		case i == len(attempts)-1:
-			h.Kind, h.Reason, h.Text = HopLastFailure, string(l.death.Reason), l.death.Error
+			h.Kind, h.Reason, h.Text = hopLastFailure, string(l.death.Reason), l.death.Error
 		case a.At.Equal(l.death.FirstFailure):
-			h.Kind = HopFirstFailure
+			h.Kind = hopFirstFailure
 		}
 		hops = append(hops, h)
 		died(between[i])
@@ -197,9 +203,9 @@ func (l *letter) missing(attempts []retry.FailedAttempt) []Hop {
 	if first.IsZero() || len(attempts) > 0 && !first.Before(attempts[0].At) {
 		return nil
 	}
-	hops := []Hop{{At: first.UTC(), Kind: HopFirstFailure, Queue: l.death.Queue}}
+	hops := []Hop{{At: first.UTC(), Kind: hopFirstFailure, Queue: l.death.Queue}}
 	if n := l.death.Retries - len(attempts); n > 0 { // without the first
-		hops = append(hops, Hop{Kind: HopFailed, Queue: l.death.Queue, Count: uint64(n), Text: "not recorded"})
+		hops = append(hops, Hop{Kind: hopFailed, Queue: l.death.Queue, Count: uint64(n), Text: "not recorded"})
 	}
 	return hops
 }

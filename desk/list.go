@@ -59,12 +59,12 @@ const maxPage = 10_000
 // List walks a queue from its head and returns a page of the messages that match. The
 // messages stay in the queue, in order. A List has no bodies: see [Desk.Show]. The errors:
 //
-//	*argument.Error      cfg can't be used
-//	*TermsError          looking would change something, and that isn't accepted
-//	declare.ErrMissing   the queue doesn't exist
-//	*client.Error        as Conn.Consume has them; ErrConnectionLost after several tries
-//	*HoldError           the queue is too large to be looked at in 15 minutes; the List
-//	                     has what was seen
+//	*argument.Error           cfg can't be used
+//	*TermsError               reading would change something, and that isn't accepted
+//	declare.ErrMissing        the queue doesn't exist
+//	*client.Error             as Conn.Consume has them; ErrConnectionLost after several tries
+//	context.DeadlineExceeded  the queue is too large to be read in 15 minutes; the List has
+//	                          what was read
 func (d *Desk) List(ctx context.Context, cfg ListConfig) (List, error) {
 	at := argument.Root("ListConfig")
 	switch {
@@ -130,14 +130,16 @@ type Letter struct {
 	ApplicationProperties json.RawMessage `json:"application_properties,omitempty"`
 	Annotations           json.RawMessage `json:"annotations,omitempty"`
 	Footer                json.RawMessage `json:"footer,omitempty"`
-	// Body is the body as text, in the form that BodyForm names. It shows at most the first
-	// 1 MiB of the body, or the first 256 KiB in BodyHex. BodySize is the size of the whole
-	// body in bytes. If BodyCut is set, Body is incomplete; the BodySize of a BodyTyped
+	// Body is the body as text, in the form that BodyForm names: "json" (indented), "text"
+	// (valid UTF-8 without control characters), "hex" (a hexadecimal dump of bytes) or "typed"
+	// (an amqp-value or amqp-sequence, as Export writes it). It shows at most the first
+	// 1 MiB of the body, or the first 256 KiB as "hex". BodySize is the size of the whole
+	// body in bytes. If BodyCut is set, Body is incomplete; the BodySize of a "typed"
 	// body is then too small.
-	Body     string   `json:"body"`
-	BodyForm BodyForm `json:"body_form"`
-	BodySize int      `json:"body_size"`
-	BodyCut  bool     `json:"body_cut,omitempty"`
+	Body     string `json:"body"`
+	BodyForm string `json:"body_form"`
+	BodySize int    `json:"body_size"`
+	BodyCut  bool   `json:"body_cut,omitempty"`
 	// RawBody is the whole body if it is bytes or text, and nil if it isn't. If the message
 	// can't be decoded, it is the encoded message.
 	RawBody []byte `json:"-"`
@@ -146,15 +148,12 @@ type Letter struct {
 	Hops []Hop `json:"hops"`
 }
 
-// BodyForm is how a Letter shows a body.
-type BodyForm string
-
-// The forms.
+// What Letter.BodyForm may be.
 const (
-	BodyJSON  BodyForm = "json"  // indented
-	BodyText  BodyForm = "text"  // valid UTF-8 without control characters
-	BodyHex   BodyForm = "hex"   // a hexadecimal dump of bytes
-	BodyTyped BodyForm = "typed" // an amqp-value or amqp-sequence, as Export writes it
+	bodyJSON  = "json"  // indented
+	bodyText  = "text"  // valid UTF-8 without control characters
+	bodyHex   = "hex"   // a hexadecimal dump of bytes
+	bodyTyped = "typed" // an amqp-value or amqp-sequence, as Export writes it
 )
 
 const maxShown = 1 << 20
@@ -277,7 +276,7 @@ func (l *letter) whole(position int) *Letter {
 }
 
 // shownBody is the body for people.
-func (l *letter) shownBody() (text string, form BodyForm, size int, short bool) {
+func (l *letter) shownBody() (text string, form string, size int, short bool) {
 	b, ok := l.bytes()
 	if l.bad != nil {
 		b, ok = l.payload, true
@@ -296,9 +295,9 @@ func (l *letter) shownBody() (text string, form BodyForm, size int, short bool) 
 		}
 		out, err := json.MarshalIndent(parts, "", "  ")
 		if err != nil {
-			return err.Error(), BodyText, size, true
+			return err.Error(), bodyText, size, true
 		}
-		return string(out), BodyTyped, size, short
+		return string(out), bodyTyped, size, short
 	}
 	size = len(b)
 	if short = size > maxShown; short {
@@ -307,7 +306,7 @@ func (l *letter) shownBody() (text string, form BodyForm, size int, short bool) 
 	if !short && json.Valid(b) && utf8.Valid(b) {
 		var out strings.Builder
 		if err := indent(&out, b); err == nil {
-			return out.String(), BodyJSON, size, false
+			return out.String(), bodyJSON, size, false
 		}
 	}
 	t := b
@@ -320,11 +319,11 @@ func (l *letter) shownBody() (text string, form BodyForm, size int, short bool) 
 		}
 	}
 	if utf8.Valid(t) && !strings.ContainsFunc(string(t), func(r rune) bool { return r < ' ' && r != '\n' && r != '\r' && r != '\t' || r == 0x7f }) {
-		return string(t), BodyText, size, short
+		return string(t), bodyText, size, short
 	}
 	// A dump takes five times the room.
 	if len(b) > maxShown/4 {
 		b, short = b[:maxShown/4], true
 	}
-	return hex.Dump(b), BodyHex, size, short
+	return hex.Dump(b), bodyHex, size, short
 }

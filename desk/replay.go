@@ -36,9 +36,21 @@ type ReplayConfig struct {
 	// By is the person or program that replays, in valid UTF-8 of at most 100 bytes. Each
 	// message gets it as annotation.ReplayedBy.
 	By string
-	// To is where the messages go. Default: ToQueue. Address, if it isn't zero, is the
-	// address of all messages instead. It can't be Queue.
-	To      Destination
+	// ToExchange sends each message to the exchange and with the routing key that it was
+	// first published with, and every queue that is bound there gets it. A message that
+	// records neither goes to the queue that it was dead-lettered from, as all do by default.
+	//
+	// The broker's record of that is lost when StrategyRepublish or Central copies the
+	// message, or a replay does. Then the exchange must have a binding to the queue that the
+	// message was dead-lettered from, and the routing key must match it.
+	ToExchange bool
+	// Address, if it isn't zero, is the address of all messages instead. It can't be Queue.
+	//
+	// Without it hopback has to know where a message came from. A message's sender can write
+	// any annotation, so an annotation alone never decides that. It has to agree with what
+	// the broker recorded when it dead-lettered the message (x-opt-deaths), or with the
+	// dead-letter queue that the message is in. A message with neither stays in the queue
+	// and counts as failed.
 	Address address.Address
 	// DryRun counts the selected messages and sends nothing.
 	DryRun bool
@@ -88,8 +100,8 @@ type ReplayReport struct {
 	Unsure uint64 `json:"unsure,omitempty"`
 	// Groups counts the selected messages by group, the largest first, at most 100. Others
 	// counts the messages of all other groups.
-	Groups []GroupCount `json:"groups,omitempty"`
-	Others uint64       `json:"others,omitempty"`
+	Groups []Group `json:"groups,omitempty"`
+	Others uint64  `json:"others,omitempty"`
 	// Walks is the number of walks. It is above 1 after a lost connection, and if a walk
 	// took longer than 15 minutes.
 	Walks int `json:"walks"`
@@ -102,17 +114,6 @@ type ReplayReport struct {
 	Caveats []Caveat      `json:"caveats,omitempty"`
 	Unread  string        `json:"unread,omitempty"`
 	Took    time.Duration `json:"took"` // in nanoseconds in JSON
-}
-
-// GroupCount is a Group and its number of messages.
-type GroupCount struct {
-	Group
-	Count uint64 `json:"count"`
-	// Oldest and Newest are the earliest and the latest time at which one of them died.
-	Oldest time.Time `json:"oldest,omitzero"`
-	Newest time.Time `json:"newest,omitzero"`
-	// Example is the ID of one of them.
-	Example string `json:"example,omitempty"`
 }
 
 // Failure is a message that couldn't be replayed. ID is that of its Summary, Target the
@@ -157,7 +158,7 @@ const (
 // back in order.
 //
 // The report is valid even if the error isn't nil. The errors are those of List except
-// HoldError: after 15 minutes a replay gives its messages back and begins another walk.
+// context.DeadlineExceeded: after 15 minutes a replay gives its messages back and begins another walk.
 func (d *Desk) Replay(ctx context.Context, cfg ReplayConfig) (ReplayReport, error) {
 	began := time.Now()
 	if err := cfg.check(); err != nil {
@@ -194,8 +195,6 @@ func (c *ReplayConfig) check() error {
 		return argument.At(at.Field("ID"), argument.TooLong, c.ID, "is over 100 bytes or not valid UTF-8", "use a short name")
 	case len(c.By) > maxWord || !utf8.ValidString(c.By):
 		return argument.At(at.Field("By"), argument.TooLong, c.By, "is over 100 bytes or not valid UTF-8", "use a short name")
-	case c.To != "" && c.To != ToQueue && c.To != ToExchange:
-		return argument.At(at.Field("To"), argument.Unknown, string(c.To), "is no destination", "use ToQueue or ToExchange")
 	case !(c.Rate >= 0) || c.Rate > 1e9:
 		return argument.At(at.Field("Rate"), argument.OutOfRange, fmt.Sprint(c.Rate), "is out of range", "use messages a second, or 0 for no bound")
 	}

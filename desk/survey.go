@@ -16,15 +16,12 @@ import (
 	"github.com/hopback/hopback/internal/dedicated"
 )
 
-// Role is the purpose of a queue, as its name in the retry topology shows.
-type Role string
-
-// The roles.
+// What QueueSurvey.Role may be.
 const (
-	RoleWork    Role = "work"
-	RoleDelay   Role = "delay" // holds messages until their retry
-	RoleDead    Role = "dead"
-	RoleParking Role = "parking" // for messages without a way back
+	roleWork    = "work"
+	roleDelay   = "delay" // holds messages until their retry
+	roleDead    = "dead"
+	roleParking = "parking" // for messages without a way back
 )
 
 // SurveyConfig selects the queues of a Survey. The zero value surveys the whole virtual
@@ -46,21 +43,16 @@ type Survey struct {
 	Queues []QueueSurvey `json:"queues"`
 	// Groups are the groups of all dead-letter and parking queues, the largest first, at
 	// most 1,000. Others counts the messages of all other groups.
-	Groups []SurveyGroup `json:"groups"`
-	Others uint64        `json:"others,omitempty"`
+	Groups []Group `json:"groups"`
+	Others uint64  `json:"others,omitempty"`
 }
 
-// SurveyGroup is a group of messages in one dead-letter or parking queue.
-type SurveyGroup struct {
-	// In is the dead-letter or parking queue.
-	In string `json:"in"`
-	GroupCount
-}
-
-// QueueSurvey is a Survey's part about one queue. Type is "quorum", "classic" or "stream".
+// QueueSurvey is a Survey's part about one queue. Role is the purpose of the queue, as its name
+// in the retry topology shows: "work", "delay" (it holds messages until their retry), "dead", or
+// "parking" (for messages without a way back). Type is "quorum", "classic" or "stream".
 type QueueSurvey struct {
 	Name      string `json:"name"`
-	Role      Role   `json:"role"`
+	Role      string `json:"role"`
 	Type      string `json:"type,omitempty"`
 	Messages  uint64 `json:"messages"` // that are ready
 	Consumers uint64 `json:"consumers"`
@@ -104,11 +96,11 @@ func (d *Desk) Survey(ctx context.Context, cfg SurveyConfig) (Survey, error) {
 	if err != nil {
 		return Survey{}, err
 	}
-	s := Survey{Queues: queues, Groups: []SurveyGroup{}}
-	var all []SurveyGroup
+	s := Survey{Queues: queues, Groups: []Group{}}
+	var all []Group
 	for i := range s.Queues {
 		q := &s.Queues[i]
-		if cfg.CountsOnly || q.Role != RoleDead && q.Role != RoleParking {
+		if cfg.CountsOnly || q.Role != roleDead && q.Role != roleParking {
 			continue
 		}
 		groups, others, err := d.surveyQueue(ctx, q, cfg)
@@ -120,10 +112,11 @@ func (d *Desk) Survey(ctx context.Context, cfg SurveyConfig) (Survey, error) {
 		}
 		s.Others += others
 		for _, g := range groups {
-			all = append(all, SurveyGroup{q.Name, g})
+			g.In = q.Name
+			all = append(all, g)
 		}
 	}
-	slices.SortStableFunc(all, func(a, b SurveyGroup) int { return cmp.Compare(b.Count, a.Count) })
+	slices.SortStableFunc(all, func(a, b Group) int { return cmp.Compare(b.Count, a.Count) })
 	for _, g := range all[min(len(all), maxGroups):] {
 		s.Others += g.Count
 	}
@@ -131,7 +124,7 @@ func (d *Desk) Survey(ctx context.Context, cfg SurveyConfig) (Survey, error) {
 	return s, nil
 }
 
-func (d *Desk) surveyQueue(ctx context.Context, q *QueueSurvey, cfg SurveyConfig) ([]GroupCount, uint64, error) {
+func (d *Desk) surveyQueue(ctx context.Context, q *QueueSurvey, cfg SurveyConfig) ([]Group, uint64, error) {
 	var tell teller
 	if cfg.Progress != nil {
 		tell.tell = func(p Progress) { cfg.Progress(q.Name, p) }
@@ -174,11 +167,11 @@ func widen(oldest, newest *time.Time, t time.Time) {
 // tally counts groups, in bounded room.
 type tally struct {
 	most   int
-	counts map[string]*GroupCount // by ID
+	counts map[string]*Group // by ID
 	others uint64
 	// known has groups by the death as the message tells it. It saves most messages their
 	// fingerprint, where errors repeat.
-	known map[deathKey]*GroupCount
+	known map[deathKey]*Group
 }
 
 // deathKey is what a group is made of.
@@ -192,7 +185,7 @@ type deathKey struct {
 const maxKnown = 4096
 
 func newTally(most int) *tally {
-	return &tally{most: most, counts: map[string]*GroupCount{}, known: map[deathKey]*GroupCount{}}
+	return &tally{most: most, counts: map[string]*Group{}, known: map[deathKey]*Group{}}
 }
 
 // add counts a message. id is its ID, if that is known.
@@ -209,7 +202,8 @@ func (t *tally) add(l *letter, id string) {
 			if id == "" {
 				id = l.id()
 			}
-			c = &GroupCount{Group: g, Example: id}
+			g.Example = id
+			c = &g
 			t.counts[g.ID] = c
 		}
 		if len(t.known) < maxKnown {
@@ -221,12 +215,12 @@ func (t *tally) add(l *letter, id string) {
 }
 
 // top returns the largest groups, and how many messages are in others.
-func (t *tally) top(n int) (groups []GroupCount, others uint64) {
-	groups = make([]GroupCount, 0, len(t.counts))
+func (t *tally) top(n int) (groups []Group, others uint64) {
+	groups = make([]Group, 0, len(t.counts))
 	for _, c := range t.counts {
 		groups = append(groups, *c)
 	}
-	slices.SortFunc(groups, func(a, b GroupCount) int { return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.ID, b.ID)) })
+	slices.SortFunc(groups, func(a, b Group) int { return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.ID, b.ID)) })
 	others = t.others
 	for _, g := range groups[min(n, len(groups)):] {
 		others += g.Count
@@ -291,7 +285,7 @@ func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error
 			return nil, fmt.Errorf("hopback: there is no queue %q: %w", name, declare.ErrMissing)
 		}
 	}
-	order := map[Role]int{RoleDead: 0, RoleParking: 1, RoleWork: 2, RoleDelay: 3}
+	order := map[string]int{roleDead: 0, roleParking: 1, roleWork: 2, roleDelay: 3}
 	slices.SortFunc(all, func(a, b QueueSurvey) int {
 		return cmp.Or(cmp.Compare(order[a.Role], order[b.Role]), cmp.Compare(a.Name, b.Name))
 	})
@@ -299,7 +293,7 @@ func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error
 }
 
 // roles tells queues apart by the names of the retry topology.
-func (d *Desk) roles() func(name string) Role {
+func (d *Desk) roles() func(name string) string {
 	n := d.cfg.Names
 	or := func(s, fallback string) string {
 		if s == "" {
@@ -309,18 +303,18 @@ func (d *Desk) roles() func(name string) Role {
 	}
 	parking, suffix := n.ParkingQueue(), strings.TrimPrefix(n.DeadLetterQueue("x"), "x")
 	delays := []string{or(n.DelayPrefix, "delay_"), or(n.HoldPrefix, "hold_"), or(n.LadderPrefix, "retry_ladder_")}
-	return func(name string) Role {
+	return func(name string) string {
 		switch {
 		case name == parking:
-			return RoleParking
+			return roleParking
 		case strings.HasSuffix(name, suffix):
-			return RoleDead
+			return roleDead
 		}
 		for _, p := range delays {
 			if strings.HasPrefix(name, p) {
-				return RoleDelay
+				return roleDelay
 			}
 		}
-		return RoleWork
+		return roleWork
 	}
 }

@@ -14,39 +14,16 @@ import (
 	"github.com/hopback/hopback/internal/inside"
 )
 
-// Destination is where a replay sends messages.
-//
-// A message's sender can write any annotation, so an annotation alone never decides where a
-// message goes. It has to agree with what the broker recorded when the message died
-// (x-opt-deaths), or with the dead-letter queue that the message is in. A message with
-// neither stays in the queue and counts as failed: name its destination in
-// ReplayConfig.Address.
-type Destination string
-
-// The destinations. The default, "", is ToQueue.
-const (
-	// ToQueue sends each message to the queue that it died in, and to no other.
-	ToQueue Destination = "queue"
-	// ToExchange sends each message to the exchange and with the routing key that it was
-	// first published with. Every queue that is bound there gets it. A message that records
-	// neither goes to the queue that it died in.
-	//
-	// The broker's record of that is lost when StrategyRepublish or Central copies the
-	// message, or a replay does. Then the exchange must have a binding to the queue that the
-	// message died in, and the routing key must match it.
-	ToExchange Destination = "exchange"
-)
-
 var errNoQueue = errors.New("the message doesn't tell which queue it died in; name where it should go")
 
 // target is where the message says that it should go.
-func (l *letter) target(to Destination, fixed address.Address) (address.Address, error) {
+func (l *letter) target(toExchange bool, fixed address.Address) (address.Address, error) {
 	a := fixed
 	switch {
 	case !fixed.IsZero():
-	case to == ToExchange && l.death.Exchange != "":
+	case toExchange && l.death.Exchange != "":
 		a = address.Exchange(l.death.Exchange, l.death.RoutingKey)
-	case to == ToExchange && l.death.RoutingKey != "":
+	case toExchange && l.death.RoutingKey != "":
 		a = address.Queue(l.death.RoutingKey) // by the default exchange
 	case l.death.Queue == "":
 		return a, &unsendable{errNoQueue}
@@ -61,7 +38,7 @@ func (l *letter) target(to Destination, fixed address.Address) (address.Address,
 
 // target is where a message goes. It refuses what the message's annotations alone say.
 func (r *replay) target(ctx context.Context, l *letter) (address.Address, error) {
-	to, err := l.target(r.cfg.To, r.cfg.Address)
+	to, err := l.target(r.cfg.ToExchange, r.cfg.Address)
 	if err != nil || !r.cfg.Address.IsZero() {
 		return to, err
 	}

@@ -293,7 +293,7 @@ func (d *Desk) lookOnce(ctx context.Context, queue string, look looking, turn bo
 			more = d.again(ctx, w)
 		}
 		if err == nil && time.Since(w.began) > maxHold {
-			err = &HoldError{Queue: queue, After: maxHold}
+			err = &holdError{Queue: queue, After: maxHold}
 		}
 	}
 	if errors.Is(err, errStop) {
@@ -312,19 +312,23 @@ func (d *Desk) lookOnce(ctx context.Context, queue string, look looking, turn bo
 	if own != nil && !errors.Is(own, errStop) {
 		return own
 	}
-	if ctx.Err() != nil || errors.Is(err, errTurned) || errors.As(err, new(*HoldError)) {
+	if ctx.Err() != nil || errors.Is(err, errTurned) || errors.As(err, new(*holdError)) {
 		return err
 	}
 	return walkError(queue, err)
 }
 
-// HoldError says that a walk stopped because it had held its messages for After, the limit
-// of 15 minutes. A List then has the messages that were read.
-type HoldError struct {
+// holdError says that a walk stopped because it had held its messages for After, the limit
+// of 15 minutes. A List then has the messages that were read. Callers see it as
+// context.DeadlineExceeded.
+type holdError struct {
 	Queue string
 	After time.Duration
 }
 
-func (e *HoldError) Error() string {
+// Is reports whether target is context.DeadlineExceeded.
+func (e *holdError) Is(target error) bool { return target == context.DeadlineExceeded }
+
+func (e *holdError) Error() string {
 	return "hopback: looking into the queue " + e.Queue + " ended after " + e.After.String() + ": RabbitMQ takes back what is held longer"
 }

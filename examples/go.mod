@@ -10,8 +10,8 @@ replace (
 
 require (
 	github.com/Azure/go-amqp v1.7.0
-	github.com/hopback/hopback v0.0.0
-	github.com/hopback/hopback/postgres v0.0.0
+	github.com/hopback/hopback v0.1.0
+	github.com/hopback/hopback/postgres v0.1.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/rabbitmq/amqp091-go v1.16.0
 	github.com/rabbitmq/rabbitmq-amqp-go-client v1.0.0

@@ -3,7 +3,7 @@ module github.com/hopback/hopback/hopbackotel
 go 1.26.0
 
 require (
-	github.com/hopback/hopback v0.0.0
+	github.com/hopback/hopback v0.1.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/stretchr/testify v1.12.1
 	go.opentelemetry.io/otel v1.47.0

@@ -2,6 +2,7 @@ package hopbackotel
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -65,19 +66,16 @@ func newNumbers(m metric.Meter, most int) *numbers {
 		destinations: names{most: most}, queues: names{most: most}, lanes: names{most: most}, errors: names{most: most},
 		known: map[string]*measuredQueue{},
 	}
-	n.took = histogram(m, "messaging.client.operation.duration", "s", "Duration of publishing (until the broker's confirmation) and of settling (until it is written).", seconds)
-	n.processed = histogram(m, "messaging.process.duration", "s", "Duration of handlers.", seconds)
-	n.retries = counter(m, "hopback.retries", "{message}", "Number of failed attempts that another attempt follows on.")
-	n.deaths = counter(m, "hopback.deaths", "{message}", "Number of messages that were dead-lettered, by lane.")
-	n.lateness = histogram(m, "hopback.retry.lateness", "s", "Delay of a retry beyond what was asked for.", late)
-	var err error
-	n.ranges, err = m.Int64Histogram("hopback.settlement.range", metric.WithUnit("{delivery}"), metric.WithDescription("Number of deliveries that one settlement frame settles."), metric.WithExplicitBucketBoundaries(sizes...))
-	handle(err)
+	n.took = histogram(m, "messaging.client.operation.duration", "Duration of publishing (until the broker's confirmation) and of settling (until it is written).", seconds)
+	n.processed = histogram(m, "messaging.process.duration", "Duration of handlers.", seconds)
+	n.retries = made(m.Int64Counter("hopback.retries", metric.WithUnit("{message}"), metric.WithDescription("Number of failed attempts that another attempt follows on.")))
+	n.deaths = made(m.Int64Counter("hopback.deaths", metric.WithUnit("{message}"), metric.WithDescription("Number of messages that were dead-lettered, by lane.")))
+	n.lateness = histogram(m, "hopback.retry.lateness", "Delay of a retry beyond what was asked for.", late)
+	n.ranges = made(m.Int64Histogram("hopback.settlement.range", metric.WithUnit("{delivery}"), metric.WithDescription("Number of deliveries that one settlement frame settles."), metric.WithExplicitBucketBoundaries(sizes...)))
 	n.observed.make(m)
 	o := &n.observed
-	_, err = m.RegisterCallback(n.observe, o.handling, o.unsettled, o.ready, o.forwarding, o.stalled, o.unconfirmed, o.queued,
-		o.connections, o.sessions, o.blockedNow, o.consumers, o.publishers, o.requesters, o.calls, o.lost, o.rebuilt, o.blocked, o.oldest, o.idle, o.sent, o.consumed)
-	handle(err)
+	_ = made(m.RegisterCallback(n.observe, o.handling, o.unsettled, o.ready, o.forwarding, o.stalled, o.unconfirmed, o.queued,
+		o.connections, o.sessions, o.blockedNow, o.consumers, o.publishers, o.requesters, o.calls, o.lost, o.rebuilt, o.blocked, o.oldest, o.idle, o.sent, o.consumed))
 	return n
 }
 
@@ -101,44 +99,28 @@ func (o *observed) make(m metric.Meter) {
 		{&o.requesters, "hopback.requesters", "{requester}", "Number of requesters, by whether they can receive replies."},
 		{&o.calls, "hopback.calls", "{call}", "Number of calls that wait for their replies."},
 	} {
-		var err error
-		*x.to, err = m.Int64ObservableUpDownCounter(x.name, metric.WithUnit(x.unit), metric.WithDescription(x.what))
-		handle(err)
+		*x.to = made(m.Int64ObservableUpDownCounter(x.name, metric.WithUnit(x.unit), metric.WithDescription(x.what)))
 	}
-	var err error
-	o.sent, err = m.Int64ObservableCounter("messaging.client.sent.messages", metric.WithUnit("{message}"), metric.WithDescription("Number of messages that producers attempted to send to the broker."))
-	handle(err)
-	o.consumed, err = m.Int64ObservableCounter("messaging.client.consumed.messages", metric.WithUnit("{message}"), metric.WithDescription("Number of messages that were delivered to the application."))
-	handle(err)
-	o.lost, err = m.Int64ObservableCounter("hopback.connections.lost", metric.WithUnit("{connection}"), metric.WithDescription("Number of AMQP connections that were lost."))
-	handle(err)
-	o.rebuilt, err = m.Int64ObservableCounter("hopback.reconnects", metric.WithUnit("{connection}"), metric.WithDescription("Number of lost AMQP connections that were made again."))
-	handle(err)
-	o.blocked, err = m.Float64ObservableCounter("hopback.blocked.time", metric.WithUnit("s"), metric.WithDescription("Time in which the broker accepted no messages, because of alarms, of all connections."))
-	handle(err)
-	o.oldest, err = m.Float64ObservableGauge("hopback.handling.oldest", metric.WithUnit("s"), metric.WithDescription("For how long the handler has run that began first."))
-	handle(err)
-	o.idle, err = m.Float64ObservableGauge("hopback.idle", metric.WithUnit("s"), metric.WithDescription("Time since the last delivery of a consumer."))
-	handle(err)
+	o.sent = made(m.Int64ObservableCounter("messaging.client.sent.messages", metric.WithUnit("{message}"), metric.WithDescription("Number of messages that producers attempted to send to the broker.")))
+	o.consumed = made(m.Int64ObservableCounter("messaging.client.consumed.messages", metric.WithUnit("{message}"), metric.WithDescription("Number of messages that were delivered to the application.")))
+	o.lost = made(m.Int64ObservableCounter("hopback.connections.lost", metric.WithUnit("{connection}"), metric.WithDescription("Number of AMQP connections that were lost.")))
+	o.rebuilt = made(m.Int64ObservableCounter("hopback.reconnects", metric.WithUnit("{connection}"), metric.WithDescription("Number of lost AMQP connections that were made again.")))
+	o.blocked = made(m.Float64ObservableCounter("hopback.blocked.time", metric.WithUnit("s"), metric.WithDescription("Time in which the broker accepted no messages, because of alarms, of all connections.")))
+	o.oldest = made(m.Float64ObservableGauge("hopback.handling.oldest", metric.WithUnit("s"), metric.WithDescription("For how long the handler has run that began first.")))
+	o.idle = made(m.Float64ObservableGauge("hopback.idle", metric.WithUnit("s"), metric.WithDescription("Time since the last delivery of a consumer.")))
 }
 
-func counter(m metric.Meter, name, unit, what string) metric.Int64Counter {
-	c, err := m.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(what))
-	handle(err)
-	return c
+// histogram is one of durations.
+func histogram(m metric.Meter, name, what string, buckets []float64) metric.Float64Histogram {
+	return made(m.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(what), metric.WithExplicitBucketBoundaries(buckets...)))
 }
 
-func histogram(m metric.Meter, name, unit, what string, buckets []float64) metric.Float64Histogram {
-	h, err := m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(what), metric.WithExplicitBucketBoundaries(buckets...))
-	handle(err)
-	return h
-}
-
-// handle reports what the metrics' provider refuses. The metric does nothing then.
-func handle(err error) {
+// made reports what the metrics' provider refuses. The metric does nothing then.
+func made[M any](x M, err error) M {
 	if err != nil {
 		otel.Handle(err)
 	}
+	return x
 }
 
 // errorType is the value of error.type; "" for nil.
@@ -265,10 +247,16 @@ type measuredQueue struct {
 	processed timed
 	settled   timed
 
-	mu       sync.Mutex
-	retries  map[string]*byError[metric.AddOption] // by lane
-	deaths   map[string][]metric.AddOption
-	lateness map[string][]metric.RecordOption
+	// By lane, of which there is a bounded number.
+	retries, deaths places[string, byError[metric.AddOption]]
+	lateness        places[string, byError[metric.RecordOption]]
+}
+
+// byLane has the options of a metric of a queue for each lane.
+func byLane[O any](q *measuredQueue, of func(attribute.Set) O) places[string, byError[O]] {
+	return places[string, byError[O]]{most: math.MaxInt, make: func(lane string) *byError[O] {
+		return newByError([]attribute.KeyValue{q.name, attributeLane.String(lane)}, of)
+	}}
 }
 
 // queue returns what is known about a queue. All queues beyond so many are one.
@@ -279,10 +267,8 @@ func (n *numbers) queue(name string) *measuredQueue {
 	if q := n.known[name]; q != nil {
 		return q
 	}
-	q := &measuredQueue{
-		n: n, name: semconv.MessagingDestinationName(name),
-		retries: map[string]*byError[metric.AddOption]{}, deaths: map[string][]metric.AddOption{}, lateness: map[string][]metric.RecordOption{},
-	}
+	q := &measuredQueue{n: n, name: semconv.MessagingDestinationName(name)}
+	q.retries, q.deaths, q.lateness = byLane(q, addOption), byLane(q, addOption), byLane(q, recordOption)
 	of := func(operation string, more ...attribute.KeyValue) []attribute.KeyValue {
 		return append([]attribute.KeyValue{semconv.MessagingSystemRabbitMQ, semconv.MessagingOperationName(operation), q.name}, more...)
 	}
@@ -294,39 +280,15 @@ func (n *numbers) queue(name string) *measuredQueue {
 }
 
 func (q *measuredQueue) retried(ctx context.Context, lane, kind string) {
-	lane = q.n.lanes.bounded(valid(lane))
-	q.mu.Lock()
-	o := q.retries[lane]
-	if o == nil {
-		o = newByError([]attribute.KeyValue{q.name, attributeLane.String(lane)}, addOption)
-		q.retries[lane] = o
-	}
-	q.mu.Unlock()
-	q.n.retries.Add(ctx, 1, o.of(kind)...)
+	q.n.retries.Add(ctx, 1, q.retries.get(q.n.lanes.bounded(valid(lane))).of(kind)...)
 }
 
 func (q *measuredQueue) died(ctx context.Context, lane string) {
-	lane = q.n.lanes.bounded(valid(lane))
-	q.mu.Lock()
-	o := q.deaths[lane]
-	if o == nil {
-		o = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(q.name, attributeLane.String(lane)))}
-		q.deaths[lane] = o
-	}
-	q.mu.Unlock()
-	q.n.deaths.Add(ctx, 1, o...)
+	q.n.deaths.Add(ctx, 1, q.deaths.get(q.n.lanes.bounded(valid(lane))).ok...)
 }
 
 func (q *measuredQueue) late(ctx context.Context, lane string, by time.Duration) {
-	lane = q.n.lanes.bounded(lane)
-	q.mu.Lock()
-	o := q.lateness[lane]
-	if o == nil {
-		o = []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(q.name, attributeLane.String(lane)))}
-		q.lateness[lane] = o
-	}
-	q.mu.Unlock()
-	q.n.lateness.Record(ctx, max(by, 0).Seconds(), o...)
+	q.n.lateness.Record(ctx, max(by, 0).Seconds(), q.lateness.get(q.n.lanes.bounded(lane)).ok...)
 }
 
 // watch has the numbers of a Conn observed until closed is called.

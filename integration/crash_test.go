@@ -24,7 +24,7 @@ import (
 // and the settlement of its last, the consumer's connection ends once behind each
 // single frame: the delivery, the transfer of the copy, its confirmation, the
 // settlements, and all that lies between. Whatever the strategy, the message is
-// handled to its end afterwards. It is handled to its end twice only where DESIGN.md
+// handled to its end afterwards. It is handled to its end twice only where docs/guarantees.md
 // says so: when the connection ends after that, before the broker has heard of it;
 // and, by Republish, when the copy is stored and its original isn't accepted yet.
 func TestNoMessageIsLostWhereverTheConnectionEnds(t *testing.T) {

@@ -25,7 +25,7 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 	t.Parallel()
 	const module = "github.com/hopback/hopback/"
 	for pkg, may := range map[string][]string{
-		"argument": {}, "adapter": {"client"}, "address": {"argument"}, "declare": {"address", "argument"}, "client": {"address", "argument", "client/instrument"}, "client/instrument": {"address"},
+		"": {"argument", "client", "declare", "retry"}, "argument": {}, "adapter": {"client"}, "address": {"argument"}, "declare": {"address", "argument"}, "client": {"address", "argument", "client/instrument"}, "client/instrument": {"address"},
 		"declare/audit": {"address", "argument", "declare"}, "internal/frames": {},
 		"retry": {"address", "argument", "client", "client/instrument", "declare", "declare/audit"}, "desk": {"address", "argument", "client", "declare", "declare/audit", "retry"},
 		"schedule":     {"address", "argument", "client", "declare", "middleware/dedupe"},

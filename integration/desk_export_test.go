@@ -147,7 +147,7 @@ func TestExportAndImportKeepEveryType(t *testing.T) {
 		require.Len(t, letter.Messages, len(lines))
 		whole, err := d.Show(t.Context(), desk.ShowConfig{Queue: "dead", ID: letter.Messages[1].ID})
 		require.NoError(t, err)
-		assert.Equal(t, desk.BodyTyped, whole.BodyForm)
+		assert.Equal(t, "typed", whole.BodyForm)
 		assert.Contains(t, whole.Body, "decimal128")
 		assert.EqualValues(t, 7, whole.Priority)
 	})

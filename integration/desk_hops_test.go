@@ -69,15 +69,15 @@ func TestHopsAreInOrder(t *testing.T) {
 					line += " " + h.Queue[len(prefix):]
 				}
 				switch h.Kind {
-				case desk.HopDeadLettered:
+				case "dead-lettered":
 					line += " " + h.Reason
-				case desk.HopPublished, desk.HopCreated:
+				case "published", "created":
 				default:
 					line += " " + h.Text
 				}
 				got = append(got, line)
 			}
-			if len(got) > 0 && got[0] == string(desk.HopCreated) {
+			if len(got) > 0 && got[0] == "created" {
 				got = got[1:]
 			}
 			assert.Equal(t, append(published, want...), got, "%s: %+v", name, m.Hops)

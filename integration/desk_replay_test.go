@@ -104,7 +104,7 @@ func TestReplayOfOneGroup(t *testing.T) {
 		survey, err := d.Survey(t.Context(), desk.SurveyConfig{})
 		require.NoError(t, err)
 		require.Len(t, survey.Groups, 4)
-		var group desk.SurveyGroup
+		var group desk.Group
 		for _, g := range survey.Groups {
 			assert.EqualValues(t, n/4, g.Count)
 			assert.Equal(t, "orders", g.Queue)
@@ -117,13 +117,13 @@ func TestReplayOfOneGroup(t *testing.T) {
 		assert.Equal(t, "*integration.gatewayError", group.ErrorType)
 		assert.WithinDuration(t, time.Now(), group.Newest, time.Hour)
 		require.NotEmpty(t, survey.Queues)
-		assert.Equal(t, desk.RoleDead, survey.Queues[0].Role)
+		assert.Equal(t, "dead", survey.Queues[0].Role)
 		assert.EqualValues(t, n, survey.Queues[0].Seen)
 
 		letter, err := d.Show(t.Context(), desk.ShowConfig{Queue: "orders.dead", ID: group.Example})
 		require.NoError(t, err)
 		assert.Equal(t, group.Example, letter.ID)
-		assert.Equal(t, desk.BodyJSON, letter.BodyForm)
+		assert.Equal(t, "json", letter.BodyForm)
 		assert.NotEmpty(t, letter.Hops)
 		_, err = d.Show(t.Context(), desk.ShowConfig{Queue: "orders.dead", ID: "none"})
 		require.ErrorAs(t, err, new(*desk.NoMessageError))
@@ -229,7 +229,7 @@ func TestReplayThatFailsAgain(t *testing.T) {
 					require.NoError(t, err)
 					replays := 0
 					for _, hop := range letter.Hops {
-						if hop.Kind == desk.HopReplayed {
+						if hop.Kind == "replayed" {
 							replays++
 						}
 					}
@@ -331,7 +331,7 @@ func TestReplayToWhatIsGone(t *testing.T) {
 		require.NoError(t, err)
 		assert.EqualValues(t, 25, dry.Matched)
 		assert.EqualValues(t, 10, dry.Failed, "a queue that is gone, and one that isn't named: %v", dry.Failures)
-		r, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "dead", All: true, To: desk.ToExchange})
+		r, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "dead", All: true, ToExchange: true})
 		require.NoError(t, err)
 		assert.EqualValues(t, 10, r.Replayed, "%+v", r)
 		assert.EqualValues(t, 15, r.Failed)

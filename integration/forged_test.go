@@ -164,7 +164,7 @@ func TestForgedOriginDoesNotChooseWhereAReplayGoes(t *testing.T) {
 				p.take("ledger", 1)
 
 				d := newDesk(t, s, conn)
-				report, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, To: desk.ToExchange})
+				report, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, ToExchange: true})
 				require.NoError(t, err)
 				assert.Zero(t, ready(t, conn, "payments"), "%+v", report.Failures)
 				assert.EqualValues(t, 4, report.Replayed, "the workers know how the messages came: %+v", report.Failures)

@@ -412,7 +412,7 @@ func TestFullDeadLetterQueueIsTold(t *testing.T) {
 				s.http(t, http.MethodPut, "/policies/"+s.vhost+"/small", map[string]any{
 					"pattern": `^orders\.dead$`, "apply-to": "queues", "definition": map[string]any{"max-length": 50, "overflow": "reject-publish"},
 				}, nil)
-				v, err := audit.Verify(t.Context(), audit.Sources{HTTP: s.api(t)}, topology)
+				v, err := verified(t.Context(), audit.Sources{HTTP: s.api(t)}, topology)
 				require.NoError(t, err)
 				require.Len(t, v.Findings, 1, "%s", v)
 				assert.Equal(t, "max-length", v.Findings[0].Rule)

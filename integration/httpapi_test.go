@@ -1,21 +1,12 @@
 package integration
 
 import (
-	"context"
-	"encoding/json"
-	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/declare"
 )
 
 // object is JSON's.
@@ -107,166 +98,6 @@ func TestPathsOfTheHTTPAPIMayEndInASlash(t *testing.T) {
 			status, _, err := s.httpStatus(http.MethodGet, path, nil)
 			require.NoError(t, err)
 			assert.Equal(t, want, status, path)
-		}
-	})
-}
-
-// got is a message as the HTTP API returns it.
-type got struct {
-	Exchange    string
-	Key         string `json:"routing_key"`
-	Left        int    `json:"message_count"`
-	Bytes       int    `json:"payload_bytes"`
-	Redelivered bool
-	Payload     string
-	Encoding    string `json:"payload_encoding"`
-	Properties  any    // an empty list if there are none
-}
-
-// The HTTP API publishes and gets messages of AMQP 0-9-1.
-func TestMessagesByTheHTTPAPI(t *testing.T) {
-	forEachBroker(t, func(t *testing.T, s *site) {
-		conn, _ := s.connect(t)
-		apply(t, conn, declare.Topology{Queues: []declare.Queue{
-			declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop()}, declare.QuorumQueue{Name: "q", DeadLetter: declare.ToQueue("dead")},
-			declare.QuorumQueue{Name: "full", DeadLetter: declare.Drop(), MaxLength: 2, Overflow: declare.RejectPublish},
-		}})
-		post := func(path string, body any) (int, string) {
-			status, text, err := s.httpStatus(http.MethodPost, path, body)
-			require.NoError(t, err)
-			return status, strings.TrimSpace(string(text))
-		}
-		send := func(key string, properties object) (int, string) {
-			return post("/exchanges/"+s.vhost+"/amq.default/publish", object{"routing_key": key, "payload": "{}", "payload_encoding": "string", "properties": properties})
-		}
-		get := func(queue, mode string, more object) (all []got) {
-			body := object{"count": 5, "ackmode": mode, "encoding": "auto"}
-			for k, v := range more {
-				body[k] = v
-			}
-			status, text := post("/queues/"+s.vhost+"/"+queue+"/get", body)
-			require.Equal(t, 200, status, text)
-			require.NoError(t, json.Unmarshal([]byte(text), &all), text)
-			return all
-		}
-		headers := object{"a": 1.0, "b": "two", "c": true, "x-mine": "v", "f": 1.5, "nested": object{"k": []any{1.0, 2.0}}}
-		full := object{
-			"delivery_mode": 2.0, "priority": 5.0, "message_id": "mid", "content_type": "application/json", "content_encoding": "utf-8", "correlation_id": "corr",
-			"reply_to": "a/b", "expiration": "600000", "timestamp": 1700000000.0, "type": "order.created", "user_id": "guest", "app_id": "shop", "cluster_id": "c",
-			"headers": headers,
-		}
-		for _, p := range []object{full, {}, {"delivery_mode": 1}} {
-			status, text := send("q", p)
-			require.Equal(t, 200, status, text)
-			assert.JSONEq(t, `{"routed":true}`, text)
-		}
-		status, text := send("nobody", object{})
-		assert.Equal(t, 200, status)
-		assert.JSONEq(t, `{"routed":false}`, text)
-
-		all := get("q", "ack_requeue_true", nil)
-		assert.Equal(t, []got{
-			{"", "q", 2, 2, false, "{}", "string", full}, {"", "q", 1, 2, false, "{}", "string", []any{}}, {"", "q", 0, 2, false, "{}", "string", object{"delivery_mode": 1.0}},
-		}, all)
-		// What is returned is counted as the version counts.
-		counted := []object{{"x-acquired-count": 1.0}, {"x-acquired-count": 2.0, "x-delivery-count": 1.0}}
-		if !s.newer() {
-			counted = []object{{"x-delivery-count": 1.0}, {"x-delivery-count": 2.0}}
-		}
-		assert.Equal(t, got{"", "q", 1, 2, true, "{}", "string", object{"headers": counted[0]}}, get("q", "reject_requeue_true", nil)[1])
-		assert.Equal(t, got{"", "q", 1, 2, true, "{}", "string", object{"headers": counted[1]}}, get("q", "ack_requeue_true", nil)[1])
-
-		// They are these messages of AMQP 1.0.
-		messages := make(chan *client.Message, 3)
-		stop := consume(t, conn, "q", client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
-			messages <- d.Message()
-			return nil
-		}), client.ConsumerConfig{Concurrency: 1})
-		m := await(t, messages, "the first")
-		plain := await(t, messages, "the second")
-		await(t, messages, "the third")
-		require.NoError(t, stop())
-		replyTo := "a/b"
-		if s.newer() {
-			replyTo = "/queues/a%2Fb"
-		}
-		assert.Equal(t, &amqp.MessageProperties{
-			MessageID: "mid", UserID: []byte("guest"), ReplyTo: &replyTo, CorrelationID: "corr", ContentType: new("application/json"),
-			ContentEncoding: new("utf-8"), CreationTime: new(time.Unix(1700000000, 0)), GroupID: new("shop"),
-		}, m.Properties)
-		assert.Equal(t, map[string]any{"a": int64(1), "b": "two", "c": true, "f": 1.5}, m.ApplicationProperties)
-		assert.Equal(t, "order.created", m.Annotations["x-basic-type"])
-		assert.Equal(t, "v", m.Annotations["x-mine"])
-		assert.True(t, m.Header.Durable)
-		assert.Equal(t, uint8(5), m.Header.Priority)
-		assert.Equal(t, 10*time.Minute, m.Header.TTL)
-		assert.Nil(t, plain.Properties)
-		assert.Nil(t, plain.ApplicationProperties)
-		assert.False(t, plain.Header.Durable)
-
-		// And the other way round, and dead-lettered.
-		out := client.NewMessage([]byte("{}"))
-		out.Properties = &amqp.MessageProperties{
-			MessageID: "mid", UserID: []byte("guest"), Subject: new("s"), ReplyTo: new("rq"), CorrelationID: "corr", ContentType: new("application/json"),
-			ContentEncoding: new("utf-8"), CreationTime: new(time.Unix(1700000000, 0)), GroupID: new("grp"),
-		}
-		out.ApplicationProperties = map[string]any{"a": int64(1)}
-		out.Annotations = amqp.Annotations{"x-mine": "v", "x-opt-mine": "w", "x-basic-type": "ty"}
-		out.Header = &amqp.MessageHeader{Durable: true, Priority: 7, TTL: 10 * time.Minute}
-		publish(t, publisher[*client.Message](t, conn, address.Queue("q")), out)
-		properties := object{
-			"app_id": "grp", "user_id": "guest", "type": "ty", "timestamp": 1700000000.0, "message_id": "mid", "expiration": "600000", "reply_to": "rq",
-			"correlation_id": "corr", "priority": 7.0, "delivery_mode": 2.0, "content_encoding": "utf-8", "content_type": "application/json",
-			"headers": object{"a": 1.0, "x-mine": "v", "x-opt-mine": "w"},
-		}
-		assert.Equal(t, []got{{"", "q", 0, 2, false, "{", "string", properties}}, get("q", "reject_requeue_false", object{"truncate": 1}))
-		var dead []got
-		poll(t, "it is dead-lettered", func() bool {
-			dead = get("dead", "ack_requeue_false", object{"encoding": "base64"})
-			return len(dead) == 1
-		})
-		assert.Equal(t, "e30=", dead[0].Payload)
-		assert.True(t, dead[0].Redelivered)
-		p, _ := dead[0].Properties.(object)
-		assert.NotContains(t, p, "expiration")
-		h, _ := p["headers"].(object)
-		assert.NotContains(t, h, "x-opt-deaths")
-		deaths, _ := h["x-death"].([]any)
-		require.Len(t, deaths, 1)
-		death, _ := deaths[0].(object)
-		assert.InDelta(t, float64(time.Now().Unix()), death["time"], 300)
-		delete(death, "time")
-		assert.Equal(t, object{"count": 1.0, "exchange": "", "original-expiration": "600000", "queue": "q", "reason": "rejected", "routing-keys": []any{"q"}}, death)
-		assert.Equal(t, "rejected", h["x-first-death-reason"])
-
-		// A full queue takes one more than it may have, and then nothing.
-		for range 3 {
-			status, _ := send("full", object{})
-			assert.Equal(t, 200, status)
-		}
-		status, text = send("full", object{})
-		assert.Equal(t, 400, status)
-		assert.Contains(t, text, "rejected Unable to publish message. Check queue limits.")
-
-		for want, p := range map[string]object{
-			`["not_int","priority"]`: {"priority": "high"}, `["not_string","expiration"]`: {"expiration": 1000}, `["not_int","timestamp"]`: {"timestamp": "x"},
-			"user_id property set to 'other' but authenticated user was 'guest'": {"user_id": "other"}, "invalid expiration '-1': {value_negative,-1}": {"expiration": "-1"},
-		} {
-			status, text := send("q", p)
-			assert.Equal(t, 400, status, want)
-			assert.Contains(t, text, want)
-		}
-		status, text = post("/exchanges/"+s.vhost+"/amq.default/publish", object{"routing_key": "q", "payload": "x"})
-		assert.Equal(t, 400, status)
-		assert.Contains(t, text, "{key_missing,properties},{key_missing,payload_encoding}")
-		status, text = post("/exchanges/"+s.vhost+"/amq.default/publish", object{"routing_key": "q", "payload": "x", "payload_encoding": "base64", "properties": object{}})
-		assert.Equal(t, 400, status)
-		assert.Contains(t, text, `["not_base64","x"]`)
-		status, text = post("/queues/"+s.vhost+"/q/get", object{"count": 1})
-		assert.Equal(t, 400, status)
-		assert.Contains(t, text, "{key_missing,ackmode},{key_missing,encoding}")
-		for i := range 2 { // neither more nor fewer than there are
-			assert.Empty(t, get("q", "ack_requeue_true", object{"count": -i}), fmt.Sprint(-i))
 		}
 	})
 }

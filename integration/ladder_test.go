@@ -15,7 +15,6 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -66,7 +65,7 @@ func TestLaddersOfDifferentLevelsKeepTheirMessagesApart(t *testing.T) {
 		defer mu.Unlock()
 		assert.Equal(t, want, handled)
 		poll(t, "verify finds nothing", func() bool { // for a moment the broker still counts dead letters on their way
-			v, err := audit.Verify(t.Context(), s.sources(t, conn), declare.Topology{})
+			v, err := verified(t.Context(), s.sources(t, conn), declare.Topology{})
 			require.NoError(t, err)
 			return len(v.Findings) == 0
 		})

@@ -80,7 +80,7 @@ func outliveFiveKills(t *testing.T, version string, messages int) {
 	require.NoError(t, err)
 	ladder.Queues = append(ladder.Queues, quorum("bound", declare.Drop()), quorum("unbound", declare.Drop()))
 	apply(t, conn, ladder)
-	time.Sleep(5 * time.Second) // 4.0.5 can lose a queue that is younger when it is killed: see DESIGN.md
+	time.Sleep(5 * time.Second) // 4.0.5 can lose a queue that is younger when it is killed: see docs/rabbitmq-notes.md
 
 	c := &tally{came: make([]bool, messages), all: make(chan struct{})}
 	began := time.Now()

@@ -28,7 +28,7 @@ func TestExportedDefinitionsImportedOverHTTPVerifyClean(t *testing.T) {
 		conn, _ := s.connect(t)
 		d := plan(t, s.sources(t, conn), topology)
 		assert.True(t, d.Nothing(), "%s", d)
-		v, err := audit.Verify(t.Context(), s.sources(t, conn), topology)
+		v, err := verified(t.Context(), s.sources(t, conn), topology)
 		require.NoError(t, err)
 		assert.True(t, v.Clean(), "%s", v)
 		report, err := declare.Apply(t.Context(), conn.Management(), topology)
@@ -49,7 +49,7 @@ func TestExportedDefinitionsImportedOverHTTPVerifyClean(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, string(file), string(read.Encode()))
 		s.http(t, http.MethodPost, "/definitions", json.RawMessage(read.Encode()), nil)
-		v, err = audit.Verify(t.Context(), s.sources(t, conn), topology)
+		v, err = verified(t.Context(), s.sources(t, conn), topology)
 		require.NoError(t, err)
 		assert.True(t, v.Clean(), "%s", v)
 	})
@@ -122,7 +122,7 @@ func TestTheCookbooksDefinitionsVerifyWithFindings(t *testing.T) {
 		topology, err := d.Topology(s.vhost)
 		require.NoError(t, err)
 		found := func() map[string]string {
-			v, err := audit.Verify(t.Context(), audit.Sources{HTTP: s.api(t)}, topology)
+			v, err := verified(t.Context(), audit.Sources{HTTP: s.api(t)}, topology)
 			require.NoError(t, err)
 			list := map[string]string{}
 			for _, f := range v.Findings {

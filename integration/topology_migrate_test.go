@@ -186,8 +186,9 @@ func TestDeleteOnlyWhatIsEmptyAndUnused(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
 		src := s.sources(t, conn)
+		shop := declare.Topology{Exchanges: []declare.Exchange{{Name: "shop"}}}
 		apply(t, conn, declare.Topology{
-			Exchanges: []declare.Exchange{{Name: "shop"}},
+			Exchanges: shop.Exchanges,
 			Queues:    []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()}},
 			Bindings:  []declare.Binding{{Source: "shop", Queue: "orders", Key: "k"}},
 		})
@@ -200,7 +201,7 @@ func TestDeleteOnlyWhatIsEmptyAndUnused(t *testing.T) {
 		_, err = audit.DeleteQueueIf(t.Context(), src, "orders", audit.DeleteCondition{Unused: true})
 		require.ErrorIs(t, err, declare.ErrInUse)
 		assert.ErrorContains(t, err, `the exchange "shop" is bound to it`)
-		err = audit.DeleteExchangeIf(t.Context(), src, "shop", audit.DeleteCondition{Unused: true})
+		_, err = audit.DeleteUnused(t.Context(), src, shop)
 		require.ErrorIs(t, err, declare.ErrInUse)
 
 		stop := consume(t, conn, "orders", client.JSON(func(context.Context, int) error { return nil }), client.ConsumerConfig{})
@@ -212,14 +213,15 @@ func TestDeleteOnlyWhatIsEmptyAndUnused(t *testing.T) {
 		awaitConsumers(t, conn, "orders", 0)
 
 		require.NoError(t, declare.DeleteBinding(t.Context(), conn.Management(), declare.Binding{Source: "shop", Queue: "orders", Key: "k"}))
-		require.NoError(t, audit.DeleteExchangeIf(t.Context(), src, "shop", audit.DeleteCondition{Unused: true}))
+		_, err = audit.DeleteUnused(t.Context(), src, shop)
+		require.NoError(t, err)
 		poll(t, "it is deleted once the counts say that nothing holds it", func() bool {
 			_, err := audit.DeleteQueueIf(t.Context(), src, "orders", audit.DeleteCondition{Empty: true, Unused: true})
 			return err == nil
 		})
 		_, err = audit.DeleteQueueIf(t.Context(), src, "orders", audit.DeleteCondition{Empty: true, Unused: true})
 		require.NoError(t, err, "what isn't there is no error")
-		err = audit.DeleteExchangeIf(t.Context(), audit.Sources{AMQP: conn.Management()}, "shop", audit.DeleteCondition{Unused: true})
+		_, err = audit.DeleteUnused(t.Context(), audit.Sources{AMQP: conn.Management()}, shop)
 		require.ErrorContains(t, err, "HTTP API")
 	})
 }

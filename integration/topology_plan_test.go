@@ -255,11 +255,11 @@ func TestPlanAndApplyWithoutPermission(t *testing.T) {
 			// To list a queue's bindings takes the permission to write to it.
 			assert.Zero(t, countKept(d, declare.KindBinding))
 			assert.Contains(t, d.String(), "write access to queue 'orders'")
-			v, err := audit.Verify(ctx, audit.Sources{AMQP: reading.Management()}, topology)
+			v, err := verified(ctx, audit.Sources{AMQP: reading.Management()}, topology)
 			require.NoError(t, err)
 			require.Len(t, v.Findings, len(topology.Bindings), "%s", v)
 			assert.Equal(t, "unseen", v.Findings[0].Rule)
-			_, err = audit.Plan(ctx, audit.Sources{AMQP: none.Management()}, topology)
+			_, err = planned(ctx, audit.Sources{AMQP: none.Management()}, topology)
 			require.ErrorContains(t, err, "may read nothing")
 			assert.ErrorContains(t, err, "refused for user")
 		} else {
@@ -294,12 +294,12 @@ func TestPlanWithoutTheHTTPAPI(t *testing.T) {
 			d := plan(t, audit.Sources{AMQP: conn.Management(), HTTP: reader}, topology)
 			assert.Equal(t, len(topology.Exchanges), d.Count(audit.Unsure))
 			assert.Contains(t, d.String(), says)
-			_, err := audit.Plan(t.Context(), audit.Sources{HTTP: reader}, topology)
+			_, err := planned(t.Context(), audit.Sources{HTTP: reader}, topology)
 			require.ErrorContains(t, err, says)
 			assert.NotContains(t, err.Error(), "not-the-password")
 		}
 		missing := &site{Broker: s.Broker, vhost: "no-such-vhost"}
-		_, err := audit.Plan(t.Context(), audit.Sources{HTTP: missing.api(t)}, topology)
+		_, err := planned(t.Context(), audit.Sources{HTTP: missing.api(t)}, topology)
 		require.ErrorIs(t, err, declare.ErrMissing)
 		assert.ErrorContains(t, err, `there is no vhost "no-such-vhost"`)
 	})

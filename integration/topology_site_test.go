@@ -65,9 +65,27 @@ func plan(t *testing.T, src audit.Sources, topology declare.Topology) audit.Diff
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	d, err := audit.Plan(ctx, src, topology)
+	d, err := planned(ctx, src, topology)
 	require.NoError(t, err)
 	return d
+}
+
+// planned is what Apply would do to the live broker.
+func planned(ctx context.Context, src audit.Sources, topology declare.Topology) (audit.Diff, error) {
+	s, err := audit.Read(ctx, src, topology)
+	if err != nil {
+		return audit.Diff{}, err
+	}
+	return audit.Compare(s, topology), nil
+}
+
+// verified is the live broker, checked.
+func verified(ctx context.Context, src audit.Sources, topology declare.Topology) (audit.Verification, error) {
+	s, err := audit.Read(ctx, src, topology)
+	if err != nil {
+		return audit.Verification{}, err
+	}
+	return audit.Check(s, topology), nil
 }
 
 var errCut = errors.New("the process has ended here")

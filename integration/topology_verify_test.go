@@ -35,12 +35,12 @@ func TestVerifyFindsNothingInOurOwnTopology(t *testing.T) {
 			require.NoError(t, err)
 		}
 		apply(t, conn, all)
-		v, err := audit.Verify(t.Context(), s.sources(t, conn), all)
+		v, err := verified(t.Context(), s.sources(t, conn), all)
 		require.NoError(t, err)
 		assert.True(t, v.Clean(), "%s", v)
 
 		// Over AMQP alone nothing is found either, and it says what it didn't see.
-		v, err = audit.Verify(t.Context(), audit.Sources{AMQP: conn.Management()}, all)
+		v, err = verified(t.Context(), audit.Sources{AMQP: conn.Management()}, all)
 		require.NoError(t, err)
 		assert.Empty(t, v.Findings)
 		assert.NotEmpty(t, v.Skipped)
@@ -52,7 +52,7 @@ func TestVerifyFindsNothingInOurOwnTopology(t *testing.T) {
 		t.Cleanup(func() { s.http(t, http.MethodDelete, "/users/"+s.vhost+"-look", nil, nil) })
 		s.http(t, http.MethodPut, "/permissions/"+s.vhost+"/"+s.vhost+"-look", map[string]string{"configure": "^$", "write": "^$", "read": ".*"}, nil)
 		looking := s.api(t, func(u *url.URL) { u.User = url.UserPassword(s.vhost+"-look", "look") })
-		v, err = audit.Verify(t.Context(), audit.Sources{HTTP: looking}, all)
+		v, err = verified(t.Context(), audit.Sources{HTTP: looking}, all)
 		require.NoError(t, err)
 		assert.Empty(t, v.Findings, "%s", v)
 		assert.NotEmpty(t, v.Skipped)
@@ -360,7 +360,7 @@ func TestVerifyFindsPlantedFaults(t *testing.T) {
 				conn, _ := s.connect(t)
 				apply(t, conn, topology)
 				fault.plant(t, s)
-				v, err := audit.Verify(t.Context(), audit.Sources{HTTP: s.api(t)}, topology)
+				v, err := verified(t.Context(), audit.Sources{HTTP: s.api(t)}, topology)
 				require.NoError(t, err)
 				found := map[string]string{}
 				for _, f := range v.Findings {

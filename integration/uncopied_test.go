@@ -65,11 +65,12 @@ func TestWhatCanNotBeCopiedIsRetriedAllTheSame(t *testing.T) {
 // AMQP 1.0 only if it begins with "x-": so a copy can't keep it. What is dead-lettered
 // without a copy does. The HTTP API publishes and reads as such a client does.
 func TestHeadersOfAMQP091ThatACopyCanNotKeep(t *testing.T) {
-	forEachBroker(t, func(t *testing.T, s *site) {
+	t.Parallel()
+	for _, b := range brokers { // the one in memory has no AMQP 0-9-1
 		for strategy, kept := range map[retry.Strategy]bool{retry.StrategyRepublish: false, retry.StrategyDeadLetter: true} {
-			t.Run(string(strategy), func(t *testing.T) {
+			t.Run(b.Version+" "+string(strategy), func(t *testing.T) {
 				t.Parallel()
-				s := newSite(t, s.Broker)
+				s := newSite(t, b)
 				conn, _ := s.connect(t)
 				policy := retry.Policy{MaxRetries: 1, Backoff: retry.Delays(100 * time.Millisecond), Strategy: strategy}
 				applyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders"})
@@ -102,5 +103,5 @@ func TestHeadersOfAMQP091ThatACopyCanNotKeep(t *testing.T) {
 				assert.Equal(t, map[bool]int{true: 1, false: 2}[kept], got[0].Properties.DeliveryMode, "a copy is durable")
 			})
 		}
-	})
+	}
 }

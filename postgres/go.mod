@@ -7,7 +7,7 @@ replace github.com/hopback/hopback => ..
 
 require (
 	github.com/Azure/go-amqp v1.7.0
-	github.com/hopback/hopback v0.0.0
+	github.com/hopback/hopback v0.1.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0

@@ -81,7 +81,7 @@ func refusesArgument(t *testing.T, p Policy, name, what string) {
 	var bad *argument.Error
 	if assert.ErrorAs(t, err, &bad, what) {
 		path := bad.Path
-		if path[len(path)-1].Kind == argument.SegmentCall {
+		if path[len(path)-1].Kind == "call" {
 			path = path[:len(path)-1] // which retry the delay is for
 		}
 		assert.Equal(t, name, path.String(), what)

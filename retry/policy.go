@@ -254,7 +254,7 @@ func (p Policy) plan() (plan, error) {
 		}
 	}
 	if pl.needsRungs() && len(pl.rungs) > maxRungs {
-		return plan{}, argument.At(policyPath.Field("Backoff"), argument.TooMany, nil, fmt.Sprintf("returns %d different delays, more than %d, and each needs a queue", len(pl.rungs), maxRungs),
+		return plan{}, argument.At(policyPath.Field("Backoff"), argument.TooLong, nil, fmt.Sprintf("returns %d different delays, more than %d, and each needs a queue", len(pl.rungs), maxRungs),
 			"use fewer retries, cap the delays, or use AnyDelay")
 	}
 	return pl, nil

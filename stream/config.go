@@ -1,14 +1,17 @@
 package stream
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"reflect"
+	"slices"
 	"time"
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -42,6 +45,12 @@ type Config struct {
 	// Backoff is the pause before each further attempt, which holds up all messages
 	// behind. Default: 100 ms, doubled each time, at most 10 s.
 	Backoff retry.Backoff
+	// GiveUpAfter limits the time from a message's first failure, as this Consume has seen it,
+	// to its last attempt, whatever attempts are left. Default: no limit.
+	GiveUpAfter time.Duration
+	// Rules treat some errors differently, as those of a retry.Policy do. MaxRetries counts the
+	// attempts after the first. retry.ActionDeadLetter is what Failed says.
+	Rules []retry.ErrorRule
 	// Failed is what becomes of a message that has failed to the end. Default:
 	// FailedForward if FailedQueue is set, or else FailedStop.
 	Failed Failed
@@ -56,6 +65,8 @@ type Config struct {
 	Grace time.Duration
 	// Logger receives what no call returns. Default: slog.Default().
 	Logger *slog.Logger
+
+	policy inside.Policy
 }
 
 // Failed is what becomes of a message that has failed to the end. The zero value, "",
@@ -117,7 +128,18 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	return c, nil
+	retries := c.Attempts - 1
+	if retries == 0 {
+		retries = retry.NoRetries
+	}
+	var err error
+	c.policy, err = retry.Policy{MaxRetries: retries, Backoff: c.Backoff, GiveUpAfter: c.GiveUpAfter, Rules: c.Rules}.Internal()
+	if bad, ok := errors.AsType[*argument.Error](err); ok {
+		here := *bad
+		here.Path = append(slices.Clone(at), bad.Path[1:]...)
+		return c, &here
+	}
+	return c, err
 }
 
 // checkNames also reads in what Failed is.

@@ -39,7 +39,8 @@ import (
 //	a Snooze, a client.Requeue or Modify that hasn't failed
 //	                              handled again after a pause, and not counted
 //	any other error               handled again, after the pause of an After or else of
-//	                              Config.Backoff, up to Config.Attempts times
+//	                              Config.Backoff, up to Config.Attempts times, unless one of
+//	                              Config.Rules or Config.GiveUpAfter decides otherwise
 //
 // So a handler's result means here what it means behind retry.With, with two differences. The
 // annotations of a Modify without DeadLetter are lost, as a stream's messages can't be changed.

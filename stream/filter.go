@@ -95,7 +95,7 @@ const maxFilters = 32
 
 func (f Filter) validate(at argument.Path) error {
 	if len(f.Values) > maxFilters || len(f.Properties) > maxFilters || len(f.ApplicationProperties) > maxFilters {
-		return argument.At(at, argument.TooMany, nil, "has too many entries", fmt.Sprintf("use at most %d in each part", maxFilters))
+		return argument.At(at, argument.TooLong, nil, "has too many entries", fmt.Sprintf("use at most %d in each part", maxFilters))
 	}
 	for i, v := range f.Values {
 		if err := checkText(at.Field("Values").Index(i), v); err != nil {
@@ -126,7 +126,7 @@ func checkText(at argument.Path, s string) error {
 	case len(s) > maxFilterBytes:
 		return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has %d bytes", len(s)), fmt.Sprintf("use at most %d", maxFilterBytes))
 	case !utf8.ValidString(s):
-		return argument.At(at, argument.NotText, s, "isn't valid UTF-8", "give it as UTF-8")
+		return argument.At(at, argument.Malformed, s, "isn't valid UTF-8", "give it as UTF-8")
 	}
 	return nil
 }

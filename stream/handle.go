@@ -13,6 +13,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/internal/outcome"
@@ -120,13 +121,13 @@ func (k *consumer) process(ctx, handlerCtx context.Context, f failure) error {
 		if handlerCtx.Err() != nil {
 			return errDrained // whatever it says: it was interrupted
 		}
-		v := k.judge(f.err, f.attempts)
+		v := k.judge(&f)
 		for v.do == doForward {
 			err := k.publish(ctx, handlerCtx, address.Address{}, v.forward.Message, f, client.PublishTo(v.forward.To))
 			if !hopeless(err) {
 				return err
 			}
-			v = k.resolved(v.forward.Unsendable(err), f.attempts)
+			v = k.resolved(v.forward.Unsendable(err), &f)
 		}
 		switch v.do {
 		case doNothing:
@@ -186,46 +187,50 @@ type verdict struct {
 // minPause keeps a handler that asks for no pause from spinning.
 const minPause = 10 * time.Millisecond
 
-// judge reads what a handler's error asks for.
-func (k *consumer) judge(err error, attempt int) verdict {
-	says := outcome.Read[client.Outcome](err)
-	switch says.Kind {
-	case outcome.IsDiscard:
-		return verdict{do: doNothing}
-	case outcome.IsPermanent:
-		return verdict{do: doGiveUp, reason: retry.ReasonPermanent, text: client.ErrorText(err)}
-	case outcome.IsAfter:
-		if says.After.Snooze {
-			return verdict{pause: max(says.After.Delay, minPause)}
-		}
-	case outcome.IsDecided:
+// judge reads what a handler's error asks for. Errors that aren't outcomes are the policy's to
+// decide about, as they are for retry.With. A panic of a rule's condition is a death there, too.
+func (k *consumer) judge(f *failure) (v verdict) {
+	returned := false
+	defer outcome.Catch(&returned, func(value any, stack []byte) {
+		v = verdict{do: doGiveUp, reason: client.ReasonPanicked, text: client.ErrorText(&client.PanicError{Value: value, Stack: stack})}
+	})
+	says := outcome.Read[client.Outcome](f.err)
+	if says.Kind == outcome.IsDecided {
 		o := client.OutcomeOf(says.Decided)
-		v := k.resolved(client.Resolve(o), attempt)
+		v = k.resolved(client.Resolve(o), f)
 		if m, ok := o.(client.Modify); ok && v.do == doGiveUp {
 			v.text = client.ErrorText(m.Err)
 			if own, ok := m.Annotations[client.AnnotationReason].(string); ok {
 				v.reason = client.Reason(own)
 			}
 		}
-		return v
+	} else {
+		v = k.decided(f, f.err, says)
 	}
-	v := k.counted(attempt, client.ErrorText(err))
-	if says.Kind == outcome.IsAfter && v.do == doAgain {
-		v.pause = max(says.After.Delay, minPause)
-	}
+	returned = true
 	return v
 }
 
-// counted is the verdict on an attempt that counts.
-func (k *consumer) counted(attempt int, text string) verdict {
-	if attempt >= k.cfg.Attempts {
-		return verdict{do: doGiveUp, reason: retry.ReasonExhausted, text: text}
+// decided is what the policy decides.
+func (k *consumer) decided(f *failure, err error, says outcome.Verdict) verdict {
+	now := time.Now()
+	what := k.cfg.policy.Decide(inside.Attempt{Err: err, Says: says, Retries: f.attempts - 1, First: f.first, Now: now})
+	if f.first.IsZero() && !(says.Kind == outcome.IsAfter && says.After.Snooze) {
+		f.first = now
 	}
-	return verdict{counts: true, pause: max(k.cfg.Backoff(attempt), 0)}
+	switch {
+	case what.Discard:
+		return verdict{do: doNothing}
+	case what.Reason != "":
+		return verdict{do: doGiveUp, reason: client.Reason(what.Reason), text: client.ErrorText(what.Err)}
+	case what.Asked:
+		what.Delay = max(what.Delay, minPause)
+	}
+	return verdict{counts: what.Counted, pause: what.Delay}
 }
 
 // resolved reads an outcome. What would go back to a queue is handled again.
-func (k *consumer) resolved(r client.Resolution, attempt int) verdict {
+func (k *consumer) resolved(r client.Resolution, f *failure) verdict {
 	if r.Refused != nil {
 		k.log.Error("hopback: an outcome can't be carried out as it is", "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
 	}
@@ -237,7 +242,7 @@ func (k *consumer) resolved(r client.Resolution, attempt int) verdict {
 	case r.DeadLetter:
 		return verdict{do: doGiveUp, reason: cmp.Or(r.Reason, retry.ReasonRejected), text: r.Error, annotations: r.Annotations}
 	case r.Failed:
-		return k.counted(attempt, r.Error)
+		return k.decided(f, errors.New(r.Error), outcome.Verdict{})
 	}
 	return verdict{pause: max(k.cfg.Backoff(1), minPause)}
 }
@@ -246,8 +251,9 @@ func (k *consumer) resolved(r client.Resolution, attempt int) verdict {
 type failure struct {
 	message  *client.Message
 	offset   uint64
-	attempts int   // this one included
-	err      error // nil: it hasn't ended
+	attempts int       // this one included
+	first    time.Time // when the handler first failed; zero: it hasn't
+	err      error     // nil: it hasn't ended
 }
 
 func (k *consumer) handlerError(f failure, reason client.Reason) error {

@@ -39,6 +39,9 @@ func TestBadConfigs(t *testing.T) {
 		"Config.Prefetch":                              {Prefetch: -1},
 		"Config.SaveEvery":                             {SaveEvery: maxSaveEvery + 1},
 		"Config.Attempts":                              {Attempts: -1},
+		"Config.Backoff(1)":                            {Backoff: retry.Delays(0)},
+		"Config.GiveUpAfter":                           {GiveUpAfter: -1},
+		"Config.Rules[0].If":                           {Rules: []retry.ErrorRule{{}}},
 		"Config.SaveInterval":                          {SaveInterval: -1},
 		"Config.Grace":                                 {Grace: -1},
 		"Config.Failed":                                {Failed: "what"},
@@ -276,13 +279,50 @@ func TestVerdicts(t *testing.T) {
 		"else":            {client.Forward{Else: client.Requeue{}}, 3, verdict{pause: time.Second}},
 		"nil pointer":     {(*client.DeadLetter)(nil), 1, verdict{counts: true, pause: time.Second}},
 	} {
-		got := k.judge(c.err, c.attempt)
+		got := k.judge(&failure{err: c.err, attempts: c.attempt})
 		if name == "bad forward" {
 			assert.NotEmpty(t, got.text)
 			got.text = ""
 		}
 		assert.Equal(t, c.want, got, name)
 	}
+}
+
+// Rules and GiveUpAfter decide as they do for retry.With.
+func TestPolicyInPlace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ugly, down, old := errors.New("ugly"), errors.New("down"), errors.New("old")
+		soon := retry.Delays(time.Second)
+		cfg, err := Config{Attempts: 3, Backoff: soon, GiveUpAfter: time.Minute, Rules: []retry.ErrorRule{
+			{If: retry.On(ugly), Do: retry.ActionDeadLetter}, {If: retry.On(old), Do: retry.ActionDiscard},
+			{If: retry.On(down), Do: retry.ActionRetryUncounted, Backoff: retry.Delays(10 * time.Second)},
+			{If: func(err error) bool { return err.Error() == "panics" && err.(interface{ Never() }) != nil }},
+		}}.withDefaults()
+		require.NoError(t, err)
+		k := &consumer{cfg: cfg, log: slog.New(slog.DiscardHandler)}
+		assert.Equal(t, verdict{do: doGiveUp, reason: retry.ReasonPermanent, text: "ugly"}, k.judge(&failure{err: ugly, attempts: 1}))
+		assert.Equal(t, verdict{do: doNothing}, k.judge(&failure{err: old, attempts: 1}))
+		assert.Equal(t, client.ReasonPanicked, k.judge(&failure{err: errors.New("panics"), attempts: 1}).reason)
+
+		f := &failure{err: down, attempts: 1}
+		for range 6 {
+			assert.Equal(t, verdict{pause: 10 * time.Second}, k.judge(f), "it uses up no attempt")
+			time.Sleep(10 * time.Second)
+		}
+		v := k.judge(f)
+		assert.Equal(t, retry.ReasonExhausted, v.reason)
+		assert.Equal(t, "gave up 1m0s after the first failure: down", v.text)
+		f.err = retry.Snooze(time.Second)
+		assert.Equal(t, retry.ReasonExhausted, k.judge(f).reason, "it has failed before")
+		assert.Equal(t, verdict{pause: time.Hour}, k.judge(&failure{err: retry.Snooze(time.Hour), attempts: 1}))
+
+		many, err := Config{Attempts: 1 << 30, Backoff: soon}.withDefaults()
+		require.NoError(t, err)
+		k.cfg = many
+		assert.Equal(t, verdict{counts: true, pause: time.Second}, k.judge(&failure{err: down, attempts: 1<<30 - 1}))
+		assert.Equal(t, retry.ReasonExhausted, k.judge(&failure{err: down, attempts: 1 << 30}).reason)
+	})
 }
 
 // Nothing that a message holds makes decoding it panic, or end the process.

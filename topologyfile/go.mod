@@ -6,7 +6,7 @@ go 1.26.0
 replace github.com/hopback/hopback => ..
 
 require (
-	github.com/hopback/hopback v0.0.0
+	github.com/hopback/hopback v0.1.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0
 	go.yaml.in/yaml/v3 v3.0.6

@@ -80,13 +80,13 @@ func (p place) find(path argument.Path) (argument.Path, *yaml.Node) {
 			node = next
 		}
 	}
-	first := slices.IndexFunc(path, func(s argument.Segment) bool { return s.Kind == argument.SegmentField })
+	first := slices.IndexFunc(path, func(s argument.Segment) bool { return s.Kind == "field" })
 	if first < 0 {
 		return out, node
 	}
 	for i := first; i < len(path); i++ {
 		switch s := path[i]; s.Kind {
-		case argument.SegmentField:
+		case "field":
 			f, ok := match(fields, path[i:])
 			if !ok {
 				return out, node // the name of a queue, which the place has already
@@ -96,13 +96,13 @@ func (p place) find(path argument.Path) (argument.Path, *yaml.Node) {
 			step(valueOf(here, key))
 			fields = f.within
 			i += len(f.path) - 1
-		case argument.SegmentKey:
+		case "key":
 			out = out.Field(short(s.Name))
 			step(valueOf(here, s.Name))
-		case argument.SegmentIndex:
+		case "index":
 			out = out.Index(s.Index)
 			step(itemOf(here, s.Index))
-		case argument.SegmentCall:
+		case "call":
 			// A list of delays ends with the one that repeats.
 			if here != nil && here.Kind == yaml.SequenceNode && len(here.Content) > 0 {
 				n := min(s.Index, len(here.Content)) - 1
@@ -122,7 +122,7 @@ func match(fields []goField, path argument.Path) (best goField, ok bool) {
 		}
 		same := true
 		for i, name := range f.path {
-			same = same && path[i] == argument.Segment{Kind: argument.SegmentField, Name: name}
+			same = same && path[i] == argument.Segment{Kind: "field", Name: name}
 		}
 		if same {
 			best, ok = f, true
@@ -196,7 +196,7 @@ type fault struct {
 
 func faultOf(e *argument.Error) fault {
 	for i := len(e.Path) - 1; i >= 0; i-- {
-		if e.Path[i].Kind == argument.SegmentField {
+		if e.Path[i].Kind == "field" {
 			return fault{e.Path[i].Name, e.Code}
 		}
 	}
@@ -206,7 +206,7 @@ func faultOf(e *argument.Error) fault {
 // remedies are for a file where those of the errors are for Go code.
 var remedies = map[fault]string{
 	{"MaxRetries", argument.OutOfRange}:                "write one of these, or none",
-	{"Backoff", argument.TooMany}:                      "use fewer retries, give exponential a max, or use any-delay",
+	{"Backoff", argument.TooLong}:                      "use fewer retries, give exponential a max, or use any-delay",
 	{"Overflow", argument.Conflict}:                    "leave it out, or give dead-letter the strategy at-most-once",
 	{"DeadLetter", argument.Missing}:                   "write dead-letter: {queue: NAME}, {exchange: NAME} or drop; or put it under work-queues, which get a dead-letter queue of their own",
 	{"Strategy", argument.Unsupported}:                 "add strategy: at-most-once to its dead-letter, or make it a quorum queue",
@@ -228,7 +228,7 @@ const wholeMillis = "write whole milliseconds"
 // contradiction is what the Path of an error of declare.Merge is about: a queue or an
 // exchange of t.
 func contradiction(path argument.Path, t declare.Topology) (kind, name string) {
-	if len(path) < 3 || path[2].Kind != argument.SegmentIndex {
+	if len(path) < 3 || path[2].Kind != "index" {
 		return "", ""
 	}
 	switch i := path[2].Index; {

@@ -4,7 +4,7 @@ go 1.26
 
 require (
 	github.com/Azure/go-amqp v1.7.0
-	github.com/hopback/hopback v0.0.0
+	github.com/hopback/hopback v0.1.0
 	github.com/rabbitmq/rabbitmq-amqp-go-client v1.0.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0

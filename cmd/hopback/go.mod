@@ -3,9 +3,9 @@ module github.com/hopback/hopback/cmd/hopback
 go 1.26.0
 
 require (
-	github.com/hopback/hopback v0.0.0 // go.work at the top has that of this checkout
-	github.com/hopback/hopback/postgres v0.0.0 // likewise
-	github.com/hopback/hopback/topologyfile v0.0.0 // likewise
+	github.com/hopback/hopback v0.1.0 // go.work at the top has that of this checkout
+	github.com/hopback/hopback/postgres v0.1.0 // likewise
+	github.com/hopback/hopback/topologyfile v0.1.0 // likewise
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9

@@ -37,29 +37,29 @@ func (s Snapshot) Definitions() Definitions {
 	var d Definitions
 	for _, q := range s.Queues {
 		if !q.Exclusive {
-			d.Queues = append(d.Queues, QueueDefinition{VHost: s.VHost, Name: q.Name, Durable: q.Durable, AutoDelete: q.AutoDelete, Arguments: q.Arguments})
+			d.queues = append(d.queues, definedQueue{VHost: s.VHost, Name: q.Name, Durable: q.Durable, AutoDelete: q.AutoDelete, Arguments: q.Arguments})
 		}
 	}
 	for _, x := range s.Exchanges {
 		if !names.Reserved(x.Name) {
-			d.Exchanges = append(d.Exchanges, ExchangeDefinition{
+			d.exchanges = append(d.exchanges, definedExchange{
 				VHost: s.VHost, Name: x.Name, Type: string(x.Type), Durable: x.Durable, AutoDelete: x.AutoDelete, Internal: x.Internal, Arguments: x.Arguments,
 			})
 		}
 	}
 	for _, b := range s.Bindings {
 		args := bindingArguments(b)
-		def := BindingDefinition{VHost: s.VHost, Source: b.Source, Destination: b.Queue, DestinationType: "queue", RoutingKey: b.Key, Arguments: args}
+		def := definedBinding{VHost: s.VHost, Source: b.Source, Destination: b.Queue, DestinationType: "queue", RoutingKey: b.Key, Arguments: args}
 		if b.Queue == "" {
 			def.Destination, def.DestinationType = b.Exchange, "exchange"
 		}
-		d.Bindings = append(d.Bindings, def)
+		d.bindings = append(d.bindings, def)
 	}
 	var operators []any
 	for _, p := range s.Policies {
 		p.VHost = s.VHost
 		if !p.Operator {
-			d.Policies = append(d.Policies, PolicyDefinition{Policy: p})
+			d.policies = append(d.policies, definedPolicy{Policy: p})
 			continue
 		}
 		operators = append(operators, map[string]any{
@@ -80,16 +80,16 @@ const operatorPolicy = "operator_policy"
 // of a single one.
 func (d Definitions) VHosts() []string {
 	var list []string
-	for _, q := range d.Queues {
+	for _, q := range d.queues {
 		list = append(list, q.VHost)
 	}
-	for _, x := range d.Exchanges {
+	for _, x := range d.exchanges {
 		list = append(list, x.VHost)
 	}
-	for _, b := range d.Bindings {
+	for _, b := range d.bindings {
 		list = append(list, b.VHost)
 	}
-	for _, p := range d.Policies {
+	for _, p := range d.policies {
 		list = append(list, p.VHost)
 	}
 	slices.Sort(list)
@@ -106,7 +106,7 @@ func (d Definitions) Topology(vhost string) (declare.Topology, error) {
 	var t declare.Topology
 	var errs []error
 	in := func(v string) bool { return v == vhost || v == "" }
-	for _, x := range d.Exchanges {
+	for _, x := range d.exchanges {
 		if !in(x.VHost) || names.Reserved(x.Name) {
 			continue
 		}
@@ -127,12 +127,12 @@ func (d Definitions) Topology(vhost string) (declare.Topology, error) {
 		}
 		t.Exchanges = append(t.Exchanges, exchange)
 	}
-	for _, q := range d.Queues {
+	for _, q := range d.queues {
 		if in(q.VHost) {
 			t.Queues = append(t.Queues, q.queue())
 		}
 	}
-	for _, b := range d.Bindings {
+	for _, b := range d.bindings {
 		if in(b.VHost) {
 			t.Bindings = append(t.Bindings, b.binding())
 		}
@@ -145,12 +145,12 @@ func (d Definitions) Topology(vhost string) (declare.Topology, error) {
 func (d Definitions) Snapshot(vhost string) Snapshot {
 	s := Snapshot{VHost: vhost}
 	in := func(v string) bool { return v == vhost || v == "" }
-	for _, x := range d.Exchanges {
+	for _, x := range d.exchanges {
 		if in(x.VHost) {
 			s.Exchanges = append(s.Exchanges, ExchangeInfo{x.Name, declare.ExchangeType(x.Type), x.Durable, x.AutoDelete, x.Internal, notNil(x.Arguments)})
 		}
 	}
-	for _, q := range d.Queues {
+	for _, q := range d.queues {
 		if !in(q.VHost) {
 			continue
 		}
@@ -160,12 +160,12 @@ func (d Definitions) Snapshot(vhost string) Snapshot {
 		}
 		s.Queues = append(s.Queues, declare.QueueInfo{Name: q.Name, VHost: vhost, Type: queueType, Durable: q.Durable, AutoDelete: q.AutoDelete, Arguments: notNil(q.Arguments)})
 	}
-	for _, b := range d.Bindings {
+	for _, b := range d.bindings {
 		if in(b.VHost) && b.Source != "" {
 			s.Bindings = append(s.Bindings, b.binding())
 		}
 	}
-	for _, p := range d.Policies {
+	for _, p := range d.policies {
 		if in(p.VHost) {
 			s.Policies = append(s.Policies, p.Policy)
 		}
@@ -177,14 +177,14 @@ func (d Definitions) Snapshot(vhost string) Snapshot {
 		}
 	}
 	if unread != "" {
-		s.hide(fmt.Sprintf("the operator policy %.80q can't be read", unread), PartPolicies)
+		s.hide(fmt.Sprintf("the operator policy %.80q can't be read", unread), partPolicies)
 	}
 	s.checkPatterns()
 	s.addPredeclared()
-	s.hide(notLive, PartNodes, PartCounts)
+	s.hide(notLive, partNodes, partCounts)
 	var version string
 	if raw := d.Other["rabbitmq_version"]; raw == nil || json.Unmarshal(raw, &version) != nil {
-		s.hide(notLive, PartVersion)
+		s.hide(notLive, partVersion)
 	}
 	s.Version = version
 	s.sort()
@@ -227,7 +227,7 @@ func (d Definitions) operatorPolicies() (list []declare.Policy, unread string) {
 	return list, unread
 }
 
-// policyDefinition reads a policy's definition: an object, or a list of pairs, which
+// definedPolicy reads a policy's definition: an object, or a list of pairs, which
 // is what rabbitmqctl of RabbitMQ 4.0 makes of it for an operator's.
 func policyDefinition(text json.RawMessage) (map[string]any, bool) {
 	var m map[string]any
@@ -252,7 +252,7 @@ func policyDefinition(text json.RawMessage) (map[string]any, bool) {
 	return jsonArguments(m), true
 }
 
-func (b BindingDefinition) binding() declare.Binding {
+func (b definedBinding) binding() declare.Binding {
 	of := declare.Binding{Source: b.Source, Queue: b.Destination, Key: b.RoutingKey}
 	if b.DestinationType == "exchange" {
 		of.Queue, of.Exchange = "", b.Destination
@@ -261,7 +261,7 @@ func (b BindingDefinition) binding() declare.Binding {
 }
 
 // queue is the typed queue that sends exactly what q has, or a RawQueue.
-func (q QueueDefinition) queue() declare.Queue {
+func (q definedQueue) queue() declare.Queue {
 	args := notNil(q.Arguments)
 	raw := declare.RawQueue{Name: q.Name, Durable: q.Durable, AutoDelete: q.AutoDelete, Arguments: args}
 	want := map[string]any{"durable": q.Durable, "exclusive": false, "auto_delete": q.AutoDelete, "arguments": args}
@@ -351,7 +351,7 @@ func quorumFrom(name string, args map[string]any) declare.QuorumQueue {
 	return q
 }
 
-func classicFrom(d QueueDefinition, args map[string]any) declare.ClassicQueue {
+func classicFrom(d definedQueue, args map[string]any) declare.ClassicQueue {
 	t := takerOf(args)
 	q := declare.ClassicQueue{
 		Name: d.Name, DeadLetter: t.deadLetter(), MessageTTL: t.millis("x-message-ttl"), Expires: t.millis("x-expires"),

@@ -18,51 +18,51 @@ import (
 // and GET /api/definitions write it. POST /api/definitions and load_definitions
 // read it. Use it to give a topology to operators who declare it for you.
 //
-// Queues, exchanges, bindings and policies are values here. Everything else, such
-// as users and parameters, is kept as it is: reading and writing a document loses
-// nothing. Users have password hashes.
+// [Definitions.Topology] and [Definitions.Snapshot] return its queues, exchanges, bindings and
+// policies. Everything else, such as users and parameters, is kept: reading and writing a
+// document loses nothing. Users have password hashes.
 //
 // The written form is sorted and has every field. Reading and writing it again
 // gives the same bytes.
 type Definitions struct {
-	Queues    []QueueDefinition
-	Exchanges []ExchangeDefinition
-	Bindings  []BindingDefinition
-	Policies  []PolicyDefinition
+	queues    []definedQueue
+	exchanges []definedExchange
+	bindings  []definedBinding
+	policies  []definedPolicy
 	// Other has the members of the document that aren't modelled, such as "users",
 	// "vhosts" or "parameters", as JSON.
 	Other map[string]json.RawMessage
 }
 
-// QueueDefinition is a queue in a document. VHost is empty in a document of a
+// definedQueue is a queue in a document. VHost is empty in a document of a
 // single virtual host. Other has the members that aren't modelled, such as the
 // "type" that RabbitMQ 4.3 writes.
-type QueueDefinition struct {
+type definedQueue struct {
 	VHost, Name         string
 	Durable, AutoDelete bool
 	Arguments           map[string]any
 	Other               map[string]json.RawMessage
 }
 
-// ExchangeDefinition is an exchange in a document.
-type ExchangeDefinition struct {
+// definedExchange is an exchange in a document.
+type definedExchange struct {
 	VHost, Name, Type             string
 	Durable, AutoDelete, Internal bool
 	Arguments                     map[string]any
 	Other                         map[string]json.RawMessage
 }
 
-// BindingDefinition is a binding in a document; DestinationType is "queue" or
+// definedBinding is a binding in a document; DestinationType is "queue" or
 // "exchange".
-type BindingDefinition struct {
+type definedBinding struct {
 	VHost, Source, Destination, DestinationType, RoutingKey string
 	Arguments                                               map[string]any
 	Other                                                   map[string]json.RawMessage
 }
 
-// PolicyDefinition is a user's policy in a document. Those of operators are among
+// definedPolicy is a user's policy in a document. Those of operators are among
 // the parameters.
-type PolicyDefinition struct {
+type definedPolicy struct {
 	declare.Policy
 	Other map[string]json.RawMessage
 }
@@ -77,20 +77,20 @@ func ParseDefinitions(text []byte) (Definitions, error) {
 	}
 	errs := []error{
 		eachObject(doc, "queues", func(m *members) {
-			d.Queues = append(d.Queues, QueueDefinition{
+			d.queues = append(d.queues, definedQueue{
 				VHost: m.text("vhost", false), Name: m.text("name", true), Durable: m.flag("durable"), AutoDelete: m.flag("auto_delete"),
 				Arguments: m.arguments("arguments"), Other: m.rest(),
 			})
 		}),
 		eachObject(doc, "exchanges", func(m *members) {
-			d.Exchanges = append(d.Exchanges, ExchangeDefinition{
+			d.exchanges = append(d.exchanges, definedExchange{
 				VHost: m.text("vhost", false), Name: m.text("name", true), Type: m.text("type", true),
 				Durable: m.flag("durable"), AutoDelete: m.flag("auto_delete"), Internal: m.flag("internal"),
 				Arguments: m.arguments("arguments"), Other: m.rest(),
 			})
 		}),
 		eachObject(doc, "bindings", func(m *members) {
-			b := BindingDefinition{
+			b := definedBinding{
 				VHost: m.text("vhost", false), Source: m.text("source", true), Destination: m.text("destination", true),
 				DestinationType: m.text("destination_type", true), RoutingKey: m.text("routing_key", false),
 				Arguments: m.arguments("arguments"), Other: m.rest(),
@@ -98,10 +98,10 @@ func ParseDefinitions(text []byte) (Definitions, error) {
 			if b.DestinationType != "queue" && b.DestinationType != "exchange" {
 				m.bad("destination_type", argument.Unknown, b.DestinationType, "is neither", `write "queue" or "exchange"`)
 			}
-			d.Bindings = append(d.Bindings, b)
+			d.bindings = append(d.bindings, b)
 		}),
 		eachObject(doc, "policies", func(m *members) {
-			d.Policies = append(d.Policies, PolicyDefinition{declare.Policy{
+			d.policies = append(d.policies, definedPolicy{declare.Policy{
 				VHost: m.text("vhost", false), Name: m.text("name", true), Pattern: m.text("pattern", true),
 				ApplyTo: m.text("apply-to", false), Priority: m.number("priority"), Definition: m.arguments("definition"),
 			}, m.rest()})
@@ -124,31 +124,31 @@ func ParseDefinitions(text []byte) (Definitions, error) {
 
 // MarshalJSON writes the document, with sorted members and lists.
 func (d Definitions) MarshalJSON() ([]byte, error) {
-	d.Queues, d.Exchanges = slices.Clone(d.Queues), slices.Clone(d.Exchanges)
-	d.Bindings, d.Policies = slices.Clone(d.Bindings), slices.Clone(d.Policies)
+	d.queues, d.exchanges = slices.Clone(d.queues), slices.Clone(d.exchanges)
+	d.bindings, d.policies = slices.Clone(d.bindings), slices.Clone(d.policies)
 	d.sort()
 	doc := map[string]any{}
 	for k, v := range d.Other {
 		doc[k] = canonical(v)
 	}
 	queues, exchanges, bindings, policies := []any{}, []any{}, []any{}, []any{}
-	for _, q := range d.Queues {
+	for _, q := range d.queues {
 		queues = append(queues, withOther(q.Other, q.VHost, map[string]any{
 			"name": q.Name, "durable": q.Durable, "auto_delete": q.AutoDelete, "arguments": written(q.Arguments),
 		}))
 	}
-	for _, x := range d.Exchanges {
+	for _, x := range d.exchanges {
 		exchanges = append(exchanges, withOther(x.Other, x.VHost, map[string]any{
 			"name": x.Name, "type": x.Type, "durable": x.Durable, "auto_delete": x.AutoDelete, "internal": x.Internal, "arguments": written(x.Arguments),
 		}))
 	}
-	for _, b := range d.Bindings {
+	for _, b := range d.bindings {
 		bindings = append(bindings, withOther(b.Other, b.VHost, map[string]any{
 			"source": b.Source, "destination": b.Destination, "destination_type": b.DestinationType,
 			"routing_key": b.RoutingKey, "arguments": written(b.Arguments),
 		}))
 	}
-	for _, p := range d.Policies {
+	for _, p := range d.policies {
 		applyTo := p.ApplyTo
 		if applyTo == "" {
 			applyTo = "all"
@@ -182,18 +182,18 @@ func (d Definitions) Encode() []byte {
 }
 
 func (d *Definitions) sort() {
-	slices.SortStableFunc(d.Queues, func(a, b QueueDefinition) int {
+	slices.SortStableFunc(d.queues, func(a, b definedQueue) int {
 		return cmp.Or(cmp.Compare(a.VHost, b.VHost), cmp.Compare(a.Name, b.Name))
 	})
-	slices.SortStableFunc(d.Exchanges, func(a, b ExchangeDefinition) int {
+	slices.SortStableFunc(d.exchanges, func(a, b definedExchange) int {
 		return cmp.Or(cmp.Compare(a.VHost, b.VHost), cmp.Compare(a.Name, b.Name))
 	})
-	slices.SortStableFunc(d.Bindings, func(a, b BindingDefinition) int {
+	slices.SortStableFunc(d.bindings, func(a, b definedBinding) int {
 		return cmp.Or(cmp.Compare(a.VHost, b.VHost), cmp.Compare(a.Source, b.Source), cmp.Compare(a.DestinationType, b.DestinationType),
 			cmp.Compare(a.Destination, b.Destination), cmp.Compare(a.RoutingKey, b.RoutingKey),
 			bytes.Compare(values.JSON(notNil(a.Arguments)), values.JSON(notNil(b.Arguments))))
 	})
-	slices.SortStableFunc(d.Policies, func(a, b PolicyDefinition) int { return comparePolicies(a.Policy, b.Policy) })
+	slices.SortStableFunc(d.policies, func(a, b definedPolicy) int { return comparePolicies(a.Policy, b.Policy) })
 }
 
 // written is arguments as they are written: a whole float keeps its point, or else

@@ -8,7 +8,6 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/internal/names"
 )
 
 // DeleteCondition is the condition for a deletion. The zero value is no condition.
@@ -16,8 +15,7 @@ type DeleteCondition struct {
 	// Empty: the queue has no ready message. With the HTTP API it also has none that a
 	// consumer holds, that is delayed, or that waits for dead-lettering.
 	Empty bool
-	// Unused: the queue has no consumer and, with the HTTP API, no binding. An exchange has
-	// no binding to it or from it.
+	// Unused: the queue has no consumer and, with the HTTP API, no binding.
 	Unused bool
 }
 
@@ -64,30 +62,6 @@ func DeleteQueueIf(ctx context.Context, src Sources, name string, cond DeleteCon
 	return declare.DeleteQueue(ctx, src.AMQP, name)
 }
 
-// DeleteExchangeIf deletes an exchange if cond holds, and otherwise returns
-// [declare.ErrInUse]. It ignores cond.Empty. cond.Unused needs src.HTTP: AMQP
-// can't list the bindings of an exchange.
-func DeleteExchangeIf(ctx context.Context, src Sources, name string, cond DeleteCondition) error {
-	if err := errors.Join(checkRequester(src.AMQP), names.CheckOwn(argument.Root("exchange name"), name, "leave it out; the broker's own exchanges can't be deleted")); err != nil {
-		return err
-	}
-	if cond.Unused {
-		if src.HTTP == nil {
-			return argument.New("Sources.HTTP", nil, "is nil, but only the HTTP API lists the bindings of an exchange", "set it with httpapi.New, or leave DeleteCondition.Unused out")
-		}
-		s, err := readHTTP(ctx, src.HTTP)
-		if err != nil {
-			return err
-		}
-		for _, b := range s.Bindings {
-			if b.Source == name || b.Exchange == name {
-				return &declare.Error{Op: "delete", Resource: exchangeResource(name), Reason: declare.ErrInUse, Err: errors.New("there is a binding " + bindingName(b))}
-			}
-		}
-	}
-	return declare.DeleteExchange(ctx, src.AMQP, name)
-}
-
 // DeleteUnused deletes t like [declare.Delete], unless that would lose messages or delete
 // something that others need. In that case it deletes nothing and returns a
 // *[declare.Error] for each reason, joined, that matches [declare.ErrInUse].
@@ -125,16 +99,16 @@ func DeleteUnused(ctx context.Context, src Sources, t declare.Topology) (declare
 			s.Queues[i].Messages, s.Queues[i].Consumers = q.Messages, q.Consumers
 		}
 	}
-	if err := CheckUnused(s, t); err != nil {
+	if err := checkUnused(s, t); err != nil {
 		return declare.Report{}, err
 	}
 	return declare.DeleteIdle(ctx, src.AMQP, t)
 }
 
-// CheckUnused does the check of [DeleteUnused] on a snapshot. It returns nil if t can be
+// checkUnused does the check of [DeleteUnused] on a snapshot. It returns nil if t can be
 // deleted. Otherwise it returns a *[declare.Error] for each reason, joined, that matches
 // [declare.ErrInUse].
-func CheckUnused(s Snapshot, t declare.Topology) error {
+func checkUnused(s Snapshot, t declare.Topology) error {
 	queues, exchanges := map[string]bool{}, map[string]bool{}
 	for _, name := range queueNames(t) {
 		queues[name] = true

@@ -1,7 +1,6 @@
 package audit
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -47,30 +46,15 @@ type NamedSetting struct {
 	Setting declare.Setting `json:"setting"`
 }
 
-// Diff is the result of [Plan]: a change for each exchange, queue and binding of a
+// Diff is the result of [Compare]: a change for each exchange, queue and binding of a
 // topology, in that order. It prints like a diff and marshals to JSON.
 type Diff struct {
 	Changes []Change `json:"changes"`
 }
 
-// Plan returns what [declare.Apply] would do, and changes nothing.
-//
-// Without the HTTP API it is unknown whether exchanges exist.
-//
-// An error means that t is invalid, as from [declare.Topology.Validate], or that
-// nothing could be read. Conflicts with the broker are in the Diff.
-func Plan(ctx context.Context, src Sources, t declare.Topology) (Diff, error) {
-	if err := t.Validate(); err != nil {
-		return Diff{}, err
-	}
-	s, err := Read(ctx, src, t)
-	if err != nil {
-		return Diff{}, err
-	}
-	return Compare(s, t), nil
-}
-
-// Compare is [Plan] on a snapshot.
+// Compare returns what [declare.Apply] of t would do to the broker that s was taken of. In a
+// snapshot that was read without the HTTP API it is unknown whether exchanges exist.
+// Conflicts with the broker are in the Diff.
 func Compare(s Snapshot, t declare.Topology) Diff {
 	var d Diff
 	exchanges := map[string]ExchangeInfo{}
@@ -125,7 +109,7 @@ func (s Snapshot) change(want declare.Declaration, exchanges map[string]Exchange
 	case declare.KindExchange:
 		if x, ok := exchanges[want.Resource.Name]; ok {
 			found = exchangeBody(x)
-		} else if unread := s.unread(PartExchanges); unread != "" {
+		} else if unread := s.unread(partExchanges); unread != "" {
 			why = "it is unknown whether it exists: " + unread
 		}
 	default:
@@ -153,7 +137,7 @@ type ends struct{ exchanges, queues map[string]bool }
 
 func endsOf(s Snapshot, t declare.Topology, exchanges map[string]ExchangeInfo, queues map[string]declare.QueueInfo) ends {
 	var e ends
-	if s.unread(PartExchanges) == "" {
+	if s.unread(partExchanges) == "" {
 		e.exchanges = map[string]bool{"": true}
 		for name := range exchanges {
 			e.exchanges[name] = true
@@ -162,7 +146,7 @@ func endsOf(s Snapshot, t declare.Topology, exchanges map[string]ExchangeInfo, q
 			e.exchanges[x.Name] = true
 		}
 	}
-	if s.unread(PartQueues) == "" {
+	if s.unread(partQueues) == "" {
 		e.queues = map[string]bool{"": true}
 		for name := range queues {
 			e.queues[name] = true

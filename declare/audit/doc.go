@@ -1,19 +1,16 @@
 // Package audit compares a RabbitMQ virtual host with a topology of package
 // declare, and finds what loses messages.
 //
-//   - [Plan] shows what [declare.Apply] would do: what it would create, what
+//   - [Compare] shows what [declare.Apply] would do: what it would create, what
 //     exists, and what differs, argument by argument.
-//   - [Verify] checks a live broker against all [Rules].
-//   - [DeleteUnused], [DeleteQueueIf] and [DeleteExchangeIf] delete only what
-//     nobody needs.
+//   - [Check] and [CheckOwn] check a virtual host against all [Rules].
+//   - [DeleteUnused] and [DeleteQueueIf] delete only what nobody needs.
 //   - [Export] and [ParseDefinitions] write and read RabbitMQ's definitions
 //     documents.
 //   - [Mermaid] and [DOT] draw a topology.
 //
 // All of them work on a [Snapshot]. [Read] takes one of a live broker, [FromTopology] makes
-// one of a topology, and [Definitions.Snapshot] one of a document. [Compare], [Check] and
-// [CheckUnused] do the work of [Plan], [Verify] and the check of [DeleteUnused] on a
-// snapshot, without I/O.
+// one of a topology, and [Definitions.Snapshot] one of a document.
 //
 // Over AMQP, RabbitMQ describes a queue or lists bindings that the request names.
 // It can't list queues, and can't describe exchanges and policies. Read takes those

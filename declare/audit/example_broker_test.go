@@ -37,7 +37,7 @@ func startBroker(ctx context.Context) (src audit.Sources, stop func()) {
 }
 
 // Plan shows what Apply would do. A queue's arguments can't be changed in place.
-func ExamplePlan() {
+func ExampleCompare() {
 	ctx := context.Background()
 	src, stop := startBroker(ctx)
 	defer stop()
@@ -49,10 +49,12 @@ func ExamplePlan() {
 	}
 
 	orders.DeliveryLimit = 10
-	diff, err := audit.Plan(ctx, src, declare.Topology{Queues: []declare.Queue{orders, dead}})
+	topology := declare.Topology{Queues: []declare.Queue{orders, dead}}
+	live, err := audit.Read(ctx, src, topology)
 	if err != nil {
 		log.Fatal(err)
 	}
+	diff := audit.Compare(live, topology)
 	for _, c := range diff.Changes {
 		fmt.Println(c.Kind, c.Resource)
 		for _, d := range c.Differences {
@@ -67,8 +69,8 @@ func ExamplePlan() {
 	// true
 }
 
-// Verify finds that nobody has declared the queue that dead orders should go to.
-func ExampleVerify() {
+// Check finds that nobody has declared the queue that dead orders should go to.
+func ExampleRead() {
 	ctx := context.Background()
 	src, stop := startBroker(ctx)
 	defer stop()
@@ -79,10 +81,11 @@ func ExampleVerify() {
 	if _, err := declare.Apply(ctx, src.AMQP, topology); err != nil {
 		log.Fatal(err)
 	}
-	verification, err := audit.Verify(ctx, src, topology)
+	live, err := audit.Read(ctx, src, topology)
 	if err != nil {
 		log.Fatal(err)
 	}
+	verification := audit.Check(live, topology)
 	for _, f := range verification.Findings {
 		fmt.Println(f.Severity, f.Resource, f.Rule)
 	}

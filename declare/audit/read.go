@@ -41,6 +41,9 @@ func Read(ctx context.Context, src Sources, of declare.Topology) (Snapshot, erro
 	if src.AMQP == nil && src.HTTP == nil {
 		return Snapshot{}, argument.New("Sources", nil, "has neither AMQP nor HTTP set", "pass conn.Management(), or httpapi.New")
 	}
+	if err := of.Validate(); err != nil {
+		return Snapshot{}, err
+	}
 	whyNot := "AMQP can't list resources, and can't read exchanges; use the HTTP API"
 	if src.HTTP != nil {
 		s, err := readHTTP(ctx, src.HTTP)
@@ -56,7 +59,7 @@ func Read(ctx context.Context, src Sources, of declare.Topology) (Snapshot, erro
 	if err != nil {
 		return Snapshot{}, err
 	}
-	s.hide(whyNot, PartExchanges, PartQueues, PartBindings, PartPolicies, PartNodes, PartCounts, PartVersion)
+	s.hide(whyNot, partExchanges, partQueues, partBindings, partPolicies, partNodes, partCounts, partVersion)
 	s.sort()
 	return s, nil
 }

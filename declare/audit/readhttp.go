@@ -47,13 +47,13 @@ func readHTTP(ctx context.Context, r Reader) (Snapshot, error) {
 	var overview struct {
 		Version string `json:"rabbitmq_version"`
 	}
-	if s.optional(get(ctx, r, "/overview", &overview), PartVersion) {
+	if s.optional(get(ctx, r, "/overview", &overview), partVersion) {
 		s.Version = overview.Version
 	}
 	var nodes []struct {
 		Name string `json:"name"`
 	}
-	if s.optional(get(ctx, r, "/nodes?columns=name", &nodes), PartNodes) {
+	if s.optional(get(ctx, r, "/nodes?columns=name", &nodes), partNodes) {
 		for _, n := range nodes {
 			s.Nodes = append(s.Nodes, n.Name)
 		}
@@ -63,7 +63,7 @@ func readHTTP(ctx context.Context, r Reader) (Snapshot, error) {
 		operator bool
 	}{{"/policies", false}, {"/operator-policies", true}} {
 		var policies []declare.Policy
-		if s.optional(get(ctx, r, p.path+vhost, &policies), PartPolicies) {
+		if s.optional(get(ctx, r, p.path+vhost, &policies), partPolicies) {
 			for _, policy := range policies {
 				policy.Operator = p.operator
 				policy.Definition = jsonArguments(policy.Definition)
@@ -80,7 +80,7 @@ func readHTTP(ctx context.Context, r Reader) (Snapshot, error) {
 }
 
 // optional notes what couldn't be read.
-func (s *Snapshot) optional(err error, part SnapshotPart) bool {
+func (s *Snapshot) optional(err error, part string) bool {
 	if err != nil {
 		s.hide(err.Error(), part)
 	}
@@ -91,7 +91,7 @@ func (s *Snapshot) optional(err error, part SnapshotPart) bool {
 func (s *Snapshot) checkPatterns() {
 	for _, p := range s.Policies {
 		if _, ok := policyApplies(p, declare.KindQueue, queuearg.Quorum, ""); !ok {
-			s.hide(fmt.Sprintf("the pattern of the policy %.80q is beyond Go's regular expressions", p.Name), PartPolicies)
+			s.hide(fmt.Sprintf("the pattern of the policy %.80q is beyond Go's regular expressions", p.Name), partPolicies)
 		}
 	}
 }

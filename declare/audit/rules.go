@@ -13,7 +13,7 @@ import (
 	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Rule is one check of [Verify]. Rules find what loses messages or holds them for
+// Rule is one check of [Check]. Rules find what loses messages or holds them for
 // ever, not matters of style.
 type Rule struct {
 	// ID names the rule, for findings and for waiving it.
@@ -24,7 +24,7 @@ type Rule struct {
 	Summary string `json:"summary"`
 	Remedy  string `json:"remedy"`
 
-	needs []SnapshotPart
+	needs []string
 	check func(*check)
 }
 
@@ -35,7 +35,7 @@ func Rules() []Rule { return slices.Clone(rules) }
 // when so many can't be delivered, all behind them wait.
 const stallAt = 32
 
-var everything = []SnapshotPart{PartExchanges, PartQueues, PartBindings, PartPolicies}
+var everything = []string{partExchanges, partQueues, partBindings, partPolicies}
 
 var rules = []Rule{
 	{
@@ -103,7 +103,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "dead-letter", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
+		ID: "dead-letter", Severity: SeverityError, needs: []string{partPolicies},
 		Summary: "a queue that can drop messages has a dead-letter exchange",
 		Remedy:  "give it a dead-letter exchange in its declaration or by a policy",
 		check: func(c *check) {
@@ -127,7 +127,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "at-most-once", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
+		ID: "at-most-once", Severity: SeverityError, needs: []string{partPolicies},
 		Summary: "queues dead-letter at least once",
 		Remedy:  "make it a quorum queue with x-dead-letter-strategy at-least-once and x-overflow reject-publish; a policy can set both",
 		check: func(c *check) {
@@ -253,7 +253,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "overflow", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
+		ID: "overflow", Severity: SeverityError, needs: []string{partPolicies},
 		Summary: "a full queue refuses messages, or dead-letters them",
 		Remedy:  "set x-overflow to reject-publish: publishers then see the refusal",
 		check: func(c *check) {
@@ -267,7 +267,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "expires", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
+		ID: "expires", Severity: SeverityError, needs: []string{partPolicies},
 		Summary: "no durable queue expires when it is unused",
 		Remedy:  "leave x-expires out, and exclude the queue from policies that set expires",
 		check: func(c *check) {
@@ -309,7 +309,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "delay-mismatch", Severity: SeverityError, needs: []SnapshotPart{PartPolicies},
+		ID: "delay-mismatch", Severity: SeverityError, needs: []string{partPolicies},
 		Summary: "a delay queue holds messages for the delay in its binding key",
 		Remedy:  "bind the queue whose x-message-ttl is that delay, and exclude delay queues from policies that set message-ttl",
 		check: func(c *check) {
@@ -367,7 +367,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "work-queue-ttl", Severity: SeverityError, needs: []SnapshotPart{PartExchanges, PartBindings, PartPolicies},
+		ID: "work-queue-ttl", Severity: SeverityError, needs: []string{partExchanges, partBindings, partPolicies},
 		Summary: "no policy sets message-ttl on the work queue of a retry topology",
 		Remedy:  "exclude the queue from the policy; for messages that may expire, declare the queue with a message TTL, which retry.With takes into account",
 		check: func(c *check) {
@@ -383,7 +383,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "shared-ladder", Severity: SeverityError, needs: []SnapshotPart{PartExchanges, PartBindings},
+		ID: "shared-ladder", Severity: SeverityError, needs: []string{partExchanges, partBindings},
 		Summary: "an exchange of a ladder of delay queues has the two bindings of one ladder, and no others",
 		Remedy:  "remove the bindings that aren't this ladder's, or give each ladder its own names, as retry.Topology does",
 		check: func(c *check) {
@@ -410,7 +410,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "transient-exchange", Severity: SeverityError, needs: []SnapshotPart{PartExchanges, PartBindings},
+		ID: "transient-exchange", Severity: SeverityError, needs: []string{partExchanges, partBindings},
 		Summary: "exchanges that route to durable queues are durable and not auto-delete",
 		Remedy:  "delete the exchange and declare it durable, not auto-delete, with its bindings",
 		check: func(c *check) {
@@ -440,7 +440,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "replicas", Severity: SeverityError, needs: []SnapshotPart{PartNodes},
+		ID: "replicas", Severity: SeverityError, needs: []string{partNodes},
 		Summary: "on a cluster, a queue has at least three replicas",
 		Remedy:  "add replicas with rabbitmq-queues grow, or move the queue",
 		check: func(c *check) {
@@ -453,7 +453,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "replicas-down", Severity: SeverityError, needs: []SnapshotPart{PartNodes},
+		ID: "replicas-down", Severity: SeverityError, needs: []string{partNodes},
 		Summary: "every replica is up",
 		Remedy:  "start the nodes that are down, or replace those replicas",
 		check: func(c *check) {
@@ -472,7 +472,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "stuck-dead-letters", Severity: SeverityError, needs: []SnapshotPart{PartCounts},
+		ID: "stuck-dead-letters", Severity: SeverityError, needs: []string{partCounts},
 		Summary: "no dead letters are stuck",
 		Remedy:  "check that the dead-letter exchange, its binding and the target queue exist, and that the queue isn't full; the broker tries again every three minutes",
 		check: func(c *check) {
@@ -487,7 +487,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "broker-version", Severity: SeverityWarning, needs: []SnapshotPart{PartVersion, PartNodes},
+		ID: "broker-version", Severity: SeverityWarning, needs: []string{partVersion, partNodes},
 		Summary: "a cluster has RabbitMQ 4.0.6 or later, which resends what a deposed leader didn't accept",
 		Remedy:  "upgrade to RabbitMQ 4.0.6 or later; until then, if messages stay unanswered after a node was frozen or cut off, move the queue's leader or reconnect",
 		check: func(c *check) {
@@ -499,7 +499,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "delayed-retry", Severity: SeverityError, needs: []SnapshotPart{PartVersion, PartPolicies},
+		ID: "delayed-retry", Severity: SeverityError, needs: []string{partVersion, partPolicies},
 		Summary: "the broker knows the arguments that the queue relies on",
 		Remedy:  "upgrade to RabbitMQ 4.3, or use the delay queues of retry.Topology",
 		check: func(c *check) {

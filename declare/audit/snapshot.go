@@ -70,35 +70,35 @@ func exchangeResource(name string) declare.Resource {
 	return declare.Resource{Kind: declare.KindExchange, Name: name}
 }
 
-// SnapshotPart is a part of a [Snapshot].
-type SnapshotPart string
-
-// The parts.
+// The parts of a [Snapshot] that may be unread.
 const (
-	// PartExchanges: the exchanges. RabbitMQ ends the session that asks for one over AMQP.
-	PartExchanges SnapshotPart = "exchanges"
-	// PartQueues and PartBindings: the queues and bindings outside the topology. AMQP shows
+	// partExchanges: the exchanges. RabbitMQ ends the session that asks for one over AMQP.
+	partExchanges = "exchanges"
+	// partQueues and partBindings: the queues and bindings outside the topology. AMQP shows
 	// only those that the request names.
-	PartQueues   SnapshotPart = "other queues"
-	PartBindings SnapshotPart = "other bindings"
-	// PartPolicies: the policies, which change what a queue's arguments say.
-	PartPolicies SnapshotPart = "policies"
-	// PartNodes: the cluster's nodes.
-	PartNodes SnapshotPart = "nodes"
-	// PartCounts: the messages that are held for dead-lettering or delayed.
-	PartCounts SnapshotPart = "message counts"
-	// PartVersion: the broker's version.
-	PartVersion SnapshotPart = "version"
+	partQueues   = "other queues"
+	partBindings = "other bindings"
+	// partPolicies: the policies, which change what a queue's arguments say.
+	partPolicies = "policies"
+	// partNodes: the cluster's nodes.
+	partNodes = "nodes"
+	// partCounts: the messages that are held for dead-lettering or delayed.
+	partCounts = "message counts"
+	// partVersion: the broker's version.
+	partVersion = "version"
 )
 
 // UnreadPart is a part that couldn't be read, and why.
 type UnreadPart struct {
-	Part SnapshotPart `json:"part"`
+	// Part is "exchanges", "other queues", "other bindings", "policies", "nodes", "message
+	// counts" or "version". Other queues and bindings are those outside the topology: AMQP
+	// shows only those that a request names.
+	Part string `json:"part"`
 	Why  string       `json:"why"`
 }
 
 // unread returns why a part could not be read, or "" if it was read.
-func (s Snapshot) unread(p SnapshotPart) string {
+func (s Snapshot) unread(p string) string {
 	for _, b := range s.Unread {
 		if b.Part == p {
 			return b.Why
@@ -107,7 +107,7 @@ func (s Snapshot) unread(p SnapshotPart) string {
 	return ""
 }
 
-func (s *Snapshot) hide(why string, parts ...SnapshotPart) {
+func (s *Snapshot) hide(why string, parts ...string) {
 	for _, p := range parts {
 		if s.unread(p) == "" {
 			s.Unread = append(s.Unread, UnreadPart{p, why})
@@ -124,7 +124,7 @@ func (s *Snapshot) hide(why string, parts ...SnapshotPart) {
 func (s Snapshot) Assume(t declare.Topology) Snapshot {
 	s.Exchanges, s.Policies = FromTopology(t).Exchanges, nil
 	s.Unread = slices.DeleteFunc(slices.Clone(s.Unread), func(b UnreadPart) bool {
-		return b.Part == PartExchanges || b.Part == PartQueues || b.Part == PartBindings || b.Part == PartPolicies
+		return b.Part == partExchanges || b.Part == partQueues || b.Part == partBindings || b.Part == partPolicies
 	})
 	s.assumed = true
 	return s
@@ -186,7 +186,7 @@ func FromTopology(t declare.Topology) Snapshot {
 	}
 	s.Bindings = slices.Clone(t.Bindings)
 	s.addPredeclared()
-	s.hide(notLive, PartNodes, PartCounts, PartVersion)
+	s.hide(notLive, partNodes, partCounts, partVersion)
 	s.sort()
 	return s
 }

@@ -2,7 +2,6 @@ package audit
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -43,11 +42,11 @@ func (f Finding) String() string {
 type Skipped struct {
 	Rule string `json:"rule"`
 	// Needs is the part that the rule needs. Why says why it couldn't be read.
-	Needs SnapshotPart `json:"needs"`
+	Needs string `json:"needs"`
 	Why   string       `json:"why"`
 }
 
-// Verification is the result of [Verify]. It prints for people and marshals to
+// Verification is the result of [Check]. It prints for people and marshals to
 // JSON.
 type Verification struct {
 	// Findings, the worst first.
@@ -102,8 +101,8 @@ func (v Verification) String() string {
 
 // skippedFor lists the rules that are skipped for one reason, by what they need.
 func skippedFor(why string, all []Skipped) string {
-	var needs []SnapshotPart
-	byNeed := map[SnapshotPart][]string{}
+	var needs []string
+	byNeed := map[string][]string{}
 	for _, s := range all {
 		if s.Why != why {
 			continue
@@ -120,24 +119,12 @@ func skippedFor(why string, all []Skipped) string {
 	return strings.Join(parts, "; ")
 }
 
-// Verify reads the live broker and checks it against all [Rules]. With the HTTP API it
-// checks the whole virtual host, and t may be empty. Over AMQP alone it checks t's queues
+// Check checks a snapshot against all [Rules]. In one of the HTTP API it checks the whole
+// virtual host, and t may be empty. In one that was read over AMQP alone it checks t's queues
 // and bindings; Verification.Skipped lists the rules that need more.
 //
 // waive names rules to leave out, such as "dead-letter", or a rule for a single
 // resource, such as "dead-letter queue \"audit\"", as a finding prints it.
-func Verify(ctx context.Context, src Sources, t declare.Topology, waive ...string) (Verification, error) {
-	if err := t.Validate(); err != nil {
-		return Verification{}, err
-	}
-	s, err := Read(ctx, src, t)
-	if err != nil {
-		return Verification{}, err
-	}
-	return Check(s, t, waive...), nil
-}
-
-// Check is [Verify] on a snapshot.
 func Check(s Snapshot, t declare.Topology, waive ...string) Verification {
 	c := &check{routes: newRoutes(s), diff: Compare(s, t)}
 	v := Verification{Findings: []Finding{}, Skipped: []Skipped{}}
@@ -158,8 +145,8 @@ func Check(s Snapshot, t declare.Topology, waive ...string) Verification {
 			}
 		}
 	}
-	if why := s.unread(PartExchanges); why != "" && len(t.Exchanges) > 0 && !slices.Contains(waive, "missing") {
-		v.Skipped = append(v.Skipped, Skipped{"missing", PartExchanges, why}, Skipped{"different", PartExchanges, why})
+	if why := s.unread(partExchanges); why != "" && len(t.Exchanges) > 0 && !slices.Contains(waive, "missing") {
+		v.Skipped = append(v.Skipped, Skipped{"missing", partExchanges, why}, Skipped{"different", partExchanges, why})
 	}
 	slices.SortStableFunc(v.Findings, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) })
 	return v
@@ -211,7 +198,7 @@ func leftovers(r *routes, own map[declare.Resource]bool) []declare.Resource {
 
 // lacks is the first part that a rule needs and the snapshot doesn't have, and why;
 // "" for none.
-func (s Snapshot) lacks(needs []SnapshotPart) (SnapshotPart, string) {
+func (s Snapshot) lacks(needs []string) (part, why string) {
 	for _, p := range needs {
 		if why := s.unread(p); why != "" {
 			return p, why

@@ -200,7 +200,7 @@ func (h *Handler) replay(v *visit) *refusal {
 	switch v.form.Get("to") {
 	case "", "queue":
 	case "exchange":
-		r.replay.To = desk.ToExchange
+		r.replay.ToExchange = true
 	case "other":
 		name := v.form.Get("other")
 		if name == "" || len(name) > 255 {

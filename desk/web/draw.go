@@ -57,14 +57,14 @@ func lanesOf(queues []desk.QueueSurvey) (lanes []lane, delays, parking []desk.Qu
 	var works []*lane
 	for i := range queues {
 		switch q := &queues[i]; q.Role {
-		case desk.RoleWork:
+		case "work":
 			l := &lane{work: q}
 			works, byName[q.Name] = append(works, l), l
-		case desk.RoleDead:
+		case "dead":
 			dead = append(dead, q)
-		case desk.RoleDelay:
+		case "delay":
 			delays = append(delays, *q)
-		case desk.RoleParking:
+		case "parking":
 			parking = append(parking, *q)
 		}
 	}
@@ -105,7 +105,7 @@ func (l lane) workCount() uint64 {
 
 // boxOf is one queue.
 func boxOf(q desk.QueueSurvey, letters int) box {
-	b := box{Kind: string(q.Role), Title: q.Name, Label: fit(q.Name, letters), Number: number(q.Messages), Link: query("in", q.Name)}
+	b := box{Kind: q.Role, Title: q.Name, Label: fit(q.Name, letters), Number: number(q.Messages), Link: query("in", q.Name)}
 	if isDead(q) {
 		b.Number = number(deadIn(q))
 	}
@@ -135,7 +135,7 @@ func sumOf(all []desk.QueueSurvey, kind, words string, letters int) box {
 	if len(all) == 1 {
 		return boxOf(all[0], letters)
 	}
-	sum := desk.QueueSurvey{Role: desk.Role(kind), Name: fmt.Sprintf("%d %s", len(all), words), Counted: true}
+	sum := desk.QueueSurvey{Role: kind, Name: fmt.Sprintf("%d %s", len(all), words), Counted: true}
 	for _, q := range all {
 		// What a delay queue holds waits for its time, or to be taken by the next queue.
 		sum.Messages += q.Messages

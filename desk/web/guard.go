@@ -14,8 +14,6 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/hopback/hopback/desk"
 )
 
 // policy is the content security policy of every answer. Nothing comes from elsewhere,
@@ -167,14 +165,14 @@ func (h *Handler) wants(path string, a Action, form url.Values) Access {
 	case "replay":
 		if id := form.Get("resume"); id != "" {
 			if r = h.runs.find(id); r != nil {
-				x.To, x.Target = r.replay.To, r.replay.Address.QueueName()
+				x.ToExchange, x.Target = r.replay.ToExchange, r.replay.Address.QueueName()
 			}
 			break
 		}
 		r = h.runs.find(form.Get("run"))
 		switch form.Get("to") {
 		case "exchange":
-			x.To = desk.ToExchange
+			x.ToExchange = true
 		case "other":
 			x.Target = form.Get("other")
 		}

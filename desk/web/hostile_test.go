@@ -171,9 +171,9 @@ func TestDrawing(t *testing.T) {
 	var queues []desk.QueueSurvey
 	for i := range 1000 {
 		name := fmt.Sprintf("q%d", i)
-		queues = append(queues, desk.QueueSurvey{Name: name, Role: desk.RoleWork, Counted: true}, desk.QueueSurvey{Name: name + ".dead", Role: desk.RoleDead, Messages: uint64(i)})
+		queues = append(queues, desk.QueueSurvey{Name: name, Role: "work", Counted: true}, desk.QueueSurvey{Name: name + ".dead", Role: "dead", Messages: uint64(i)})
 	}
-	queues = append(queues, desk.QueueSurvey{Name: "delay_1s", Role: desk.RoleDelay}, desk.QueueSurvey{Name: "parking_queue", Role: desk.RoleParking}, desk.QueueSurvey{Name: "lost.dead", Role: desk.RoleDead, Messages: 9999})
+	queues = append(queues, desk.QueueSurvey{Name: "delay_1s", Role: "delay"}, desk.QueueSurvey{Name: "parking_queue", Role: "parking"}, desk.QueueSurvey{Name: "lost.dead", Role: "dead", Messages: 9999})
 	for _, d := range []drawing{wide(queues), narrow(queues)} {
 		assert.Len(t, d.Boxes, 2*maxLanes+1, d.Name)
 		assert.Contains(t, d.More, "993 more")
@@ -188,7 +188,7 @@ func TestDrawing(t *testing.T) {
 	assert.Equal(t, "q999.dead", d.Boxes[4].Title)
 	assert.Equal(t, d.Boxes[3].Y, d.Boxes[4].Y)
 	// What a replay holds is there all the same.
-	held := wide([]desk.QueueSurvey{{Name: "x.dead", Role: desk.RoleDead, Messages: 1, Unacknowledged: 9}})
+	held := wide([]desk.QueueSurvey{{Name: "x.dead", Role: "dead", Messages: 1, Unacknowledged: 9}})
 	assert.Equal(t, "10", held.Boxes[0].Number)
 	assert.Equal(t, "9 held", held.Boxes[0].Note)
 	for _, none := range []drawing{wide(nil), narrow(nil)} {

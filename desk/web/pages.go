@@ -16,7 +16,6 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/internal/link"
 )
@@ -157,14 +156,14 @@ func (v *visit) to(page string, query template.URL) {
 
 // addSurvey adds what the last survey has found, as far as the visitor may see it.
 func (h *Handler) addSurvey(v *visit, data *overviewData, last *surveyed) {
-	groups := slices.DeleteFunc(slices.Clone(last.groups), func(g desk.SurveyGroup) bool { return !h.sees(v, g.In) })
+	groups := slices.DeleteFunc(slices.Clone(last.groups), func(g desk.Group) bool { return !h.sees(v, g.In) })
 	data.Surveyed = &surveyView{At: last.at, Took: last.took, Who: last.who, Others: last.others, Err: plainError(last.err), Count: len(groups)}
 	if len(groups) > shownGroups && !data.All {
 		groups = groups[:shownGroups]
 		data.Surveyed.Cut = true
 	}
 	for _, g := range groups {
-		data.Groups = append(data.Groups, groupView{SurveyGroup: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason)), Query: query("in", g.In, "group", g.ID)})
+		data.Groups = append(data.Groups, groupView{Group: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason)), Query: query("in", g.In, "group", g.ID)})
 	}
 	for _, q := range last.queues {
 		if !h.sees(v, q.Name) {
@@ -286,7 +285,7 @@ type surveyView struct {
 }
 
 type groupView struct {
-	desk.SurveyGroup
+	desk.Group
 	Line  string
 	Query template.URL
 }
@@ -421,7 +420,7 @@ func (h *Handler) messages(v *visit) *refusal {
 		data.Err = plainError(state.err)
 	}
 	if g, ok := h.survey.find(sel.Queue, v.form.Get("group")); ok {
-		data.Group = &groupView{SurveyGroup: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason))}
+		data.Group = &groupView{Group: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason))}
 		data.Title = fit(data.Group.Line, 60)
 	}
 	for _, m := range list.Messages {
@@ -568,7 +567,7 @@ func (h *Handler) failed(err error) *refusal {
 		return own
 	case errors.As(err, &none):
 		return &refusal{http.StatusNotFound, "The message isn't there", "It was replayed or discarded, or a consumer has it. Go back, and read the list again.", err}
-	case errors.Is(err, declare.ErrMissing), errors.Is(err, client.ErrNotFound):
+	case errors.Is(err, client.ErrNotFound):
 		return &refusal{status: http.StatusNotFound, title: "There is no such queue", err: err}
 	case errors.As(err, new(*argument.Error)):
 		return &refusal{status: http.StatusBadRequest, title: "This can't be asked", err: err}
@@ -736,7 +735,7 @@ func (h *Handler) editForm(v *visit) *refusal {
 	switch {
 	case s.Unreadable != "":
 		return refuse(http.StatusUnprocessableEntity, "Not this message", "It can't be decoded, so it can't be replayed. It can be exported and discarded.")
-	case s.BodyForm != desk.BodyJSON && s.BodyForm != desk.BodyText || s.whole < 0:
+	case s.BodyForm != "json" && s.BodyForm != "text" || s.whole < 0:
 		data.Why = "The body isn't text, so it can't be edited here."
 	case s.whole > maxEdit || raw == nil && s.whole > 0:
 		data.Why = "The body is larger than 256 KiB, so it can't be edited here."
@@ -817,9 +816,10 @@ func (h *Handler) runView(r *run) runView {
 	} else if p.Waiting {
 		w.Progress.Waits = elsewhere
 	}
-	add := func(groups []desk.GroupCount) {
+	add := func(groups []desk.Group) {
 		for _, g := range groups {
-			w.Groups = append(w.Groups, groupView{SurveyGroup: desk.SurveyGroup{In: r.sel.Queue, GroupCount: g}, Line: errorLine(g.Text, g.ErrorType, string(g.Reason)), Query: query("in", r.sel.Queue, "group", g.ID)})
+			g.In = r.sel.Queue
+			w.Groups = append(w.Groups, groupView{Group: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason)), Query: query("in", r.sel.Queue, "group", g.ID)})
 		}
 	}
 	if p := r.replayed; p != nil {

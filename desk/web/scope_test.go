@@ -98,7 +98,7 @@ func TestTheAuthorizerLearnsTheQueue(t *testing.T) {
 		form url.Values
 		want Access
 	}{
-		{url.Values{"to": {"exchange"}}, Access{To: desk.ToExchange}},
+		{url.Values{"to": {"exchange"}}, Access{ToExchange: true}},
 		{url.Values{"to": {"other"}, "other": {"payments"}}, Access{Target: "payments"}},
 		{url.Values{"to": {"queue"}, "other": {"payments"}}, Access{}},
 	} {

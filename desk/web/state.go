@@ -182,7 +182,7 @@ type surveyed struct {
 	took   time.Duration
 	who    string
 	queues map[string]desk.QueueSurvey
-	groups []desk.SurveyGroup
+	groups []desk.Group
 	others uint64
 	err    error // why it ended early
 }
@@ -264,12 +264,12 @@ func (s *surveyor) run(ctx context.Context, h *Handler, now *surveying) *surveye
 			before += q.Seen
 		}
 		for _, g := range part.Groups {
-			trimGroup(&g.GroupCount)
+			trimGroup(&g)
 			result.groups = append(result.groups, g)
 		}
 		result.others += part.Others
 	}
-	slices.SortStableFunc(result.groups, func(a, b desk.SurveyGroup) int { return cmp.Compare(b.Count, a.Count) })
+	slices.SortStableFunc(result.groups, func(a, b desk.Group) int { return cmp.Compare(b.Count, a.Count) })
 	for _, g := range result.groups[min(len(result.groups), maxGroups):] {
 		result.others += g.Count
 	}
@@ -315,7 +315,7 @@ func (s *surveyor) state() (running *surveying, last *surveyed, stale bool) {
 }
 
 // find returns a group of the last survey.
-func (s *surveyor) find(queue, id string) (desk.SurveyGroup, bool) {
+func (s *surveyor) find(queue, id string) (desk.Group, bool) {
 	_, last, _ := s.state()
 	if last != nil {
 		for _, g := range last.groups {
@@ -324,7 +324,7 @@ func (s *surveyor) find(queue, id string) (desk.SurveyGroup, bool) {
 			}
 		}
 	}
-	return desk.SurveyGroup{}, false
+	return desk.Group{}, false
 }
 
 func (s *surveyor) stop() bool {
@@ -337,7 +337,7 @@ func (s *surveyor) stop() bool {
 	return true
 }
 
-func isDead(q desk.QueueSurvey) bool { return q.Role == desk.RoleDead || q.Role == desk.RoleParking }
+func isDead(q desk.QueueSurvey) bool { return q.Role == "dead" || q.Role == "parking" }
 
 // deadIn is how many dead letters a queue has, those included that a look or a replay
 // holds.

@@ -188,7 +188,7 @@ func errorLine(text, kind, reason string) string {
 	return cmp.Or(text, kind, reason, "no reason is known")
 }
 
-func trimGroup(g *desk.GroupCount) { g.ErrorType, g.Queue = short(g.ErrorType), short(g.Queue) }
+func trimGroup(g *desk.Group) { g.ErrorType, g.Queue = short(g.ErrorType), short(g.Queue) }
 
 func trimQueue(q *desk.QueueSurvey) { q.Unread = cutAt(q.Unread, 2000) }
 

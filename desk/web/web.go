@@ -49,12 +49,11 @@ type Access struct {
 	// Queue is the queue that is read or changed. It is empty for pages about all queues,
 	// surveys and their lists of runs, and where a request names no queue.
 	Queue string
-	// To and Target are where a replay sends messages. Target is the queue that a person
-	// named as the destination; it takes precedence over To. Without it, To has each message go back to
-	// the queue in which it failed (desk.ToQueue or ""), or to the exchange that it was first
-	// published to (desk.ToExchange). A dry run has neither.
-	To     desk.Destination
-	Target string
+	// Target is the queue that a person named as the destination of a replay. Without it
+	// each message goes back to the queue in which it failed or, if ToExchange is set, to the
+	// exchange that it was first published to. A dry run has neither.
+	ToExchange bool
+	Target     string
 }
 
 // Action is the kind of an Access.

@@ -1,7 +1,3 @@
-// Command first is the shortest program that declares, publishes, and handles with
-// retries: the one that README.md begins with.
-//
-//	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/first
 package main
 
 import (
@@ -13,52 +9,49 @@ import (
 	"os/signal"
 	"time"
 
-	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/retry"
+	"github.com/hopback/hopback"
 )
 
-// Order is what the messages hold, as JSON.
+// Order is the body of a message, as JSON.
 type Order struct {
 	ID string `json:"id"`
 }
 
-// charge is the work. Its error decides what becomes of the message.
+// charge handles one order. If it returns an error, the order comes back later.
 func charge(ctx context.Context, o Order) error {
-	if retry.Attempt(ctx) == 1 {
-		return errors.New("the bank timed out") // the message comes back in a second
+	if hopback.Attempt(ctx) == 1 {
+		return errors.New("the bank timed out")
 	}
 	log.Println("charged", o.ID)
-	return nil // the message is done
+	return nil
 }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	url := cmp.Or(os.Getenv("HOPBACK_URL"), "amqp://guest:guest@localhost:5672/")
-
-	policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(time.Second, 10*time.Second, time.Minute)}
-	orders := declare.QuorumQueue{Name: "orders", DeliveryLimit: 5}
-	topology := must(retry.Topology(policy, orders))
-	conn := must(client.Connect(ctx, url, client.Config{}))
-	must(declare.Apply(ctx, conn.Management(), topology))
-
-	publisher := must(client.NewPublisher[Order](ctx, conn, orders.Address(), client.PublisherConfig{}))
-	check(publisher.Publish(ctx, Order{ID: "o-1"})) // nil only when the broker has it
-
-	handler := retry.With(policy)(client.JSON(charge))
-	check(conn.Consume(ctx, orders.Name, handler, client.ConsumerConfig{Concurrency: 16})) // until ^C
-
-	check(conn.Close(context.Background()))
-}
-
-func must[T any](v T, err error) T {
-	check(err)
-	return v
-}
-
-func check(err error) {
-	if err != nil {
+	if err := run(ctx); err != nil {
 		log.Fatal(err)
 	}
+}
+
+func run(ctx context.Context) error {
+	url := cmp.Or(os.Getenv("HOPBACK_URL"), "amqp://guest:guest@localhost:5672/")
+	conn, err := hopback.Connect(ctx, url, hopback.Config{})
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.Background())
+
+	orders := hopback.Queue[Order]{
+		Conn:  conn,
+		Name:  "orders",
+		Retry: hopback.Policy{MaxRetries: 3, Backoff: hopback.Delays(time.Second, 10*time.Second, time.Minute)},
+	}
+	if err := orders.Declare(ctx); err != nil { // the queue, its retry queues, and its dead-letter queue
+		return err
+	}
+	if err := orders.Publish(ctx, Order{ID: "o-1"}); err != nil { // nil: RabbitMQ has stored the message
+		return err
+	}
+	return orders.Consume(ctx, charge, hopback.ConsumerConfig{Concurrency: 16}) // until Ctrl-C
 }

@@ -83,14 +83,6 @@ func TestEveryPathExists(t *testing.T) {
 	}
 }
 
-// The README is read in a minute or a few.
-func TestREADMEIsShort(t *testing.T) {
-	t.Parallel()
-	text, err := os.ReadFile(filepath.Join(root, "README.md"))
-	require.NoError(t, err)
-	assert.LessOrEqual(t, len(strings.Fields(string(text))), 1300, "words")
-}
-
 func documents(t *testing.T) []string {
 	t.Helper()
 	all, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))

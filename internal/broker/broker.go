@@ -55,6 +55,7 @@ type Broker struct {
 
 	l    *launcher
 	name string // of the record; empty for the environment
+	node int    // of a cluster, from 1; 0: it stands alone
 
 	mu    sync.Mutex
 	lease *flock // shared while this process uses the broker; nil once released
@@ -97,7 +98,8 @@ func Own(ctx context.Context, out io.Writer, version string) (*Broker, error) {
 	if l.only == Environment {
 		return nil, fmt.Errorf("HOPBACK_BROKER_WITH=env: %w", ErrNotOurs)
 	}
-	return l.own(ctx, version)
+	b, _, err := l.own(ctx, version, 1)
+	return b, err
 }
 
 // Release says that the caller needs the broker no more, and ends it if nobody
@@ -119,18 +121,18 @@ func (b *Broker) Release(ctx context.Context) error {
 
 // Stop ends the broker in an orderly way; its data stay for [Broker.Start].
 func (b *Broker) Stop(ctx context.Context) error {
-	return b.do(ctx, "stop", func(d driver, s *state) error { return d.stop(ctx, s) })
+	return b.do("stop", func(d driver, s *state) error { return d.stop(ctx, s) })
 }
 
 // Kill ends the broker at once, as kill -9 does; its data stay for [Broker.Start].
 func (b *Broker) Kill(ctx context.Context) error {
-	return b.do(ctx, "kill", func(d driver, s *state) error { return d.kill(ctx, s) })
+	return b.do("kill", func(d driver, s *state) error { return d.kill(ctx, s) })
 }
 
 // Start starts the broker again after Stop or Kill, on the same ports and with
 // its data, and returns when it serves.
 func (b *Broker) Start(ctx context.Context) error {
-	return b.do(ctx, "start", func(d driver, s *state) error { return b.l.startAgain(ctx, d, s) })
+	return b.do("start", func(d driver, s *state) error { return b.l.startAgain(ctx, d, s) })
 }
 
 // Restart is Stop and Start.
@@ -152,7 +154,7 @@ func (b *Broker) Exec(ctx context.Context, args ...string) ([]byte, error) {
 		return nil, argument.New("args", nil, "is empty", `name a command, such as "rabbitmqctl", "status"`)
 	}
 	var out []byte
-	err := b.do(ctx, args[0], func(d driver, s *state) (err error) {
+	err := b.do(args[0], func(d driver, s *state) (err error) {
 		out, err = d.exec(ctx, s, args)
 		return err
 	})
@@ -161,16 +163,23 @@ func (b *Broker) Exec(ctx context.Context, args ...string) ([]byte, error) {
 
 // do finds the driver and the current state, which another process may have
 // changed since.
-func (b *Broker) do(_ context.Context, what string, f func(driver, *state) error) error {
+func (b *Broker) do(what string, f func(driver, *state) error) error {
 	if b.name == "" {
 		return fmt.Errorf("broker %s: %s: %w", b.Version, what, ErrNotOurs)
 	}
 	s, err := b.l.load(b.name)
-	if err == nil && s == nil {
+	if err == nil && (s == nil || b.node > len(s.Nodes)) {
 		err = errors.New("it has been taken down")
 	}
 	if err == nil {
-		err = f(b.l.driver(s.How), s)
+		d := b.l.driver(s.How)
+		if b.node > 0 {
+			s = s.node(b.node - 1)
+		}
+		err = f(d, s)
+	}
+	if err != nil && b.node > 0 {
+		return fmt.Errorf("cluster %s: %s node %d: %w", b.name, what, b.node, err)
 	}
 	if err != nil {
 		return fmt.Errorf("broker %s: %s: %w", b.Version, what, err)

@@ -15,16 +15,7 @@ import (
 // rabbitmqctl starts an Erlang VM, which takes seconds of CPU; this takes a tenth
 // of one where there is Erlang's erl_call, as in Debian's packages.
 func (b *Broker) Eval(ctx context.Context, expressions string) (out []byte, err error) {
-	err = b.do(ctx, "eval", func(d driver, s *state) (err error) {
-		out, err = d.exec(ctx, s, evalCommand(expressions))
-		return err
-	})
-	return out, err
-}
-
-// Eval is [Broker.Eval] on this node.
-func (n *Node) Eval(ctx context.Context, expressions string) (out []byte, err error) {
-	err = n.do("eval on", func(d *docker, s *state) (err error) {
+	err = b.do("eval", func(d driver, s *state) (err error) {
 		out, err = d.exec(ctx, s, evalCommand(expressions))
 		return err
 	})

@@ -204,9 +204,10 @@ func (l *launcher) share(ctx context.Context, keep bool, version string) (_ *Bro
 
 var ownCount atomic.Int64
 
-func (l *launcher) own(ctx context.Context, version string) (*Broker, error) {
+// own starts a broker, or a cluster of so many nodes, for the caller alone.
+func (l *launcher) own(ctx context.Context, version string, nodes int) (*Broker, *state, error) {
 	if err := checkVersions([]string{version}); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if version == "any" {
 		version = supported[0]
@@ -216,10 +217,15 @@ func (l *launcher) own(ctx context.Context, version string) (*Broker, error) {
 	say := l.out.prefixed("broker " + name)
 	lock, err := waitLock(ctx, l.lockPath(name), false, nil)
 	if err != nil {
-		return nil, fmt.Errorf("broker %s: %w", version, err)
+		return nil, nil, fmt.Errorf("broker %s: %w", version, err)
 	}
 	defer lock.unlock()
-	return l.startNew(ctx, &state{Name: name, Version: version}, say, time.Now())
+	s := &state{Name: name, Version: version}
+	if nodes > 1 {
+		s.Nodes = make([]ports, nodes)
+	}
+	b, err := l.startNew(ctx, s, say, time.Now())
+	return b, s, err
 }
 
 // startNew goes through the ways until one leads to a broker. The caller holds
@@ -227,7 +233,7 @@ func (l *launcher) own(ctx context.Context, version string) (*Broker, error) {
 func (l *launcher) startNew(ctx context.Context, s *state, say sayFunc, began time.Time) (*Broker, error) {
 	none := &NoWayError{Version: s.Version}
 	for _, w := range l.ways {
-		if l.only != "" && l.only != w.how {
+		if l.only != "" && l.only != w.how || len(s.Nodes) > 0 && w.how == Chroot {
 			continue
 		}
 		s.How = w.how
@@ -267,7 +273,10 @@ func (l *launcher) tryWay(ctx context.Context, w way, s *state, say sayFunc) (fu
 	if err := w.driver.start(ctx, s, func() error { return l.save(s) }); err != nil {
 		return "", err
 	}
-	return l.ready(ctx, w.driver, s, nil)
+	if full, err = l.ready(ctx, w.driver, s, nil); err == nil && len(s.Nodes) > 0 {
+		err = l.clusterOf(s).AwaitAll(ctx)
+	}
+	return full, err
 }
 
 // claim chooses the ports and saves the record, which makes them known to

@@ -344,7 +344,7 @@ func TestOwnIsAloneAndReaped(t *testing.T) {
 	l := f.launcher(t.TempDir())
 	shared, err := l.need(t.Context(), false, []string{"4.3"})
 	require.NoError(t, err)
-	own, err := l.own(t.Context(), "any")
+	own, _, err := l.own(t.Context(), "any", 1)
 	require.NoError(t, err)
 	assert.NotEqual(t, shared[0].URL, own.URL)
 	require.NoError(t, own.Kill(t.Context()))

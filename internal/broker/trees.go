@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+
+	"github.com/hopback/hopback/internal/service"
 )
 
 // treePath is PATH inside a tree. RabbitMQ's own scripts come before Debian's
@@ -142,19 +144,10 @@ func (t *trees) mmdebstrap(ctx context.Context, say sayFunc) error {
 		return err
 	}
 	defer lock.unlock()
-	if _, err := exec.LookPath("mmdebstrap"); err == nil {
-		return nil
+	if _, err := exec.LookPath("mmdebstrap"); err != nil {
+		defer say.during("installing mmdebstrap by apt-get")()
 	}
-	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
-		return errors.New("an image is built by mmdebstrap, which is not here, and only root on Debian can install it by itself; install mmdebstrap")
-	}
-	defer say.during("installing mmdebstrap by apt-get")()
-	env := []string{"DEBIAN_FRONTEND=noninteractive"}
-	const patience = "DPkg::Lock::Timeout=120" // seconds; another apt-get may be at work
-	if _, err := run(ctx, env, "apt-get", "-o", patience, "update"); err != nil {
-		return err
-	}
-	_, err = run(ctx, env, "apt-get", "-o", patience, "install", "-y", "mmdebstrap")
+	_, err = service.Program(ctx, nil, "mmdebstrap", "mmdebstrap")
 	return err
 }
 

@@ -25,7 +25,7 @@ func Check(at argument.Path, name string) error {
 	case len(name) > Max:
 		return argument.At(at, argument.TooLong, name, fmt.Sprintf("has %d bytes", len(name)), fmt.Sprintf("use at most %d bytes", Max))
 	case !utf8.ValidString(name):
-		return argument.At(at, argument.NotText, name, "isn't valid UTF-8", "encode names as UTF-8")
+		return argument.At(at, argument.Malformed, name, "isn't valid UTF-8", "encode names as UTF-8")
 	case strings.ContainsAny(name, "\r\n"):
 		return argument.At(at, argument.Malformed, name, "has a line break", "remove the carriage return or line feed")
 	}
@@ -38,7 +38,7 @@ func CheckKey(at argument.Path, key string) error {
 	case len(key) > MaxKey:
 		return argument.At(at, argument.TooLong, key, fmt.Sprintf("has %d bytes", len(key)), fmt.Sprintf("use at most %d bytes", MaxKey))
 	case !utf8.ValidString(key):
-		return argument.At(at, argument.NotText, key, "isn't valid UTF-8", "encode routing keys as UTF-8")
+		return argument.At(at, argument.Malformed, key, "isn't valid UTF-8", "encode routing keys as UTF-8")
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,7 +21,6 @@ type site struct {
 	release func(context.Context) error
 	// whole waits until every node of a cluster sees the others; nil for one node.
 	whole func(context.Context) error
-	http  *http.Client
 }
 
 // machine is what can be done to a node; brokers and nodes of clusters can.
@@ -50,7 +48,7 @@ const heartbeat = 6
 
 // openSite starts what the run needs.
 func openSite(ctx context.Context, out io.Writer, version string, nodes int, handOver time.Duration) (_ *site, err error) {
-	s := &site{http: &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}}
+	s := &site{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close(ctx))
@@ -172,44 +170,15 @@ func (s *site) direct(first int) []string {
 func (s *site) api(ctx context.Context, method, path string, reply any) error {
 	var errs []error
 	for _, n := range s.nodes {
-		err := s.apiOf(ctx, n, method, path, reply)
+		within, cancel := context.WithTimeout(ctx, 10*time.Second)
+		err := broker.API(within, method, n.management, path, reply)
+		cancel()
 		if err == nil {
 			return nil
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-func (s *site) apiOf(ctx context.Context, n *node, method, path string, reply any) error {
-	u, err := url.Parse(n.management)
-	if err != nil {
-		return err
-	}
-	user := u.User
-	u.User = nil
-	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(u.String(), "/")+"/api"+path, nil)
-	if err != nil {
-		return err
-	}
-	password, _ := user.Password()
-	req.SetBasicAuth(user.Username(), password)
-	resp, err := s.http.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("%s %s: %d %s", method, path, resp.StatusCode, text)
-	}
-	if reply == nil {
-		return nil
-	}
-	return json.Unmarshal(text, reply)
 }
 
 // QueueCount is what a queue holds, by the HTTP API.

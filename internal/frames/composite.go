@@ -53,7 +53,7 @@ var composites = func() map[any]func() composite {
 // described reads a described value: a pointer to a composite if it is one that is
 // known, and a Described if not.
 func (d *decoder) described() any {
-	if len(d.b) == 0 || d.b[0] != codeDescribed {
+	if len(d.b) == 0 || d.b[0] != CodeDescribed {
 		d.fail("a value without a descriptor")
 		return nil
 	}
@@ -90,9 +90,9 @@ func (d *decoder) walk(c composite, f *fields) {
 	switch code := byte(d.number(1)); {
 	case d.err != nil:
 		return
-	case code == codeList0:
+	case code == CodeList0:
 		c.walk(f)
-	case code == codeList8 || code == codeList32:
+	case code == CodeList8 || code == CodeList32:
 		var behind []byte
 		f.left, behind = d.enter(code)
 		if !d.room(f.left) {
@@ -118,10 +118,10 @@ func (e *encoder) walk(c composite, f *fields) {
 		return
 	}
 	code, name := c.kind()
-	e.b = append(e.b, codeDescribed)
+	e.b = append(e.b, CodeDescribed)
 	e.value(code)
 	at := len(e.b)
-	e.b = append(e.b, codeList32)
+	e.b = append(e.b, CodeList32)
 	sizes := e.begin()
 	*f = fields{e: e, name: name, end: len(e.b)}
 	c.walk(f)
@@ -131,7 +131,7 @@ func (e *encoder) walk(c composite, f *fields) {
 	}
 	e.b = e.b[:f.end] // absent fields at the end are left out
 	if f.count == 0 {
-		e.b = append(e.b[:at], codeList0)
+		e.b = append(e.b[:at], CodeList0)
 		return
 	}
 	e.end(sizes, f.count)
@@ -172,99 +172,48 @@ func (f *fields) wrong(v any, want any) {
 	f.d.fail("%s has a %T in place of a %T", f.name, v, want)
 }
 
-// required is a field that mustn't be absent.
-func required[T any](f *fields, field *T) {
+// field reads or writes one. there says that it isn't absent when it is written, and set that
+// it wasn't when it was read.
+func field[T any](f *fields, p *T, there bool) (set bool) {
 	if f.e != nil {
-		if !f.writeDirect(field) {
-			f.write(*field)
+		switch {
+		case !there:
+			f.write(nil)
+		case !f.writeDirect(p):
+			f.write(*p)
 		}
-		return
+		return there
 	}
-	if set, ok := f.readDirect(field); ok && set {
-		return
-	} else if ok {
-		f.d.fail("%s lacks a required %T", f.name, *field)
-		return
+	if set, ok := f.readDirect(p); ok {
+		return set
 	}
 	v := f.read()
 	t, ok := v.(T)
-	if !ok && f.d.err == nil {
-		if v == nil {
-			f.d.fail("%s lacks a required %T", f.name, *field)
-		} else {
-			f.wrong(v, *field)
-		}
+	if !ok && v != nil {
+		f.wrong(v, t)
 	}
-	*field = t
+	*p = t
+	return ok
+}
+
+// required is a field that mustn't be absent.
+func required[T any](f *fields, p *T) {
+	if !field(f, p, true) {
+		f.d.fail("%s lacks a required %T", f.name, *p)
+	}
 }
 
 // optional is a field that may be absent.
-func optional[T any](f *fields, field *Optional[T]) {
-	if f.e != nil {
-		switch {
-		case !field.Set:
-			f.write(nil)
-		case !f.writeDirect(&field.Value):
-			f.write(field.Value)
-		}
-		return
-	}
-	if set, ok := f.readDirect(&field.Value); ok {
-		field.Set = set
-		return
-	}
-	v := f.read()
-	t, ok := v.(T)
-	if !ok && v != nil {
-		f.wrong(v, t)
-	}
-	*field = Optional[T]{t, ok}
-}
+func optional[T any](f *fields, p *Optional[T]) { p.Set = field(f, &p.Value, p.Set) }
 
 // orZero is a field that is absent where it has its zero value.
-func orZero[T comparable](f *fields, field *T) {
+func orZero[T comparable](f *fields, p *T) {
 	var zero T
-	if f.e != nil {
-		switch {
-		case *field == zero:
-			f.write(nil)
-		case !f.writeDirect(field):
-			f.write(*field)
-		}
-		return
-	}
-	if _, ok := f.readDirect(field); ok {
-		return
-	}
-	v := f.read()
-	t, ok := v.(T)
-	if !ok && v != nil {
-		f.wrong(v, zero)
-	}
-	*field = t
+	field(f, p, *p != zero)
 }
 
 // orNil is a binary or a map that is absent where it is nil.
-func orNil[T []byte | Map](f *fields, field *T) {
-	if f.e != nil {
-		switch {
-		case *field == nil:
-			f.write(nil)
-		case !f.writeDirect(field):
-			f.write(*field)
-		}
-		return
-	}
-	if _, ok := f.readDirect(field); ok {
-		return
-	}
-	v := f.read()
-	t, ok := v.(T)
-	if !ok && v != nil {
-		f.wrong(v, t)
-	}
-	*field = t
-}
+func orNil[T []byte | Map](f *fields, p *T) { field(f, p, *p != nil) }
 
 // anything is a field of any type.
 func anything(f *fields, field *any) {
@@ -285,7 +234,7 @@ func symbols(f *fields, field *[]Symbol) {
 			f.write(nil)
 			return
 		}
-		a := Array{Type: codeSymbol32, Elements: make([]any, len(s))}
+		a := Array{Type: CodeSymbol32, Elements: make([]any, len(s))}
 		for i := range s {
 			a.Elements[i] = s[i]
 		}
@@ -373,7 +322,7 @@ func (f *fields) composite(c composite) {
 }
 
 func (f *fields) described() any {
-	if f.left > 0 && len(f.d.b) > 0 && f.d.b[0] == codeDescribed {
+	if f.left > 0 && len(f.d.b) > 0 && f.d.b[0] == CodeDescribed {
 		f.left--
 		return f.d.described()
 	}

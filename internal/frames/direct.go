@@ -17,7 +17,7 @@ func (f *fields) readDirect(p any) (set, ok bool) {
 		return false, false
 	}
 	code, size := b[0], 1
-	if code == codeNull {
+	if code == CodeNull {
 		switch p := p.(type) {
 		case *uint32:
 			*p = 0
@@ -41,39 +41,39 @@ func (f *fields) readDirect(p any) (set, ok bool) {
 	switch p := p.(type) {
 	case *uint32:
 		switch {
-		case code == codeUint0:
+		case code == CodeUint0:
 			*p = 0
-		case code == codeSmallUint && len(b) > 1:
+		case code == CodeSmallUint && len(b) > 1:
 			*p, size = uint32(b[1]), 2
-		case code == codeUint && len(b) > 4:
+		case code == CodeUint && len(b) > 4:
 			*p, size = binary.BigEndian.Uint32(b[1:]), 5
 		default:
 			return false, false
 		}
 	case *bool:
-		if code != codeTrue && code != codeFalse {
+		if code != CodeTrue && code != CodeFalse {
 			return false, false
 		}
-		*p = code == codeTrue
+		*p = code == CodeTrue
 	case *uint8:
-		if code != codeUbyte || len(b) < 2 {
+		if code != CodeUbyte || len(b) < 2 {
 			return false, false
 		}
 		*p, size = b[1], 2
 	case *[]byte:
-		v, n := shortText(b, codeBinary8)
+		v, n := shortText(b, CodeBinary8)
 		if n == 0 {
 			return false, false
 		}
 		*p, size = v[:n-2:n-2], n
 	case *string:
-		v, n := shortText(b, codeString8)
+		v, n := shortText(b, CodeString8)
 		if n == 0 {
 			return false, false
 		}
 		*p, size = string(v), n
 	case *Symbol:
-		v, n := shortText(b, codeSymbol8)
+		v, n := shortText(b, CodeSymbol8)
 		if n == 0 {
 			return false, false
 		}
@@ -103,28 +103,28 @@ func (f *fields) writeDirect(p any) bool {
 	case *uint32:
 		switch v := *p; {
 		case v == 0:
-			e.b = append(e.b, codeUint0)
+			e.b = append(e.b, CodeUint0)
 		case v < 256:
-			e.b = append(e.b, codeSmallUint, byte(v))
+			e.b = append(e.b, CodeSmallUint, byte(v))
 		default:
-			e.b = binary.BigEndian.AppendUint32(append(e.b, codeUint), v)
+			e.b = binary.BigEndian.AppendUint32(append(e.b, CodeUint), v)
 		}
 	case *bool:
 		if *p {
-			e.b = append(e.b, codeTrue)
+			e.b = append(e.b, CodeTrue)
 		} else {
-			e.b = append(e.b, codeFalse)
+			e.b = append(e.b, CodeFalse)
 		}
 	case *uint8:
-		e.b = append(e.b, codeUbyte, *p)
+		e.b = append(e.b, CodeUbyte, *p)
 	case *[]byte:
-		e.sized(codeBinary8, len(*p))
+		e.sized(CodeBinary8, len(*p))
 		e.b = append(e.b, *p...)
 	case *string:
-		e.sized(codeString8, len(*p))
+		e.sized(CodeString8, len(*p))
 		e.b = append(e.b, *p...)
 	case *Symbol:
-		e.sized(codeSymbol8, len(*p))
+		e.sized(CodeSymbol8, len(*p))
 		e.b = append(e.b, *p...)
 	default:
 		return false
@@ -140,7 +140,7 @@ const frameHead = HeaderSize + 3
 // frameKind reads the first bytes of a frame. Of a performative its code is returned,
 // and of anything else 0. The descriptor of a performative is a small ulong.
 func frameKind(b []byte) (code byte, channel uint16) {
-	if len(b) < frameHead || b[4] != 2 || b[5] != TypeAMQP || b[8] != codeDescribed || b[9] != codeSmallUlong {
+	if len(b) < frameHead || b[4] != 2 || b[5] != TypeAMQP || b[8] != CodeDescribed || b[9] != CodeSmallUlong {
 		return 0, 0
 	}
 	return b[10], uint16(b[6])<<8 | uint16(b[7])

@@ -9,7 +9,7 @@ type MessageHeader struct {
 	DeliveryCount uint32
 }
 
-func (*MessageHeader) kind() (uint64, string) { return sectionHeader, "header" }
+func (*MessageHeader) kind() (uint64, string) { return SectionHeader, "header" }
 func (p *MessageHeader) walk(f *fields) {
 	orZero(f, &p.Durable)
 	optional(f, &p.Priority)
@@ -35,7 +35,7 @@ type Properties struct {
 	ReplyToGroupID     Optional[string]
 }
 
-func (*Properties) kind() (uint64, string) { return sectionProperties, "properties" }
+func (*Properties) kind() (uint64, string) { return SectionProperties, "properties" }
 func (p *Properties) walk(f *fields) {
 	anything(f, &p.MessageID)
 	orNil(f, &p.UserID)
@@ -54,15 +54,15 @@ func (p *Properties) walk(f *fields) {
 
 // The codes of a message's sections (AMQP 1.0, part 3.2).
 const (
-	sectionHeader = 0x70 + iota
-	sectionDeliveryAnnotations
-	sectionAnnotations
-	sectionProperties
-	sectionApplicationProperties
-	sectionData
-	sectionSequence
-	sectionValue
-	sectionFooter
+	SectionHeader = 0x70 + iota
+	SectionDeliveryAnnotations
+	SectionAnnotations
+	SectionProperties
+	SectionApplicationProperties
+	SectionData
+	SectionSequence
+	SectionValue
+	SectionFooter
 )
 
 // Message is a message whose body is left as it is. A broker changes what is before
@@ -86,8 +86,8 @@ func DecodeMessage(b []byte) (*Message, error) {
 		if err != nil {
 			return nil, err
 		}
-		if code >= sectionData {
-			if last < sectionData {
+		if code >= SectionData {
+			if last < SectionData {
 				m.Body = b
 			}
 			last, b = code, b[size:]
@@ -108,9 +108,9 @@ func DecodeMessage(b []byte) (*Message, error) {
 		case Described:
 			var to *Map
 			switch code {
-			case sectionDeliveryAnnotations:
+			case SectionDeliveryAnnotations:
 				to = &m.DeliveryAnnotations
-			case sectionAnnotations:
+			case SectionAnnotations:
 				to = &m.Annotations
 			default:
 				to = &m.ApplicationProperties
@@ -125,24 +125,11 @@ func DecodeMessage(b []byte) (*Message, error) {
 }
 
 var sectionNames = map[Symbol]int{
-	"amqp:header:list": sectionHeader, "amqp:delivery-annotations:map": sectionDeliveryAnnotations,
-	"amqp:message-annotations:map": sectionAnnotations, "amqp:properties:list": sectionProperties,
-	"amqp:application-properties:map": sectionApplicationProperties, "amqp:data:binary": sectionData,
-	"amqp:amqp-sequence:list": sectionSequence, "amqp:amqp-value:*": sectionValue, "amqp:footer:map": sectionFooter,
+	"amqp:header:list": SectionHeader, "amqp:delivery-annotations:map": SectionDeliveryAnnotations,
+	"amqp:message-annotations:map": SectionAnnotations, "amqp:properties:list": SectionProperties,
+	"amqp:application-properties:map": SectionApplicationProperties, "amqp:data:binary": SectionData,
+	"amqp:amqp-sequence:list": SectionSequence, "amqp:amqp-value:*": SectionValue, "amqp:footer:map": SectionFooter,
 }
-
-// The sections of a message, as [Section] names them.
-const (
-	SectionHeader                = sectionHeader
-	SectionDeliveryAnnotations   = sectionDeliveryAnnotations
-	SectionAnnotations           = sectionAnnotations
-	SectionProperties            = sectionProperties
-	SectionApplicationProperties = sectionApplicationProperties
-	SectionData                  = sectionData
-	SectionSequence              = sectionSequence
-	SectionValue                 = sectionValue
-	SectionFooter                = sectionFooter
-)
 
 // Section is one section of an encoded message.
 type Section struct {
@@ -198,18 +185,18 @@ func NextSection(b []byte, last int) (code, size int, err error) {
 // follows says whether a section may be behind another. Sections have an order. Of the
 // body's there is one, or several of one kind.
 func follows(code, last int) bool {
-	repeats := code == last && (code == sectionData || code == sectionSequence)
-	otherBody := last >= sectionData && code < sectionFooter
+	repeats := code == last && (code == SectionData || code == SectionSequence)
+	otherBody := last >= SectionData && code < SectionFooter
 	return repeats || code > last && !otherBody
 }
 
 // sectionOf is the code of the section at the beginning of b, 0 if there is none.
 func sectionOf(b []byte) int {
-	if b[0] != codeDescribed {
+	if b[0] != CodeDescribed {
 		return 0
 	}
-	if len(b) > 2 && b[1] == codeSmallUlong { // as all clients write it
-		if code := int(b[2]); code >= sectionHeader && code <= sectionFooter {
+	if len(b) > 2 && b[1] == CodeSmallUlong { // as all clients write it
+		if code := int(b[2]); code >= SectionHeader && code <= SectionFooter {
 			return code
 		}
 		return 0
@@ -217,7 +204,7 @@ func sectionOf(b []byte) int {
 	d := decoder{b: b[1:], roomless: maxRoomless}
 	switch v := d.value().(type) {
 	case uint64:
-		if v >= sectionHeader && v <= sectionFooter {
+		if v >= SectionHeader && v <= SectionFooter {
 			return int(v)
 		}
 	case Symbol:
@@ -237,12 +224,12 @@ func (m *Message) Append(b []byte) ([]byte, error) {
 	if m.Header != nil {
 		e.composite(m.Header)
 	}
-	mapping(sectionDeliveryAnnotations, m.DeliveryAnnotations)
-	mapping(sectionAnnotations, m.Annotations)
+	mapping(SectionDeliveryAnnotations, m.DeliveryAnnotations)
+	mapping(SectionAnnotations, m.Annotations)
 	if m.Properties != nil {
 		e.composite(m.Properties)
 	}
-	mapping(sectionApplicationProperties, m.ApplicationProperties)
+	mapping(SectionApplicationProperties, m.ApplicationProperties)
 	e.b = append(e.b, m.Body...)
 	return e.b, e.err
 }

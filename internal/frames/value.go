@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"sync/atomic"
 	"time"
 )
@@ -112,65 +113,65 @@ func malformed(format string, args ...any) error {
 
 // The constructors of values (AMQP 1.0, part 1.6).
 const (
-	codeDescribed  = 0x00
-	codeNull       = 0x40
-	codeTrue       = 0x41
-	codeFalse      = 0x42
-	codeUint0      = 0x43
-	codeUlong0     = 0x44
-	codeList0      = 0x45
-	codeUbyte      = 0x50
-	codeByte       = 0x51
-	codeSmallUint  = 0x52
-	codeSmallUlong = 0x53
-	codeSmallInt   = 0x54
-	codeSmallLong  = 0x55
-	codeBool       = 0x56
-	codeUshort     = 0x60
-	codeShort      = 0x61
-	codeUint       = 0x70
-	codeInt        = 0x71
-	codeFloat      = 0x72
-	codeChar       = 0x73
-	codeDecimal32  = 0x74
-	codeUlong      = 0x80
-	codeLong       = 0x81
-	codeDouble     = 0x82
-	codeTimestamp  = 0x83
-	codeDecimal64  = 0x84
-	codeDecimal128 = 0x94
-	codeUUID       = 0x98
-	codeBinary8    = 0xa0
-	codeString8    = 0xa1
-	codeSymbol8    = 0xa3
-	codeBinary32   = 0xb0
-	codeString32   = 0xb1
-	codeSymbol32   = 0xb3
-	codeList8      = 0xc0
-	codeMap8       = 0xc1
-	codeList32     = 0xd0
-	codeMap32      = 0xd1
-	codeArray8     = 0xe0
-	codeArray32    = 0xf0
+	CodeDescribed  = 0x00
+	CodeNull       = 0x40
+	CodeTrue       = 0x41
+	CodeFalse      = 0x42
+	CodeUint0      = 0x43
+	CodeUlong0     = 0x44
+	CodeList0      = 0x45
+	CodeUbyte      = 0x50
+	CodeByte       = 0x51
+	CodeSmallUint  = 0x52
+	CodeSmallUlong = 0x53
+	CodeSmallInt   = 0x54
+	CodeSmallLong  = 0x55
+	CodeBool       = 0x56
+	CodeUshort     = 0x60
+	CodeShort      = 0x61
+	CodeUint       = 0x70
+	CodeInt        = 0x71
+	CodeFloat      = 0x72
+	CodeChar       = 0x73
+	CodeDecimal32  = 0x74
+	CodeUlong      = 0x80
+	CodeLong       = 0x81
+	CodeDouble     = 0x82
+	CodeTimestamp  = 0x83
+	CodeDecimal64  = 0x84
+	CodeDecimal128 = 0x94
+	CodeUUID       = 0x98
+	CodeBinary8    = 0xa0
+	CodeString8    = 0xa1
+	CodeSymbol8    = 0xa3
+	CodeBinary32   = 0xb0
+	CodeString32   = 0xb1
+	CodeSymbol32   = 0xb3
+	CodeList8      = 0xc0
+	CodeMap8       = 0xc1
+	CodeList32     = 0xd0
+	CodeMap32      = 0xd1
+	CodeArray8     = 0xe0
+	CodeArray32    = 0xf0
 )
 
 // wide is the constructor that holds any value of the type of code.
 func wide(code byte) byte {
 	switch code {
-	case codeTrue, codeFalse:
-		return codeBool
-	case codeUint0, codeSmallUint:
-		return codeUint
-	case codeUlong0, codeSmallUlong:
-		return codeUlong
-	case codeSmallInt:
-		return codeInt
-	case codeSmallLong:
-		return codeLong
-	case codeBinary8, codeString8, codeSymbol8, codeList8, codeMap8, codeArray8:
+	case CodeTrue, CodeFalse:
+		return CodeBool
+	case CodeUint0, CodeSmallUint:
+		return CodeUint
+	case CodeUlong0, CodeSmallUlong:
+		return CodeUlong
+	case CodeSmallInt:
+		return CodeInt
+	case CodeSmallLong:
+		return CodeLong
+	case CodeBinary8, CodeString8, CodeSymbol8, CodeList8, CodeMap8, CodeArray8:
 		return code + 0x10
-	case codeList0:
-		return codeList32
+	case CodeList0:
+		return CodeList32
 	}
 	return code
 }
@@ -229,7 +230,7 @@ func (d *decoder) value() any {
 	if d.err != nil {
 		return nil
 	}
-	if code != codeDescribed {
+	if code != CodeDescribed {
 		return d.body(code)
 	}
 	if !d.deeper() {
@@ -247,81 +248,81 @@ func (d *decoder) value() any {
 // body reads a value whose constructor has been read.
 func (d *decoder) body(code byte) any {
 	switch code {
-	case codeNull:
+	case CodeNull:
 		return nil
-	case codeTrue:
+	case CodeTrue:
 		return true
-	case codeFalse:
+	case CodeFalse:
 		return false
-	case codeBool:
+	case CodeBool:
 		n := d.number(1)
 		if n > 1 {
 			d.fail("a boolean of %d", n)
 		}
 		return n == 1
-	case codeUint0:
+	case CodeUint0:
 		return uint32(0)
-	case codeUlong0:
+	case CodeUlong0:
 		return uint64(0)
-	case codeList0:
+	case CodeList0:
 		return List{}
-	case codeUbyte:
+	case CodeUbyte:
 		return uint8(d.number(1))
-	case codeByte:
+	case CodeByte:
 		return int8(d.number(1))
-	case codeSmallUint:
+	case CodeSmallUint:
 		return uint32(d.number(1))
-	case codeSmallUlong:
+	case CodeSmallUlong:
 		return d.number(1)
-	case codeSmallInt:
+	case CodeSmallInt:
 		return int32(int8(d.number(1)))
-	case codeSmallLong:
+	case CodeSmallLong:
 		return int64(int8(d.number(1)))
-	case codeUshort:
+	case CodeUshort:
 		return uint16(d.number(2))
-	case codeShort:
+	case CodeShort:
 		return int16(d.number(2))
-	case codeUint:
+	case CodeUint:
 		return uint32(d.number(4))
-	case codeInt:
+	case CodeInt:
 		return int32(d.number(4))
-	case codeFloat:
+	case CodeFloat:
 		return math.Float32frombits(uint32(d.number(4)))
-	case codeChar:
+	case CodeChar:
 		return Char(d.number(4))
-	case codeDecimal32:
+	case CodeDecimal32:
 		return Decimal32(fixed[[4]byte](d))
-	case codeUlong:
+	case CodeUlong:
 		return d.number(8)
-	case codeLong:
+	case CodeLong:
 		return int64(d.number(8))
-	case codeDouble:
+	case CodeDouble:
 		return math.Float64frombits(d.number(8))
-	case codeTimestamp:
+	case CodeTimestamp:
 		return Timestamp(d.number(8))
-	case codeDecimal64:
+	case CodeDecimal64:
 		return Decimal64(fixed[[8]byte](d))
-	case codeDecimal128:
+	case CodeDecimal128:
 		return Decimal128(fixed[[16]byte](d))
-	case codeUUID:
+	case CodeUUID:
 		return UUID(fixed[[16]byte](d))
-	case codeBinary8:
+	case CodeBinary8:
 		return d.take(int(d.number(1)))
-	case codeBinary32:
+	case CodeBinary32:
 		return d.take(int(d.number(4)))
-	case codeString8:
+	case CodeString8:
 		return string(d.take(int(d.number(1))))
-	case codeString32:
+	case CodeString32:
 		return string(d.take(int(d.number(4))))
-	case codeSymbol8:
+	case CodeSymbol8:
 		return Symbol(d.take(int(d.number(1))))
-	case codeSymbol32:
+	case CodeSymbol32:
 		return Symbol(d.take(int(d.number(4))))
-	case codeList8, codeList32:
+	case CodeList8, CodeList32:
 		return d.list(code)
-	case codeMap8, codeMap32:
+	case CodeMap8, CodeMap32:
 		return d.mapping(code)
-	case codeArray8, codeArray32:
+	case CodeArray8, CodeArray32:
 		return d.array(code)
 	}
 	d.fail("no value begins with 0x%02x", code)
@@ -418,7 +419,7 @@ func (d *decoder) array(code byte) any {
 	count, behind := d.enter(code)
 	var a Array
 	element := byte(d.number(1))
-	if d.err == nil && element == codeDescribed {
+	if d.err == nil && element == CodeDescribed {
 		a.Descriptor = d.value()
 		if d.err == nil && a.Descriptor == nil {
 			d.fail("an array whose descriptor is null")
@@ -428,7 +429,7 @@ func (d *decoder) array(code byte) any {
 	if d.err != nil {
 		return nil
 	}
-	if element == codeDescribed {
+	if element == CodeDescribed {
 		d.fail("an array whose elements have two descriptors")
 		return nil
 	}
@@ -440,7 +441,7 @@ func (d *decoder) array(code byte) any {
 	} else if !d.room(count) {
 		return nil
 	}
-	if valueWidth(element) < 0 {
+	if !isConstructor(element) {
 		d.fail("no value begins with 0x%02x", element)
 		return nil
 	}
@@ -489,28 +490,24 @@ func roomless(code byte) []any {
 	return shared.Load()[:]
 }
 
-var sharedElements [codeList0&0xf + 1]atomic.Pointer[[maxRoomless]any]
+var sharedElements [CodeList0&0xf + 1]atomic.Pointer[[maxRoomless]any]
 
-// valueWidth is how many bytes are behind the constructor, or hold the size of what is;
-// negative if there is no such constructor.
-func valueWidth(code byte) int {
+// widths are how many bytes are behind a constructor, or hold the size of what is: the upper half
+// of a constructor says that.
+var widths = [16]int{0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16, 0xa: 1, 0xb: 4, 0xc: 1, 0xd: 4, 0xe: 1, 0xf: 4}
+
+// isConstructor says whether a value that isn't described can begin with code.
+func isConstructor(code byte) bool {
 	switch code {
-	case codeNull, codeTrue, codeFalse, codeUint0, codeUlong0, codeList0:
-		return 0
-	case codeUbyte, codeByte, codeSmallUint, codeSmallUlong, codeSmallInt, codeSmallLong, codeBool,
-		codeBinary8, codeString8, codeSymbol8, codeList8, codeMap8, codeArray8:
-		return 1
-	case codeUshort, codeShort:
-		return 2
-	case codeUint, codeInt, codeFloat, codeChar, codeDecimal32,
-		codeBinary32, codeString32, codeSymbol32, codeList32, codeMap32, codeArray32:
-		return 4
-	case codeUlong, codeLong, codeDouble, codeTimestamp, codeDecimal64:
-		return 8
-	case codeDecimal128, codeUUID:
-		return 16
+	case CodeNull, CodeTrue, CodeFalse, CodeUint0, CodeUlong0, CodeList0,
+		CodeUbyte, CodeByte, CodeSmallUint, CodeSmallUlong, CodeSmallInt, CodeSmallLong, CodeBool,
+		CodeUshort, CodeShort, CodeUint, CodeInt, CodeFloat, CodeChar, CodeDecimal32,
+		CodeUlong, CodeLong, CodeDouble, CodeTimestamp, CodeDecimal64, CodeDecimal128, CodeUUID,
+		CodeBinary8, CodeString8, CodeSymbol8, CodeBinary32, CodeString32, CodeSymbol32,
+		CodeList8, CodeMap8, CodeList32, CodeMap32, CodeArray8, CodeArray32:
+		return true
 	}
-	return -1
+	return false
 }
 
 // AppendValue writes v behind b. The types that it takes are those that ReadValue
@@ -537,64 +534,64 @@ func (e *encoder) fail(format string, args ...any) {
 func (e *encoder) value(v any) {
 	switch v := v.(type) {
 	case nil:
-		e.b = append(e.b, codeNull)
+		e.b = append(e.b, CodeNull)
 	case bool:
 		if v {
-			e.b = append(e.b, codeTrue)
+			e.b = append(e.b, CodeTrue)
 		} else {
-			e.b = append(e.b, codeFalse)
+			e.b = append(e.b, CodeFalse)
 		}
 	case uint32:
 		switch {
 		case v == 0:
-			e.b = append(e.b, codeUint0)
+			e.b = append(e.b, CodeUint0)
 		case v < 256:
-			e.b = append(e.b, codeSmallUint, byte(v))
+			e.b = append(e.b, CodeSmallUint, byte(v))
 		default:
-			e.wide(codeUint, v)
+			e.wide(CodeUint, v)
 		}
 	case uint64:
 		switch {
 		case v == 0:
-			e.b = append(e.b, codeUlong0)
+			e.b = append(e.b, CodeUlong0)
 		case v < 256:
-			e.b = append(e.b, codeSmallUlong, byte(v))
+			e.b = append(e.b, CodeSmallUlong, byte(v))
 		default:
-			e.wide(codeUlong, v)
+			e.wide(CodeUlong, v)
 		}
 	case int32:
 		if v == int32(int8(v)) {
-			e.b = append(e.b, codeSmallInt, byte(v))
+			e.b = append(e.b, CodeSmallInt, byte(v))
 		} else {
-			e.wide(codeInt, v)
+			e.wide(CodeInt, v)
 		}
 	case int64:
 		if v == int64(int8(v)) {
-			e.b = append(e.b, codeSmallLong, byte(v))
+			e.b = append(e.b, CodeSmallLong, byte(v))
 		} else {
-			e.wide(codeLong, v)
+			e.wide(CodeLong, v)
 		}
 	case []byte:
-		e.sized(codeBinary8, len(v))
+		e.sized(CodeBinary8, len(v))
 		e.b = append(e.b, v...)
 	case string:
-		e.sized(codeString8, len(v))
+		e.sized(CodeString8, len(v))
 		e.b = append(e.b, v...)
 	case Symbol:
-		e.sized(codeSymbol8, len(v))
+		e.sized(CodeSymbol8, len(v))
 		e.b = append(e.b, v...)
 	case List:
 		if len(v) == 0 {
-			e.b = append(e.b, codeList0)
+			e.b = append(e.b, CodeList0)
 		} else {
-			e.compound(codeList32, v)
+			e.compound(CodeList32, v)
 		}
 	case Map:
-		e.compound(codeMap32, v)
+		e.compound(CodeMap32, v)
 	case Array:
-		e.compound(codeArray32, v)
+		e.compound(CodeArray32, v)
 	case Described:
-		e.b = append(e.b, codeDescribed)
+		e.b = append(e.b, CodeDescribed)
 		if e.depth++; e.depth > MaxDepth {
 			e.fail("values are nested more than %d deep", MaxDepth)
 			return
@@ -628,60 +625,19 @@ func (e *encoder) size(n int) uint32 {
 	return uint32(n)
 }
 
-// typeOf is the wide constructor for v, 0 if there is none.
-func typeOf(v any) byte {
-	switch v.(type) {
-	case nil:
-		return codeNull
-	case bool:
-		return codeBool
-	case uint8:
-		return codeUbyte
-	case int8:
-		return codeByte
-	case uint16:
-		return codeUshort
-	case int16:
-		return codeShort
-	case uint32:
-		return codeUint
-	case int32:
-		return codeInt
-	case float32:
-		return codeFloat
-	case Char:
-		return codeChar
-	case Decimal32:
-		return codeDecimal32
-	case uint64:
-		return codeUlong
-	case int64:
-		return codeLong
-	case float64:
-		return codeDouble
-	case Timestamp:
-		return codeTimestamp
-	case Decimal64:
-		return codeDecimal64
-	case Decimal128:
-		return codeDecimal128
-	case UUID:
-		return codeUUID
-	case []byte:
-		return codeBinary32
-	case string:
-		return codeString32
-	case Symbol:
-		return codeSymbol32
-	case List:
-		return codeList32
-	case Map:
-		return codeMap32
-	case Array:
-		return codeArray32
-	}
-	return 0
+// types are the wide constructors of Go's types.
+var types = map[reflect.Type]byte{
+	nil: CodeNull, reflect.TypeFor[bool](): CodeBool,
+	reflect.TypeFor[uint8](): CodeUbyte, reflect.TypeFor[uint16](): CodeUshort, reflect.TypeFor[uint32](): CodeUint, reflect.TypeFor[uint64](): CodeUlong,
+	reflect.TypeFor[int8](): CodeByte, reflect.TypeFor[int16](): CodeShort, reflect.TypeFor[int32](): CodeInt, reflect.TypeFor[int64](): CodeLong,
+	reflect.TypeFor[float32](): CodeFloat, reflect.TypeFor[float64](): CodeDouble, reflect.TypeFor[Char](): CodeChar, reflect.TypeFor[Timestamp](): CodeTimestamp,
+	reflect.TypeFor[Decimal32](): CodeDecimal32, reflect.TypeFor[Decimal64](): CodeDecimal64, reflect.TypeFor[Decimal128](): CodeDecimal128,
+	reflect.TypeFor[UUID](): CodeUUID, reflect.TypeFor[[]byte](): CodeBinary32, reflect.TypeFor[string](): CodeString32, reflect.TypeFor[Symbol](): CodeSymbol32,
+	reflect.TypeFor[List](): CodeList32, reflect.TypeFor[Map](): CodeMap32, reflect.TypeFor[Array](): CodeArray32,
 }
+
+// typeOf is the wide constructor for v, 0 if there is none.
+func typeOf(v any) byte { return types[reflect.TypeOf(v)] }
 
 // wide writes the constructor code, a wide one, and v.
 func (e *encoder) wide(code byte, v any) {
@@ -806,17 +762,17 @@ func (e *encoder) elements(v any) (count int) {
 	case Array:
 		code := v.Type
 		if code == 0 {
-			code = codeNull
+			code = CodeNull
 			if len(v.Elements) > 0 {
 				code = typeOf(v.Elements[0])
 			}
 		}
-		if code != wide(code) || code == 0 || valueWidth(code) < 0 {
+		if code != wide(code) || !isConstructor(code) {
 			e.fail("no array of type 0x%02x", code)
 			return 0
 		}
 		if v.Descriptor != nil {
-			e.b = append(e.b, codeDescribed)
+			e.b = append(e.b, CodeDescribed)
 			e.value(v.Descriptor)
 		}
 		e.b = append(e.b, code)
@@ -843,12 +799,12 @@ func ValueSize(b []byte) int {
 			return 0
 		}
 		code := b[n]
-		if code != codeDescribed {
+		if code != CodeDescribed {
 			break
 		}
 		// A descriptor, and then the value. RabbitMQ's and go-amqp's descriptors are
 		// numbers and symbols.
-		if depth++; depth > MaxDepth || len(b) <= n+1 || b[n+1] == codeDescribed {
+		if depth++; depth > MaxDepth || len(b) <= n+1 || b[n+1] == CodeDescribed {
 			return 0
 		}
 		size := plainSize(b[n+1:])
@@ -866,28 +822,17 @@ func ValueSize(b []byte) int {
 
 // plainSize is ValueSize for a value that isn't described.
 func plainSize(b []byte) int {
-	n := 0
-	switch code := b[0]; code >> 4 {
-	case 0x4:
-		n = 1
-	case 0x5:
-		n = 2
-	case 0x6:
-		n = 3
-	case 0x7:
-		n = 5
-	case 0x8:
-		n = 9
-	case 0x9:
-		n = 17
-	case 0xa, 0xc, 0xe:
-		if len(b) > 1 {
-			n = 2 + int(b[1])
+	half := b[0] >> 4
+	if half < 4 || len(b) <= widths[half] {
+		return 0
+	}
+	n := 1 + widths[half]
+	if half >= 0xa { // its size is there
+		size := 0
+		for _, c := range b[1:n] {
+			size = size<<8 | int(c)
 		}
-	case 0xb, 0xd, 0xf:
-		if len(b) > 4 {
-			n = 5 + int(binary.BigEndian.Uint32(b[1:]))
-		}
+		n += size
 	}
 	if n < 0 || n > len(b) {
 		return 0

@@ -11,54 +11,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/Azure/go-amqp"
-)
 
-// The constructors of values (AMQP 1.0, part 1.6) and the codes of sections (part 3.2).
-const (
-	codeNull       = 0x40
-	codeTrue       = 0x41
-	codeFalse      = 0x42
-	codeUint0      = 0x43
-	codeUlong0     = 0x44
-	codeList0      = 0x45
-	codeUbyte      = 0x50
-	codeByte       = 0x51
-	codeSmallUint  = 0x52
-	codeSmallUlong = 0x53
-	codeSmallInt   = 0x54
-	codeSmallLong  = 0x55
-	codeBool       = 0x56
-	codeUshort     = 0x60
-	codeShort      = 0x61
-	codeUint       = 0x70
-	codeInt        = 0x71
-	codeFloat      = 0x72
-	codeUlong      = 0x80
-	codeLong       = 0x81
-	codeDouble     = 0x82
-	codeTimestamp  = 0x83
-	codeUUID       = 0x98
-	codeBinary8    = 0xa0
-	codeString8    = 0xa1
-	codeSymbol8    = 0xa3
-	codeBinary32   = 0xb0
-	codeString32   = 0xb1
-	codeSymbol32   = 0xb3
-	codeList8      = 0xc0
-	codeMap8       = 0xc1
-	codeList32     = 0xd0
-	codeMap32      = 0xd1
-	codeArray8     = 0xe0
-	codeArray32    = 0xf0
-
-	sectionHeader                = 0x70
-	sectionDeliveryAnnotations   = 0x71
-	sectionAnnotations           = 0x72
-	sectionProperties            = 0x73
-	sectionApplicationProperties = 0x74
-	sectionData                  = 0x75
-	sectionValue                 = 0x77
-	sectionFooter                = 0x78
+	"github.com/hopback/hopback/internal/frames"
 )
 
 const (
@@ -110,7 +64,7 @@ type encoder struct {
 
 func (e *encoder) put(b ...byte) { e.b = append(e.b, b...) }
 
-func (e *encoder) section(code byte) { e.put(0, codeSmallUlong, code) }
+func (e *encoder) section(code byte) { e.put(0, frames.CodeSmallUlong, code) }
 
 func (e *encoder) message(m *amqp.Message) {
 	if len(m.Sequence) > 0 {
@@ -121,28 +75,28 @@ func (e *encoder) message(m *amqp.Message) {
 		e.header(m.Header)
 	}
 	if m.DeliveryAnnotations != nil {
-		e.annotations(sectionDeliveryAnnotations, m.DeliveryAnnotations)
+		e.annotations(frames.SectionDeliveryAnnotations, m.DeliveryAnnotations)
 	}
 	if m.Annotations != nil {
-		e.annotations(sectionAnnotations, m.Annotations)
+		e.annotations(frames.SectionAnnotations, m.Annotations)
 	}
 	if m.Properties != nil {
 		e.properties(m.Properties)
 	}
 	if m.ApplicationProperties != nil {
-		e.section(sectionApplicationProperties)
+		e.section(frames.SectionApplicationProperties)
 		e.mapping(m.ApplicationProperties, 0)
 	}
 	for _, d := range m.Data {
-		e.section(sectionData)
+		e.section(frames.SectionData)
 		e.binary(d)
 	}
 	if m.Value != nil {
-		e.section(sectionValue)
+		e.section(frames.SectionValue)
 		e.value(m.Value, 0)
 	}
 	if m.Footer != nil {
-		e.annotations(sectionFooter, m.Footer)
+		e.annotations(frames.SectionFooter, m.Footer)
 	}
 }
 
@@ -174,28 +128,28 @@ func (e *encoder) header(h *amqp.MessageHeader) {
 	case h.Priority != defaultPriority:
 		count = 2
 	}
-	e.section(sectionHeader)
-	at := e.begin(codeList32)
+	e.section(frames.SectionHeader)
+	at := e.begin(frames.CodeList32)
 	e.bool(h.Durable)
 	if count >= 2 {
 		if h.Priority != defaultPriority {
-			e.put(codeUbyte, h.Priority)
+			e.put(frames.CodeUbyte, h.Priority)
 		} else {
-			e.put(codeNull)
+			e.put(frames.CodeNull)
 		}
 	}
 	if count >= 3 {
 		if h.TTL != 0 {
 			e.uint(uint32(h.TTL / time.Millisecond))
 		} else {
-			e.put(codeNull)
+			e.put(frames.CodeNull)
 		}
 	}
 	if count >= 4 {
 		if h.FirstAcquirer {
-			e.put(codeTrue)
+			e.put(frames.CodeTrue)
 		} else {
-			e.put(codeNull)
+			e.put(frames.CodeNull)
 		}
 	}
 	if count >= 5 {
@@ -205,10 +159,10 @@ func (e *encoder) header(h *amqp.MessageHeader) {
 }
 
 func (e *encoder) properties(p *amqp.MessageProperties) {
-	e.section(sectionProperties)
+	e.section(frames.SectionProperties)
 	f := fields{encoder: e}
 	start := len(e.b)
-	at := e.begin(codeList32)
+	at := e.begin(frames.CodeList32)
 	f.any(p.MessageID)
 	if f.next(len(p.UserID) > 0) {
 		e.binary(p.UserID)
@@ -227,7 +181,7 @@ func (e *encoder) properties(p *amqp.MessageProperties) {
 	}
 	f.string(p.ReplyToGroupID)
 	if f.count == 0 {
-		e.b = append(e.b[:start], codeList0)
+		e.b = append(e.b[:start], frames.CodeList0)
 		return
 	}
 	e.end(at, f.count)
@@ -248,7 +202,7 @@ func (f *fields) next(is bool) bool {
 	}
 	f.count += f.nulls + 1
 	for ; f.nulls > 0; f.nulls-- {
-		f.put(codeNull)
+		f.put(frames.CodeNull)
 	}
 	return true
 }
@@ -267,7 +221,7 @@ func (f *fields) string(s *string) {
 
 func (f *fields) symbol(s *string) {
 	if f.next(s != nil) {
-		f.sized(codeSymbol8, *s)
+		f.sized(frames.CodeSymbol8, *s)
 	}
 }
 
@@ -279,13 +233,13 @@ func (f *fields) time(t *time.Time) {
 
 func (e *encoder) annotations(code byte, a amqp.Annotations) {
 	e.section(code)
-	at := e.begin(codeMap32)
+	at := e.begin(frames.CodeMap32)
 	for k, v := range a {
 		switch k := k.(type) {
 		case string:
-			e.sized(codeSymbol8, k)
+			e.sized(frames.CodeSymbol8, k)
 		case amqp.Symbol:
-			e.sized(codeSymbol8, string(k))
+			e.sized(frames.CodeSymbol8, string(k))
 		case int64:
 			e.long(k)
 		case int:
@@ -302,7 +256,7 @@ func (e *encoder) annotations(code byte, a amqp.Annotations) {
 }
 
 func (e *encoder) mapping(m map[string]any, depth int) {
-	at := e.begin(codeMap32)
+	at := e.begin(frames.CodeMap32)
 	for k, v := range m {
 		e.string(k)
 		e.value(v, depth)
@@ -315,10 +269,10 @@ func (e *encoder) mapping(m map[string]any, depth int) {
 
 func (e *encoder) list(l []any, depth int) {
 	if len(l) == 0 {
-		e.put(codeList0)
+		e.put(frames.CodeList0)
 		return
 	}
-	at := e.begin(codeList32)
+	at := e.begin(frames.CodeList32)
 	for _, v := range l {
 		e.value(v, depth)
 		if e.not {
@@ -331,13 +285,13 @@ func (e *encoder) list(l []any, depth int) {
 func (e *encoder) value(v any, depth int) {
 	switch v := v.(type) {
 	case nil, amqp.Null:
-		e.put(codeNull)
+		e.put(frames.CodeNull)
 	case bool:
 		e.bool(v)
 	case string:
 		e.string(v)
 	case amqp.Symbol:
-		e.sized(codeSymbol8, string(v))
+		e.sized(frames.CodeSymbol8, string(v))
 	case []byte:
 		e.binary(v)
 	case int:
@@ -346,14 +300,14 @@ func (e *encoder) value(v any, depth int) {
 		e.long(v)
 	case int32:
 		if v == int32(int8(v)) {
-			e.put(codeSmallInt, byte(v))
+			e.put(frames.CodeSmallInt, byte(v))
 		} else {
-			e.four(codeInt, uint32(v))
+			e.four(frames.CodeInt, uint32(v))
 		}
 	case int16:
-		e.put(codeShort, byte(v>>8), byte(v))
+		e.put(frames.CodeShort, byte(v>>8), byte(v))
 	case int8:
-		e.put(codeByte, byte(v))
+		e.put(frames.CodeByte, byte(v))
 	case uint:
 		e.ulong(uint64(v))
 	case uint64:
@@ -361,17 +315,17 @@ func (e *encoder) value(v any, depth int) {
 	case uint32:
 		e.uint(v)
 	case uint16:
-		e.put(codeUshort, byte(v>>8), byte(v))
+		e.put(frames.CodeUshort, byte(v>>8), byte(v))
 	case uint8:
-		e.put(codeUbyte, v)
+		e.put(frames.CodeUbyte, v)
 	case float64:
-		e.eight(codeDouble, math.Float64bits(v))
+		e.eight(frames.CodeDouble, math.Float64bits(v))
 	case float32:
-		e.four(codeFloat, math.Float32bits(v))
+		e.four(frames.CodeFloat, math.Float32bits(v))
 	case time.Time:
 		e.time(v)
 	case amqp.UUID:
-		e.put(codeUUID)
+		e.put(frames.CodeUUID)
 		e.b = append(e.b, v[:]...)
 	default:
 		e.compound(v, depth+1)
@@ -395,9 +349,9 @@ func (e *encoder) compound(v any, depth int) {
 
 func (e *encoder) bool(v bool) {
 	if v {
-		e.put(codeTrue)
+		e.put(frames.CodeTrue)
 	} else {
-		e.put(codeFalse)
+		e.put(frames.CodeFalse)
 	}
 }
 
@@ -406,7 +360,7 @@ func (e *encoder) string(s string) {
 		e.not = true
 		return
 	}
-	e.sized(codeString8, s)
+	e.sized(frames.CodeString8, s)
 }
 
 // sized writes text behind its size. code is the constructor for a short one.
@@ -417,7 +371,7 @@ func (e *encoder) sized(code byte, s string) {
 }
 
 func (e *encoder) binary(b []byte) {
-	if e.size(codeBinary8, len(b)) {
+	if e.size(frames.CodeBinary8, len(b)) {
 		e.b = append(e.b, b...)
 	}
 }
@@ -437,34 +391,34 @@ func (e *encoder) size(code byte, n int) bool {
 func (e *encoder) uint(v uint32) {
 	switch {
 	case v == 0:
-		e.put(codeUint0)
+		e.put(frames.CodeUint0)
 	case v < 256:
-		e.put(codeSmallUint, byte(v))
+		e.put(frames.CodeSmallUint, byte(v))
 	default:
-		e.four(codeUint, v)
+		e.four(frames.CodeUint, v)
 	}
 }
 
 func (e *encoder) ulong(v uint64) {
 	switch {
 	case v == 0:
-		e.put(codeUlong0)
+		e.put(frames.CodeUlong0)
 	case v < 256:
-		e.put(codeSmallUlong, byte(v))
+		e.put(frames.CodeSmallUlong, byte(v))
 	default:
-		e.eight(codeUlong, v)
+		e.eight(frames.CodeUlong, v)
 	}
 }
 
 func (e *encoder) long(v int64) {
 	if v == int64(int8(v)) {
-		e.put(codeSmallLong, byte(v))
+		e.put(frames.CodeSmallLong, byte(v))
 	} else {
-		e.eight(codeLong, uint64(v))
+		e.eight(frames.CodeLong, uint64(v))
 	}
 }
 
-func (e *encoder) time(t time.Time) { e.eight(codeTimestamp, uint64(t.UnixMilli())) }
+func (e *encoder) time(t time.Time) { e.eight(frames.CodeTimestamp, uint64(t.UnixMilli())) }
 
 func (e *encoder) four(code byte, v uint32) {
 	e.b = binary.BigEndian.AppendUint32(append(e.b, code), v)

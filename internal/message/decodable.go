@@ -39,7 +39,7 @@ func sectionDecodable(v any) error {
 	if !ok {
 		return errors.New("a section's descriptor isn't a ulong")
 	}
-	if m, ok := d.Value.(frames.Map); ok && code == sectionApplicationProperties {
+	if m, ok := d.Value.(frames.Map); ok && code == frames.SectionApplicationProperties {
 		for _, x := range m {
 			switch x.Key.(type) {
 			case string, frames.Symbol:

@@ -151,11 +151,11 @@ func TestWhatIsDecodableDoesNotPanic(t *testing.T) {
 func TestDecodableBoundsDepth(t *testing.T) {
 	t.Parallel()
 	lists := func(n int) []byte {
-		b := []byte{codeNull}
+		b := []byte{frames.CodeNull}
 		for range n {
-			b = append(binary.BigEndian.AppendUint32([]byte{codeList32}, uint32(4+len(b))), append([]byte{0, 0, 0, 1}, b...)...)
+			b = append(binary.BigEndian.AppendUint32([]byte{frames.CodeList32}, uint32(4+len(b))), append([]byte{0, 0, 0, 1}, b...)...)
 		}
-		return append([]byte{0, codeSmallUlong, 0x77}, b...)
+		return append([]byte{0, frames.CodeSmallUlong, 0x77}, b...)
 	}
 	require.NoError(t, decodable(lists(frames.MaxDepth-1)))
 	require.True(t, decodes(lists(frames.MaxDepth-1)))

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/internal/frames"
 )
 
 // Decoded is a message with room for what most have, so that it takes one allocation.
@@ -113,7 +115,7 @@ func (d *decoder) size(code byte) int {
 
 func (d *decoder) message() {
 	for d.at < d.end && !d.not {
-		if d.byte() != 0 || d.byte() != codeSmallUlong {
+		if d.byte() != 0 || d.byte() != frames.CodeSmallUlong {
 			d.give()
 			return
 		}
@@ -124,16 +126,16 @@ func (d *decoder) message() {
 func (d *decoder) section(code byte) {
 	d.text, d.start, d.stop, d.box = "", 0, 0, false
 	switch code {
-	case sectionHeader:
+	case frames.SectionHeader:
 		d.header()
-	case sectionDeliveryAnnotations:
+	case frames.SectionDeliveryAnnotations:
 		d.x.DeliveryAnnotations = d.annotations()
-	case sectionAnnotations:
+	case frames.SectionAnnotations:
 		d.x.Annotations = d.annotations()
-	case sectionProperties:
+	case frames.SectionProperties:
 		d.properties()
-	case sectionApplicationProperties:
-		count, outer := d.enter(d.byte(), codeMap8)
+	case frames.SectionApplicationProperties:
+		count, outer := d.enter(d.byte(), frames.CodeMap8)
 		d.shared()
 		m := make(map[string]any, count/2)
 		for range count / 2 {
@@ -145,7 +147,7 @@ func (d *decoder) section(code byte) {
 		}
 		d.leave(outer)
 		d.x.ApplicationProperties = m
-	case sectionData:
+	case frames.SectionData:
 		data := d.binary(d.byte())
 		if d.x.Data == nil {
 			d.x.data[0] = data
@@ -153,11 +155,11 @@ func (d *decoder) section(code byte) {
 		} else {
 			d.x.Data = append(d.x.Data, data)
 		}
-	case sectionValue:
+	case frames.SectionValue:
 		if v := d.value(0); v != nil {
 			d.x.Value = v
 		}
-	case sectionFooter:
+	case frames.SectionFooter:
 		d.x.Footer = d.annotations()
 	default: // a sequence, or what isn't AMQP
 		d.give()
@@ -178,7 +180,7 @@ func (d *decoder) enter(code, short byte) (count, outer int) {
 	}
 	outer, d.end = d.end, d.at+size
 	count = d.size(code)
-	if count < 0 || count > d.end-d.at || count > maxCount || short == codeMap8 && count%2 == 1 {
+	if count < 0 || count > d.end-d.at || count > maxCount || short == frames.CodeMap8 && count%2 == 1 {
 		d.give()
 		return 0, outer
 	}
@@ -208,7 +210,7 @@ func (d *decoder) shared() {
 
 // null says whether there's a null, which it goes over.
 func (d *decoder) null() bool {
-	if d.at < d.end && d.b[d.at] == codeNull {
+	if d.at < d.end && d.b[d.at] == frames.CodeNull {
 		d.at++
 		return true
 	}
@@ -218,11 +220,11 @@ func (d *decoder) null() bool {
 // fields begins to read the list that a section is.
 func (d *decoder) fields(most int) (count, outer int) {
 	code := d.byte()
-	if code == codeList0 {
+	if code == frames.CodeList0 {
 		outer, d.end = d.end, d.at
 		return 0, outer
 	}
-	count, outer = d.enter(code, codeList8)
+	count, outer = d.enter(code, frames.CodeList8)
 	if count > most {
 		d.give()
 	}
@@ -246,7 +248,7 @@ func (d *decoder) header() {
 		case 0:
 			h.Durable = d.bool()
 		case 1:
-			if d.byte() != codeUbyte {
+			if d.byte() != frames.CodeUbyte {
 				d.give()
 				return
 			}
@@ -324,7 +326,7 @@ func (d *decoder) stringPointer() *string {
 }
 
 func (d *decoder) annotations() amqp.Annotations {
-	count, outer := d.enter(d.byte(), codeMap8)
+	count, outer := d.enter(d.byte(), frames.CodeMap8)
 	d.box = true
 	a := make(amqp.Annotations, count/2)
 	for range count / 2 {
@@ -341,7 +343,7 @@ func (d *decoder) annotations() amqp.Annotations {
 // textOf returns the bytes of a string or symbol.
 func (d *decoder) textOf(code byte) []byte {
 	switch code {
-	case codeString8, codeSymbol8, codeString32, codeSymbol32:
+	case frames.CodeString8, frames.CodeSymbol8, frames.CodeString32, frames.CodeSymbol32:
 		return d.take(d.size(code))
 	}
 	d.give()
@@ -369,7 +371,7 @@ func (d *decoder) string(code byte) string {
 }
 
 func (d *decoder) binary(code byte) []byte {
-	if code != codeBinary8 && code != codeBinary32 {
+	if code != frames.CodeBinary8 && code != frames.CodeBinary32 {
 		d.give()
 		return nil
 	}
@@ -382,11 +384,11 @@ func (d *decoder) binary(code byte) []byte {
 
 func (d *decoder) bool() bool {
 	switch d.byte() {
-	case codeTrue:
+	case frames.CodeTrue:
 		return true
-	case codeFalse:
+	case frames.CodeFalse:
 		return false
-	case codeBool:
+	case frames.CodeBool:
 		return d.byte() != 0
 	}
 	d.give()
@@ -395,11 +397,11 @@ func (d *decoder) bool() bool {
 
 func (d *decoder) uint() uint32 {
 	switch d.byte() {
-	case codeUint0:
+	case frames.CodeUint0:
 		return 0
-	case codeSmallUint:
+	case frames.CodeSmallUint:
 		return uint32(d.byte())
-	case codeUint:
+	case frames.CodeUint:
 		return d.four()
 	}
 	d.give()
@@ -407,7 +409,7 @@ func (d *decoder) uint() uint32 {
 }
 
 func (d *decoder) time(code byte) time.Time {
-	if code != codeTimestamp {
+	if code != frames.CodeTimestamp {
 		d.give()
 		return time.Time{}
 	}
@@ -417,56 +419,56 @@ func (d *decoder) time(code byte) time.Time {
 // value reads a value of any type that is within depth others.
 func (d *decoder) value(depth int) any {
 	switch code := d.byte(); code {
-	case codeNull:
+	case frames.CodeNull:
 		return nil
-	case codeTrue:
+	case frames.CodeTrue:
 		return true
-	case codeFalse:
+	case frames.CodeFalse:
 		return false
-	case codeBool:
+	case frames.CodeBool:
 		return d.byte() != 0
-	case codeString8, codeString32, codeSymbol8, codeSymbol32:
+	case frames.CodeString8, frames.CodeString32, frames.CodeSymbol8, frames.CodeSymbol32:
 		if d.box {
 			return d.boxed(code)
 		}
 		return d.string(code)
-	case codeBinary8, codeBinary32:
+	case frames.CodeBinary8, frames.CodeBinary32:
 		return d.binary(code)
-	case codeUbyte:
+	case frames.CodeUbyte:
 		return d.byte()
-	case codeByte:
+	case frames.CodeByte:
 		return int8(d.byte())
-	case codeUshort:
+	case frames.CodeUshort:
 		return d.two()
-	case codeShort:
+	case frames.CodeShort:
 		return int16(d.two())
-	case codeUint0:
+	case frames.CodeUint0:
 		return uint32(0)
-	case codeSmallUint:
+	case frames.CodeSmallUint:
 		return uint32(d.byte())
-	case codeUint:
+	case frames.CodeUint:
 		return d.four()
-	case codeSmallInt:
+	case frames.CodeSmallInt:
 		return int32(int8(d.byte()))
-	case codeInt:
+	case frames.CodeInt:
 		return int32(d.four())
-	case codeUlong0:
+	case frames.CodeUlong0:
 		return uint64(0)
-	case codeSmallUlong:
+	case frames.CodeSmallUlong:
 		return uint64(d.byte())
-	case codeUlong:
+	case frames.CodeUlong:
 		return d.eight()
-	case codeSmallLong:
+	case frames.CodeSmallLong:
 		return int64(int8(d.byte()))
-	case codeLong:
+	case frames.CodeLong:
 		return int64(d.eight())
-	case codeFloat:
+	case frames.CodeFloat:
 		return math.Float32frombits(d.four())
-	case codeDouble:
+	case frames.CodeDouble:
 		return math.Float64frombits(d.eight())
-	case codeTimestamp:
+	case frames.CodeTimestamp:
 		return d.time(code)
-	case codeUUID:
+	case frames.CodeUUID:
 		var u amqp.UUID
 		copy(u[:], d.take(len(u)))
 		return u
@@ -481,13 +483,13 @@ func (d *decoder) compound(code byte, depth int) any {
 		return nil
 	}
 	switch code {
-	case codeList0:
+	case frames.CodeList0:
 		return []any(nil)
-	case codeList8, codeList32:
+	case frames.CodeList8, frames.CodeList32:
 		return d.list(code, depth)
-	case codeMap8, codeMap32:
+	case frames.CodeMap8, frames.CodeMap32:
 		return d.mapping(code, depth)
-	case codeArray8, codeArray32:
+	case frames.CodeArray8, frames.CodeArray32:
 		return d.array(code, depth)
 	}
 	d.give()
@@ -495,7 +497,7 @@ func (d *decoder) compound(code byte, depth int) any {
 }
 
 func (d *decoder) list(code byte, depth int) []any {
-	count, outer := d.enter(code, codeList8)
+	count, outer := d.enter(code, frames.CodeList8)
 	var l []any
 	if count > 0 {
 		l = make([]any, count)
@@ -512,7 +514,7 @@ func (d *decoder) list(code byte, depth int) []any {
 
 // mapping reads a map with strings as keys: go-amqp has another type for an empty one.
 func (d *decoder) mapping(code byte, depth int) any {
-	count, outer := d.enter(code, codeMap8)
+	count, outer := d.enter(code, frames.CodeMap8)
 	if count == 0 {
 		d.leave(outer)
 		return map[any]any{}
@@ -532,11 +534,11 @@ func (d *decoder) mapping(code byte, depth int) any {
 // array reads one of strings or of maps: RabbitMQ's x-opt-deaths is of maps, in which
 // routing-keys are of strings.
 func (d *decoder) array(code byte, depth int) any {
-	count, outer := d.enter(code, codeArray8)
+	count, outer := d.enter(code, frames.CodeArray8)
 	switch element := d.byte(); element {
-	case codeString8, codeString32:
+	case frames.CodeString8, frames.CodeString32:
 		return d.strings(element, count, outer)
-	case codeMap8, codeMap32:
+	case frames.CodeMap8, frames.CodeMap32:
 		return d.maps(element, count, outer, depth)
 	}
 	d.give()
@@ -570,7 +572,7 @@ func (d *decoder) maps(element byte, count, outer, depth int) any {
 		a = make([]map[any]any, count)
 	}
 	for i := range a {
-		pairs, behind := d.enter(element, codeMap8)
+		pairs, behind := d.enter(element, frames.CodeMap8)
 		a[i] = make(map[any]any, pairs/2)
 		for range pairs / 2 {
 			k := d.boxed(d.byte())

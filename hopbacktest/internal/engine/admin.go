@@ -234,53 +234,6 @@ func (b *Broker) Policies(vhost string) []PolicyInfo {
 	return all
 }
 
-// Publishing is a message that is published as by AMQP 0-9-1.
-type Publishing struct {
-	// Payload is an encoded message of AMQP 1.0.
-	Payload []byte
-	Durable bool
-	// Hidden are headers that no client of AMQP 1.0 sees, and Properties are those of
-	// AMQP 0-9-1. Get returns both.
-	Hidden, Properties map[string]any
-}
-
-// unpublished is what a publisher by the HTTP API gets where a queue rejects its message.
-const unpublished Refusal = "rejected Unable to publish message. Check queue limits."
-
-// Publish publishes a message without a connection, at the key of an exchange. It says whether any
-// queue took it. The error is a Refusal if one has rejected it.
-func (b *Broker) Publish(vhost, exchange, key string, p Publishing) (bool, error) {
-	m, err := parse(p.Payload, &b.version)
-	if err != nil {
-		return false, err
-	}
-	b.lock()
-	defer b.unlock()
-	v, err := b.virtual(vhost)
-	if err != nil {
-		return false, err
-	}
-	x := v.exchanges[exchange]
-	if x == nil {
-		return false, fmt.Errorf("%w: exchange %q in virtual host %q", ErrMissing, exchange, vhost)
-	}
-	m.exchange, m.keys, m.durable, m.hidden, m.legacy = exchange, []string{key}, p.Durable, p.Hidden, p.Properties
-	targets := v.route(x, m)
-	if len(targets) > 0 && b.overfull() {
-		return false, unpublished
-	}
-	from := new(enqueuer) // each publisher has its own channel
-	taken := true
-	for _, q := range targets {
-		q.receive(m, from, func(ok bool) { taken = taken && ok })
-		delete(q.enqueuers, from)
-	}
-	if !taken {
-		return false, unpublished
-	}
-	return len(targets) > 0, nil
-}
-
 // Alarms are the alarms that are on.
 func (b *Broker) Alarms() []Alarm {
 	b.peek()
@@ -293,48 +246,6 @@ func (b *Broker) Node() string { return b.cfg.Node }
 
 // Nodes are the names of all nodes.
 func (b *Broker) Nodes() []string { return slices.Clone(b.cfg.Nodes) }
-
-// What Get does with messages.
-const (
-	AckAndRequeue    = "ack_requeue_true"
-	Ack              = "ack_requeue_false"
-	RejectAndRequeue = "reject_requeue_true"
-	Reject           = "reject_requeue_false"
-)
-
-// Get takes up to n ready messages out of a queue, and then does with them what mode says.
-func (b *Broker) Get(vhost, name string, n int, mode string) ([]MessageInfo, error) {
-	b.lock()
-	defer b.unlock()
-	q, err := b.find(vhost, name)
-	if err != nil {
-		return nil, err
-	}
-	if q.kind == typeStream {
-		return nil, refused("540 basic.get not supported by stream queues %s", q.vhost.what(kindQueue, q.name))
-	}
-	var all []MessageInfo
-	var taken []*entry
-	for ; n > 0 && q.ready.n > 0; n-- {
-		e := q.next()
-		taken = append(taken, e)
-		all = append(all, MessageInfo{State: StateHeld, Message: q.look(e), Hidden: e.msg.hidden, Properties: e.msg.legacy, Left: q.ready.n})
-	}
-	for _, e := range taken {
-		switch mode {
-		case AckAndRequeue:
-			q.giveBack(e, false, nil)
-		case RejectAndRequeue:
-			q.giveBack(e, true, nil)
-		case Reject:
-			q.discard(e, true, nil)
-		default:
-			q.forget(e)
-		}
-	}
-	q.touch()
-	return all, nil
-}
 
 // Sessions is how many sessions a connection has.
 func (b *Broker) Sessions(connection string) (int, error) {

@@ -10,55 +10,35 @@ func (d *Delivery) Append(b []byte) []byte {
 	return append(b, d.msg.Bare...)
 }
 
-// The constructors that are written here by hand.
-const (
-	codeDescribed = 0x00
-	codeNull      = 0x40
-	codeTrue      = 0x41
-	codeFalse     = 0x42
-	codeZero      = 0x43
-	codeUbyte     = 0x50
-	codeSmallUint = 0x52
-	codeUlong     = 0x53
-	codeUint      = 0x70
-	codeString    = 0xa1
-	codeLongText  = 0xb1
-	codeList8     = 0xc0
-	codeList32    = 0xd0
-	codeSymbol    = 0xa3
-	codeList      = 0xc0
-	codeMap       = 0xd1
-)
-
 func appendBool(b []byte, v bool) []byte {
 	if v {
-		return append(b, codeTrue)
+		return append(b, frames.CodeTrue)
 	}
-	return append(b, codeFalse)
+	return append(b, frames.CodeFalse)
 }
 
 func appendUint(b []byte, v uint32) []byte {
 	switch {
 	case v == 0:
-		return append(b, codeZero)
+		return append(b, frames.CodeUint0)
 	case v < 256:
-		return append(b, codeSmallUint, byte(v))
+		return append(b, frames.CodeSmallUint, byte(v))
 	}
-	return append(b, codeUint, byte(v>>24), byte(v>>16), byte(v>>8), byte(v))
+	return append(b, frames.CodeUint, byte(v>>24), byte(v>>16), byte(v>>8), byte(v))
 }
 
 func (d *Delivery) appendHeader(b []byte) []byte {
 	m := d.msg
-	b = append(b, codeDescribed, codeUlong, 0x70, codeList, 0, 5)
+	b = append(b, frames.CodeDescribed, frames.CodeSmallUlong, 0x70, frames.CodeList8, 0, 5)
 	at := len(b)
 	b = appendBool(b, m.durable)
 	if m.priority < 0 {
-		b = append(b, codeNull)
+		b = append(b, frames.CodeNull)
 	} else {
-		b = append(b, codeUbyte, byte(m.priority))
+		b = append(b, frames.CodeUbyte, byte(m.priority))
 	}
 	if m.ttl < 0 {
-		b = append(b, codeNull)
+		b = append(b, frames.CodeNull)
 	} else {
 		b = appendUint(b, uint32(m.ttl))
 	}
@@ -78,13 +58,13 @@ func appendText(b []byte, short byte, s string) []byte {
 
 func (d *Delivery) appendAnnotations(b []byte) []byte {
 	m := d.msg
-	b = append(b, codeDescribed, codeUlong, 0x72, codeMap, 0, 0, 0, 0, 0, 0, 0, 0)
+	b = append(b, frames.CodeDescribed, frames.CodeSmallUlong, 0x72, frames.CodeMap32, 0, 0, 0, 0, 0, 0, 0, 0)
 	at := len(b)
 	count := 0
 	put := func(key frames.Symbol, v any) {
-		b = appendText(b, codeSymbol, string(key))
+		b = appendText(b, frames.CodeSymbol8, string(key))
 		if s, ok := v.(string); ok {
-			b = appendText(b, codeString, s)
+			b = appendText(b, frames.CodeString8, s)
 		} else {
 			b, _ = frames.AppendValue(b, v)
 		}
@@ -144,9 +124,9 @@ func (d *Delivery) overrides(key string) bool {
 }
 
 func encodeDeaths(deaths []death) frames.Array {
-	a := frames.Array{Type: codeMap}
+	a := frames.Array{Type: frames.CodeMap32}
 	for _, d := range deaths {
-		keys := frames.Array{Type: codeLongText}
+		keys := frames.Array{Type: frames.CodeString32}
 		for _, k := range d.keys {
 			keys.Elements = append(keys.Elements, k)
 		}

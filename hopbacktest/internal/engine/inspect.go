@@ -124,10 +124,6 @@ type MessageInfo struct {
 	Due, Expires time.Time
 	// Reason is why a message is dead-lettered.
 	Reason string
-	// Hidden and Properties are headers and properties that Publish was given.
-	Hidden, Properties map[string]any
-	// Left is how many messages were ready behind it, when Get took it.
-	Left int
 }
 
 // Messages are all messages of a queue: the ready ones in the order of their delivery,

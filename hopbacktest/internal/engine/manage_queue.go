@@ -46,7 +46,7 @@ func (q *queue) describe() frames.Map {
 	if q.quorum() {
 		nodes = q.b.cfg.Nodes
 	}
-	replicas := frames.Array{Type: codeLongText}
+	replicas := frames.Array{Type: frames.CodeString32}
 	for _, n := range nodes {
 		replicas.Elements = append(replicas.Elements, n)
 	}

@@ -21,9 +21,6 @@ type message struct {
 	priority    int16  // -1: none
 	ttl         int64  // in milliseconds; -1: none
 	count       uint32 // the delivery count that it brings along
-	// hidden are headers of a message by AMQP 0-9-1 that AMQP 1.0 doesn't show, and legacy
-	// its properties, nil if it isn't one.
-	hidden, legacy map[string]any
 	// poisoned messages make the session crash that is to deliver them.
 	poisoned bool
 	id       string // the encoded message-id, if it isn't long
@@ -58,7 +55,7 @@ func parse(payload []byte, version *version) (*message, error) {
 	if s.Header != nil {
 		switch v := field(s.Header, 0); {
 		case len(v) == 1:
-			m.durable = v[0] == codeTrue
+			m.durable = v[0] == frames.CodeTrue
 		case len(v) == 2:
 			m.durable = v[1] == 1
 		}

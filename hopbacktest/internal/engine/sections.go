@@ -55,12 +55,12 @@ func field(section []byte, n int) []byte {
 	}
 	var count int
 	switch list[0] {
-	case codeList8:
+	case frames.CodeList8:
 		if len(list) < 3 {
 			return nil
 		}
 		count, list = int(list[2]), list[3:]
-	case codeList32:
+	case frames.CodeList32:
 		if len(list) < 9 {
 			return nil
 		}
@@ -81,7 +81,7 @@ func field(section []byte, n int) []byte {
 		}
 		list = list[size:]
 	}
-	if len(list) == 0 || list[0] == codeNull {
+	if len(list) == 0 || list[0] == frames.CodeNull {
 		return nil
 	}
 	size := frames.ValueSize(list)
@@ -90,7 +90,7 @@ func field(section []byte, n int) []byte {
 
 // inner is a described value without its descriptor.
 func inner(section []byte) []byte {
-	if len(section) < 2 || section[0] != codeDescribed || section[1] == codeDescribed {
+	if len(section) < 2 || section[0] != frames.CodeDescribed || section[1] == frames.CodeDescribed {
 		return nil
 	}
 	size := frames.ValueSize(section[1:])

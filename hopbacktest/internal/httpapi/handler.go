@@ -29,7 +29,6 @@ func New(b *engine.Broker) http.Handler {
 	a.bindings()
 	a.definitions()
 	a.status()
-	a.messages()
 	a.mux.HandleFunc("/api/", func(w http.ResponseWriter, r *http.Request) {
 		write(w, r, unmodeled(r.Method+" for this path of RabbitMQ's HTTP API"))
 	})

@@ -271,33 +271,3 @@ func TestHealthTellsAlarms(t *testing.T) {
 	assert.Equal(t, []map[string]any{{"name": "rabbit@memory", "disk_free_alarm": true}}, nodes)
 }
 
-func TestMessagesByTheAPI(t *testing.T) {
-	bothVersions(t, func(t *testing.T, s *site) {
-		s.fill("/")
-		var routed struct{ Routed bool }
-		require.Equal(t, 200, s.call("POST", "/exchanges/%2F/amq.default/publish", object{
-			"routing_key": "orders", "payload": "m", "payload_encoding": "string",
-			"properties": object{"delivery_mode": 1, "headers": object{"nested": object{"a": "b"}, "list": []any{"a"}, "x-nested": object{"a": "b"}, "text": "plain"}},
-		}, &routed))
-		assert.True(t, routed.Routed)
-		var q struct {
-			Messages int
-			Ready    int `json:"messages_ready"`
-		}
-		require.Equal(t, 200, s.call("GET", "/queues/%2F/orders", nil, &q))
-		assert.Equal(t, 1, q.Ready)
-		var got []struct {
-			Payload    string
-			Properties struct{ Headers map[string]any }
-		}
-		require.Equal(t, 200, s.call("POST", "/queues/%2F/orders/get", object{"count": 5, "ackmode": "ack_requeue_false", "encoding": "auto"}, &got))
-		require.Len(t, got, 1)
-		assert.Equal(t, "m", got[0].Payload)
-		assert.Equal(t, map[string]any{
-			"x-nested": map[string]any{"a": "b"}, "text": "plain", "nested": map[string]any{"a": "b"}, "list": []any{"a"},
-		}, got[0].Properties.Headers)
-		require.Equal(t, 200, s.call("POST", "/exchanges/%2F/amq.direct/publish", object{"routing_key": "none", "payload": "", "payload_encoding": "string", "properties": object{}}, &routed))
-		assert.False(t, routed.Routed)
-		require.Equal(t, 204, s.call("DELETE", "/queues/%2F/orders/contents", nil, nil))
-	})
-}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -152,7 +153,11 @@ func leftOut(d audit.Definitions, vhost string) string {
 	for _, p := range d.Snapshot(vhost).Policies {
 		parts = append(parts, fmt.Sprintf("policy %.80q", p.Name))
 	}
-	for _, b := range d.Bindings {
+	var document struct {
+		Bindings []struct{ Source, VHost, Destination string }
+	}
+	_ = json.Unmarshal(d.Encode(), &document) // Encode writes valid JSON
+	for _, b := range document.Bindings {
 		if b.Source == "" && (b.VHost == vhost || b.VHost == "") {
 			parts = append(parts, fmt.Sprintf("binding of the default exchange to %.80q, which every queue has", b.Destination))
 		}

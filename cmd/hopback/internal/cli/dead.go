@@ -413,7 +413,7 @@ func surveyText(b *strings.Builder, s desk.Survey, looked bool) {
 			return strconv.FormatUint(n, 10)
 		}
 		rows = append(rows, []string{
-			q.Name, string(q.Role), strconv.FormatUint(q.Messages, 10), known(q.Unacknowledged), known(q.Delayed), strconv.FormatUint(q.Consumers, 10),
+			q.Name, q.Role, strconv.FormatUint(q.Messages, 10), known(q.Unacknowledged), known(q.Delayed), strconv.FormatUint(q.Consumers, 10),
 			fmt.Sprintf("%.1f", q.In), fmt.Sprintf("%.1f", q.Out), when(q.Oldest), when(q.Newest),
 		})
 	}
@@ -608,7 +608,7 @@ func (r *replaying) destination() error {
 		r.cfg.Address = address.Queue(r.to)
 	}
 	if r.toExchange {
-		r.cfg.To = desk.ToExchange
+		r.cfg.ToExchange = true
 	}
 	return nil
 }
@@ -732,7 +732,7 @@ func replayText(b *strings.Builder, r desk.ReplayReport, cfg desk.ReplayConfig) 
 	}
 }
 
-func groupsText(b *strings.Builder, groups []desk.GroupCount, others uint64) {
+func groupsText(b *strings.Builder, groups []desk.Group, others uint64) {
 	if len(groups) == 0 {
 		return
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -93,8 +92,8 @@ func (q *queues) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "there is no RabbitMQ", http.StatusServiceUnavailable)
 		return
 	}
-	all, err := q.list(r.Context())
-	if err != nil {
+	var all []queueNumbers
+	if err := broker.API(r.Context(), http.MethodGet, q.management, "/queues?columns=vhost,name,messages_ready,messages_unacknowledged", &all); err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return
 	}
@@ -114,22 +113,6 @@ type queueNumbers struct {
 	Name    string `json:"name"`
 	Ready   int64  `json:"messages_ready"`
 	Unacked int64  `json:"messages_unacknowledged"`
-}
-
-func (q *queues) list(ctx context.Context) (all []queueNumbers, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(q.management, "/")+"/api/queues?columns=vhost,name,messages_ready,messages_unacknowledged", nil)
-	if err != nil {
-		return nil, err
-	}
-	answer, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = answer.Body.Close() }()
-	if answer.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the management API answers %s", answer.Status)
-	}
-	return all, json.NewDecoder(answer.Body).Decode(&all)
 }
 
 // label is a label's value, quoted.

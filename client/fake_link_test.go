@@ -32,7 +32,7 @@ type fakeBroker struct {
 	hook func(step string) error
 	// verdict, if set, is the answer to a message; nil withholds the answer until
 	// answer is called. Default: accepted.
-	verdict func(target string, m *Message) amqp.DeliveryState
+	verdict func(target string, m *amqp.Message) amqp.DeliveryState
 	// window is how many unanswered messages stop a sender. 0: no limit.
 	window int
 	// renewAfter, if set, is how many deliveries wear a session out.
@@ -60,7 +60,7 @@ type fakeBroker struct {
 	heard    uint64        // answers and deliveries
 	changed  chan struct{} // closed and renewed on every change
 	events   []string
-	ready    []*Message
+	ready    []*amqp.Message
 	tags     uint32         // delivery tags given
 	stored   map[string]int // ids of the messages accepted, how often
 	sessions []*fakeSession // open ones
@@ -88,13 +88,13 @@ type unsent struct{ error }
 func (u unsent) Unwrap() error { return u.error }
 
 // withID is a message with a message-id, by which events name it.
-func withID(id string) *Message {
-	m := NewMessage([]byte(id))
-	m.Properties.MessageID = id
-	return m
+func withID(id string) *amqp.Message {
+	return &amqp.Message{
+		Header: &amqp.MessageHeader{Durable: true, Priority: 4}, Properties: &amqp.MessageProperties{MessageID: id}, Data: [][]byte{[]byte(id)},
+	}
 }
 
-func idOf(m *Message) string { return fmt.Sprint(m.Properties.MessageID) }
+func idOf(m *amqp.Message) string { return fmt.Sprint(m.Properties.MessageID) }
 
 func (b *fakeBroker) ask(step string) error {
 	if b.hook == nil {
@@ -398,7 +398,7 @@ func (s *fakeSession) receiver(ctx context.Context, source string, o receiverOpt
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	r := &fakeReceiver{b: s.b, unsettled: map[uint32]*Message{}, stale: map[uint32]bool{}, takenBack: o.takenBack}
+	r := &fakeReceiver{b: s.b, unsettled: map[uint32]*amqp.Message{}, stale: map[uint32]bool{}, takenBack: o.takenBack}
 	s.b.update(func() {
 		r.err = s.err
 		s.receivers = append(s.receivers, r)
@@ -428,7 +428,7 @@ type fakeReceiver struct {
 	err       error // why it has ended
 	credit    uint32
 	arrived   []arrival
-	unsettled map[uint32]*Message
+	unsettled map[uint32]*amqp.Message
 
 	takenBack func(first, last uint32)
 	stale     map[uint32]bool // were taken back, and aren't settled yet
@@ -560,7 +560,7 @@ func (r *fakeReceiver) settle(id uint32, d disposition) (err error) {
 		r.b.log("%s %s", outcomeName(d), idOf(m))
 		r.b.last = d
 		if r.b.requeues && (d.kind == released || d.kind == modified && !d.dead) {
-			r.b.ready = append([]*Message{m}, r.b.ready...)
+			r.b.ready = append([]*amqp.Message{m}, r.b.ready...)
 		}
 	})
 	return err
@@ -575,7 +575,7 @@ func outcomeName(d disposition) string {
 	case d.dead && d.failed:
 		return "dead-letter as failed"
 	case d.dead:
-		return fmt.Sprintf("dead-letter (%v)", d.annotations[AnnotationReason])
+		return fmt.Sprintf("dead-letter (%v)", d.annotations["x-opt-hopback-reason"])
 	case d.failed:
 		return "requeue as failed"
 	}
@@ -618,7 +618,7 @@ func (l *fakeSender) end(err error) {
 	l.open, l.pending = nil, nil
 }
 
-func (l *fakeSender) send(m *Message, to receipt) (x sending, lost bool, err error) {
+func (l *fakeSender) send(m *amqp.Message, to receipt) (x sending, lost bool, err error) {
 	open := false
 	l.b.update(func() { open = l.err == nil })
 	if err := l.b.ask("send " + idOf(m)); err != nil {
@@ -683,6 +683,6 @@ func (l *fakeSender) close(ctx context.Context) error {
 
 type fakeReceipt struct {
 	link *fakeSender
-	msg  *Message
+	msg  *amqp.Message
 	to   receipt
 }

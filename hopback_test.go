@@ -1,0 +1,112 @@
+package hopback_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/hopback/hopback"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/hopbacktest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type order struct {
+	ID string `json:"id"`
+}
+
+// connect returns a connection to a broker in memory.
+func connect(t *testing.T) (*hopbacktest.Broker, *hopback.Conn) {
+	broker := hopbacktest.Start(t, hopbacktest.Config{})
+	conn, err := hopback.Connect(t.Context(), broker.URL(), hopback.Config{Dial: broker.Dial, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, conn.Close(context.Background())) })
+	return broker, conn
+}
+
+// One import is enough to declare, publish, fail, retry, and handle.
+func TestAMessageIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, conn := connect(t)
+		orders := hopback.Queue[order]{Conn: conn, Name: "orders", Retry: hopback.Policy{Backoff: hopback.Delays(time.Second, time.Minute)}}
+		require.NoError(t, orders.Declare(t.Context()))
+		require.NoError(t, orders.Declare(t.Context()), "Declare can be repeated")
+		require.NoError(t, orders.Publish(t.Context(), order{ID: "o-1"}))
+		began := time.Now()
+		ctx, stop := context.WithCancel(t.Context())
+		var log []string
+		require.NoError(t, orders.Consume(ctx, func(ctx context.Context, o order) error {
+			n := hopback.Attempt(ctx)
+			log = append(log, fmt.Sprintf("%s attempt %d after %s", o.ID, n, time.Since(began).Round(time.Second)))
+			if n == 3 {
+				stop()
+				return nil
+			}
+			return errors.New("the bank timed out")
+		}, hopback.ConsumerConfig{}))
+		assert.Equal(t, []string{"o-1 attempt 1 after 0s", "o-1 attempt 2 after 1s", "o-1 attempt 3 after 1m1s"}, log)
+	})
+}
+
+// What can't work is refused before anything is sent, with the name of the field.
+func TestMisuseIsRefused(t *testing.T) {
+	handle := func(context.Context, order) error { return nil }
+	var none hopback.Queue[order]
+	for _, err := range []error{
+		none.Declare(t.Context()),
+		none.Publish(t.Context(), order{}),
+		none.Consume(t.Context(), handle, hopback.ConsumerConfig{}),
+	} {
+		assert.ErrorAs(t, err, new(*argument.Error))
+		assert.ErrorContains(t, err, "hopback.Connect")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		_, conn := connect(t)
+		for name, q := range map[string]*hopback.Queue[order]{
+			"name":   {Conn: conn},
+			"differ": {Conn: conn, Name: "orders", Settings: declare.QuorumQueue{Name: "other"}},
+			"policy": {Conn: conn, Name: "orders", Retry: hopback.Policy{MaxRetries: 5000}},
+		} {
+			assert.ErrorAs(t, q.Declare(t.Context()), new(*argument.Error), name)
+			assert.ErrorAs(t, q.Publish(t.Context(), order{}), new(*argument.Error), name)
+			assert.ErrorAs(t, q.Consume(t.Context(), handle, hopback.ConsumerConfig{}), new(*argument.Error), name)
+		}
+		q := hopback.Queue[order]{Conn: conn, Name: "orders"}
+		assert.ErrorAs(t, q.Consume(t.Context(), nil, hopback.ConsumerConfig{}), new(*argument.Error))
+		assert.ErrorIs(t, q.Publish(t.Context(), order{}), client.ErrNotFound, "nobody has declared the queue")
+		assert.ErrorIs(t, q.Consume(t.Context(), handle, hopback.ConsumerConfig{}), client.ErrNotFound)
+	})
+}
+
+// Callers that publish first share one publisher, and a caller whose ctx has ended doesn't wait.
+func TestConcurrentPublishersShareOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, conn := connect(t)
+		q := hopback.Queue[order]{Conn: conn, Name: "orders"}
+		require.NoError(t, q.Declare(t.Context()))
+		all := make(chan *client.Publisher[order], 10)
+		for range cap(all) {
+			go func() {
+				p, err := q.Publisher(t.Context())
+				assert.NoError(t, err)
+				all <- p
+			}()
+		}
+		first := <-all
+		require.NotNil(t, first)
+		for range cap(all) - 1 {
+			assert.Same(t, first, <-all)
+		}
+	})
+}

@@ -1,0 +1,37 @@
+package inside
+
+import (
+	"time"
+
+	"github.com/hopback/hopback/internal/outcome"
+)
+
+// Policy is the result of retry.Policy's method Internal: what becomes of a failed attempt, for
+// a consumer that handles its messages again in place.
+type Policy interface {
+	// Decide reads an error that isn't an outcome.
+	Decide(Attempt) Decision
+}
+
+// Attempt is an attempt that failed.
+type Attempt struct {
+	Err  error
+	Says outcome.Verdict // of Err
+	// Retries is how many retries the message has had. First is when it first failed; it is
+	// zero if this is its first failure.
+	Retries    int
+	First, Now time.Time
+}
+
+// Decision is what to do about it.
+type Decision struct {
+	// Discard says that the message counts as handled. Reason is why it isn't retried, and Err
+	// the error to give up with. Reason is empty for a retry.
+	Discard bool
+	Reason  string
+	Err     error
+	// A retry comes after Delay, which Asked says the handler named. Counted says that it uses
+	// up one of the policy's retries.
+	Delay          time.Duration
+	Asked, Counted bool
+}

@@ -1,0 +1,43 @@
+package retry
+
+import (
+	"math/rand/v2"
+
+	"github.com/hopback/hopback/internal/inside"
+)
+
+// Internal is for hopback's own package stream, and may change at any time. Only what decides
+// about a failure counts: messages wait nowhere but in the consumer. MaxRetries has no upper
+// limit. The error is that of Validate.
+func (p Policy) Internal() (inside.Policy, error) {
+	p.Strategy = StrategyNative // which needs no delay queues
+	limit := p.MaxRetries
+	p.MaxRetries = min(limit, maxRetries)
+	pl, err := p.plan()
+	if err != nil {
+		return nil, err
+	}
+	pl.max = max(pl.max, limit)
+	for i, r := range p.Rules {
+		if r.MaxRetries == 0 {
+			pl.rules[i].max = max(pl.rules[i].max, limit)
+		}
+	}
+	return inPlace{&pl}, nil
+}
+
+type inPlace struct{ plan *plan }
+
+// Decide is the policy's decision.
+func (p inPlace) Decide(a inside.Attempt) inside.Decision {
+	what := p.plan.decide(failure{
+		err: readable(a.Err, a.Says), says: a.Says, count: a.Retries, first: a.First, now: a.Now, strategy: StrategyNative, u: rand.Float64(),
+	})
+	switch what.do {
+	case decidedDiscard:
+		return inside.Decision{Discard: true}
+	case decidedDead:
+		return inside.Decision{Reason: string(what.reason), Err: what.err}
+	}
+	return inside.Decision{Delay: what.delay, Asked: what.asked, Counted: what.count > a.Retries}
+}

@@ -1,0 +1,297 @@
+// Command release checks that a version can be released, and says how. It packs each module of
+// this commit as that version into a module proxy in a folder, and then does what users do: "go
+// install" of the command, and "go get" and "go build" of the libraries, in empty folders.
+// Nothing leaves this machine.
+//
+//	cd tools && go run ./release v0.1.0
+//
+// The last lines are the tags to push. Modules require each other by their go.mod files, so these
+// must name the version already: with -write, release writes it there, for you to commit.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/mod/modfile"
+	"golang.org/x/mod/module"
+	"golang.org/x/mod/semver"
+	"golang.org/x/mod/zip"
+)
+
+const root = "github.com/hopback/hopback"
+
+// published are the folders of the modules that users get. The root comes first, and each module
+// comes after those that it requires.
+var published = []string{"", "topologyfile", "postgres", "adapter/officialclient", "hopbackotel", "middleware/dedupe/redisstore", "cmd/hopback"}
+
+func main() {
+	log.SetFlags(0)
+	write := flag.Bool("write", false, "write the version into the go.mod files and go.work, and stop")
+	flag.Usage = func() {
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: release [-write] v1.2.3")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	version := flag.Arg(0)
+	if flag.NArg() != 1 || !semver.IsValid(version) || semver.Canonical(version) != version {
+		flag.Usage()
+		os.Exit(64)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, version, *write); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, version string, write bool) error {
+	top, err := output(ctx, "", nil, "git", "rev-parse", "--show-toplevel")
+	if err != nil {
+		return err
+	}
+	if write {
+		return writeVersion(top, version)
+	}
+	dir, err := os.MkdirTemp("", "hopback-release-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := pack(ctx, top, dir, version); err != nil {
+		return err
+	}
+	env, err := environment(ctx, dir)
+	if err != nil {
+		return err
+	}
+	if err := install(ctx, dir, env, version); err != nil {
+		return err
+	}
+	if err := useLibraries(ctx, dir, env, version); err != nil {
+		return err
+	}
+	fmt.Println("\nEverything installs and builds. To release, tag this commit for each module and push the tags:")
+	for _, folder := range published {
+		fmt.Printf("\tgit tag %s\n", tag(folder, version))
+	}
+	fmt.Println("\tgit push --tags")
+	return nil
+}
+
+// tag is the name under which Go finds a module's version in a repository.
+func tag(folder, version string) string {
+	if folder == "" {
+		return version
+	}
+	return folder + "/" + version
+}
+
+func modulePath(folder string) string {
+	if folder == "" {
+		return root
+	}
+	return root + "/" + folder
+}
+
+// pack writes each module of the last commit into a module proxy below dir.
+func pack(ctx context.Context, top, dir, version string) error {
+	// The files of the commit, without what else lies in the checkout.
+	archive, tree := filepath.Join(dir, "commit.tar"), filepath.Join(dir, "commit")
+	if err := os.Mkdir(tree, 0o755); err != nil {
+		return err
+	}
+	if _, err := output(ctx, top, nil, "git", "archive", "-o", archive, "HEAD"); err != nil {
+		return err
+	}
+	if _, err := output(ctx, tree, nil, "tar", "-xf", archive); err != nil {
+		return err
+	}
+	for _, folder := range published {
+		path := modulePath(folder)
+		text, err := os.ReadFile(filepath.Join(tree, folder, "go.mod"))
+		if err != nil {
+			return err
+		}
+		mod, err := modfile.Parse("go.mod", text, nil)
+		if err != nil {
+			return err
+		}
+		for _, r := range mod.Require {
+			if ours(r.Mod.Path) && r.Mod.Version != version {
+				return fmt.Errorf("%s/go.mod requires %s %s: run release -write %s, and commit", folder, r.Mod.Path, r.Mod.Version, version)
+			}
+		}
+		escaped, err := module.EscapePath(path)
+		if err != nil {
+			return err
+		}
+		at := filepath.Join(dir, "proxy", escaped, "@v")
+		if err := os.MkdirAll(at, 0o755); err != nil {
+			return err
+		}
+		var zipped bytes.Buffer
+		if err := zip.CreateFromDir(&zipped, module.Version{Path: path, Version: version}, filepath.Join(tree, folder)); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		info := fmt.Sprintf(`{"Version":%q,"Time":%q}`, version, time.Now().UTC().Format(time.RFC3339))
+		for name, content := range map[string][]byte{
+			"list": []byte(version + "\n"), version + ".info": []byte(info), version + ".mod": text, version + ".zip": zipped.Bytes(),
+		} {
+			if err := os.WriteFile(filepath.Join(at, name), content, 0o600); err != nil {
+				return err
+			}
+		}
+		fmt.Printf("packed     %-60s %4d kB\n", path+"@"+version, zipped.Len()>>10)
+	}
+	return nil
+}
+
+func ours(path string) bool { return path == root || strings.HasPrefix(path, root+"/") }
+
+// environment has Go take our modules from the proxy, and all others from this machine's module
+// cache or from where they come from.
+func environment(ctx context.Context, dir string) ([]string, error) {
+	vars, err := output(ctx, "", nil, "go", "env", "GOMODCACHE", "GOPROXY")
+	if err != nil {
+		return nil, err
+	}
+	cache, proxy, _ := strings.Cut(vars, "\n")
+	return append(os.Environ(),
+		"GOWORK=off", "GOFLAGS=-modcacherw -mod=mod",
+		"GOMODCACHE="+filepath.Join(dir, "cache"), "GOBIN="+filepath.Join(dir, "bin"),
+		"GOPROXY=file://"+filepath.Join(dir, "proxy")+",file://"+filepath.Join(cache, "cache", "download")+","+proxy,
+		"GONOSUMDB="+root+","+root+"/*"), nil
+}
+
+// install installs the command as its users do.
+func install(ctx context.Context, dir string, env []string, version string) error {
+	if _, err := output(ctx, dir, env, "go", "install", modulePath("cmd/hopback")+"@"+version); err != nil {
+		return err
+	}
+	told, err := output(ctx, dir, env, filepath.Join(dir, "bin", "hopback"), "--version")
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(told, version) {
+		return fmt.Errorf("hopback --version prints %q, without %s", told, version)
+	}
+	fmt.Printf("installed  %s\n", told)
+	return nil
+}
+
+// useLibraries makes a module that imports a package of each library, and one that is README.md's
+// first program.
+func useLibraries(ctx context.Context, dir string, env []string, version string) error {
+	top, err := output(ctx, "", nil, "git", "rev-parse", "--show-toplevel")
+	if err != nil {
+		return err
+	}
+	readme, err := os.ReadFile(filepath.Join(top, "README.md"))
+	if err != nil {
+		return err
+	}
+	program := regexp.MustCompile("(?s)\n```go\n(.*?\n)```\n").FindSubmatch(readme)
+	if program == nil {
+		return errors.New("README.md has no Go program")
+	}
+	imports := []string{"client", "postgres/outbox", "postgres/inbox", "topologyfile", "hopbackotel", "adapter/officialclient", "middleware/dedupe/redisstore"}
+	var all strings.Builder
+	all.WriteString("package main\n\nimport (\n")
+	for _, path := range imports {
+		fmt.Fprintf(&all, "\t_ %q\n", root+"/"+path)
+	}
+	all.WriteString(")\n\nfunc main() {}\n")
+	for name, text := range map[string]string{"first": string(program[1]), "libraries": all.String()} {
+		at := filepath.Join(dir, name)
+		if err := os.Mkdir(at, 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(at, "main.go"), []byte(text), 0o600); err != nil {
+			return err
+		}
+		steps := [][]string{{"go", "mod", "init", name}}
+		for _, folder := range published {
+			if folder == "" || name == "libraries" && folder != "cmd/hopback" {
+				steps = append(steps, []string{"go", "mod", "edit", "-require=" + modulePath(folder) + "@" + version})
+			}
+		}
+		steps = append(steps, []string{"go", "build", "-o", os.DevNull, "."})
+		for _, step := range steps {
+			if _, err := output(ctx, at, env, step[0], step[1:]...); err != nil {
+				return err
+			}
+		}
+		fmt.Printf("built      %s\n", name)
+	}
+	return nil
+}
+
+// writeVersion has all modules require version of each other.
+func writeVersion(top, version string) error {
+	folders := append(slices.Clone(published), "bench", "examples")
+	for _, folder := range folders {
+		name := filepath.Join(top, folder, "go.mod")
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		mod, err := modfile.Parse(name, text, nil)
+		if err != nil {
+			return err
+		}
+		for _, r := range mod.Require {
+			if ours(r.Mod.Path) {
+				if err := mod.AddRequire(r.Mod.Path, version); err != nil {
+					return err
+				}
+			}
+		}
+		if text, err = mod.Format(); err != nil {
+			return err
+		}
+		if err := os.WriteFile(name, text, 0o644); err != nil {
+			return err
+		}
+	}
+	name := filepath.Join(top, "go.work")
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	work, err := modfile.ParseWork(name, text, nil)
+	if err != nil {
+		return err
+	}
+	for _, r := range work.Replace {
+		if i := slices.Index(r.Syntax.Token, r.Old.Version); ours(r.Old.Path) && i >= 0 {
+			r.Syntax.Token[i] = version // AddReplace would lose the comment
+		}
+	}
+	return os.WriteFile(name, modfile.Format(work.Syntax), 0o644)
+}
+
+// output runs a command and returns what it prints.
+func output(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir, cmd.Env = dir, env
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, stderr.String())
+	}
+	return strings.TrimSpace(string(out)), nil
+}
