@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/client/internal/instrumented"
 	"github.com/hopback/hopback/internal/oldbroker"
+	"github.com/hopback/hopback/internal/sendview"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -76,7 +76,7 @@ var neverBlocked = newIntake()
 
 // idleSenderOf is a sender whose messages are accepted at once.
 func idleSenderOf() *sender {
-	return newSender("publish", "/queues/q", senderConfig{depth: 256, bytes: 64 << 20, backoff: testBackoff, resend: true},
+	return newSender("publish", "/queues/q", senderConfig{depth: 256, bytes: 64 << 20, pause: testPause.Pause, resend: true},
 		sessionsOf(func(context.Context) (session, error) { return idleSession{newIdle()}, nil }))
 }
 
@@ -96,7 +96,7 @@ func TestAllocationsOfPublishing(t *testing.T) {
 	s := idleSenderOf()
 	require.NoError(t, <-s.first)
 	defer func() { require.NoError(t, s.close(t.Context())) }()
-	core := &publisher{s: s}
+	core := coreOf(s)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 
@@ -133,7 +133,7 @@ func TestAllocationsOfPublishing(t *testing.T) {
 
 func BenchmarkPublish(b *testing.B) {
 	s := idleSenderOf()
-	p := &Publisher[[]byte]{core: &publisher{s: s}, codec: RawCodec{}}
+	p := &Publisher[[]byte]{core: coreOf(s), codec: RawCodec{}}
 	body := make([]byte, 256)
 	ctx := b.Context()
 	b.ReportAllocs()
@@ -148,7 +148,7 @@ func BenchmarkPublish(b *testing.B) {
 
 func BenchmarkPublishAll(b *testing.B) {
 	s := idleSenderOf()
-	p := &Publisher[[]byte]{core: &publisher{s: s}, codec: RawCodec{}}
+	p := &Publisher[[]byte]{core: coreOf(s), codec: RawCodec{}}
 	bodies := make([][]byte, b.N)
 	for i := range bodies {
 		bodies[i] = make([]byte, 256)
@@ -203,7 +203,7 @@ func consumeIdly(t testing.TB, h Handler) (one, end func()) {
 	require.NoError(t, err)
 	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
 		sessions: sessionsOf(func(context.Context) (session, error) { return idleSession{l}, nil }),
-		backoff:  ReconnectBackoff{Min: time.Second, Max: time.Second}, log: quiet,
+		pause:    ReconnectBackoff{Min: time.Second, Max: time.Second}.pause, log: quiet,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := async(func() error { return k.core.run(ctx) })
@@ -237,7 +237,7 @@ func TestAllocationsOfProperties(t *testing.T) {
 	m := &Message{}
 	value := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	n := testing.AllocsPerRun(1000, func() {
-		s := instrumented.Pooled(address.Address{}, m, nil)
+		s := sendview.Pooled(address.Address{}, m, nil)
 		s.SetProperty("traceparent", value)
 		require.Len(t, m.ApplicationProperties, 1)
 		s.Recycle()

@@ -318,16 +318,3 @@ func TestSessionWantedAfterCloseIsRefused(t *testing.T) {
 	}
 	b.release()
 }
-
-// What was answered was sent: a Close that comes right behind an answer, and has no time,
-// knows it.
-func TestCloseRightBehindAnAnswer(t *testing.T) {
-	b := newFakeBroker(t)
-	over, cancel := context.WithCancel(context.Background())
-	cancel()
-	for range 2000 {
-		s := startResender(b)
-		require.NoError(t, s.do(t.Context(), withID("m")))
-		require.NoError(t, s.close(over))
-	}
-}

@@ -195,10 +195,8 @@ func TestPublishErrorsNameTheOutage(t *testing.T) {
 		s := newSender("publish", "/queues/q", senderConfig{depth: 2, outage: c.pool.outage}, sessionsOf(func(ctx context.Context) (session, error) { return c.pool.openSession(ctx) }))
 		defer s.cut()
 		check(s.do(within(t, time.Second), withID("m")))
-		b := newBatch(s, 1)
-		b.put(t.Context(), 0, withID("m"))
-		b.wait(within(t, time.Second))
-		check(b.err())
+		p := coreOf(s)
+		check(p.publishAll(within(t, time.Second), 1, func(int) (*Message, error) { return withID("m"), nil }))
 
 		w := bareWire(t)
 		w.blockage = &blockage{log: quiet}

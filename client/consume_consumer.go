@@ -86,7 +86,7 @@ type running interface {
 // links in tests.
 type consumerDeps struct {
 	sessions sessions
-	backoff  ReconnectBackoff
+	pause    func(failures int) time.Duration // before another attempt to open a link
 	log      *slog.Logger
 	tell     func(stateEvent) // nil: nobody listens
 	overdue  time.Duration    // as senderConfig.overdue
@@ -134,7 +134,7 @@ func newConsumer(cfg consumerSettings, deps consumerDeps) *consumer {
 		appetite: wanted, hunger: newHunger(deps.starving), limit: noLimit,
 		queue: cfg.queue, cfg: cfg, deps: deps,
 		log:      deps.log.With("queue", cfg.queue),
-		forwards: newForwarder(deps.sessions, senderConfig{copies: true, depth: depth, backoff: deps.backoff, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
+		forwards: newForwarder(deps.sessions, senderConfig{copies: true, depth: depth, pause: deps.pause, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
 		slots:    make(chan struct{}, cfg.concurrency),
 		active:   newActivity(cfg.onActive),
 		since:    time.Now(),

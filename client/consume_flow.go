@@ -10,8 +10,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/client/internal/keys"
 	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/internal/keys"
 )
 
 // receive moves what arrives into the inbox. It never blocks on a handler, so it
@@ -364,7 +364,7 @@ func (s *stint) push(d *delivery, disp disposition) {
 		disp.annotations = withKnownCount(d, disp)
 	}
 	if followed := d.observed.Load(); followed != nil {
-		disp = followed.settling(disp)
+		disp = settling(followed, disp)
 	}
 	if s.over() {
 		s.late(d)

@@ -1,18 +1,14 @@
 package client
 
 import (
-	"github.com/Azure/go-amqp"
+	"maps"
 
 	"github.com/hopback/hopback/client/instrument"
-	"github.com/hopback/hopback/client/internal/instrumented"
-	"github.com/hopback/hopback/client/internal/keys"
 	"github.com/hopback/hopback/internal/annotation"
 )
 
 // settling returns the disposition with what the Instrument adds to it.
-func (o *observed) settling(d disposition) (with disposition) {
-	with = d // after a panic
-	defer caught(o.log, "Handling.Settling")
+func settling(o *observed, d disposition) disposition {
 	s := instrument.Settlement{Kind: instrument.SettlementAccepted, Failed: d.failed, DeadLetter: d.dead}
 	switch d.kind {
 	case released:
@@ -21,26 +17,12 @@ func (o *observed) settling(d disposition) (with disposition) {
 		s.Kind = instrument.SettlementModified
 		s.Reason, _ = d.annotations[annotation.Reason].(string)
 	}
-	added := o.Settling(s)
-	if len(added) == 0 || d.kind != modified {
+	added := o.settling(s)
+	if len(added) == 0 {
 		return d
 	}
-	size := 0
-	all := make(amqp.Annotations, len(d.annotations)+len(added))
-	for k, v := range added {
-		if instrumented.Addable(k, v, maxSettling) && checkAnnotationKey("annotations", k) == nil {
-			size += len(k) + len(v)
-			all[keys.Boxed(k)] = v
-		}
-	}
-	if size > maxSettling {
-		o.log.Error("hopback: Config.Instrument adds too much to a settlement; nothing is added", "bytes", size)
-		return d
-	}
-	for k, v := range d.annotations { // what decides about the message wins
-		all[k] = v
-	}
-	d.annotations = all
+	maps.Copy(added, d.annotations) // what decides about the message wins
+	d.annotations = added
 	return d
 }
 

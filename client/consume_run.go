@@ -62,7 +62,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 	defer k.active.ended()
 	lost, renewed := time.Now(), false // renewed: nobody needs to hear of it
 	attached := false
-	for try = range link.Tries(ctx, k.deps.backoff.pause) {
+	for try = range link.Tries(ctx, k.deps.pause) {
 		s, err := k.open(ctx)
 		if ctx.Err() != nil {
 			if err == nil {

@@ -7,8 +7,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/Azure/go-amqp"
+
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // maxForwardLinks is how many addresses a forwarder keeps links to. RabbitMQ ends
@@ -88,7 +91,7 @@ type sharedSession struct {
 // forward is one Forward outcome under way.
 type forward struct {
 	target   string
-	msg      *Message
+	msg      *amqp.Message
 	patience time.Duration
 	// abandoned is closed when the original can't be settled any more: the broker
 	// will deliver it again, so a copy would only be a duplicate.
@@ -146,7 +149,7 @@ func (w *forwarder) check(ctx context.Context, target string) (err error) {
 
 // forwardPause is the pause between attempts to forward to an address that takes
 // nothing.
-var forwardPause = ReconnectBackoff{Min: 200 * time.Millisecond, Max: 5 * time.Second}
+var forwardPause = link.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second}
 
 const (
 	// forwardLook is how often the forwards under way are looked after. One that is
@@ -175,7 +178,7 @@ func (w *forwarder) send(f *forward) {
 		s = &forwardSender{sender: newSender("forward", f.target, w.cfg, w)}
 		w.senders[f.target] = s
 	}
-	if s.stalled.IsZero() && s.blocked() {
+	if s.stalled.IsZero() && s.alarmed() {
 		s.stall(&Error{Op: "forward", Target: f.target, Kind: ErrNotSent, Text: "the broker accepts no messages, probably because of a memory or disk alarm"})
 	}
 	if s.stalled.IsZero() || len(s.sent) == 0 && !time.Now().Before(s.next) {
@@ -186,17 +189,17 @@ func (w *forwarder) send(f *forward) {
 	w.park(s, f, s.why)
 }
 
-// blocked says whether the broker takes nothing on the link's session.
-func (s *forwardSender) blocked() bool {
-	in := s.intake.Load()
-	return in != nil && in.Now().Blocked
+// alarmed says whether the broker accepts nothing on the link's session.
+func (s *forwardSender) alarmed() bool {
+	_, blocked := s.blocked()
+	return blocked
 }
 
-// blocked says whether the broker has an alarm, as far as any address shows it: all are on
+// alarmed says whether the broker has an alarm, as far as any address shows it: all are on
 // one connection.
-func (w *forwarder) blocked() bool {
+func (w *forwarder) alarmed() bool {
 	for _, s := range w.senders {
-		if s.blocked() {
+		if s.alarmed() {
 			return true
 		}
 	}
@@ -207,7 +210,7 @@ func (w *forwarder) blocked() bool {
 func (w *forwarder) begin(f *forward) {
 	if f.since.IsZero() {
 		f.since = time.Now()
-		f.alarms = w.alarms.note(w.blocked(), f.since)
+		f.alarms = w.alarms.note(w.alarmed(), f.since)
 	}
 }
 
@@ -221,7 +224,7 @@ func (w *forwarder) impatient(f *forward, now time.Time, pause time.Duration) bo
 func (s *forwardSender) stall(why error) {
 	s.why = why
 	if s.stalled.IsZero() {
-		s.stalled, s.next, s.leap = time.Now(), time.Now().Add(forwardPause.pause(0)), 0
+		s.stalled, s.next, s.leap = time.Now(), time.Now().Add(forwardPause.Pause(0)), 0
 	}
 }
 
@@ -267,8 +270,8 @@ func (f *forward) wait(mayReturn bool) (returned bool) {
 func (w *forwarder) later(f *forward, err error) {
 	w.begin(f)
 	now := time.Now()
-	w.alarms.note(w.blocked(), now)
-	pause := forwardPause.pause(f.failures)
+	w.alarms.note(w.alarmed(), now)
+	pause := forwardPause.Pause(f.failures)
 	if f.failures++; f.failures == 1 {
 		f.report(err, pause)
 	}
@@ -326,8 +329,8 @@ func (w *forwarder) settled(s *forwardSender, f *forward, err error) bool {
 		s.stall(err)
 	}
 	now := time.Now()
-	f.next = now.Add(forwardPause.pause(f.failures))
-	s.next = now.Add(forwardPause.pause(s.failures - 1))
+	f.next = now.Add(forwardPause.Pause(f.failures))
+	s.next = now.Add(forwardPause.Pause(s.failures - 1))
 	w.park(s, f, err)
 	return false
 }
@@ -421,7 +424,7 @@ func (w *forwarder) look() {
 		return
 	}
 	w.looks++
-	w.alarms.note(w.blocked(), time.Now())
+	w.alarms.note(w.alarmed(), time.Now())
 	under := false
 	for _, s := range w.senders {
 		over = append(over, w.lookAt(s)...)

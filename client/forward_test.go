@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -13,483 +15,261 @@ import (
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/hopback/hopback/address"
 )
 
-// forwards forwards each delivery m as m' to the queue.
-func forwards(queue string) HandlerFunc {
-	return func(_ context.Context, d *Delivery) error {
-		return Forward{To: address.Queue(queue), Message: copyOf(d), Err: errors.New("boom")}
+// fakeOriginal is the delivery of a forward: it keeps what it is told.
+type fakeOriginal struct {
+	mu       sync.Mutex
+	room     bool // it may wait aside
+	goesBack bool // else it returns to its queue, where it may
+	reported []error
+	results  []error
+	returned bool
+}
+
+func (o *fakeOriginal) report(err error, _ time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.reported = append(o.reported, err)
+}
+
+func (o *fakeOriginal) setAside(mayReturn bool) (aside, returned bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.room {
+		return true, false
+	}
+	o.returned = o.goesBack && mayReturn
+	return false, o.returned
+}
+
+func (o *fakeOriginal) done(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.results = append(o.results, err)
+}
+
+// got is how the forward ended: nothing yet, or one result.
+func (o *fakeOriginal) got() []error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.results)
+}
+
+// testForwarder is a forwarder under test, and what it was given.
+type testForwarder struct {
+	*forwarder
+	t         *testing.T
+	lost      chan struct{} // closed when the originals can't be settled any more
+	originals map[string]*fakeOriginal
+}
+
+func startForwarder(t *testing.T, b *fakeBroker) *testForwarder {
+	w := newForwarder(b, senderConfig{depth: 100, pause: testPause.Pause, overdue: forEver, copies: true})
+	return &testForwarder{w, t, make(chan struct{}), map[string]*fakeOriginal{}}
+}
+
+// copy sends a message with this id to an address, within a minute.
+func (w *testForwarder) copy(target, id string) *fakeOriginal {
+	return w.copyFor(target, id, &fakeOriginal{room: true})
+}
+
+func (w *testForwarder) copyFor(target, id string, o *fakeOriginal) *fakeOriginal {
+	w.originals[id] = o
+	w.send(&forward{target: target, msg: withID(id), patience: time.Minute, abandoned: w.lost, original: o})
+	return o
+}
+
+// end closes the forwarder, which reports nothing then.
+func (w *testForwarder) end() {
+	w.close()
+	for id, o := range w.originals {
+		assert.LessOrEqual(w.t, len(o.got()), 1, id)
 	}
 }
 
-func copyOf(d *Delivery) *Message {
-	c := Copy(d.Message())
-	c.Properties.MessageID = idOf(d.Message()) + "'"
-	return c
-}
-
-// outcomes are the events that tell whether a copy came before its original's end.
-var outcomes = append([]string{"send", "answer"}, settlements...)
-
-func TestForwardAcceptsTheOriginalOnlyAfterTheCopy(t *testing.T) {
+func TestForwarderReportsEachConfirmation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker(t)
 		b.verdict = withhold
-		b.publish("m")
-		k := startConsumer(b, ConsumerConfig{}, forwards("later"))
-		time.Sleep(time.Hour)
-		assert.Equal(t, []string{"send m'"}, b.history(outcomes...), "the copy isn't confirmed")
-		b.answer(-1, &amqp.StateAccepted{})
-		synctest.Wait()
-		require.NoError(t, k.end())
-		assert.Equal(t, []string{"send m'", "answer m' accepted", "accept m"}, b.history(outcomes...))
-		assert.Equal(t, []string{"attach sender /queues/later"}, b.history("attach sender"))
-	})
-}
-
-func TestForwardFreesTheHandlersSlotWhileTheBrokerConfirms(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = withhold
-		b.publish(numbered("m", 64)...)
-		k := startConsumer(b, ConsumerConfig{Concurrency: 1, Prefetch: 64}, forwards("later"))
-		synctest.Wait()
-		assert.Len(t, b.history("send"), 64)
-		assert.Empty(t, b.history(settlements...))
-		assert.Equal(t, []string{"credit 1", "credit 63"}, b.history("credit"), "what awaits its copy counts as prefetched")
-		b.answer(-1, &amqp.StateAccepted{})
-		synctest.Wait()
-		require.NoError(t, k.end())
-		assert.Len(t, b.history("accept"), 64)
-	})
-}
-
-func TestForwardThatIsNotTakenIsTriedAgainAndThenRequeued(t *testing.T) {
-	unroutable := func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
-	full := func(string, *Message) amqp.DeliveryState { return &amqp.StateRejected{} }
-	for _, c := range []struct {
-		name    string
-		verdict func(string, *Message) amqp.DeliveryState
-		hook    func(string) error
-	}{
-		{"unroutable", unroutable, nil},
-		{"refused", full, nil},
-		{"modified", func(string, *Message) amqp.DeliveryState { return &amqp.StateModified{} }, nil},
-		{"to a missing queue", nil, func(step string) error {
-			if strings.HasPrefix(step, "attach sender") {
-				return errMissing
-			}
-			return nil
-		}},
-		{"over the session limit", nil, func() func(string) error {
-			var opened atomic.Int32
-			return func(step string) error {
-				if step == "open session" && opened.Add(1) > 1 {
-					return &Error{Op: "open session", Kind: ErrSessionLimit}
-				}
-				return nil
-			}
-		}()},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.verdict, b.hook = c.verdict, c.hook
-				b.publish("m")
-				start := time.Now()
-				k := startConsumer(b, ConsumerConfig{ForwardPatience: time.Minute}, forwards("later"))
-				require.NoError(t, b.await(within(t, time.Hour), func() bool {
-					return len(b.events) > 0 && strings.HasSuffix(b.events[len(b.events)-1], " m")
-				}))
-				took := time.Since(start)
-				require.NoError(t, k.end())
-				assert.Equal(t, []string{"requeue as failed m"}, b.history(settlements...))
-				assert.LessOrEqual(t, took, time.Minute+2*testBackoff.Max)
-				assert.Greater(t, took, 45*time.Second)
-				if c.verdict != nil {
-					assert.Greater(t, len(b.history("send")), 5, "tried again")
-				}
-			})
-		})
-	}
-}
-
-// A queue without a dead-letter exchange would drop what exceeds its delivery limit:
-// there a copy is tried for as long as it takes, and nothing is counted.
-func TestForwardThatIsNotTakenKeepsWhatTheQueueWouldDrop(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		var taken atomic.Bool
-		b.verdict = func(string, *Message) amqp.DeliveryState {
-			if taken.Load() {
-				return &amqp.StateAccepted{}
-			}
-			return &amqp.StateReleased{}
+		w := startForwarder(t, b)
+		for i, id := range numbered("m", 20) {
+			w.copy(fmt.Sprint("/queues/", i%2), id)
 		}
-		b.publish("m")
-		k := startConsumerOf(b, ConsumerConfig{ForwardPatience: 30 * time.Second}, forwards("later"), false)
-		time.Sleep(time.Hour)
-		assert.Empty(t, b.history(settlements...))
-		taken.Store(true)
-		time.Sleep(time.Minute)
-		require.NoError(t, k.end())
-		assert.Equal(t, []string{"accept m"}, b.history(settlements...))
+		synctest.Wait()
+		assert.Len(t, b.history("send"), 20)
+		for id, o := range w.originals {
+			assert.Empty(t, o.got(), id)
+		}
+		b.answer(-1, &amqp.StateAccepted{})
+		synctest.Wait()
+		for id, o := range w.originals {
+			assert.Equal(t, []error{nil}, o.got(), id)
+			assert.Empty(t, o.reported, id)
+		}
+		w.end()
+		assert.Len(t, b.history("open session"), 1)
+		assert.Len(t, b.history("attach sender"), 2)
+		assert.Empty(t, b.sessions)
 	})
 }
 
-// What the handler says of a message that goes back is in the message then.
-func TestForwardThatIsNotTakenTellsWhyInTheMessage(t *testing.T) {
+// One message after the other is tried while an address refuses all, and all that waited are
+// sent once it accepts one.
+func TestForwarderTriesAnAddressThatRefusesAllNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		const limit = time.Minute
 		b := newFakeBroker(t)
-		b.verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
-		b.publish("m")
-		k := startConsumer(b, ConsumerConfig{ForwardPatience: time.Second}, returns(Forward{
-			To: address.Queue("later"), Message: withID("copy"), Err: errors.New("still down"),
-			Annotations: map[string]any{"x-opt-first": int64(7)},
-		}))
-		require.NoError(t, b.await(within(t, time.Hour), func() bool { return b.last.failed }))
-		require.NoError(t, k.end())
-		back := b.last
-		assert.True(t, back.failed)
-		assert.Equal(t, int64(7), back.annotations["x-opt-first"])
-		assert.Equal(t, string(ReasonUnforwardable), back.annotations[AnnotationReason])
-		assert.Contains(t, back.annotations[AnnotationError], "still down")
-		assert.Contains(t, back.annotations[AnnotationError], ErrUnroutable.Error())
-	})
-}
-
-func TestForwardIsTakenInTheEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		tries := 0
-		b.verdict = func(string, *Message) amqp.DeliveryState {
-			if tries++; tries < 4 {
+		var up atomic.Bool
+		b.verdict = func(target string, _ *amqp.Message) amqp.DeliveryState {
+			if target == "/queues/down" && !up.Load() {
 				return &amqp.StateReleased{}
 			}
 			return &amqp.StateAccepted{}
 		}
-		b.publish("m")
-		k := startConsumer(b, ConsumerConfig{}, forwards("later"))
-		time.Sleep(time.Minute)
-		require.NoError(t, k.end())
-		assert.Equal(t, []string{
-			"send m'", "answer m' released", "send m'", "answer m' released", "send m'", "answer m' released",
-			"send m'", "answer m' accepted", "accept m",
-		}, b.history(outcomes...))
+		w := startForwarder(t, b)
+		for _, id := range numbered("down", 50) {
+			w.copy("/queues/down", id)
+		}
+		time.Sleep(limit / 2)
+		w.copy("/queues/up", "other")
+		synctest.Wait()
+		assert.Equal(t, []error{nil}, w.originals["other"].got(), "another address isn't affected")
+		sent := len(b.history("send down"))
+		assert.Less(t, sent, 75)
+		time.Sleep(limit / 4)
+		synctest.Wait()
+		assert.Greater(t, len(b.history("send down")), sent, "it is tried again")
+		up.Store(true)
+		time.Sleep(limit / 5)
+		synctest.Wait()
+		for _, id := range numbered("down", 50) {
+			assert.Equal(t, []error{nil}, w.originals[id].got(), id)
+			assert.Equal(t, 1, b.stored[id], id)
+		}
+		w.end()
 	})
 }
 
-func TestForwardOfAMessageThatIsTooLargeIsDeadLettered(t *testing.T) {
+func TestForwarderGivesUpAfterItsPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker(t)
+		b.verdict = func(string, *amqp.Message) amqp.DeliveryState { return &amqp.StateReleased{} }
+		w := startForwarder(t, b)
+		kept := w.copy("/queues/q", "kept")
+		back := w.copyFor("/queues/q", "back", &fakeOriginal{goesBack: true})
+		synctest.Wait()
+		assert.True(t, back.returned, "it needn't wait here")
+		time.Sleep(50 * time.Second)
+		synctest.Wait()
+		assert.Empty(t, kept.got())
+		time.Sleep(15 * time.Second)
+		synctest.Wait()
+		require.Len(t, kept.got(), 1)
+		require.ErrorIs(t, kept.got()[0], ErrUnroutable)
+		require.Len(t, kept.reported, 1, "the first failure")
+		assert.Empty(t, back.got(), "it is nobody's any more")
+		assert.Len(t, b.history("send back"), 1)
+		w.end()
+	})
+}
+
+func TestForwarderReportsAtOnceWhatNoAttemptCanSend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker(t)
 		b.hook = func(step string) error {
-			if step == "send m'" {
+			if step == "send large" {
 				return unsent{&amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
 			}
 			return nil
 		}
-		b.publish("m", "n")
-		k := startConsumer(b, ConsumerConfig{}, forwards("later"))
+		w := startForwarder(t, b)
+		large, small := w.copy("/queues/q", "large"), w.copy("/queues/q", "small")
 		synctest.Wait()
-		require.NoError(t, k.end())
-		assert.ElementsMatch(t, []string{"dead-letter (unforwardable) m", "accept n"}, b.history(settlements...))
+		require.Len(t, large.got(), 1)
+		require.ErrorIs(t, large.got()[0], ErrTooLarge)
+		assert.Equal(t, []error{nil}, small.got())
+		w.end()
 	})
 }
 
-func TestForwardWhoseLinkDiesIsSentAgain(t *testing.T) {
+// A copy of a delivery that can't be settled any more would only be a duplicate.
+func TestForwarderDropsWhatIsAbandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker(t)
-		b.verdict = withhold
-		b.publish("m", "n")
-		k := startConsumer(b, ConsumerConfig{}, forwards("later"))
-		synctest.Wait()
-		b.update(func() { b.verdict = nil })
-		b.killSenders(errFakeLink)
+		b.setAlarm(true)
+		w := startForwarder(t, b)
+		for _, id := range numbered("m", 10) {
+			w.copy("/queues/q", id)
+		}
+		time.Sleep(time.Second)
+		close(w.lost)
+		b.setAlarm(false)
 		time.Sleep(time.Minute)
-		require.NoError(t, k.end())
-		assert.ElementsMatch(t, []string{"accept m", "accept n"}, b.history(settlements...))
-		assert.Equal(t, map[string]int{"m'": 1, "n'": 1}, b.stored)
+		synctest.Wait()
+		assert.Empty(t, b.history("send"))
+		for id, o := range w.originals {
+			assert.Empty(t, o.got(), id)
+		}
+		w.end()
 	})
 }
 
-func TestForwardOfADeliveryWhoseLinkIsGoneIsDropped(t *testing.T) {
+func TestForwarderKeepsABoundedNumberOfLinks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker(t)
-		b.verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
-		b.publish("m")
-		calls := 0
-		k := startConsumer(b, ConsumerConfig{}, func(ctx context.Context, d *Delivery) error {
-			if calls++; calls == 1 {
-				return forwards("later")(ctx, d)
-			}
-			return nil
-		})
-		synctest.Wait()
-		b.kill(errFakeLink)
-		synctest.Wait()
-		sent := len(b.history("send"))
-		time.Sleep(time.Hour)
-		require.NoError(t, k.end())
-		assert.Len(t, b.history("send"), sent, "a copy would only be a duplicate")
-		assert.Equal(t, []string{"accept m"}, b.history(settlements...), "the second delivery's")
-	})
-}
-
-func TestForwardsReceiptAfterItsLinkIsGoneSettlesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = withhold
-		b.publish("m")
-		hold := make(chan struct{})
-		var calls atomic.Int32
-		k := startConsumer(b, ConsumerConfig{}, func(ctx context.Context, d *Delivery) error {
-			if calls.Add(1) == 1 {
-				return forwards("later")(ctx, d)
-			}
-			<-hold
-			return Requeue{}
-		})
-		synctest.Wait()
-		b.update(func() { // the consumer's session only
-			b.log("link lost")
-			b.sessions[0].end(errFakeLink)
-		})
-		time.Sleep(time.Minute)
-		assert.Equal(t, int32(2), calls.Load())
-		b.answer(-1, &amqp.StateAccepted{})
-		synctest.Wait()
-		assert.Empty(t, b.history(settlements...))
-		close(hold)
-		synctest.Wait()
-		require.NoError(t, k.end())
-		assert.Equal(t, []string{"release m"}, b.history(settlements...))
-	})
-}
-
-func TestDrainWaitsForForwards(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = withhold
-		b.publish("m")
-		k := startConsumer(b, ConsumerConfig{}, forwards("later"))
-		synctest.Wait()
-		before := len(b.history())
-		k.stop()
-		time.Sleep(10 * time.Second)
-		b.answer(-1, &amqp.StateAccepted{})
-		require.NoError(t, <-k.result)
-		assert.Equal(t, []string{
-			"drain", "answer m' accepted", "accept m",
-			"close sender /queues/later", "close session", "close receiver", "close session",
-		}, b.history()[before:])
-	})
-}
-
-func TestDrainGivesUpForwardsThatAreNotConfirmed(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		window int
-	}{{"whose answer is withheld", 0}, {"that the link doesn't take", 1}} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.verdict, b.window = withhold, c.window
-				b.publish("m", "n", "o")
-				k := startConsumer(b, ConsumerConfig{Grace: time.Minute}, forwards("later"))
-				synctest.Wait()
-				start := time.Now()
-				require.NoError(t, k.end())
-				assert.Equal(t, time.Minute+lastGrace, time.Since(start))
-				b.answer(-1, &amqp.StateAccepted{})
-				time.Sleep(time.Hour)
-				assert.Empty(t, b.history(settlements...), "the originals stay with the broker")
-				assert.Empty(t, b.sessions)
-			})
-		})
-	}
-}
-
-func TestForwardsToManyAddressesTakeOneSession(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		const addresses = 5 * maxForwardLinks
-		b.publish(numbered("m", addresses)...)
-		var most, n atomic.Int32
+		var open, most atomic.Int32
 		b.hook = func(step string) error {
 			switch {
 			case strings.HasPrefix(step, "attach sender"):
-				most.Store(max(most.Load(), n.Add(1)))
+				most.Store(max(most.Load(), open.Add(1)))
 			case strings.HasPrefix(step, "close sender"):
-				n.Add(-1)
+				open.Add(-1)
 			}
 			return nil
 		}
-		k := startConsumer(b, ConsumerConfig{}, func(_ context.Context, d *Delivery) error {
-			time.Sleep(100 * time.Millisecond)
-			return Forward{To: address.Queue("to-" + idOf(d.Message())), Message: copyOf(d)}
-		})
-		time.Sleep(time.Hour)
-		require.NoError(t, k.end())
-		assert.Len(t, b.history("accept"), addresses)
-		assert.Equal(t, 2, b.mostSessions, "the consumer's and the forwards'")
+		w := startForwarder(t, b)
+		for _, id := range numbered("m", 3*maxForwardLinks) {
+			w.copy("/queues/"+id, id)
+			time.Sleep(time.Millisecond)
+		}
+		synctest.Wait()
+		for id, o := range w.originals {
+			assert.Equal(t, []error{nil}, o.got(), id)
+		}
+		w.end()
 		assert.LessOrEqual(t, most.Load(), int32(maxForwardLinks+1))
+		assert.Equal(t, 1, b.mostSessions)
 	})
 }
 
-func TestForwardsToABadAddressLeaveTheOthersAlone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.hook = func(step string) error {
-			if step == "attach sender /queues/bad" {
-				return errMissing
-			}
-			return nil
-		}
-		b.publish(numbered("m", 40)...)
-		k := startConsumer(b, ConsumerConfig{}, func(_ context.Context, d *Delivery) error {
-			to := "bad"
-			if id := idOf(d.Message()); id != "m0" {
-				to = "good-" + id
-				time.Sleep(time.Second)
-			}
-			return Forward{To: address.Queue(to), Message: copyOf(d)}
-		})
-		time.Sleep(time.Hour)
-		require.NoError(t, k.end())
-		assert.Len(t, b.history("accept"), 39)
-		assert.Equal(t, []string{"requeue as failed m0"}, b.history("requeue"))
-		assert.Equal(t, 2, b.mostSessions)
-		assert.Len(t, b.history("attach sender /queues/good"), 39, "none lost its link")
-	})
-}
-
-// However links die and the broker answers: a message is in the queue, or accepted
-// and its copy stored. Never both gone.
-func TestForwardsLoseNothing(t *testing.T) {
-	for round := range 10 {
-		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			ids := numbered("m", 60)
-			b.publish(ids...)
-			sends := 0
-			b.verdict = func(string, *Message) amqp.DeliveryState {
-				switch sends++; (sends + round) % 7 {
-				case 0:
-					return &amqp.StateReleased{}
-				case 1:
-					return &amqp.StateRejected{}
-				case 2:
-					return nil
-				}
-				return &amqp.StateAccepted{}
-			}
-			k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 10}, func(ctx context.Context, d *Delivery) error {
-				time.Sleep(50 * time.Millisecond)
-				return forwards(fmt.Sprintf("later-%d", len(idOf(d.Message()))))(ctx, d)
-			})
-			for i := range 30 {
-				time.Sleep(time.Duration(100+37*i) * time.Millisecond)
-				switch (i + round) % 4 {
-				case 0:
-					b.kill(errFakeConn)
-				case 1:
-					b.killSenders(errFakeLink)
-				default:
-					b.answer(-1, &amqp.StateAccepted{})
-				}
-			}
-			b.update(func() { b.verdict = nil })
-			b.answer(-1, &amqp.StateAccepted{})
-			time.Sleep(time.Hour)
-			require.NoError(t, k.end())
-
-			gone := map[string]bool{}
-			for _, e := range b.history("accept") {
-				gone[strings.TrimPrefix(e, "accept ")] = true
-			}
-			for _, id := range ids {
-				assert.True(t, gone[id], id)
-				assert.Positive(t, b.stored[id+"'"], "%s was accepted, and its copy isn't stored", id)
-			}
-			copied := map[string]bool{}
-			for _, e := range b.history("answer", "accept m") {
-				if id, ok := strings.CutPrefix(e, "accept "); ok {
-					assert.True(t, copied[id], "%s was accepted before its copy", id)
-				} else if id, ok := strings.CutSuffix(e, "' accepted"); ok {
-					copied[strings.TrimPrefix(id, "answer ")] = true
-				}
-			}
-		})
-	}
-}
-
-// The link that a Preparer asks for is tried before the first delivery. A missing permission is
-// the error of Consume; what else is in the way may pass.
-func TestForwardingLinkIsOpenedAtTheStart(t *testing.T) {
-	refused := &amqp.Error{Condition: amqp.ErrCondUnauthorizedAccess, Description: "write access to exchange 'x' in vhost '/' refused for user 'u'"}
-	for name, refusal := range map[string]*amqp.Error{"allowed": nil, "forbidden": refused, "missing": errMissing} {
+func TestForwarderChecksAnAddress(t *testing.T) {
+	for name, refusal := range map[string]error{"accepted": nil, "refused": errMissing} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newFakeBroker(t)
-				gone := atomic.Bool{}
-				gone.Store(true)
 				b.hook = func(step string) error {
-					if strings.HasPrefix(step, "attach sender") && refusal != nil && gone.Load() {
+					if strings.HasPrefix(step, "attach sender") {
 						return refusal
 					}
 					return nil
 				}
-				b.publish("m")
-				cfg, err := ConsumerConfig{}.withDefaults()
-				require.NoError(t, err)
-				k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, overdue: forEver})
-				ctx, stop := context.WithCancel(t.Context())
-				result := async(func() error { return k.core.run(ctx) })
+				w := startForwarder(t, b)
+				err := w.check(within(t, time.Minute), "/queues/q")
+				assert.Equal(t, refusal != nil, errors.Is(err, ErrNotFound), err)
+				w.end()
 				synctest.Wait()
-				if refusal == refused {
-					err := <-result
-					require.ErrorIs(t, err, ErrUnauthorized)
-					assert.ErrorContains(t, err, "write access to exchange 'x'")
-					assert.Empty(t, b.history("attach receiver"))
-					assert.Empty(t, b.sessions)
-					stop()
-					return
-				}
-				gone.Store(false)
-				require.NoError(t, b.await(within(t, time.Minute), func() bool { return len(b.stored) == 1 }))
-				stop()
-				require.NoError(t, <-result)
-				if refusal == nil {
-					assert.Equal(t, []string{"attach sender /queues/later", "attach receiver", "attach sender /queues/later"}, b.history("attach"))
-				}
-				assert.Equal(t, []string{"accept m"}, b.history(settlements...))
+				assert.Empty(t, b.sessions)
 			})
 		})
 	}
-}
-
-// The start doesn't outlast its ctx, however long the broker takes for the link.
-func TestForwardingLinkAtTheStartEndsWithTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker(t)
-		answer := make(chan struct{})
-		b.hook = func(step string) error {
-			if strings.HasPrefix(step, "attach sender") {
-				<-answer
-			}
-			return nil
-		}
-		cfg, err := ConsumerConfig{}.withDefaults()
-		require.NoError(t, err)
-		k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, overdue: forEver})
-		ctx, stop := context.WithTimeout(t.Context(), 6*time.Second)
-		defer stop()
-		time.AfterFunc(10*time.Second, func() { close(answer) }) // as the limits of the real links do
-		start := time.Now()
-		require.NoError(t, k.core.run(ctx))
-		assert.Equal(t, 6*time.Second, time.Since(start))
-		time.Sleep(10 * time.Second)
+		b.hook = func(string) error { return errFakeConn }
+		w := startForwarder(t, b)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		require.NoError(t, w.check(ctx, "/queues/q"), "nothing is known of it")
+		w.end()
 	})
 }

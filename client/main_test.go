@@ -49,3 +49,5 @@ func (l *lines) String() string {
 }
 
 func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
+var testBackoff = ReconnectBackoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/Azure/go-amqp"
@@ -188,11 +189,7 @@ func (m *Management) once(ctx context.Context, s *managementSession, release fun
 		Properties: &amqp.MessageProperties{MessageID: id, To: &path, Subject: &method, ReplyTo: new("$me")},
 		Value:      body,
 	}
-	out := &outgoing{msg: request, to: answerFunc(func(err error) {
-		if err != nil {
-			w.answer(managementReply{err: err})
-		}
-	})}
+	out := &managementRequest{msg: request, reply: w}
 	select {
 	case s.requests <- out:
 	case <-ctx.Done():
@@ -204,7 +201,7 @@ func (m *Management) once(ctx context.Context, s *managementSession, release fun
 	case r := <-w.reply:
 		return m.result(s, target, r)
 	case <-ctx.Done():
-		if out.withdraw() {
+		if out.take() {
 			return 0, nil, true, ended("manage", target, ErrNotSent, ctx)
 		}
 		late = true
@@ -273,7 +270,7 @@ type managementSession struct {
 	ready    chan struct{} // closed when opening has succeeded or failed
 	refused  error         // why opening failed; set before ready
 	gone     chan struct{} // closed when the shared session has ended and the next may be opened
-	requests chan *outgoing
+	requests chan *managementRequest
 
 	mu      sync.Mutex
 	waiting map[uint64]*waiting
@@ -284,7 +281,7 @@ type managementSession struct {
 func newManagementSession(life context.Context) *managementSession {
 	s := &managementSession{
 		waiting:  map[uint64]*waiting{},
-		requests: make(chan *outgoing, managementRequests),
+		requests: make(chan *managementRequest, managementRequests),
 		ready:    make(chan struct{}), gone: make(chan struct{}),
 	}
 	s.ctx, s.cancel = context.WithCancel(life)
@@ -313,6 +310,17 @@ func (w *waiting) answer(r managementReply) {
 		w.reply <- r
 	})
 }
+
+// managementRequest is a request on its way to the link.
+type managementRequest struct {
+	msg   *Message
+	reply *waiting
+	taken atomic.Bool
+}
+
+// take reports true once: to the session that sends the request, or to its caller, who
+// leaves before that.
+func (r *managementRequest) take() bool { return r.taken.CompareAndSwap(false, true) }
 
 type managementReply struct {
 	status int
@@ -382,14 +390,14 @@ func (s *managementSession) run(open func(context.Context) (session, requestLink
 			select {
 			case <-in.Changed:
 			case out := <-requests:
-				if !out.state.CompareAndSwap(outQueued, outSending) {
-					continue
+				if !out.take() {
+					continue // its caller has left
 				}
 				if lost, err := send.send(out.msg); lost {
 					cancel(err)
 					return
 				} else if err != nil {
-					out.to.answered(out, err)
+					out.reply.answer(managementReply{err: err})
 				}
 			case <-ctx.Done():
 				return

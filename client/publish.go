@@ -11,7 +11,6 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
-	"github.com/hopback/hopback/client/internal/instrumented"
 )
 
 // PublisherConfig configures a Publisher. The zero value is ready to use.
@@ -136,13 +135,7 @@ func (p *Publisher[T]) Publish(ctx context.Context, v T, edit ...func(*Message))
 			e(m)
 		}
 	}
-	if p.core.hooks != nil {
-		return p.core.observed(ctx, m)
-	}
-	if err := p.core.check(m); err != nil {
-		return err
-	}
-	return p.core.s.do(ctx, m)
+	return p.core.publish(ctx, m)
 }
 
 // PublishAll publishes vs in order, with many of them under way at once, and waits for
@@ -165,47 +158,24 @@ func (p *Publisher[T]) PublishAll(ctx context.Context, vs []T, edit ...func(v T,
 	if len(vs) == 0 {
 		return nil
 	}
-	b := newBatch(p.core.s, len(vs))
-	b.observe(p.core.hooks, p.core.hooks.publishAll(ctx, p.core.to, len(vs)))
-	if err := p.core.s.enter(); err != nil {
-		b.rest(0, err)
-		return b.err()
-	}
-	defer p.core.s.exit()
-	for i, v := range vs {
-		if err := b.ended(ctx); err != nil {
-			b.rest(i, err)
-			break
-		}
-		m, err := p.message(v)
-		if err == nil {
-			for _, e := range edit {
-				if e != nil {
-					e(v, m)
-				}
-			}
-			b.begin(i, p.core.to, m)
-			err = p.core.check(m)
-		}
+	return p.core.publishAll(ctx, len(vs), func(i int) (*Message, error) {
+		m, err := p.message(vs[i])
 		if err != nil {
-			b.failed(i, m, err)
-			continue
+			return nil, err
 		}
-		b.put(ctx, i, m)
-	}
-	b.wait(ctx)
-	return b.err()
+		for _, e := range edit {
+			if e != nil {
+				e(vs[i], m)
+			}
+		}
+		return m, nil
+	})
 }
 
 // Blocked reports whether the broker accepts no messages now, and since when. RabbitMQ
 // accepts none while it has a memory or disk alarm. Publish then waits within its ctx.
 func (p *Publisher[T]) Blocked() (since time.Time, blocked bool) {
-	in := p.core.s.intake.Load()
-	if in == nil {
-		return time.Time{}, false
-	}
-	now := in.Now()
-	return now.Since, now.Blocked
+	return p.core.s.blocked()
 }
 
 // PublishTo returns an edit that sets the address of a message, for a publisher without
@@ -310,7 +280,7 @@ func (p *Publisher[T]) message(v T) (m *Message, err error) {
 	return m, nil
 }
 
-// publisher is the untyped core of a Publisher.
+// publisher is what a Publisher has but for its type.
 type publisher struct {
 	conn     *Conn
 	reserved *reservation
@@ -321,32 +291,25 @@ type publisher struct {
 
 func newPublisher(ctx context.Context, conn *Conn, to address.Address, target string, cfg senderConfig) (*publisher, error) {
 	p := &publisher{conn: conn, reserved: conn.pool.reserve(publisherSessions), to: to, hooks: conn.hooks}
-	cfg.backoff, cfg.tell, cfg.log, cfg.outage = conn.cfg.Reconnect, p.reserved.notify, conn.log, p.reserved.outage
+	cfg.pause, cfg.tell, cfg.log, cfg.outage = conn.cfg.Reconnect.pause, p.reserved.notify, conn.log, p.reserved.outage
 	p.s = newSender("publish", target, cfg, p.reserved)
 	if err := conn.join(p); err != nil {
 		p.s.cut()
 		p.reserved.release()
 		return nil, &Error{Op: "publish", Target: target, Kind: ErrClosed}
 	}
-	select {
-	case err := <-p.s.first:
-		if err != nil {
-			p.abandon()
-			return nil, err
-		}
-	case <-ctx.Done():
-		err := p.s.ended(ErrNotSent, ctx)
-		p.abandon()
+	if err := p.s.opened(ctx); err != nil {
+		p.s.cut()
+		p.reserved.release()
+		p.conn.leave(p)
 		return nil, err
 	}
 	return p, nil
 }
 
-// check completes a message that the caller may have edited, and refuses one that
-// can't be carried.
+// check refuses a message that can't be carried.
 func (p *publisher) check(m *Message) error {
-	complete(m) // an edit may have removed what must be there
-	if p.s.target == "" && (m.Properties.To == nil || *m.Properties.To == "") {
+	if p.to.IsZero() && addressOf(m) == "" {
 		return argument.New("message Properties.To", nil, "is missing", "this publisher has no address of its own: set one with client.PublishTo")
 	}
 	if err := Validate(m); err != nil || len(m.Annotations) == 0 {
@@ -355,26 +318,37 @@ func (p *publisher) check(m *Message) error {
 	return checkCC(m.Annotations, p.conn)
 }
 
-// observed checks m and publishes it, which an Instrument follows.
-func (p *publisher) observed(ctx context.Context, m *Message) error {
-	complete(m)
-	s := instrumented.Pooled(p.to, m, p.hooks.server.Load())
-	followed := p.hooks.publish(ctx, s)
+// publish checks m, which the caller may have edited, and publishes it.
+func (p *publisher) publish(ctx context.Context, m *Message) error {
+	complete(m) // an edit may have removed what must be there
+	var followed publishing
+	if p.hooks != nil {
+		followed = p.hooks.publish(ctx, p.to, m)
+	}
 	err := p.check(m)
 	if err == nil {
 		err = p.s.do(ctx, m)
 	}
-	p.hooks.published(followed, err)
-	if err == nil { // otherwise the message may still be on its way
-		s.Recycle()
+	if p.hooks != nil {
+		p.hooks.published(followed, err)
 	}
 	return err
 }
 
-func (p *publisher) abandon() {
-	p.s.cut()
-	p.reserved.release()
-	p.conn.leave(p)
+// publishAll is publish for n messages, which message returns one after the other.
+func (p *publisher) publishAll(ctx context.Context, n int, message func(i int) (*Message, error)) error {
+	followed := p.hooks.publishAll(ctx, p.to, n)
+	err := batchError(n, p.s.doAll(ctx, n, func(i int) (*Message, error) {
+		m, err := message(i)
+		if err != nil {
+			return nil, err
+		}
+		complete(m)
+		followed.publish(i, p.to, m)
+		return m, p.check(m)
+	}, followed.published))
+	followed.end(err)
+	return err
 }
 
 func (p *publisher) shut(ctx context.Context) error {
@@ -384,5 +358,6 @@ func (p *publisher) shut(ctx context.Context) error {
 }
 
 func (p *publisher) count(all *instrument.Stats) {
-	all.Publishers = append(all.Publishers, instrument.PublisherStats{To: p.to, Queued: len(p.s.queue), Unconfirmed: int(p.s.unanswered())})
+	queued, unconfirmed := p.s.count()
+	all.Publishers = append(all.Publishers, instrument.PublisherStats{To: p.to, Queued: queued, Unconfirmed: unconfirmed})
 }

@@ -66,9 +66,10 @@ type answers struct {
 	proven               bool  // a probe was answered
 	probedAt             int64 // the clock when the last probe had no answer
 
-	kept     []kept // without an answer, to be sent again
-	without  int    // messages without an answer
-	noAnswer error
+	seq      int64       // of the newest message
+	kept     []*outgoing // without an answer, to be sent again
+	without  int         // messages without an answer
+	noAnswer error       // of the first of them
 	suspect  bool
 }
 
@@ -76,9 +77,8 @@ type answers struct {
 type sent struct {
 	of    *answers
 	out   *outgoing
-	msg   *Message
+	msg   *amqp.Message
 	alone bool
-	seq   int64 // its place in the order of sending
 	at    int64 // of answers.clock
 
 	handle       sending // set before it may be withdrawn; guarded by answers.mu
@@ -86,12 +86,6 @@ type sent struct {
 	over         bool    // it has its answer, or gets none; guarded by answers.mu
 	state        amqp.DeliveryState
 	err          error
-}
-
-// kept is a message to be sent again, and its place in the order of sending.
-type kept struct {
-	out *outgoing
-	seq int64
 }
 
 // rest is the time between the discovery that a message is overdue and the end of
@@ -129,14 +123,17 @@ func newAnswers(s *sender, sess session, link *flightLink) *answers {
 }
 
 // await adds a message that is about to be sent. Only the flight calls it.
-func (a *answers) await(out *outgoing, m *Message, alone bool) *sent {
+func (a *answers) await(out *outgoing, m *amqp.Message, alone bool) *sent {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.watched {
 		a.tick() // the clock has stood still
 		a.again(a.s.overdue / 8)
 	}
-	x := &sent{of: a, out: out, msg: m, alone: alone, seq: a.s.sent.Add(1), at: a.clock.Load(), before: a.newest}
+	a.s.sent.Add(1)
+	a.seq++
+	out.seq = a.seq
+	x := &sent{of: a, out: out, msg: m, alone: alone, at: a.clock.Load(), before: a.newest}
 	if a.newest == nil {
 		a.oldest = x
 	} else {
@@ -294,17 +291,7 @@ func (a *answers) tell(x *sent) {
 		a.s.answer(x.out, outSending, a.s.verdict(x.state))
 		return
 	}
-	a.mu.Lock()
-	a.without++
-	if a.noAnswer == nil {
-		a.noAnswer = a.cause(x.err)
-	}
-	a.mu.Unlock()
-	if a.lose(x.out, x.alone, x.at, x.err) {
-		a.mu.Lock()
-		a.kept = append(a.kept, kept{x.out, x.seq})
-		a.mu.Unlock()
-	}
+	a.lose(x, x.err)
 	a.giveUp()
 	a.s.settled.Add(1)
 }
@@ -344,7 +331,7 @@ func (a *answers) finish() {
 	if a.timer != nil {
 		a.timer.Stop()
 	}
-	slices.SortFunc(a.kept, func(x, y kept) int { return cmp.Compare(x.seq, y.seq) })
+	slices.SortFunc(a.kept, func(x, y *outgoing) int { return cmp.Compare(x.seq, y.seq) })
 }
 
 func (a *answers) giveUp() { a.lostOnce.Do(func() { close(a.lost) }) }
@@ -354,15 +341,32 @@ func (a *answers) cause(err error) error {
 	if a.overdue.Load() {
 		return errUnanswered{a.limit()}
 	}
+	if unsent, ok := errors.AsType[*neverSent](err); ok {
+		return unsent.error
+	}
 	return err
 }
 
-// lose decides about a message, sent at the time at, that has no answer and gets none
-// any more on this link. It says whether the message is kept to be sent again.
-func (a *answers) lose(out *outgoing, alone bool, at int64, err error) (kept bool) {
+// lose notes that a message has no answer and gets none any more on this link.
+func (a *answers) lose(x *sent, err error) {
+	keep := a.keeps(x, err)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.without++
+	if a.noAnswer == nil {
+		a.noAnswer = a.cause(err)
+	}
+	if keep {
+		a.kept = append(a.kept, x.out)
+	}
+}
+
+// keeps says whether a message without an answer is to be sent again. If not, its caller has
+// been told why.
+func (a *answers) keeps(x *sent, err error) bool {
+	out := x.out
 	if a.overdue.Load() {
-		err = a.cause(err)
-		out.overdue = a.clock.Load()-at >= int64(a.limit()/2)
+		out.overdue = a.clock.Load()-x.at >= int64(a.limit()/2)
 	}
 	if errors.As(err, new(*neverSent)) {
 		if out.state.CompareAndSwap(outSending, outQueued) {
@@ -371,7 +375,8 @@ func (a *answers) lose(out *outgoing, alone bool, at int64, err error) (kept boo
 		a.s.answer(out, outSending, nil) // its caller has left
 		return false
 	}
-	if userIDRefused(a.sess.login(), err) {
+	err = a.cause(err)
+	if a.sess.login().LearnFrom(err) {
 		// Of all messages on a link, the broker refuses the first that has another
 		// user's user-id. It has read none of those behind it.
 		if m := out.msg; !a.s.copies && a.sess.login().Refuses(userid.Of(m)) {
@@ -382,7 +387,7 @@ func (a *answers) lose(out *outgoing, alone bool, at int64, err error) (kept boo
 		a.mu.Lock()
 		a.suspect = true
 		a.mu.Unlock()
-		if alone {
+		if x.alone {
 			out.blamed++
 		}
 	}
@@ -486,7 +491,7 @@ func (a *answers) judge() bool {
 // queue, while others are answered: it sends the message on a session of its own. In a
 // new session RabbitMQ may wait for a queue that doesn't answer, and answers nothing
 // else meanwhile; so the others stay where they are until it is known to help.
-func (a *answers) probe(m *Message) {
+func (a *answers) probe(m *amqp.Message) {
 	ctx, cancel := context.WithTimeout(a.ctx, a.s.overdue)
 	defer cancel()
 	answered := a.answersElsewhere(ctx, m)
@@ -503,7 +508,7 @@ func (a *answers) probe(m *Message) {
 	}
 }
 
-func (a *answers) answersElsewhere(ctx context.Context, m *Message) bool {
+func (a *answers) answersElsewhere(ctx context.Context, m *amqp.Message) bool {
 	sess, err := a.s.sessions.open(ctx)
 	if err != nil {
 		return false

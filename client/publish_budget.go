@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"sync"
+
+	"github.com/Azure/go-amqp"
 )
 
 // budget bounds how many bytes of messages a sender holds. Who comes first is served
@@ -31,7 +33,7 @@ func newBudget(limit int64) *budget {
 }
 
 // size is what a message takes of the budget.
-func (b *budget) size(m *Message) int64 {
+func (b *budget) size(m *amqp.Message) int64 {
 	if b == nil {
 		return 0
 	}
@@ -95,7 +97,7 @@ const messageOverhead = 512
 
 // sizeOf is roughly how many bytes m takes, in memory and encoded. It walks through
 // values as Validate does, which has passed them.
-func sizeOf(m *Message) int64 {
+func sizeOf(m *amqp.Message) int64 {
 	n := int64(messageOverhead)
 	for _, d := range m.Data {
 		n += int64(len(d))

@@ -25,14 +25,12 @@ type flight struct {
 	// alone says that messages are sent one at a time, since one of them may be what the
 	// broker has ended the last link for.
 	alone bool
-	// written is a message to be sent again that was being written when the link ended.
-	written *outgoing
-	end     landing
+	end   landing
 }
 
 // landing is how a flight has ended.
 type landing struct {
-	// lost says that the link has ended, and why, which may be nil.
+	// lost says that the link has ended, why what ended it, as far as a message has shown it.
 	lost bool
 	why  error
 	// worn says that the session must be replaced by another.
@@ -223,14 +221,11 @@ func (f *flight) take(out *outgoing, from int32) bool {
 	f.answers.drop(x)
 	switch {
 	case lost:
-		f.end.lost, f.end.why = true, err
+		f.end.lost = true
 		if from == outQueued { // else an earlier link may have sent it
 			err = &neverSent{err}
 		}
-		if f.answers.lose(out, f.alone, x.at, err) {
-			f.written = out
-		}
-		f.end.unanswered++
+		f.answers.lose(x, err)
 		return false
 	case from == outAgain: // on an earlier link it may have arrived
 		s.answer(out, outSending, s.unknown(err))
@@ -245,19 +240,9 @@ func (f *flight) take(out *outgoing, from int32) bool {
 func (f *flight) land() {
 	a, end := f.answers, &f.end
 	a.finish()
-	end.unanswered += a.without
+	end.why, end.unanswered = a.noAnswer, a.without
 	end.overdue = a.overdue.Load()
 	end.silent = end.overdue && a.silent()
-	if end.lost && (end.why == nil || end.overdue) {
-		end.why = a.noAnswer
-	}
-	again := make([]*outgoing, 0, len(a.kept)+1+len(f.rest))
-	for _, kept := range a.kept {
-		again = append(again, kept.out)
-	}
-	if f.written != nil {
-		again = append(again, f.written)
-	}
-	f.s.again = append(again, f.rest...)
+	f.s.again = append(a.kept, f.rest...)
 	f.s.suspect = a.suspect || f.alone
 }

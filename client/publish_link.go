@@ -12,7 +12,7 @@ import (
 
 func newSender(op, target string, cfg senderConfig, from sessions) *sender {
 	s := &sender{
-		op: op, target: target, sessions: from, backoff: cfg.backoff, tell: cfg.tell, outage: cfg.outage, resend: cfg.resend, copies: cfg.copies, budget: newBudget(cfg.bytes),
+		op: op, target: target, sessions: from, pause: cfg.pause, tell: cfg.tell, outage: cfg.outage, resend: cfg.resend, copies: cfg.copies, budget: newBudget(cfg.bytes),
 		queue: make(chan *outgoing, cfg.depth),
 		stop:  make(chan struct{}), done: make(chan struct{}), first: make(chan error, 1),
 		idle: make(chan struct{}, 1), overdue: cmp.Or(cfg.overdue, overdueAfter), log: cfg.log,
@@ -51,7 +51,7 @@ func (k *linkKeeper) run() {
 		}
 	}()
 	defer func() { k.event(stateEvent{Kind: eventEnded}) }()
-	for k.try = range link.Tries(s.wanted, s.backoff.pause) {
+	for k.try = range link.Tries(s.wanted, s.pause) {
 		sess, link, err := s.attach()
 		// A connection that is lost meanwhile decides nothing.
 		if !k.told && !errors.Is(err, ErrConnectionLost) {

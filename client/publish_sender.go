@@ -36,7 +36,7 @@ type sender struct {
 	op       string // for errors: "publish", "forward"
 	target   string // the encoded address; empty for a link without a target
 	sessions sessions
-	backoff  ReconnectBackoff
+	pause    func(failures int) time.Duration
 	tell     func(stateEvent) // nil: nobody listens
 	outage   func() error
 	// resend says that what is unanswered when a link is lost is sent again.
@@ -92,7 +92,7 @@ type sender struct {
 // leave takes o back for its caller, and returns what is certain of it: ErrNotSent,
 // ErrOutcomeUnknown, or nil if its answer is there or just coming. The message may
 // only be read from then on.
-func (s *sender) leave(o *outgoing) (*Message, error) {
+func (s *sender) leave(o *outgoing) (*amqp.Message, error) {
 	for {
 		switch state := o.state.Load(); state {
 		case outQueued, outAgain:
@@ -153,16 +153,39 @@ func (s *sender) keep(o *outgoing) bool {
 	return s.resend && s.ctx.Err() == nil && o.state.CompareAndSwap(outSending, outAgain)
 }
 
+// opened waits within ctx for the first attempt to open the link that decides something.
+func (s *sender) opened(ctx context.Context) error {
+	select {
+	case err := <-s.first:
+		return err
+	case <-ctx.Done():
+		return s.ended(ErrNotSent, ctx)
+	}
+}
+
+// blocked says whether the broker accepts no messages now, and since when.
+func (s *sender) blocked() (since time.Time, blocked bool) {
+	in := s.intake.Load()
+	if in == nil {
+		return time.Time{}, false
+	}
+	now := in.Now()
+	return now.Since, now.Blocked
+}
+
+// count is how many messages are queued, and how many were sent and have no answer.
+func (s *sender) count() (queued, unanswered int) { return len(s.queue), int(s.unanswered()) }
+
 func (s *sender) unanswered() int64 {
 	settled := s.settled.Load() // first, or it could be the larger
 	return s.sent.Load() - settled
 }
 
 type senderConfig struct {
-	depth   int   // messages that may be queued
-	bytes   int64 // that may be queued or unanswered; 0: no bound
-	backoff ReconnectBackoff
-	tell    func(stateEvent) // nil: nobody listens
+	depth int                              // messages that may be queued
+	bytes int64                            // that may be queued or unanswered; 0: no bound
+	pause func(failures int) time.Duration // before another attempt to open the link
+	tell  func(stateEvent)                 // nil: nobody listens
 	// outage, if not nil, is why nothing can be sent now; it returns nil if it can.
 	outage  func() error
 	resend  bool
@@ -263,7 +286,7 @@ func (s *sender) unknown(err error) error {
 
 // userIDRefused is the error for a message whose user-id the broker refuses. another says
 // that another user has sent it before, for whom it may have been accepted.
-func (s *sender) userIDRefused(m *Message, another bool) error {
+func (s *sender) userIDRefused(m *amqp.Message, another bool) error {
 	e := &Error{
 		Op: s.op, Target: s.target, Kind: ErrUserID, Condition: string(amqp.ErrCondUnauthorizedAccess),
 		Text: "the message has the user-id " + readable(string(userid.Of(m))) + ", which isn't the connection's user; leave it out, or set PublisherConfig.Copies",
@@ -358,7 +381,7 @@ type call struct {
 func (c *call) answered(_ *outgoing, err error) { c.answer <- err }
 
 // do queues m and waits for its answer, both within ctx.
-func (s *sender) do(ctx context.Context, m *Message) error {
+func (s *sender) do(ctx context.Context, m *amqp.Message) error {
 	if err := s.enter(); err != nil {
 		return err
 	}

@@ -17,12 +17,12 @@ import (
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
-var testBackoff = ReconnectBackoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
-
-// forEver is for tests in which a message may be unanswered as long as they last.
-const forEver = 1000 * time.Hour
+// testPause is the pause between two attempts to open a link.
+var testPause = link.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
 
 func startSender(b *fakeBroker) *sender {
 	return startSenderWith(b, senderConfig{})
@@ -34,7 +34,7 @@ func startResender(b *fakeBroker) *sender {
 }
 
 func startSenderWith(b *fakeBroker, cfg senderConfig) *sender {
-	cfg.depth, cfg.backoff, cfg.overdue = 256, testBackoff, cmp.Or(b.overdue, forEver)
+	cfg.depth, cfg.pause, cfg.overdue = 256, testPause.Pause, cmp.Or(b.overdue, forEver)
 	s := newSender("publish", "/queues/q", cfg, b)
 	b.t.Cleanup(s.cut) // ends it when the test has failed midway
 	return s
@@ -48,16 +48,6 @@ func sendAll(ctx context.Context, s *sender, ids ...string) []<-chan error {
 		synctest.Wait()
 	}
 	return answers
-}
-
-func withhold(string, *Message) amqp.DeliveryState { return nil }
-
-func numbered(prefix string, n int) []string {
-	ids := make([]string, n)
-	for i := range ids {
-		ids[i] = fmt.Sprintf("%s%d", prefix, i)
-	}
-	return ids
 }
 
 func TestSenderSendsManyBeforeTheFirstAnswer(t *testing.T) {
@@ -104,7 +94,7 @@ func TestSenderTellsTheBrokersAnswersApart(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newFakeBroker(t)
-				b.verdict = func(string, *Message) amqp.DeliveryState { return c.state }
+				b.verdict = func(string, *amqp.Message) amqp.DeliveryState { return c.state }
 				s := startSender(b)
 				err := s.do(within(t, time.Hour), withID("m"))
 				require.ErrorIs(t, err, c.kind)
@@ -219,7 +209,7 @@ func TestSenderComesBackWithoutLimitAndWithJitter(t *testing.T) {
 		distinct := map[time.Duration]bool{}
 		for i, at := range tries[1:] {
 			gap := at.Sub(tries[i])
-			assert.LessOrEqual(t, gap, testBackoff.Max+time.Millisecond)
+			assert.LessOrEqual(t, gap, testPause.Max+time.Millisecond)
 			distinct[gap] = true
 		}
 		assert.Greater(t, len(distinct), 150, "no two clients come back in step")
@@ -309,146 +299,6 @@ func TestSenderRefusesAloneWhatCannotBeSent(t *testing.T) {
 	})
 }
 
-func TestSenderCloseSendsAndAwaitsWhatIsQueued(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict, b.window = withhold, 1
-		s := startSender(b)
-		answers := sendAll(within(t, time.Hour), s, "a", "b", "c")
-		closed := async(func() error { return s.close(within(t, time.Hour)) })
-		synctest.Wait()
-		require.ErrorIs(t, s.do(within(t, time.Hour), withID("late")), ErrClosed)
-		for range 3 {
-			assert.Empty(t, closed)
-			b.answer(1, &amqp.StateAccepted{})
-			synctest.Wait()
-		}
-		require.NoError(t, <-closed)
-		for _, a := range answers {
-			require.NoError(t, <-a)
-		}
-		assert.Equal(t, []string{
-			"open session", "attach sender /queues/q",
-			"send a", "answer a accepted", "send b", "answer b accepted", "send c", "answer c accepted",
-			"close sender /queues/q", "close session",
-		}, b.history())
-		require.NoError(t, s.close(within(t, time.Hour)), "closing twice is closing once")
-	})
-}
-
-func TestSenderCloseSendsTheRestOnTheNextLink(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict, b.window = withhold, 1
-		s := startSender(b)
-		answers := sendAll(within(t, time.Hour), s, "a", "b", "c", "d")
-		closed := async(func() error { return s.close(within(t, time.Hour)) })
-		synctest.Wait()
-		b.mu.Lock()
-		b.verdict = nil
-		b.mu.Unlock()
-		b.kill(errFakeLink)
-		require.NoError(t, <-closed)
-		require.ErrorIs(t, <-answers[0], ErrOutcomeUnknown)
-		require.NoError(t, <-answers[1])
-		require.NoError(t, <-answers[2])
-		require.NoError(t, <-answers[3])
-	})
-}
-
-func TestSenderCloseCutsOffWhenItsContextEnds(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		window int
-	}{{"while the broker withholds its answers", 0}, {"while the link takes no more", 1}} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.verdict, b.window = withhold, c.window
-				s := startSender(b)
-				answers := sendAll(within(t, time.Hour), s, "a", "b", "c")
-				start := time.Now()
-				err := s.close(within(t, time.Minute))
-				assert.Equal(t, time.Minute, time.Since(start))
-				require.ErrorIs(t, err, ErrOutcomeUnknown)
-				require.ErrorIs(t, <-answers[0], ErrOutcomeUnknown)
-				for _, a := range answers[1:] {
-					if c.window == 0 {
-						require.ErrorIs(t, <-a, ErrOutcomeUnknown)
-					} else {
-						require.ErrorIs(t, <-a, ErrNotSent)
-					}
-				}
-				assert.Equal(t, []string{"close sender /queues/q", "close session"}, b.history("close"))
-			})
-		})
-	}
-}
-
-func TestSenderCloseWhileThereIsNoConnection(t *testing.T) {
-	disconnected := func(t *testing.T) *sender {
-		s := newSender("publish", "/queues/q", senderConfig{depth: 4, backoff: testBackoff}, sessionsOf(func(ctx context.Context) (session, error) {
-			<-ctx.Done()
-			return nil, context.Cause(ctx)
-		}))
-		t.Cleanup(s.cut)
-		return s
-	}
-	t.Run("with nothing to send it ends at once", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := disconnected(t)
-			synctest.Wait()
-			start := time.Now()
-			require.NoError(t, s.close(within(t, time.Hour)))
-			assert.Zero(t, time.Since(start))
-		})
-	})
-	t.Run("with a message it waits for the connection, within ctx", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := disconnected(t)
-			answers := sendAll(within(t, time.Hour), s, "m")
-			start := time.Now()
-			require.Error(t, s.close(within(t, time.Minute)))
-			assert.Equal(t, time.Minute, time.Since(start))
-			err := <-answers[0]
-			require.ErrorIs(t, err, ErrNotSent)
-			assert.True(t, SafeToRetry(err))
-		})
-	})
-	t.Run("with a message that its caller takes back it ends then", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := disconnected(t)
-			answers := sendAll(within(t, 5*time.Second), s, "m", "n")
-			start := time.Now()
-			require.NoError(t, s.close(within(t, time.Hour)))
-			assert.Equal(t, 5*time.Second, time.Since(start))
-			require.ErrorIs(t, <-answers[0], ErrNotSent)
-		})
-	})
-	t.Run("with messages taken back earlier it ends at once", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := disconnected(t)
-			answers := sendAll(within(t, 5*time.Second), s, "m", "n")
-			require.ErrorIs(t, <-answers[0], ErrNotSent)
-			require.ErrorIs(t, <-answers[1], ErrNotSent)
-			start := time.Now()
-			require.NoError(t, s.close(within(t, time.Hour)))
-			assert.Zero(t, time.Since(start))
-		})
-	})
-	t.Run("in the pause between two attempts", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			b.hook = func(string) error { return errFakeConn }
-			s := startSender(b)
-			time.Sleep(time.Hour)
-			start := time.Now()
-			require.NoError(t, s.close(within(t, time.Hour)))
-			assert.Less(t, time.Since(start), time.Millisecond)
-		})
-	})
-}
-
 func TestSenderThatEndsBeforeItsFirstAttemptSaysSo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker(t)
@@ -495,7 +345,7 @@ func TestSenderAnswersEveryCallerOnce(t *testing.T) {
 			}
 			return nil
 		}
-		b.verdict = func(string, *Message) amqp.DeliveryState {
+		b.verdict = func(string, *amqp.Message) amqp.DeliveryState {
 			switch {
 			case chance(20):
 				return &amqp.StateReleased{}

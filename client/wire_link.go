@@ -114,7 +114,7 @@ type neverSent struct{ error }
 
 func (e *neverSent) Unwrap() error { return e.error }
 
-// chanReceipt tells whether there was an answer.
+// chanReceipt gets the error of an answer, or nil.
 type chanReceipt chan error
 
 func (c chanReceipt) answer(_ amqp.DeliveryState, err error) { c <- err }

@@ -3,12 +3,14 @@ package client
 import (
 	"sync/atomic"
 
+	"github.com/Azure/go-amqp"
+
 	"github.com/hopback/hopback/internal/userid"
 )
 
 // outgoing is a message on its way out.
 type outgoing struct {
-	msg   *Message
+	msg   *amqp.Message
 	state atomic.Int32
 	// blamed counts the links that the broker ended while nothing else was under way.
 	blamed uint8
@@ -18,6 +20,8 @@ type outgoing struct {
 	by *userid.Login
 	// index is its place in its batch.
 	index int
+	// seq is its place among the messages of the link that it was with last.
+	seq int64
 	// size is what it takes of the budget.
 	size int64
 	// abandoned, if not nil, is closed when nobody wants it sent any more.
@@ -34,11 +38,6 @@ type answerer interface {
 	answered(o *outgoing, err error)
 }
 
-// answerFunc is an answerer for a single message.
-type answerFunc func(error)
-
-func (f answerFunc) answered(_ *outgoing, err error) { f(err) }
-
 const (
 	outQueued  int32 = iota
 	outSending       // with its link, or with the broker
@@ -47,5 +46,10 @@ const (
 	outOver          // answered, or taken back
 )
 
-// withdraw takes back what hasn't been sent yet, and says whether it could.
-func (o *outgoing) withdraw() bool { return o.state.CompareAndSwap(outQueued, outOver) }
+// addressOf is the address in a message itself: where a sender without a target sends it.
+func addressOf(m *amqp.Message) string {
+	if m.Properties == nil || m.Properties.To == nil {
+		return ""
+	}
+	return *m.Properties.To
+}

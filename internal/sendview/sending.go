@@ -1,5 +1,5 @@
-// Package instrumented has what an Instrument sees of a message that is about to be sent.
-package instrumented
+// Package sendview has what an Instrument sees of a message that is about to be sent.
+package sendview
 
 import (
 	"maps"
@@ -10,7 +10,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/client/internal/keys"
+	"github.com/hopback/hopback/internal/keys"
 )
 
 // Sending implements instrument.Sending.

@@ -3,22 +3,15 @@ package client
 import (
 	"context"
 	"log/slog"
+	"strings"
+
+	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client/instrument"
-	"github.com/hopback/hopback/client/internal/instrumented"
+	"github.com/hopback/hopback/internal/keys"
+	"github.com/hopback/hopback/internal/sendview"
 )
-
-// addressOf is where a message of a publisher without an address goes.
-func addressOf(m *Message) string {
-	if m.Properties == nil || m.Properties.To == nil {
-		return ""
-	}
-	return *m.Properties.To
-}
-
-// maxSettling bounds what an Instrument adds to a settlement.
-const maxSettling = 1024
 
 // caught is deferred around each call of an Instrument.
 func caught(log *slog.Logger, call string) {
@@ -49,11 +42,11 @@ func (o *observed) handled(err error) {
 
 // forwarding returns the message to send: a copy of m, since whoever made m may use it
 // again.
-func (o *observed) forwarding(to address.Address, m *Message) (with *Message) {
+func (o *observed) forwarding(to address.Address, m *amqp.Message) (with *amqp.Message) {
 	with = m // after a panic
 	defer caught(o.log, "Handling.Forwarding")
 	c := *m
-	o.Forwarding(instrumented.New(to, &c, o.server))
+	o.Forwarding(sendview.New(to, &c, o.server))
 	return &c
 }
 
@@ -62,6 +55,34 @@ func (o *observed) forwarded(err error) {
 		defer caught(o.log, "Handling.Forwarded")
 		o.Forwarded(err)
 	}
+}
+
+// maxSettling bounds what an Instrument adds to a settlement.
+const maxSettling = 1024
+
+// settling returns the annotations that the Instrument adds to a settlement: nil if that
+// carries none.
+func (o *observed) settling(s instrument.Settlement) (added amqp.Annotations) {
+	defer caught(o.log, "Handling.Settling")
+	all := o.Settling(s)
+	if s.Kind != instrument.SettlementModified {
+		return nil
+	}
+	size := 0
+	for k, v := range all {
+		if sendview.Addable(k, v, maxSettling) && strings.HasPrefix(k, "x-") {
+			if added == nil {
+				added = amqp.Annotations{}
+			}
+			size += len(k) + len(v)
+			added[keys.Boxed(k)] = v
+		}
+	}
+	if size > maxSettling {
+		o.log.Error("hopback: Config.Instrument adds too much to a settlement; nothing is added", "bytes", size)
+		return nil
+	}
+	return added
 }
 
 func (o *observed) settled(err error) {

@@ -5,8 +5,11 @@ import (
 	"log/slog"
 	"sync/atomic"
 
+	"github.com/Azure/go-amqp"
+
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/sendview"
 )
 
 // hooks calls an Instrument. A nil *hooks calls nothing. Callers on the way of a message
@@ -46,35 +49,73 @@ func (h *hooks) closed(closed func()) {
 	}
 }
 
-func (h *hooks) publish(ctx context.Context, s instrument.Sending) instrument.Publication {
-	defer caught(h.log, "Publish")
-	return h.in.Publish(ctx, s)
+// publishing is a message of Publish that an Instrument follows.
+type publishing struct {
+	sent *sendview.Sending
+	by   instrument.Publication
 }
 
-func (h *hooks) published(p instrument.Publication, err error) {
+// publish begins to follow a message that isn't checked yet.
+func (h *hooks) publish(ctx context.Context, to address.Address, m *amqp.Message) (p publishing) {
+	p.sent = sendview.Pooled(to, m, h.server.Load())
+	defer caught(h.log, "Publish")
+	p.by = h.in.Publish(ctx, p.sent)
+	return p
+}
+
+func (h *hooks) published(p publishing, err error) {
+	h.report(p.by, err)
+	if err == nil { // otherwise the message may still be on its way
+		p.sent.Recycle()
+	}
+}
+
+func (h *hooks) report(p instrument.Publication, err error) {
 	if p != nil {
 		defer caught(h.log, "Publication.Published")
 		p.Published(err)
 	}
 }
 
-func (h *hooks) publishAll(ctx context.Context, to address.Address, n int) instrument.Batch {
+// publishingAll is a call of PublishAll that an Instrument follows. A nil *publishingAll
+// calls nothing.
+type publishingAll struct {
+	hooks *hooks
+	by    instrument.Batch
+	each  []instrument.Publication
+}
+
+// publishAll begins to follow a call with n messages. It returns nil if nobody follows it.
+func (h *hooks) publishAll(ctx context.Context, to address.Address, n int) *publishingAll {
 	if h == nil {
 		return nil
 	}
 	defer caught(h.log, "PublishAll")
-	return h.in.PublishAll(ctx, to, n)
+	if by := h.in.PublishAll(ctx, to, n); by != nil {
+		return &publishingAll{hooks: h, by: by, each: make([]instrument.Publication, n)}
+	}
+	return nil
 }
 
-func (h *hooks) publishOf(b instrument.Batch, s instrument.Sending) instrument.Publication {
-	defer caught(h.log, "Batch.Publish")
-	return b.Publish(s)
+// publish begins to follow the i-th message, which isn't checked yet.
+func (p *publishingAll) publish(i int, to address.Address, m *amqp.Message) {
+	if p != nil {
+		defer caught(p.hooks.log, "Batch.Publish")
+		p.each[i] = p.by.Publish(sendview.New(to, m, p.hooks.server.Load()))
+	}
 }
 
-func (h *hooks) publishedAll(b instrument.Batch, err error) {
-	if b != nil {
-		defer caught(h.log, "Batch.Published")
-		b.Published(err)
+// published reports the result of the i-th message.
+func (p *publishingAll) published(i int, err error) {
+	if p != nil {
+		p.hooks.report(p.each[i], err)
+	}
+}
+
+func (p *publishingAll) end(err error) {
+	if p != nil {
+		defer caught(p.hooks.log, "Batch.Published")
+		p.by.Published(err)
 	}
 }
 
