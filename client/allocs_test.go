@@ -13,6 +13,8 @@ import (
 	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/sendview"
 	"github.com/hopback/hopback/internal/userid"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
 // idle is a link that allocates nothing, takes what it is sent at once, and delivers
@@ -203,7 +205,7 @@ func consumeIdly(t testing.TB, h Handler) (one, end func()) {
 	require.NoError(t, err)
 	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
 		sessions: sessionsOf(func(context.Context) (session, error) { return idleSession{l}, nil }),
-		pause:    ReconnectBackoff{Min: time.Second, Max: time.Second}.pause, log: quiet,
+		backoff:  link.Backoff{Min: time.Second, Max: time.Second}, log: quiet,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := async(func() error { return k.core.run(ctx) })

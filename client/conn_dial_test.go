@@ -72,7 +72,7 @@ func TestDialConnectsOverOtherTransports(t *testing.T) {
 			p := &pipes{server: server}
 			back := make(chan struct{}, 10)
 			conn, err := Connect(t.Context(), scheme+"://u:p@broker.test:1", Config{
-				Dial: p.dial, TLS: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, Logger: quiet, Reconnect: testBackoff,
+				Dial: p.dial, TLS: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, Logger: quiet, Reconnect: ReconnectBackoff(testBackoff),
 				Observe: func(e Event) {
 					if e.Kind == EventUp && e.Op == "connection" {
 						back <- struct{}{}
@@ -137,7 +137,7 @@ func TestRawConnectionsGoToTheEndpointsInTurn(t *testing.T) {
 	t.Cleanup(p.peers.Wait)
 	down := false
 	c, err := Connect(t.Context(), "amqp://a.test", Config{
-		Endpoints: []string{"amqp://b.test", "amqp://c.test"}, Logger: quiet, Reconnect: testBackoff,
+		Endpoints: []string{"amqp://b.test", "amqp://c.test"}, Logger: quiet, Reconnect: ReconnectBackoff(testBackoff),
 		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 			if down && address == "b.test:5672" {
 				return nil, errors.New("it is down")

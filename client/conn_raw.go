@@ -7,6 +7,7 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // Internal is for hopback's own packages desk, rpc and stream, and may change at any time.
@@ -21,7 +22,9 @@ type internal struct{ conn *Conn }
 func (in internal) Closed() <-chan struct{} { return in.conn.pool.closing }
 
 // Pause is how long to wait before another attempt to connect.
-func (in internal) Pause(failures int) time.Duration { return in.conn.cfg.Reconnect.pause(failures) }
+func (in internal) Pause(failures int) time.Duration {
+	return link.Backoff(in.conn.cfg.Reconnect).Pause(failures)
+}
 
 // rawUser is a user of dedicated connections that has numbers. It learns of the end of the
 // Conn by Closed.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/replylink"
 )
@@ -39,7 +40,9 @@ func (p *replyPlace) shut(ctx context.Context) error {
 	return nil
 }
 
-func (p *replyPlace) Pause(failures int) time.Duration { return p.conn.cfg.Reconnect.pause(failures) }
+func (p *replyPlace) Pause(failures int) time.Duration {
+	return link.Backoff(p.conn.cfg.Reconnect).Pause(failures)
+}
 
 func (p *replyPlace) Leave() {
 	p.reserved.release()

@@ -71,7 +71,7 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	reserved := c.pool.reserve(consumerSessions)
 	defer reserved.release()
 	k := newConsuming(queue, source, h, cfg, asked, c.hooks, consumerDeps{
-		sessions: reserved, pause: c.cfg.Reconnect.pause, log: c.log, tell: reserved.notify,
+		sessions: reserved, backoff: link.Backoff(c.cfg.Reconnect), log: c.log, tell: reserved.notify,
 		deadLetters: c.mgmt.deadLetters, singleActive: c.mgmt.singleActive, consumerTimeout: c.mgmt.consumerTimeout,
 		look: c.mgmt.look, starving: c.starving, now: c.brokerNow,
 	})

@@ -14,6 +14,8 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/grace"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
 // consumer is one call of Consume.
@@ -86,7 +88,7 @@ type running interface {
 // links in tests.
 type consumerDeps struct {
 	sessions sessions
-	pause    func(failures int) time.Duration // before another attempt to open a link
+	backoff  link.Backoff
 	log      *slog.Logger
 	tell     func(stateEvent) // nil: nobody listens
 	overdue  time.Duration    // as senderConfig.overdue
@@ -134,7 +136,7 @@ func newConsumer(cfg consumerSettings, deps consumerDeps) *consumer {
 		appetite: wanted, hunger: newHunger(deps.starving), limit: noLimit,
 		queue: cfg.queue, cfg: cfg, deps: deps,
 		log:      deps.log.With("queue", cfg.queue),
-		forwards: newForwarder(deps.sessions, senderConfig{copies: true, depth: depth, pause: deps.pause, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
+		forwards: newForwarder(deps.sessions, senderConfig{copies: true, depth: depth, pause: deps.backoff.Pause, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
 		slots:    make(chan struct{}, cfg.concurrency),
 		active:   newActivity(cfg.onActive),
 		since:    time.Now(),

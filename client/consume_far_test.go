@@ -151,7 +151,7 @@ func TestPrefetchFollowsTheRoundTrip(t *testing.T) {
 				}), cfg, asked{}, nil, consumerDeps{sessions: sessionsOf(func(ctx context.Context) (session, error) {
 					s, err := b.open(ctx)
 					return &farSession{s, c.trip / 2}, err
-				}), pause: testBackoff.pause, log: quiet})
+				}), backoff: testBackoff, log: quiet})
 				ctx, stop := context.WithCancel(t.Context())
 				done := async(func() error { return k.core.run(ctx) })
 				span := 10*c.handles + 20*c.trip

@@ -186,7 +186,7 @@ func TestForwardOfAMessageThatIsTooLargeIsDeadLettered(t *testing.T) {
 		b := newFakeBroker(t)
 		b.hook = func(step string) error {
 			if step == "send m'" {
-				return unsent{&amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
+				return unsent{err: &amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
 			}
 			return nil
 		}
@@ -444,7 +444,7 @@ func TestForwardingLinkIsOpenedAtTheStart(t *testing.T) {
 				b.publish("m")
 				cfg, err := ConsumerConfig{}.withDefaults()
 				require.NoError(t, err)
-				k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{sessions: b, pause: testBackoff.pause, log: quiet, overdue: forEver})
+				k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, overdue: forEver})
 				ctx, stop := context.WithCancel(t.Context())
 				result := async(func() error { return k.core.run(ctx) })
 				synctest.Wait()
@@ -483,7 +483,7 @@ func TestForwardingLinkAtTheStartEndsWithTheContext(t *testing.T) {
 		}
 		cfg, err := ConsumerConfig{}.withDefaults()
 		require.NoError(t, err)
-		k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{sessions: b, pause: testBackoff.pause, log: quiet, overdue: forEver})
+		k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, overdue: forEver})
 		ctx, stop := context.WithTimeout(t.Context(), 6*time.Second)
 		defer stop()
 		time.AfterFunc(10*time.Second, func() { close(answer) }) // as the limits of the real links do

@@ -30,7 +30,7 @@ func startOrdered(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) *testConsume
 func startOrderedBy(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc, key func(*Delivery) (string, bool)) *testConsumer {
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.t, err)
-	k := newConsuming("q", "/queues/q", h, cfg, asked{order: key}, nil, consumerDeps{sessions: b, pause: testBackoff.pause, log: quiet, singleActive: b.singleActive})
+	k := newConsuming("q", "/queues/q", h, cfg, asked{order: key}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, singleActive: b.singleActive})
 	ctx, stop := context.WithCancel(context.Background())
 	b.t.Cleanup(stop)
 	return &testConsumer{k.core, stop, async(func() error { return k.core.run(ctx) })}

@@ -71,7 +71,7 @@ func TestPrefetchFollowsTheHandlers(t *testing.T) {
 				})
 				cfg, err := ConsumerConfig{}.withDefaults()
 				require.NoError(t, err)
-				k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{sessions: b, pause: testBackoff.pause, log: quiet})
+				k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet})
 				done := async(func() error { return k.core.run(ctx) })
 				time.Sleep(3 * time.Second)
 				b.mu.Lock()

@@ -54,15 +54,15 @@ func (k *consumer) checkForwards(ctx context.Context) error {
 // stints runs one stint after the other until ctx ends.
 func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
 	try := &link.Try{}
-	event := func(e stateEvent) {
+	notify := func(e stateEvent) {
 		e.Attempt = try.Attempt()
 		k.event(e)
 	}
-	defer func() { event(stateEvent{Kind: eventEnded}) }()
+	defer func() { notify(stateEvent{Kind: eventEnded}) }()
 	defer k.active.ended()
 	lost, renewed := time.Now(), false // renewed: nobody needs to hear of it
 	attached := false
-	for try = range link.Tries(ctx, k.deps.pause) {
+	for try = range link.Tries(ctx, k.deps.backoff.Pause) {
 		s, err := k.open(ctx)
 		if ctx.Err() != nil {
 			if err == nil {
@@ -75,7 +75,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 				return err
 			}
 			if !errors.Is(err, ErrConnectionLost) {
-				event(stateEvent{Kind: eventRefused, Err: err})
+				notify(stateEvent{Kind: eventRefused, Err: err})
 			}
 			renewed = false
 			k.log.Warn("hopback: consuming failed; trying again", "error", err)
@@ -84,7 +84,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 		attached = true
 		try.Up()
 		if !renewed {
-			event(stateEvent{Kind: eventUp, Down: time.Since(lost)})
+			notify(stateEvent{Kind: eventUp, Down: time.Since(lost)})
 		}
 		end := s.run(ctx, handlerCtx, hard)
 		if end == stintDrained {
@@ -97,7 +97,7 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 		}
 		k.active.ended()
 		k.hunger.reset()
-		event(stateEvent{Kind: eventLost, Err: newError("consume", k.queue, ErrConnectionLost, s.why), Unsettled: s.unsettled})
+		notify(stateEvent{Kind: eventLost, Err: newError("consume", k.queue, ErrConnectionLost, s.why), Unsettled: s.unsettled})
 	}
 	if errors.Is(context.Cause(ctx), ErrClosed) {
 		return &Error{Op: "consume", Target: k.queue, Kind: ErrClosed}
@@ -146,7 +146,7 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 		o.state = k.active.state(sess)
 	}
 	began := time.Now()
-	link, err := sess.receiver(ctx, k.cfg.source, o)
+	receiver, err := sess.receiver(ctx, k.cfg.source, o)
 	if err != nil {
 		k.deps.sessions.give(sess, true)
 		err := newError("consume", k.queue, attachKind(err), err)
@@ -157,8 +157,8 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 	if k.appetite != nil {
 		k.appetite.attached(time.Since(began))
 	}
-	s.link = link
-	s.window = newWindow(link, s.dead, s, k.cfg.concurrency, 0)
+	s.link = receiver
+	s.window = newWindow(receiver, s.dead, s, k.cfg.concurrency, 0)
 	s.lanes = &lanes{ordered: k.cfg.ordered}
 	s.quarantine = &quarantine{off: k.cfg.noQuarantine}
 	return s, nil

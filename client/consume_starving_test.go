@@ -67,7 +67,7 @@ func startStarving(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) (*testConsu
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.t, err)
 	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
-		sessions: b, pause: testBackoff.pause, log: quiet, look: l.look,
+		sessions: b, backoff: testBackoff, log: quiet, look: l.look,
 		tell: func(e stateEvent) { l.set(func() { l.events = append(l.events, e) }) },
 	})
 	ctx, stop := context.WithCancel(context.Background())

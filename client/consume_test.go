@@ -37,7 +37,7 @@ func startConsumerOf(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc, deadLette
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.t, err)
 	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
-		sessions: b, pause: testBackoff.pause, log: cmp.Or(b.logger, quiet), tell: b.tell, overdue: cmp.Or(b.overdue, forEver),
+		sessions: b, backoff: testBackoff, log: cmp.Or(b.logger, quiet), tell: b.tell, overdue: cmp.Or(b.overdue, forEver),
 		deadLetters: func(ctx context.Context, _ string) (bool, error) {
 			err := b.asked(ctx)
 			return err == nil && deadLetters, err
@@ -673,7 +673,7 @@ func TestHandlersContextOutlivesConsumes(t *testing.T) {
 			assert.NoError(t, ctx.Err())
 			assert.Equal(t, "value", ctx.Value(key{}))
 			return nil
-		}), cfg, asked{}, nil, consumerDeps{sessions: b, pause: testBackoff.pause, log: quiet, tell: b.tell, overdue: cmp.Or(b.overdue, forEver)})
+		}), cfg, asked{}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, tell: b.tell, overdue: cmp.Or(b.overdue, forEver)})
 		ctx, cancel := context.WithCancel(context.WithValue(context.Background(), key{}, "value"))
 		result := async(func() error { return k.core.run(ctx) })
 		synctest.Wait()

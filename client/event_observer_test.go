@@ -1,6 +1,7 @@
 package client
 
 import (
+	"log/slog"
 	"runtime"
 	"sync"
 	"testing"
@@ -13,7 +14,7 @@ import (
 func TestObserverKeepsTheOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []int
-		o := &observer{log: quiet, call: func(e stateEvent) { got = append(got, e.Attempt) }}
+		o := &observer{log: slog.New(slog.DiscardHandler), call: func(e stateEvent) { got = append(got, e.Attempt) }}
 		for i := range 500 {
 			o.notify(stateEvent{Attempt: i})
 			if i%100 == 0 {
@@ -33,7 +34,7 @@ func TestObserverThatBlocksCostsEventsOnly(t *testing.T) {
 		release := make(chan struct{})
 		var mu sync.Mutex
 		var got []stateEvent
-		o := &observer{log: quiet, call: func(e stateEvent) {
+		o := &observer{log: slog.New(slog.DiscardHandler), call: func(e stateEvent) {
 			<-release
 			mu.Lock()
 			defer mu.Unlock()
@@ -57,7 +58,7 @@ func TestObserverThatBlocksCostsEventsOnly(t *testing.T) {
 func TestObserverSurvivesItsCallback(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []int
-		o := &observer{log: quiet, call: func(e stateEvent) {
+		o := &observer{log: slog.New(slog.DiscardHandler), call: func(e stateEvent) {
 			got = append(got, e.Attempt)
 			switch e.Attempt {
 			case 1:

@@ -83,9 +83,10 @@ var (
 )
 
 // unsent is a hook's error for a message that go-amqp refuses before writing.
-type unsent struct{ error }
+type unsent struct{ err error }
 
-func (u unsent) Unwrap() error { return u.error }
+func (u unsent) Error() string { return u.err.Error() }
+func (u unsent) Unwrap() error { return u.err }
 
 // withID is a message with a message-id, by which events name it.
 func withID(id string) *amqp.Message {
@@ -613,7 +614,7 @@ func (l *fakeSender) end(err error) {
 		l.b.answers = append(l.b.answers, func() { r.to.answer(nil, err) })
 	}
 	for _, r := range l.pending {
-		l.b.answers = append(l.b.answers, func() { r.to.answer(nil, &neverSent{err}) })
+		l.b.answers = append(l.b.answers, func() { r.to.answer(nil, &neverSent{err: err}) })
 	}
 	l.open, l.pending = nil, nil
 }

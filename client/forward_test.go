@@ -179,7 +179,7 @@ func TestForwarderReportsAtOnceWhatNoAttemptCanSend(t *testing.T) {
 		b := newFakeBroker(t)
 		b.hook = func(step string) error {
 			if step == "send large" {
-				return unsent{&amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
+				return unsent{err: &amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
 			}
 			return nil
 		}

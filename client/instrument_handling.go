@@ -22,7 +22,7 @@ func caught(log *slog.Logger, call string) {
 
 // observed is a delivery's Handling. A nil *observed calls nothing.
 type observed struct {
-	instrument.Handling
+	by     instrument.Handling
 	log    *slog.Logger
 	ctx    context.Context // the handler's
 	server *string
@@ -30,13 +30,13 @@ type observed struct {
 
 func (o *observed) decided(d instrument.Decision) {
 	defer caught(o.log, "Handling.Decided")
-	o.Decided(d)
+	o.by.Decided(d)
 }
 
 func (o *observed) handled(err error) {
 	if o != nil {
 		defer caught(o.log, "Handling.Handled")
-		o.Handled(err)
+		o.by.Handled(err)
 	}
 }
 
@@ -46,14 +46,14 @@ func (o *observed) forwarding(to address.Address, m *amqp.Message) (with *amqp.M
 	with = m // after a panic
 	defer caught(o.log, "Handling.Forwarding")
 	c := *m
-	o.Forwarding(sendview.New(to, &c, o.server))
+	o.by.Forwarding(sendview.New(to, &c, o.server))
 	return &c
 }
 
 func (o *observed) forwarded(err error) {
 	if o != nil {
 		defer caught(o.log, "Handling.Forwarded")
-		o.Forwarded(err)
+		o.by.Forwarded(err)
 	}
 }
 
@@ -64,7 +64,7 @@ const maxSettling = 1024
 // carries none.
 func (o *observed) settling(s instrument.Settlement) (added amqp.Annotations) {
 	defer caught(o.log, "Handling.Settling")
-	all := o.Settling(s)
+	all := o.by.Settling(s)
 	if s.Kind != instrument.SettlementModified {
 		return nil
 	}
@@ -88,6 +88,6 @@ func (o *observed) settling(s instrument.Settlement) (added amqp.Annotations) {
 func (o *observed) settled(err error) {
 	if o != nil {
 		defer caught(o.log, "Handling.Settled")
-		o.Settled(err)
+		o.by.Settled(err)
 	}
 }

@@ -140,7 +140,7 @@ func (h *hooks) handle(ctx context.Context, d instrument.Delivery) (with context
 		with = inner
 	}
 	if handling != nil {
-		o = &observed{handling, h.log, with, h.server.Load()}
+		o = &observed{by: handling, log: h.log, ctx: with, server: h.server.Load()}
 	}
 	return with, o
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -50,4 +52,4 @@ func (l *lines) String() string {
 
 func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
-var testBackoff = ReconnectBackoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
+var testBackoff = link.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}

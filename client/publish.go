@@ -11,6 +11,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // PublisherConfig configures a Publisher. The zero value is ready to use.
@@ -291,7 +292,7 @@ type publisher struct {
 
 func newPublisher(ctx context.Context, conn *Conn, to address.Address, target string, cfg senderConfig) (*publisher, error) {
 	p := &publisher{conn: conn, reserved: conn.pool.reserve(publisherSessions), to: to, hooks: conn.hooks}
-	cfg.pause, cfg.tell, cfg.log, cfg.outage = conn.cfg.Reconnect.pause, p.reserved.notify, conn.log, p.reserved.outage
+	cfg.pause, cfg.tell, cfg.log, cfg.outage = link.Backoff(conn.cfg.Reconnect).Pause, p.reserved.notify, conn.log, p.reserved.outage
 	p.s = newSender("publish", target, cfg, p.reserved)
 	if err := conn.join(p); err != nil {
 		p.s.cut()

@@ -303,7 +303,7 @@ func (a *answers) abandon(why error) {
 	for x := a.oldest; x != nil; x = a.oldest {
 		x.err = why
 		if x.handle != nil && x.handle.withdraw() {
-			x.err = &neverSent{why}
+			x.err = &neverSent{err: why}
 		}
 		a.take(x)
 		a.hand(x)
@@ -342,7 +342,7 @@ func (a *answers) cause(err error) error {
 		return errUnanswered{a.limit()}
 	}
 	if unsent, ok := errors.AsType[*neverSent](err); ok {
-		return unsent.error
+		return unsent.err
 	}
 	return err
 }
@@ -514,13 +514,13 @@ func (a *answers) answersElsewhere(ctx context.Context, m *amqp.Message) bool {
 		return false
 	}
 	defer func() { a.s.sessions.give(sess, false) }()
-	link, err := sess.sender(ctx, a.s.target)
+	l, err := sess.sender(ctx, a.s.target)
 	if err != nil {
 		return false
 	}
-	defer newFlightLink(link).end()
+	defer newFlightLink(l).end()
 	answered := make(chanReceipt, 1)
-	if _, _, err := link.send(m, answered); err != nil {
+	if _, _, err := l.send(m, answered); err != nil {
 		return false
 	}
 	select {

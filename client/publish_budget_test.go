@@ -80,7 +80,7 @@ func TestBudgetComesBackHoweverAMessageEnds(t *testing.T) {
 			case strings.HasPrefix(step, "send") && random.IntN(20) == 0:
 				b.kill(errFakeLink)
 			case strings.HasPrefix(step, "send") && random.IntN(20) == 0:
-				return unsent{errors.New("not encodable")}
+				return unsent{err: errors.New("not encodable")}
 			case strings.HasPrefix(step, "attach") && random.IntN(4) == 0:
 				return errMissing
 			}

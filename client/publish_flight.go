@@ -223,7 +223,7 @@ func (f *flight) take(out *outgoing, from int32) bool {
 	case lost:
 		f.end.lost = true
 		if from == outQueued { // else an earlier link may have sent it
-			err = &neverSent{err}
+			err = &neverSent{err: err}
 		}
 		f.answers.lose(x, err)
 		return false

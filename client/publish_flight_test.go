@@ -25,9 +25,9 @@ func TestAMessageTakenFromTheQueueAsTheLinkIsLostIsKept(t *testing.T) {
 		}
 		sess, err := b.open(t.Context())
 		require.NoError(t, err)
-		link, err := sess.sender(t.Context(), "/queues/q")
+		sender, err := sess.sender(t.Context(), "/queues/q")
 		require.NoError(t, err)
-		f := newFlight(s, sess, newFlightLink(link))
+		f := newFlight(s, sess, newFlightLink(sender))
 		a := &outgoing{msg: withID("a"), to: &call{answer: make(chan error, 1)}}
 		queued := &outgoing{msg: withID("b"), to: &call{answer: make(chan error, 1)}}
 		require.True(t, f.try(a))

@@ -141,12 +141,12 @@ func (s *sender) attach() (session, senderLink, error) {
 	if err != nil {
 		return nil, nil, s.refused(err)
 	}
-	link, err := sess.sender(s.wanted, s.target)
+	l, err := sess.sender(s.wanted, s.target)
 	if err != nil {
 		s.sessions.give(sess, linkRefused(err))
 		return nil, nil, s.refused(err)
 	}
-	return sess, link, nil
+	return sess, l, nil
 }
 
 // refused is the error for a link that couldn't be opened. A connection without

@@ -279,9 +279,9 @@ func TestSenderRefusesAloneWhatCannotBeSent(t *testing.T) {
 		b.hook = func(step string) error {
 			switch step {
 			case "send large":
-				return unsent{&amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded, Description: "encoded message size exceeds max of 16777216"}}
+				return unsent{err: &amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded, Description: "encoded message size exceeds max of 16777216"}}
 			case "send strange":
-				return unsent{errors.New("marshal not implemented for chan int")}
+				return unsent{err: errors.New("marshal not implemented for chan int")}
 			}
 			return nil
 		}
@@ -337,7 +337,7 @@ func TestSenderAnswersEveryCallerOnce(t *testing.T) {
 			case strings.HasPrefix(step, "attach") && chance(4):
 				return errFakeConn
 			case strings.HasPrefix(step, "send") && chance(40):
-				return unsent{errors.New("not encodable")}
+				return unsent{err: errors.New("not encodable")}
 			case strings.HasPrefix(step, "send") && chance(60):
 				b.killSenders(errFakeLink)
 			case strings.HasPrefix(step, "send") && chance(20):

@@ -50,7 +50,7 @@ func TestPublishAllEditsEachMessageAndListsWhatFailed(t *testing.T) {
 		}
 		b.hook = func(step string) error {
 			if step == "send large" {
-				return unsent{&amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
+				return unsent{err: &amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
 			}
 			return nil
 		}

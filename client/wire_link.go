@@ -110,9 +110,10 @@ type receipt interface {
 }
 
 // neverSent is the error of a message of which the link has sent nothing.
-type neverSent struct{ error }
+type neverSent struct{ err error }
 
-func (e *neverSent) Unwrap() error { return e.error }
+func (e *neverSent) Error() string { return e.err.Error() }
+func (e *neverSent) Unwrap() error { return e.err }
 
 // chanReceipt gets the error of an answer, or nil.
 type chanReceipt chan error

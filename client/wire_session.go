@@ -356,7 +356,7 @@ func (x *wireSending) Answered(_ *engine.Sending, a engine.Answer) {
 	case a.Sent:
 		x.to.answer(nil, transport(a.Err))
 	default:
-		x.to.answer(nil, &neverSent{transport(a.Err)})
+		x.to.answer(nil, &neverSent{err: transport(a.Err)})
 	}
 }
 
