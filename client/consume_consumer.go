@@ -28,23 +28,23 @@ type consumer struct {
 	returns  lateReturns
 
 	// slots holds the right to run a handler. A worker holds one while it lives;
-	// one that outlives its stint, in a long handler, keeps the next stint's from
+	// one that outlives its link session, in a long handler, keeps the next one's from
 	// beginning, so that Concurrency holds across a reconnect.
 	slots   chan struct{}
-	workers roster
+	workers workerSet
 	// timeouts ends handlers before the broker takes their deliveries back; timeoutAsked says
 	// that the broker has told the queue's own timeout.
 	timeouts     timeouts
 	timeoutAsked atomic.Bool
 
-	active   *activity // nil: nobody asks
-	attached bool      // it has had a link
-	missing  bool      // the last attempt has found no queue
-	appetite *appetite // nil: Prefetch was given
-	hunger   hunger    // of the stint that runs
+	active   *activity         // nil: nobody asks
+	attached bool              // it has had a link
+	missing  bool              // the last attempt has found no queue
+	estimate *prefetchEstimate // nil: Prefetch was given
+	hunger   hunger            // of the link session that runs
 	mu       sync.Mutex
 	limit    int       // the lowest that the user has set
-	current  running   // the stint that runs; nil: none
+	current  running   // the link session that runs; nil: none
 	up       bool      // there is a link, or one that takes over from it
 	since    time.Time // since when up is so
 	why      error     // why it is false
@@ -78,7 +78,7 @@ type consumerSettings struct {
 	onGone       func(context.Context) error
 }
 
-// running is the consumer's stint, as long as it runs.
+// running is the consumer's link session, as long as it runs.
 type running interface {
 	resize()
 	count(*instrument.ConsumerStats)
@@ -125,15 +125,15 @@ func newConsumer(cfg consumerSettings, deps consumerDeps) *consumer {
 		deps.now = func() (time.Time, bool) { return time.Now(), true }
 	}
 	depth := cfg.prefetch
-	var wanted *appetite
+	var estimate *prefetchEstimate
 	switch {
 	case cfg.near > 0 && cfg.ordered: // what waits for its key says nothing about the handlers' times
 		cfg.prefetch = cfg.near
 	case cfg.near > 0:
-		wanted = newAppetite(cfg.concurrency, cfg.near, cfg.prefetch)
+		estimate = newPrefetchEstimate(cfg.concurrency, cfg.near, cfg.prefetch)
 	}
 	k := &consumer{
-		appetite: wanted, hunger: newHunger(deps.starving), limit: noLimit,
+		estimate: estimate, hunger: newHunger(deps.starving), limit: noLimit,
 		queue: cfg.queue, cfg: cfg, deps: deps,
 		log:      deps.log.With("queue", cfg.queue),
 		forwards: newForwarder(deps.sessions, senderConfig{copies: true, depth: depth, pause: deps.backoff.Pause, tell: deps.tell, overdue: deps.overdue, log: deps.log}),
@@ -165,7 +165,7 @@ func (k *consumer) allowed() int {
 	return k.limit
 }
 
-// setCurrent notes the stint that runs; nil: none does.
+// setCurrent notes the link session that runs; nil: none does.
 func (k *consumer) setCurrent(s running) {
 	k.mu.Lock()
 	k.current = s

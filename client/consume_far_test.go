@@ -172,7 +172,12 @@ func TestPrefetchFollowsTheRoundTrip(t *testing.T) {
 					share := float64(after-before) * float64(c.handles) / float64(span) / float64(c.workers)
 					assert.GreaterOrEqual(t, share, c.busy)
 				}
-				assert.LessOrEqual(t, k.core.appetite.size(), c.most)
+				k.core.mu.Lock()
+				s := k.core.current.(*linkSession)
+				k.core.mu.Unlock()
+				s.mu.Lock()
+				assert.LessOrEqual(t, k.core.estimate.size(), c.most)
+				s.mu.Unlock()
 				stop()
 				require.NoError(t, <-done)
 				b.mu.Lock()

@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/Azure/go-amqp"
@@ -16,7 +15,7 @@ import (
 
 // receive moves what arrives into the inbox. It never blocks on a handler, so it
 // notices at once when the link ends.
-func (s *stint) receive(ctx context.Context) {
+func (s *linkSession) receive(ctx context.Context) {
 	for {
 		a, err := s.link.receive(ctx)
 		if err != nil {
@@ -33,11 +32,8 @@ func (s *stint) receive(ctx context.Context) {
 	}
 }
 
-func (s *stint) take(a arrival) {
+func (s *linkSession) take(a arrival) {
 	now := time.Now()
-	if trip := s.window.received(now); trip > 0 && s.consumer.appetite != nil && s.consumer.appetite.measured(trip) {
-		s.resize()
-	}
 	if s.sess.wear() >= 1 {
 		select {
 		case s.worn <- struct{}{}:
@@ -49,45 +45,44 @@ func (s *stint) take(a arrival) {
 	}
 	d := s.consumer.deps.arrived(a.msg, now)
 	d.message, d.id, d.received, d.link = a.msg, a.id, now, s
-	s.leases.begin(d)
+	if s.consumer.cfg.ordered && !a.unreadable {
+		d.keyed()
+	}
+	var then wakes
+	s.admit(d, a.unreadable, &then)
+	s.after(&then)
 	if a.unreadable {
 		s.hold(d)
-		return
 	}
-	s.admit(d)
 }
 
 // admit hands d to the workers, now or once nothing else is in its way: first the
-// quarantine's suspects, then those before it in its lane.
-func (s *stint) admit(d *delivery) {
-	now, changed := s.quarantine.admit(d)
-	if changed {
-		s.resize()
+// isolation's suspects, then those before it in its lane.
+func (s *linkSession) admit(d *delivery, unreadable bool, then *wakes) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	trip, estimate := s.window.received(d.received), s.consumer.estimate
+	then.resize = trip > 0 && estimate != nil && estimate.measured(trip)
+	s.leases.begin(d)
+	if unreadable {
+		then.resize = s.isolation.pass(d) || then.resize
+		return
 	}
-	s.line(now)
-}
-
-// line hands d, if it isn't nil, to the workers, now or when those before it in its lane
-// are handled.
-func (s *stint) line(d *delivery) {
-	if d != nil && s.lanes.admit(d) {
-		s.enqueue(d)
-	}
-}
-
-// unlane hands on what waits for d in its lane.
-func (s *stint) unlane(d *delivery) {
-	if next := s.lanes.next(d); next != nil {
-		s.enqueue(next)
+	now, changed := s.isolation.admit(d)
+	then.resize = changed || then.resize
+	if now != nil {
+		s.line(now, then)
 	}
 }
 
 // leaseEnded is called by the link when the broker has taken deliveries back, so it hands
 // on to a goroutine.
-func (s *stint) leaseEnded(first, last uint32) {
+func (s *linkSession) leaseEnded(first, last uint32) {
+	s.mu.Lock()
 	all := s.leases.takenBack(first, last)
+	s.mu.Unlock()
 	if len(all) == 0 {
-		go s.window.nudge() // the settlement and this have crossed
+		go s.nudge() // the settlement and this have crossed
 	}
 	for _, d := range all {
 		go s.takenBack(d)
@@ -99,21 +94,21 @@ func (s *stint) leaseEnded(first, last uint32) {
 // nothing more until the stale delivery is settled, and a flow has come behind that. So
 // that is done at once; what the handler decides on it is dropped, and the handler
 // learns it from its ctx.
-func (s *stint) takenBack(d *delivery) {
+func (s *linkSession) takenBack(d *delivery) {
 	now := time.Now()
 	s.consumer.log.WarnContext(d.logCtx(), "hopback: the broker took a delivery back because it was held for longer than the consumer timeout", "message_id", messageID(d.message), "held", now.Sub(d.received).Round(time.Millisecond))
 	s.consumer.timeouts.learn(d.received, now)
 	d.back.Store(true)
 	d.end(errTakenBack)
 	if d.settling.Load() {
-		s.window.nudge() // its settlement may be written already
+		s.nudge() // its settlement may be written already
 		return
 	}
 	s.push(d, disposition{kind: released})
 }
 
 // askTimeout learns the queue's own consumer timeout.
-func (s *stint) askTimeout() {
+func (s *linkSession) askTimeout() {
 	k := s.consumer
 	if s.old.LacksConsumerTimeout || k.cfg.consumerTimeout > 0 || k.deps.consumerTimeout == nil || k.timeoutAsked.Load() {
 		return
@@ -129,7 +124,7 @@ func (s *stint) askTimeout() {
 }
 
 // nearTimeout has a handler's failure count while it can: see timeouts.
-func (s *stint) nearTimeout(d *delivery, last bool) {
+func (s *linkSession) nearTimeout(d *delivery, last bool) {
 	held := time.Since(d.received).Round(time.Millisecond)
 	if !last {
 		s.consumer.log.WarnContext(d.logCtx(), "hopback: a handler has run for nearly as long as the consumer timeout; its ctx ends", "message_id", messageID(d.message), "held", held)
@@ -152,74 +147,99 @@ func (s *stint) nearTimeout(d *delivery, last bool) {
 	})
 }
 
-func (s *stint) enqueue(d *delivery) {
-	s.crew.put(d)
-	if isClosed(s.closing) {
-		if s.returning.Load() {
-			s.giveBack() // a suspect whose turn came after the drain had looked
-		}
-		s.signalIdle()
-	}
-}
-
 // work is what a worker does with a delivery.
-func (s *stint) work(d *delivery) {
+func (s *linkSession) work(d *delivery) finished {
 	// What came in on a link that is over will be delivered again: handling it now makes
 	// a duplicate.
-	if !s.over() && !d.settling.Load() && s.mayBegin(d) {
-		s.handle(s.handlerCtx, d)
-	} else {
-		s.unlane(d)
+	if s.over() || d.settling.Load() {
+		return finished{delivery: d}
 	}
+	begin, release := s.mayBegin()
+	switch {
+	case begin:
+		return s.handle(d)
+	case release:
+		return s.finished(d, disposition{kind: released})
+	}
+	return finished{delivery: d}
 }
 
-// mayBegin waits while the consumer is paused, or gives d back where that costs it
-// nothing.
-func (s *stint) mayBegin(d *delivery) bool {
+// mayBegin waits while the consumer is paused, or says that the delivery is to be released where
+// that costs it nothing.
+func (s *linkSession) mayBegin() (begin, release bool) {
+	if !s.paused.Load() {
+		return true, false
+	}
 	resumed, paused := s.consumer.deps.gate()
 	if !paused {
-		return true
+		return true, false
 	}
 	if s.old.CountsReturns {
 		if begin, lost := s.resumed(resumed); begin || lost {
-			return begin
+			return begin, false
 		}
 	}
-	s.push(d, disposition{kind: released})
-	return false
+	return false, true
 }
 
-func (s *stint) handle(ctx context.Context, d *delivery) {
-	defer s.unlane(d)
+func (s *linkSession) handle(d *delivery) (f finished) {
 	defer d.end(nil) // frees what its ctx holds
-	d.ctx.Context, d.ctx.delivery, d.ctx.deadline = d.handled.Observe(ctx), d, s.consumer.timeouts.deadline(d.received)
+	d.ctx.Context, d.ctx.delivery, d.ctx.deadline = d.handled.Observe(s.handlerCtx), d, s.consumer.timeouts.deadline(d.received)
 	began := time.Now()
 	d.began.Store(began.UnixNano())
 	d.handled.Handle(&d.ctx)
 	d.began.Store(0)
-	if s.consumer.appetite != nil && s.consumer.appetite.handled(time.Since(began)) {
-		s.resize()
-	}
-	s.carryOut(d, d.handled.Decide())
+	took := max(time.Since(began), 1)
+	f = s.decided(d, d.handled.Decide())
+	f.took = took
+	return f
 }
 
 // exited is called by a worker that ends, since its handler has ended the goroutine.
-func (s *stint) exited(d *delivery) {
-	s.carryOut(d, d.handled.Decide())
-	s.crew.replace()
+func (s *linkSession) exited(d *delivery) {
+	f := s.decided(d, d.handled.Decide())
+	var then wakes
+	s.mu.Lock()
+	s.finish(f, &then)
+	then.worker = s.workers.call()
+	s.workers.replace()
+	s.mu.Unlock()
+	s.after(&then)
+}
+
+// decided is what follows from a decision. A forward is begun.
+func (s *linkSession) decided(d *delivery, r decision) finished {
+	if disp, settle := s.outcome(d, r); settle {
+		return s.finished(d, disp)
+	}
+	return finished{delivery: d}
+}
+
+// finished is a delivery that is to be settled, unless it is already.
+func (s *linkSession) finished(d *delivery, disp disposition) finished {
+	disp, ok := s.prepare(d, disp)
+	return finished{delivery: d, settle: ok, d: disp}
 }
 
 // carryOut does what was decided, without waiting for the broker.
-func (s *stint) carryOut(d *delivery, r decision) {
+func (s *linkSession) carryOut(d *delivery, r decision) {
+	if disp, settle := s.outcome(d, r); settle {
+		s.push(d, disp)
+	}
+}
+
+// outcome is how to settle d by a decision; false: it is forwarded first.
+func (s *linkSession) outcome(d *delivery, r decision) (disp disposition, settle bool) {
 	switch r.kind {
 	case decisionAccept:
-		s.push(d, disposition{kind: accepted})
+		return disposition{kind: accepted}, true
 	case decisionRelease:
-		s.push(d, disposition{kind: released})
+		return disposition{kind: released}, true
 	case decisionForward:
 		s.forward(d, r.to, r.copy)
+		return disp, false
 	default:
-		disp := disposition{kind: modified, failed: r.failed, dead: r.deadLetter}
+		disp = disposition{kind: modified, failed: r.failed, dead: r.deadLetter}
 		if len(r.annotations) > 0 || r.reason != "" || r.errorText != "" {
 			disp.annotations = annotations(r.annotations, 3)
 			if r.reason != "" {
@@ -229,13 +249,13 @@ func (s *stint) carryOut(d *delivery, r decision) {
 				disp.annotations[annotation.Error] = r.errorText
 			}
 		}
-		s.push(d, disp)
+		return disp, true
 	}
 }
 
 // forward hands the copy, which is valid, to the forwarder and accepts the original when
 // the copy is confirmed.
-func (s *stint) forward(d *delivery, to address.Address, m *amqp.Message) {
+func (s *linkSession) forward(d *delivery, to address.Address, m *amqp.Message) {
 	built := s.lastTarget.Load()
 	if built == nil || built.of != to {
 		encoded, err := to.Build()
@@ -261,7 +281,7 @@ func (s *stint) forward(d *delivery, to address.Address, m *amqp.Message) {
 // of the copy, so that they are one allocation.
 type forwarding struct {
 	forward
-	s *stint
+	s *linkSession
 	d *delivery
 	// to is where the copy goes.
 	to   address.Address
@@ -302,7 +322,7 @@ func patienceFor(patience time.Duration, failed uint32) time.Duration {
 // notForwarded ends the patience for a copy. Never both are gone: the original goes
 // back, as a failed delivery, so that the queue's delivery limit ends what can't be
 // forwarded; or it is kept, where that would drop it.
-func (s *stint) notForwarded(d *delivery, to address.Address, m *amqp.Message, err error) {
+func (s *linkSession) notForwarded(d *delivery, to address.Address, m *amqp.Message, err error) {
 	keeps, unknown := s.keepsDead()
 	switch {
 	case keeps:
@@ -330,7 +350,7 @@ func (s *stint) notForwarded(d *delivery, to address.Address, m *amqp.Message, e
 
 // keepsDead says whether the queue certainly has a dead-letter exchange; an error says that
 // the broker couldn't be asked. A queue's arguments don't change while a link to it lasts.
-func (s *stint) keepsDead() (bool, error) {
+func (s *linkSession) keepsDead() (bool, error) {
 	if s.keeps.Load() {
 		return true, nil
 	}
@@ -347,18 +367,38 @@ func (s *stint) keepsDead() (bool, error) {
 }
 
 // unforwardable deals with an original whose copy can never be sent.
-func (s *stint) unforwardable(d *delivery, to address.Address, err error) {
+func (s *linkSession) unforwardable(d *delivery, to address.Address, err error) {
 	r := d.handled.Unsendable(err)
 	s.consumer.log.ErrorContext(d.logCtx(), "hopback: a copy can't be sent; another outcome replaces the forward", "message_id", messageID(d.message), "to", to.String(), "error", err, "instead", r.kind, "dead_lettered", r.deadLetter)
 	s.carryOut(d, r)
 }
 
 // push hands a settlement to the settling goroutine.
-func (s *stint) push(d *delivery, disp disposition) {
+func (s *linkSession) push(d *delivery, disp disposition) {
+	disp, ok := s.prepare(d, disp)
+	if !ok {
+		return
+	}
+	var then wakes
+	s.mu.Lock()
+	s.put(settlement{d, disp}, &then)
+	s.mu.Unlock()
+	s.after(&then)
+}
+
+// release has deliveries go back to the queue.
+func (s *linkSession) release(all []*delivery) {
+	for _, d := range all {
+		s.push(d, disposition{kind: released})
+	}
+}
+
+// prepare decides how d is settled. It returns false if that was decided before.
+func (s *linkSession) prepare(d *delivery, disp disposition) (disposition, bool) {
 	if !d.settling.CompareAndSwap(false, true) {
 		s.consumer.log.WarnContext(d.logCtx(), "hopback: a delivery was handled after its consumer timeout; the broker delivers it again", "message_id", messageID(d.message))
 		s.consumer.event(stateEvent{Kind: eventLate, Err: errTakenBack})
-		return
+		return disp, false
 	}
 	if disp.kind == modified {
 		disp.annotations = withKnownCount(d, disp)
@@ -366,15 +406,10 @@ func (s *stint) push(d *delivery, disp disposition) {
 	if followed := d.observed.Load(); followed != nil {
 		disp = settling(followed, disp)
 	}
-	if s.over() {
-		s.late(d)
-		return
-	}
-	s.settles.put(settlement{d, disp})
-	s.settler.start()
+	return disp, true
 }
 
-func (s *stint) late(d *delivery) {
+func (s *linkSession) late(d *delivery) {
 	d.observed.Load().settled(ErrConnectionLost)
 	s.consumer.log.WarnContext(d.logCtx(), "hopback: a delivery was handled, but its link was lost; the broker delivers it again", "message_id", messageID(d.message))
 	s.consumer.event(stateEvent{Kind: eventLate, Err: ErrConnectionLost})
@@ -407,22 +442,6 @@ func annotations(given map[string]any, more int) amqp.Annotations {
 	return a
 }
 
-// uncount is told of a delivery that isn't the window's any more, and whether the next
-// follows at once.
-func (s *stint) uncount(more bool) {
-	if s.window.settled(more) == 0 || isClosed(s.closing) {
-		s.signalIdle()
-	}
-}
-
-// signalIdle has the drain look whether everything is settled.
-func (s *stint) signalIdle() {
-	select {
-	case s.idle <- struct{}{}:
-	default:
-	}
-}
-
 const (
 	// maxAside and maxAsideBytes are how many deliveries may wait for their forwards
 	// beside the window.
@@ -433,29 +452,31 @@ const (
 // setAside takes a delivery out of the window whose forward has to wait, so that it
 // holds up no other. When there is no room for more, the delivery goes back to its
 // queue, to come again later, if the queue can do that and the copy wasn't sent.
-func (s *stint) setAside(d *delivery, size int64, mayReturn bool) (aside, returned bool) {
-	if d.uncounted.Load() {
-		return true, false // its copy has waited before
-	}
-	if s.aside.Load() < maxAside && s.asideBytes.Load()+size <= maxAsideBytes {
+func (s *linkSession) setAside(d *delivery, size int64, mayReturn bool) (aside, returned bool) {
+	var then wakes
+	defer s.after(&then)
+	s.mu.Lock()
+	room := s.aside < maxAside && s.asideBytes+size <= maxAsideBytes
+	switch {
+	case d.settled: // the broker has taken it back
+	case d.uncounted: // its copy has waited before
+		aside = true
+	case room:
+		aside = true
 		d.aside = size
-		s.aside.Add(1) // before the window forgets it: a drain waits for both
-		s.asideBytes.Add(size)
-		if d.uncounted.CompareAndSwap(false, true) {
-			s.uncount(false)
-			return true, false
-		}
-		s.aside.Add(-1) // it is settled: the broker has taken it back
-		s.asideBytes.Add(-size)
-		return false, false
+		s.aside++
+		s.asideBytes += size
+		s.uncount(d, &then)
+		then.credit = s.window.due(false)
 	}
-	return false, mayReturn && s.returnLater(d)
+	s.mu.Unlock()
+	return aside, !aside && !room && mayReturn && s.returnLater(d)
 }
 
 // returnLater has a delivery go back to its queue, which isn't to deliver it soon. It
 // counts as no failure. Where the broker would count it, or deliver it at once, or as long
 // as the broker's time isn't known, the delivery isn't given back.
-func (s *stint) returnLater(d *delivery) bool {
+func (s *linkSession) returnLater(d *delivery) bool {
 	if s.old.CountsReturns || s.old.IgnoresDeliveryTime || s.consumer.returns.ignored.Load() {
 		return false
 	}
@@ -468,108 +489,114 @@ func (s *stint) returnLater(d *delivery) bool {
 	return true
 }
 
-// settle writes dispositions, which gives the broker room for more.
-func (s *stint) settle(finish <-chan struct{}) {
-	one := func(x settlement) {
-		s.settles.refill()
-		var err error
-		if s.over() {
-			err = s.why
-		} else {
-			err = s.link.settle(x.delivery.id, x.d)
+// settle writes settlements until finishSettling is called.
+func (s *linkSession) settle(first settlement) {
+	defer close(s.settler.exited)
+	one := []settlement{first}
+	for batch := one; batch != nil; {
+		for i := range batch {
+			s.write(&batch[i])
 		}
-		if err != nil {
-			s.die(err)
-			s.late(x.delivery)
+		more, ended := s.written(batch)
+		if more != nil || ended {
+			batch = more
+			continue
+		}
+		x, ok := <-s.settler.next
+		if !ok {
 			return
 		}
+		one[0] = x
+		batch = one
+	}
+}
+
+// write writes a settlement, or reports that it is too late for it. x has no delivery then.
+func (s *linkSession) write(x *settlement) {
+	var err error
+	if s.over() {
+		err = s.why
+	} else {
+		err = s.link.settle(x.delivery.id, x.d)
+	}
+	if err == nil {
 		x.delivery.observed.Load().settled(nil)
-		s.leases.end(x.delivery)
-		s.line(s.quarantine.settled(x.delivery))
-		more := len(s.settles.c) > 0
-		if x.delivery.back.Load() {
-			defer s.window.nudge()
-		}
-		switch d := x.delivery; {
-		case d.uncounted.CompareAndSwap(false, true):
-			s.uncount(more)
-			return
-		case d.aside > 0:
-			s.asideBytes.Add(-d.aside)
-			s.aside.Add(-1)
-			s.signalIdle()
-		}
-		if !more {
-			s.window.grant() // what those before have left
+		return
+	}
+	s.die(err)
+	s.late(x.delivery)
+	x.delivery = nil
+}
+
+// written notes that settlements were written, which gives the broker room for more. It
+// returns those that follow; ended says that no others do.
+func (s *linkSession) written(batch []settlement) (more []settlement, ended bool) {
+	var then wakes
+	s.mu.Lock()
+	for _, x := range batch {
+		if x.delivery != nil {
+			s.forget(x.delivery, &then)
 		}
 	}
-	for {
-		select {
-		case x := <-s.settles.c: // what is mostly so, and cheaper to ask for by itself
-			one(x)
-			continue
-		default:
-		}
-		select {
-		case x := <-s.settles.c:
-			one(x)
-		case <-finish:
-			for {
-				select {
-				case x := <-s.settles.c:
-					one(x)
-				default:
-					return
-				}
-			}
-		}
+	t := &s.settler
+	if len(t.backlog) > 0 {
+		more = t.backlog
+		clear(t.spare)
+		t.backlog, t.spare = t.spare[:0], more
+	} else {
+		t.idle, ended = !t.finishing, t.finishing
+	}
+	then.credit = s.window.due(more != nil)
+	s.mu.Unlock()
+	s.after(&then)
+	return more, ended
+}
+
+// forget is called with mu held when d's settlement is written.
+func (s *linkSession) forget(d *delivery, then *wakes) {
+	s.leases.end(d)
+	if next := s.isolation.settled(d); next != nil {
+		s.line(next, then)
+	}
+	then.nudge = then.nudge || d.back.Load()
+	d.settled = true
+	switch {
+	case !d.uncounted:
+		s.uncount(d, then)
+	case d.aside > 0:
+		s.asideBytes -= d.aside
+		s.aside--
+		then.idle = true
 	}
 }
 
 // resize sets the window to the lowest of all that limits it.
-func (s *stint) resize() {
-	s.resizing.Lock() // so that the last to look is the last to set
-	defer s.resizing.Unlock()
+func (s *linkSession) resize() {
+	var then wakes
+	s.mu.Lock()
 	limit := s.consumer.allowed()
 	n := min(limit, s.consumer.cfg.prefetch)
-	if s.consumer.appetite != nil {
-		n = min(n, s.consumer.appetite.size())
+	if e := s.consumer.estimate; e != nil {
+		n = min(n, e.size())
 	}
-	if s.quarantine.narrowed() {
+	if s.isolation.probing {
 		n = min(n, 1)
 	}
-	s.window.setLimit(n)
+	s.window.limit = n
+	s.paused.Store(limit == 0)
 	if limit == 0 && !s.old.CountsReturns {
-		s.giveBack()
+		then.back = s.unbegun()
 	}
-}
-
-// giveBack returns what no handler has begun, in the order in which it came.
-func (s *stint) giveBack() {
-	var all []*delivery
-	for d := s.crew.pop(); d != nil; d = s.crew.pop() {
-		for ; d != nil; d = s.lanes.next(d) { // with those that wait for it
-			all = append(all, d)
-		}
-	}
-	all = append(all, s.lanes.empty()...)
-	if s.returning.Load() {
-		all = append(all, s.quarantine.empty()...)
-	}
-	slices.SortStableFunc(all, func(a, b *delivery) int { return a.received.Compare(b.received) })
-	for _, d := range all {
-		s.push(d, disposition{kind: released})
-	}
+	then.credit = s.window.due(false)
+	s.mu.Unlock()
+	s.after(&then)
 }
 
 // hold deals with a message that can't be decoded, so that nobody can handle it.
 // It is dead-lettered, as it was sent, if the queue is known to have a dead-letter
 // exchange; a queue that has none would drop it. So there it is held, unsettled, until
 // the consumer ends.
-func (s *stint) hold(d *delivery) {
-	if s.quarantine.pass(d) {
-		s.resize()
-	}
+func (s *linkSession) hold(d *delivery) {
 	s.holding.Go(func() {
 		err := errors.New("the message has a char or a decimal, is nested too deeply, or isn't encoded well, so it can't be decoded")
 		ctx, cancel := context.WithTimeout(context.Background(), askLimit)
@@ -585,13 +612,15 @@ func (s *stint) hold(d *delivery) {
 			return
 		}
 		s.consumer.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer ends", "error", errors.Join(err, unknown))
+		var then wakes
 		s.mu.Lock()
-		defer s.mu.Unlock()
 		s.held = append(s.held, d)
 		if len(s.held) <= s.consumer.cfg.prefetch { // it mustn't take the place of what can be handled
 			d.message.Data = nil
-			d.uncounted.Store(true)
-			s.uncount(false)
+			s.uncount(d, &then)
+			then.credit = s.window.due(false)
 		}
+		s.mu.Unlock()
+		s.after(&then)
 	})
 }

@@ -29,12 +29,14 @@ func settling(o *observed, d disposition) disposition {
 // follow has an Instrument follow d.
 func (d *delivery) follow(o *observed) { d.observed.Store(o) }
 
-// handlerReturned notes the handler's result.
-func (d *delivery) handlerReturned(err error) { d.observed.Load().handled(err) }
+// handlerResult notes what the handler has returned.
+func (d *delivery) handlerResult(err error) { d.observed.Load().handled(err) }
 
-// count adds the stint's numbers.
-func (s *stint) count(c *instrument.ConsumerStats) {
+// count adds the link session's numbers.
+func (s *linkSession) count(c *instrument.ConsumerStats) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.window.count(c)
-	c.Unsettled += int(s.aside.Load())
-	c.Ready = s.crew.count() + s.lanes.count() + s.quarantine.count()
+	c.Unsettled += s.aside
+	c.Ready = s.ready()
 }

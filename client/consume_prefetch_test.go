@@ -12,7 +12,7 @@ import (
 )
 
 func TestAppetiteFollowsTheHandlers(t *testing.T) {
-	a := newAppetite(1, 64, 1024)
+	a := newPrefetchEstimate(1, 64, 1024)
 	assert.Equal(t, 2, a.size(), "before the first handler has told")
 	assert.True(t, a.handled(10*time.Microsecond))
 	assert.Equal(t, 64, a.size(), "fast handlers get all at once")
@@ -35,7 +35,7 @@ func TestAppetiteFollowsTheHandlers(t *testing.T) {
 	}
 	assert.InDelta(t, 21, a.size(), 10, "20 of 10 ms last 200 ms")
 
-	a = newAppetite(16, 64, 1024)
+	a = newPrefetchEstimate(16, 64, 1024)
 	assert.Equal(t, 32, a.size())
 	a.handled(time.Hour)
 	assert.Equal(t, 17, a.size(), "never less than keeps every handler at work")
@@ -43,7 +43,7 @@ func TestAppetiteFollowsTheHandlers(t *testing.T) {
 	a.handled(0)
 	assert.GreaterOrEqual(t, a.size(), 17)
 
-	a = newAppetite(100_000, 200_000, 1024)
+	a = newPrefetchEstimate(100_000, 200_000, 1024)
 	a.handled(time.Nanosecond)
 	assert.Equal(t, 200_000, a.size())
 	a.handled(1 << 62)

@@ -11,7 +11,7 @@ import (
 	"github.com/hopback/hopback/internal/outcome"
 )
 
-// run keeps a stint going: a session with a receiver, for as long as it lives.
+// run keeps a link session open, until ctx ends.
 func (k *consumer) run(ctx context.Context) error {
 	defer close(k.gone)
 	defer k.forwards.close()
@@ -29,7 +29,7 @@ func (k *consumer) run(ctx context.Context) error {
 	context.AfterFunc(ctx, func() { ended <- time.Now() })
 	err := k.checkForwards(ctx)
 	if err == nil {
-		err = k.stints(ctx, handlerCtx, hard)
+		err = k.linkSessions(ctx, handlerCtx, hard)
 	}
 	stop(nil)
 	k.awaitHandlers(<-ended, hard)
@@ -51,8 +51,8 @@ func (k *consumer) checkForwards(ctx context.Context) error {
 	return nil
 }
 
-// stints runs one stint after the other until ctx ends.
-func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
+// linkSessions runs one link session after the other until ctx ends.
+func (k *consumer) linkSessions(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
 	try := &link.Try{}
 	notify := func(e stateEvent) {
 		e.Attempt = try.Attempt()
@@ -87,10 +87,10 @@ func (k *consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 			notify(stateEvent{Kind: eventUp, Down: time.Since(lost)})
 		}
 		end := s.run(ctx, handlerCtx, hard)
-		if end == stintDrained {
+		if end == sessionDrained {
 			break
 		}
-		lost, renewed = time.Now(), end == stintRenewed
+		lost, renewed = time.Now(), end == sessionRenewed
 		if renewed {
 			try.Worked()
 			continue
@@ -111,7 +111,7 @@ func (k *consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) 
 	grace.Await(k.slots, k.hurry, ended, k.cfg.grace, hard)
 }
 
-func (k *consumer) open(ctx context.Context) (*stint, error) {
+func (k *consumer) open(ctx context.Context) (*linkSession, error) {
 	if k.missing && k.cfg.onGone != nil {
 		if err := onGone(ctx, k.cfg.onGone); err != nil {
 			return nil, newError("consume", k.queue, ErrNotFound, err)
@@ -125,21 +125,17 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 		}
 		return nil, newError("consume", k.queue, kind, err)
 	}
-	room := k.cfg.prefetch
-	if k.cfg.near > 0 {
-		room = min(room, max(k.cfg.near/2, 1)) // more than that waits seldom
-	}
-	s := &stint{
+	s := &linkSession{
 		consumer: k, sess: sess, old: sess.quirks(),
-		settles: newBacklog[settlement](room),
+		settler: settler{next: make(chan settlement, 1), exited: make(chan struct{})},
 		dead:    make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
-		worn: make(chan struct{}, 1),
+		worn:   make(chan struct{}, 1),
+		window: window{workers: k.cfg.concurrency}, isolation: isolation{off: k.cfg.noQuarantine},
 	}
-	s.crew = newCrew(s, k.cfg.concurrency, k.slots, &k.workers)
-	s.settler = newSettler(s)
+	s.workers = newWorkers(s, k.cfg.concurrency, k.slots, &k.workers)
 	o := receiverOptions{properties: k.cfg.properties}
 	if !s.old.LacksConsumerTimeout {
-		s.leases = &leases{byID: map[uint32]*delivery{}}
+		s.leases = leases{}
 		o.takenBack = s.leaseEnded
 	}
 	if k.active != nil {
@@ -154,13 +150,10 @@ func (k *consumer) open(ctx context.Context) (*stint, error) {
 		return nil, err
 	}
 	k.attached, k.missing = true, false
-	if k.appetite != nil {
-		k.appetite.attached(time.Since(began))
+	if k.estimate != nil {
+		k.estimate.attached(time.Since(began))
 	}
 	s.link = receiver
-	s.window = newWindow(receiver, s.dead, s, k.cfg.concurrency, 0)
-	s.lanes = &lanes{ordered: k.cfg.ordered}
-	s.quarantine = &quarantine{off: k.cfg.noQuarantine}
 	return s, nil
 }
 

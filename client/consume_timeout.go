@@ -15,7 +15,7 @@ import (
 // A handler that began after half of the time, since its delivery waited, isn't ended: it
 // had no fair chance. A zero *timeouts knows of no limit, and ends nothing.
 type timeouts struct {
-	workers *roster
+	workers *workerSet
 
 	limit atomic.Int64 // a time.Duration; 0: unknown
 

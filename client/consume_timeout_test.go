@@ -196,7 +196,7 @@ func TestTheConsumerTimeoutIsLearned(t *testing.T) {
 
 // Deliveries that are taken back together show the timeout once.
 func TestTheConsumerTimeoutIsNotLearnedFromOnePause(t *testing.T) {
-	l := &timeouts{workers: &roster{}}
+	l := &timeouts{workers: &workerSet{}}
 	now := time.Now()
 	for i := range 64 {
 		l.learn(now.Add(-time.Second), now.Add(time.Duration(i)*time.Millisecond))

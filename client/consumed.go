@@ -95,7 +95,7 @@ func (c *consumed) Handle(ctx context.Context) {
 
 // Decide resolves the handler's result.
 func (c *consumed) Decide() decision {
-	c.state.handlerReturned(c.result)
+	c.state.handlerResult(c.result)
 	if c.result == nil {
 		return decision{kind: decisionAccept}
 	}
@@ -114,7 +114,7 @@ func (c *consumed) Decide() decision {
 // Undecodable dead-letters the message.
 func (c *consumed) Undecodable(err error) decision {
 	dead := DeadLetter{Reason: ReasonUndecodable, Err: err}
-	c.state.handlerReturned(dead)
+	c.state.handlerResult(dead)
 	return c.decided(dead.resolve())
 }
 

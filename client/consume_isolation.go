@@ -2,12 +2,11 @@ package client
 
 import (
 	"slices"
-	"sync"
 
 	"github.com/hopback/hopback/internal/annotation"
 )
 
-// quarantine keeps a message that may take the process down from taking the
+// isolation keeps a message that may take the process down from taking the
 // delivery counts of others along. When a process dies, RabbitMQ counts a failed
 // delivery for every message that it held, guilty or not. So a message that has
 // failed twice more than anybody has said is a suspect, and handled while nothing
@@ -16,11 +15,9 @@ import (
 //
 // Since a quorum queue puts what comes back at its head, a link begins with one
 // credit, and gets the rest with the first message that is no suspect. A suspect
-// that comes later waits until all others are settled.
-type quarantine struct {
-	off bool
-
-	mu       sync.Mutex
+// that comes later waits until all others are settled. linkSession.mu guards it.
+type isolation struct {
+	off      bool
 	probing  bool      // the link may have one delivery only
 	running  *delivery // the suspect that is with the workers
 	others   int       // deliveries unsettled that are no suspects
@@ -28,29 +25,22 @@ type quarantine struct {
 }
 
 // begin is called before the first delivery.
-func (q *quarantine) begin() {
+func (q *isolation) begin() {
 	if !q.off {
 		q.probing = true
 	}
 }
 
 // narrowed says whether the link may have one delivery only.
-func (q *quarantine) narrowed() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+func (q *isolation) narrowed() bool {
 	return q.probing
 }
 
 // admit returns the delivery to hand on now, d or none: d may be handed on later. changed
 // says that narrowed has changed.
-func (q *quarantine) admit(d *delivery) (now *delivery, changed bool) {
+func (q *isolation) admit(d *delivery) (now *delivery, changed bool) {
 	if q.off {
 		return d, false
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if d.standing == standsSettled { // the broker took it back before it was admitted
-		return nil, false
 	}
 	if !suspect(d) {
 		d.standing = standsOrdinary
@@ -65,21 +55,16 @@ func (q *quarantine) admit(d *delivery) (now *delivery, changed bool) {
 }
 
 // pass records a delivery that no worker gets. changed says that narrowed has changed.
-func (q *quarantine) pass(d *delivery) (changed bool) {
+func (q *isolation) pass(d *delivery) (changed bool) {
 	if q.off {
 		return false
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if d.standing != standsSettled {
-		d.standing = standsAside
-	}
+	d.standing = standsAside
 	return q.widen()
 }
 
-// widen says whether the link may have more than one delivery again; called with mu
-// held.
-func (q *quarantine) widen() bool {
+// widen says whether the link may have more than one delivery again.
+func (q *isolation) widen() bool {
 	widen := q.probing && len(q.suspects) == 0 && q.running == nil
 	if widen {
 		q.probing = false
@@ -89,12 +74,10 @@ func (q *quarantine) widen() bool {
 
 // settled is called for every settlement, and returns the delivery to hand on then, or
 // none. d may be one that no worker has had: the broker takes back those that wait, too.
-func (q *quarantine) settled(d *delivery) (now *delivery) {
+func (q *isolation) settled(d *delivery) (now *delivery) {
 	if q.off {
 		return nil
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
 	switch d.standing {
 	case standsOrdinary:
 		q.others--
@@ -109,8 +92,8 @@ func (q *quarantine) settled(d *delivery) (now *delivery) {
 	return q.next()
 }
 
-// next is the suspect whose turn it is; called with mu held.
-func (q *quarantine) next() *delivery {
+// next is the suspect whose turn it is.
+func (q *isolation) next() *delivery {
 	if q.others > 0 || q.running != nil || len(q.suspects) == 0 {
 		return nil
 	}
@@ -122,18 +105,14 @@ func (q *quarantine) next() *delivery {
 }
 
 // empty returns the suspects that wait, for giving them back.
-func (q *quarantine) empty() []*delivery {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+func (q *isolation) empty() []*delivery {
 	all := q.suspects
 	q.suspects = nil
 	return all
 }
 
 // count is how many wait.
-func (q *quarantine) count() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+func (q *isolation) count() int {
 	return countUnsettled(q.suspects)
 }
 
