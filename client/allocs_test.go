@@ -15,71 +15,77 @@ import (
 	"github.com/hopback/hopback/internal/userid"
 
 	"github.com/hopback/hopback/internal/link"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/link/linktest"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // idle is a link that allocates nothing, takes what it is sent at once, and delivers
 // what next is given.
 type idle struct {
 	next    chan *Message
-	settled chan disposition
+	settled chan link.Disposition
 	credits uint32
 }
 
-func newIdle() *idle { return &idle{next: make(chan *Message), settled: make(chan disposition, 1)} }
+func newIdle() *idle {
+	return &idle{next: make(chan *Message), settled: make(chan link.Disposition, 1)}
+}
 
-func (l *idle) receiver(context.Context, string, receiverOptions) (receiverLink, error) {
+func (l *idle) Receiver(context.Context, string, link.ReceiverOptions) (link.ReceiverLink, error) {
 	return l, nil
 }
-func (l *idle) sender(context.Context, string) (senderLink, error) { return idleSender{}, nil }
-func (l *idle) broken() <-chan struct{}                            { return nil }
-func (l *idle) quirks() oldbroker.Quirks                           { return oldbroker.Quirks{} }
-func (l *idle) prefetched() (a arrival, ok bool)                   { return a, false }
-func (l *idle) issueCredit(n uint32) error                         { l.credits += n; return nil }
-func (l *idle) drain(context.Context) error                        { return nil }
+func (l *idle) Sender(context.Context, string) (link.SenderLink, error) { return idleSender{}, nil }
+func (l *idle) Broken() <-chan struct{}                                 { return nil }
+func (l *idle) Quirks() oldbroker.Quirks                                { return oldbroker.Quirks{} }
+func (l *idle) Prefetched() (a link.Arrival, ok bool)                   { return a, false }
+func (l *idle) IssueCredit(n uint32) error                              { l.credits += n; return nil }
+func (l *idle) Drain(context.Context) error                             { return nil }
 
-func (l *idle) receive(ctx context.Context) (arrival, error) {
+func (l *idle) Receive(ctx context.Context) (link.Arrival, error) {
 	select {
 	case m := <-l.next:
-		return arrival{msg: m}, nil
+		return link.Arrival{Msg: m}, nil
 	case <-ctx.Done():
-		return arrival{}, ctx.Err()
+		return link.Arrival{}, ctx.Err()
 	}
 }
 
-func (l *idle) settle(_ uint32, d disposition) error {
+func (l *idle) Settle(_ uint32, d link.Disposition) error {
 	l.settled <- d
 	return nil
 }
 
 type idleSender struct{}
 
-func (idleSender) send(_ *Message, to receipt) (x sending, lost bool, err error) {
-	to.answer(stateAccepted, nil)
+func (idleSender) Send(_ *Message, to link.Receipt) (x link.Sending, lost bool, err error) {
+	to.Answer(link.StateAccepted, nil)
 	return nil, false, nil
 }
-func (idleSender) close(context.Context) error { return nil }
+func (idleSender) Close(context.Context) error { return nil }
 
-func (l *idle) close(context.Context) error { return nil }
+func (l *idle) Close(context.Context) error { return nil }
 
 // idleSession is an idle with a session's close.
 type idleSession struct{ *idle }
 
-func (idleSession) close(context.Context)                         {}
-func (idleSession) login() *userid.Login                          { return anybody }
-func (idleSession) wear() float64                                 { return 0 }
-func (idleSession) intake() *intake                               { return neverBlocked }
-func (idleSession) heard() uint64                                 { return 0 }
-func (idleSession) giveUp()                                       {}
-func (idleSession) answering(context.Context, time.Duration) bool { return true }
+func (idleSession) Close(context.Context)                         {}
+func (idleSession) Login() *userid.Login                          { return anybody }
+func (idleSession) Wear() float64                                 { return 0 }
+func (idleSession) Intake() *link.Intake                          { return neverBlocked }
+func (idleSession) Heard() uint64                                 { return 0 }
+func (idleSession) GiveUp()                                       {}
+func (idleSession) Answering(context.Context, time.Duration) bool { return true }
 
 var anybody = userid.NewLogin("", false)
 
-var neverBlocked = newIntake()
+var neverBlocked = link.NewIntake()
 
 // idleSenderOf is a sender whose messages are accepted at once.
-func idleSenderOf() *sender {
-	return newSender("publish", "/queues/q", senderConfig{depth: 256, bytes: 64 << 20, pause: testPause.Pause, resend: true},
-		sessionsOf(func(context.Context) (session, error) { return idleSession{newIdle()}, nil }))
+func idleSenderOf() *publish.Sender {
+	return publish.NewSender("publish", "/queues/q", publish.SenderConfig{Depth: 256, Bytes: 64 << 20, Pause: testBackoff.Pause, Resend: true},
+		linktest.SessionsOf(func(context.Context) (link.Session, error) { return idleSession{newIdle()}, nil }))
 }
 
 // countAllocs is how many allocations a call of f takes, in all goroutines together.
@@ -96,8 +102,8 @@ func countAllocs(t *testing.T, f func()) int {
 func TestAllocationsOfPublishing(t *testing.T) {
 	notUnderRace(t)
 	s := idleSenderOf()
-	require.NoError(t, <-s.first)
-	defer func() { require.NoError(t, s.close(t.Context())) }()
+	require.NoError(t, <-s.First)
+	defer func() { require.NoError(t, s.Close(t.Context())) }()
 	core := coreOf(s)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -145,7 +151,7 @@ func BenchmarkPublish(b *testing.B) {
 			_ = p.Publish(ctx, body)
 		}
 	})
-	_ = s.close(context.Background())
+	_ = s.Close(context.Background())
 }
 
 func BenchmarkPublishAll(b *testing.B) {
@@ -160,7 +166,7 @@ func BenchmarkPublishAll(b *testing.B) {
 	if err := p.PublishAll(b.Context(), bodies); err != nil {
 		b.Fatal(err)
 	}
-	_ = s.close(context.Background())
+	_ = s.Close(context.Background())
 }
 
 type allocOrder struct {
@@ -203,12 +209,12 @@ func consumeIdly(t testing.TB, h Handler) (one, end func()) {
 	l := newIdle()
 	cfg, err := ConsumerConfig{}.withDefaults()
 	require.NoError(t, err)
-	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
-		sessions: sessionsOf(func(context.Context) (session, error) { return idleSession{l}, nil }),
-		backoff:  link.Backoff{Min: time.Second, Max: time.Second}, log: quiet,
+	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consume.ConsumerDeps{
+		Sessions: linktest.SessionsOf(func(context.Context) (link.Session, error) { return idleSession{l}, nil }),
+		Backoff:  link.Backoff{Min: time.Second, Max: time.Second}, Log: quiet,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := async(func() error { return k.core.run(ctx) })
+	ended := async(func() error { return k.core.Run(ctx) })
 	m := &Message{Header: &Header{Durable: true}, Data: [][]byte{[]byte(`{"id":"o-1","cents":1995}`)}, DeliveryTag: []byte{1, 2, 3, 4}}
 	return func() {
 			l.next <- m

@@ -3,6 +3,9 @@ package client
 import (
 	"fmt"
 	"slices"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // BatchError lists the messages of a PublishAll that were not accepted. All others
@@ -26,7 +29,7 @@ type BatchFailure struct {
 }
 
 // batchError is nil if none of n messages failed.
-func batchError(n int, failed []batchFailure) error {
+func batchError(n int, failed []publish.BatchFailure) error {
 	if len(failed) == 0 {
 		return nil
 	}
@@ -58,5 +61,5 @@ func (e *BatchError) SafeToRetry() bool {
 	if len(e.Failed) < e.Of {
 		return false
 	}
-	return !slices.ContainsFunc(e.Failed, func(f BatchFailure) bool { return !SafeToRetry(f.Err) })
+	return !slices.ContainsFunc(e.Failed, func(f BatchFailure) bool { return !failure.SafeToRetry(f.Err) })
 }

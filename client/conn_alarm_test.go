@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+
+	"github.com/hopback/hopback/internal/failure"
 )
 
 // connectTo connects to a server of this package's tests, and returns the events.
@@ -60,7 +62,7 @@ func TestConnClosesInAnAlarmAfterARequest(t *testing.T) {
 	log := &lines{}
 	c, events := connectTo(t, Config{Logger: log.logger()}, addr)
 	_, _, err := c.Management().Request(within(t, 200*time.Millisecond), "GET", "/queues/q", nil)
-	require.ErrorIs(t, err, ErrNotSent)
+	require.ErrorIs(t, err, failure.ErrNotSent)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	closed := async(func() error { return c.Close(context.Background()) })
 	select {

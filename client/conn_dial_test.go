@@ -19,6 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+
+	"github.com/hopback/hopback/internal/failure"
 )
 
 // pipes dials pipes, at the other end of which a broker serves.
@@ -108,9 +110,9 @@ func TestHostileDialsNeitherPanicNorHang(t *testing.T) {
 		text string
 	}{
 		"fails":   {func(context.Context, string, string) (net.Conn, error) { return nil, why }, why, "no tunnel"},
-		"nothing": {func(context.Context, string, string) (net.Conn, error) { return nil, nil }, ErrUnreachable, "no connection"},
-		"panics":  {func(context.Context, string, string) (net.Conn, error) { panic("odd") }, ErrUnreachable, "panicked: odd"},
-		"exits":   {func(context.Context, string, string) (net.Conn, error) { runtime.Goexit(); return nil, nil }, ErrUnreachable, "no connection"},
+		"nothing": {func(context.Context, string, string) (net.Conn, error) { return nil, nil }, failure.ErrUnreachable, "no connection"},
+		"panics":  {func(context.Context, string, string) (net.Conn, error) { panic("odd") }, failure.ErrUnreachable, "panicked: odd"},
+		"exits":   {func(context.Context, string, string) (net.Conn, error) { runtime.Goexit(); return nil, nil }, failure.ErrUnreachable, "no connection"},
 		"hangs": {func(context.Context, string, string) (net.Conn, error) {
 			<-late
 			ours, theirs := net.Pipe()
@@ -122,7 +124,7 @@ func TestHostileDialsNeitherPanicNorHang(t *testing.T) {
 		}, context.DeadlineExceeded, ""},
 	} {
 		_, err := Connect(t.Context(), "amqp://broker.test", Config{Dial: c.dial, ConnectTimeout: 50 * time.Millisecond, Logger: quiet})
-		require.ErrorIs(t, err, ErrUnreachable, name)
+		require.ErrorIs(t, err, failure.ErrUnreachable, name)
 		require.ErrorIs(t, err, c.is, name)
 		assert.ErrorContains(t, err, c.text, name)
 	}

@@ -11,6 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 // What is sent doesn't arrive any more, and heartbeats go on coming: the connection is
@@ -28,8 +33,8 @@ func TestAOneWayBlackHoleIsNoticed(t *testing.T) {
 	lost := <-events
 	assert.Equal(t, EventLost, lost.Kind)
 	assert.Contains(t, lost.Target, first)
-	require.ErrorIs(t, lost.Err, ErrConnectionLost)
-	require.ErrorIs(t, lost.Err, errSilent)
+	require.ErrorIs(t, lost.Err, failure.ErrConnectionLost)
+	require.ErrorIs(t, lost.Err, link.ErrSilent)
 	assert.Less(t, time.Since(began), 2*minIdleTimeout)
 	up := <-events
 	assert.Equal(t, EventUp, up.Kind)
@@ -68,7 +73,7 @@ func TestAOneWayBlackHoleHoldsUpNobody(t *testing.T) {
 	}
 	stop()
 	timed("Publish", time.Second, func() {
-		require.ErrorIs(t, p.Publish(within(t, time.Second), "m"), ErrOutcomeUnknown)
+		require.ErrorIs(t, p.Publish(within(t, time.Second), "m"), failure.ErrOutcomeUnknown)
 	})
 	timed("Publisher.Close", time.Second, func() {
 		go func() { _ = closing.Publish(t.Context(), "m") }()
@@ -78,7 +83,7 @@ func TestAOneWayBlackHoleHoldsUpNobody(t *testing.T) {
 		_, err := NewPublisher[string](within(t, time.Second), c, address.Queue("q"), PublisherConfig{})
 		require.Error(t, err)
 	})
-	timed("Consume", silentAfter+silentLimit, func() { require.NoError(t, <-consumed) })
+	timed("Consume", consume.SilentAfter+consume.SilentLimit, func() { require.NoError(t, <-consumed) })
 	timed("Close", time.Second, func() { _ = c.Close(within(t, time.Second)) })
 }
 
@@ -104,7 +109,7 @@ func TestAConsumerWithoutCreditWaitsOnceForASilentBroker(t *testing.T) {
 	close(end)
 	began := time.Now()
 	require.NoError(t, <-consumed)
-	assert.Less(t, time.Since(began), closeTimeout+900*time.Millisecond)
+	assert.Less(t, time.Since(began), link.CloseTimeout+900*time.Millisecond)
 }
 
 // A connection on which nothing happens is asked now and then, and kept.
@@ -113,22 +118,22 @@ func TestAQuietConnectionIsKept(t *testing.T) {
 	addr, deafen := deafServer(t)
 	c, events := connectTo(t, Config{IdleTimeout: minIdleTimeout, Logger: quiet}, addr)
 	assert.Equal(t, EventUp, (<-events).Kind)
-	w, err := c.pool.wire(t.Context())
+	w, err := c.pool.Wire(t.Context())
 	require.NoError(t, err)
-	before := w.amqp.Answers()
+	before := w.Amqp.Answers()
 	select {
 	case e := <-events:
 		t.Errorf("%v", e)
 	case <-time.After(2 * minIdleTimeout):
 	}
-	asked := w.amqp.Answers() - before
+	asked := w.Amqp.Answers() - before
 	assert.GreaterOrEqual(t, asked, uint64(2), "a begin and an end")
 	assert.LessOrEqual(t, asked, uint64(8))
-	assert.Empty(t, w.spare)
+	assert.Empty(t, w.Spare)
 
 	// With no room for a session nothing can be asked, and nothing is concluded.
-	for range cap(w.spare) {
-		w.spare <- struct{}{}
+	for range cap(w.Spare) {
+		w.Spare <- struct{}{}
 	}
 	deafen()
 	select {
@@ -136,7 +141,7 @@ func TestAQuietConnectionIsKept(t *testing.T) {
 		t.Errorf("%v", e)
 	case <-time.After(2 * minIdleTimeout):
 	}
-	<-w.spare
+	<-w.Spare
 	assert.Equal(t, EventLost, (<-events).Kind)
 }
 
@@ -144,16 +149,16 @@ func TestAQuietConnectionIsKept(t *testing.T) {
 func TestADrainDoesNotWaitForASilentBroker(t *testing.T) {
 	for _, version := range []string{"4.3.0", "4.0.5"} {
 		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			b.version = version
-			b.verdict = func(string, *Message) amqp.DeliveryState { return nil }
-			b.publish("copied", "slow")
+			b := linktest.NewFakeBroker(t)
+			b.Version = version
+			b.Verdict = func(string, *Message) amqp.DeliveryState { return nil }
+			b.Publish("copied", "slow")
 			began := make(chan string, 2)
 			ended := make(chan error, 1)
 			h := HandlerFunc(func(ctx context.Context, d *Delivery) error {
-				began <- idOf(d.Message())
-				if idOf(d.Message()) == "copied" {
-					return Forward{To: address.Queue("other"), Message: withID("copy")}
+				began <- linktest.IdOf(d.Message())
+				if linktest.IdOf(d.Message()) == "copied" {
+					return Forward{To: address.Queue("other"), Message: linktest.WithID("copy")}
 				}
 				time.Sleep(10 * time.Second)
 				ended <- ctx.Err()
@@ -163,9 +168,9 @@ func TestADrainDoesNotWaitForASilentBroker(t *testing.T) {
 			<-began
 			<-began
 			synctest.Wait()
-			b.mu.Lock()
-			b.silent = true
-			b.mu.Unlock()
+			b.Mu.Lock()
+			b.Silent = true
+			b.Mu.Unlock()
 			start := time.Now()
 			require.NoError(t, c.end())
 			require.NoError(t, <-ended, "the handler had its time")

@@ -19,7 +19,7 @@ func (c *Conn) Internal() inside.Conn[*Delivery] { return internal{c} }
 type internal struct{ conn *Conn }
 
 // Closed returns a channel that is closed when the Conn is.
-func (in internal) Closed() <-chan struct{} { return in.conn.pool.closing }
+func (in internal) Closed() <-chan struct{} { return in.conn.pool.Closing }
 
 // Pause is how long to wait before another attempt to connect.
 func (in internal) Pause(failures int) time.Duration {
@@ -30,8 +30,8 @@ func (in internal) Pause(failures int) time.Duration {
 // Conn by Closed.
 type rawUser struct{ add func(*instrument.Stats) }
 
-func (u *rawUser) shut(context.Context) error { return nil }
-func (u *rawUser) count(s *instrument.Stats)  { u.add(s) }
+func (u *rawUser) Shut(context.Context) error { return nil }
+func (u *rawUser) Count(s *instrument.Stats)  { u.add(s) }
 
 // Join has instrument.Stats call count until leave is called.
 func (in internal) Join(count func(*instrument.Stats)) (leave func()) {
@@ -48,11 +48,11 @@ func (in internal) Handle(ctx context.Context, d *Delivery) (context.Context, fu
 		return ctx, func(error) {}
 	}
 	ctx = d.follow(ctx, in.conn.hooks)
-	return ctx, d.observed.handled
+	return ctx, d.observed.Handled
 }
 
 // Dial makes a network connection, to the endpoint that is so many behind the one that
 // the first connection uses, or to the next that can be reached.
 func (in internal) Dial(ctx context.Context, behind int) (dedicated.Dialed, error) {
-	return in.conn.pool.dialRaw(ctx, behind)
+	return in.conn.pool.DialRaw(ctx, behind)
 }

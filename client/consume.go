@@ -9,6 +9,9 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/refusal"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/failure"
 )
 
 // Consume delivers the messages of queue to h until ctx ends, and then drains. The
@@ -68,18 +71,18 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 		}
 		return err
 	}
-	reserved := c.pool.reserve(consumerSessions)
-	defer reserved.release()
-	k := newConsuming(queue, source, h, cfg, asked, c.hooks, consumerDeps{
-		sessions: reserved, backoff: link.Backoff(c.cfg.Reconnect), log: c.log, tell: reserved.notify,
-		deadLetters: c.mgmt.deadLetters, singleActive: c.mgmt.singleActive, consumerTimeout: c.mgmt.consumerTimeout,
-		look: c.mgmt.look, starving: c.starving, now: c.brokerNow,
+	reserved := c.pool.Reserve(consumerSessions)
+	defer reserved.Release()
+	k := newConsuming(queue, source, h, cfg, asked, c.hooks, consume.ConsumerDeps{
+		Sessions: reserved, Backoff: link.Backoff(c.cfg.Reconnect), Log: c.log, Tell: reserved.Notify,
+		DeadLetters: c.mgmt.deadLetters, SingleActive: c.mgmt.singleActive, ConsumerTimeout: c.mgmt.consumerTimeout,
+		Look: c.mgmt.look, Starving: c.starving, Now: c.brokerNow,
 	})
 	if err := c.join(k); err != nil {
-		return end(&Error{Op: "consume", Target: queue, Kind: ErrClosed})
+		return end(&failure.Error{Op: "consume", Target: queue, Kind: failure.ErrClosed})
 	}
 	defer c.leave(k)
-	result := k.core.run(ctx)
+	result := k.core.Run(ctx)
 	err = end(result)
 	if result == nil && err != nil {
 		c.log.Error("hopback: a handler stopped its consumer", "queue", queue, "error", err)
@@ -93,26 +96,26 @@ var errNotStarted = errors.New("not started")
 // prepare checks given, and calls h's Prepare, again if the connection was lost meanwhile.
 // It returns the configuration with the handlers that h has asked for, and what else it has.
 func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given ConsumerConfig) (cfg ConsumerConfig, a asked, err error) {
-	var lost *wire
+	var lost *link.Wire
 	checked, err := given.withDefaults()
 	if err != nil {
 		return given, a, err
 	}
 	for {
 		// Prepare decides by the broker's version, so it needs a connection.
-		w, err := c.pool.awaitUp(ctx, lost, c.pool.closing)
+		w, err := c.pool.AwaitUp(ctx, lost, c.pool.Closing)
 		switch {
-		case errors.Is(err, ErrClosed):
-			return cfg, a, &Error{Op: "consume", Target: queue, Kind: ErrClosed}
+		case errors.Is(err, failure.ErrClosed):
+			return cfg, a, &failure.Error{Op: "consume", Target: queue, Kind: failure.ErrClosed}
 		case err != nil:
 			return cfg, a, errNotStarted
 		}
-		if err := checked.supportedBy(w.old, w.broker.Version); err != nil {
+		if err := checked.supportedBy(w.Old, w.Broker.Version); err != nil {
 			return cfg, a, err
 		}
 		cfg, a = checked, asked{}
 		err = c.preparing.prepare(ctx, h, Start{
-			Queue: queue, Broker: Broker(w.broker), Management: c.mgmt, Log: c.log, Control: given.Control,
+			Queue: queue, Broker: Broker(w.Broker), Management: c.mgmt, Log: c.log, Control: given.Control,
 			Order: func(key func(*Delivery) (string, bool)) { a.order = key },
 			Handlers: func(n int) (err error) {
 				cfg, err = cfg.raised(given, n)
@@ -120,15 +123,15 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 			},
 			Forwards:   func(to address.Address) { a.forwards = append(a.forwards, to) },
 			BrokerTime: c.brokerTime, AskBrokerTime: c.askBrokerTime, ClockDiffers: c.clockDiffers,
-		}, c.pool.outage)
+		}, c.pool.Outage)
 		if err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 			return cfg, a, errNotStarted // the check was cut short: it has found nothing
 		}
-		if err == nil || ctx.Err() != nil || !c.pool.hasLost(w) && !errors.Is(err, ErrConnectionLost) {
+		if err == nil || ctx.Err() != nil || !c.pool.HasLost(w) && !errors.Is(err, failure.ErrConnectionLost) {
 			return cfg, a, err
 		}
 		c.log.Warn("hopback: the connection was lost while a consumer started; it starts again", "queue", queue, "error", err)
-		if c.pool.hasLost(w) {
+		if c.pool.HasLost(w) {
 			lost = w
 		} else if !link.Pause(ctx, 10*time.Millisecond) { // what was lost is the connection before w
 			return cfg, a, errNotStarted
@@ -154,7 +157,7 @@ func Draining(ctx context.Context) <-chan struct{} {
 	if k == nil {
 		return nil
 	}
-	return k.core.draining
+	return k.core.Draining
 }
 
 // consumingOf returns the call of Consume that a handler's ctx comes from; nil if there is none.
@@ -163,7 +166,7 @@ func consumingOf(ctx context.Context) *consuming {
 	if !ok || d.state == nil {
 		return nil
 	}
-	c, ok := d.state.handled.(*consumed)
+	c, ok := d.state.Handled.(*consumed)
 	if !ok {
 		return nil
 	}

@@ -15,45 +15,49 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/internal/annotation"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 // tenth forwards every tenth message, whose number ends with 0, and accepts the others
 // after a millisecond.
 func tenth(ctx context.Context, d *Delivery) error {
 	time.Sleep(time.Millisecond)
-	if strings.HasSuffix(idOf(d.Message()), "0") {
+	if strings.HasSuffix(linktest.IdOf(d.Message()), "0") {
 		return forwards("later")(ctx, d)
 	}
 	return nil
 }
 
 // stalls are ways in which an address takes nothing, and begins to again.
-var stalls = map[string]func(b *fakeBroker) (end func()){
-	"unroutable": func(b *fakeBroker) func() {
-		b.verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
-		return b.accepting
+var stalls = map[string]func(b *linktest.FakeBroker) (end func()){
+	"unroutable": func(b *linktest.FakeBroker) func() {
+		b.Verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
+		return b.Accepting
 	},
-	"refused link": func(b *fakeBroker) func() {
+	"refused link": func(b *linktest.FakeBroker) func() {
 		gone := true
-		b.hook = func(step string) error {
-			b.mu.Lock()
-			defer b.mu.Unlock()
+		b.Hook = func(step string) error {
+			b.Mu.Lock()
+			defer b.Mu.Unlock()
 			if gone && strings.HasPrefix(step, "attach sender") {
-				return errMissing
+				return linktest.ErrMissing
 			}
 			return nil
 		}
-		return func() { b.update(func() { gone = false }) }
+		return func() { b.Update(func() { gone = false }) }
 	},
-	"alarm": func(b *fakeBroker) func() {
-		b.setAlarm(true)
-		return func() { b.setAlarm(false) }
+	"alarm": func(b *linktest.FakeBroker) func() {
+		b.SetAlarm(true)
+		return func() { b.SetAlarm(false) }
 	},
-	"no answer": func(b *fakeBroker) func() {
-		b.verdict = withhold
+	"no answer": func(b *linktest.FakeBroker) func() {
+		b.Verdict = linktest.Withhold
 		return func() {
-			b.accepting()
-			b.answer(-1, &amqp.StateAccepted{})
+			b.Accepting()
+			b.Answer(-1, &amqp.StateAccepted{})
 		}
 	},
 }
@@ -63,20 +67,20 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const messages = 5_000
-				b := newFakeBroker(t)
+				b := linktest.NewFakeBroker(t)
 				end := stall(b)
-				b.publish(numbered("m", messages)...)
+				b.Publish(linktest.Numbered("m", messages)...)
 				start := time.Now()
 				var mu sync.Mutex
-				var heard []stateEvent
-				b.tell = func(e stateEvent) {
+				var heard []event.StateEvent
+				b.Tell = func(e event.StateEvent) {
 					mu.Lock()
 					defer mu.Unlock()
-					if e.Kind == eventForwardStalled || e.Kind == eventForwardResumed {
+					if e.Kind == event.EventForwardStalled || e.Kind == event.EventForwardResumed {
 						heard = append(heard, e)
 					}
 				}
-				events := func() []stateEvent {
+				events := func() []event.StateEvent {
 					mu.Lock()
 					defer mu.Unlock()
 					return slices.Clone(heard)
@@ -84,15 +88,15 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 				looked, n := 0, 0
 				// accepted looks at what is new since it was called last.
 				accepted := func() int {
-					for ; looked < len(b.events); looked++ {
-						if strings.HasPrefix(b.events[looked], "accept ") {
+					for ; looked < len(b.Events); looked++ {
+						if strings.HasPrefix(b.Events[looked], "accept ") {
 							n++
 						}
 					}
 					return n
 				}
 				k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 64}, tenth)
-				require.NoError(t, b.await(within(t, time.Minute), func() bool { return accepted() == messages*9/10 }))
+				require.NoError(t, b.Await(within(t, time.Minute), func() bool { return accepted() == messages*9/10 }))
 				t.Log(time.Since(start))
 				if name == "no answer" { // nobody can know for the first half second
 					assert.Less(t, time.Since(start), 15*time.Second)
@@ -102,26 +106,26 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 				time.Sleep(20 * time.Second)
 				told := events()
 				require.Len(t, told, 1, "once for the outage")
-				assert.Equal(t, eventForwardStalled, told[0].Kind)
+				assert.Equal(t, event.EventForwardStalled, told[0].Kind)
 				assert.Equal(t, "/queues/later", told[0].Target)
 				require.Error(t, told[0].Err)
-				attempts := len(b.history("send"))
+				attempts := len(b.History("send"))
 				if name != "no answer" {
 					assert.Less(t, attempts, 100, "they aren't tried one by one")
 				}
 
 				end()
-				require.NoError(t, b.await(within(t, time.Minute), func() bool { return accepted() == messages }))
+				require.NoError(t, b.Await(within(t, time.Minute), func() bool { return accepted() == messages }))
 				told = events()
 				require.Len(t, told, 2)
-				assert.Equal(t, eventForwardResumed, told[1].Kind)
+				assert.Equal(t, event.EventForwardResumed, told[1].Kind)
 				assert.GreaterOrEqual(t, told[1].Down, 20*time.Second)
 				require.NoError(t, k.end())
-				assert.Empty(t, b.history("requeue", "release", "dead-letter", "modify"))
-				for id, n := range b.stored {
+				assert.Empty(t, b.History("requeue", "release", "dead-letter", "modify"))
+				for id, n := range b.Stored {
 					assert.Equal(t, 1, n, id)
 				}
-				assert.Len(t, b.stored, messages/10)
+				assert.Len(t, b.Stored, messages/10)
 			})
 		})
 	}
@@ -136,14 +140,14 @@ func TestForwardsThatFindNoRoomToWaitGoBackForLater(t *testing.T) {
 	}{{"4.3.0", true}, {"4.0.5", false}} {
 		t.Run(c.version, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.version = c.version
-				b.verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
+				b := linktest.NewFakeBroker(t)
+				b.Version = c.version
+				b.Verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
 				const prefetch, more = 20, 500
-				b.publish(numbered("m", maxAside+prefetch+more)...)
+				b.Publish(linktest.Numbered("m", consume.MaxAside+prefetch+more)...)
 				k := startConsumer(b, ConsumerConfig{Concurrency: 8, Prefetch: prefetch, ForwardPatience: time.Hour}, forwards("later"))
 				time.Sleep(time.Minute)
-				returned := b.history("modify")
+				returned := b.History("modify")
 				if c.returns {
 					assert.Len(t, returned, prefetch+more)
 					for _, e := range returned {
@@ -151,14 +155,14 @@ func TestForwardsThatFindNoRoomToWaitGoBackForLater(t *testing.T) {
 					}
 				} else {
 					assert.Empty(t, returned)
-					assert.LessOrEqual(t, b.mostOutstanding, maxAside+prefetch)
+					assert.LessOrEqual(t, b.MostOutstanding, consume.MaxAside+prefetch)
 				}
-				b.accepting()
+				b.Accepting()
 				time.Sleep(10 * time.Minute)
 				require.NoError(t, k.end())
-				assert.Empty(t, b.history("requeue", "release", "dead-letter"))
+				assert.Empty(t, b.History("requeue", "release", "dead-letter"))
 				if !c.returns {
-					assert.Len(t, b.history("accept"), maxAside+prefetch+more)
+					assert.Len(t, b.History("accept"), consume.MaxAside+prefetch+more)
 				}
 			})
 		})
@@ -171,26 +175,26 @@ func TestForwardsGoBackForLaterByTheBrokersClock(t *testing.T) {
 	for _, ahead := range []time.Duration{-time.Hour, -40 * time.Second, 0, 40 * time.Second, time.Hour} {
 		t.Run(ahead.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
+				b := linktest.NewFakeBroker(t)
+				b.Verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
 				known := false
-				b.now = func() (time.Time, bool) {
-					b.mu.Lock()
-					defer b.mu.Unlock()
+				b.Now = func() (time.Time, bool) {
+					b.Mu.Lock()
+					defer b.Mu.Unlock()
 					return time.Now().Add(ahead), known
 				}
 				const prefetch = 20
-				b.publish(numbered("m", maxAside+prefetch)...)
+				b.Publish(linktest.Numbered("m", consume.MaxAside+prefetch)...)
 				k := startConsumer(b, ConsumerConfig{Concurrency: 8, Prefetch: prefetch, ForwardPatience: time.Hour}, forwards("later"))
 				time.Sleep(time.Minute)
-				assert.Empty(t, b.history("modify"), "the broker's time isn't known")
+				assert.Empty(t, b.History("modify"), "the broker's time isn't known")
 				began := time.Now()
-				b.update(func() { known = true })
-				require.NoError(t, b.await(within(t, time.Minute), func() bool { return b.last.annotations != nil }))
-				b.mu.Lock()
-				at := time.UnixMilli(b.last.annotations[annotation.DeliveryTime].(int64))
-				b.mu.Unlock()
-				assert.WithinDuration(t, began.Add(ahead+returnFor), at, 2*time.Second)
+				b.Update(func() { known = true })
+				require.NoError(t, b.Await(within(t, time.Minute), func() bool { return b.Last.Annotations != nil }))
+				b.Mu.Lock()
+				at := time.UnixMilli(b.Last.Annotations[annotation.DeliveryTime].(int64))
+				b.Mu.Unlock()
+				assert.WithinDuration(t, began.Add(ahead+consume.ReturnFor), at, 2*time.Second)
 				require.NoError(t, k.end())
 			})
 		})
@@ -204,54 +208,54 @@ func TestAQueueThatReturnsAtOnceGetsNothingBack(t *testing.T) {
 		brokersTime := time.Now().Add(ahead)
 		now := func() (time.Time, bool) { return brokersTime, true }
 		unknown := func() (time.Time, bool) { return time.Time{}, false }
-		r := &lateReturns{}
-		early := withID("m")
-		early.Annotations = amqp.Annotations{annotation.DeliveryTime: brokersTime.Add(returnFor).UnixMilli()}
-		assert.False(t, r.notice(early, now), "not ours")
-		r.any.Store(true)
-		due := withID("m")
+		r := &consume.LateReturns{}
+		early := linktest.WithID("m")
+		early.Annotations = amqp.Annotations{annotation.DeliveryTime: brokersTime.Add(consume.ReturnFor).UnixMilli()}
+		assert.False(t, r.Notice(early, now), "not ours")
+		r.Any.Store(true)
+		due := linktest.WithID("m")
 		due.Annotations = amqp.Annotations{annotation.DeliveryTime: brokersTime.UnixMilli()}
-		assert.False(t, r.notice(due, now))
-		assert.False(t, r.notice(early, unknown))
-		assert.True(t, r.notice(early, now))
-		assert.False(t, r.notice(early, now), "it is told once")
-		assert.True(t, r.ignored.Load())
+		assert.False(t, r.Notice(due, now))
+		assert.False(t, r.Notice(early, unknown))
+		assert.True(t, r.Notice(early, now))
+		assert.False(t, r.Notice(early, now), "it is told once")
+		assert.True(t, r.Ignored.Load())
 	}
 }
 
 func TestPatienceGrowsWithFailedDeliveries(t *testing.T) {
 	total := time.Duration(0)
 	for n := range uint32(20) {
-		total += patienceFor(30*time.Second, n)
+		total += consume.PatienceFor(30*time.Second, n)
 	}
 	assert.Greater(t, total, 7*time.Hour, "before a delivery limit of 20 ends it")
-	assert.Equal(t, 30*time.Second, patienceFor(30*time.Second, 0))
-	assert.LessOrEqual(t, patienceFor(30*time.Second, 1<<31), time.Hour)
-	assert.Equal(t, 5*time.Hour, patienceFor(5*time.Hour, 3))
+	assert.Equal(t, 30*time.Second, consume.PatienceFor(30*time.Second, 0))
+	assert.LessOrEqual(t, consume.PatienceFor(30*time.Second, 1<<31), time.Hour)
+	assert.Equal(t, 5*time.Hour, consume.PatienceFor(5*time.Hour, 3))
 }
 
 // One message that its address alone refuses holds up no other to that address.
 func TestOneRefusedForwardStallsNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = func(_ string, m *Message) amqp.DeliveryState {
-			if idOf(m) == "bad'" {
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = func(_ string, m *Message) amqp.DeliveryState {
+			if linktest.IdOf(m) == "bad'" {
 				return &amqp.StateRejected{}
 			}
 			return &amqp.StateAccepted{}
 		}
-		b.publish("bad")
+		b.Publish("bad")
 		k := startConsumer(b, ConsumerConfig{}, forwards("later"))
 		for range 60 {
-			b.publish("good")
+			b.Publish("good")
 			time.Sleep(600 * time.Millisecond)
-			b.mu.Lock()
-			assert.Empty(t, b.ready)
-			b.mu.Unlock()
+			b.Mu.Lock()
+			assert.Empty(t, b.Ready)
+			b.Mu.Unlock()
 		}
 		require.NoError(t, k.end())
-		assert.Len(t, b.history("accept good"), 60)
-		assert.GreaterOrEqual(t, len(b.history("requeue as failed bad")), 1)
+		assert.Len(t, b.History("accept good"), 60)
+		assert.GreaterOrEqual(t, len(b.History("requeue as failed bad")), 1)
 	})
 }
 
@@ -261,28 +265,28 @@ func TestAnAlarmUsesUpNoPatience(t *testing.T) {
 	for name, before := range map[string]bool{"a forward had stalled before": true, "none had": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
+				b := linktest.NewFakeBroker(t)
 				var log strings.Builder
-				b.logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))
+				b.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))
 				k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 64, ForwardPatience: 5 * time.Second}, forwards("later"))
 				if before {
-					b.update(func() { b.verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} } })
-					b.publish("early")
-					require.NoError(t, b.await(within(t, time.Minute), func() bool { return b.last.failed }))
-					b.accepting()
+					b.Update(func() { b.Verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} } })
+					b.Publish("early")
+					require.NoError(t, b.Await(within(t, time.Minute), func() bool { return b.Last.Failed }))
+					b.Accepting()
 				}
-				early, errorsBefore := b.history("requeue as failed"), strings.Count(log.String(), "ERROR")
-				b.publish(numbered("m", 20)...)
+				early, errorsBefore := b.History("requeue as failed"), strings.Count(log.String(), "ERROR")
+				b.Publish(linktest.Numbered("m", 20)...)
 				synctest.Wait()
-				b.setAlarm(true)
-				b.publish(numbered("n", 100)...)
+				b.SetAlarm(true)
+				b.Publish(linktest.Numbered("n", 100)...)
 				time.Sleep(10 * time.Minute)
-				b.setAlarm(false)
-				require.NoError(t, b.await(within(t, time.Minute), func() bool { return len(b.stored) == 120 }))
+				b.SetAlarm(false)
+				require.NoError(t, b.Await(within(t, time.Minute), func() bool { return len(b.Stored) == 120 }))
 				require.NoError(t, k.end())
 				assert.Equal(t, errorsBefore, strings.Count(log.String(), "ERROR"), "it is nobody's error")
-				assert.Len(t, b.history("requeue as failed"), len(early))
-				assert.Empty(t, b.history("release", "dead-letter", "modify"))
+				assert.Len(t, b.History("requeue as failed"), len(early))
+				assert.Empty(t, b.History("release", "dead-letter", "modify"))
 			})
 		})
 	}

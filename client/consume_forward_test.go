@@ -15,6 +15,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link/linktest"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // forwards forwards each delivery m as m' to the queue.
@@ -26,7 +31,7 @@ func forwards(queue string) HandlerFunc {
 
 func copyOf(d *Delivery) *Message {
 	c := Copy(d.Message())
-	c.Properties.MessageID = idOf(d.Message()) + "'"
+	c.Properties.MessageID = linktest.IdOf(d.Message()) + "'"
 	return c
 }
 
@@ -35,34 +40,34 @@ var outcomes = append([]string{"send", "answer"}, settlements...)
 
 func TestForwardAcceptsTheOriginalOnlyAfterTheCopy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = withhold
-		b.publish("m")
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = linktest.Withhold
+		b.Publish("m")
 		k := startConsumer(b, ConsumerConfig{}, forwards("later"))
 		time.Sleep(time.Hour)
-		assert.Equal(t, []string{"send m'"}, b.history(outcomes...), "the copy isn't confirmed")
-		b.answer(-1, &amqp.StateAccepted{})
+		assert.Equal(t, []string{"send m'"}, b.History(outcomes...), "the copy isn't confirmed")
+		b.Answer(-1, &amqp.StateAccepted{})
 		synctest.Wait()
 		require.NoError(t, k.end())
-		assert.Equal(t, []string{"send m'", "answer m' accepted", "accept m"}, b.history(outcomes...))
-		assert.Equal(t, []string{"attach sender /queues/later"}, b.history("attach sender"))
+		assert.Equal(t, []string{"send m'", "answer m' accepted", "accept m"}, b.History(outcomes...))
+		assert.Equal(t, []string{"attach sender /queues/later"}, b.History("attach sender"))
 	})
 }
 
 func TestForwardFreesTheHandlersSlotWhileTheBrokerConfirms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = withhold
-		b.publish(numbered("m", 64)...)
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = linktest.Withhold
+		b.Publish(linktest.Numbered("m", 64)...)
 		k := startConsumer(b, ConsumerConfig{Concurrency: 1, Prefetch: 64}, forwards("later"))
 		synctest.Wait()
-		assert.Len(t, b.history("send"), 64)
-		assert.Empty(t, b.history(settlements...))
-		assert.Equal(t, []string{"credit 1", "credit 63"}, b.history("credit"), "what awaits its copy counts as prefetched")
-		b.answer(-1, &amqp.StateAccepted{})
+		assert.Len(t, b.History("send"), 64)
+		assert.Empty(t, b.History(settlements...))
+		assert.Equal(t, []string{"credit 1", "credit 63"}, b.History("credit"), "what awaits its copy counts as prefetched")
+		b.Answer(-1, &amqp.StateAccepted{})
 		synctest.Wait()
 		require.NoError(t, k.end())
-		assert.Len(t, b.history("accept"), 64)
+		assert.Len(t, b.History("accept"), 64)
 	})
 }
 
@@ -79,7 +84,7 @@ func TestForwardThatIsNotTakenIsTriedAgainAndThenRequeued(t *testing.T) {
 		{"modified", func(string, *Message) amqp.DeliveryState { return &amqp.StateModified{} }, nil},
 		{"to a missing queue", nil, func(step string) error {
 			if strings.HasPrefix(step, "attach sender") {
-				return errMissing
+				return linktest.ErrMissing
 			}
 			return nil
 		}},
@@ -87,7 +92,7 @@ func TestForwardThatIsNotTakenIsTriedAgainAndThenRequeued(t *testing.T) {
 			var opened atomic.Int32
 			return func(step string) error {
 				if step == "open session" && opened.Add(1) > 1 {
-					return &Error{Op: "open session", Kind: ErrSessionLimit}
+					return &failure.Error{Op: "open session", Kind: failure.ErrSessionLimit}
 				}
 				return nil
 			}
@@ -95,21 +100,21 @@ func TestForwardThatIsNotTakenIsTriedAgainAndThenRequeued(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.verdict, b.hook = c.verdict, c.hook
-				b.publish("m")
+				b := linktest.NewFakeBroker(t)
+				b.Verdict, b.Hook = c.verdict, c.hook
+				b.Publish("m")
 				start := time.Now()
 				k := startConsumer(b, ConsumerConfig{ForwardPatience: time.Minute}, forwards("later"))
-				require.NoError(t, b.await(within(t, time.Hour), func() bool {
-					return len(b.events) > 0 && strings.HasSuffix(b.events[len(b.events)-1], " m")
+				require.NoError(t, b.Await(within(t, time.Hour), func() bool {
+					return len(b.Events) > 0 && strings.HasSuffix(b.Events[len(b.Events)-1], " m")
 				}))
 				took := time.Since(start)
 				require.NoError(t, k.end())
-				assert.Equal(t, []string{"requeue as failed m"}, b.history(settlements...))
+				assert.Equal(t, []string{"requeue as failed m"}, b.History(settlements...))
 				assert.LessOrEqual(t, took, time.Minute+2*testBackoff.Max)
 				assert.Greater(t, took, 45*time.Second)
 				if c.verdict != nil {
-					assert.Greater(t, len(b.history("send")), 5, "tried again")
+					assert.Greater(t, len(b.History("send")), 5, "tried again")
 				}
 			})
 		})
@@ -120,105 +125,105 @@ func TestForwardThatIsNotTakenIsTriedAgainAndThenRequeued(t *testing.T) {
 // there a copy is tried for as long as it takes, and nothing is counted.
 func TestForwardThatIsNotTakenKeepsWhatTheQueueWouldDrop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		var taken atomic.Bool
-		b.verdict = func(string, *Message) amqp.DeliveryState {
+		b.Verdict = func(string, *Message) amqp.DeliveryState {
 			if taken.Load() {
 				return &amqp.StateAccepted{}
 			}
 			return &amqp.StateReleased{}
 		}
-		b.publish("m")
+		b.Publish("m")
 		k := startConsumerOf(b, ConsumerConfig{ForwardPatience: 30 * time.Second}, forwards("later"), false)
 		time.Sleep(time.Hour)
-		assert.Empty(t, b.history(settlements...))
+		assert.Empty(t, b.History(settlements...))
 		taken.Store(true)
 		time.Sleep(time.Minute)
 		require.NoError(t, k.end())
-		assert.Equal(t, []string{"accept m"}, b.history(settlements...))
+		assert.Equal(t, []string{"accept m"}, b.History(settlements...))
 	})
 }
 
 // What the handler says of a message that goes back is in the message then.
 func TestForwardThatIsNotTakenTellsWhyInTheMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
-		b.publish("m")
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
+		b.Publish("m")
 		k := startConsumer(b, ConsumerConfig{ForwardPatience: time.Second}, returns(Forward{
-			To: address.Queue("later"), Message: withID("copy"), Err: errors.New("still down"),
+			To: address.Queue("later"), Message: linktest.WithID("copy"), Err: errors.New("still down"),
 			Annotations: map[string]any{"x-opt-first": int64(7)},
 		}))
-		require.NoError(t, b.await(within(t, time.Hour), func() bool { return b.last.failed }))
+		require.NoError(t, b.Await(within(t, time.Hour), func() bool { return b.Last.Failed }))
 		require.NoError(t, k.end())
-		back := b.last
-		assert.True(t, back.failed)
-		assert.Equal(t, int64(7), back.annotations["x-opt-first"])
-		assert.Equal(t, string(ReasonUnforwardable), back.annotations[AnnotationReason])
-		assert.Contains(t, back.annotations[AnnotationError], "still down")
-		assert.Contains(t, back.annotations[AnnotationError], ErrUnroutable.Error())
+		back := b.Last
+		assert.True(t, back.Failed)
+		assert.Equal(t, int64(7), back.Annotations["x-opt-first"])
+		assert.Equal(t, string(ReasonUnforwardable), back.Annotations[AnnotationReason])
+		assert.Contains(t, back.Annotations[AnnotationError], "still down")
+		assert.Contains(t, back.Annotations[AnnotationError], failure.ErrUnroutable.Error())
 	})
 }
 
 func TestForwardIsTakenInTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		tries := 0
-		b.verdict = func(string, *Message) amqp.DeliveryState {
+		b.Verdict = func(string, *Message) amqp.DeliveryState {
 			if tries++; tries < 4 {
 				return &amqp.StateReleased{}
 			}
 			return &amqp.StateAccepted{}
 		}
-		b.publish("m")
+		b.Publish("m")
 		k := startConsumer(b, ConsumerConfig{}, forwards("later"))
 		time.Sleep(time.Minute)
 		require.NoError(t, k.end())
 		assert.Equal(t, []string{
 			"send m'", "answer m' released", "send m'", "answer m' released", "send m'", "answer m' released",
 			"send m'", "answer m' accepted", "accept m",
-		}, b.history(outcomes...))
+		}, b.History(outcomes...))
 	})
 }
 
 func TestForwardOfAMessageThatIsTooLargeIsDeadLettered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.hook = func(step string) error {
+		b := linktest.NewFakeBroker(t)
+		b.Hook = func(step string) error {
 			if step == "send m'" {
-				return unsent{err: &amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
+				return linktest.Unsent{Err: &amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
 			}
 			return nil
 		}
-		b.publish("m", "n")
+		b.Publish("m", "n")
 		k := startConsumer(b, ConsumerConfig{}, forwards("later"))
 		synctest.Wait()
 		require.NoError(t, k.end())
-		assert.ElementsMatch(t, []string{"dead-letter (unforwardable) m", "accept n"}, b.history(settlements...))
+		assert.ElementsMatch(t, []string{"dead-letter (unforwardable) m", "accept n"}, b.History(settlements...))
 	})
 }
 
 func TestForwardWhoseLinkDiesIsSentAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = withhold
-		b.publish("m", "n")
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = linktest.Withhold
+		b.Publish("m", "n")
 		k := startConsumer(b, ConsumerConfig{}, forwards("later"))
 		synctest.Wait()
-		b.update(func() { b.verdict = nil })
-		b.killSenders(errFakeLink)
+		b.Update(func() { b.Verdict = nil })
+		b.KillSenders(linktest.ErrFakeLink)
 		time.Sleep(time.Minute)
 		require.NoError(t, k.end())
-		assert.ElementsMatch(t, []string{"accept m", "accept n"}, b.history(settlements...))
-		assert.Equal(t, map[string]int{"m'": 1, "n'": 1}, b.stored)
+		assert.ElementsMatch(t, []string{"accept m", "accept n"}, b.History(settlements...))
+		assert.Equal(t, map[string]int{"m'": 1, "n'": 1}, b.Stored)
 	})
 }
 
 func TestForwardOfADeliveryWhoseLinkIsGoneIsDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
-		b.publish("m")
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
+		b.Publish("m")
 		calls := 0
 		k := startConsumer(b, ConsumerConfig{}, func(ctx context.Context, d *Delivery) error {
 			if calls++; calls == 1 {
@@ -227,21 +232,21 @@ func TestForwardOfADeliveryWhoseLinkIsGoneIsDropped(t *testing.T) {
 			return nil
 		})
 		synctest.Wait()
-		b.kill(errFakeLink)
+		b.Kill(linktest.ErrFakeLink)
 		synctest.Wait()
-		sent := len(b.history("send"))
+		sent := len(b.History("send"))
 		time.Sleep(time.Hour)
 		require.NoError(t, k.end())
-		assert.Len(t, b.history("send"), sent, "a copy would only be a duplicate")
-		assert.Equal(t, []string{"accept m"}, b.history(settlements...), "the second delivery's")
+		assert.Len(t, b.History("send"), sent, "a copy would only be a duplicate")
+		assert.Equal(t, []string{"accept m"}, b.History(settlements...), "the second delivery's")
 	})
 }
 
 func TestForwardsReceiptAfterItsLinkIsGoneSettlesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = withhold
-		b.publish("m")
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = linktest.Withhold
+		b.Publish("m")
 		hold := make(chan struct{})
 		var calls atomic.Int32
 		k := startConsumer(b, ConsumerConfig{}, func(ctx context.Context, d *Delivery) error {
@@ -252,38 +257,38 @@ func TestForwardsReceiptAfterItsLinkIsGoneSettlesNothing(t *testing.T) {
 			return Requeue{}
 		})
 		synctest.Wait()
-		b.update(func() { // the consumer's session only
-			b.log("link lost")
-			b.sessions[0].end(errFakeLink)
+		b.Update(func() { // the consumer's session only
+			b.Log("link lost")
+			b.Sessions[0].End(linktest.ErrFakeLink)
 		})
 		time.Sleep(time.Minute)
 		assert.Equal(t, int32(2), calls.Load())
-		b.answer(-1, &amqp.StateAccepted{})
+		b.Answer(-1, &amqp.StateAccepted{})
 		synctest.Wait()
-		assert.Empty(t, b.history(settlements...))
+		assert.Empty(t, b.History(settlements...))
 		close(hold)
 		synctest.Wait()
 		require.NoError(t, k.end())
-		assert.Equal(t, []string{"release m"}, b.history(settlements...))
+		assert.Equal(t, []string{"release m"}, b.History(settlements...))
 	})
 }
 
 func TestDrainWaitsForForwards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = withhold
-		b.publish("m")
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = linktest.Withhold
+		b.Publish("m")
 		k := startConsumer(b, ConsumerConfig{}, forwards("later"))
 		synctest.Wait()
-		before := len(b.history())
+		before := len(b.History())
 		k.stop()
 		time.Sleep(10 * time.Second)
-		b.answer(-1, &amqp.StateAccepted{})
+		b.Answer(-1, &amqp.StateAccepted{})
 		require.NoError(t, <-k.result)
 		assert.Equal(t, []string{
 			"drain", "answer m' accepted", "accept m",
 			"close sender /queues/later", "close session", "close receiver", "close session",
-		}, b.history()[before:])
+		}, b.History()[before:])
 	})
 }
 
@@ -294,18 +299,18 @@ func TestDrainGivesUpForwardsThatAreNotConfirmed(t *testing.T) {
 	}{{"whose answer is withheld", 0}, {"that the link doesn't take", 1}} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.verdict, b.window = withhold, c.window
-				b.publish("m", "n", "o")
+				b := linktest.NewFakeBroker(t)
+				b.Verdict, b.Window = linktest.Withhold, c.window
+				b.Publish("m", "n", "o")
 				k := startConsumer(b, ConsumerConfig{Grace: time.Minute}, forwards("later"))
 				synctest.Wait()
 				start := time.Now()
 				require.NoError(t, k.end())
-				assert.Equal(t, time.Minute+lastGrace, time.Since(start))
-				b.answer(-1, &amqp.StateAccepted{})
+				assert.Equal(t, time.Minute+consume.LastGrace, time.Since(start))
+				b.Answer(-1, &amqp.StateAccepted{})
 				time.Sleep(time.Hour)
-				assert.Empty(t, b.history(settlements...), "the originals stay with the broker")
-				assert.Empty(t, b.sessions)
+				assert.Empty(t, b.History(settlements...), "the originals stay with the broker")
+				assert.Empty(t, b.Sessions)
 			})
 		})
 	}
@@ -313,11 +318,11 @@ func TestDrainGivesUpForwardsThatAreNotConfirmed(t *testing.T) {
 
 func TestForwardsToManyAddressesTakeOneSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		const addresses = 5 * maxForwardLinks
-		b.publish(numbered("m", addresses)...)
+		b := linktest.NewFakeBroker(t)
+		const addresses = 5 * publish.MaxForwardLinks
+		b.Publish(linktest.Numbered("m", addresses)...)
 		var most, n atomic.Int32
-		b.hook = func(step string) error {
+		b.Hook = func(step string) error {
 			switch {
 			case strings.HasPrefix(step, "attach sender"):
 				most.Store(max(most.Load(), n.Add(1)))
@@ -328,29 +333,29 @@ func TestForwardsToManyAddressesTakeOneSession(t *testing.T) {
 		}
 		k := startConsumer(b, ConsumerConfig{}, func(_ context.Context, d *Delivery) error {
 			time.Sleep(100 * time.Millisecond)
-			return Forward{To: address.Queue("to-" + idOf(d.Message())), Message: copyOf(d)}
+			return Forward{To: address.Queue("to-" + linktest.IdOf(d.Message())), Message: copyOf(d)}
 		})
 		time.Sleep(time.Hour)
 		require.NoError(t, k.end())
-		assert.Len(t, b.history("accept"), addresses)
-		assert.Equal(t, 2, b.mostSessions, "the consumer's and the forwards'")
-		assert.LessOrEqual(t, most.Load(), int32(maxForwardLinks+1))
+		assert.Len(t, b.History("accept"), addresses)
+		assert.Equal(t, 2, b.MostSessions, "the consumer's and the forwards'")
+		assert.LessOrEqual(t, most.Load(), int32(publish.MaxForwardLinks+1))
 	})
 }
 
 func TestForwardsToABadAddressLeaveTheOthersAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.hook = func(step string) error {
+		b := linktest.NewFakeBroker(t)
+		b.Hook = func(step string) error {
 			if step == "attach sender /queues/bad" {
-				return errMissing
+				return linktest.ErrMissing
 			}
 			return nil
 		}
-		b.publish(numbered("m", 40)...)
+		b.Publish(linktest.Numbered("m", 40)...)
 		k := startConsumer(b, ConsumerConfig{}, func(_ context.Context, d *Delivery) error {
 			to := "bad"
-			if id := idOf(d.Message()); id != "m0" {
+			if id := linktest.IdOf(d.Message()); id != "m0" {
 				to = "good-" + id
 				time.Sleep(time.Second)
 			}
@@ -358,10 +363,10 @@ func TestForwardsToABadAddressLeaveTheOthersAlone(t *testing.T) {
 		})
 		time.Sleep(time.Hour)
 		require.NoError(t, k.end())
-		assert.Len(t, b.history("accept"), 39)
-		assert.Equal(t, []string{"requeue as failed m0"}, b.history("requeue"))
-		assert.Equal(t, 2, b.mostSessions)
-		assert.Len(t, b.history("attach sender /queues/good"), 39, "none lost its link")
+		assert.Len(t, b.History("accept"), 39)
+		assert.Equal(t, []string{"requeue as failed m0"}, b.History("requeue"))
+		assert.Equal(t, 2, b.MostSessions)
+		assert.Len(t, b.History("attach sender /queues/good"), 39, "none lost its link")
 	})
 }
 
@@ -370,11 +375,11 @@ func TestForwardsToABadAddressLeaveTheOthersAlone(t *testing.T) {
 func TestForwardsLoseNothing(t *testing.T) {
 	for round := range 10 {
 		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			ids := numbered("m", 60)
-			b.publish(ids...)
+			b := linktest.NewFakeBroker(t)
+			ids := linktest.Numbered("m", 60)
+			b.Publish(ids...)
 			sends := 0
-			b.verdict = func(string, *Message) amqp.DeliveryState {
+			b.Verdict = func(string, *Message) amqp.DeliveryState {
 				switch sends++; (sends + round) % 7 {
 				case 0:
 					return &amqp.StateReleased{}
@@ -387,34 +392,34 @@ func TestForwardsLoseNothing(t *testing.T) {
 			}
 			k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 10}, func(ctx context.Context, d *Delivery) error {
 				time.Sleep(50 * time.Millisecond)
-				return forwards(fmt.Sprintf("later-%d", len(idOf(d.Message()))))(ctx, d)
+				return forwards(fmt.Sprintf("later-%d", len(linktest.IdOf(d.Message()))))(ctx, d)
 			})
 			for i := range 30 {
 				time.Sleep(time.Duration(100+37*i) * time.Millisecond)
 				switch (i + round) % 4 {
 				case 0:
-					b.kill(errFakeConn)
+					b.Kill(linktest.ErrFakeConn)
 				case 1:
-					b.killSenders(errFakeLink)
+					b.KillSenders(linktest.ErrFakeLink)
 				default:
-					b.answer(-1, &amqp.StateAccepted{})
+					b.Answer(-1, &amqp.StateAccepted{})
 				}
 			}
-			b.update(func() { b.verdict = nil })
-			b.answer(-1, &amqp.StateAccepted{})
+			b.Update(func() { b.Verdict = nil })
+			b.Answer(-1, &amqp.StateAccepted{})
 			time.Sleep(time.Hour)
 			require.NoError(t, k.end())
 
 			gone := map[string]bool{}
-			for _, e := range b.history("accept") {
+			for _, e := range b.History("accept") {
 				gone[strings.TrimPrefix(e, "accept ")] = true
 			}
 			for _, id := range ids {
 				assert.True(t, gone[id], id)
-				assert.Positive(t, b.stored[id+"'"], "%s was accepted, and its copy isn't stored", id)
+				assert.Positive(t, b.Stored[id+"'"], "%s was accepted, and its copy isn't stored", id)
 			}
 			copied := map[string]bool{}
-			for _, e := range b.history("answer", "accept m") {
+			for _, e := range b.History("answer", "accept m") {
 				if id, ok := strings.CutPrefix(e, "accept "); ok {
 					assert.True(t, copied[id], "%s was accepted before its copy", id)
 				} else if id, ok := strings.CutSuffix(e, "' accepted"); ok {
@@ -429,42 +434,42 @@ func TestForwardsLoseNothing(t *testing.T) {
 // the error of Consume; what else is in the way may pass.
 func TestForwardingLinkIsOpenedAtTheStart(t *testing.T) {
 	refused := &amqp.Error{Condition: amqp.ErrCondUnauthorizedAccess, Description: "write access to exchange 'x' in vhost '/' refused for user 'u'"}
-	for name, refusal := range map[string]*amqp.Error{"allowed": nil, "forbidden": refused, "missing": errMissing} {
+	for name, refusal := range map[string]*amqp.Error{"allowed": nil, "forbidden": refused, "missing": linktest.ErrMissing} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
+				b := linktest.NewFakeBroker(t)
 				gone := atomic.Bool{}
 				gone.Store(true)
-				b.hook = func(step string) error {
+				b.Hook = func(step string) error {
 					if strings.HasPrefix(step, "attach sender") && refusal != nil && gone.Load() {
 						return refusal
 					}
 					return nil
 				}
-				b.publish("m")
+				b.Publish("m")
 				cfg, err := ConsumerConfig{}.withDefaults()
 				require.NoError(t, err)
-				k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, overdue: forEver})
+				k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consume.ConsumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Overdue: linktest.ForEver})
 				ctx, stop := context.WithCancel(t.Context())
-				result := async(func() error { return k.core.run(ctx) })
+				result := async(func() error { return k.core.Run(ctx) })
 				synctest.Wait()
 				if refusal == refused {
 					err := <-result
-					require.ErrorIs(t, err, ErrUnauthorized)
+					require.ErrorIs(t, err, failure.ErrUnauthorized)
 					assert.ErrorContains(t, err, "write access to exchange 'x'")
-					assert.Empty(t, b.history("attach receiver"))
-					assert.Empty(t, b.sessions)
+					assert.Empty(t, b.History("attach receiver"))
+					assert.Empty(t, b.Sessions)
 					stop()
 					return
 				}
 				gone.Store(false)
-				require.NoError(t, b.await(within(t, time.Minute), func() bool { return len(b.stored) == 1 }))
+				require.NoError(t, b.Await(within(t, time.Minute), func() bool { return len(b.Stored) == 1 }))
 				stop()
 				require.NoError(t, <-result)
 				if refusal == nil {
-					assert.Equal(t, []string{"attach sender /queues/later", "attach receiver", "attach sender /queues/later"}, b.history("attach"))
+					assert.Equal(t, []string{"attach sender /queues/later", "attach receiver", "attach sender /queues/later"}, b.History("attach"))
 				}
-				assert.Equal(t, []string{"accept m"}, b.history(settlements...))
+				assert.Equal(t, []string{"accept m"}, b.History(settlements...))
 			})
 		})
 	}
@@ -473,9 +478,9 @@ func TestForwardingLinkIsOpenedAtTheStart(t *testing.T) {
 // The start doesn't outlast its ctx, however long the broker takes for the link.
 func TestForwardingLinkAtTheStartEndsWithTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		answer := make(chan struct{})
-		b.hook = func(step string) error {
+		b.Hook = func(step string) error {
 			if strings.HasPrefix(step, "attach sender") {
 				<-answer
 			}
@@ -483,12 +488,12 @@ func TestForwardingLinkAtTheStartEndsWithTheContext(t *testing.T) {
 		}
 		cfg, err := ConsumerConfig{}.withDefaults()
 		require.NoError(t, err)
-		k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, overdue: forEver})
+		k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consume.ConsumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Overdue: linktest.ForEver})
 		ctx, stop := context.WithTimeout(t.Context(), 6*time.Second)
 		defer stop()
 		time.AfterFunc(10*time.Second, func() { close(answer) }) // as the limits of the real links do
 		start := time.Now()
-		require.NoError(t, k.core.run(ctx))
+		require.NoError(t, k.core.Run(ctx))
 		assert.Equal(t, 6*time.Second, time.Since(start))
 		time.Sleep(10 * time.Second)
 	})

@@ -3,136 +3,28 @@ package client
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/link/linktest"
 )
-
-// isolationModel drives an isolation and knows what must hold of it.
-type isolationModel struct {
-	t        *testing.T
-	q        *isolation
-	narrow   bool
-	begun    map[*delivery]bool // handed to the workers, and not settled
-	admitted map[*delivery]bool // unsettled, begun or not
-}
-
-func newIsolationModel(t *testing.T) *isolationModel {
-	m := &isolationModel{t: t, begun: map[*delivery]bool{}, admitted: map[*delivery]bool{}}
-	m.q = &isolation{}
-	m.q.begin()
-	m.narrow = true
-	return m
-}
-
-// begin is told of the delivery that is to be handed on, if there is one.
-func (m *isolationModel) begin(d *delivery) {
-	if d == nil {
-		return
-	}
-	require.True(m.t, m.admitted[d], "a settled delivery must not begin")
-	require.False(m.t, m.begun[d], "a delivery begins once")
-	if suspect(d) {
-		require.Empty(m.t, m.begun, "a suspect begins alone")
-	}
-	m.begun[d] = true
-}
-
-// changed is told whether narrowed has changed.
-func (m *isolationModel) changed(changed bool) {
-	if changed {
-		m.narrow = !m.narrow
-	}
-	require.Equal(m.t, m.narrow, m.q.probing)
-}
-
-func (m *isolationModel) admit(d *delivery) {
-	now, changed := m.q.admit(d)
-	m.changed(changed)
-	m.begin(now)
-}
-
-func (m *isolationModel) delivery(isSuspect bool) *delivery {
-	d := &delivery{message: withID("m")}
-	if isSuspect {
-		d.message.Header.DeliveryCount = suspectAfter
-	}
-	m.admitted[d] = true
-	return d
-}
-
-func (m *isolationModel) settle(d *delivery) {
-	delete(m.begun, d)
-	delete(m.admitted, d)
-	m.begin(m.q.settled(d))
-}
-
-// anyOf returns one of set, chosen by r, or nil.
-func anyOf(r *rand.Rand, set map[*delivery]bool) *delivery {
-	n := 0
-	var chosen *delivery
-	for d := range set {
-		if n++; r.IntN(n) == 0 {
-			chosen = d
-		}
-	}
-	return chosen
-}
-
-// Whatever arrives, is settled and is taken back by the broker, in any order: no
-// suspect waits while nothing is in its way, and none begins beside another delivery.
-func TestIsolationUnderAnySequence(t *testing.T) {
-	for seed := range uint64(2000) {
-		r := rand.New(rand.NewPCG(seed, 0))
-		m := newIsolationModel(t)
-		for range 60 {
-			switch r.IntN(7) {
-			case 0, 1:
-				m.admit(m.delivery(false))
-			case 2, 3:
-				m.admit(m.delivery(true))
-			case 4: // a handler is done
-				if d := anyOf(r, m.begun); d != nil {
-					m.settle(d)
-				}
-			case 5: // the broker takes one back, whether it has begun or not
-				if d := anyOf(r, m.admitted); d != nil {
-					m.settle(d)
-				}
-			case 6:
-				d := m.delivery(r.IntN(2) == 0)
-				m.changed(m.q.pass(d))
-				m.settle(d)
-			}
-			if len(m.begun) == 0 {
-				require.Empty(t, m.admitted, "seed %d: something waits, and nothing is in its way", seed)
-			}
-		}
-		for len(m.begun) > 0 {
-			m.settle(anyOf(r, m.begun))
-		}
-		require.Empty(t, m.admitted, "seed %d: suspects are left", seed)
-		m.admit(m.delivery(false))
-		require.False(t, m.narrow, "seed %d: the link is wide again", seed)
-		require.Len(t, m.begun, 1)
-	}
-}
 
 // A suspect that the broker takes back while it waits is out of the way: those
 // behind it are handled, and the link is wide again.
 func TestSuspectThatIsTakenBackWhileItWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.publish("first")
-		b.update(func() {
+		b := linktest.NewFakeBroker(t)
+		b.Publish("first")
+		b.Update(func() {
 			for i := range 3 {
-				m := withID(fmt.Sprintf("s%d", i))
-				m.Header.DeliveryCount = suspectAfter
-				b.ready = append(b.ready, m)
+				m := linktest.WithID(fmt.Sprintf("s%d", i))
+				m.Header.DeliveryCount = 5
+				b.Ready = append(b.Ready, m)
 			}
 		})
 		k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 8}, func(_ context.Context, d *Delivery) error {
@@ -140,17 +32,15 @@ func TestSuspectThatIsTakenBackWhileItWaits(t *testing.T) {
 			return nil
 		})
 		synctest.Wait()
-		k.mu.Lock()
-		s := k.current.(*linkSession)
-		k.mu.Unlock()
-		s.leaseEnded(2, 2)
+		b.TakeBack("s0", false)
 		time.Sleep(time.Hour)
-		b.publish(numbered("m", 8)...)
+		b.Publish(linktest.Numbered("m", 8)...)
 		time.Sleep(time.Hour)
-		assert.ElementsMatch(t, append(numbered("accept m", 8), "accept first", "release s0", "accept s1", "accept s2"), b.history(settlements...))
-		s.mu.Lock()
-		assert.False(t, s.isolation.probing)
-		s.mu.Unlock()
+		assert.ElementsMatch(t, append(linktest.Numbered("accept m", 8), "accept first", "accept s1", "accept s2"), b.History(settlements...))
+		assert.Equal(t, []string{"stale release s0"}, b.History("stale"))
+		var stats instrument.Stats
+		k.Count(&stats)
+		assert.Equal(t, 8, stats.Consumers[0].Window)
 		start := time.Now()
 		require.NoError(t, k.end())
 		assert.Less(t, time.Since(start), time.Second)

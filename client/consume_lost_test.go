@@ -8,21 +8,23 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 func TestConsumerWhoseLinkWasLostWithItsConnectionBeginsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.publish("m")
+		b := linktest.NewFakeBroker(t)
+		b.Publish("m")
 		k := startConsumer(b, ConsumerConfig{}, func(_ context.Context, d *Delivery) error { return nil })
 		for range 30 {
 			time.Sleep(3 * time.Second)
-			b.kill(errFakeConn)
-			b.publish("again")
+			b.Kill(linktest.ErrFakeConn)
+			b.Publish("again")
 			synctest.Wait()
-			b.mu.Lock()
-			assert.Empty(t, b.ready, "the consumer is back")
-			b.mu.Unlock()
+			b.Mu.Lock()
+			assert.Empty(t, b.Ready, "the consumer is back")
+			b.Mu.Unlock()
 		}
 		require.NoError(t, k.end())
 	})

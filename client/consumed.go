@@ -8,6 +8,11 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/outcome"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/instrumented"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // asked is what a Preparer has asked of its consumer.
@@ -19,36 +24,36 @@ type asked struct {
 // consuming is one call of Consume: the core gets deliveries and settles them, and what the
 // user has given handles them.
 type consuming struct {
-	core    *consumer
+	core    *consume.Consumer
 	handler Handler
 	order   func(*Delivery) (string, bool)
 	control *Control
-	hooks   *hooks // nil: no Instrument
+	hooks   *instrumented.Hooks // nil: no Instrument
 	log     *slog.Logger
 	queue   string
 }
 
-func newConsuming(queue, source string, h Handler, cfg ConsumerConfig, a asked, hooks *hooks, deps consumerDeps) *consuming {
+func newConsuming(queue, source string, h Handler, cfg ConsumerConfig, a asked, hooks *instrumented.Hooks, deps consume.ConsumerDeps) *consuming {
 	if cfg.Control == nil {
 		cfg.Control = &Control{}
 	}
-	k := &consuming{handler: h, order: a.order, control: cfg.Control, hooks: hooks, log: deps.log.With("queue", queue), queue: queue}
-	deps.arrived, deps.follow, deps.gate = k.arrived, cfg.Control.follow, cfg.Control.gate
-	k.core = newConsumer(consumerSettings{
-		queue: queue, source: source, concurrency: cfg.Concurrency, prefetch: cfg.Prefetch, near: cfg.near,
-		grace: cfg.Grace, forwardPatience: cfg.ForwardPatience, consumerTimeout: cfg.ConsumerTimeout,
-		properties: cfg.linkProperties(), ordered: a.order != nil, forwards: a.forwards,
-		noQuarantine: cfg.NoQuarantine, onActive: cfg.OnActive, onGone: cfg.OnGone,
+	k := &consuming{handler: h, order: a.order, control: cfg.Control, hooks: hooks, log: deps.Log.With("queue", queue), queue: queue}
+	deps.Arrived, deps.Follow, deps.Gate = k.arrived, cfg.Control.follow, cfg.Control.gate
+	k.core = consume.NewConsumer(consume.ConsumerSettings{
+		Queue: queue, Source: source, Concurrency: cfg.Concurrency, Prefetch: cfg.Prefetch, Near: cfg.near,
+		Grace: cfg.Grace, ForwardPatience: cfg.ForwardPatience, ConsumerTimeout: cfg.ConsumerTimeout,
+		Properties: cfg.linkProperties(), Ordered: a.order != nil, Forwards: a.forwards,
+		NoIsolation: cfg.NoQuarantine, OnActive: cfg.OnActive, OnGone: cfg.OnGone,
 	}, deps)
 	return k
 }
 
-func (k *consuming) shut(ctx context.Context) error { return k.core.shut(ctx) }
-func (k *consuming) count(all *instrument.Stats)    { k.core.count(all) }
-func (k *consuming) arrived(m *Message, at time.Time) *delivery {
+func (k *consuming) Shut(ctx context.Context) error { return k.core.Shut(ctx) }
+func (k *consuming) Count(all *instrument.Stats)    { k.core.Count(all) }
+func (k *consuming) arrived(m *Message, at time.Time) *consume.Delivery {
 	c := &consumed{of: k}
 	c.delivery = Delivery{message: m, queue: k.queue, received: at, state: &c.state}
-	c.state.handled = c
+	c.state.Handled = c
 	return &c.state
 }
 
@@ -56,7 +61,7 @@ func (k *consuming) arrived(m *Message, at time.Time) *delivery {
 // that they are one allocation. It is the core's handled.
 type consumed struct {
 	delivery Delivery
-	state    delivery
+	state    consume.Delivery
 	ctx      deliveryContext
 	of       *consuming
 	// result is the handler's, and once that is decided, what it stands for.
@@ -72,7 +77,7 @@ func (c *consumed) Observe(ctx context.Context) context.Context {
 		return ctx
 	}
 	ctx = c.delivery.follow(ctx, c.of.hooks)
-	c.state.follow(c.delivery.observed)
+	c.state.Follow(c.delivery.observed)
 	return ctx
 }
 
@@ -81,12 +86,12 @@ func (c *consumed) Handle(ctx context.Context) {
 	c.ctx = deliveryContext{Context: ctx, delivery: &c.delivery}
 	returned := false
 	defer outcome.Catch(&returned, func(value any, stack []byte) {
-		c.result = DeadLetter{Reason: ReasonPanicked, Err: &PanicError{Value: value, Stack: stack}}
+		c.result = DeadLetter{Reason: ReasonPanicked, Err: &failure.PanicError{Value: value, Stack: stack}}
 		if value == nil {
 			if c.delivery.lastWord != nil {
 				c.result = c.delivery.lastWord
 			}
-			c.state.exited()
+			c.state.Exited()
 		}
 	})
 	c.result = c.of.handler.Handle(&c.ctx, &c.delivery)
@@ -94,10 +99,10 @@ func (c *consumed) Handle(ctx context.Context) {
 }
 
 // Decide resolves the handler's result.
-func (c *consumed) Decide() decision {
-	c.state.handlerResult(c.result)
+func (c *consumed) Decide() consume.Decision {
+	c.state.HandlerResult(c.result)
 	if c.result == nil {
-		return decision{kind: decisionAccept}
+		return consume.Decision{Kind: consume.DecisionAccept}
 	}
 	o := OutcomeOf(c.result)
 	c.result = o
@@ -106,23 +111,27 @@ func (c *consumed) Decide() decision {
 	}
 	r := resolve(o)
 	if r.Refused != nil {
-		c.of.log.ErrorContext(c.state.logCtx(), "hopback: an outcome can't be carried out as it is", "message_id", messageID(c.delivery.message), "outcome", ErrorText(o), "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
+		c.of.log.ErrorContext(c.state.LogCtx(), "hopback: an outcome can't be carried out as it is", "message_id", publish.MessageID(c.delivery.message), "outcome", ErrorText(o), "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
 	}
 	return c.decided(r)
 }
 
 // Undecodable dead-letters the message.
-func (c *consumed) Undecodable(err error) decision {
+func (c *consumed) Undecodable(err error) consume.Decision {
 	dead := DeadLetter{Reason: ReasonUndecodable, Err: err}
-	c.state.handlerResult(dead)
+	c.state.HandlerResult(dead)
 	return c.decided(dead.resolve())
 }
 
 // Unsendable is what Forward.Unsendable says.
-func (c *consumed) Unsendable(why error) decision { return c.decided(c.forward().Unsendable(why)) }
+func (c *consumed) Unsendable(why error) consume.Decision {
+	return c.decided(c.forward().Unsendable(why))
+}
 
 // Unaccepted is what Forward.Unaccepted says.
-func (c *consumed) Unaccepted(why error) decision { return c.decided(c.forward().Unaccepted(why)) }
+func (c *consumed) Unaccepted(why error) consume.Decision {
+	return c.decided(c.forward().Unaccepted(why))
+}
 
 // forward is the outcome that the core is carrying out.
 func (c *consumed) forward() Forward {
@@ -131,20 +140,20 @@ func (c *consumed) forward() Forward {
 }
 
 // decided returns r for the core.
-func (c *consumed) decided(r Resolution) decision {
+func (c *consumed) decided(r Resolution) consume.Decision {
 	if r.Kind == ResolutionForward && r.Refused != nil {
 		c.result = r.Forward // the Else of the Forward before
 	}
-	return decision{
-		kind: decisionKind(r.Kind), failed: r.Failed, deadLetter: r.DeadLetter, annotations: r.Annotations, reason: string(r.Reason), errorText: r.Error,
-		to: r.Forward.To, copy: r.Forward.Message, refused: r.Refused,
+	return consume.Decision{
+		Kind: consume.DecisionKind(r.Kind), Failed: r.Failed, DeadLetter: r.DeadLetter, Annotations: r.Annotations, Reason: string(r.Reason), ErrorText: r.Error,
+		To: r.Forward.To, Copy: r.Forward.Message, Refused: r.Refused,
 	}
 }
 
 func (c *consumed) logDeadLetter(o DeadLetter) {
-	if p, ok := outcome.Find[*PanicError](o.Err); ok && p != nil {
-		c.of.log.ErrorContext(c.state.logCtx(), "hopback: a handler panicked; the message is dead-lettered", "message_id", messageID(c.delivery.message), "panic", ErrorText(p), "stack", string(p.Stack))
+	if p, ok := outcome.Find[*failure.PanicError](o.Err); ok && p != nil {
+		c.of.log.ErrorContext(c.state.LogCtx(), "hopback: a handler panicked; the message is dead-lettered", "message_id", publish.MessageID(c.delivery.message), "panic", ErrorText(p), "stack", string(p.Stack))
 		return
 	}
-	c.of.log.WarnContext(c.state.logCtx(), "hopback: a message is dead-lettered", "message_id", messageID(c.delivery.message), "reason", clip(string(o.Reason), 255), "error", ErrorText(o.Err))
+	c.of.log.WarnContext(c.state.LogCtx(), "hopback: a message is dead-lettered", "message_id", publish.MessageID(c.delivery.message), "reason", failure.Clip(string(o.Reason), 255), "error", ErrorText(o.Err))
 }

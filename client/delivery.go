@@ -6,6 +6,9 @@ import (
 
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/outcome"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/instrumented"
 )
 
 // Delivery is a message that a queue has delivered.
@@ -20,8 +23,8 @@ type Delivery struct {
 	server   *string                   // for an Instrument
 	decided  func(instrument.Decision) // nil: nobody has called OnReport
 	lastWord error                     // see outcome.LastWord
-	observed *observed                 // nil: no Instrument follows it
-	state    *delivery                 // the consumer's; nil outside of Consume
+	observed *instrumented.Observed    // nil: no Instrument follows it
+	state    *consume.Delivery         // the consumer's; nil outside of Consume
 }
 
 // NewDelivery returns a Delivery of m from queue. It serves to call a Handler outside of
@@ -76,7 +79,7 @@ func (d *Delivery) Report(x instrument.Decision) {
 		d.decided(x)
 	}
 	if d.observed != nil {
-		d.observed.decided(x)
+		d.observed.Decided(x)
 	}
 }
 
@@ -86,9 +89,9 @@ func (d *Delivery) Report(x instrument.Decision) {
 func (d *Delivery) OnReport(f func(instrument.Decision)) { d.decided = f }
 
 // follow has an Instrument follow d, and returns the ctx for its handler.
-func (d *Delivery) follow(ctx context.Context, h *hooks) context.Context {
-	d.server = h.server.Load()
-	ctx, d.observed = h.handle(ctx, d)
+func (d *Delivery) follow(ctx context.Context, h *instrumented.Hooks) context.Context {
+	d.server = h.Server.Load()
+	ctx, d.observed = h.Handle(ctx, d)
 	return ctx
 }
 
@@ -99,7 +102,7 @@ type deliveryKey struct{}
 // Consume should call it with such a ctx.
 func WithDelivery(ctx context.Context, d *Delivery) context.Context {
 	if d != nil && d.state != nil {
-		ctx = d.state.context(ctx)
+		ctx = d.state.Context(ctx)
 	}
 	return &deliveryContext{Context: ctx, delivery: d}
 }
@@ -115,7 +118,7 @@ func DeliveryFrom(ctx context.Context) (*Delivery, bool) {
 // delivery back and delivers it to another consumer. The handler held it for longer than
 // the queue's consumer timeout (RabbitMQ 4.3 and later; 30 minutes by default). The
 // handler's result is ignored.
-var ErrConsumerTimeout = errTakenBack
+var ErrConsumerTimeout = consume.ErrTakenBack
 
 // ErrConsumerTimeoutNear is the cause of a handler's ctx that ended shortly before the broker
 // would take the delivery back: a tenth of the consumer timeout before, at most a minute. The
@@ -130,12 +133,12 @@ var ErrConsumerTimeout = errTakenBack
 //
 // The consumer knows the timeout if ConsumerConfig.ConsumerTimeout or the queue's argument
 // sets it. Otherwise it knows it after the broker has taken two deliveries back.
-var ErrConsumerTimeoutNear = errTimeoutNear
+var ErrConsumerTimeoutNear = consume.ErrTimeoutNear
 
 // TakenBack reports whether the broker has taken the delivery back, because it was held for
 // longer than the queue's consumer timeout, and delivers it again. The handler's result is then
 // ignored. It may be called concurrently.
-func (d *Delivery) TakenBack() bool { return d.state != nil && d.state.takenBack() }
+func (d *Delivery) TakenBack() bool { return d.state != nil && d.state.TakenBack() }
 
 // deliveryContext is a ctx that carries a Delivery.
 type deliveryContext struct {

@@ -19,6 +19,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+
+	"github.com/hopback/hopback/internal/failure"
 )
 
 type order struct{ ID string }
@@ -101,9 +103,9 @@ func TestMiddlewareRunsInItsOrderAndPassesPrepareOn(t *testing.T) {
 }
 
 func TestRecoverTurnsAPanicIntoAnError(t *testing.T) {
-	recovered := func(v any) *PanicError {
+	recovered := func(v any) *failure.PanicError {
 		err := handle(Recover()(HandlerFunc(func(context.Context, *Delivery) error { panic(v) })), NewMessage(nil))
-		var p *PanicError
+		var p *failure.PanicError
 		require.ErrorAs(t, err, &p)
 		return p
 	}
@@ -199,10 +201,10 @@ func (panicMarshaler) MarshalJSON() ([]byte, error) { panic("boom") }
 var _ json.Marshaler = panicMarshaler{}
 
 func TestTextsAreClippedBetweenCharacters(t *testing.T) {
-	assert.Equal(t, "añ", clip("añb", 3))
-	assert.Equal(t, "a", clip("añb", 2))
-	assert.Equal(t, "", clip("ñ", 1))
-	assert.Equal(t, "a?", clip("a\xff\xfe", 10))
+	assert.Equal(t, "añ", failure.Clip("añb", 3))
+	assert.Equal(t, "a", failure.Clip("añb", 2))
+	assert.Equal(t, "", failure.Clip("ñ", 1))
+	assert.Equal(t, "a?", failure.Clip("a\xff\xfe", 10))
 	assert.Equal(t, "x", ErrorText(errors.New("x")))
 	assert.Contains(t, ErrorText((*nilCause)(nil)), "*client.nilCause")
 }
@@ -214,7 +216,7 @@ func FuzzClip(f *testing.F) {
 		if limit < 0 || limit > 1<<20 {
 			return
 		}
-		got := clip(s, limit)
+		got := failure.Clip(s, limit)
 		assert.LessOrEqual(t, len(got), limit)
 		assert.True(t, utf8.ValidString(got))
 		if utf8.ValidString(s) {

@@ -11,6 +11,9 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/argument"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // Limits that keep hostile values from hanging the encoder or the broker.
@@ -82,9 +85,9 @@ func Validate(m *Message) error {
 			continue
 		}
 		if kind := reflect.ValueOf(v).Kind(); kind == reflect.Map || (kind == reflect.Slice && reflect.TypeOf(v) != reflect.TypeFor[[]byte]()) {
-			return argument.New("message ApplicationProperties["+quote(k)+"]", fmt.Sprintf("%T", v), "is a list or map", "AMQP allows simple values here; put it into an annotation or the body")
+			return argument.New("message ApplicationProperties["+failure.Quote(k)+"]", fmt.Sprintf("%T", v), "is a list or map", "AMQP allows simple values here; put it into an annotation or the body")
 		}
-		if err := checkValue("message ApplicationProperties["+quote(k)+"]", v, 0); err != nil {
+		if err := checkValue("message ApplicationProperties["+failure.Quote(k)+"]", v, 0); err != nil {
 			return err
 		}
 	}
@@ -162,10 +165,10 @@ func checkAnnotation(name string, key, value any) error {
 	default:
 		return argument.New(name+" key", fmt.Sprintf("%T", key), "is not a string", `use a string that begins with "x-", such as "x-opt-tenant"`)
 	}
-	if err := checkAnnotationKey(name, k); err != nil || simple(value) {
+	if err := publish.CheckAnnotationKey(name, k); err != nil || simple(value) {
 		return err
 	}
-	return checkValue(name+"["+quote(k)+"]", value, 0)
+	return checkValue(name+"["+failure.Quote(k)+"]", value, 0)
 }
 
 // checkReadable refuses annotations that RabbitMQ can't read or write again. 4.0 and
@@ -298,7 +301,7 @@ func checkSymbol(name string, s amqp.Symbol) error {
 func checkModified(annotations map[string]any) error {
 	size := 0
 	for k, v := range annotations {
-		if err := checkAnnotationKey("annotations", k); err != nil {
+		if err := publish.CheckAnnotationKey("annotations", k); err != nil {
 			return err
 		}
 		n, err := modifiedValue(k, v, 0)
@@ -362,4 +365,4 @@ func modifiedValue(key string, v any, depth int) (size int, err error) {
 }
 
 // annotationName is what an error calls the annotation key.
-func annotationName(key string) string { return "annotations[" + quote(key) + "]" }
+func annotationName(key string) string { return "annotations[" + failure.Quote(key) + "]" }

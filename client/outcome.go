@@ -6,6 +6,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/internal/outcome"
+
+	"github.com/hopback/hopback/internal/failure"
 )
 
 // Outcome decides what becomes of a delivery. A handler returns one as its error. nil
@@ -221,5 +223,5 @@ func ErrorText(err error) (text string) {
 			text = fmt.Sprintf("%T (its Error method panicked)", err)
 		}
 	}()
-	return clip(err.Error(), ErrorTextLimit)
+	return failure.Clip(err.Error(), ErrorTextLimit)
 }

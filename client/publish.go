@@ -12,6 +12,10 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/link"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/instrumented"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // PublisherConfig configures a Publisher. The zero value is ready to use.
@@ -89,7 +93,7 @@ func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cf
 	if err := checkEncode[T](cfg.Codec); err != nil {
 		return nil, err
 	}
-	core, err := newPublisher(ctx, conn, to, target, senderConfig{depth: cfg.Pending, bytes: int64(cfg.PendingBytes), resend: !cfg.NoResend, copies: cfg.Copies})
+	core, err := newPublisher(ctx, conn, to, target, publish.SenderConfig{Depth: cfg.Pending, Bytes: int64(cfg.PendingBytes), Resend: !cfg.NoResend, Copies: cfg.Copies})
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +180,7 @@ func (p *Publisher[T]) PublishAll(ctx context.Context, vs []T, edit ...func(v T,
 // Blocked reports whether the broker accepts no messages now, and since when. RabbitMQ
 // accepts none while it has a memory or disk alarm. Publish then waits within its ctx.
 func (p *Publisher[T]) Blocked() (since time.Time, blocked bool) {
-	return p.core.s.blocked()
+	return p.core.s.Blocked()
 }
 
 // PublishTo returns an edit that sets the address of a message, for a publisher without
@@ -247,7 +251,7 @@ func checkCC(annotations map[any]any, conn *Conn) error {
 // ErrOutcomeUnknown if some of it was sent, ErrNotSent if none was. Publish returns
 // ErrClosed from then on. Close also returns while the connection is being rebuilt or
 // the broker has an alarm.
-func (p *Publisher[T]) Close(ctx context.Context) error { return p.core.shut(ctx) }
+func (p *Publisher[T]) Close(ctx context.Context) error { return p.core.Shut(ctx) }
 
 // message makes a message of v. The result is never nil without an error.
 func (p *Publisher[T]) message(v T) (m *Message, err error) {
@@ -275,7 +279,7 @@ func (p *Publisher[T]) message(v T) (m *Message, err error) {
 	}()
 	m = emptyMessage()
 	if err := p.codec.Encode(v, m); err != nil {
-		return nil, argument.Wrap(err, "value", fmt.Sprintf("%T", v), "can't be encoded", "fix the value, or use another Codec")
+		return nil, argument.New("value", fmt.Sprintf("%T", v), "can't be encoded", "fix the value, or use another Codec").Because(err)
 	}
 	complete(m)
 	return m, nil
@@ -284,24 +288,24 @@ func (p *Publisher[T]) message(v T) (m *Message, err error) {
 // publisher is what a Publisher has but for its type.
 type publisher struct {
 	conn     *Conn
-	reserved *reservation
+	reserved *link.Reservation
 	to       address.Address // zero: each message names its own
-	s        *sender
-	hooks    *hooks // nil: no Instrument
+	s        *publish.Sender
+	hooks    *instrumented.Hooks // nil: no Instrument
 }
 
-func newPublisher(ctx context.Context, conn *Conn, to address.Address, target string, cfg senderConfig) (*publisher, error) {
-	p := &publisher{conn: conn, reserved: conn.pool.reserve(publisherSessions), to: to, hooks: conn.hooks}
-	cfg.pause, cfg.tell, cfg.log, cfg.outage = link.Backoff(conn.cfg.Reconnect).Pause, p.reserved.notify, conn.log, p.reserved.outage
-	p.s = newSender("publish", target, cfg, p.reserved)
+func newPublisher(ctx context.Context, conn *Conn, to address.Address, target string, cfg publish.SenderConfig) (*publisher, error) {
+	p := &publisher{conn: conn, reserved: conn.pool.Reserve(publisherSessions), to: to, hooks: conn.hooks}
+	cfg.Pause, cfg.Tell, cfg.Log, cfg.Outage = link.Backoff(conn.cfg.Reconnect).Pause, p.reserved.Notify, conn.log, p.reserved.Outage
+	p.s = publish.NewSender("publish", target, cfg, p.reserved)
 	if err := conn.join(p); err != nil {
-		p.s.cut()
-		p.reserved.release()
-		return nil, &Error{Op: "publish", Target: target, Kind: ErrClosed}
+		p.s.Cut()
+		p.reserved.Release()
+		return nil, &failure.Error{Op: "publish", Target: target, Kind: failure.ErrClosed}
 	}
-	if err := p.s.opened(ctx); err != nil {
-		p.s.cut()
-		p.reserved.release()
+	if err := p.s.Opened(ctx); err != nil {
+		p.s.Cut()
+		p.reserved.Release()
 		p.conn.leave(p)
 		return nil, err
 	}
@@ -310,7 +314,7 @@ func newPublisher(ctx context.Context, conn *Conn, to address.Address, target st
 
 // check refuses a message that can't be carried.
 func (p *publisher) check(m *Message) error {
-	if p.to.IsZero() && addressOf(m) == "" {
+	if p.to.IsZero() && publish.AddressOf(m) == "" {
 		return argument.New("message Properties.To", nil, "is missing", "this publisher has no address of its own: set one with client.PublishTo")
 	}
 	if err := Validate(m); err != nil || len(m.Annotations) == 0 {
@@ -322,43 +326,43 @@ func (p *publisher) check(m *Message) error {
 // publish checks m, which the caller may have edited, and publishes it.
 func (p *publisher) publish(ctx context.Context, m *Message) error {
 	complete(m) // an edit may have removed what must be there
-	var followed publishing
+	var followed instrumented.Publishing
 	if p.hooks != nil {
-		followed = p.hooks.publish(ctx, p.to, m)
+		followed = p.hooks.Publish(ctx, p.to, m)
 	}
 	err := p.check(m)
 	if err == nil {
-		err = p.s.do(ctx, m)
+		err = p.s.Do(ctx, m)
 	}
 	if p.hooks != nil {
-		p.hooks.published(followed, err)
+		p.hooks.Published(followed, err)
 	}
 	return err
 }
 
 // publishAll is publish for n messages, which message returns one after the other.
 func (p *publisher) publishAll(ctx context.Context, n int, message func(i int) (*Message, error)) error {
-	followed := p.hooks.publishAll(ctx, p.to, n)
-	err := batchError(n, p.s.doAll(ctx, n, func(i int) (*Message, error) {
+	followed := p.hooks.PublishAll(ctx, p.to, n)
+	err := batchError(n, p.s.DoAll(ctx, n, func(i int) (*Message, error) {
 		m, err := message(i)
 		if err != nil {
 			return nil, err
 		}
 		complete(m)
-		followed.publish(i, p.to, m)
+		followed.Publish(i, p.to, m)
 		return m, p.check(m)
-	}, followed.published))
-	followed.end(err)
+	}, followed.Published))
+	followed.End(err)
 	return err
 }
 
-func (p *publisher) shut(ctx context.Context) error {
+func (p *publisher) Shut(ctx context.Context) error {
 	defer p.conn.leave(p)
-	defer p.reserved.release()
-	return p.s.close(ctx)
+	defer p.reserved.Release()
+	return p.s.Close(ctx)
 }
 
-func (p *publisher) count(all *instrument.Stats) {
-	queued, unconfirmed := p.s.count()
+func (p *publisher) Count(all *instrument.Stats) {
+	queued, unconfirmed := p.s.Count()
 	all.Publishers = append(all.Publishers, instrument.PublisherStats{To: p.to, Queued: queued, Unconfirmed: unconfirmed})
 }

@@ -14,10 +14,14 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link/linktest"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // coreOf is a publisher for the queue q.
-func coreOf(s *sender) *publisher { return &publisher{s: s, to: address.Queue("q")} }
+func coreOf(s *publish.Sender) *publisher { return &publisher{s: s, to: address.Queue("q")} }
 
 // A broker that leaves messages unanswered on every session is left for the next
 // endpoint.
@@ -26,11 +30,11 @@ func TestABrokerThatDoesNotAnswerIsLeftForTheNextEndpoint(t *testing.T) {
 	other := hostileServer(t, "no step", nil)
 	conn, err := Connect(t.Context(), "amqp://u:p@"+silent+"/", Config{Logger: quiet, Endpoints: []string{"amqp://u:p@" + other + "/"}})
 	require.NoError(t, err)
-	p, err := newPublisher(t.Context(), conn, address.Queue("q"), "/queues/q", senderConfig{depth: 10, resend: true, overdue: 200 * time.Millisecond})
+	p, err := newPublisher(t.Context(), conn, address.Queue("q"), "/queues/q", publish.SenderConfig{Depth: 10, Resend: true, Overdue: 200 * time.Millisecond})
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	require.NoError(t, p.s.do(ctx, withID("m")))
+	require.NoError(t, p.s.Do(ctx, linktest.WithID("m")))
 	state := conn.State()
 	assert.EqualValues(t, 2, state.Generation)
 	assert.Equal(t, "amqp://u:xxxxx@"+other+"/", state.Endpoint)
@@ -41,28 +45,29 @@ func TestABrokerThatDoesNotAnswerIsLeftForTheNextEndpoint(t *testing.T) {
 // its index.
 func TestPublishAllEditsEachMessageAndListsWhatFailed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.verdict = func(_ string, m *Message) amqp.DeliveryState {
-			if idOf(m) == "unroutable" {
+		b := linktest.NewFakeBroker(t)
+		b.Verdict = func(_ string, m *Message) amqp.DeliveryState {
+			if linktest.IdOf(m) == "unroutable" {
 				return &amqp.StateReleased{}
 			}
 			return &amqp.StateAccepted{}
 		}
-		b.hook = func(step string) error {
+		b.Hook = func(step string) error {
 			if step == "send large" {
-				return unsent{err: &amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
+				return linktest.Unsent{Err: &amqp.Error{Condition: amqp.ErrCondMessageSizeExceeded}}
 			}
 			return nil
 		}
-		s := startResender(b)
+		s := publish.NewSender("publish", "/queues/q", publish.SenderConfig{Resend: true, Depth: 256, Pause: testBackoff.Pause, Overdue: linktest.ForEver}, b)
+		t.Cleanup(s.Cut)
 		p := &Publisher[*Message]{core: coreOf(s)}
 		require.NoError(t, p.PublishAll(t.Context(), nil))
-		require.NoError(t, p.PublishAll(t.Context(), []*Message{withID("x"), withID("y")}))
+		require.NoError(t, p.PublishAll(t.Context(), []*Message{linktest.WithID("x"), linktest.WithID("y")}))
 
-		bad := withID("bad")
+		bad := linktest.WithID("bad")
 		bad.Data = nil
 		edited := 0
-		err := p.PublishAll(t.Context(), []*Message{withID("a"), withID("unroutable"), bad, nil, withID("large")}, func(v, m *Message) {
+		err := p.PublishAll(t.Context(), []*Message{linktest.WithID("a"), linktest.WithID("unroutable"), bad, nil, linktest.WithID("large")}, func(v, m *Message) {
 			edited++
 			assert.Equal(t, v.Properties.MessageID, m.Properties.MessageID, "an edit sees its value")
 			assert.NotSame(t, v.Properties, m.Properties, "and changes the message, not the value")
@@ -76,23 +81,23 @@ func TestPublishAllEditsEachMessageAndListsWhatFailed(t *testing.T) {
 		}
 		assert.Equal(t, []string{"1 unroutable", "2 bad", "3 <nil>", "4 large"}, failed)
 		assert.Equal(t, 4, edited)
-		for _, kind := range []error{ErrUnroutable, ErrTooLarge} {
+		for _, kind := range []error{failure.ErrUnroutable, failure.ErrTooLarge} {
 			require.ErrorIs(t, err, kind)
 		}
 		require.ErrorAs(t, err, new(*argument.Error))
-		assert.NotErrorIs(t, err, ErrOutcomeUnknown)
+		assert.NotErrorIs(t, err, failure.ErrOutcomeUnknown)
 		assert.ErrorContains(t, err, "4 of 5 messages were not accepted, the first at index 1")
-		assert.False(t, SafeToRetry(err), "one is stored")
-		assert.True(t, SafeToRetry(all.Failed[0].Err))
-		assert.Equal(t, []string{"send x", "send y", "send a", "send unroutable"}, b.history("send"))
+		assert.False(t, failure.SafeToRetry(err), "one is stored")
+		assert.True(t, failure.SafeToRetry(all.Failed[0].Err))
+		assert.Equal(t, []string{"send x", "send y", "send a", "send unroutable"}, b.History("send"))
 
-		err = p.PublishAll(t.Context(), []*Message{withID("unroutable"), withID("large")})
-		assert.True(t, SafeToRetry(err), "nothing is stored")
-		require.NoError(t, s.close(within(t, time.Hour)))
-		err = p.PublishAll(t.Context(), []*Message{withID("late"), withID("later")})
-		require.ErrorIs(t, err, ErrClosed)
+		err = p.PublishAll(t.Context(), []*Message{linktest.WithID("unroutable"), linktest.WithID("large")})
+		assert.True(t, failure.SafeToRetry(err), "nothing is stored")
+		require.NoError(t, s.Close(within(t, time.Hour)))
+		err = p.PublishAll(t.Context(), []*Message{linktest.WithID("late"), linktest.WithID("later")})
+		require.ErrorIs(t, err, failure.ErrClosed)
 		require.ErrorAs(t, err, &all)
 		assert.Len(t, all.Failed, 2)
-		assert.True(t, SafeToRetry(err))
+		assert.True(t, failure.SafeToRetry(err))
 	})
 }

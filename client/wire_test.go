@@ -12,15 +12,18 @@ import (
 
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/link"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 // bareWire is a connection on which nothing can be opened.
-func bareWire(t *testing.T) *wire {
+func bareWire(t *testing.T) *link.Wire {
 	ours, theirs := net.Pipe()
-	w := &wire{limit: maxSessions, spare: make(chan struct{}, maxSpare), amqp: &engine.Conn{}, net: ours}
-	w.ctx, w.cancel = context.WithCancel(context.Background())
+	w := &link.Wire{Limit: link.MaxSessions, Spare: make(chan struct{}, link.MaxSpare), Amqp: &engine.Conn{}, Net: ours}
+	w.Ctx, w.Cancel = context.WithCancel(context.Background())
 	t.Cleanup(func() {
-		w.cancel()
+		w.Cancel()
 		_ = ours.Close()
 		_ = theirs.Close()
 	})
@@ -38,18 +41,18 @@ func TestWhatIsNotAnsweredIsGivenUp(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		w := bareWire(t)
-		require.NoError(t, w.answered(within(t, time.Minute), linkTimeout, wait(linkTimeout-1, nil)))
-		require.ErrorIs(t, w.answered(within(t, time.Minute), linkTimeout, wait(0, errMissing)), errMissing)
+		require.NoError(t, w.Answered(within(t, time.Minute), link.LinkTimeout, wait(link.LinkTimeout-1, nil)))
+		require.ErrorIs(t, w.Answered(within(t, time.Minute), link.LinkTimeout, wait(0, linktest.ErrMissing)), linktest.ErrMissing)
 		began := time.Now()
-		require.ErrorIs(t, w.answered(within(t, time.Second), linkTimeout, wait(time.Minute, nil)), context.DeadlineExceeded)
+		require.ErrorIs(t, w.Answered(within(t, time.Second), link.LinkTimeout, wait(time.Minute, nil)), context.DeadlineExceeded)
 		assert.Equal(t, time.Second, time.Since(began))
-		require.Nil(t, w.givenUp.Load(), "its caller had no more time")
+		require.Nil(t, w.GivenUp.Load(), "its caller had no more time")
 
-		err := w.answered(t.Context(), linkTimeout, wait(time.Minute, nil))
-		require.ErrorIs(t, err, ErrConnectionLost)
+		err := w.Answered(t.Context(), link.LinkTimeout, wait(time.Minute, nil))
+		require.ErrorIs(t, err, failure.ErrConnectionLost)
 		assert.ErrorContains(t, err, "the broker didn't answer within 15s")
-		require.NotNil(t, w.givenUp.Load())
-		_, err = w.net.Read(make([]byte, 1))
+		require.NotNil(t, w.GivenUp.Load())
+		_, err = w.Net.Read(make([]byte, 1))
 		require.Error(t, err, "it is closed")
 	})
 }

@@ -1,4 +1,4 @@
 package audit
 
-// CheckUnused is for the tests: a broker isn't needed to see what it refuses.
+// CheckUnused is what DeleteUnused checks before it deletes.
 var CheckUnused = checkUnused

@@ -182,7 +182,7 @@ FILE, the HTTP API is read and the live virtual host is drawn.`,
 		Args:              files(0, 1),
 		ValidArgsFunction: completeFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			draw, ok := map[string]func(audit.Snapshot) string{"mermaid": audit.Mermaid, "dot": audit.DOT}[format]
+			draw, ok := map[string]func(audit.Snapshot) string{"mermaid": audit.Snapshot.Mermaid, "dot": audit.Snapshot.DOT}[format]
 			if !ok {
 				return usage("--format is %.80q; it can be mermaid or dot", format)
 			}

@@ -25,7 +25,7 @@ func TestPictureInREADMEIsDrawnFromItsTopology(t *testing.T) {
 	readme := string(text)
 	f, err := topologyfile.Parse("README.md", []byte(block(t, readme, "yaml")))
 	require.NoError(t, err)
-	want, have := audit.Mermaid(audit.FromTopology(f.Topology)), block(t, readme, "mermaid")
+	want, have := audit.FromTopology(f.Topology).Mermaid(), block(t, readme, "mermaid")
 	if *update && want != have {
 		require.NoError(t, os.WriteFile(readmePath, []byte(strings.Replace(readme, have, want, 1)), 0o644))
 		return

@@ -1,0 +1,58 @@
+package consume
+
+import (
+	perkey "github.com/hopback/hopback/internal/lanes"
+)
+
+// lanes hands over deliveries of one key one at a time, in the order in which the
+// broker has delivered them, and others at once. Those that wait are here and not
+// with a worker, so that a busy key takes one slot only. There are never more of
+// them than Prefetch. linkSession.mu guards it.
+type lanes struct {
+	byName perkey.Lanes[string, *Delivery]
+}
+
+// admit says whether to hand d on now. Otherwise next returns it later.
+func (l *lanes) admit(d *Delivery) (now bool) {
+	if d.key == nil {
+		return true
+	}
+	if !l.byName.Claim(*d.key) {
+		l.byName.Wait(*d.key, d, nil)
+		return false
+	}
+	d.lane = d.key
+	return true
+}
+
+// keyed notes d's key. It guards the goroutine that receives from a user's function that panics.
+func (d *Delivery) keyed() {
+	defer func() { _ = recover() }()
+	if key, ok := d.Handled.Lane(); ok {
+		d.key = &key
+	}
+}
+
+// next is told that no handler will be called for d any more, and returns the delivery to
+// hand on instead, or none. To be told more than once does no harm.
+func (l *lanes) next(d *Delivery) (now *Delivery) {
+	if d.lane == nil {
+		return nil
+	}
+	lane := d.lane
+	d.lane = nil
+	first, ok := l.byName.Leave(*lane)
+	if ok {
+		first.lane = lane
+	}
+	return first
+}
+
+// empty returns those that wait for a handler that runs, for giving them back.
+func (l *lanes) empty() []*Delivery { return l.byName.Empty() }
+
+// count is how many wait.
+func (l *lanes) count() (n int) {
+	l.byName.Waiting(func(queue []*Delivery) { n += countUnsettled(queue) })
+	return n
+}
