@@ -1,8 +1,6 @@
 package consume
 
-import (
-	"sync"
-)
+import "sync"
 
 // activity tells ConsumerConfig.OnActive whether the consumer is the active one of its
 // queue. A nil *activity does nothing.

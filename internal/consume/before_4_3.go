@@ -1,8 +1,6 @@
 package consume
 
-import (
-	"fmt"
-)
+import "fmt"
 
 // resumed keeps a delivery while the consumer is paused, where its return would count. It
 // returns false if the delivery is to go back all the same, because the consumer drains, and

@@ -1,8 +1,6 @@
 package consume
 
-import (
-	perkey "github.com/hopback/hopback/internal/lanes"
-)
+import perkey "github.com/hopback/hopback/internal/lanes"
 
 // lanes hands over deliveries of one key one at a time, in the order in which the
 // broker has delivered them, and others at once. Those that wait are here and not

@@ -1,8 +1,6 @@
 package consume
 
-import (
-	"time"
-)
+import "time"
 
 // prefetchEstimate is how many deliveries a consumer should have when nobody has said:
 // enough to keep its handlers busy for a while, and no more, since what waits for a
