@@ -84,7 +84,7 @@ var neverBlocked = link.NewIntake()
 
 // idleSenderOf is a sender whose messages are accepted at once.
 func idleSenderOf() *publish.Sender {
-	return publish.NewSender("publish", "/queues/q", publish.SenderConfig{Depth: 256, Bytes: 64 << 20, Pause: testPause.Pause, Resend: true},
+	return publish.NewSender("publish", "/queues/q", publish.SenderConfig{Depth: 256, Bytes: 64 << 20, Pause: testBackoff.Pause, Resend: true},
 		linktest.SessionsOf(func(context.Context) (link.Session, error) { return idleSession{newIdle()}, nil }))
 }
 

@@ -58,7 +58,8 @@ func TestPublishAllEditsEachMessageAndListsWhatFailed(t *testing.T) {
 			}
 			return nil
 		}
-		s := startResender(b)
+		s := publish.NewSender("publish", "/queues/q", publish.SenderConfig{Resend: true, Depth: 256, Pause: testBackoff.Pause, Overdue: linktest.ForEver}, b)
+		t.Cleanup(s.Cut)
 		p := &Publisher[*Message]{core: coreOf(s)}
 		require.NoError(t, p.PublishAll(t.Context(), nil))
 		require.NoError(t, p.PublishAll(t.Context(), []*Message{linktest.WithID("x"), linktest.WithID("y")}))

@@ -150,6 +150,7 @@ func (r *replay) move(ctx context.Context, w *walk, out *outbox, v dedicated.Del
 	}
 	r.selected(l, id)
 	r.mu.Lock()
+	r.sent++
 	r.moving++
 	r.mu.Unlock()
 	return nil

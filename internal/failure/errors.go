@@ -105,6 +105,12 @@ func (e *Error) Error() string {
 		b.WriteString(": ")
 		b.WriteString(e.Err.Error())
 	}
+	switch {
+	case e.Kind == ErrNotFound && e.Op != "manage":
+		b.WriteString("; declare it first, or correct its name or the URL's virtual host")
+	case e.Kind == ErrUnauthorized:
+		b.WriteString("; grant the permission, for example with rabbitmqctl set_permissions")
+	}
 	return b.String()
 }
 

@@ -3,6 +3,7 @@ package link
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -85,7 +86,7 @@ func Dial(ctx context.Context, ep Endpoint, cfg DialConfig) (*Wire, error) {
 func dialEndpoint(ctx context.Context, ep Endpoint, cfg DialConfig) (net.Conn, error) {
 	raw, err := dialNetwork(ctx, ep.address, cfg)
 	if err != nil {
-		return nil, &failure.Error{Op: "connect", Target: ep.Shown, Kind: failure.ErrUnreachable, Err: err}
+		return nil, &failure.Error{Op: "connect", Target: ep.Shown, Kind: failure.ErrUnreachable, Text: withRemedy(err), Err: err}
 	}
 	if ep.tls {
 		conf := cfg.Tls.Clone()
@@ -98,7 +99,7 @@ func dialEndpoint(ctx context.Context, ep Endpoint, cfg DialConfig) (net.Conn, e
 		t := tls.Client(raw, conf)
 		if err := t.HandshakeContext(ctx); err != nil {
 			_ = raw.Close()
-			return nil, &failure.Error{Op: "connect", Target: ep.Shown, Kind: failure.ErrTLS, Err: err}
+			return nil, &failure.Error{Op: "connect", Target: ep.Shown, Kind: failure.ErrTLS, Text: withRemedy(err), Err: err}
 		}
 		raw = t
 	}
@@ -149,14 +150,14 @@ func connectError(ep Endpoint, err error) error {
 	switch {
 	case handshake != nil && handshake.Refused:
 		e.Kind = failure.ErrAuthentication
-		e.Text = fmt.Sprintf("the broker refused %s for user %q", ep.sasl.Mechanism, ep.sasl.user)
+		e.Text = fmt.Sprintf("the broker refused %s for user %q; check the user and the password, percent-encoded in the URL. By default, RabbitMQ accepts guest only from its own host", ep.sasl.Mechanism, ep.sasl.user)
 		if ep.sasl.Source != nil {
-			e.Text = "the broker refused the OAuth 2 token"
+			e.Text = "the broker refused the OAuth 2 token; check its audience, scopes, and expiry"
 		}
 	case remoteAlert(err):
 		// With TLS 1.3 the broker's verdict on our certificate comes behind the
 		// handshake.
-		e.Kind = failure.ErrTLS
+		e.Kind, e.Text = failure.ErrTLS, err.Error()+"; check the client certificate in the TLS configuration"
 	case handshake != nil && handshake.Phase == engine.PhaseOpen && !errors.Is(err, context.DeadlineExceeded):
 		// RabbitMQ may close the socket behind an open that it refuses without a reason.
 		e.Kind = failure.ErrVirtualHost
@@ -164,10 +165,40 @@ func connectError(ep Endpoint, err error) error {
 		if handshake.Remote != nil {
 			e.Text += " (" + failure.Clip(failure.Readable(handshake.Remote.Error()), 200) + ")"
 		}
+		e.Text += "; correct the path of the URL, create the virtual host, or grant the user access to it"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
-		e.Text = "the connection ended in the handshake: is this an AMQP 1.0 port? One with TLS needs an amqps:// URL"
+		e.Text = "the connection ended in the handshake, so this may be no AMQP 1.0 port; " + remedyPort
+	case errors.Is(err, context.DeadlineExceeded):
+		e.Text = "no answer to the AMQP handshake in time; " + remedyPort
+	case e.Condition == "":
+		e.Text = withRemedy(err)
 	}
 	return e
+}
+
+const remedyPort = "correct the port of the URL: by default it is 5672 for amqp://, and 5671 for amqps://"
+
+// withRemedy is the text of an error of the network or of TLS, with what a user can do.
+func withRemedy(err error) string {
+	remedy := "correct the host and the port of the URL, or check the network"
+	dns, _ := errors.AsType[*net.DNSError](err)
+	switch {
+	case dns != nil:
+		remedy = "correct the host of the URL"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		remedy = "nothing listens there: start the broker, or correct the host and the port of the URL"
+	case errors.As(err, new(tls.RecordHeaderError)):
+		remedy = "the port answers without TLS: use amqp://, or the port for amqps://, which is 5671 by default"
+	case errors.As(err, new(x509.UnknownAuthorityError)):
+		remedy = "trust the authority of the broker's certificate in the TLS configuration"
+	case errors.As(err, new(x509.HostnameError)):
+		remedy = "use a host that the broker's certificate names, or set the server name in the TLS configuration"
+	case errors.As(err, new(*tls.CertificateVerificationError)):
+		remedy = "check the broker's certificate"
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+		remedy = remedyPort
+	}
+	return err.Error() + "; " + remedy
 }
 
 // remoteAlert says whether the broker has refused something in TLS: crypto/tls has no

@@ -2,7 +2,7 @@ package cli
 
 import (
 	"context"
-	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -27,7 +27,7 @@ const (
 	closePatience      = 5 * time.Second
 )
 
-// broker is where a command works: known, and not connected to yet.
+// broker is the broker of a command: its URL is checked, and the connection may not be open yet.
 type broker struct {
 	c     *command
 	url   string
@@ -51,8 +51,11 @@ func (c *command) broker() (*broker, error) {
 	}
 	const form = "write it as amqp://user:password@host:5672/vhost, or amqps:// for TLS, with reserved characters percent-encoded"
 	u, err := url.Parse(b.url)
-	// Whatever is wrong, the URL isn't repeated: it may hold a password anywhere.
+	// Errors don't repeat the URL: it may contain a password anywhere.
 	if err != nil || u.Opaque != "" || strings.Count(b.url, "@") > 1 || u.Scheme != "amqp" && u.Scheme != "amqps" || u.Hostname() == "" {
+		if err == nil && (u.Scheme == "http" || u.Scheme == "https") {
+			return nil, usage("%s isn't an AMQP URL: its scheme is %s; %s. The URL of the HTTP API is --management-url", named, u.Scheme, form)
+		}
 		return nil, usage("%s isn't an AMQP URL; %s", named, form)
 	}
 	path := strings.TrimPrefix(u.EscapedPath(), "/")
@@ -68,9 +71,9 @@ func (c *command) broker() (*broker, error) {
 	return b, b.management(u)
 }
 
-// management is the HTTP API: named, or on its usual port of the broker's host. Where
-// the broker itself isn't on its usual port, there may be several on the host, and
-// another one's API would tell what isn't so.
+// management is the HTTP API: configured, or on the default port of the broker's host. If
+// the broker listens on another port, the host may run several, and the default port may be
+// the API of another one.
 func (b *broker) management(amqp *url.URL) error {
 	raw, named := b.c.managementURL, "--management-url"
 	if raw == "" {
@@ -78,10 +81,10 @@ func (b *broker) management(amqp *url.URL) error {
 	}
 	switch port := amqp.Port(); {
 	case raw == noManagement:
-		b.noAPI = "it is turned off by " + named
+		b.noAPI = "the HTTP API is turned off by " + named
 		return nil
 	case raw == "" && port != "" && port != map[string]string{"amqp": "5672", "amqps": "5671"}[amqp.Scheme]:
-		b.noAPI = fmt.Sprintf("the broker is on port %s, so the URL of its HTTP API can't be guessed; set --management-url", port)
+		b.noAPI = fmt.Sprintf("the broker listens on port %s, so hopback can't guess the URL of its HTTP API; set --management-url", port)
 		return nil
 	}
 	user := amqp.User
@@ -128,8 +131,11 @@ func (b *broker) connect(ctx context.Context) error {
 	if err != nil && b.c.interrupted() {
 		return context.Cause(b.c.ctx)
 	}
-	if errors.As(err, new(tls.RecordHeaderError)) {
-		err = fmt.Errorf("%w; the port answers without TLS: amqps is usually on port 5671, and 5672 is for amqp://", err)
+	switch {
+	case errors.As(err, new(x509.UnknownAuthorityError)):
+		err = fmt.Errorf("%w: name its PEM file with --ca", err)
+	case errors.As(err, new(x509.HostnameError)):
+		err = fmt.Errorf("%w with --server-name", err)
 	}
 	return timedOut(ctx, err)
 }
@@ -139,7 +145,7 @@ func (b *broker) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(b.c.stderr.w, &slog.HandlerOptions{Level: b.level}))
 }
 
-// close ends the connection, if there is one.
+// close closes the connection, if it is open.
 func (b *broker) close() {
 	if b.conn == nil {
 		return
@@ -149,9 +155,9 @@ func (b *broker) close() {
 	_ = b.conn.Close(ctx)
 }
 
-// snapshot reads what is live: by the HTTP API, and over AMQP where that doesn't
-// answer. It connects in any case: a broker that AMQP can't reach is of no use to
-// workers, whatever its HTTP API says.
+// snapshot reads the live topology: over the HTTP API, and over AMQP where that doesn't
+// answer. It connects in any case: workers can't use a broker that AMQP doesn't reach, even
+// if its HTTP API answers.
 func (b *broker) snapshot(ctx context.Context, of declare.Topology) (audit.Snapshot, error) {
 	if err := b.connect(ctx); err != nil {
 		return audit.Snapshot{}, err
@@ -159,7 +165,7 @@ func (b *broker) snapshot(ctx context.Context, of declare.Topology) (audit.Snaps
 	if len(of.Queues)+len(of.Bindings) > 0 {
 		return b.readBoth(ctx, of)
 	}
-	const why = "AMQP alone can only read what a file names, and no queue or binding is named"
+	const why = "AMQP can only read queues and bindings that a file names, and this command names none"
 	if b.api == nil {
 		return audit.Snapshot{}, errors.New(why + "; without the HTTP API: " + b.noAPI)
 	}
@@ -183,8 +189,8 @@ func (b *broker) readBoth(ctx context.Context, of declare.Topology) (audit.Snaps
 	return s, timedOut(ctx, err)
 }
 
-// same refuses to work on one broker by what another one's HTTP API says, as far as
-// nodes and versions tell: those of a cluster may differ while it is upgraded.
+// same refuses the HTTP API of another broker. It compares nodes and versions: those of a
+// cluster may differ during an upgrade.
 func (b *broker) same(s audit.Snapshot) error {
 	is := b.conn.Broker()
 	if is.Node == "" || len(s.Nodes) == 0 {
@@ -206,8 +212,8 @@ func (b *broker) sources() audit.Sources {
 	return src
 }
 
-// timedOut adds why ctx ended, where the error doesn't say. A socket's deadline,
-// which is ctx's, can be noticed a moment before ctx has ended.
+// timedOut adds why ctx ended, if the error doesn't contain it. A socket has ctx's deadline, and
+// can time out a moment before ctx ends.
 func timedOut(ctx context.Context, err error) error {
 	var late *timeoutError
 	if err == nil || errors.As(err, &late) {
@@ -226,7 +232,7 @@ func timedOut(ctx context.Context, err error) error {
 type timeoutError struct{ after time.Duration }
 
 func (e *timeoutError) Error() string {
-	return fmt.Sprintf("not done within %v; --timeout sets how long it may take", e.after)
+	return fmt.Sprintf("not done within %v; --timeout sets the limit", e.after)
 }
 
 // counting counts replies, for progress.

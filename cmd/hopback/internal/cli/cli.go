@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -30,11 +29,11 @@ import (
 const (
 	// Done: it is done, or all is as it should be.
 	Done = 0
-	// No: the answer is no. Verify has findings, a plan has differences that Apply
-	// is refused for, something in use isn't deleted.
+	// No: the answer is no. Verify has findings, a plan has differences that Apply refuses,
+	// or something is in use and isn't deleted.
 	No = 1
-	// Unknown: it couldn't be done or told. The broker can't be reached, or refuses
-	// the login or a permission; the time is over; rules couldn't be checked.
+	// Unknown: the command failed, or the answer isn't known. The broker can't be reached, or
+	// refuses the login or a permission; the timeout expired; rules couldn't be checked.
 	Unknown = 2
 	// Usage: the command line or the file is wrong, and nothing was sent.
 	Usage = 64
@@ -42,7 +41,7 @@ const (
 	Interrupted = 130
 )
 
-// IO is what a run has of the world.
+// IO connects a run with its process.
 type IO struct {
 	// Args without the program's name.
 	Args []string
@@ -51,8 +50,8 @@ type IO struct {
 	Stdin  io.Reader
 	Stdout io.Writer
 	Stderr io.Writer
-	// StdoutIsTerminal and StderrIsTerminal allow colours there, and a line of
-	// progress that is written over.
+	// StdoutIsTerminal and StderrIsTerminal allow colors there, and a line of
+	// progress that is overwritten.
 	StdoutIsTerminal, StderrIsTerminal bool
 }
 
@@ -78,18 +77,18 @@ type command struct {
 
 	url, managementURL, vhost string
 	login                     login
-	deadFlags                 deadFlags
+	dlqFlags                  dlqFlags
 	json                      bool
 	wrote                     bool // JSON, to stdout
 }
 
-// Run runs the command, and returns the exit code. When ctx ends it stops, and says
+// Run runs the command, and returns the exit code. When ctx ends it stops, and reports
 // what was done.
 func Run(ctx context.Context, io IO) int {
 	c := &command{ctx: ctx, io: io}
 	plain := io.Env("NO_COLOR") != "" || io.Env("TERM") == "dumb"
-	c.stdout = printer{w: &lockedWriter{w: io.Stdout}, colours: io.StdoutIsTerminal && !plain}
-	c.stderr = printer{w: &lockedWriter{w: io.Stderr}, colours: io.StderrIsTerminal && !plain}
+	c.stdout = printer{w: &lockedWriter{w: io.Stdout}, colors: io.StdoutIsTerminal && !plain}
+	c.stderr = printer{w: &lockedWriter{w: io.Stderr}, colors: io.StderrIsTerminal && !plain}
 	root := c.root()
 	root.SetArgs(append([]string{}, io.Args...)) // nil would be this process's
 	root.SetIn(io.Stdin)
@@ -100,7 +99,7 @@ func Run(ctx context.Context, io IO) int {
 		return Done
 	}
 	code := c.codeOf(err)
-	if !errors.Is(err, errSaid) {
+	if !errors.Is(err, errReported) {
 		c.say(err)
 		if c.json && !c.wrote {
 			_ = c.printJSON(map[string]any{"error": plainText(err)})
@@ -109,10 +108,10 @@ func Run(ctx context.Context, io IO) int {
 	return code
 }
 
-// errSaid marks an error of which stdout says everything.
-var errSaid = errors.New("said before")
+// errReported marks an error that stdout reports completely.
+var errReported = errors.New("reported before")
 
-// codedError has an exit code of its own.
+// codedError is an error with an exit code.
 type codedError struct {
 	code int
 	err  error
@@ -129,12 +128,12 @@ func coded(code int, err error) error {
 	return &codedError{code, err}
 }
 
-// said is an exit code without another word.
-func said(code int) error {
+// exit is an exit code without a message.
+func exit(code int) error {
 	if code == Done {
 		return nil
 	}
-	return coded(code, errSaid)
+	return coded(code, errReported)
 }
 
 func usage(format string, args ...any) error { return coded(Usage, fmt.Errorf(format, args...)) }
@@ -154,7 +153,7 @@ func (c *command) codeOf(err error) int {
 	case errors.As(err, &file), errors.As(err, &bad):
 		return Usage
 	case errors.As(err, &api):
-		return Unknown // whatever it says, a 404 above all
+		return Unknown // even a 404
 	case errors.As(err, new(*desk.TermsError)), errors.As(err, new(*desk.NoMessageError)), errors.As(err, new(*desk.LineError)):
 		return No
 	case refusedByGuards(err):
@@ -173,7 +172,7 @@ func (c *command) say(err error) {
 	}
 }
 
-// plainText is an error without the packages' prefix, which the program writes once.
+// plainText is an error without the packages' prefix, which the command writes once.
 func plainText(err error) string { return prefix.ReplaceAllString(err.Error(), "$1") }
 
 var prefix = regexp.MustCompile(`(?m)(^|[\s(])hopback: `)
@@ -192,23 +191,28 @@ func (c *command) printJSON(v any) error {
 func (c *command) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "hopback",
-		Short:         "Retry topologies for RabbitMQ, as code, and their dead letters",
-		Long:          "hopback plans, applies, checks and draws RabbitMQ topologies in which no message is lost,\nand shows, explains and replays their dead letters.\nIt retries what workers of any kind reject. It serves a RabbitMQ in memory, for tests and development.\nStart with: hopback topology --help, hopback dead --help, hopback desk --help, hopback retry --help, hopback broker --help",
+		Short:         "Delayed retries and dead letters for RabbitMQ",
+		Long:          rootHelp,
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	group(root)
+	groups(root)
+	root.SetUsageFunc(usageText)
 	root.SetVersionTemplate("hopback {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usage("%s%s; see %s --help", err, flagHint(cmd, err), cmd.CommandPath())
 	})
-	root.AddCommand(c.topology(), c.dead(), c.desk(), c.retry(), c.outbox(), c.serve())
+	root.AddCommand(
+		inGroup(groupTopology, c.topology()), inGroup(groupDLQ, c.dlq()), inGroup(groupDLQ, c.desk()),
+		inGroup(groupService, c.retry()), inGroup(groupService, c.outbox()), inGroup(groupService, c.serve()),
+		inGroup(groupOther, c.connectionTopic()))
 	return root
 }
 
-// group makes a command of commands show its help, and refuse what it doesn't have:
-// cobra would show the help and succeed.
+// group makes a command with subcommands show its help, and refuse unknown subcommands: cobra
+// would show the help and succeed.
 func group(cmd *cobra.Command) {
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -225,18 +229,18 @@ func group(cmd *cobra.Command) {
 		for _, sub := range cmd.Commands() {
 			for _, below := range sub.Commands() {
 				if below.Name() == args[0] {
-					best = sub.Name() + " " + args[0] // whoever leaves out "topology"
+					best = sub.Name() + " " + args[0] // the user left out "topology"
 				}
 			}
 		}
 		if best != "" {
 			return usage("%s has no command %.80q; did you mean %q?", cmd.CommandPath(), args[0], best)
 		}
-		return usage("%s has no command %.80q; there are %s", cmd.CommandPath(), args[0], strings.Join(names, ", "))
+		return usage("%s has no command %.80q; its commands are %s", cmd.CommandPath(), args[0], strings.Join(names, ", "))
 	}
 }
 
-// flagHint is the flag that was probably meant.
+// flagHint suggests a flag in place of one that doesn't exist.
 func flagHint(cmd *cobra.Command, err error) string {
 	name, ok := strings.CutPrefix(err.Error(), "unknown flag: --")
 	if !ok {
@@ -250,41 +254,33 @@ func flagHint(cmd *cobra.Command, err error) string {
 	return ""
 }
 
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "(devel)"
-	}
-	return info.Main.Version
-}
-
 const (
 	red    = "31"
 	green  = "32"
 	yellow = "33"
 )
 
-// printer writes text, in colours where those are wanted.
+// printer writes text, with colors if the terminal has them.
 type printer struct {
-	w       io.Writer
-	colours bool
+	w      io.Writer
+	colors bool
 }
 
-func (p printer) paint(colour, text string) string {
-	if !p.colours {
+func (p printer) paint(color, text string) string {
+	if !p.colors {
 		return text
 	}
-	return "\x1b[" + colour + "m" + text + "\x1b[0m"
+	return "\x1b[" + color + "m" + text + "\x1b[0m"
 }
 
-// lines prints text, each line in the colour of the first mark that it begins with.
-func (p printer) lines(text string, colours ...mark) error {
+// lines prints text, each line in the color of the first mark that it starts with.
+func (p printer) lines(text string, colors ...mark) error {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
 		body, ended := strings.CutSuffix(line, "\n")
-		i := slices.IndexFunc(colours, func(m mark) bool { return strings.HasPrefix(body, m.begins) })
+		i := slices.IndexFunc(colors, func(m mark) bool { return strings.HasPrefix(body, m.begins) })
 		if i >= 0 {
-			body = p.paint(colours[i].colour, body)
+			body = p.paint(colors[i].color, body)
 		}
 		b.WriteString(body)
 		if ended {
@@ -295,7 +291,7 @@ func (p printer) lines(text string, colours ...mark) error {
 	return err
 }
 
-type mark struct{ begins, colour string }
+type mark struct{ begins, color string }
 
 var (
 	diffMarks    = []mark{{"+", green}, {"!", red}, {"-", red}, {"?", yellow}}
@@ -303,7 +299,7 @@ var (
 	reportMarks  = []mark{{"created", green}, {"refused", red}, {"unknown", red}, {"not tried", yellow}}
 )
 
-// lockedWriter is written to by progress and by the client's log as well.
+// lockedWriter serializes the writes of commands, progress, and the client's log.
 type lockedWriter struct {
 	mu sync.Mutex
 	w  io.Writer

@@ -78,7 +78,7 @@ func (c *command) desk() *cobra.Command {
 	f.StringVar(&s.discardTo, "discard-to", "", "`directory` that discarded messages are written to; without it nothing can be discarded")
 	f.StringVar(&s.header, "authorize-header", "", "`header` in which a proxy says who asks; it allows other addresses, and other host names")
 	f.StringArrayVar(&s.queues, "queue", nil, "show, read and change only this `queue`; may be repeated")
-	f.StringVar(&c.deadFlags.prefix, "names-prefix", "", "`prefix` of the retry topology's names")
+	f.StringVar(&c.dlqFlags.prefix, "names-prefix", "", "`prefix` of the retry topology's names")
 	return cmd
 }
 
@@ -110,7 +110,7 @@ func (c *command) deskNow(s desking) error {
 	if err := b.connect(c.ctx); err != nil {
 		return err
 	}
-	cfg := desk.Config{Names: retry.Names{Prefix: c.deadFlags.prefix}, Logger: b.logger()}
+	cfg := desk.Config{Names: retry.Names{Prefix: c.dlqFlags.prefix}, Logger: b.logger()}
 	if b.api != nil {
 		cfg.HTTP = b.api
 	}

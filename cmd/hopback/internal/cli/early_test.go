@@ -37,7 +37,7 @@ func TestDeadPrintsBeforeTheQueueIsInOrder(t *testing.T) {
 	target, err := broker.Listen("127.0.0.1:0")
 	require.NoError(t, err)
 	w := world{env: map[string]string{"HOPBACK_URL": target, "HOPBACK_MANAGEMENT_URL": "none"}}
-	all := w.run("dead", "list", "dead", "--count") // from now on, all were given back before
+	all := w.run("dlq", "list", "dead", "--count") // from now on, all were given back before
 	require.Zero(t, all.code, all.stderr)
 	require.Contains(t, all.stdout, fmt.Sprintf("%d match of %d", n, n))
 
@@ -69,7 +69,7 @@ func TestDeadPrintsBeforeTheQueueIsInOrder(t *testing.T) {
 	var stdout, stderr safe
 	code := make(chan int, 1)
 	go func() {
-		code <- cli.Run(ctx, cli.IO{Args: []string{"dead", "replay", "dead", "--all", "--dry-run"}, Env: func(k string) string { return w.env[k] }, Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr})
+		code <- cli.Run(ctx, cli.IO{Args: []string{"dlq", "replay", "dead", "--all", "--dry-run"}, Env: func(k string) string { return w.env[k] }, Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr})
 	}()
 	require.Eventually(t, func() bool { return len(code) > 0 || broker.Queue("dead").Counts().Ready < n }, patience, time.Millisecond)
 	require.Empty(t, code, &stderr)

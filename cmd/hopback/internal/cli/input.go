@@ -24,8 +24,7 @@ const maxInput = 64 << 20
 type input struct {
 	name     string
 	topology declare.Topology
-	// defs is nil for a topology file, and vhost the virtual host of defs that
-	// topology is of.
+	// defs is nil for a topology file. vhost is the virtual host that topology was read from.
 	defs  *audit.Definitions
 	vhost string
 }
@@ -39,11 +38,11 @@ func (c *command) read(name string) ([]byte, string, error) {
 		info, err := os.Stat(name)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return nil, name, usage("there is no file %q%s", name, nearby(name))
+			return nil, name, usage("there is no file %q; check the path%s", name, nearby(name))
 		case err != nil:
 			return nil, name, usage("%s can't be read: %w", name, reasonOf(err))
 		case info.IsDir():
-			return nil, name, usage("%s is a directory; name a file in it", name)
+			return nil, name, usage("%s is a folder; name a file in it", name)
 		}
 		f, err := os.Open(name)
 		if err != nil {
@@ -62,7 +61,7 @@ func (c *command) read(name string) ([]byte, string, error) {
 	return text, name, nil
 }
 
-// reasonOf is an error without the file's name, which is said before.
+// reasonOf is an error without the file's name, which the message names already.
 func reasonOf(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {
@@ -71,7 +70,7 @@ func reasonOf(err error) error {
 	return err
 }
 
-// nearby names the topology files beside one that isn't there.
+// nearby names the topology files next to one that doesn't exist.
 func nearby(name string) string {
 	var found []string
 	for _, pattern := range []string{"*.yaml", "*.yml", "*.json"} {
@@ -81,16 +80,15 @@ func nearby(name string) string {
 	if len(found) == 0 || len(found) > 5 {
 		return ""
 	}
-	return "; there is " + strings.Join(found, ", ")
+	return "; the folder has " + strings.Join(found, ", ")
 }
 
-// isDefinitions tells definitions by the brace that JSON begins with.
+// isDefinitions recognizes definitions by JSON's first brace.
 func isDefinitions(text []byte) bool {
 	return bytes.HasPrefix(bytes.TrimLeft(bytes.TrimPrefix(text, []byte("\ufeff")), " \t\r\n"), []byte("{"))
 }
 
-// load reads a topology file or definitions. to is the virtual host that the
-// command works on, or "".
+// load reads a topology file or definitions. to is the command's virtual host, or "".
 func (c *command) load(name, to string) (input, error) {
 	text, name, err := c.read(name)
 	if err != nil {
@@ -115,7 +113,7 @@ func (c *command) load(name, to string) (input, error) {
 func definitions(name string, text []byte, want, to string) (input, error) {
 	in := input{name: name}
 	if !utf8.Valid(text) {
-		return in, usage("%s: isn't text in UTF-8", name)
+		return in, usage("%s isn't text in UTF-8; save it as UTF-8", name)
 	}
 	d, err := audit.ParseDefinitions(bytes.TrimPrefix(text, []byte("\ufeff")))
 	if err != nil {
@@ -125,10 +123,10 @@ func definitions(name string, text []byte, want, to string) (input, error) {
 	vhosts := slices.DeleteFunc(d.VHosts(), func(v string) bool { return v == "" })
 	switch {
 	case len(d.VHosts()) == 0:
-		return in, usage("%s: has no queues, exchanges, bindings or policies", name)
+		return in, usage("%s has no queues, exchanges, bindings, or policies; export the definitions again, or name another file", name)
 	case want != "":
 		if len(vhosts) > 0 && !slices.Contains(vhosts, want) {
-			return in, usage("%s: has no virtual host %q, but %s", name, want, quoted(vhosts))
+			return in, usage("%s has no virtual host %q; --vhost can be %s", name, want, quoted(vhosts))
 		}
 		in.vhost = want
 	case len(vhosts) == 0:
@@ -136,9 +134,9 @@ func definitions(name string, text []byte, want, to string) (input, error) {
 	case to != "" && slices.Contains(vhosts, to):
 		in.vhost = to
 	case len(vhosts) > 1:
-		return in, usage("%s: has several virtual hosts, %s; choose one with --vhost", name, quoted(vhosts))
+		return in, usage("%s has several virtual hosts, %s; choose one with --vhost", name, quoted(vhosts))
 	case to != "" && vhosts[0] != to:
-		return in, usage("%s: is for the virtual host %q, but --url names %q; add --vhost %s to use it there anyway", name, vhosts[0], to, vhosts[0])
+		return in, usage("%s is for the virtual host %q, but --url names %q; correct the URL, or use the file there anyway with --vhost %s", name, vhosts[0], to, vhosts[0])
 	default:
 		in.vhost = vhosts[0]
 	}

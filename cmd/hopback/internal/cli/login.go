@@ -16,29 +16,35 @@ import (
 
 const tokenVariable = "HOPBACK_TOKEN"
 
-// login is how the command proves who it is, and to whom it talks.
+// login has the flags for TLS and for logging in.
 type login struct {
 	ca, cert, key, serverName string
 	tokenFile                 string
 	external                  bool
 }
 
-// connectionFlags are those that every command with a broker has.
+// connectionFlags are those that every command with a broker has. "hopback help
+// connection" lists them, in place of each command's help.
 func (c *command) connectionFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.url, "url", "", "AMQP `URL` of the broker (default $HOPBACK_URL, or amqp://guest:guest@localhost:5672/)")
-	f.StringVar(&c.managementURL, "management-url", "", "`URL` of its HTTP API, or none (default $HOPBACK_MANAGEMENT_URL, or port 15672 of the same host)")
-	f.StringVar(&c.login.ca, "ca", "", "PEM `file` of the certificate authorities to trust in place of the system's")
-	f.StringVar(&c.login.cert, "cert", "", "PEM `file` of a client certificate, with what it is signed by")
-	f.StringVar(&c.login.key, "key", "", "PEM `file` of its private key (default that of --cert)")
-	f.StringVar(&c.login.serverName, "server-name", "", "`name` in the broker's certificate (default the URL's host)")
-	f.BoolVar(&c.login.external, "external", false, "log in by the client certificate (SASL EXTERNAL)")
-	f.StringVar(&c.login.tokenFile, "token-file", "", "`file` of an OAuth 2 token to log in with; it is read again when a new one is needed (default $HOPBACK_TOKEN)")
+	own := pflag.NewFlagSet("connection", pflag.ContinueOnError)
+	own.StringVar(&c.url, "url", "", "AMQP `URL` of the broker (default $HOPBACK_URL, or amqp://guest:guest@localhost:5672/)")
+	own.StringVar(&c.managementURL, "management-url", "", "`URL` of the HTTP API, or none (default $HOPBACK_MANAGEMENT_URL, or port 15672 of the same host)")
+	own.StringVar(&c.login.ca, "ca", "", "PEM `file` of certificate authorities to trust instead of the system's")
+	own.StringVar(&c.login.cert, "cert", "", "PEM `file` of a client certificate and its chain")
+	own.StringVar(&c.login.key, "key", "", "PEM `file` of the client certificate's private key (default the file of --cert)")
+	own.StringVar(&c.login.serverName, "server-name", "", "`name` to expect in the broker's certificate (default the URL's host)")
+	own.BoolVar(&c.login.external, "external", false, "log in with the client certificate (SASL EXTERNAL)")
+	own.StringVar(&c.login.tokenFile, "token-file", "", "`file` with an OAuth 2 token to log in with, read again whenever a token is needed (default $HOPBACK_TOKEN)")
+	own.VisitAll(func(flag *pflag.Flag) {
+		flag.Annotations = map[string][]string{connectionAnnotation: {"true"}}
+		f.AddFlag(flag)
+	})
 }
 
-// tls is nil where nothing is asked for.
+// tls is nil without flags for TLS.
 func (l *login) tls() (*tls.Config, error) {
 	if l.key != "" && l.cert == "" {
-		return nil, usage("--key is given without --cert; give the certificate, too")
+		return nil, usage("--key is set without --cert; name the certificate with --cert")
 	}
 	if l.ca == "" && l.cert == "" && l.serverName == "" {
 		return nil, nil
@@ -51,7 +57,7 @@ func (l *login) tls() (*tls.Config, error) {
 		}
 		conf.RootCAs = x509.NewCertPool()
 		if !conf.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, usage("--ca: %s has no certificate in PEM form", l.ca)
+			return nil, usage("--ca: %s has no certificate in PEM format; convert it, for example with openssl x509", l.ca)
 		}
 	}
 	if l.cert != "" {
@@ -68,14 +74,14 @@ func (l *login) tls() (*tls.Config, error) {
 	return conf, nil
 }
 
-// sasl is the way to log in; the zero SASL is by the URL's user and password.
+// sasl is how to log in; the zero SASL logs in with the URL's user and password.
 func (c *command) sasl() (client.SASL, error) {
 	token := c.io.Env(tokenVariable)
 	switch {
 	case c.login.external && (token != "" || c.login.tokenFile != ""):
-		return client.SASL{}, usage("--external and a token are two ways to log in; choose one of them")
+		return client.SASL{}, usage("--external and a token are two ways to log in; choose one")
 	case c.login.external && c.login.cert == "":
-		return client.SASL{}, usage("--external needs a client certificate; give --cert")
+		return client.SASL{}, usage("--external needs a client certificate; name it with --cert")
 	case c.login.external:
 		return client.External(), nil
 	case c.login.tokenFile != "":
@@ -99,13 +105,13 @@ func readToken(file string) (string, error) {
 	}
 	t := strings.TrimSpace(string(b))
 	if t == "" {
-		return "", errors.New("the file is empty")
+		return "", errors.New("the file is empty; write the token to it")
 	}
 	return t, nil
 }
 
-// apiToken returns the token for each request to the HTTP API; nil without one. RabbitMQ
-// takes a token as a password there.
+// apiToken returns the token for each request to the HTTP API; nil without one. There,
+// RabbitMQ accepts a token as the password.
 func (c *command) apiToken() func(context.Context) (string, error) {
 	token := c.io.Env(tokenVariable)
 	switch {

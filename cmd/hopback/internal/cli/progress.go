@@ -7,14 +7,14 @@ import (
 )
 
 const (
-	// progressAfter is when a command begins to say that it is still busy.
+	// progressAfter is when a command starts to report progress.
 	progressAfter = time.Second
-	// On a terminal its line is written over so often; elsewhere there is a new one.
+	// On a terminal the line is overwritten; otherwise each report is a new line.
 	progressOnTerminal = 200 * time.Millisecond
 	progressElsewhere  = 10 * time.Second
 )
 
-// progress says on stderr how far something is that takes more than a second.
+// progress reports on stderr how far an operation is that takes more than a second.
 type progress struct {
 	mu   sync.Mutex
 	text string
@@ -23,7 +23,7 @@ type progress struct {
 	over chan struct{}
 }
 
-// progress begins one. Its end must be called.
+// progress starts one. Callers must call end.
 func (c *command) progress(what string) *progress {
 	p := &progress{text: what, done: make(chan struct{}), over: make(chan struct{})}
 	go func() {
@@ -61,14 +61,14 @@ func (p *progress) run(c *command) {
 	}
 }
 
-// set is what is going on now.
+// set sets the text.
 func (p *progress) set(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.text = fmt.Sprintf(format, args...)
 }
 
-// end takes the line away.
+// end removes the line.
 func (p *progress) end() {
 	close(p.done)
 	<-p.over

@@ -66,7 +66,7 @@ func TestTimeouts(t *testing.T) {
 	}
 	byDefault := limits()
 	for path, limit := range map[string]time.Duration{
-		"hopback dead list": 0, "hopback dead survey": 0, "hopback dead replay": 0, "hopback dead edit": 0, "hopback dead import": 0,
+		"hopback dlq list": 0, "hopback dlq survey": 0, "hopback dlq replay": 0, "hopback dlq edit": 0, "hopback dlq import": 0,
 		"hopback topology plan": time.Minute, "hopback outbox migrate": time.Minute, "hopback outbox relay": time.Minute, "hopback retry run": time.Minute,
 	} {
 		got, ok := byDefault[path]

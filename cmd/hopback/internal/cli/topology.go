@@ -167,9 +167,9 @@ different, and 2 if that isn't known.`,
 				}
 				switch {
 				case d.Conflicts(), exitCode && d.Count("create") > 0:
-					return said(No)
+					return exit(No)
 				case exitCode && !d.Nothing():
-					return said(Unknown)
+					return exit(Unknown)
 				}
 				return nil
 			})
@@ -252,7 +252,7 @@ func (c *command) unrefused(ctx context.Context, b *broker, in input) (audit.Dif
 			return d, err
 		}
 		c.say(errors.New("nothing was done: resources marked with ! exist with different settings, or can't exist"))
-		return d, said(No)
+		return d, exit(No)
 	}
 	return d, nil
 }
@@ -470,9 +470,9 @@ func (c *command) printVerification(v audit.Verification, unsure bool) error {
 	case err != nil:
 		return err
 	case len(v.Findings) > 0:
-		return said(No)
+		return exit(No)
 	case unsure:
-		return said(Unknown)
+		return exit(Unknown)
 	}
 	return nil
 }

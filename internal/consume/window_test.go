@@ -1,4 +1,4 @@
-package client
+package consume
 
 import (
 	"testing"
@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/internal/consume"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/link/linktest"
 )
@@ -22,7 +21,7 @@ func TestSettlementsThatComeTogetherAreGrantedTogether(t *testing.T) {
 		link, err := sess.Receiver(t.Context(), "/queues/q", link.ReceiverOptions{})
 		require.NoError(t, err)
 		const limit = 16
-		w := consume.NewWindow(link, nil, nil, limit, limit)
+		w := NewWindow(link, nil, nil, limit, limit)
 		w.Grant()
 		settle := func(n int) {
 			for range n {

@@ -16,7 +16,7 @@ import (
 func TestHelpOfDead(t *testing.T) {
 	t.Parallel()
 	for _, sub := range []string{"survey", "list", "show", "replay", "edit", "discard", "export", "import"} {
-		r := world{env: map[string]string{"HOPBACK_URL": "amqp://me:secret@h", "HOPBACK_TOKEN": "secret"}}.run("dead", sub, "--help")
+		r := world{env: map[string]string{"HOPBACK_URL": "amqp://me:secret@h", "HOPBACK_TOKEN": "secret"}}.run("dlq", sub, "--help")
 		assert.Zero(t, r.code)
 		assert.Contains(t, r.stdout, "Examples:", sub)
 		assert.Contains(t, r.stdout, "--token-file", sub)
@@ -32,30 +32,30 @@ func TestMisuseOfDead(t *testing.T) {
 		args []string
 		says string
 	}{
-		{[]string{"dead", "lst"}, `did you mean "list"?`},
-		{[]string{"dead", "list"}, "write it as hopback dead list QUEUE"},
-		{[]string{"dead", "list", ""}, "empty argument"},
-		{[]string{"dead", "list", "q", "--property", "x"}, "key=value"},
-		{[]string{"dead", "list", "q", "--match", "("}, "--match"},
-		{[]string{"dead", "list", "q", "--newer-than", "-1s"}, "negative"},
-		{[]string{"dead", "replay", "q", "--to", "x", "--to-exchange"}, "choose one"},
-		{[]string{"dead", "edit", "q", "id"}, "changes nothing"},
-		{[]string{"dead", "edit", "q", "id", "--body", "/nowhere"}, "--body"},
-		{[]string{"dead", "edit", "q", "id", "--set", "x"}, "key=value"},
-		{[]string{"dead", "edit", "q", "id", "--set", "a\xff=b"}, "--set"},
-		{[]string{"dead", "edit", "q", "id", "--set", "a=b\xff"}, "--set"},
-		{[]string{"dead", "edit", "q", "id", "--set", strings.Repeat("a", 256) + "=b"}, "255 bytes"},
-		{[]string{"dead", "edit", "q", "id", "--content-type", "a\xff"}, "--content-type"},
-		{[]string{"dead", "edit", "q", "id", "--content-type", "naïve"}, "ASCII"},
-		{[]string{"dead", "edit", "q", "id", "--content-type", strings.Repeat("a", 256)}, "255 bytes"},
-		{[]string{"dead", "discard", "q", "--all"}, "--destroy"},
-		{[]string{"dead", "import", "/nowhere"}, "nowhere"},
-		{[]string{"dead", "list", "q", "--ca", "/nowhere"}, "--ca"},
-		{[]string{"dead", "list", "q", "--ca", empty}, "no certificate"},
-		{[]string{"dead", "list", "q", "--cert", empty}, "--cert"},
-		{[]string{"dead", "list", "q", "--key", empty}, "without --cert"},
-		{[]string{"dead", "list", "q", "--external"}, "needs a client certificate"},
-		{[]string{"dead", "list", "q", "--token-file", empty}, "the file is empty"},
+		{[]string{"dlq", "lst"}, `did you mean "list"?`},
+		{[]string{"dlq", "list"}, "write it as hopback dlq list QUEUE"},
+		{[]string{"dlq", "list", ""}, "empty argument"},
+		{[]string{"dlq", "list", "q", "--property", "x"}, "key=value"},
+		{[]string{"dlq", "list", "q", "--match", "("}, "--match"},
+		{[]string{"dlq", "list", "q", "--newer-than", "-1s"}, "negative"},
+		{[]string{"dlq", "replay", "q", "--to", "x", "--to-exchange"}, "choose one"},
+		{[]string{"dlq", "edit", "q", "id"}, "changes nothing"},
+		{[]string{"dlq", "edit", "q", "id", "--body", "/nowhere"}, "--body"},
+		{[]string{"dlq", "edit", "q", "id", "--set", "x"}, "key=value"},
+		{[]string{"dlq", "edit", "q", "id", "--set", "a\xff=b"}, "--set"},
+		{[]string{"dlq", "edit", "q", "id", "--set", "a=b\xff"}, "--set"},
+		{[]string{"dlq", "edit", "q", "id", "--set", strings.Repeat("a", 256) + "=b"}, "255 bytes"},
+		{[]string{"dlq", "edit", "q", "id", "--content-type", "a\xff"}, "--content-type"},
+		{[]string{"dlq", "edit", "q", "id", "--content-type", "naïve"}, "ASCII"},
+		{[]string{"dlq", "edit", "q", "id", "--content-type", strings.Repeat("a", 256)}, "255 bytes"},
+		{[]string{"dlq", "discard", "q", "--all"}, "--destroy"},
+		{[]string{"dlq", "import", "/nowhere"}, "nowhere"},
+		{[]string{"dlq", "list", "q", "--ca", "/nowhere"}, "--ca"},
+		{[]string{"dlq", "list", "q", "--ca", empty}, "no certificate"},
+		{[]string{"dlq", "list", "q", "--cert", empty}, "--cert"},
+		{[]string{"dlq", "list", "q", "--key", empty}, "without --cert"},
+		{[]string{"dlq", "list", "q", "--external"}, "needs a client certificate"},
+		{[]string{"dlq", "list", "q", "--token-file", empty}, "the file is empty"},
 		{[]string{"topology", "verify", "--token-file", "/nowhere"}, "--token-file"},
 	} {
 		r := world{env: map[string]string{"HOPBACK_URL": "amqp://u:secret@127.0.0.1:1/", "HOPBACK_MANAGEMENT_URL": "none"}}.run(c.args...)
@@ -96,18 +96,18 @@ func TestPrivateAuthorityAndClientCertificate(t *testing.T) {
 	_, port, _ := net.SplitHostPort(ln.Addr().String())
 	w := world{env: map[string]string{"HOPBACK_URL": "amqps://u:secret@127.0.0.1:" + port + "/", "HOPBACK_MANAGEMENT_URL": "none"}}
 
-	r := w.run("dead", "list", "q")
+	r := w.run("dlq", "list", "q")
 	assert.Equal(t, 2, r.code)
 	assert.Contains(t, r.stderr, "TLS handshake failed")
 	assert.Empty(t, seen)
-	r = w.run("dead", "list", "q", "--ca", ca)
+	r = w.run("dlq", "list", "q", "--ca", ca)
 	assert.Equal(t, 2, r.code)
 	assert.NotContains(t, r.stderr, "TLS handshake failed")
 	assert.Equal(t, 0, <-seen)
 	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
 	assert.NoError(t, err)
 	mine := file(t, "mine.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}))+string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})))
-	w.run("dead", "list", "q", "--ca", ca, "--cert", mine)
+	w.run("dlq", "list", "q", "--ca", ca, "--cert", mine)
 	assert.Equal(t, 1, <-seen)
 	r = w.run("topology", "apply", "--ca", ca, filepath.Join(t.TempDir(), "none"))
 	assert.Equal(t, 64, r.code)

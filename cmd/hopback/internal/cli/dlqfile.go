@@ -14,7 +14,7 @@ import (
 	"github.com/hopback/hopback/desk"
 )
 
-func (c *command) deadEdit() *cobra.Command {
+func (c *command) dlqEdit() *cobra.Command {
 	var r replaying
 	var body, contentType string
 	var set, unset []string
@@ -25,8 +25,8 @@ func (c *command) deadEdit() *cobra.Command {
 QUEUE only after the changed one is confirmed. What isn't changed stays as it is.
 
 If several messages have this message-id, nothing is done; use the ID of list.`,
-		Example: `  hopback dead edit orders.dead order-4711 --body mended.json
-  hopback dead edit orders.dead 5b0c6a7d1e2f3a4b5c6d7e8f --set shop=s2 --unset legacy`,
+		Example: `  hopback dlq edit orders.dead order-4711 --body mended.json
+  hopback dlq edit orders.dead 5b0c6a7d1e2f3a4b5c6d7e8f --set shop=s2 --unset legacy`,
 		Args: takes(2, 2, "QUEUE ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := r.destination(); err != nil {
@@ -92,7 +92,7 @@ func (c *command) editOne(ctx context.Context, d *desk.Desk, cfg desk.ReplayConf
 	case found.Matched == 0:
 		return missed(&desk.NoMessageError{Queue: cfg.Queue, ID: id, Seen: int(found.Seen), Unread: found.Unread})
 	case found.Matched > 1:
-		return coded(No, fmt.Errorf("%d messages in %q have the ID or message-id %.100q; nothing was done: use the ID of hopback dead list", found.Matched, cfg.Queue, id))
+		return coded(No, fmt.Errorf("%d messages in %q have the ID or message-id %.100q; nothing was done: use the ID of hopback dlq list", found.Matched, cfg.Queue, id))
 	}
 	if found.Unread != "" {
 		c.say(fmt.Errorf("warning: %s, so there may be another message with this ID or message-id", found.Unread))
@@ -121,7 +121,7 @@ func (c *command) readAll(name string) ([]byte, error) {
 	return b, err
 }
 
-func (c *command) deadDiscard() *cobra.Command {
+func (c *command) dlqDiscard() *cobra.Command {
 	var s selection
 	var cfg desk.DiscardConfig
 	var to string
@@ -129,10 +129,10 @@ func (c *command) deadDiscard() *cobra.Command {
 		Use:   "discard QUEUE",
 		Short: "Remove selected messages, after they were written to a file",
 		Long: `Remove the selected messages from a queue. Each is first written to the file of --to,
-which is synced, whatever the file has already. hopback dead import brings them back. With --destroy there is no
+which is synced, whatever the file has already. hopback dlq import brings them back. With --destroy there is no
 file, and the messages are gone for good. All others stay, in their order.`,
-		Example: `  hopback dead discard orders.dead --older-than 720h --to old-orders.jsonl
-  hopback dead discard orders.dead --group 3f2a9c01b7de --dry-run`,
+		Example: `  hopback dlq discard orders.dead --older-than 720h --to old-orders.jsonl
+  hopback dlq discard orders.dead --group 3f2a9c01b7de --dry-run`,
 		Args: takes(1, 1, "QUEUE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			filter, err := s.selected()
@@ -194,7 +194,7 @@ func openFile(name string) (*os.File, error) {
 	return f, nil
 }
 
-func (c *command) deadExport() *cobra.Command {
+func (c *command) dlqExport() *cobra.Command {
 	var s selection
 	var resume bool
 	cmd := &cobra.Command{
@@ -202,8 +202,8 @@ func (c *command) deadExport() *cobra.Command {
 		Short: "Write messages to a file, with every type, and leave them where they are",
 		Long: `Write the selected messages to FILE, one JSON object a line, with every AMQP type to
 the bit. FILE is synced. The messages stay where they are, in their order.`,
-		Example: `  hopback dead export orders.dead orders.jsonl
-  hopback dead export orders.dead orders.jsonl --resume`,
+		Example: `  hopback dlq export orders.dead orders.jsonl
+  hopback dlq export orders.dead orders.jsonl --resume`,
 		Args: takes(2, 2, "QUEUE FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			filter, err := s.selected()
@@ -235,7 +235,7 @@ the bit. FILE is synced. The messages stay where they are, in their order.`,
 	return cmd
 }
 
-func (c *command) deadImport() *cobra.Command {
+func (c *command) dlqImport() *cobra.Command {
 	var cfg desk.ImportConfig
 	cmd := &cobra.Command{
 		Use:   "import FILE",
@@ -244,8 +244,8 @@ func (c *command) deadImport() *cobra.Command {
 confirmed. A line that can't be used ends the import with its number; lines before it
 are published. The report says how many lines to skip to go on, and so does the progress
 on stderr. Without --skip every line is published again.`,
-		Example: `  hopback dead import orders.jsonl --dry-run
-  hopback dead import orders.jsonl --queue orders.dead.2 --skip 12000`,
+		Example: `  hopback dlq import orders.jsonl --dry-run
+  hopback dlq import orders.jsonl --queue orders.dead.2 --skip 12000`,
 		Args: takes(1, 1, "FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in := c.io.Stdin
@@ -256,7 +256,7 @@ on stderr. Without --skip every line is published again.`,
 				}
 				defer func() { _ = f.Close() }()
 				if info, err := f.Stat(); err == nil && info.IsDir() {
-					return usage("%s is a folder; name a file of hopback dead export", args[0])
+					return usage("%s is a folder; name a file of hopback dlq export", args[0])
 				}
 				in = f
 			}

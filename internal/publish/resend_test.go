@@ -1,4 +1,4 @@
-package client
+package publish
 
 import (
 	"context"
@@ -15,7 +15,6 @@ import (
 
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link/linktest"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 func TestUnansweredMessagesAreSentAgainFirstAndInOrder(t *testing.T) {
@@ -155,7 +154,7 @@ func TestMessageThatEndsEveryLinkIsSingledOut(t *testing.T) {
 			}
 			require.NoError(t, err, "m%d", i)
 		}
-		assert.Len(t, b.History("link lost"), 1+publish.MaxBlamed)
+		assert.Len(t, b.History("link lost"), 1+MaxBlamed)
 		require.NoError(t, s.Close(within(t, time.Hour)))
 		assert.Len(t, b.Stored, 6)
 	})

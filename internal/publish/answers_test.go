@@ -1,4 +1,4 @@
-package client
+package publish
 
 import (
 	"fmt"
@@ -14,7 +14,6 @@ import (
 	"github.com/hopback/hopback/internal/event"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link/linktest"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 func TestAMessageWithoutAnAnswerHoldsUpNoOther(t *testing.T) {
@@ -99,7 +98,7 @@ func TestMessageThatIsNotAnsweredGetsAnotherSession(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := begin(t, 2)
 			var told []event.StateEvent
-			s := startSenderWith(b, publish.SenderConfig{Resend: true, Tell: func(e event.StateEvent) { told = append(told, e) }})
+			s := startSenderWith(b, SenderConfig{Resend: true, Tell: func(e event.StateEvent) { told = append(told, e) }})
 			start := time.Now()
 			require.NoError(t, s.Do(within(t, time.Hour), linktest.WithID("silent")))
 			took := time.Since(start)

@@ -1,4 +1,4 @@
-package client
+package publish
 
 import (
 	"sync/atomic"
@@ -12,7 +12,6 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/link/linktest"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 // A caller finds the link lost while the flight's goroutine takes a message from the queue.
@@ -32,14 +31,14 @@ func TestAMessageTakenFromTheQueueAsTheLinkIsLostIsKept(t *testing.T) {
 		require.NoError(t, err)
 		sender, err := sess.Sender(t.Context(), "/queues/q")
 		require.NoError(t, err)
-		f := publish.NewFlight(s, sess, publish.NewFlightLink(sender))
-		a := &publish.Outgoing{Msg: linktest.WithID("a"), To: &publish.Call{Answer: make(chan error, 1)}}
-		queued := &publish.Outgoing{Msg: linktest.WithID("b"), To: &publish.Call{Answer: make(chan error, 1)}}
+		f := NewFlight(s, sess, NewFlightLink(sender))
+		a := &Outgoing{Msg: linktest.WithID("a"), To: &Call{Answer: make(chan error, 1)}}
+		queued := &Outgoing{Msg: linktest.WithID("b"), To: &Call{Answer: make(chan error, 1)}}
 		require.True(t, f.Try(a))
 		f.Put(queued)
 		assert.True(t, f.Closed())
 		f.Land()
-		assert.Equal(t, []*publish.Outgoing{a, queued}, s.Again)
+		assert.Equal(t, []*Outgoing{a, queued}, s.Again)
 		s.Again = nil
 		link.CloseSession(sess)
 		require.NoError(t, s.Close(within(t, time.Minute)))

@@ -1,4 +1,4 @@
-package client
+package publish
 
 import (
 	"context"
@@ -18,7 +18,6 @@ import (
 
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link/linktest"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 // fakeOriginal is the delivery of a forward: it keeps what it is told.
@@ -62,14 +61,14 @@ func (o *fakeOriginal) got() []error {
 
 // testForwarder is a forwarder under test, and what it was given.
 type testForwarder struct {
-	*publish.Forwarder
+	*Forwarder
 	t         *testing.T
 	lost      chan struct{} // closed when the originals can't be settled any more
 	originals map[string]*fakeOriginal
 }
 
 func startForwarder(t *testing.T, b *linktest.FakeBroker) *testForwarder {
-	w := publish.NewForwarder(b, publish.SenderConfig{Depth: 100, Pause: testPause.Pause, Overdue: linktest.ForEver, Copies: true})
+	w := NewForwarder(b, SenderConfig{Depth: 100, Pause: testPause.Pause, Overdue: linktest.ForEver, Copies: true})
 	return &testForwarder{w, t, make(chan struct{}), map[string]*fakeOriginal{}}
 }
 
@@ -80,7 +79,7 @@ func (w *testForwarder) copy(target, id string) *fakeOriginal {
 
 func (w *testForwarder) copyFor(target, id string, o *fakeOriginal) *fakeOriginal {
 	w.originals[id] = o
-	w.Send(&publish.Forward{Target: target, Msg: linktest.WithID(id), Patience: time.Minute, Abandoned: w.lost, Original: o})
+	w.Send(&Forward{Target: target, Msg: linktest.WithID(id), Patience: time.Minute, Abandoned: w.lost, Original: o})
 	return o
 }
 
@@ -233,7 +232,7 @@ func TestForwarderKeepsABoundedNumberOfLinks(t *testing.T) {
 			return nil
 		}
 		w := startForwarder(t, b)
-		for _, id := range linktest.Numbered("m", 3*publish.MaxForwardLinks) {
+		for _, id := range linktest.Numbered("m", 3*MaxForwardLinks) {
 			w.copy("/queues/"+id, id)
 			time.Sleep(time.Millisecond)
 		}
@@ -242,7 +241,7 @@ func TestForwarderKeepsABoundedNumberOfLinks(t *testing.T) {
 			assert.Equal(t, []error{nil}, o.got(), id)
 		}
 		w.end()
-		assert.LessOrEqual(t, most.Load(), int32(publish.MaxForwardLinks+1))
+		assert.LessOrEqual(t, most.Load(), int32(MaxForwardLinks+1))
 		assert.Equal(t, 1, b.MostSessions)
 	})
 }

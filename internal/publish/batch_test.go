@@ -1,4 +1,4 @@
-package client
+package publish
 
 import (
 	"context"
@@ -17,11 +17,10 @@ import (
 
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link/linktest"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 // doAll sends messages, and returns those that weren't accepted.
-func doAll(ctx context.Context, s *publish.Sender, ms ...*amqp.Message) []publish.BatchFailure {
+func doAll(ctx context.Context, s *Sender, ms ...*amqp.Message) []BatchFailure {
 	return s.DoAll(ctx, len(ms), func(i int) (*amqp.Message, error) { return ms[i], nil }, func(int, error) {})
 }
 
@@ -51,7 +50,7 @@ func TestOrderIsKeptOverAnyNumberOfReconnects(t *testing.T) {
 			for _, id := range ids {
 				ms = append(ms, linktest.WithID(id))
 			}
-			done := async(func() []publish.BatchFailure { return doAll(t.Context(), s, ms...) })
+			done := async(func() []BatchFailure { return doAll(t.Context(), s, ms...) })
 			pause := time.Millisecond
 			for waiting := true; waiting; {
 				select {
@@ -152,15 +151,15 @@ func TestBatchHoldsNoMoreThanItsBytes(t *testing.T) {
 		const kb = 1000
 		b := linktest.NewFakeBroker(t)
 		b.Verdict = linktest.Withhold
-		s := startSenderWith(b, publish.SenderConfig{Resend: true, Bytes: 10 * kb})
+		s := startSenderWith(b, SenderConfig{Resend: true, Bytes: 10 * kb})
 		ms := make([]*amqp.Message, 50)
 		encoded := 0
 		for i := range ms {
 			ms[i] = linktest.WithID(fmt.Sprint(i))
-			ms[i].Data = [][]byte{make([]byte, 2*kb-publish.MessageOverhead)}
+			ms[i].Data = [][]byte{make([]byte, 2*kb-MessageOverhead)}
 		}
 		ms[20].Data = [][]byte{make([]byte, 50*kb)} // larger than all there is
-		done := async(func() []publish.BatchFailure {
+		done := async(func() []BatchFailure {
 			return s.DoAll(t.Context(), len(ms), func(i int) (*amqp.Message, error) {
 				encoded++
 				return ms[i], nil
@@ -188,7 +187,7 @@ func TestBatchReportsWhatIsCertainWhenItsContextEnds(t *testing.T) {
 		for _, id := range linktest.Numbered("m", 1000) {
 			ms = append(ms, linktest.WithID(id))
 		}
-		done := async(func() []publish.BatchFailure { return doAll(within(t, time.Minute), s, ms...) })
+		done := async(func() []BatchFailure { return doAll(within(t, time.Minute), s, ms...) })
 		synctest.Wait()
 		b.Answer(30, &amqp.StateAccepted{})
 		begin := time.Now()
@@ -255,7 +254,7 @@ func TestCloseWaitsForABatch(t *testing.T) {
 		for _, id := range linktest.Numbered("m", 1000) {
 			ms = append(ms, linktest.WithID(id))
 		}
-		done := async(func() []publish.BatchFailure { return doAll(t.Context(), s, ms...) })
+		done := async(func() []BatchFailure { return doAll(t.Context(), s, ms...) })
 		synctest.Wait()
 		closed := async(func() error { return s.Close(within(t, time.Hour)) })
 		synctest.Wait()

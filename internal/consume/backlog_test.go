@@ -1,4 +1,4 @@
-package client
+package consume
 
 import (
 	"sync"
@@ -6,8 +6,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/hopback/hopback/internal/consume"
 )
 
 // Nothing is lost, nothing is left behind, and each sender's order holds, however many
@@ -15,7 +13,7 @@ import (
 func TestBacklogUnderConcurrentUse(t *testing.T) {
 	const senders, receivers, each = 4, 4, 5000
 	type item struct{ sender, n int }
-	b := consume.NewBacklog[item](3)
+	b := NewBacklog[item](3)
 	var sending, receiving sync.WaitGroup
 	for s := range senders {
 		sending.Go(func() {
@@ -63,7 +61,7 @@ func TestBacklogUnderConcurrentUse(t *testing.T) {
 }
 
 func TestBacklogTakesAnyNumber(t *testing.T) {
-	b := consume.NewBacklog[int](2)
+	b := NewBacklog[int](2)
 	for i := range 1000 {
 		b.Put(i)
 	}

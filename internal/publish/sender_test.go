@@ -1,4 +1,4 @@
-package client
+package publish
 
 import (
 	"cmp"
@@ -22,30 +22,29 @@ import (
 
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link/linktest"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 // testPause is the pause between two attempts to open a link.
 var testPause = link.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
 
-func startSender(b *linktest.FakeBroker) *publish.Sender {
-	return startSenderWith(b, publish.SenderConfig{})
+func startSender(b *linktest.FakeBroker) *Sender {
+	return startSenderWith(b, SenderConfig{})
 }
 
 // startResender starts one that sends again what is unanswered when a link is lost.
-func startResender(b *linktest.FakeBroker) *publish.Sender {
-	return startSenderWith(b, publish.SenderConfig{Resend: true})
+func startResender(b *linktest.FakeBroker) *Sender {
+	return startSenderWith(b, SenderConfig{Resend: true})
 }
 
-func startSenderWith(b *linktest.FakeBroker, cfg publish.SenderConfig) *publish.Sender {
+func startSenderWith(b *linktest.FakeBroker, cfg SenderConfig) *Sender {
 	cfg.Depth, cfg.Pause, cfg.Overdue = 256, testPause.Pause, cmp.Or(b.Overdue, linktest.ForEver)
-	s := publish.NewSender("publish", "/queues/q", cfg, b)
+	s := NewSender("publish", "/queues/q", cfg, b)
 	b.T.Cleanup(s.Cut) // ends it when the test has failed midway
 	return s
 }
 
 // send calls do for each id, in their order, and returns where the answers will be.
-func sendAll(ctx context.Context, s *publish.Sender, ids ...string) []<-chan error {
+func sendAll(ctx context.Context, s *Sender, ids ...string) []<-chan error {
 	answers := make([]<-chan error, len(ids))
 	for i, id := range ids {
 		answers[i] = async(func() error { return s.Do(ctx, linktest.WithID(id)) })

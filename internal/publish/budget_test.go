@@ -1,4 +1,4 @@
-package client
+package publish
 
 import (
 	"context"
@@ -16,7 +16,6 @@ import (
 
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link/linktest"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 func TestBudgetBoundsBytesAndServesInOrder(t *testing.T) {
@@ -24,10 +23,10 @@ func TestBudgetBoundsBytesAndServesInOrder(t *testing.T) {
 		const kb = 1000
 		b := linktest.NewFakeBroker(t)
 		b.Verdict = linktest.Withhold
-		s := startSenderWith(b, publish.SenderConfig{Resend: true, Bytes: 10 * kb})
+		s := startSenderWith(b, SenderConfig{Resend: true, Bytes: 10 * kb})
 		sized := func(id string, n int) <-chan error {
 			m := linktest.WithID(id)
-			m.Data = [][]byte{make([]byte, n-publish.MessageOverhead)}
+			m.Data = [][]byte{make([]byte, n-MessageOverhead)}
 			a := async(func() error { return s.Do(within(t, time.Hour), m) })
 			synctest.Wait()
 			return a
@@ -93,7 +92,7 @@ func TestBudgetComesBackHoweverAMessageEnds(t *testing.T) {
 		b.Verdict = func(string, *amqp.Message) amqp.DeliveryState {
 			return []amqp.DeliveryState{nil, &amqp.StateReleased{}, &amqp.StateAccepted{}}[random.IntN(3)]
 		}
-		s := startSenderWith(b, publish.SenderConfig{Resend: true, Bytes: 40_000})
+		s := startSenderWith(b, SenderConfig{Resend: true, Bytes: 40_000})
 		var answers []<-chan error
 		for i := range 500 {
 			m := linktest.WithID(fmt.Sprint(i))
@@ -127,7 +126,7 @@ func TestSizesAreEstimated(t *testing.T) {
 		"sequence":   {&amqp.Message{Sequence: [][]any{{make([]byte, 1000)}, {[]string{strings.Repeat("s", 1000)}}}}, 2000, 3000},
 		"properties": {&amqp.Message{ApplicationProperties: map[string]any{"k": strings.Repeat("v", 1000)}, Annotations: amqp.Annotations{"x-a": make([]byte, 1000)}}, 2000, 3000},
 	} {
-		n := publish.SizeOf(c.m)
+		n := SizeOf(c.m)
 		assert.GreaterOrEqual(t, n, c.from, name)
 		assert.LessOrEqual(t, n, c.to, name)
 	}

@@ -1,4 +1,4 @@
-package client
+package publish
 
 import (
 	"context"
@@ -15,11 +15,10 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/link/linktest"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 func TestCloseEndsWhileMessagesWaitToBeSentAgain(t *testing.T) {
-	start := func(t *testing.T) (*linktest.FakeBroker, *publish.Sender) {
+	start := func(t *testing.T) (*linktest.FakeBroker, *Sender) {
 		b := linktest.NewFakeBroker(t)
 		b.Verdict = linktest.Withhold
 		b.Hook = func(step string) error {
@@ -179,7 +178,7 @@ func TestCloseEndsWhenTheBrokerDoesNotAnswer(t *testing.T) {
 		left := sendAll(within(t, time.Hour), s, "waits", "queued")
 		begin := time.Now()
 		require.ErrorIs(t, s.Close(within(t, time.Minute)), failure.ErrOutcomeUnknown)
-		assert.Equal(t, time.Minute+publish.LastAnswer, time.Since(begin))
+		assert.Equal(t, time.Minute+LastAnswer, time.Since(begin))
 		require.ErrorIs(t, <-answers[0], failure.ErrOutcomeUnknown)
 		require.ErrorIs(t, <-left[0], failure.ErrNotSent)
 		require.ErrorIs(t, <-left[1], failure.ErrNotSent)
@@ -269,8 +268,8 @@ func TestSenderCloseCutsOffWhenItsContextEnds(t *testing.T) {
 }
 
 func TestSenderCloseWhileThereIsNoConnection(t *testing.T) {
-	disconnected := func(t *testing.T) *publish.Sender {
-		s := publish.NewSender("publish", "/queues/q", publish.SenderConfig{Depth: 4, Pause: testPause.Pause}, linktest.SessionsOf(func(ctx context.Context) (link.Session, error) {
+	disconnected := func(t *testing.T) *Sender {
+		s := NewSender("publish", "/queues/q", SenderConfig{Depth: 4, Pause: testPause.Pause}, linktest.SessionsOf(func(ctx context.Context) (link.Session, error) {
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
 		}))

@@ -1,4 +1,4 @@
-package client
+package link
 
 import (
 	"testing"
@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/hopback/hopback/internal/event"
-	"github.com/hopback/hopback/internal/link"
 )
 
 // A blockage is logged once it lasts, and its end once the broker has said so. The end of
@@ -17,13 +16,13 @@ func TestBlockageIsLoggedOnceItLasts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var events []event.EventKind
 		log := &lines{}
-		b := &link.Blockage{Log: log.logger()}
+		b := &Blockage{Log: log.logger()}
 		b.Tell(false)
 		b.Tell(true) // before the connection is the live one
 		time.Sleep(time.Minute)
 		assert.Empty(t, log.String())
 		b.Start("rabbit@a", func(e event.StateEvent) { events = append(events, e.Kind) })
-		time.Sleep(link.NoticeAfter + time.Second)
+		time.Sleep(NoticeAfter + time.Second)
 		assert.Contains(t, log.String(), "the broker accepts no messages")
 		assert.Contains(t, log.String(), "rabbit@a")
 		b.Tell(false)

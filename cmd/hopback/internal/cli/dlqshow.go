@@ -1,0 +1,186 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hopback/hopback/desk"
+)
+
+func (c *command) dlqShow() *cobra.Command {
+	var raw bool
+	cmd := &cobra.Command{
+		Use:   "show QUEUE ID",
+		Short: "Show one message with its history",
+		Long: `Show one message: why it was dead-lettered, its history, properties, and body. It stays
+in the queue. --raw adds AMQP's header, annotations, and the type of each value, as
+export writes them.`,
+		Example: `  hopback dlq show orders.dead order-4711
+  hopback dlq show orders.dead 5b0c6a7d1e2f3a4b5c6d7e8f --raw`,
+		Args: takes(2, 2, "QUEUE ID"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
+				e := c.early(ctx, args[0])
+				_, err := d.Show(ctx, desk.ShowConfig{
+					Queue: args[0], ID: args[1], Accept: c.accepted(), Progress: e.tell,
+					Found: func(m desk.Letter) { e.print(m, func(b *strings.Builder) { messageText(b, m, raw) }) },
+				})
+				e.end()
+				return e.over(missed(err))
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&raw, "raw", false, "show everything that AMQP transfers, with types")
+	c.jsonFlag(cmd, "the message")
+	return cmd
+}
+
+func messageText(b *strings.Builder, m desk.Letter, raw bool) {
+	var rows [][]string
+	field := func(name, value string) {
+		if value != "" {
+			rows = append(rows, []string{name, value})
+		}
+	}
+	field("id", m.ID)
+	field("message-id", m.MessageID)
+	field("queue", m.Queue)
+	field("reason", string(m.Reason))
+	field("error", errorText(m.ErrorType, m.Error))
+	field("unreadable", m.Unreadable)
+	field("dead-lettered", when(m.Died))
+	field("attempts", fmt.Sprintf("%s, %s", plural(m.Retries, "retry", "retries"), count(m.Replays, "replay")))
+	field("published to", publishedTo(m.Exchange, m.RoutingKey))
+	field("worker", m.Worker)
+	field("group", m.Group)
+	field("size", count(m.Size, "byte"))
+	if raw {
+		field("header", fmt.Sprintf("durable %t, priority %d, ttl %d ms, delivery-count %d", m.Durable, m.Priority, m.TTL, m.DeliveryCount))
+	}
+	table(b, rows)
+	historyText(b, m.Hops)
+	section(b, "PROPERTIES", m.Properties, raw)
+	section(b, "APPLICATION PROPERTIES", m.ApplicationProperties, raw)
+	if raw {
+		section(b, "ANNOTATIONS", m.Annotations, raw)
+		section(b, "FOOTER", m.Footer, raw)
+	}
+	form := m.BodyForm
+	if m.BodyCut {
+		form += ", cut"
+	}
+	fmt.Fprintf(b, "\nBODY (%s, %s)\n", form, count(m.BodySize, "byte"))
+	for line := range strings.Lines(m.Body) {
+		b.WriteString(clean(strings.TrimRight(line, "\r\n")) + "\n")
+	}
+}
+
+func publishedTo(exchange, key string) string {
+	switch {
+	case exchange == "" && key == "":
+		return ""
+	case exchange == "":
+		return "queue " + key
+	case key == "":
+		return "exchange " + exchange
+	}
+	return fmt.Sprintf("exchange %s, routing key %s", exchange, key)
+}
+
+// historyText is a table of what happened to a message, oldest first.
+func historyText(b *strings.Builder, hops []desk.Hop) {
+	if len(hops) == 0 {
+		return
+	}
+	b.WriteString("\nHISTORY\n")
+	rows := [][]string{{"TIME", "EVENT", "QUEUE", "REASON", "DETAILS"}}
+	for _, h := range hops {
+		var details []string
+		if h.Count > 1 {
+			times := fmt.Sprintf("%d times", h.Count)
+			if !h.Since.IsZero() {
+				times += " since " + when(h.Since)
+			}
+			details = append(details, times)
+		}
+		if h.Delay > 0 {
+			details = append(details, "retry after "+h.Delay.String())
+		}
+		if h.Text != "" {
+			details = append(details, h.Text)
+		}
+		rows = append(rows, []string{when(h.At), string(h.Kind), h.Queue, h.Reason, strings.Join(details, "; ")})
+	}
+	table(b, rows)
+}
+
+// section is a table of properties or annotations, which are in the JSON form of an export: an
+// object, or a list of pairs.
+func section(b *strings.Builder, title string, text json.RawMessage, raw bool) {
+	rows := [][]string{{"NAME", "VALUE"}}
+	var pairs [][2]json.RawMessage
+	if json.Unmarshal(text, &pairs) != nil {
+		var err error
+		if pairs, err = members(text); err != nil {
+			rows = append(rows, []string{"", string(text)})
+		}
+	}
+	for _, p := range pairs {
+		value := string(p[1])
+		if !raw {
+			value = plainValue(p[1])
+		}
+		rows = append(rows, []string{plainValue(p[0]), value})
+	}
+	if len(rows) > 1 {
+		fmt.Fprintf(b, "\n%s\n", title)
+		table(b, rows)
+	}
+}
+
+// members are the members of a JSON object, in their order.
+func members(text json.RawMessage) (pairs [][2]json.RawMessage, err error) {
+	if len(text) == 0 {
+		return nil, nil
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return nil, fmt.Errorf("no object: %w", err)
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return nil, err
+		}
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return nil, err
+		}
+		name, _ := key.(string)
+		pairs = append(pairs, [2]json.RawMessage{json.RawMessage(strconv.Quote(name)), value})
+	}
+	return pairs, nil
+}
+
+// plainValue is a value without its AMQP type, if it is a simple one.
+func plainValue(text json.RawMessage) string {
+	var s string
+	if json.Unmarshal(text, &s) == nil {
+		return s
+	}
+	var typed map[string]json.RawMessage
+	if json.Unmarshal(text, &typed) == nil && len(typed) == 1 {
+		for _, v := range typed {
+			if v = bytes.TrimSpace(v); len(v) > 0 && v[0] != '{' && v[0] != '[' {
+				return plainValue(v)
+			}
+		}
+	}
+	return string(text)
+}
