@@ -40,9 +40,9 @@ func TestCommandDead(t *testing.T) {
 		assert.Len(t, surveyed.Groups, 5)
 
 		list := hopback.dead(exitDone, "list", "orders.dead", "--reason", "fraud", "--limit", "3", "--count").stdout
-		assert.Contains(t, list, "3 shown; 10 match of 41 looked at; for more: --skip 3.")
+		assert.Contains(t, list, "3 messages shown; 10 of 41 selected; for more: --skip 3.")
 		shown := hopback.dead(exitDone, "show", "orders.dead", "order-0").stdout
-		assert.Contains(t, shown, "its way")
+		assert.Contains(t, shown, "HISTORY")
 		assert.Contains(t, shown, "gateway 10.0.0.0:443 refused order 0")
 		hopback.dead(exitNo, "show", "orders.dead", "none")
 		hopback.dead(exitNo, "list", "none")
@@ -74,7 +74,7 @@ func TestCommandDead(t *testing.T) {
 		assert.Contains(t, hopback.dead(exitDone, "export", "orders.dead", file, "--resume").stdout, "0 messages written")
 		discarded := hopback.dead(exitDone, "discard", "orders.dead", "--all", "--to", file).stdout
 		assert.Contains(t, discarded, "30 messages discarded")
-		assert.Contains(t, discarded, "30 of these lines were in the file before")
+		assert.Contains(t, discarded, "30 messages were already in the file before")
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		lines := slices.Collect(strings.Lines(string(text)))
@@ -110,7 +110,7 @@ func TestCommandReplayIsInterrupted(t *testing.T) {
 		stop()
 		out := await(t, done, "the command")
 		assert.Contains(t, out.stdout, "messages replayed")
-		assert.Contains(t, out.stderr, "to go on: the same command with --replay-id r1")
+		assert.Contains(t, out.stderr, "to continue: the same command with --replay-id r1")
 		poll(t, "dead + replayed = all", func() bool { return ready(t, conn, "orders")+ready(t, conn, "orders.dead") == n })
 		assert.Contains(t, hopback.run(exitDone, "replay", "orders.dead", "--all", "--replay-id", "r1").stdout, "messages replayed")
 		poll(t, "all are back", func() bool { return ready(t, conn, "orders") == n })

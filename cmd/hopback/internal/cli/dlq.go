@@ -685,11 +685,11 @@ anyway.
   hopback dlq replay orders.dead --group 3f2a9c01b7de --rate 50 --max 1000`,
 		Args: takes(1, 1, "QUEUE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			filter, err := s.some(r.cfg.All)
-			if err != nil {
+			if err := r.destination(); err != nil {
 				return err
 			}
-			if err := r.destination(); err != nil {
+			filter, err := s.some(r.cfg.All)
+			if err != nil {
 				return err
 			}
 			r.cfg.Queue, r.cfg.Filter = args[0], filter
