@@ -80,18 +80,13 @@ func At(path Path, code Code, value any, problem, remedy string) *Error {
 	return &Error{Path: path, Code: code, Value: printable(value), Problem: problem, Remedy: remedy}
 }
 
-// Wrap is New with a cause, which errors.Is and errors.As find.
-func Wrap(err error, name string, value any, problem, remedy string) *Error {
-	return New(name, value, problem, remedy).Because(err)
-}
-
 // And sets Other and returns e.
 func (e *Error) And(other Path) *Error {
 	e.Other = other
 	return e
 }
 
-// Because sets Err and returns e.
+// Because sets Err, the cause, which errors.Is and errors.As find, and returns e.
 func (e *Error) Because(err error) *Error {
 	e.Err = err
 	return e

@@ -17,7 +17,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestErrorSaysWhichWhatAndWhatToDo(t *testing.T) {
-	err := argument.Wrap(io.EOF, "Queue.Name", "a\nb", "has a line break", "remove it")
+	err := argument.New("Queue.Name", "a\nb", "has a line break", "remove it").Because(io.EOF)
 	assert.EqualError(t, err, `hopback: Queue.Name = "a\nb" has a line break (EOF); remove it`)
 	assert.ErrorIs(t, err, io.EOF)
 	assert.True(t, err.SafeToRetry())

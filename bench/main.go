@@ -22,7 +22,6 @@ type options struct {
 	rounds, n            int
 	only, peers          *regexp.Regexp
 	quick, client        bool
-	table                bool
 	json                 string
 	profiles             string
 	timeout, eachTimeout time.Duration
@@ -55,7 +54,6 @@ func parse(args []string) (options, error) {
 	peers := f.String("peers", "", "run the contestants whose names match this regular expression alone")
 	f.BoolVar(&o.quick, "quick", false, "shorter runs: about two minutes")
 	f.BoolVar(&o.client, "client", false, "only what the client's CPU is judged by: the pairs with a limit for it")
-	f.BoolVar(&o.table, "table", false, "also print the ratios as a table in Markdown")
 	f.StringVar(&o.profiles, "profiles", "", "write a CPU profile of each run's measured stretch into this folder, for go tool pprof")
 	f.StringVar(&o.json, "json", "", "write all results to this file")
 	f.DurationVar(&o.timeout, "timeout", 0, "stop after this and show what there is; 0 means 45 m, with -quick 5 m")
@@ -157,9 +155,6 @@ func run(ctx context.Context, o options) error {
 	}
 	r.finish(whole.Err())
 	r.print(os.Stdout)
-	if o.table {
-		r.printTable(os.Stdout)
-	}
 	if o.json != "" {
 		err = r.writeJSON(o.json)
 	}

@@ -412,29 +412,6 @@ func (r *report) print(w io.Writer) {
 	}
 }
 
-// printTable writes the ratios as Markdown, for README.md.
-func (r *report) printTable(w io.Writer) {
-	fmt.Fprintf(w, "\n%s, reached %s; medians of %d rounds, %d messages a run (fewer where they are large)\n\n", r.Broker, r.Reached, r.Rounds, r.Messages)
-	fmt.Fprintln(w, "| | CPU a message | the peer's | times the CPU | times as fast | messages a second | allocs |")
-	fmt.Fprintln(w, "|---|---|---|---|---|---|---|")
-	for _, res := range r.Results {
-		for _, q := range res.Ratios {
-			if q.CPU == nil {
-				continue
-			}
-			a, b := res.Runs[q.Ours], res.Runs[q.Peer]
-			limit := ""
-			if q.want.cpu > 0 {
-				limit = fmt.Sprintf(", at most %g", q.want.cpu)
-			}
-			fmt.Fprintf(w, "| %s: %s / %s | %.1f us | %.1f us | %s%s | %s | %s, %s | %.0f, %.0f |\n", res.Name, strings.TrimPrefix(q.Ours, "hopback "), q.Peer,
-				spreadOf(shared(a, b, cpu)).Median, spreadOf(shared(b, a, cpu)).Median, q.CPU.times(), limit, q.Times.times(),
-				thousands(spreadOf(shared(a, b, rate)).Median), thousands(spreadOf(shared(b, a, rate)).Median),
-				spreadOf(shared(a, b, allocs)).Median, spreadOf(shared(b, a, allocs)).Median)
-		}
-	}
-}
-
 func thousands(v float64) string {
 	if v >= 1000 {
 		return fmt.Sprintf("%.1fk", v/1000)

@@ -10,74 +10,82 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/client/internal/instrumented"
 	"github.com/hopback/hopback/internal/oldbroker"
+	"github.com/hopback/hopback/internal/sendview"
 	"github.com/hopback/hopback/internal/userid"
+
+	"github.com/hopback/hopback/internal/link"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/link/linktest"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // idle is a link that allocates nothing, takes what it is sent at once, and delivers
 // what next is given.
 type idle struct {
 	next    chan *Message
-	settled chan disposition
+	settled chan link.Disposition
 	credits uint32
 }
 
-func newIdle() *idle { return &idle{next: make(chan *Message), settled: make(chan disposition, 1)} }
+func newIdle() *idle {
+	return &idle{next: make(chan *Message), settled: make(chan link.Disposition, 1)}
+}
 
-func (l *idle) receiver(context.Context, string, receiverOptions) (receiverLink, error) {
+func (l *idle) Receiver(context.Context, string, link.ReceiverOptions) (link.ReceiverLink, error) {
 	return l, nil
 }
-func (l *idle) sender(context.Context, string) (senderLink, error) { return idleSender{}, nil }
-func (l *idle) broken() <-chan struct{}                            { return nil }
-func (l *idle) quirks() oldbroker.Quirks                           { return oldbroker.Quirks{} }
-func (l *idle) prefetched() (a arrival, ok bool)                   { return a, false }
-func (l *idle) issueCredit(n uint32) error                         { l.credits += n; return nil }
-func (l *idle) drain(context.Context) error                        { return nil }
+func (l *idle) Sender(context.Context, string) (link.SenderLink, error) { return idleSender{}, nil }
+func (l *idle) Broken() <-chan struct{}                                 { return nil }
+func (l *idle) Quirks() oldbroker.Quirks                                { return oldbroker.Quirks{} }
+func (l *idle) Prefetched() (a link.Arrival, ok bool)                   { return a, false }
+func (l *idle) IssueCredit(n uint32) error                              { l.credits += n; return nil }
+func (l *idle) Drain(context.Context) error                             { return nil }
 
-func (l *idle) receive(ctx context.Context) (arrival, error) {
+func (l *idle) Receive(ctx context.Context) (link.Arrival, error) {
 	select {
 	case m := <-l.next:
-		return arrival{msg: m}, nil
+		return link.Arrival{Msg: m}, nil
 	case <-ctx.Done():
-		return arrival{}, ctx.Err()
+		return link.Arrival{}, ctx.Err()
 	}
 }
 
-func (l *idle) settle(_ uint32, d disposition) error {
+func (l *idle) Settle(_ uint32, d link.Disposition) error {
 	l.settled <- d
 	return nil
 }
 
 type idleSender struct{}
 
-func (idleSender) send(_ *Message, to receipt) (x sending, lost bool, err error) {
-	to.answer(stateAccepted, nil)
+func (idleSender) Send(_ *Message, to link.Receipt) (x link.Sending, lost bool, err error) {
+	to.Answer(link.StateAccepted, nil)
 	return nil, false, nil
 }
-func (idleSender) close(context.Context) error { return nil }
+func (idleSender) Close(context.Context) error { return nil }
 
-func (l *idle) close(context.Context) error { return nil }
+func (l *idle) Close(context.Context) error { return nil }
 
 // idleSession is an idle with a session's close.
 type idleSession struct{ *idle }
 
-func (idleSession) close(context.Context)                         {}
-func (idleSession) login() *userid.Login                          { return anybody }
-func (idleSession) wear() float64                                 { return 0 }
-func (idleSession) intake() *intake                               { return neverBlocked }
-func (idleSession) heard() uint64                                 { return 0 }
-func (idleSession) giveUp()                                       {}
-func (idleSession) answering(context.Context, time.Duration) bool { return true }
+func (idleSession) Close(context.Context)                         {}
+func (idleSession) Login() *userid.Login                          { return anybody }
+func (idleSession) Wear() float64                                 { return 0 }
+func (idleSession) Intake() *link.Intake                          { return neverBlocked }
+func (idleSession) Heard() uint64                                 { return 0 }
+func (idleSession) GiveUp()                                       {}
+func (idleSession) Answering(context.Context, time.Duration) bool { return true }
 
 var anybody = userid.NewLogin("", false)
 
-var neverBlocked = newIntake()
+var neverBlocked = link.NewIntake()
 
 // idleSenderOf is a sender whose messages are accepted at once.
-func idleSenderOf() *sender {
-	return newSender("publish", "/queues/q", senderConfig{depth: 256, bytes: 64 << 20, backoff: testBackoff, resend: true},
-		sessionsOf(func(context.Context) (session, error) { return idleSession{newIdle()}, nil }))
+func idleSenderOf() *publish.Sender {
+	return publish.NewSender("publish", "/queues/q", publish.SenderConfig{Depth: 256, Bytes: 64 << 20, Pause: testBackoff.Pause, Resend: true},
+		linktest.SessionsOf(func(context.Context) (link.Session, error) { return idleSession{newIdle()}, nil }))
 }
 
 // countAllocs is how many allocations a call of f takes, in all goroutines together.
@@ -94,9 +102,9 @@ func countAllocs(t *testing.T, f func()) int {
 func TestAllocationsOfPublishing(t *testing.T) {
 	notUnderRace(t)
 	s := idleSenderOf()
-	require.NoError(t, <-s.first)
-	defer func() { require.NoError(t, s.close(t.Context())) }()
-	core := &publisher{s: s}
+	require.NoError(t, <-s.First)
+	defer func() { require.NoError(t, s.Close(t.Context())) }()
+	core := coreOf(s)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 
@@ -133,7 +141,7 @@ func TestAllocationsOfPublishing(t *testing.T) {
 
 func BenchmarkPublish(b *testing.B) {
 	s := idleSenderOf()
-	p := &Publisher[[]byte]{core: &publisher{s: s}, codec: RawCodec{}}
+	p := &Publisher[[]byte]{core: coreOf(s), codec: RawCodec{}}
 	body := make([]byte, 256)
 	ctx := b.Context()
 	b.ReportAllocs()
@@ -143,12 +151,12 @@ func BenchmarkPublish(b *testing.B) {
 			_ = p.Publish(ctx, body)
 		}
 	})
-	_ = s.close(context.Background())
+	_ = s.Close(context.Background())
 }
 
 func BenchmarkPublishAll(b *testing.B) {
 	s := idleSenderOf()
-	p := &Publisher[[]byte]{core: &publisher{s: s}, codec: RawCodec{}}
+	p := &Publisher[[]byte]{core: coreOf(s), codec: RawCodec{}}
 	bodies := make([][]byte, b.N)
 	for i := range bodies {
 		bodies[i] = make([]byte, 256)
@@ -158,7 +166,7 @@ func BenchmarkPublishAll(b *testing.B) {
 	if err := p.PublishAll(b.Context(), bodies); err != nil {
 		b.Fatal(err)
 	}
-	_ = s.close(context.Background())
+	_ = s.Close(context.Background())
 }
 
 type allocOrder struct {
@@ -201,12 +209,12 @@ func consumeIdly(t testing.TB, h Handler) (one, end func()) {
 	l := newIdle()
 	cfg, err := ConsumerConfig{}.withDefaults()
 	require.NoError(t, err)
-	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{
-		sessions: sessionsOf(func(context.Context) (session, error) { return idleSession{l}, nil }),
-		backoff:  ReconnectBackoff{Min: time.Second, Max: time.Second}, log: quiet,
+	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consume.ConsumerDeps{
+		Sessions: linktest.SessionsOf(func(context.Context) (link.Session, error) { return idleSession{l}, nil }),
+		Backoff:  link.Backoff{Min: time.Second, Max: time.Second}, Log: quiet,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := async(func() error { return k.run(ctx) })
+	ended := async(func() error { return k.core.Run(ctx) })
 	m := &Message{Header: &Header{Durable: true}, Data: [][]byte{[]byte(`{"id":"o-1","cents":1995}`)}, DeliveryTag: []byte{1, 2, 3, 4}}
 	return func() {
 			l.next <- m
@@ -237,7 +245,7 @@ func TestAllocationsOfProperties(t *testing.T) {
 	m := &Message{}
 	value := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	n := testing.AllocsPerRun(1000, func() {
-		s := instrumented.Pooled(address.Address{}, m, nil)
+		s := sendview.Pooled(address.Address{}, m, nil)
 		s.SetProperty("traceparent", value)
 		require.Len(t, m.ApplicationProperties, 1)
 		s.Recycle()

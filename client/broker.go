@@ -1,5 +1,9 @@
 package client
 
+import (
+	"github.com/hopback/hopback/internal/link"
+)
+
 // Broker describes a broker, as it introduced itself when the connection opened.
 type Broker struct {
 	Product string // "RabbitMQ"
@@ -10,4 +14,4 @@ type Broker struct {
 
 // AtLeast reports whether the broker's version is major.minor or later. It is false
 // for a version that can't be read.
-func (b Broker) AtLeast(major, minor int) bool { return brokerInfo(b).AtLeast(major, minor) }
+func (b Broker) AtLeast(major, minor int) bool { return link.BrokerInfo(b).AtLeast(major, minor) }

@@ -180,7 +180,7 @@ func checkEncode[T any](c Codec) error {
 	// A *Message is sent as it is.
 	if k, ok := c.(TypeChecker); ok && reflect.TypeFor[T]() != reflect.TypeFor[*Message]() {
 		if err := k.CheckEncode(reflect.TypeFor[T]()); err != nil {
-			return argument.Wrap(err, "value", reflect.TypeFor[T]().String(), "can't be encoded", "publish values of another type, or use another PublisherConfig.Codec")
+			return argument.New("value", reflect.TypeFor[T]().String(), "can't be encoded", "publish values of another type, or use another PublisherConfig.Codec").Because(err)
 		}
 	}
 	return nil
@@ -190,7 +190,7 @@ func checkEncode[T any](c Codec) error {
 func checkDecode[T any](c Codec) error {
 	if k, ok := c.(TypeChecker); ok {
 		if err := k.CheckDecode(reflect.TypeFor[T]()); err != nil {
-			return argument.Wrap(err, "value", reflect.TypeFor[T]().String(), "can't be decoded", "handle values of another type, or use another Codec")
+			return argument.New("value", reflect.TypeFor[T]().String(), "can't be decoded", "handle values of another type, or use another Codec").Because(err)
 		}
 	}
 	return nil

@@ -16,6 +16,9 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // Config configures a Conn. The zero value is ready to use.
@@ -97,7 +100,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.MaxConnections == 0 {
 		c.MaxConnections = 64
 	}
-	if !utf8.ValidString(c.Name) || len(c.Name) > maxName {
+	if !utf8.ValidString(c.Name) || len(c.Name) > link.MaxName {
 		return c, argument.New("Config.Name", c.Name, "is over 255 bytes or not valid UTF-8", "use a short name")
 	}
 	if c.ConnectTimeout == 0 {
@@ -118,12 +121,12 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Name == "" {
 		c.Name = defaultName()
 	}
-	if c.SASL.login.oauth2 && c.SASL.login.source == nil {
+	if c.SASL.login.Oauth2 && c.SASL.login.Source == nil {
 		return c, argument.New("Config.SASL", "OAuth2", "has no token source", "give client.OAuth2 a function")
 	}
 	if c.PreferLeaderOf != "" {
 		if _, err := address.Queue(c.PreferLeaderOf).Build(); err != nil {
-			return c, argument.Wrap(err, "Config.PreferLeaderOf", c.PreferLeaderOf, "is not a queue's name", "name a queue, or leave it empty")
+			return c, argument.New("Config.PreferLeaderOf", c.PreferLeaderOf, "is not a queue's name", "name a queue, or leave it empty").Because(err)
 		}
 	}
 	if c.Logger == nil {
@@ -133,21 +136,21 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 // dialing is what a connection is made with.
-func (c Config) dialing(settled func(n int)) dialConfig {
-	return dialConfig{
-		name: c.Name, tls: c.TLS, dial: c.Dial, connectTimeout: c.ConnectTimeout, idleTimeout: c.IdleTimeout,
-		impersonator: c.Impersonator, log: c.Logger, settled: settled,
+func (c Config) dialing(settled func(n int)) link.DialConfig {
+	return link.DialConfig{
+		Name: c.Name, Tls: c.TLS, Dial: c.Dial, ConnectTimeout: c.ConnectTimeout, IdleTimeout: c.IdleTimeout,
+		Impersonator: c.Impersonator, Log: c.Logger, Settled: settled,
 	}
 }
 
-func (c Config) endpoints(first string) ([]endpoint, error) {
-	eps := make([]endpoint, 0, 1+len(c.Endpoints))
+func (c Config) endpoints(first string) ([]link.Endpoint, error) {
+	eps := make([]link.Endpoint, 0, 1+len(c.Endpoints))
 	for i, raw := range append([]string{first}, c.Endpoints...) {
 		name := "url"
 		if i > 0 {
 			name = fmt.Sprintf("Config.Endpoints[%d]", i-1)
 		}
-		ep, err := parseEndpoint(name, raw, c.SASL.login)
+		ep, err := link.ParseEndpoint(name, raw, c.SASL.login)
 		if err != nil {
 			return nil, err
 		}
@@ -161,5 +164,5 @@ func defaultName() string {
 	if len(os.Args) > 0 && os.Args[0] != "" {
 		program = filepath.Base(os.Args[0])
 	}
-	return clip(program, 100) + "-" + strings.ToLower(rand.Text()[:8])
+	return failure.Clip(program, 100) + "-" + strings.ToLower(rand.Text()[:8])
 }

@@ -3,19 +3,21 @@ package client
 import (
 	"context"
 	"time"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
 // SASL is a way to log in: Plain, External or OAuth2.
-type SASL struct{ login credentials }
+type SASL struct{ login link.Credentials }
 
 // Plain logs in with a user name and a password.
 func Plain(user, password string) SASL {
-	return SASL{plainLogin(user, password)}
+	return SASL{link.PlainLogin(user, password)}
 }
 
 // External logs in with the client certificate of Config.TLS. The broker needs
 // the plugin rabbitmq_auth_mechanism_ssl.
-func External() SASL { return SASL{credentials{mechanism: "EXTERNAL"}} }
+func External() SASL { return SASL{link.Credentials{Mechanism: "EXTERNAL"}} }
 
 // Token is an OAuth 2 access token.
 type Token struct {
@@ -38,11 +40,11 @@ type TokenSource func(ctx context.Context) (Token, error)
 // connection. RabbitMQ 4.0 can't: it ends the connection when the token expires, and the
 // client rebuilds it with a new token.
 func OAuth2(source TokenSource) SASL {
-	login := credentials{mechanism: "PLAIN", oauth2: true}
+	login := link.Credentials{Mechanism: "PLAIN", Oauth2: true}
 	if source != nil {
-		login.source = func(ctx context.Context) (accessToken, error) {
+		login.Source = func(ctx context.Context) (link.AccessToken, error) {
 			t, err := source(ctx)
-			return accessToken(t), err
+			return link.AccessToken(t), err
 		}
 	}
 	return SASL{login}

@@ -13,6 +13,10 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/instrumented"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // Conn is a connection to a broker that rebuilds itself whenever it is lost, with
@@ -27,9 +31,9 @@ import (
 type Conn struct {
 	cfg    Config
 	log    *slog.Logger
-	hooks  *hooks // nil: no Instrument
-	unhook func() // reports Close to it; set by Connect
-	pool   *pool
+	hooks  *instrumented.Hooks // nil: no Instrument
+	unhook func()              // reports Close to it; set by Connect
+	pool   *link.Pool
 	// starving is after how long without a delivery a consumer looks at its queue.
 	starving time.Duration
 
@@ -46,15 +50,15 @@ type Conn struct {
 
 // closer is what lives on a Conn and must end before it: consumers, publishers.
 type closer interface {
-	shut(ctx context.Context) error
+	Shut(ctx context.Context) error
 }
 
 // Broker describes the broker, as it introduced itself when the connection was last
 // made. With several connections it is the broker of the first one that is up. It is
 // the zero Broker while none is up.
 func (c *Conn) Broker() Broker {
-	if w := c.pool.up(); w != nil {
-		return Broker(w.broker)
+	if w := c.pool.Up(); w != nil {
+		return Broker(w.Broker)
 	}
 	return Broker{}
 }
@@ -96,21 +100,21 @@ type State struct {
 // State returns whether the connections are up, and if not, why. Config.Observe is
 // called for each change.
 func (c *Conn) State() State {
-	s := c.pool.state()
+	s := c.pool.State()
 	return State{
-		Connected: s.connected, Closed: c.isClosing(), Connections: s.connections, Since: s.since, Generation: s.generation,
-		Endpoint: s.endpoint, Broker: Broker(s.broker), BlockedSince: s.blockedSince, Attempts: s.attempts, Err: s.err,
+		Connected: s.Connected, Closed: c.isClosing(), Connections: s.Connections, Since: s.Since, Generation: s.Generation,
+		Endpoint: s.Endpoint, Broker: Broker(s.Broker), BlockedSince: s.BlockedSince, Attempts: s.Attempts, Err: s.Err,
 	}
 }
 
-func (c *Conn) isClosing() bool { return isClosed(c.pool.closing) }
+func (c *Conn) isClosing() bool { return failure.IsClosed(c.pool.Closing) }
 
 // join registers what must end before the connection does.
 func (c *Conn) join(u closer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.isClosing() {
-		return ErrClosed
+		return failure.ErrClosed
 	}
 	c.users[u] = struct{}{}
 	return nil

@@ -2,9 +2,6 @@ package client
 
 import (
 	"context"
-	"log/slog"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -12,27 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+
+	"github.com/hopback/hopback/internal/failure"
 )
-
-// lines is a log that a test reads.
-type lines struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
 // connectTo connects to a server of this package's tests, and returns the events.
 func connectTo(t *testing.T, cfg Config, addrs ...string) (*Conn, chan Event) {
@@ -83,7 +62,7 @@ func TestConnClosesInAnAlarmAfterARequest(t *testing.T) {
 	log := &lines{}
 	c, events := connectTo(t, Config{Logger: log.logger()}, addr)
 	_, _, err := c.Management().Request(within(t, 200*time.Millisecond), "GET", "/queues/q", nil)
-	require.ErrorIs(t, err, ErrNotSent)
+	require.ErrorIs(t, err, failure.ErrNotSent)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	closed := async(func() error { return c.Close(context.Background()) })
 	select {

@@ -9,6 +9,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/link"
 )
 
 const (
@@ -29,10 +32,10 @@ const (
 type brokerClock struct {
 	turn chan struct{} // to ask; nil until the first wants it
 	// ask is Conn.askTime, but in tests.
-	ask func(context.Context, *wire) (asked, broker time.Time, err error)
+	ask func(context.Context, *link.Wire) (asked, broker time.Time, err error)
 
 	mu     sync.Mutex
-	on     *wire // the connection that it was asked on
+	on     *link.Wire // the connection that it was asked on
 	asked  time.Time
 	broker time.Time // at asked
 	err    error
@@ -64,7 +67,7 @@ func (c *Conn) askBrokerTime(ctx context.Context) (time.Time, error) {
 func (c *Conn) brokerTimeSince(ctx context.Context, since time.Time) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, clockPatience)
 	defer cancel()
-	w, err := c.pool.wire(ctx)
+	w, err := c.pool.Wire(ctx)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -103,7 +106,7 @@ func (c *Conn) brokerTimeSince(ctx context.Context, since time.Time) (time.Time,
 // known, and then has it asked for. If the broker can't be asked, this host's time stands
 // in.
 func (c *Conn) brokerNow() (now time.Time, known bool) {
-	w := c.pool.up()
+	w := c.pool.Up()
 	if w == nil {
 		return time.Time{}, false
 	}
@@ -122,9 +125,9 @@ func (c *Conn) learnTime() {
 	if !c.clock.learning.CompareAndSwap(false, true) {
 		return
 	}
-	asking := c.pool.inBackground(func() {
+	asking := c.pool.InBackground(func() {
 		defer c.clock.learning.Store(false)
-		_, _ = c.brokerTime(c.pool.ctx) // which keeps the answer, and logs the error
+		_, _ = c.brokerTime(c.pool.Ctx) // which keeps the answer, and logs the error
 	})
 	if !asking {
 		c.clock.learning.Store(false)
@@ -132,7 +135,7 @@ func (c *Conn) learnTime() {
 }
 
 // now is the broker's time, if that is known of the connection w.
-func (b *brokerClock) now(w *wire) (known bool, now time.Time, err error) {
+func (b *brokerClock) now(w *link.Wire) (known bool, now time.Time, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	age := time.Since(b.asked)
@@ -154,13 +157,13 @@ func (b *brokerClock) askedBefore(t time.Time) bool {
 }
 
 // askTime returns a time by this process's clock and what the broker's said then.
-func (c *Conn) askTime(ctx context.Context, w *wire) (asked, broker time.Time, err error) {
+func (c *Conn) askTime(ctx context.Context, w *link.Wire) (asked, broker time.Time, err error) {
 	fail := func(err error) (time.Time, time.Time, error) { return time.Time{}, time.Time{}, err }
 	queue := "hopback-clock-" + rand.Text()
 	path := "/queues/" + queue // nothing to encode
 	// The queue is exclusive to its connection, and the Conn's own management may be on
 	// another.
-	management := managementOf(w, c.pool.renewAfter)
+	management := managementOf(w, c.pool.RenewAfter)
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), clockPatience)
 		defer cancel()
@@ -184,7 +187,7 @@ func (c *Conn) askTime(ctx context.Context, w *wire) (asked, broker time.Time, e
 		defer cancel()
 		_, _, _ = management.Request(ctx, "DELETE", path, nil)
 	}()
-	sess, err := w.openSession(ctx, c.pool.renewAfter)
+	sess, err := w.OpenSession(ctx, c.pool.RenewAfter)
 	if err != nil {
 		return fail(err)
 	}
@@ -194,7 +197,7 @@ func (c *Conn) askTime(ctx context.Context, w *wire) (asked, broker time.Time, e
 	}
 	answers := make(chan answer, 1)
 	// What hangs ends with its session.
-	work, cancel := context.WithCancel(w.ctx)
+	work, cancel := context.WithCancel(w.Ctx)
 	go func() {
 		asked, broker, err := timeOfDeaths(work, sess, path)
 		answers <- answer{asked, broker, err}
@@ -202,49 +205,49 @@ func (c *Conn) askTime(ctx context.Context, w *wire) (asked, broker time.Time, e
 	select {
 	case a := <-answers:
 		cancel()
-		closeSession(sess)
+		link.CloseSession(sess)
 		return a.asked, a.broker, a.err
 	case <-ctx.Done():
 		cancel()
-		closeSession(sess)
+		link.CloseSession(sess)
 		return fail(context.Cause(ctx))
 	}
 }
 
 // timeOfDeaths has a message die a few times, and returns what the quickest says.
-func timeOfDeaths(ctx context.Context, sess session, address string) (asked, broker time.Time, err error) {
+func timeOfDeaths(ctx context.Context, sess link.Session, address string) (asked, broker time.Time, err error) {
 	fail := func(err error) (time.Time, time.Time, error) { return time.Time{}, time.Time{}, err }
-	receiver, err := sess.receiver(ctx, address, receiverOptions{})
+	receiver, err := sess.Receiver(ctx, address, link.ReceiverOptions{})
 	if err != nil {
 		return fail(err)
 	}
-	if err := receiver.issueCredit(clockRounds + 1); err != nil {
+	if err := receiver.IssueCredit(clockRounds + 1); err != nil {
 		return fail(err)
 	}
-	sender, err := sess.sender(ctx, address)
+	sender, err := sess.Sender(ctx, address)
 	if err != nil {
 		return fail(err)
 	}
-	if sess.intake().Now().Blocked {
+	if sess.Intake().Now().Blocked {
 		return fail(errors.New("it accepts no messages, probably because of a memory or disk alarm"))
 	}
-	if _, _, err := sender.send(NewMessage([]byte("time?")), make(chanReceipt, 1)); err != nil {
+	if _, _, err := sender.Send(NewMessage([]byte("time?")), make(link.ChanReceipt, 1)); err != nil {
 		return fail(err)
 	}
-	m, err := receiver.receive(ctx)
+	m, err := receiver.Receive(ctx)
 	if err != nil {
 		return fail(err)
 	}
 	quickest := time.Duration(math.MaxInt64)
 	for range clockRounds {
 		began := time.Now()
-		if err := receiver.settle(m.id, disposition{kind: modified, dead: true}); err != nil {
+		if err := receiver.Settle(m.Id, link.Disposition{Kind: link.Modified, Dead: true}); err != nil {
 			return fail(err)
 		}
-		if m, err = receiver.receive(ctx); err != nil {
+		if m, err = receiver.Receive(ctx); err != nil {
 			return fail(err)
 		}
-		died := timeOfDeath(m.msg)
+		died := timeOfDeath(m.Msg)
 		if died.IsZero() {
 			return fail(errors.New("it doesn't report when a message died"))
 		}
@@ -254,7 +257,7 @@ func timeOfDeaths(ctx context.Context, sess session, address string) (asked, bro
 			quickest, asked, broker = took, began, died.Add(time.Millisecond)
 		}
 	}
-	_ = receiver.settle(m.id, disposition{kind: accepted})
+	_ = receiver.Settle(m.Id, link.Disposition{Kind: link.Accepted})
 	return asked, broker, nil
 }
 
@@ -300,5 +303,5 @@ func (c *Conn) clockDiffers(ahead time.Duration) {
 		return
 	}
 	c.log.Warn("hopback: the broker's clock differs from this host's; times in messages go by the broker's clock", "ahead", ahead.Round(time.Millisecond))
-	c.pool.notifyUp(stateEvent{Kind: eventClockDiffers, Ahead: ahead})
+	c.pool.NotifyUp(event.StateEvent{Kind: event.EventClockDiffers, Ahead: ahead})
 }

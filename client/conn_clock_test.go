@@ -10,18 +10,20 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
 // clockConn is a Conn that is up, and whose broker is asked for its time by ask.
-func clockConn(t *testing.T, ask func(context.Context, *wire) (asked, broker time.Time, err error)) *Conn {
+func clockConn(t *testing.T, ask func(context.Context, *link.Wire) (asked, broker time.Time, err error)) *Conn {
 	cfg, err := Config{Logger: quiet}.withDefaults()
 	require.NoError(t, err)
-	c := newConn(cfg, []endpoint{{}})
+	c := newConn(cfg, []link.Endpoint{{}})
 	c.clock.ask = ask
-	c.pool.conns[0].live = &wire{}
+	c.pool.Conns[0].Live = &link.Wire{}
 	t.Cleanup(func() {
-		c.pool.cancel()
-		c.pool.background.Wait()
+		c.pool.Cancel()
+		c.pool.Background.Wait()
 	})
 	return c
 }
@@ -30,7 +32,7 @@ func clockConn(t *testing.T, ask func(context.Context, *wire) (asked, broker tim
 func TestBrokerNowAsksOnceAndDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int64
-		c := clockConn(t, func(context.Context, *wire) (time.Time, time.Time, error) {
+		c := clockConn(t, func(context.Context, *link.Wire) (time.Time, time.Time, error) {
 			asked.Add(1)
 			time.Sleep(time.Second)
 			return time.Now(), time.Now().Add(time.Hour), nil
@@ -49,7 +51,7 @@ func TestBrokerNowAsksOnceAndDoesNotWait(t *testing.T) {
 			require.WithinDuration(t, time.Now().Add(time.Hour), now, time.Millisecond)
 		}
 		require.EqualValues(t, 1, asked.Load())
-		c.pool.conns[0].live = &wire{} // another connection, perhaps to another node
+		c.pool.Conns[0].Live = &link.Wire{} // another connection, perhaps to another node
 		_, known := c.brokerNow()
 		require.False(t, known)
 		time.Sleep(2 * time.Second)
@@ -62,7 +64,7 @@ func TestBrokerNowAsksOnceAndDoesNotWait(t *testing.T) {
 // Where the broker can't be asked, this host's time stands in.
 func TestBrokerNowIsThisHostsWhereTheBrokerCanNotBeAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := clockConn(t, func(context.Context, *wire) (time.Time, time.Time, error) {
+		c := clockConn(t, func(context.Context, *link.Wire) (time.Time, time.Time, error) {
 			return time.Time{}, time.Time{}, errors.New("refused")
 		})
 		_, known := c.brokerNow()
@@ -71,11 +73,11 @@ func TestBrokerNowIsThisHostsWhereTheBrokerCanNotBeAsked(t *testing.T) {
 		now, known := c.brokerNow()
 		require.True(t, known)
 		assert.WithinDuration(t, time.Now(), now, time.Millisecond)
-		c.pool.conns[0].live = nil
+		c.pool.Conns[0].Live = nil
 		_, known = c.brokerNow()
 		assert.False(t, known, "there is no connection")
-		close(c.pool.closing)
-		c.pool.conns[0].live = &wire{}
+		close(c.pool.Closing)
+		c.pool.Conns[0].Live = &link.Wire{}
 		_, known = c.brokerNow()
 		assert.False(t, known, "nothing is asked any more")
 	})
@@ -87,7 +89,7 @@ func TestBrokersTimeIsAskedForPastTheCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int64
 		ahead := time.Duration(0)
-		c := clockConn(t, func(context.Context, *wire) (time.Time, time.Time, error) {
+		c := clockConn(t, func(context.Context, *link.Wire) (time.Time, time.Time, error) {
 			asked.Add(1)
 			time.Sleep(10 * time.Millisecond)
 			return time.Now(), time.Now().Add(ahead), nil

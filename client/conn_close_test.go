@@ -70,8 +70,8 @@ func TestConsumeWhoseContextEndsInAPreparer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broker, conn := withOrders(t)
 		defer func() { require.NoError(t, conn.Close(context.Background())) }()
-		broker.SetAlarm(hopbacktest.MemoryAlarm, true) // management requests aren't answered
-		defer broker.SetAlarm(hopbacktest.MemoryAlarm, false)
+		broker.SetMemoryAlarm(true) // management requests aren't answered
+		defer broker.SetMemoryAlarm(false)
 		h := retry.With(retry.Policy{MaxRetries: 1, Backoff: retry.Delays(time.Second)})(client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil }))
 		for _, cause := range []error{nil, errors.New("the process stops")} {
 			ctx, cancel := context.WithCancelCause(t.Context())

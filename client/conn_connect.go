@@ -8,6 +8,10 @@ import (
 	"sync"
 
 	"github.com/hopback/hopback/internal/clienttest"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/instrumented"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // Connect opens a connection. It tries each endpoint once: first the URL, then those
@@ -29,20 +33,20 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 	}
 	c := newConn(cfg, eps)
 	test := clienttest.From(ctx)
-	c.pool.renewAfter, c.starving = cmp.Or(test.RenewAfter, c.pool.renewAfter), test.Starving
-	if err := c.pool.open(ctx); err != nil {
+	c.pool.RenewAfter, c.starving = cmp.Or(test.RenewAfter, c.pool.RenewAfter), test.Starving
+	if err := c.pool.Open(ctx); err != nil {
 		return nil, err
 	}
-	c.unhook = c.hooks.connect(c.Stats)
+	c.unhook = c.hooks.Connect(c.Stats)
 	return c, nil
 }
 
 // newConn makes a Conn whose pool has no connection yet.
-func newConn(cfg Config, eps []endpoint) *Conn {
-	c := &Conn{cfg: cfg, log: cfg.Logger, hooks: newHooks(cfg.Instrument, cfg.Logger), closed: make(chan struct{}), users: map[closer]struct{}{}}
+func newConn(cfg Config, eps []link.Endpoint) *Conn {
+	c := &Conn{cfg: cfg, log: cfg.Logger, hooks: instrumented.NewHooks(cfg.Instrument, cfg.Logger), closed: make(chan struct{}), users: map[closer]struct{}{}}
 	c.pool = c.newPool(eps)
 	c.clock.ask = c.askTime
-	c.mgmt = newManagement(c.pool.openSession, c.pool.ctx, c.pool.closing)
+	c.mgmt = newManagement(c.pool.OpenSession, c.pool.Ctx, c.pool.Closing)
 	return c
 }
 
@@ -66,7 +70,7 @@ func (c *Conn) Close(ctx context.Context) error {
 		return c.closeErr
 	case <-ctx.Done():
 	}
-	if isClosed(c.closed) { // both at once: the result is worth more
+	if failure.IsClosed(c.closed) { // both at once: the result is worth more
 		return c.closeErr
 	}
 	return fmt.Errorf("hopback: close: another Close hasn't ended yet: %w", context.Cause(ctx))
@@ -75,10 +79,10 @@ func (c *Conn) Close(ctx context.Context) error {
 // end is the first Close.
 func (c *Conn) end(ctx context.Context) error {
 	// With the connections gone, nothing waits for their broker any longer.
-	stopWatching := context.AfterFunc(ctx, c.pool.abort)
+	stopWatching := context.AfterFunc(ctx, c.pool.Abort)
 	defer stopWatching()
 	c.mu.Lock()
-	c.pool.beginClose()
+	c.pool.BeginClose()
 	users := make([]closer, 0, len(c.users))
 	for u := range c.users {
 		users = append(users, u)
@@ -88,12 +92,12 @@ func (c *Conn) end(ctx context.Context) error {
 	errs := make([]error, len(users))
 	var wg sync.WaitGroup
 	for i, u := range users {
-		wg.Go(func() { errs[i] = u.shut(ctx) })
+		wg.Go(func() { errs[i] = u.Shut(ctx) })
 	}
 	wg.Wait()
 	c.mgmt.close(ctx)
-	c.pool.close(ctx)
-	c.hooks.closed(c.unhook)
+	c.pool.Close(ctx)
+	c.hooks.Closed(c.unhook)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("hopback: close: %w", err)
 	}

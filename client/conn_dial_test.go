@@ -19,6 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+
+	"github.com/hopback/hopback/internal/failure"
 )
 
 // pipes dials pipes, at the other end of which a broker serves.
@@ -72,7 +74,7 @@ func TestDialConnectsOverOtherTransports(t *testing.T) {
 			p := &pipes{server: server}
 			back := make(chan struct{}, 10)
 			conn, err := Connect(t.Context(), scheme+"://u:p@broker.test:1", Config{
-				Dial: p.dial, TLS: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, Logger: quiet, Reconnect: testBackoff,
+				Dial: p.dial, TLS: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, Logger: quiet, Reconnect: ReconnectBackoff(testBackoff),
 				Observe: func(e Event) {
 					if e.Kind == EventUp && e.Op == "connection" {
 						back <- struct{}{}
@@ -108,9 +110,9 @@ func TestHostileDialsNeitherPanicNorHang(t *testing.T) {
 		text string
 	}{
 		"fails":   {func(context.Context, string, string) (net.Conn, error) { return nil, why }, why, "no tunnel"},
-		"nothing": {func(context.Context, string, string) (net.Conn, error) { return nil, nil }, ErrUnreachable, "no connection"},
-		"panics":  {func(context.Context, string, string) (net.Conn, error) { panic("odd") }, ErrUnreachable, "panicked: odd"},
-		"exits":   {func(context.Context, string, string) (net.Conn, error) { runtime.Goexit(); return nil, nil }, ErrUnreachable, "no connection"},
+		"nothing": {func(context.Context, string, string) (net.Conn, error) { return nil, nil }, failure.ErrUnreachable, "no connection"},
+		"panics":  {func(context.Context, string, string) (net.Conn, error) { panic("odd") }, failure.ErrUnreachable, "panicked: odd"},
+		"exits":   {func(context.Context, string, string) (net.Conn, error) { runtime.Goexit(); return nil, nil }, failure.ErrUnreachable, "no connection"},
 		"hangs": {func(context.Context, string, string) (net.Conn, error) {
 			<-late
 			ours, theirs := net.Pipe()
@@ -122,7 +124,7 @@ func TestHostileDialsNeitherPanicNorHang(t *testing.T) {
 		}, context.DeadlineExceeded, ""},
 	} {
 		_, err := Connect(t.Context(), "amqp://broker.test", Config{Dial: c.dial, ConnectTimeout: 50 * time.Millisecond, Logger: quiet})
-		require.ErrorIs(t, err, ErrUnreachable, name)
+		require.ErrorIs(t, err, failure.ErrUnreachable, name)
 		require.ErrorIs(t, err, c.is, name)
 		assert.ErrorContains(t, err, c.text, name)
 	}
@@ -137,7 +139,7 @@ func TestRawConnectionsGoToTheEndpointsInTurn(t *testing.T) {
 	t.Cleanup(p.peers.Wait)
 	down := false
 	c, err := Connect(t.Context(), "amqp://a.test", Config{
-		Endpoints: []string{"amqp://b.test", "amqp://c.test"}, Logger: quiet, Reconnect: testBackoff,
+		Endpoints: []string{"amqp://b.test", "amqp://c.test"}, Logger: quiet, Reconnect: ReconnectBackoff(testBackoff),
 		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 			if down && address == "b.test:5672" {
 				return nil, errors.New("it is down")

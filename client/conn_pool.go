@@ -7,6 +7,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/internal/link"
+
+	"github.com/hopback/hopback/internal/failure"
 )
 
 // How many session slots they reserve: a consumer one to receive on, and one for its forwards.
@@ -16,21 +18,21 @@ const (
 )
 
 // newPool makes the Conn's pool. Its first connection isn't open yet.
-func (c *Conn) newPool(eps []endpoint) *pool {
-	cfg := poolConfig{
-		dial: c.cfg.dialing(c.hooks.settledRange()), maxConnections: c.cfg.MaxConnections, backoff: link.Backoff(c.cfg.Reconnect),
-		observer: newObserver(c.cfg.Observe, c.cfg.Logger), onConnected: c.hooks.connected, sendToken: c.sendToken,
+func (c *Conn) newPool(eps []link.Endpoint) *link.Pool {
+	cfg := link.PoolConfig{
+		Dial: c.cfg.dialing(c.hooks.SettledRange()), MaxConnections: c.cfg.MaxConnections, Backoff: link.Backoff(c.cfg.Reconnect),
+		Observer: newObserver(c.cfg.Observe, c.cfg.Logger), OnConnected: c.hooks.Connected, SendToken: c.sendToken,
 	}
 	if c.cfg.PreferLeaderOf != "" {
-		cfg.leader = c.leader
+		cfg.Leader = c.leader
 	}
-	return newPool(cfg, eps)
+	return link.NewPool(cfg, eps)
 }
 
 // leader is the node that leads the queue Config.PreferLeaderOf. It is "" if the broker doesn't
 // say: that is no reason to be without a connection.
-func (c *Conn) leader(ctx context.Context, w *wire) string {
-	management := managementOf(w, c.pool.renewAfter)
+func (c *Conn) leader(ctx context.Context, w *link.Wire) string {
+	management := managementOf(w, c.pool.RenewAfter)
 	defer management.close(ctx)
 	// The management's path of a queue is that of its address.
 	path, err := address.Queue(c.cfg.PreferLeaderOf).Build()
@@ -48,16 +50,16 @@ func (c *Conn) leader(ctx context.Context, w *wire) string {
 }
 
 // sendToken gives the broker a new token for the connection w.
-func (c *Conn) sendToken(ctx context.Context, w *wire, token string) error {
+func (c *Conn) sendToken(ctx context.Context, w *link.Wire, token string) error {
 	// The Conn's own may be on another connection.
-	management := managementOf(w, c.pool.renewAfter)
+	management := managementOf(w, c.pool.RenewAfter)
 	defer management.close(ctx)
 	status, reply, err := management.Request(ctx, "PUT", "/auth/tokens", []byte(token))
 	if err != nil {
 		return err
 	}
 	if status != http.StatusNoContent && status != http.StatusOK {
-		return fmt.Errorf("the broker answered with %d: %s", status, clip(fmt.Sprint(reply), 200))
+		return fmt.Errorf("the broker answered with %d: %s", status, failure.Clip(fmt.Sprint(reply), 200))
 	}
 	return nil
 }

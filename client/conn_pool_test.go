@@ -14,6 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // manyConns is a Conn with a server that allows few sessions on a connection: 8, of
@@ -42,11 +45,11 @@ func newManyConns(t *testing.T, cfg Config) *manyConns {
 	eps, err := cfg.endpoints("amqp://u:p@" + addr + "/")
 	require.NoError(t, err)
 	m.Conn = newConn(cfg, eps)
-	m.pool.idleAfter = 50 * time.Millisecond
-	m.pool.connect = func(ctx context.Context, ep endpoint, cfg dialConfig) (*wire, error) {
+	m.pool.IdleAfter = 50 * time.Millisecond
+	m.pool.Connect = func(ctx context.Context, ep link.Endpoint, cfg link.DialConfig) (*link.Wire, error) {
 		m.mu.Lock()
-		rebuilt := slices.Contains(m.names, cfg.name)
-		m.names = append(m.names, cfg.name)
+		rebuilt := slices.Contains(m.names, cfg.Name)
+		m.names = append(m.names, cfg.Name)
 		m.mu.Unlock()
 		if !rebuilt {
 			assert.EqualValues(t, 1, m.dialling.Add(1), "one at a time")
@@ -54,19 +57,19 @@ func newManyConns(t *testing.T, cfg Config) *manyConns {
 		}
 		if m.refuse.Load() {
 			time.Sleep(50 * time.Millisecond)
-			return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrVirtualHost}
+			return nil, &failure.Error{Op: "connect", Target: ep.Shown, Kind: failure.ErrVirtualHost}
 		}
-		w, err := dial(ctx, ep, cfg)
+		w, err := link.Dial(ctx, ep, cfg)
 		if err == nil {
 			m.mu.Lock()
-			m.sockets[cfg.name] = w.net
+			m.sockets[cfg.Name] = w.Net
 			m.mu.Unlock()
 		}
 		return w, err
 	}
-	w, at, err := m.pool.dial(t.Context(), 0, m.pool.conns[0].cfg)
+	w, at, err := m.pool.Dial(t.Context(), 0, m.pool.Conns[0].Cfg)
 	require.NoError(t, err)
-	m.pool.conns[0].run(w, at)
+	m.pool.Conns[0].Run(w, at)
 	t.Cleanup(func() { assert.NoError(t, m.Close(within(t, 10*time.Second))) })
 	return m
 }
@@ -113,10 +116,10 @@ func (m *manyConns) await(kind EventKind, op string) Event {
 }
 
 func (m *manyConns) taken() (all []int) {
-	m.pool.mu.Lock()
-	defer m.pool.mu.Unlock()
-	for _, l := range m.pool.conns {
-		all = append(all, l.taken)
+	m.pool.Mu.Lock()
+	defer m.pool.Mu.Unlock()
+	for _, l := range m.pool.Conns {
+		all = append(all, l.Taken)
 	}
 	return all
 }
@@ -132,7 +135,7 @@ func TestConnOpensAsManyConnectionsAsAreNeeded(t *testing.T) {
 	assert.EqualValues(t, 3, m.State().Generation)
 	m.work(ps)
 	_, _, err := m.Management().Request(within(t, time.Second), "GET", "/queues/q", nil)
-	require.ErrorIs(t, err, ErrOutcomeUnknown, "it was sent: there is a session left for it; the server knows no answer")
+	require.ErrorIs(t, err, failure.ErrOutcomeUnknown, "it was sent: there is a session left for it; the server knows no answer")
 
 	for _, p := range ps {
 		require.NoError(t, p.Close(within(t, 10*time.Second)))
@@ -158,12 +161,12 @@ func TestConsumersReserveASessionForTheirForwards(t *testing.T) {
 	}
 	assert.Equal(t, []int{4}, m.taken())
 	err := m.Consume(ctx, "q", nothing, ConsumerConfig{})
-	require.ErrorIs(t, err, ErrSessionLimit)
-	assert.NotErrorIs(t, err, ErrConnectionLost)
-	assert.True(t, SafeToRetry(err))
-	assert.Equal(t, 1, strings.Count(err.Error(), ErrSessionLimit.Error()), err.Error())
+	require.ErrorIs(t, err, failure.ErrSessionLimit)
+	assert.NotErrorIs(t, err, failure.ErrConnectionLost)
+	assert.True(t, failure.SafeToRetry(err))
+	assert.Equal(t, 1, strings.Count(err.Error(), failure.ErrSessionLimit.Error()), err.Error())
 	_, err = m.publisher()
-	require.ErrorIs(t, err, ErrSessionLimit)
+	require.ErrorIs(t, err, failure.ErrSessionLimit)
 	assert.ErrorContains(t, err, "MaxConnections", "it says what to do")
 	stop()
 	for range 2 {
@@ -175,9 +178,9 @@ func TestConsumersReserveASessionForTheirForwards(t *testing.T) {
 // A reservation opens what it has reserved and, while an old session lasts, one beyond that.
 func TestReservationsOpenWhatTheyReserved(t *testing.T) {
 	m := newManyConns(t, Config{})
-	b, other := m.pool.reserve(2), m.pool.reserve(2)
-	open := func(b *reservation) session {
-		s, err := b.open(within(t, 10*time.Second))
+	b, other := m.pool.Reserve(2), m.pool.Reserve(2)
+	open := func(b *link.Reservation) link.Session {
+		s, err := b.Open(within(t, 10*time.Second))
 		require.NoError(t, err)
 		return s
 	}
@@ -190,25 +193,25 @@ func TestReservationsOpenWhatTheyReserved(t *testing.T) {
 	assert.Equal(t, []int{4}, m.taken(), "both had been reserved")
 	third := open(b)
 	assert.Equal(t, []int{4, 1}, m.taken())
-	closeSession(third)
+	link.CloseSession(third)
 	assert.Equal(t, []int{4, 0}, m.taken())
-	closeSession(first)
+	link.CloseSession(first)
 	assert.Equal(t, []int{4, 0}, m.taken(), "it stays reserved")
 	open(b)
-	b.release()
+	b.Release()
 	assert.Equal(t, []int{4, 0}, m.taken(), "both of its sessions are open")
-	_, err := b.open(t.Context())
-	require.ErrorIs(t, err, ErrClosed)
+	_, err := b.Open(t.Context())
+	require.ErrorIs(t, err, failure.ErrClosed)
 
 	// Neither one that waits for its connection nor one whose ctx has ended takes a slot.
-	c := m.pool.reserve(1)
+	c := m.pool.Reserve(1)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	for range 20 {
-		_, err := c.open(ended)
+		_, err := c.Open(ended)
 		require.ErrorIs(t, err, context.Canceled)
 	}
-	c.release()
+	c.Release()
 	assert.Equal(t, []int{4, 0}, m.taken())
 }
 
@@ -222,8 +225,8 @@ func TestRefusedFurtherConnectionsHurtNobodyElse(t *testing.T) {
 	for range 10 {
 		wg.Go(func() {
 			_, err := m.publisher()
-			assert.ErrorIs(t, err, ErrSessionLimit)
-			assert.True(t, SafeToRetry(err))
+			assert.ErrorIs(t, err, failure.ErrSessionLimit)
+			assert.True(t, failure.SafeToRetry(err))
 			assert.ErrorContains(t, err, "refuses another connection")
 		})
 	}
@@ -235,9 +238,9 @@ func TestRefusedFurtherConnectionsHurtNobodyElse(t *testing.T) {
 	assert.True(t, m.State().Connected)
 	m.work(ps)
 	m.refuse.Store(false)
-	m.pool.mu.Lock()
-	m.pool.refusal = nil // it holds for Reconnect.Min, which may not be over
-	m.pool.mu.Unlock()
+	m.pool.Mu.Lock()
+	m.pool.Refusal = nil // it holds for Reconnect.Min, which may not be over
+	m.pool.Mu.Unlock()
 	m.work(m.publishers(4))
 	assert.Equal(t, []int{4, 4}, m.taken())
 }
@@ -281,10 +284,10 @@ func TestConnClosesWhileItOpensAFurtherConnection(t *testing.T) {
 	m := newManyConns(t, Config{})
 	m.publishers(4)
 	begun := make(chan struct{})
-	m.pool.connect = func(ctx context.Context, ep endpoint, _ dialConfig) (*wire, error) {
+	m.pool.Connect = func(ctx context.Context, ep link.Endpoint, _ link.DialConfig) (*link.Wire, error) {
 		close(begun)
 		<-ctx.Done()
-		return nil, &Error{Op: "connect", Target: ep.shown, Kind: ErrUnreachable, Err: ctx.Err()}
+		return nil, &failure.Error{Op: "connect", Target: ep.Shown, Kind: failure.ErrUnreachable, Err: ctx.Err()}
 	}
 	opening := async(func() error {
 		_, err := m.publisher()
@@ -292,50 +295,29 @@ func TestConnClosesWhileItOpensAFurtherConnection(t *testing.T) {
 	})
 	<-begun
 	require.NoError(t, m.Close(within(t, 10*time.Second)))
-	require.ErrorIs(t, <-opening, ErrClosed)
+	require.ErrorIs(t, <-opening, failure.ErrClosed)
 	assert.Equal(t, 0, m.State().Connections)
 	assert.False(t, m.State().Connected)
-}
-
-func TestSpareSessionsLeaveRoom(t *testing.T) {
-	for limit, want := range map[int]int{64: 4, 8: 4, 5: 2, 2: 1, 1: 1} {
-		assert.Equal(t, want, spareSessions(limit), "%d", limit)
-	}
-	assert.Equal(t, "n", connName("n", 1))
-	assert.Len(t, connName(strings.Repeat("n", maxName), 12), maxName)
 }
 
 // Whoever wants a session when the Conn is closed is told so, whatever connection its slot
 // is on: Close doesn't wait for those that it has cut off.
 func TestSessionWantedAfterCloseIsRefused(t *testing.T) {
 	m := newManyConns(t, Config{})
-	b := m.pool.reserve(publisherSessions)
-	s, err := b.open(t.Context())
+	b := m.pool.Reserve(publisherSessions)
+	s, err := b.Open(t.Context())
 	require.NoError(t, err)
-	s.close(t.Context())
+	s.Close(t.Context())
 	require.NoError(t, m.Close(within(t, 10*time.Second)))
 	refused := async(func() error {
-		_, err := b.open(context.Background())
+		_, err := b.Open(context.Background())
 		return err
 	})
 	select {
 	case err := <-refused:
-		require.ErrorIs(t, err, ErrClosed)
+		require.ErrorIs(t, err, failure.ErrClosed)
 	case <-time.After(10 * time.Second):
 		t.Fatal("it looks for a connection forever")
 	}
-	b.release()
-}
-
-// What was answered was sent: a Close that comes right behind an answer, and has no time,
-// knows it.
-func TestCloseRightBehindAnAnswer(t *testing.T) {
-	b := newFakeBroker(t)
-	over, cancel := context.WithCancel(context.Background())
-	cancel()
-	for range 2000 {
-		s := startResender(b)
-		require.NoError(t, s.do(t.Context(), withID("m")))
-		require.NoError(t, s.close(over))
-	}
+	b.Release()
 }

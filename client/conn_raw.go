@@ -7,6 +7,7 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // Internal is for hopback's own packages desk, rpc and stream, and may change at any time.
@@ -18,17 +19,19 @@ func (c *Conn) Internal() inside.Conn[*Delivery] { return internal{c} }
 type internal struct{ conn *Conn }
 
 // Closed returns a channel that is closed when the Conn is.
-func (in internal) Closed() <-chan struct{} { return in.conn.pool.closing }
+func (in internal) Closed() <-chan struct{} { return in.conn.pool.Closing }
 
 // Pause is how long to wait before another attempt to connect.
-func (in internal) Pause(failures int) time.Duration { return in.conn.cfg.Reconnect.pause(failures) }
+func (in internal) Pause(failures int) time.Duration {
+	return link.Backoff(in.conn.cfg.Reconnect).Pause(failures)
+}
 
 // rawUser is a user of dedicated connections that has numbers. It learns of the end of the
 // Conn by Closed.
 type rawUser struct{ add func(*instrument.Stats) }
 
-func (u *rawUser) shut(context.Context) error { return nil }
-func (u *rawUser) count(s *instrument.Stats)  { u.add(s) }
+func (u *rawUser) Shut(context.Context) error { return nil }
+func (u *rawUser) Count(s *instrument.Stats)  { u.add(s) }
 
 // Join has instrument.Stats call count until leave is called.
 func (in internal) Join(count func(*instrument.Stats)) (leave func()) {
@@ -44,12 +47,12 @@ func (in internal) Handle(ctx context.Context, d *Delivery) (context.Context, fu
 	if in.conn.hooks == nil {
 		return ctx, func(error) {}
 	}
-	ctx = in.conn.hooks.handle(ctx, d)
-	return ctx, d.observed.Load().handled
+	ctx = d.follow(ctx, in.conn.hooks)
+	return ctx, d.observed.Handled
 }
 
 // Dial makes a network connection, to the endpoint that is so many behind the one that
 // the first connection uses, or to the next that can be reached.
 func (in internal) Dial(ctx context.Context, behind int) (dedicated.Dialed, error) {
-	return in.conn.pool.dialRaw(ctx, behind)
+	return in.conn.pool.DialRaw(ctx, behind)
 }

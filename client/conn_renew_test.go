@@ -9,85 +9,33 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/link/linktest"
 )
-
-// A sender's session is replaced after so many messages, when all of them are
-// answered; what is queued meanwhile goes out on the next one, in its order.
-func TestSenderReplacesItsSessionInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.renewAfter = 10
-		b.verdict = withhold
-		s := startSender(b)
-		ids := numbered("m", 25)
-		answers := sendAll(within(t, time.Hour), s, ids...)
-		assert.Len(t, b.history("send"), 10, "the others wait")
-		assert.Len(t, b.history("open session"), 1)
-		b.answer(9, &amqp.StateAccepted{})
-		synctest.Wait()
-		assert.Len(t, b.history("open session"), 1, "one isn't answered yet")
-		for range 2 {
-			b.answer(-1, &amqp.StateAccepted{})
-			synctest.Wait()
-		}
-		assert.Len(t, b.history("open session"), 3)
-		b.answer(-1, &amqp.StateAccepted{})
-		for i, a := range answers {
-			require.NoError(t, <-a)
-			assert.Equal(t, "send "+ids[i], b.history("send")[i])
-		}
-		require.NoError(t, s.close(within(t, time.Hour)))
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		assert.Empty(t, b.sessions, "every session was closed")
-		assert.Equal(t, 1, b.mostSessions, "the old one before the next")
-	})
-}
-
-// A sender that is closed while its session is being replaced sends what is queued.
-func TestSenderClosedWhileItsSessionIsReplacedSendsTheRest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.renewAfter = 3
-		b.verdict = withhold
-		s := startSender(b)
-		answers := sendAll(within(t, time.Hour), s, numbered("m", 8)...)
-		closed := async(func() error { return s.close(within(t, time.Hour)) })
-		for range 3 {
-			synctest.Wait()
-			b.answer(-1, &amqp.StateAccepted{})
-		}
-		for _, a := range answers {
-			require.NoError(t, <-a)
-		}
-		require.NoError(t, <-closed)
-	})
-}
 
 // Forwards share a session, and all their links leave it when it is worn out.
 func TestForwardsReplaceTheirSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		k := startConsumer(b, ConsumerConfig{Concurrency: 4}, func(ctx context.Context, d *Delivery) error {
-			return forwards(fmt.Sprintf("q%d", len(idOf(d.Message()))%2))(ctx, d)
+			return forwards(fmt.Sprintf("q%d", len(linktest.IdOf(d.Message()))%2))(ctx, d)
 		})
-		b.mu.Lock()
-		b.renewAfter = 7
-		b.mu.Unlock()
-		b.publish(numbered("m", 60)...)
+		b.Mu.Lock()
+		b.RenewAfter = 7
+		b.Mu.Unlock()
+		b.Publish(linktest.Numbered("m", 60)...)
 		time.Sleep(time.Minute)
-		assert.Greater(t, len(b.history("open session")), 9)
+		assert.Greater(t, len(b.History("open session")), 9)
 		require.NoError(t, k.end())
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		assert.Len(t, b.stored, 60)
-		for id, n := range b.stored {
+		b.Mu.Lock()
+		defer b.Mu.Unlock()
+		assert.Len(t, b.Stored, 60)
+		for id, n := range b.Stored {
 			assert.Equal(t, 1, n, id)
 		}
-		assert.Empty(t, b.sessions)
+		assert.Empty(t, b.Sessions)
 	})
 }
 
@@ -97,13 +45,13 @@ func TestConsumerReplacesItsSessionWithNothingUnsettled(t *testing.T) {
 	for _, version := range []string{"4.3.0", "4.0.5"} {
 		t.Run(version, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.version, b.renewAfter, b.requeues = version, 20, true
-				ids := numbered("m", 100)
-				b.publish(ids...)
+				b := linktest.NewFakeBroker(t)
+				b.Version, b.RenewAfter, b.Requeues = version, 20, true
+				ids := linktest.Numbered("m", 100)
+				b.Publish(ids...)
 				var order []string
 				k := startConsumer(b, ConsumerConfig{Prefetch: 7}, func(_ context.Context, d *Delivery) error {
-					order = append(order, idOf(d.Message()))
+					order = append(order, linktest.IdOf(d.Message()))
 					assert.Zero(t, d.DeliveryCount())
 					time.Sleep(time.Second)
 					return nil
@@ -111,17 +59,17 @@ func TestConsumerReplacesItsSessionWithNothingUnsettled(t *testing.T) {
 				time.Sleep(3 * time.Minute)
 				require.NoError(t, k.end())
 				assert.Equal(t, ids, order)
-				assert.Empty(t, b.history("release", "requeue"))
-				assert.GreaterOrEqual(t, len(b.history("open session")), 4)
+				assert.Empty(t, b.History("release", "requeue"))
+				assert.GreaterOrEqual(t, len(b.History("open session")), 4)
 				var last string
-				for _, e := range b.history("close") {
+				for _, e := range b.History("close") {
 					assert.NotEqual(t, last, e)
 					assert.Equal(t, e == "close session", last == "close receiver", "the link is closed before its session")
 					last = e
 				}
-				b.mu.Lock()
-				defer b.mu.Unlock()
-				assert.Equal(t, 1, b.mostSessions)
+				b.Mu.Lock()
+				defer b.Mu.Unlock()
+				assert.Equal(t, 1, b.MostSessions)
 			})
 		})
 	}
@@ -131,34 +79,34 @@ func TestConsumerReplacesItsSessionWithNothingUnsettled(t *testing.T) {
 // until there are no delivery-ids left to go on with.
 func TestLongHandlerHoldsUpTheReplacementOfASession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.renewAfter = 40
+		b := linktest.NewFakeBroker(t)
+		b.RenewAfter = 40
 		var ids []string
 		for i := range 300 {
 			ids = append(ids, fmt.Sprintf("m%d", i))
 		}
-		b.publish(append([]string{"long"}, ids...)...)
+		b.Publish(append([]string{"long"}, ids...)...)
 		freed := make(chan struct{})
 		k := startConsumer(b, ConsumerConfig{Concurrency: 2, Prefetch: 4, Grace: 5 * time.Second}, func(ctx context.Context, d *Delivery) error {
-			if idOf(d.Message()) == "long" && !slices.Contains(b.history(), "freed") {
+			if linktest.IdOf(d.Message()) == "long" && !slices.Contains(b.History(), "freed") {
 				<-freed
-				b.note("freed")
+				b.Note("freed")
 				return nil
 			}
 			time.Sleep(4 * time.Second)
 			return nil
 		})
 		time.Sleep(40*4*time.Second + 15*time.Second)
-		before := len(b.history("accept"))
-		assert.Len(t, b.history("open session"), 1, "it goes on with the session that it has")
+		before := len(b.History("accept"))
+		assert.Len(t, b.History("open session"), 1, "it goes on with the session that it has")
 		time.Sleep(40 * time.Second)
-		assert.Greater(t, len(b.history("accept")), before, "and with the others' messages")
+		assert.Greater(t, len(b.History("accept")), before, "and with the others' messages")
 		time.Sleep(4 * time.Minute)
-		assert.Greater(t, len(b.history("open session")), 1, "in the end it must go")
+		assert.Greater(t, len(b.History("open session")), 1, "in the end it must go")
 		close(freed)
 		time.Sleep(time.Hour)
 		require.NoError(t, k.end())
-		accepted := b.history("accept")
+		accepted := b.History("accept")
 		assert.Len(t, accepted, 301)
 		assert.Equal(t, 1, strings.Count(strings.Join(accepted, "\n"), "accept long"), "not settled on a link that is gone")
 	})

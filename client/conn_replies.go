@@ -6,8 +6,11 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/replylink"
+
+	"github.com/hopback/hopback/internal/failure"
 )
 
 // ReserveReplies is how package rpc gets a place for the links on which it receives replies.
@@ -16,10 +19,10 @@ func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*
 	if c == nil {
 		return nil, argument.New("conn", nil, "is a nil *Conn", "use the result of Connect")
 	}
-	p := &replyPlace{conn: c, reserved: c.pool.reserve(1), closed: closed, add: count}
+	p := &replyPlace{conn: c, reserved: c.pool.Reserve(1), closed: closed, add: count}
 	if err := c.join(p); err != nil {
-		p.reserved.release()
-		return nil, markUnsent(&Error{Op: "call", Kind: ErrClosed})
+		p.reserved.Release()
+		return nil, failure.MarkUnsent(&failure.Error{Op: "call", Kind: failure.ErrClosed})
 	}
 	return p, nil
 }
@@ -27,29 +30,31 @@ func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*
 // replyPlace has one session at a time, with the links for replies.
 type replyPlace struct {
 	conn     *Conn
-	reserved *reservation
+	reserved *link.Reservation
 	closed   func(ctx context.Context)
 	add      func(*instrument.Stats)
 }
 
-func (p *replyPlace) count(s *instrument.Stats) { p.add(s) }
+func (p *replyPlace) Count(s *instrument.Stats) { p.add(s) }
 
-func (p *replyPlace) shut(ctx context.Context) error {
+func (p *replyPlace) Shut(ctx context.Context) error {
 	p.closed(ctx)
 	return nil
 }
 
-func (p *replyPlace) Pause(failures int) time.Duration { return p.conn.cfg.Reconnect.pause(failures) }
+func (p *replyPlace) Pause(failures int) time.Duration {
+	return link.Backoff(p.conn.cfg.Reconnect).Pause(failures)
+}
 
 func (p *replyPlace) Leave() {
-	p.reserved.release()
+	p.reserved.Release()
 	p.conn.leave(p)
 }
 
 func (p *replyPlace) Open(ctx context.Context, source func(oldbroker.Quirks) (replylink.Source, error)) (replylink.Session, error) {
-	sess, err := p.reserved.openWire(ctx)
+	sess, err := p.reserved.OpenWire(ctx)
 	if err != nil {
-		return nil, replyError(ctx, err)
+		return nil, link.ReplyError(ctx, err)
 	}
-	return openReplies(ctx, sess, source)
+	return link.OpenReplies(ctx, sess, source)
 }

@@ -8,14 +8,14 @@ import (
 )
 
 // counted is a consumer or a publisher that has numbers.
-type counted interface{ count(*instrument.Stats) }
+type counted interface{ Count(*instrument.Stats) }
 
 // Stats returns numbers of the connections, consumers and publishers. It asks nobody, and
 // may be called often. After Close there are no consumers and no publishers.
 func (c *Conn) Stats() instrument.Stats {
-	p := c.pool.stats()
+	p := c.pool.Stats()
 	s := instrument.Stats{
-		Lost: p.lost, Rebuilt: p.rebuilt, Connections: p.connections, Sessions: p.sessions, Blocked: p.blocked, BlockedNow: p.blockedNow,
+		Lost: p.Lost, Rebuilt: p.Rebuilt, Connections: p.Connections, Sessions: p.Sessions, Blocked: p.Blocked, BlockedNow: p.BlockedNow,
 	}
 	c.mu.Lock()
 	users := make([]counted, 0, len(c.users))
@@ -26,7 +26,7 @@ func (c *Conn) Stats() instrument.Stats {
 	}
 	c.mu.Unlock()
 	for _, u := range users {
-		u.count(&s)
+		u.Count(&s)
 	}
 	slices.SortFunc(s.Consumers, func(a, b instrument.ConsumerStats) int { return strings.Compare(a.Queue, b.Queue) })
 	slices.SortFunc(s.Publishers, func(a, b instrument.PublisherStats) int { return strings.Compare(a.To.String(), b.To.String()) })

@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"errors"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -15,59 +14,22 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
-	engine "github.com/hopback/hopback/internal/amqp"
+
+	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/link/linktest"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // bareConn is a Conn without its supervisor, on the wire w; nil: disconnected.
-func bareConn(t *testing.T, w *wire) *Conn {
+func bareConn(t *testing.T, w *link.Wire) *Conn {
 	cfg, err := Config{Logger: quiet}.withDefaults()
 	require.NoError(t, err)
 	c := newConn(cfg, nil)
-	t.Cleanup(c.pool.cancel)
-	c.pool.conns[0].live = w
-	close(c.pool.conns[0].done)
+	t.Cleanup(c.pool.Cancel)
+	c.pool.Conns[0].Live = w
+	close(c.pool.Conns[0].Done)
 	return c
-}
-
-// bareWire is a connection on which nothing can be opened.
-func bareWire(t *testing.T) *wire {
-	ours, theirs := net.Pipe()
-	w := &wire{limit: maxSessions, spare: make(chan struct{}, maxSpare), amqp: &engine.Conn{}, net: ours}
-	w.ctx, w.cancel = context.WithCancel(context.Background())
-	t.Cleanup(func() {
-		w.cancel()
-		_ = ours.Close()
-		_ = theirs.Close()
-	})
-	return w
-}
-
-func TestWhatIsNotAnsweredIsGivenUp(t *testing.T) {
-	wait := func(d time.Duration, err error) func(context.Context) error {
-		return func(ctx context.Context) error {
-			if !link.Pause(ctx, d) {
-				return context.Cause(ctx)
-			}
-			return err
-		}
-	}
-	synctest.Test(t, func(t *testing.T) {
-		w := bareWire(t)
-		require.NoError(t, w.answered(within(t, time.Minute), linkTimeout, wait(linkTimeout-1, nil)))
-		require.ErrorIs(t, w.answered(within(t, time.Minute), linkTimeout, wait(0, errMissing)), errMissing)
-		began := time.Now()
-		require.ErrorIs(t, w.answered(within(t, time.Second), linkTimeout, wait(time.Minute, nil)), context.DeadlineExceeded)
-		assert.Equal(t, time.Second, time.Since(began))
-		require.Nil(t, w.givenUp.Load(), "its caller had no more time")
-
-		err := w.answered(t.Context(), linkTimeout, wait(time.Minute, nil))
-		require.ErrorIs(t, err, ErrConnectionLost)
-		assert.ErrorContains(t, err, "the broker didn't answer within 15s")
-		require.NotNil(t, w.givenUp.Load())
-		_, err = w.net.Read(make([]byte, 1))
-		require.Error(t, err, "it is closed")
-	})
 }
 
 func TestNewPublisherWaitsForTheConnectionWithinItsContext(t *testing.T) {
@@ -75,7 +37,7 @@ func TestNewPublisherWaitsForTheConnectionWithinItsContext(t *testing.T) {
 		c := bareConn(t, nil)
 		start := time.Now()
 		_, err := NewPublisher[string](within(t, time.Minute), c, address.Queue("q"), PublisherConfig{})
-		require.ErrorIs(t, err, ErrNotSent)
+		require.ErrorIs(t, err, failure.ErrNotSent)
 		assert.Equal(t, time.Minute, time.Since(start))
 		assert.Empty(t, c.users)
 	})
@@ -125,16 +87,16 @@ func TestConnCloseEndsWhatWaitsForAConnection(t *testing.T) {
 		start := time.Now()
 		require.NoError(t, c.Close(within(t, time.Minute)))
 		assert.Zero(t, time.Since(start))
-		require.ErrorIs(t, <-consuming, ErrClosed)
-		require.ErrorIs(t, <-publishing, ErrClosed)
-		require.ErrorIs(t, <-managing, ErrClosed)
+		require.ErrorIs(t, <-consuming, failure.ErrClosed)
+		require.ErrorIs(t, <-publishing, failure.ErrClosed)
+		require.ErrorIs(t, <-managing, failure.ErrClosed)
 
 		require.NoError(t, c.Close(t.Context()), "closing twice is closing once")
-		require.ErrorIs(t, c.Consume(t.Context(), "q", HandlerFunc(func(context.Context, *Delivery) error { return nil }), ConsumerConfig{}), ErrClosed)
+		require.ErrorIs(t, c.Consume(t.Context(), "q", HandlerFunc(func(context.Context, *Delivery) error { return nil }), ConsumerConfig{}), failure.ErrClosed)
 		_, err := NewPublisher[string](t.Context(), c, address.Queue("q"), PublisherConfig{})
-		require.ErrorIs(t, err, ErrClosed)
+		require.ErrorIs(t, err, failure.ErrClosed)
 		_, _, err = c.Management().Request(t.Context(), "GET", "/queues/q", nil)
-		require.ErrorIs(t, err, ErrClosed)
+		require.ErrorIs(t, err, failure.ErrClosed)
 		assert.Equal(t, Broker{}, c.Broker())
 	})
 }
@@ -173,20 +135,20 @@ func TestConsumeBegunDuringAReconnectWaitsForTheBroker(t *testing.T) {
 		require.NoError(t, c.Consume(within(t, time.Second), "q", h, ConsumerConfig{}), "ctx ends the wait")
 
 		w := bareWire(t)
-		w.broker = brokerInfo{Version: "4.3.6", Node: "rabbit@a"}
-		c.pool.mu.Lock()
-		c.pool.conns[0].change(w, nil)
-		c.pool.mu.Unlock()
+		w.Broker = link.BrokerInfo{Version: "4.3.6", Node: "rabbit@a"}
+		c.pool.Mu.Lock()
+		c.pool.Conns[0].Change(w, nil)
+		c.pool.Mu.Unlock()
 		require.ErrorIs(t, <-consuming, enough)
-		assert.Equal(t, Broker(w.broker), <-seen)
+		assert.Equal(t, Broker(w.Broker), <-seen)
 
-		c.pool.mu.Lock()
-		c.pool.conns[0].change(nil, ErrConnectionLost)
-		c.pool.mu.Unlock()
+		c.pool.Mu.Lock()
+		c.pool.Conns[0].Change(nil, failure.ErrConnectionLost)
+		c.pool.Mu.Unlock()
 		consuming = async(func() error { return c.Consume(t.Context(), "q", h, ConsumerConfig{}) })
 		synctest.Wait()
 		require.NoError(t, c.Close(within(t, time.Minute)))
-		require.ErrorIs(t, <-consuming, ErrClosed)
+		require.ErrorIs(t, <-consuming, failure.ErrClosed)
 		assert.Empty(t, seen)
 	})
 }
@@ -195,8 +157,8 @@ func TestASlowStartIsLoggedOnceAndSaysWhy(t *testing.T) {
 	for _, alarm := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			w := bareWire(t)
-			w.blockage = &blockage{log: quiet}
-			w.blockage.tell(alarm)
+			w.Blockage = &link.Blockage{Log: quiet}
+			w.Blockage.Tell(alarm)
 			c := bareConn(t, w)
 			log := &lines{}
 			c.log = log.logger()
@@ -223,32 +185,30 @@ func TestASlowStartIsLoggedOnceAndSaysWhy(t *testing.T) {
 func TestPublishErrorsNameTheOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := bareConn(t, nil)
-		c.pool.conns[0].why = &Error{Op: "connect", Target: "amqp://u@h", Kind: ErrAuthentication, Text: `the broker refused PLAIN for user "u"`}
+		c.pool.Conns[0].Why = &failure.Error{Op: "connect", Target: "amqp://u@h", Kind: failure.ErrAuthentication, Text: `the broker refused PLAIN for user "u"`}
 		check := func(err error) {
 			t.Helper()
-			require.ErrorIs(t, err, ErrNotSent)
+			require.ErrorIs(t, err, failure.ErrNotSent)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.ErrorIs(t, err, ErrAuthentication)
+			require.ErrorIs(t, err, failure.ErrAuthentication)
 			assert.ErrorContains(t, err, `not sent: context deadline exceeded: hopback: connect amqp://u@h: authentication failed: the broker refused PLAIN for user "u"`)
-			assert.True(t, SafeToRetry(err))
+			assert.True(t, failure.SafeToRetry(err))
 		}
 		_, err := NewPublisher[string](within(t, time.Second), c, address.Queue("q"), PublisherConfig{})
 		check(err)
 
-		s := newSender("publish", "/queues/q", senderConfig{depth: 2, outage: c.pool.outage}, sessionsOf(func(ctx context.Context) (session, error) { return c.pool.openSession(ctx) }))
-		defer s.cut()
-		check(s.do(within(t, time.Second), withID("m")))
-		b := newBatch(s, 1)
-		b.put(t.Context(), 0, withID("m"))
-		b.wait(within(t, time.Second))
-		check(b.err())
+		s := publish.NewSender("publish", "/queues/q", publish.SenderConfig{Depth: 2, Outage: c.pool.Outage}, linktest.SessionsOf(func(ctx context.Context) (link.Session, error) { return c.pool.OpenSession(ctx) }))
+		defer s.Cut()
+		check(s.Do(within(t, time.Second), linktest.WithID("m")))
+		p := coreOf(s)
+		check(p.publishAll(within(t, time.Second), 1, func(int) (*Message, error) { return linktest.WithID("m"), nil }))
 
 		w := bareWire(t)
-		w.blockage = &blockage{log: quiet}
-		c.pool.conns[0].live, c.pool.conns[0].why = w, nil
-		require.NoError(t, c.pool.outage())
-		w.blockage.tell(true)
-		require.ErrorContains(t, c.pool.outage(), "memory or disk alarm")
+		w.Blockage = &link.Blockage{Log: quiet}
+		c.pool.Conns[0].Live, c.pool.Conns[0].Why = w, nil
+		require.NoError(t, c.pool.Outage())
+		w.Blockage.Tell(true)
+		require.ErrorContains(t, c.pool.Outage(), "memory or disk alarm")
 	})
 }
 
@@ -256,15 +216,15 @@ func TestPublishErrorsNameTheOutage(t *testing.T) {
 func TestNoSessionOnAConnectionThatWasClosedInOrder(t *testing.T) {
 	c, err := Connect(t.Context(), "amqp://u:p@"+hostileServer(t, "", nil)+"/", Config{Logger: quiet})
 	require.NoError(t, err)
-	w, err := c.pool.wire(t.Context())
+	w, err := c.pool.Wire(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, w.amqp.Close(t.Context()))
-	_, err = w.session(t.Context(), 1, func() {})
+	require.NoError(t, w.Amqp.Close(t.Context()))
+	_, err = w.Session(t.Context(), 1, func() {})
 	require.Error(t, err)
-	for range cap(w.spare) {
-		w.spare <- struct{}{}
+	for range cap(w.Spare) {
+		w.Spare <- struct{}{}
 	}
-	_, err = w.openSession(t.Context(), 1)
+	_, err = w.OpenSession(t.Context(), 1)
 	require.Error(t, err)
 	require.NoError(t, c.Close(t.Context()))
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/internal/grace"
 )
 
 // ConsumerConfig configures a consumer. The zero value handles one message at a time.
@@ -80,8 +79,6 @@ const (
 	maxPrefetch    = 100_000
 	// farPrefetch is what the default Prefetch grows to where the broker is far away.
 	farPrefetch = 1024
-	// lastGrace is what a handler gets after its ctx was ended by the drain.
-	lastGrace = grace.Last
 )
 
 func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {

@@ -14,6 +14,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 // held is a handler that runs until it is told how to end.
@@ -77,7 +80,7 @@ func TestAsManyHandlersRunAsThereAreDeliveries(t *testing.T) {
 	for _, concurrency := range []int{1, 2, 7, 64} {
 		t.Run(fmt.Sprint(concurrency), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
+				b := linktest.NewFakeBroker(t)
 				h := &held{}
 				k := startConsumer(b, ConsumerConfig{Concurrency: concurrency, Prefetch: 200, NoQuarantine: true, Grace: time.Hour}, h.handle)
 				unfinished, published := 0, 0
@@ -86,7 +89,7 @@ func TestAsManyHandlersRunAsThereAreDeliveries(t *testing.T) {
 					switch n := rand.N(20); {
 					case n < 8:
 						more := rand.N(min(3*concurrency, 150-unfinished) + 1)
-						b.publish(numbered(fmt.Sprint("m", published, "-"), more)...)
+						b.Publish(linktest.Numbered(fmt.Sprint("m", published, "-"), more)...)
 						unfinished += more
 						published++
 					case n == 8: // all that is unfinished comes again
@@ -94,7 +97,7 @@ func TestAsManyHandlersRunAsThereAreDeliveries(t *testing.T) {
 						old = append(old, h.running...)
 						h.running = nil
 						h.mu.Unlock()
-						b.kill(errFakeLink)
+						b.Kill(linktest.ErrFakeLink)
 						time.Sleep(time.Minute)
 					case n < 12:
 						for range rand.N(len(old) + 1) {
@@ -127,22 +130,22 @@ func TestAsManyHandlersRunAsThereAreDeliveries(t *testing.T) {
 // A handler of an earlier link keeps its slot. The others are used.
 func TestHandlersOfAnEarlierLinkLeaveTheOtherSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		h := &held{}
 		k := startConsumer(b, ConsumerConfig{Concurrency: 3, Prefetch: 200, NoQuarantine: true, Grace: time.Hour}, h.handle)
-		b.publish("old-1", "old-2")
+		b.Publish("old-1", "old-2")
 		synctest.Wait()
 		h.mu.Lock()
 		old := h.running
 		h.running = nil
 		h.mu.Unlock()
 		require.Len(t, old, 2)
-		b.kill(errFakeLink)
+		b.Kill(linktest.ErrFakeLink)
 		time.Sleep(time.Minute)
 		for range 100 { // both come again
 			synctest.Wait()
 			require.Equal(t, 1, h.count(), "one slot is left")
-			b.publish("new")
+			b.Publish("new")
 			h.end(nil)
 		}
 		close(old[0])
@@ -161,13 +164,13 @@ func TestHandlersOfAnEarlierLinkLeaveTheOtherSlots(t *testing.T) {
 // Deliveries that come one at a time are handled by one worker, even if there are many.
 func TestTheWorkerThatHasBecomeIdleLastIsNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		h := &held{}
 		k := startConsumer(b, ConsumerConfig{Concurrency: 50, Prefetch: 100}, h.handle)
 		one := func(n int) (workers int) {
 			h.workers = nil
 			for range n {
-				b.publish("m")
+				b.Publish("m")
 				synctest.Wait()
 				require.Equal(t, 1, h.count())
 				h.end(nil)
@@ -176,7 +179,7 @@ func TestTheWorkerThatHasBecomeIdleLastIsNext(t *testing.T) {
 			return len(h.workers)
 		}
 		assert.Equal(t, 1, one(100))
-		b.publish(numbered("burst", 100)...)
+		b.Publish(linktest.Numbered("burst", 100)...)
 		synctest.Wait()
 		require.Equal(t, 50, h.count())
 		for h.count() > 0 {
@@ -194,18 +197,18 @@ func TestTheWorkerThatHasBecomeIdleLastIsNext(t *testing.T) {
 func TestQuickHandlersNeedFewWorkers(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		var workers sync.Map
 		k := startConsumer(b, ConsumerConfig{Concurrency: 256, Prefetch: 256}, func(context.Context, *Delivery) error {
 			workers.LoadOrStore(goroutine(), true)
 			return nil
 		})
 		for i := range 100 {
-			b.publish(numbered(fmt.Sprint(i, "-"), 256)...)
+			b.Publish(linktest.Numbered(fmt.Sprint(i, "-"), 256)...)
 			synctest.Wait()
 		}
 		require.NoError(t, k.end())
-		assert.Len(t, b.history("accept"), 25_600)
+		assert.Len(t, b.History("accept"), 25_600)
 		n := 0
 		workers.Range(func(any, any) bool { n++; return true })
 		t.Log(n)
@@ -216,33 +219,33 @@ func TestQuickHandlersNeedFewWorkers(t *testing.T) {
 }
 
 func TestFifoIsOneWhateverIsInIt(t *testing.T) {
-	var q fifo[int]
+	var q consume.Fifo[int]
 	var want []int
 	for i := range 100_000 {
 		if rand.N(1000) < 500+300*(i/1000%2*2-1) {
-			q.push(i)
+			q.Push(i)
 			want = append(want, i)
 		} else if len(want) > 0 {
-			require.False(t, q.empty())
-			require.Equal(t, want[0], q.pop())
+			require.False(t, q.Empty())
+			require.Equal(t, want[0], q.Pop())
 			want = want[1:]
 		} else {
-			require.True(t, q.empty())
-			require.Zero(t, q.pop())
+			require.True(t, q.Empty())
+			require.Zero(t, q.Pop())
 		}
 	}
 	for _, v := range want {
-		require.Equal(t, v, q.pop())
+		require.Equal(t, v, q.Pop())
 	}
 	for range 100 {
-		q.push(1)
-		q.pop()
+		q.Push(1)
+		q.Pop()
 	}
 	assert.Zero(t, testing.AllocsPerRun(1000, func() {
-		q.push(1)
-		q.push(2)
-		q.pop()
-		q.pop()
+		q.Push(1)
+		q.Push(2)
+		q.Pop()
+		q.Pop()
 	}))
-	assert.LessOrEqual(t, cap(q.all), 4096)
+	assert.LessOrEqual(t, cap(q.All), 4096)
 }

@@ -9,26 +9,30 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 // farSession is a session over a network with a latency.
 type farSession struct {
-	session
+	link.Session
 	latency time.Duration
 }
 
-func (s *farSession) receiver(ctx context.Context, source string, o receiverOptions) (receiverLink, error) {
+func (s *farSession) Receiver(ctx context.Context, source string, o link.ReceiverOptions) (link.ReceiverLink, error) {
 	time.Sleep(2 * s.latency)
-	link, err := s.session.receiver(ctx, source, o)
+	link, err := s.Session.Receiver(ctx, source, o)
 	if err != nil {
 		return nil, err
 	}
-	r := &farReceiver{receiverLink: link, latency: s.latency, commands: make(chan farStep, 10_000), arriving: make(chan farStep, 10_000)}
+	r := &farReceiver{ReceiverLink: link, latency: s.latency, commands: make(chan farStep, 10_000), arriving: make(chan farStep, 10_000)}
 	ctx, r.stop = context.WithCancel(context.Background())
 	go r.pass(ctx, r.commands)
 	go func() {
 		for {
-			a, err := link.receive(ctx)
+			a, err := link.Receive(ctx)
 			if err != nil {
 				return
 			}
@@ -40,7 +44,7 @@ func (s *farSession) receiver(ctx context.Context, source string, o receiverOpti
 
 // farReceiver passes everything on in its order, and later.
 type farReceiver struct {
-	receiverLink
+	link.ReceiverLink
 	latency  time.Duration
 	commands chan farStep
 	arriving chan farStep
@@ -50,7 +54,7 @@ type farReceiver struct {
 type farStep struct {
 	due     time.Time
 	do      func()
-	arrival arrival
+	arrival link.Arrival
 }
 
 func (r *farReceiver) pass(ctx context.Context, steps <-chan farStep) {
@@ -69,35 +73,35 @@ func (r *farReceiver) later(do func()) {
 	r.commands <- farStep{due: time.Now().Add(r.latency), do: do}
 }
 
-func (r *farReceiver) issueCredit(n uint32) error {
-	r.later(func() { _ = r.receiverLink.issueCredit(n) })
+func (r *farReceiver) IssueCredit(n uint32) error {
+	r.later(func() { _ = r.ReceiverLink.IssueCredit(n) })
 	return nil
 }
 
-func (r *farReceiver) settle(id uint32, d disposition) error {
-	r.later(func() { _ = r.receiverLink.settle(id, d) })
+func (r *farReceiver) Settle(id uint32, d link.Disposition) error {
+	r.later(func() { _ = r.ReceiverLink.Settle(id, d) })
 	return nil
 }
 
-func (r *farReceiver) drain(ctx context.Context) error {
+func (r *farReceiver) Drain(ctx context.Context) error {
 	done := make(chan error)
-	r.later(func() { done <- r.receiverLink.drain(context.Background()) })
+	r.later(func() { done <- r.ReceiverLink.Drain(context.Background()) })
 	err := <-done
 	time.Sleep(r.latency)
 	return err
 }
 
-func (r *farReceiver) receive(ctx context.Context) (arrival, error) {
+func (r *farReceiver) Receive(ctx context.Context) (link.Arrival, error) {
 	select {
 	case s := <-r.arriving:
 		time.Sleep(time.Until(s.due))
 		return s.arrival, nil
 	case <-ctx.Done():
-		return arrival{}, ctx.Err()
+		return link.Arrival{}, ctx.Err()
 	}
 }
 
-func (r *farReceiver) prefetched() (a arrival, ok bool) {
+func (r *farReceiver) Prefetched() (a link.Arrival, ok bool) {
 	select {
 	case s := <-r.arriving:
 		return s.arrival, true
@@ -106,10 +110,10 @@ func (r *farReceiver) prefetched() (a arrival, ok bool) {
 	}
 }
 
-func (r *farReceiver) close(ctx context.Context) error {
+func (r *farReceiver) Close(ctx context.Context) error {
 	time.Sleep(2 * r.latency)
 	defer r.stop()
-	return r.receiverLink.close(ctx)
+	return r.ReceiverLink.Close(ctx)
 }
 
 // Handlers are busy whatever the round trip is, without a Prefetch that somebody has
@@ -134,50 +138,50 @@ func TestPrefetchFollowsTheRoundTrip(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%d handlers of %v, %v away, one message every %v", c.workers, c.handles, c.trip, c.gap), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
+				b := linktest.NewFakeBroker(t)
 				const n = 50_000 // none of the spans takes a third of that
 				if c.gap == 0 {
-					b.update(func() {
+					b.Update(func() {
 						for range n {
-							b.ready = append(b.ready, withID("m"))
+							b.Ready = append(b.Ready, linktest.WithID("m"))
 						}
 					})
 				}
 				cfg, err := ConsumerConfig{Concurrency: c.workers}.withDefaults()
 				require.NoError(t, err)
-				k := newConsumer("q", "/queues/q", HandlerFunc(func(context.Context, *Delivery) error {
+				k := newConsuming("q", "/queues/q", HandlerFunc(func(context.Context, *Delivery) error {
 					time.Sleep(c.handles)
 					return nil
-				}), cfg, consumerDeps{sessions: sessionsOf(func(ctx context.Context) (session, error) {
-					s, err := b.open(ctx)
+				}), cfg, asked{}, nil, consume.ConsumerDeps{Sessions: linktest.SessionsOf(func(ctx context.Context) (link.Session, error) {
+					s, err := b.Open(ctx)
 					return &farSession{s, c.trip / 2}, err
-				}), backoff: testBackoff, log: quiet})
+				}), Backoff: testBackoff, Log: quiet})
 				ctx, stop := context.WithCancel(t.Context())
-				done := async(func() error { return k.run(ctx) })
+				done := async(func() error { return k.core.Run(ctx) })
 				span := 10*c.handles + 20*c.trip
 				if c.gap > 0 {
 					for range 100 {
 						time.Sleep(c.gap)
-						b.publish("m")
+						b.Publish("m")
 					}
 				}
 				time.Sleep(span) // to warm up
-				before := len(b.history("accept"))
-				b.mu.Lock()
-				b.mostOutstanding = 0
-				b.mu.Unlock()
+				before := len(b.History("accept"))
+				b.Mu.Lock()
+				b.MostOutstanding = 0
+				b.Mu.Unlock()
 				time.Sleep(span)
-				after := len(b.history("accept"))
+				after := len(b.History("accept"))
 				if c.busy > 0 {
 					share := float64(after-before) * float64(c.handles) / float64(span) / float64(c.workers)
 					assert.GreaterOrEqual(t, share, c.busy)
 				}
-				assert.LessOrEqual(t, k.appetite.size(), c.most)
+				assert.LessOrEqual(t, k.core.Appetite.Size(), c.most)
 				stop()
 				require.NoError(t, <-done)
-				b.mu.Lock()
-				defer b.mu.Unlock()
-				assert.LessOrEqual(t, b.mostOutstanding, c.most+c.most/2) // the broker hears of settlements later
+				b.Mu.Lock()
+				defer b.Mu.Unlock()
+				assert.LessOrEqual(t, b.MostOutstanding, c.most+c.most/2) // the broker hears of settlements later
 			})
 		})
 	}

@@ -12,13 +12,16 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 // startOrdered is startConsumer with lanes by the first letter of the message-id; "-"
 // is of no lane.
-func startOrdered(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) *testConsumer {
+func startOrdered(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc) *testConsumer {
 	return startOrderedBy(b, cfg, h, func(d *Delivery) (string, bool) {
-		id := idOf(d.Message())
+		id := linktest.IdOf(d.Message())
 		if strings.HasPrefix(id, "!") {
 			panic("a key that can't be told")
 		}
@@ -27,29 +30,28 @@ func startOrdered(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) *testConsume
 }
 
 // startOrderedBy is startConsumer with lanes by key.
-func startOrderedBy(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc, key func(*Delivery) (string, bool)) *testConsumer {
+func startOrderedBy(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc, key func(*Delivery) (string, bool)) *testConsumer {
 	cfg, err := cfg.withDefaults()
-	require.NoError(b.t, err)
-	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, singleActive: b.singleActive})
-	k.order = key
+	require.NoError(b.T, err)
+	k := newConsuming("q", "/queues/q", h, cfg, asked{order: key}, nil, consume.ConsumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, SingleActive: b.SingleActive})
 	ctx, stop := context.WithCancel(context.Background())
-	b.t.Cleanup(stop)
-	return &testConsumer{k, stop, async(func() error { return k.run(ctx) })}
+	b.T.Cleanup(stop)
+	return &testConsumer{k.core, stop, async(func() error { return k.core.Run(ctx) })}
 }
 
 func TestDeliveriesOfOneKeyAreHandedOverInTheirOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		var want = map[string][]string{}
 		for i := range 300 {
 			id := fmt.Sprintf("%c%03d", "abc"[i%3], i)
 			want[id[:1]] = append(want[id[:1]], id)
-			b.publish(id)
+			b.Publish(id)
 		}
 		var mu sync.Mutex
 		got, now := map[string][]string{}, map[string]bool{}
 		k := startOrdered(b, ConsumerConfig{Concurrency: 8}, func(_ context.Context, d *Delivery) error {
-			id := idOf(d.Message())
+			id := linktest.IdOf(d.Message())
 			mu.Lock()
 			assert.False(t, now[id[:1]], "two of a key at once")
 			now[id[:1]] = true
@@ -64,27 +66,27 @@ func TestDeliveriesOfOneKeyAreHandedOverInTheirOrder(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.NoError(t, k.end())
 		assert.Equal(t, want, got)
-		assert.Empty(t, k.current)
+		assert.Empty(t, k.Current)
 	})
 }
 
 func TestABusyKeyTakesOneSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		for i := range 10 {
-			b.publish(fmt.Sprintf("a%d", i))
+			b.Publish(fmt.Sprintf("a%d", i))
 		}
-		b.publish("b0", "-1", "-2", "!3")
+		b.Publish("b0", "-1", "-2", "!3")
 		k := startOrdered(b, ConsumerConfig{Concurrency: 2}, func(_ context.Context, d *Delivery) error {
-			if idOf(d.Message())[0] == 'a' {
+			if linktest.IdOf(d.Message())[0] == 'a' {
 				time.Sleep(time.Hour)
 			}
 			return nil
 		})
 		time.Sleep(time.Minute)
-		assert.ElementsMatch(t, []string{"accept b0", "accept -1", "accept -2", "accept !3"}, b.history("accept"))
+		assert.ElementsMatch(t, []string{"accept b0", "accept -1", "accept -2", "accept !3"}, b.History("accept"))
 		time.Sleep(10 * time.Hour)
-		assert.Len(t, b.history("accept a"), 10)
+		assert.Len(t, b.History("accept a"), 10)
 		require.NoError(t, k.end())
 	})
 }
@@ -94,10 +96,10 @@ func TestWhatWaitsInALaneGoesBackInItsOrder(t *testing.T) {
 		for _, how := range []string{"drain", "pause"} {
 			t.Run(version+" "+how, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					b := newFakeBroker(t)
-					b.version = version
+					b := linktest.NewFakeBroker(t)
+					b.Version = version
 					ids := []string{"a0", "a1", "b0", "a2", "b1"}
-					b.publish(ids...)
+					b.Publish(ids...)
 					control := &Control{}
 					k := startOrdered(b, ConsumerConfig{Concurrency: 1, Control: control, Grace: 30 * time.Second}, func(context.Context, *Delivery) error {
 						time.Sleep(4 * time.Second)
@@ -108,13 +110,13 @@ func TestWhatWaitsInALaneGoesBackInItsOrder(t *testing.T) {
 						resume := control.Pause()
 						synctest.Wait()
 						if version == "4.3.0" {
-							assert.Equal(t, []string{"release b0", "release b1", "release a1", "release a2"}, b.history("release"))
+							assert.Equal(t, []string{"release b0", "release b1", "release a1", "release a2"}, b.History("release"))
 						}
 						resume()
 						time.Sleep(10 * time.Minute)
 					}
 					require.NoError(t, k.end())
-					gone := b.history("release", "accept", "requeue")
+					gone := b.History("release", "accept", "requeue")
 					assert.Len(t, gone, len(ids), "all that is unsettled is settled")
 					a1, a2 := slices.Index(gone, "release a1"), slices.Index(gone, "release a2")
 					if a1 >= 0 && a2 >= 0 {
@@ -128,10 +130,10 @@ func TestWhatWaitsInALaneGoesBackInItsOrder(t *testing.T) {
 
 func TestALaneGoesOnWhateverItsHandlerDoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.publish("a0", "a1", "a2", "a3")
+		b := linktest.NewFakeBroker(t)
+		b.Publish("a0", "a1", "a2", "a3")
 		k := startOrdered(b, ConsumerConfig{Concurrency: 2}, func(_ context.Context, d *Delivery) error {
-			switch idOf(d.Message()) {
+			switch linktest.IdOf(d.Message()) {
 			case "a0":
 				panic("boom")
 			case "a1":
@@ -142,8 +144,8 @@ func TestALaneGoesOnWhateverItsHandlerDoes(t *testing.T) {
 			return nil
 		})
 		synctest.Wait()
-		assert.Len(t, b.history("dead-letter"), 3)
-		assert.Equal(t, []string{"accept a3"}, b.history("accept"))
+		assert.Len(t, b.History("dead-letter"), 3)
+		assert.Equal(t, []string{"accept a3"}, b.History("accept"))
 		require.NoError(t, k.end())
 	})
 }

@@ -9,45 +9,48 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 func TestAppetiteFollowsTheHandlers(t *testing.T) {
-	a := newAppetite(1, 64, 1024)
-	assert.Equal(t, 2, a.size(), "before the first handler has told")
-	assert.True(t, a.handled(10*time.Microsecond))
-	assert.Equal(t, 64, a.size(), "fast handlers get all at once")
+	a := consume.NewAppetite(1, 64, 1024)
+	assert.Equal(t, 2, a.Size(), "before the first handler has told")
+	assert.True(t, a.Handled(10*time.Microsecond))
+	assert.Equal(t, 64, a.Size(), "fast handlers get all at once")
 	changes := 0
 	for range 100 {
-		if a.handled(10 * time.Microsecond) {
+		if a.Handled(10 * time.Microsecond) {
 			changes++
 		}
 	}
 	assert.Zero(t, changes)
 	for range 100 {
-		if a.handled(time.Second) {
+		if a.Handled(time.Second) {
 			changes++
 		}
 	}
-	assert.Equal(t, 2, a.size(), "one at work, and one that waits")
+	assert.Equal(t, 2, a.Size(), "one at work, and one that waits")
 	assert.Less(t, changes, 8)
 	for range 100 {
-		a.handled(10 * time.Millisecond)
+		a.Handled(10 * time.Millisecond)
 	}
-	assert.InDelta(t, 21, a.size(), 10, "20 of 10 ms last 200 ms")
+	assert.InDelta(t, 21, a.Size(), 10, "20 of 10 ms last 200 ms")
 
-	a = newAppetite(16, 64, 1024)
-	assert.Equal(t, 32, a.size())
-	a.handled(time.Hour)
-	assert.Equal(t, 17, a.size(), "never less than keeps every handler at work")
-	a.handled(-time.Hour)
-	a.handled(0)
-	assert.GreaterOrEqual(t, a.size(), 17)
+	a = consume.NewAppetite(16, 64, 1024)
+	assert.Equal(t, 32, a.Size())
+	a.Handled(time.Hour)
+	assert.Equal(t, 17, a.Size(), "never less than keeps every handler at work")
+	a.Handled(-time.Hour)
+	a.Handled(0)
+	assert.GreaterOrEqual(t, a.Size(), 17)
 
-	a = newAppetite(100_000, 200_000, 1024)
-	a.handled(time.Nanosecond)
-	assert.Equal(t, 200_000, a.size())
-	a.handled(1 << 62)
-	assert.Equal(t, 100_001, a.size())
+	a = consume.NewAppetite(100_000, 200_000, 1024)
+	a.Handled(time.Nanosecond)
+	assert.Equal(t, 200_000, a.Size())
+	a.Handled(1 << 62)
+	assert.Equal(t, 100_001, a.Size())
 }
 
 // A slow consumer leaves to others what it couldn't begin for long; a fast one has
@@ -60,9 +63,9 @@ func TestPrefetchFollowsTheHandlers(t *testing.T) {
 	}{{time.Second, 2, 2}, {0, 64, 64}, {5 * time.Millisecond, 30, 64}} {
 		t.Run(c.took.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
+				b := linktest.NewFakeBroker(t)
 				for i := range 2000 {
-					b.publish(fmt.Sprint(i))
+					b.Publish(fmt.Sprint(i))
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				h := HandlerFunc(func(context.Context, *Delivery) error {
@@ -71,12 +74,12 @@ func TestPrefetchFollowsTheHandlers(t *testing.T) {
 				})
 				cfg, err := ConsumerConfig{}.withDefaults()
 				require.NoError(t, err)
-				k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet})
-				done := async(func() error { return k.run(ctx) })
+				k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consume.ConsumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet})
+				done := async(func() error { return k.core.Run(ctx) })
 				time.Sleep(3 * time.Second)
-				b.mu.Lock()
-				most := b.mostOutstanding
-				b.mu.Unlock()
+				b.Mu.Lock()
+				most := b.MostOutstanding
+				b.Mu.Unlock()
 				cancel()
 				require.NoError(t, <-done)
 				assert.LessOrEqual(t, most, c.most)

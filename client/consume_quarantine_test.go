@@ -10,33 +10,36 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 // quarantineModel drives a quarantine and knows what must hold of it.
 type quarantineModel struct {
 	t        *testing.T
-	q        *quarantine
+	q        *consume.Quarantine
 	narrow   bool
-	begun    map[*Delivery]bool // handed to the workers, and not settled
-	admitted map[*Delivery]bool // unsettled, begun or not
+	begun    map[*consume.Delivery]bool // handed to the workers, and not settled
+	admitted map[*consume.Delivery]bool // unsettled, begun or not
 }
 
 func newQuarantineModel(t *testing.T) *quarantineModel {
-	m := &quarantineModel{t: t, begun: map[*Delivery]bool{}, admitted: map[*Delivery]bool{}}
-	m.q = &quarantine{}
-	m.q.begin()
+	m := &quarantineModel{t: t, begun: map[*consume.Delivery]bool{}, admitted: map[*consume.Delivery]bool{}}
+	m.q = &consume.Quarantine{}
+	m.q.Begin()
 	m.narrow = true
 	return m
 }
 
 // begin is told of the delivery that is to be handed on, if there is one.
-func (m *quarantineModel) begin(d *Delivery) {
+func (m *quarantineModel) begin(d *consume.Delivery) {
 	if d == nil {
 		return
 	}
 	require.True(m.t, m.admitted[d], "a settled delivery must not begin")
 	require.False(m.t, m.begun[d], "a delivery begins once")
-	if suspect(d) {
+	if consume.Suspect(d) {
 		require.Empty(m.t, m.begun, "a suspect begins alone")
 	}
 	m.begun[d] = true
@@ -47,34 +50,34 @@ func (m *quarantineModel) changed(changed bool) {
 	if changed {
 		m.narrow = !m.narrow
 	}
-	require.Equal(m.t, m.narrow, m.q.narrowed())
+	require.Equal(m.t, m.narrow, m.q.Narrowed())
 }
 
-func (m *quarantineModel) admit(d *Delivery) {
-	now, changed := m.q.admit(d)
+func (m *quarantineModel) admit(d *consume.Delivery) {
+	now, changed := m.q.Admit(d)
 	m.changed(changed)
 	m.begin(now)
 }
 
-func (m *quarantineModel) delivery(isSuspect bool) *Delivery {
-	d := NewDelivery("q", withID("m"))
+func (m *quarantineModel) delivery(isSuspect bool) *consume.Delivery {
+	d := &consume.Delivery{Message: linktest.WithID("m")}
 	if isSuspect {
-		d.message.Header.DeliveryCount = suspectAfter
+		d.Message.Header.DeliveryCount = consume.SuspectAfter
 	}
 	m.admitted[d] = true
 	return d
 }
 
-func (m *quarantineModel) settle(d *Delivery) {
+func (m *quarantineModel) settle(d *consume.Delivery) {
 	delete(m.begun, d)
 	delete(m.admitted, d)
-	m.begin(m.q.settled(d))
+	m.begin(m.q.Settled(d))
 }
 
 // anyOf returns one of set, chosen by r, or nil.
-func anyOf(r *rand.Rand, set map[*Delivery]bool) *Delivery {
+func anyOf(r *rand.Rand, set map[*consume.Delivery]bool) *consume.Delivery {
 	n := 0
-	var chosen *Delivery
+	var chosen *consume.Delivery
 	for d := range set {
 		if n++; r.IntN(n) == 0 {
 			chosen = d
@@ -107,13 +110,13 @@ func TestQuarantineUnderAnySequence(t *testing.T) {
 				d := m.delivery(r.IntN(2) == 0)
 				m.settle(d)
 				if r.IntN(3) == 0 {
-					m.changed(m.q.pass(d))
+					m.changed(m.q.Pass(d))
 				} else {
 					m.admit(d)
 				}
 			case 7:
 				d := m.delivery(r.IntN(2) == 0)
-				m.changed(m.q.pass(d))
+				m.changed(m.q.Pass(d))
 				m.settle(d)
 			}
 			if len(m.begun) == 0 {
@@ -134,13 +137,13 @@ func TestQuarantineUnderAnySequence(t *testing.T) {
 // behind it are handled, and the link is wide again.
 func TestSuspectThatIsTakenBackWhileItWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.publish("first")
-		b.update(func() {
+		b := linktest.NewFakeBroker(t)
+		b.Publish("first")
+		b.Update(func() {
 			for i := range 3 {
-				m := withID(fmt.Sprintf("s%d", i))
-				m.Header.DeliveryCount = suspectAfter
-				b.ready = append(b.ready, m)
+				m := linktest.WithID(fmt.Sprintf("s%d", i))
+				m.Header.DeliveryCount = consume.SuspectAfter
+				b.Ready = append(b.Ready, m)
 			}
 		})
 		k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 8}, func(_ context.Context, d *Delivery) error {
@@ -148,15 +151,15 @@ func TestSuspectThatIsTakenBackWhileItWaits(t *testing.T) {
 			return nil
 		})
 		synctest.Wait()
-		k.mu.Lock()
-		s := k.current.(*stint)
-		k.mu.Unlock()
-		s.leaseEnded(2, 2)
+		k.Mu.Lock()
+		s := k.Current.(*consume.Stint)
+		k.Mu.Unlock()
+		s.LeaseEnded(2, 2)
 		time.Sleep(time.Hour)
-		b.publish(numbered("m", 8)...)
+		b.Publish(linktest.Numbered("m", 8)...)
 		time.Sleep(time.Hour)
-		assert.ElementsMatch(t, append(numbered("accept m", 8), "accept first", "release s0", "accept s1", "accept s2"), b.history(settlements...))
-		assert.False(t, s.quarantine.narrowed())
+		assert.ElementsMatch(t, append(linktest.Numbered("accept m", 8), "accept first", "release s0", "accept s1", "accept s2"), b.History(settlements...))
+		assert.False(t, s.Quarantine.Narrowed())
 		start := time.Now()
 		require.NoError(t, k.end())
 		assert.Less(t, time.Since(start), time.Second)

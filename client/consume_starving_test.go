@@ -10,32 +10,37 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 // larder is what a starving consumer's looks find.
 type larder struct {
-	b *fakeBroker
+	b *linktest.FakeBroker
 
 	mu     sync.Mutex
 	leader string
 	extra  uint64 // ready for others only
 	err    error
 	looks  []time.Time
-	events []stateEvent
+	events []event.StateEvent
 }
 
-func (l *larder) look(ctx context.Context, queue string) (queueLook, error) {
+func (l *larder) look(ctx context.Context, queue string) (consume.QueueLook, error) {
 	l.mu.Lock()
 	l.looks = append(l.looks, time.Now())
 	leader, extra, err := l.leader, l.extra, l.err
 	l.mu.Unlock()
 	if err != nil && errors.Is(err, context.DeadlineExceeded) {
 		<-ctx.Done() // as in an alarm
-		return queueLook{}, ctx.Err()
+		return consume.QueueLook{}, ctx.Err()
 	}
-	l.b.mu.Lock()
-	defer l.b.mu.Unlock()
-	return queueLook{ready: uint64(len(l.b.ready)) + extra, leader: leader}, err
+	l.b.Mu.Lock()
+	defer l.b.Mu.Unlock()
+	return consume.QueueLook{Ready: uint64(len(l.b.Ready)) + extra, Leader: leader}, err
 }
 
 func (l *larder) set(f func()) {
@@ -51,28 +56,28 @@ func (l *larder) looked() []time.Time {
 }
 
 // starved returns the events of the kind.
-func (l *larder) starved() (all []stateEvent) {
+func (l *larder) starved() (all []event.StateEvent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.events {
-		if e.Kind == eventStarved {
+		if e.Kind == event.EventStarved {
 			all = append(all, e)
 		}
 	}
 	return all
 }
 
-func startStarving(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) (*testConsumer, *larder) {
+func startStarving(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc) (*testConsumer, *larder) {
 	l := &larder{b: b, leader: "n1"}
 	cfg, err := cfg.withDefaults()
-	require.NoError(b.t, err)
-	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{
-		sessions: b, backoff: testBackoff, log: quiet, look: l.look,
-		tell: func(e stateEvent) { l.set(func() { l.events = append(l.events, e) }) },
+	require.NoError(b.T, err)
+	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consume.ConsumerDeps{
+		Sessions: b, Backoff: testBackoff, Log: quiet, Look: l.look,
+		Tell: func(e event.StateEvent) { l.set(func() { l.events = append(l.events, e) }) },
 	})
 	ctx, stop := context.WithCancel(context.Background())
-	b.t.Cleanup(stop)
-	return &testConsumer{k, stop, async(func() error { return k.run(ctx) })}, l
+	b.T.Cleanup(stop)
+	return &testConsumer{k.core, stop, async(func() error { return k.core.Run(ctx) })}, l
 }
 
 // A consumer whose credit the broker has forgotten has its session replaced soon, is
@@ -81,19 +86,19 @@ func TestStarvingConsumerHasItsSessionReplaced(t *testing.T) {
 	for _, version := range []string{"4.0.5", "4.3.0"} {
 		t.Run(version, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.version, b.requeues = version, true
-				b.publish(numbered("a", 10)...)
+				b := linktest.NewFakeBroker(t)
+				b.Version, b.Requeues = version, true
+				b.Publish(linktest.Numbered("a", 10)...)
 				k, l := startStarving(b, ConsumerConfig{Concurrency: 4}, returns(nil))
 				time.Sleep(time.Minute)
-				require.Len(t, b.history("accept"), 10)
+				require.Len(t, b.History("accept"), 10)
 				for range 3 {
-					b.deafen()
-					b.publish("b")
-					was, began := len(b.history("accept b")), time.Now()
-					require.NoError(t, b.await(within(t, time.Hour), func() bool {
+					b.Deafen()
+					b.Publish("b")
+					was, began := len(b.History("accept b")), time.Now()
+					require.NoError(t, b.Await(within(t, time.Hour), func() bool {
 						n := 0
-						for _, e := range b.events {
+						for _, e := range b.Events {
 							if e == "accept b" {
 								n++
 							}
@@ -103,16 +108,16 @@ func TestStarvingConsumerHasItsSessionReplaced(t *testing.T) {
 					assert.Less(t, time.Since(began), 3*time.Minute)
 					time.Sleep(10 * time.Minute)
 				}
-				assert.Len(t, b.history("accept"), 13)
-				assert.Len(t, b.history("open session"), 4)
+				assert.Len(t, b.History("accept"), 13)
+				assert.Len(t, b.History("open session"), 4)
 				assert.Len(t, l.starved(), 3)
 				assert.ErrorContains(t, l.starved()[0].Err, "1 messages ready")
-				assert.Empty(t, b.history("requeue", "release"))
+				assert.Empty(t, b.History("requeue", "release"))
 				require.NoError(t, k.end())
-				b.mu.Lock()
-				defer b.mu.Unlock()
-				assert.Empty(t, b.sessions)
-				assert.Empty(t, b.ready)
+				b.Mu.Lock()
+				defer b.Mu.Unlock()
+				assert.Empty(t, b.Sessions)
+				assert.Empty(t, b.Ready)
 			})
 		})
 	}
@@ -121,17 +126,17 @@ func TestStarvingConsumerHasItsSessionReplaced(t *testing.T) {
 // It is noticed within 40 s while there has been something to do.
 func TestStarvingAfterWorkIsNoticedSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		k, _ := startStarving(b, ConsumerConfig{}, returns(nil))
 		for range 30 {
-			b.publish("a")
+			b.Publish("a")
 			time.Sleep(7 * time.Second)
 		}
-		b.deafen()
-		b.publish("b")
+		b.Deafen()
+		b.Publish("b")
 		began := time.Now()
-		require.NoError(t, b.await(within(t, time.Hour), func() bool { return len(b.ready) == 0 }))
-		assert.Less(t, time.Since(began), 30*time.Second*5/4+starvingConfirm*5/4+drainTimeout+30*time.Second/4)
+		require.NoError(t, b.Await(within(t, time.Hour), func() bool { return len(b.Ready) == 0 }))
+		assert.Less(t, time.Since(began), 30*time.Second*5/4+consume.StarvingConfirm*5/4+consume.DrainTimeout+30*time.Second/4)
 		require.NoError(t, k.end())
 	})
 }
@@ -139,12 +144,12 @@ func TestStarvingAfterWorkIsNoticedSoon(t *testing.T) {
 // A queue that is empty is looked at now and then, and nothing is replaced.
 func TestIdleConsumerLooksSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		k, l := startStarving(b, ConsumerConfig{}, returns(nil))
 		time.Sleep(10 * time.Hour)
 		assert.LessOrEqual(t, len(l.looked()), 10*30+3)
 		assert.GreaterOrEqual(t, len(l.looked()), 10*20)
-		assert.Len(t, b.history("open session"), 1)
+		assert.Len(t, b.History("open session"), 1)
 		assert.Empty(t, l.starved())
 		began := time.Now()
 		require.NoError(t, k.end())
@@ -155,21 +160,21 @@ func TestIdleConsumerLooksSeldom(t *testing.T) {
 // One that is busy doesn't look, and one that is paused has no credit.
 func TestBusyAndPausedConsumersDontLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		c := &Control{}
 		k, l := startStarving(b, ConsumerConfig{Control: c}, func(context.Context, *Delivery) error {
 			time.Sleep(time.Second)
 			return nil
 		})
 		for range 1000 {
-			b.publish("m")
+			b.Publish("m")
 		}
 		time.Sleep(15 * time.Minute)
 		resume := c.Pause()
 		time.Sleep(time.Hour)
 		assert.Empty(t, l.looked())
 		resume()
-		b.publish("m")
+		b.Publish("m")
 		time.Sleep(time.Hour)
 		require.NoError(t, k.end())
 	})
@@ -178,23 +183,23 @@ func TestBusyAndPausedConsumersDontLook(t *testing.T) {
 // What gets nothing by design, such as a standby, isn't replaced all the time.
 func TestReplacingInVainBecomesRare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		k, l := startStarving(b, ConsumerConfig{}, returns(nil))
 		l.set(func() { l.extra = 7 })
 		time.Sleep(10 * time.Hour)
 		assert.LessOrEqual(t, len(l.starved()), 10*4+6)
 		assert.GreaterOrEqual(t, len(l.starved()), 10*60/22)
-		assert.Len(t, b.history("open session"), len(l.starved())+1)
+		assert.Len(t, b.History("open session"), len(l.starved())+1)
 		// It takes over, and then starves for real.
-		b.publish("a")
+		b.Publish("a")
 		time.Sleep(time.Hour)
 		l.set(func() { l.extra = 0 })
-		b.publish("a")
+		b.Publish("a")
 		time.Sleep(20 * time.Minute)
-		b.deafen()
-		b.publish("b")
+		b.Deafen()
+		b.Publish("b")
 		time.Sleep(4 * time.Minute)
-		assert.Len(t, b.history("accept b"), 1)
+		assert.Len(t, b.History("accept b"), 1)
 		require.NoError(t, k.end())
 	})
 }
@@ -202,19 +207,19 @@ func TestReplacingInVainBecomesRare(t *testing.T) {
 // A handler that runs keeps its delivery: the session is replaced when it has ended.
 func TestStarvingConsumerLeavesARunningHandlerItsDelivery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		k, l := startStarving(b, ConsumerConfig{Concurrency: 2}, func(_ context.Context, d *Delivery) error {
-			if idOf(d.Message()) == "long" {
+			if linktest.IdOf(d.Message()) == "long" {
 				time.Sleep(30 * time.Minute)
 			}
 			return nil
 		})
-		b.publish("long")
+		b.Publish("long")
 		synctest.Wait()
 		l.set(func() { l.extra = 1 }) // ready, and not for us
 		time.Sleep(2 * time.Hour)
-		assert.Equal(t, []string{"accept long"}, b.history(settlements...))
-		assert.Greater(t, len(b.history("open session")), 1)
+		assert.Equal(t, []string{"accept long"}, b.History(settlements...))
+		assert.Greater(t, len(b.History("open session")), 1)
 		require.NoError(t, k.end())
 	})
 }
@@ -223,21 +228,21 @@ func TestStarvingConsumerLeavesARunningHandlerItsDelivery(t *testing.T) {
 // lost one, and what a handler has is delivered again.
 func TestStarvingConsumerWithARunningHandlerOnADeafLink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.publish("long")
+		b := linktest.NewFakeBroker(t)
+		b.Publish("long")
 		k, _ := startStarving(b, ConsumerConfig{Concurrency: 2}, func(_ context.Context, d *Delivery) error {
-			if idOf(d.Message()) == "long" {
+			if linktest.IdOf(d.Message()) == "long" {
 				time.Sleep(30 * time.Minute)
 			}
 			return nil
 		})
 		synctest.Wait()
-		b.deafen()
-		b.publish("b")
+		b.Deafen()
+		b.Publish("b")
 		time.Sleep(5 * time.Minute)
-		assert.Len(t, b.history("accept b"), 1)
+		assert.Len(t, b.History("accept b"), 1)
 		time.Sleep(2 * time.Hour)
-		assert.Len(t, b.history("accept long"), 1)
+		assert.Len(t, b.History("accept long"), 1)
 		require.NoError(t, k.end())
 	})
 }
@@ -249,18 +254,18 @@ func TestStarvingConsumerThatMayNotLook(t *testing.T) {
 		err   error
 		looks int
 	}{
-		"refused":     {&Error{Op: "manage", Kind: ErrUnauthorized}, 1},
-		"fails":       {&Error{Op: "manage", Kind: ErrOutcomeUnknown}, 60},
+		"refused":     {&failure.Error{Op: "manage", Kind: failure.ErrUnauthorized}, 1},
+		"fails":       {&failure.Error{Op: "manage", Kind: failure.ErrOutcomeUnknown}, 60},
 		"no answer":   {context.DeadlineExceeded, 60},
 		"is no queue": {errors.New("the broker answers 404"), 60},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
+				b := linktest.NewFakeBroker(t)
 				k, l := startStarving(b, ConsumerConfig{}, returns(nil))
 				l.set(func() { l.err = c.err })
 				time.Sleep(90 * time.Second)
-				b.kill(errFakeLink) // it is remembered
+				b.Kill(linktest.ErrFakeLink) // it is remembered
 				time.Sleep(2 * time.Hour)
 				assert.Empty(t, l.starved())
 				assert.LessOrEqual(t, len(l.looked()), 5*c.looks)
@@ -283,11 +288,11 @@ func TestConsumerOfAQueueWhoseLeaderMoved(t *testing.T) {
 	for version, want := range map[string]int{"4.0.5": 1, "4.3.0": 0} {
 		t.Run(version, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.version = version
-				b.publish("a", "b")
+				b := linktest.NewFakeBroker(t)
+				b.Version = version
+				b.Publish("a", "b")
 				k, l := startStarving(b, ConsumerConfig{}, func(_ context.Context, d *Delivery) error {
-					if idOf(d.Message()) == "b" {
+					if linktest.IdOf(d.Message()) == "b" {
 						time.Sleep(5 * time.Minute)
 						return nil
 					}
@@ -300,7 +305,7 @@ func TestConsumerOfAQueueWhoseLeaderMoved(t *testing.T) {
 				if want > 0 {
 					assert.ErrorContains(t, l.starved()[0].Err, "moved from n1 to n2")
 				}
-				assert.Len(t, b.history("accept b"), 1)
+				assert.Len(t, b.History("accept b"), 1)
 				require.NoError(t, k.end())
 			})
 		})

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 // A thousand queues that nothing comes from cost little: one goroutine that receives,
@@ -15,7 +17,7 @@ import (
 func TestQuietConsumersHaveOneGoroutineEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 100
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		before := runtime.NumGoroutine()
 		var all []*testConsumer
 		for range n {

@@ -19,34 +19,39 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 // testConsumer is a consumer at work on a fakeBroker.
 type testConsumer struct {
-	*consumer
+	*consume.Consumer
 	stop   context.CancelFunc // as the end of Consume's ctx
 	result <-chan error
 }
 
-func startConsumer(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc) *testConsumer {
+func startConsumer(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc) *testConsumer {
 	return startConsumerOf(b, cfg, h, true)
 }
 
 // startConsumerOf is the same for a queue that has a dead-letter exchange, or none.
-func startConsumerOf(b *fakeBroker, cfg ConsumerConfig, h HandlerFunc, deadLetters bool) *testConsumer {
+func startConsumerOf(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc, deadLetters bool) *testConsumer {
 	cfg, err := cfg.withDefaults()
-	require.NoError(b.t, err)
-	k := newConsumer("q", "/queues/q", h, cfg, consumerDeps{
-		sessions: b, backoff: testBackoff, log: cmp.Or(b.logger, quiet), tell: b.tell, overdue: cmp.Or(b.overdue, forEver),
-		deadLetters: func(ctx context.Context, _ string) (bool, error) {
-			err := b.asked(ctx)
+	require.NoError(b.T, err)
+	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consume.ConsumerDeps{
+		Sessions: b, Backoff: testBackoff, Log: cmp.Or(b.Logger, quiet), Tell: b.Tell, Overdue: cmp.Or(b.Overdue, linktest.ForEver),
+		DeadLetters: func(ctx context.Context, _ string) (bool, error) {
+			err := b.Asked(ctx)
 			return err == nil && deadLetters, err
-		}, singleActive: b.singleActive, now: b.now,
-		consumerTimeout: func(ctx context.Context, _ string) (time.Duration, error) { return b.timeout, b.asked(ctx) },
+		}, SingleActive: b.SingleActive, Now: b.Now,
+		ConsumerTimeout: func(ctx context.Context, _ string) (time.Duration, error) { return b.Timeout, b.Asked(ctx) },
 	})
 	ctx, stop := context.WithCancel(context.Background())
-	b.t.Cleanup(stop)
-	return &testConsumer{k, stop, async(func() error { return k.run(ctx) })}
+	b.T.Cleanup(stop)
+	return &testConsumer{k.core, stop, async(func() error { return k.core.Run(ctx) })}
 }
 
 // end drains the consumer, and returns what Consume would.
@@ -138,47 +143,50 @@ func TestConsumerCarriesOutOutcomes(t *testing.T) {
 		{"DeadLetter with a reason of invalid UTF-8", DeadLetter{Reason: "a\xff"}, "dead-letter (a?) m"},
 		{"Forward without a message", Forward{To: address.Queue("to")}, "dead-letter (unforwardable) m"},
 		{"Forward of a message without a body", Forward{To: address.Queue("to"), Message: &Message{}}, "dead-letter (unforwardable) m"},
-		{"Forward to no address", Forward{Message: withID("copy")}, "dead-letter (unforwardable) m"},
-		{"Forward to an impossible address", Forward{To: address.Queue("\n"), Message: withID("copy"), Err: hostileError{func() string { panic("no text") }}}, "dead-letter (unforwardable) m"},
+		{"Forward to no address", Forward{Message: linktest.WithID("copy")}, "dead-letter (unforwardable) m"},
+		{"Forward to an impossible address", Forward{To: address.Queue("\n"), Message: linktest.WithID("copy"), Err: hostileError{func() string { panic("no text") }}}, "dead-letter (unforwardable) m"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.publish("m")
+				b := linktest.NewFakeBroker(t)
+				b.Publish("m")
 				k := startConsumer(b, ConsumerConfig{}, returns(c.result))
 				synctest.Wait()
 				require.NoError(t, k.end())
-				assert.Equal(t, []string{c.want}, b.history(settlements...))
-				assert.Empty(t, b.history("attach sender"))
+				assert.Equal(t, []string{c.want}, b.History(settlements...))
+				assert.Empty(t, b.History("attach sender"))
 			})
 		})
 	}
 }
 
-// unsettled settles nothing.
-type unsettled struct{}
-
-func (unsettled) settle(<-chan struct{}) {}
+// settledWith is what a consumer settles a delivery with whose handler returns err.
+func settledWith(t *testing.T, err error) (d link.Disposition) {
+	synctest.Test(t, func(t *testing.T) {
+		b := linktest.NewFakeBroker(t)
+		b.Publish("m")
+		k := startConsumer(b, ConsumerConfig{}, returns(err))
+		synctest.Wait()
+		require.Len(t, b.History(settlements...), 1)
+		d = b.Last
+		require.NoError(t, k.end())
+	})
+	return d
+}
 
 func TestConsumerCutsErrorTextsToWhatASettlementCanCarry(t *testing.T) {
 	huge := hostileError{func() string { return strings.Repeat("\xff", 10<<20) }}
-	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		s := &stint{consumer: newConsumer("q", "/queues/q", returns(nil), ConsumerConfig{Prefetch: 1}, consumerDeps{log: quiet}), settles: newBacklog[settlement](1), dead: make(chan struct{}), settler: newSettler(unsettled{})}
-		s.carryOut(NewDelivery("q", withID("m")), DeadLetter{Reason: Reason(huge.Error()), Err: huge})
-		x := <-s.settles.c
-		for _, key := range []string{AnnotationReason, AnnotationError} {
-			text := x.d.annotations[key].(string)
-			assert.True(t, utf8.ValidString(text), key)
-			assert.LessOrEqual(t, len(text), ErrorTextLimit, key)
-		}
-		given := map[string]any{}
-		for k, v := range x.d.annotations {
-			given[k.(string)] = v
-		}
-		assert.NoError(t, checkModified(given))
-		assert.Empty(t, b.history())
-	})
+	settled := settledWith(t, DeadLetter{Reason: Reason(huge.Error()), Err: huge})
+	for _, key := range []string{AnnotationReason, AnnotationError} {
+		text := settled.Annotations[key].(string)
+		assert.True(t, utf8.ValidString(text), key)
+		assert.LessOrEqual(t, len(text), ErrorTextLimit, key)
+	}
+	given := map[string]any{}
+	for k, v := range settled.Annotations {
+		given[k.(string)] = v
+	}
+	assert.NoError(t, checkModified(given))
 }
 
 func TestConsumerSurvivesHandlersThatNeverReturn(t *testing.T) {
@@ -193,9 +201,9 @@ func TestConsumerSurvivesHandlersThatNeverReturn(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				ids := numbered("m", 6)
-				b.publish(ids...)
+				b := linktest.NewFakeBroker(t)
+				ids := linktest.Numbered("m", 6)
+				b.Publish(ids...)
 				var calls, running atomic.Int32
 				k := startConsumer(b, ConsumerConfig{Concurrency: 2}, func(context.Context, *Delivery) error {
 					assert.LessOrEqual(t, running.Add(1), int32(2))
@@ -207,8 +215,8 @@ func TestConsumerSurvivesHandlersThatNeverReturn(t *testing.T) {
 					return nil
 				})
 				time.Sleep(time.Minute)
-				assert.Len(t, b.history("accept"), 3)
-				assert.Len(t, b.history("dead-letter (panicked)"), 3)
+				assert.Len(t, b.History("accept"), 3)
+				assert.Len(t, b.History("dead-letter (panicked)"), 3)
 				require.NoError(t, k.end())
 			})
 		})
@@ -217,8 +225,8 @@ func TestConsumerSurvivesHandlersThatNeverReturn(t *testing.T) {
 
 func TestConsumerHandsOverTheDelivery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.publish("m")
+		b := linktest.NewFakeBroker(t)
+		b.Publish("m")
 		k := startConsumer(b, ConsumerConfig{}, func(ctx context.Context, d *Delivery) error {
 			same, ok := DeliveryFrom(ctx)
 			assert.True(t, ok)
@@ -238,9 +246,9 @@ func TestConsumerKeepsToItsConcurrencyAndPrefetch(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("concurrency %d, prefetch %d", c.Concurrency, c.Prefetch), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				ids := numbered("m", 100)
-				b.publish(ids...)
+				b := linktest.NewFakeBroker(t)
+				ids := linktest.Numbered("m", 100)
+				b.Publish(ids...)
 				var running, most atomic.Int32
 				k := startConsumer(b, c, func(_ context.Context, d *Delivery) error {
 					n := running.Add(1)
@@ -252,12 +260,12 @@ func TestConsumerKeepsToItsConcurrencyAndPrefetch(t *testing.T) {
 				})
 				time.Sleep(10 * time.Minute)
 				require.NoError(t, k.end())
-				assert.Len(t, b.history("accept"), 100)
+				assert.Len(t, b.History("accept"), 100)
 				assert.Equal(t, int32(min(c.Concurrency, c.Prefetch)), most.Load())
-				assert.Equal(t, c.Prefetch, b.mostOutstanding)
+				assert.Equal(t, c.Prefetch, b.MostOutstanding)
 
 				batch := max(1, min(c.Prefetch/2, c.Prefetch-c.Concurrency))
-				assert.LessOrEqual(t, len(b.history("credit")), 2+100/batch, "credit is given back in batches")
+				assert.LessOrEqual(t, len(b.History("credit")), 2+100/batch, "credit is given back in batches")
 			})
 		})
 	}
@@ -265,8 +273,8 @@ func TestConsumerKeepsToItsConcurrencyAndPrefetch(t *testing.T) {
 
 func TestConsumerKeepsItsConcurrencyAcrossALostLink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.publish(numbered("m", 20)...)
+		b := linktest.NewFakeBroker(t)
+		b.Publish(linktest.Numbered("m", 20)...)
 		var running, most, calls atomic.Int32
 		k := startConsumer(b, ConsumerConfig{Concurrency: 3}, func(context.Context, *Delivery) error {
 			n := running.Add(1)
@@ -279,20 +287,20 @@ func TestConsumerKeepsItsConcurrencyAcrossALostLink(t *testing.T) {
 		})
 		for range 5 {
 			time.Sleep(30 * time.Second)
-			b.kill(errFakeLink)
+			b.Kill(linktest.ErrFakeLink)
 		}
 		time.Sleep(time.Hour)
 		require.NoError(t, k.end())
 		assert.Equal(t, int32(3), most.Load())
-		assert.Len(t, b.history("accept"), 20)
+		assert.Len(t, b.History("accept"), 20)
 		assert.Greater(t, calls.Load(), int32(20), "what a lost link left unsettled is delivered again")
 	})
 }
 
 func TestConsumerNeverSettlesOnALaterLink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.publish("m")
+		b := linktest.NewFakeBroker(t)
+		b.Publish("m")
 		finish := make(chan struct{})
 		calls := 0
 		k := startConsumer(b, ConsumerConfig{}, func(_ context.Context, d *Delivery) error {
@@ -303,31 +311,31 @@ func TestConsumerNeverSettlesOnALaterLink(t *testing.T) {
 			return nil
 		})
 		synctest.Wait()
-		b.kill(errFakeConn)
+		b.Kill(linktest.ErrFakeConn)
 		time.Sleep(time.Minute)
-		assert.Len(t, b.history("attach receiver"), 2)
+		assert.Len(t, b.History("attach receiver"), 2)
 		assert.Equal(t, 1, calls, "one slot, which the first still holds")
 		close(finish)
 		time.Sleep(time.Second)
 		require.NoError(t, k.end())
-		assert.Equal(t, []string{"accept m"}, b.history(settlements...), "the late outcome goes nowhere")
+		assert.Equal(t, []string{"accept m"}, b.History(settlements...), "the late outcome goes nowhere")
 	})
 }
 
 func TestConsumerComesBackWhereverItsLinkDies(t *testing.T) {
 	for _, step := range []string{"open session", "attach receiver", "credit", "settle m1", "drain", "close receiver"} {
-		for _, reason := range []error{errFakeLink, errFakeConn} {
+		for _, reason := range []error{linktest.ErrFakeLink, linktest.ErrFakeConn} {
 			t.Run(fmt.Sprintf("%s, %T", step, reason), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					b := newFakeBroker(t)
-					b.publish("m0", "m1", "m2")
+					b := linktest.NewFakeBroker(t)
+					b.Publish("m0", "m1", "m2")
 					died := false
-					b.hook = func(at string) error {
+					b.Hook = func(at string) error {
 						if at != step || died {
 							return nil
 						}
 						died = true
-						b.kill(reason)
+						b.Kill(reason)
 						return reason
 					}
 					k := startConsumer(b, ConsumerConfig{}, returns(nil))
@@ -336,10 +344,10 @@ func TestConsumerComesBackWhereverItsLinkDies(t *testing.T) {
 					require.NoError(t, k.end())
 					assert.Less(t, time.Since(start), time.Minute)
 					assert.True(t, died)
-					got := b.history("accept")
+					got := b.History("accept")
 					slices.Sort(got)
 					assert.Equal(t, []string{"accept m0", "accept m1", "accept m2"}, slices.Compact(got))
-					assert.Equal(t, len(b.history("open session")), len(b.history("close session")))
+					assert.Equal(t, len(b.History("open session")), len(b.History("close session")))
 				})
 			})
 		}
@@ -351,14 +359,14 @@ func TestConsumerAtItsStartReturnsWhatOnlyPeopleCanMend(t *testing.T) {
 		refusals []error
 		kind     error
 	}{
-		{[]error{errMissing}, ErrNotFound},
-		{[]error{&Error{Op: "open session", Kind: ErrSessionLimit}}, ErrSessionLimit},
-		{[]error{errFakeConn, errFakeLink, errMissing}, ErrNotFound},
+		{[]error{linktest.ErrMissing}, failure.ErrNotFound},
+		{[]error{&failure.Error{Op: "open session", Kind: failure.ErrSessionLimit}}, failure.ErrSessionLimit},
+		{[]error{linktest.ErrFakeConn, linktest.ErrFakeLink, linktest.ErrMissing}, failure.ErrNotFound},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
+			b := linktest.NewFakeBroker(t)
 			refusals := c.refusals
-			b.hook = func(step string) error {
+			b.Hook = func(step string) error {
 				if step != "attach receiver" || len(refusals) == 0 {
 					return nil
 				}
@@ -379,24 +387,24 @@ func TestConsumerAtItsStartReturnsWhatOnlyPeopleCanMend(t *testing.T) {
 
 func TestConsumerLaterSurvivesTheLossOfItsQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		attempts := 0
-		b.hook = func(step string) error {
+		b.Hook = func(step string) error {
 			if step != "attach receiver" {
 				return nil
 			}
 			if attempts++; attempts > 1 && attempts < 50 {
-				return errMissing
+				return linktest.ErrMissing
 			}
 			return nil
 		}
 		k := startConsumer(b, ConsumerConfig{}, returns(nil))
 		synctest.Wait()
-		b.kill(errFakeLink)
+		b.Kill(linktest.ErrFakeLink)
 		time.Sleep(time.Hour)
-		b.publish("m")
+		b.Publish("m")
 		synctest.Wait()
-		assert.Equal(t, []string{"accept m"}, b.history("accept"))
+		assert.Equal(t, []string{"accept m"}, b.History("accept"))
 		require.NoError(t, k.end())
 		assert.Equal(t, 50, attempts)
 	})
@@ -405,34 +413,34 @@ func TestConsumerLaterSurvivesTheLossOfItsQueue(t *testing.T) {
 func TestConsumerShutReturnsErrClosed(t *testing.T) {
 	t.Run("while consuming, after its handlers have finished", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			b.publish("m")
+			b := linktest.NewFakeBroker(t)
+			b.Publish("m")
 			k := startConsumer(b, ConsumerConfig{}, func(context.Context, *Delivery) error {
 				time.Sleep(10 * time.Second)
 				return nil
 			})
 			synctest.Wait()
-			require.NoError(t, k.shut(within(t, time.Minute)))
-			require.ErrorIs(t, <-k.result, ErrClosed)
-			assert.Equal(t, []string{"drain", "accept m", "close receiver", "close session"}, b.history("drain", "accept", "close"))
+			require.NoError(t, k.Shut(within(t, time.Minute)))
+			require.ErrorIs(t, <-k.result, failure.ErrClosed)
+			assert.Equal(t, []string{"drain", "accept m", "close receiver", "close session"}, b.History("drain", "accept", "close"))
 		})
 	})
 	t.Run("while reconnecting", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			b.hook = func(string) error { return errFakeConn }
+			b := linktest.NewFakeBroker(t)
+			b.Hook = func(string) error { return linktest.ErrFakeConn }
 			k := startConsumer(b, ConsumerConfig{}, returns(nil))
 			time.Sleep(time.Hour)
 			start := time.Now()
-			require.NoError(t, k.shut(within(t, time.Minute)))
-			require.ErrorIs(t, <-k.result, ErrClosed)
+			require.NoError(t, k.Shut(within(t, time.Minute)))
+			require.ErrorIs(t, <-k.result, failure.ErrClosed)
 			assert.Zero(t, time.Since(start))
 		})
 	})
 	t.Run("when its time is over, without waiting for handlers", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			b.publish("m")
+			b := linktest.NewFakeBroker(t)
+			b.Publish("m")
 			k := startConsumer(b, ConsumerConfig{Grace: time.Hour}, func(ctx context.Context, _ *Delivery) error {
 				<-ctx.Done()
 				time.Sleep(time.Minute)
@@ -440,23 +448,23 @@ func TestConsumerShutReturnsErrClosed(t *testing.T) {
 			})
 			synctest.Wait()
 			start := time.Now()
-			require.Error(t, k.shut(within(t, time.Second)))
-			require.ErrorIs(t, <-k.result, ErrClosed)
+			require.Error(t, k.Shut(within(t, time.Second)))
+			require.ErrorIs(t, <-k.result, failure.ErrClosed)
 			assert.Less(t, time.Since(start), 2*time.Second)
 			time.Sleep(time.Hour) // the handler
-			assert.Empty(t, b.history(settlements...))
+			assert.Empty(t, b.History(settlements...))
 		})
 	})
 }
 
 func TestConsumerWaitsForHandlersOfALostLink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.publish("m")
+		b := linktest.NewFakeBroker(t)
+		b.Publish("m")
 		down := make(chan struct{})
-		b.hook = func(string) error {
-			if isClosed(down) {
-				return errFakeConn
+		b.Hook = func(string) error {
+			if failure.IsClosed(down) {
+				return linktest.ErrFakeConn
 			}
 			return nil
 		}
@@ -469,7 +477,7 @@ func TestConsumerWaitsForHandlersOfALostLink(t *testing.T) {
 		})
 		synctest.Wait()
 		close(down)
-		b.kill(errFakeConn)
+		b.Kill(linktest.ErrFakeConn)
 		time.Sleep(time.Second)
 		require.NoError(t, k.end())
 		assert.True(t, ended.Load(), "no handler runs after Consume has returned")
@@ -479,11 +487,11 @@ func TestConsumerWaitsForHandlersOfALostLink(t *testing.T) {
 func TestConsumerNeverGrantsCreditAfterTheDrain(t *testing.T) {
 	// The settling goroutine is stopped right before it gives credit back, as the
 	// drain begins: in real time, since a mutex may be what it is stopped by.
-	b := newFakeBroker(t)
-	b.publish("m")
+	b := linktest.NewFakeBroker(t)
+	b.Publish("m")
 	granting, drained := make(chan struct{}), make(chan struct{})
 	credits := 0
-	b.hook = func(step string) error {
+	b.Hook = func(step string) error {
 		switch step {
 		case "credit":
 			if credits++; credits == 2 {
@@ -501,9 +509,9 @@ func TestConsumerNeverGrantsCreditAfterTheDrain(t *testing.T) {
 	k := startConsumer(b, ConsumerConfig{Prefetch: 1}, returns(nil))
 	<-granting
 	require.NoError(t, k.end())
-	events := b.history()
+	events := b.History()
 	assert.Greater(t, slices.Index(events, "drain"), slices.Index(events, "accept m"))
-	assert.Equal(t, []string{"credit 1", "credit 1", "drain"}, b.history("credit", "drain"))
+	assert.Equal(t, []string{"credit 1", "credit 1", "drain"}, b.History("credit", "drain"))
 }
 
 // What no handler has begun goes back behind what handlers have, unless the queue has no
@@ -526,31 +534,31 @@ func TestDrainKeepsTheOrderThatLeavesDeliveryCountsAlone(t *testing.T) {
 		"single active consumer": {"4.3.0", single(true, nil), late},
 		"shared queue":           {"4.3.0", single(false, nil), soon},
 		"no answer":              {"4.3.0", unanswered, late},
-		"an error":               {"4.3.0", single(false, errFakeConn), late},
+		"an error":               {"4.3.0", single(false, linktest.ErrFakeConn), late},
 		"RabbitMQ 4.0": {"4.0.5", single(true, nil), []string{
 			"m0 done", "accept m0", "m1 done", "requeue as failed m1", "m2 done", "accept m2", "m3 done", "accept m3", "m4 done", "accept m4", "m5 done", "accept m5",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.version, b.singleActive = c.version, c.single
-				b.publish(numbered("m", 6)...)
+				b := linktest.NewFakeBroker(t)
+				b.Version, b.SingleActive = c.version, c.single
+				b.Publish(linktest.Numbered("m", 6)...)
 				k := startOrderedBy(b, ConsumerConfig{Concurrency: 2, Prefetch: 64}, func(_ context.Context, d *Delivery) error {
-					time.Sleep(time.Duration(idOf(d.Message())[1]-'0'+1) * time.Second)
-					b.note("%s done", idOf(d.Message()))
-					if idOf(d.Message()) == "m1" {
+					time.Sleep(time.Duration(linktest.IdOf(d.Message())[1]-'0'+1) * time.Second)
+					b.Note("%s done", linktest.IdOf(d.Message()))
+					if linktest.IdOf(d.Message()) == "m1" {
 						return errors.New("boom")
 					}
 					return nil
 				}, func(d *Delivery) (string, bool) {
-					return "the last two wait for", idOf(d.Message()) == "m0" || idOf(d.Message()) > "m3"
+					return "the last two wait for", linktest.IdOf(d.Message()) == "m0" || linktest.IdOf(d.Message()) > "m3"
 				})
 				synctest.Wait()
-				before := len(b.history())
-				b.note("stop")
+				before := len(b.History())
+				b.Note("stop")
 				require.NoError(t, k.end())
-				assert.Equal(t, slices.Concat([]string{"stop", "drain"}, c.want, []string{"close receiver", "close session"}), b.history()[before:])
+				assert.Equal(t, slices.Concat([]string{"stop", "drain"}, c.want, []string{"close receiver", "close session"}), b.History()[before:])
 			})
 		})
 	}
@@ -561,9 +569,9 @@ func TestDrainKeepsTheOrderThatLeavesDeliveryCountsAlone(t *testing.T) {
 func TestDrainThatGivesUpAHandlerReleasesNothingBeforeIt(t *testing.T) {
 	for _, version := range []string{"4.3.0", "4.0.5"} {
 		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			b.version = version
-			b.publish(numbered("m", 3)...)
+			b := linktest.NewFakeBroker(t)
+			b.Version = version
+			b.Publish(linktest.Numbered("m", 3)...)
 			k := startConsumer(b, ConsumerConfig{Grace: time.Minute}, func(context.Context, *Delivery) error {
 				time.Sleep(time.Hour)
 				return nil
@@ -571,8 +579,8 @@ func TestDrainThatGivesUpAHandlerReleasesNothingBeforeIt(t *testing.T) {
 			synctest.Wait()
 			start := time.Now()
 			require.NoError(t, k.end())
-			assert.Equal(t, time.Minute+lastGrace, time.Since(start))
-			assert.Empty(t, b.history(settlements...))
+			assert.Equal(t, time.Minute+consume.LastGrace, time.Since(start))
+			assert.Empty(t, b.History(settlements...))
 			time.Sleep(2 * time.Hour)
 		})
 	}
@@ -580,10 +588,10 @@ func TestDrainThatGivesUpAHandlerReleasesNothingBeforeIt(t *testing.T) {
 
 func TestDrainTakesWhatArrivesWhileItBegins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.hook = func(step string) error {
+		b := linktest.NewFakeBroker(t)
+		b.Hook = func(step string) error {
 			if step == "drain" {
-				b.publish("late") // on its way as the drain begins
+				b.Publish("late") // on its way as the drain begins
 			}
 			return nil
 		}
@@ -593,16 +601,16 @@ func TestDrainTakesWhatArrivesWhileItBegins(t *testing.T) {
 		})
 		synctest.Wait()
 		require.NoError(t, k.end())
-		assert.Len(t, b.history("accept late", "release late"), 1, "settled before the link is closed")
+		assert.Len(t, b.History("accept late", "release late"), 1, "settled before the link is closed")
 	})
 }
 
 func TestDrainEndsHandlersWhenGraceIsOver(t *testing.T) {
 	for _, version := range []string{"4.3.0", "4.0.5"} {
 		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			b.version = version
-			b.publish("m0", "m1")
+			b := linktest.NewFakeBroker(t)
+			b.Version = version
+			b.Publish("m0", "m1")
 			start := time.Now()
 			k := startConsumer(b, ConsumerConfig{Grace: time.Minute}, func(ctx context.Context, _ *Delivery) error {
 				<-ctx.Done()
@@ -612,7 +620,7 @@ func TestDrainEndsHandlersWhenGraceIsOver(t *testing.T) {
 			})
 			synctest.Wait()
 			require.NoError(t, k.end())
-			assert.ElementsMatch(t, []string{"release m0", "release m1"}, b.history(settlements...), "begun or not")
+			assert.ElementsMatch(t, []string{"release m0", "release m1"}, b.History(settlements...), "begun or not")
 			assert.Equal(t, time.Minute, time.Since(start))
 		})
 	}
@@ -620,8 +628,8 @@ func TestDrainEndsHandlersWhenGraceIsOver(t *testing.T) {
 
 func TestDrainLeavesAHandlerThatIgnoresItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.publish("m")
+		b := linktest.NewFakeBroker(t)
+		b.Publish("m")
 		k := startConsumer(b, ConsumerConfig{Grace: time.Minute}, func(context.Context, *Delivery) error {
 			time.Sleep(time.Hour)
 			return nil
@@ -629,19 +637,19 @@ func TestDrainLeavesAHandlerThatIgnoresItsContext(t *testing.T) {
 		synctest.Wait()
 		start := time.Now()
 		require.NoError(t, k.end())
-		assert.Equal(t, time.Minute+lastGrace, time.Since(start))
+		assert.Equal(t, time.Minute+consume.LastGrace, time.Since(start))
 		time.Sleep(2 * time.Hour)
-		assert.Empty(t, b.history(settlements...), "the link is gone: the broker delivers it again")
+		assert.Empty(t, b.History(settlements...), "the link is gone: the broker delivers it again")
 	})
 }
 
 func TestDrainThatTheBrokerDoesNotAnswerGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.publish("m")
-		b.hook = func(step string) error {
+		b := linktest.NewFakeBroker(t)
+		b.Publish("m")
+		b.Hook = func(step string) error {
 			if step == "drain" {
-				time.Sleep(drainTimeout)
+				time.Sleep(consume.DrainTimeout)
 				return context.DeadlineExceeded
 			}
 			return nil
@@ -653,30 +661,30 @@ func TestDrainThatTheBrokerDoesNotAnswerGoesOn(t *testing.T) {
 		synctest.Wait()
 		start := time.Now()
 		require.NoError(t, k.end())
-		assert.Equal(t, drainTimeout, time.Since(start))
-		assert.Equal(t, []string{"accept m"}, b.history(settlements...))
+		assert.Equal(t, consume.DrainTimeout, time.Since(start))
+		assert.Equal(t, []string{"accept m"}, b.History(settlements...))
 	})
 }
 
 func TestHandlersContextOutlivesConsumes(t *testing.T) {
 	type key struct{}
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.publish("m")
+		b := linktest.NewFakeBroker(t)
+		b.Publish("m")
 		cfg, err := ConsumerConfig{}.withDefaults()
 		require.NoError(t, err)
-		k := newConsumer("q", "/queues/q", HandlerFunc(func(ctx context.Context, _ *Delivery) error {
+		k := newConsuming("q", "/queues/q", HandlerFunc(func(ctx context.Context, _ *Delivery) error {
 			time.Sleep(time.Second)
 			assert.NoError(t, ctx.Err())
 			assert.Equal(t, "value", ctx.Value(key{}))
 			return nil
-		}), cfg, consumerDeps{sessions: b, backoff: testBackoff, log: quiet, tell: b.tell, overdue: cmp.Or(b.overdue, forEver)})
+		}), cfg, asked{}, nil, consume.ConsumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Tell: b.Tell, Overdue: cmp.Or(b.Overdue, linktest.ForEver)})
 		ctx, cancel := context.WithCancel(context.WithValue(context.Background(), key{}, "value"))
-		result := async(func() error { return k.run(ctx) })
+		result := async(func() error { return k.core.Run(ctx) })
 		synctest.Wait()
 		cancel()
 		require.NoError(t, <-result)
-		assert.Equal(t, []string{"accept m"}, b.history(settlements...))
+		assert.Equal(t, []string{"accept m"}, b.History(settlements...))
 	})
 }
 
@@ -685,29 +693,29 @@ func TestHandlersContextOutlivesConsumes(t *testing.T) {
 func TestConsumerLosesNothing(t *testing.T) {
 	for round := range 20 {
 		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			ids := numbered("m", 100)
-			b.publish(ids...)
+			b := linktest.NewFakeBroker(t)
+			ids := linktest.Numbered("m", 100)
+			b.Publish(ids...)
 			var mu sync.Mutex
 			handled := map[string]int{}
 			k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 10}, func(_ context.Context, d *Delivery) error {
 				mu.Lock()
 				n := len(handled)
-				handled[idOf(d.Message())]++
+				handled[linktest.IdOf(d.Message())]++
 				mu.Unlock()
 				time.Sleep(time.Duration(n%7) * 100 * time.Millisecond)
 				return nil
 			})
 			for i := range 3 + round {
 				time.Sleep(time.Duration(137*(i+round)) * time.Millisecond)
-				b.kill([]error{errFakeLink, errFakeConn}[i%2])
+				b.Kill([]error{linktest.ErrFakeLink, linktest.ErrFakeConn}[i%2])
 			}
 			time.Sleep(time.Hour)
 			require.NoError(t, k.end())
 			assert.Len(t, handled, 100)
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			assert.Empty(t, b.ready)
+			b.Mu.Lock()
+			defer b.Mu.Unlock()
+			assert.Empty(t, b.Ready)
 		})
 	}
 }

@@ -10,6 +10,11 @@ import (
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/annotation"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 // RabbitMQ 4.3 gives a link nothing more, once it has taken a delivery back, until the stale
@@ -18,20 +23,20 @@ func TestADeliveryThatIsTakenBackStarvesNoOther(t *testing.T) {
 	for _, prefetch := range []int{0, 1, 2, 64} {
 		t.Run(fmt.Sprint(prefetch), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.publish("stuck")
+				b := linktest.NewFakeBroker(t)
+				b.Publish("stuck")
 				k := startConsumer(b, ConsumerConfig{Concurrency: 2, Prefetch: prefetch}, func(ctx context.Context, d *Delivery) error {
-					if idOf(d.Message()) == "stuck" {
+					if linktest.IdOf(d.Message()) == "stuck" {
 						time.Sleep(time.Hour)
 					}
 					return nil
 				})
 				synctest.Wait()
-				b.takeBack("stuck", false)
+				b.TakeBack("stuck", false)
 				synctest.Wait()
-				b.publish("m")
+				b.Publish("m")
 				synctest.Wait()
-				assert.Equal(t, []string{"stale release stuck", "accept m"}, b.history("stale", "accept"))
+				assert.Equal(t, []string{"stale release stuck", "accept m"}, b.History("stale", "accept"))
 				time.Sleep(2 * time.Hour)
 				require.NoError(t, k.end())
 			})
@@ -42,10 +47,10 @@ func TestADeliveryThatIsTakenBackStarvesNoOther(t *testing.T) {
 // The settlement and the broker's word that the delivery was taken back may cross.
 func TestASettlementThatCrossesWithTheTimeoutStarvesNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.publish("m0")
+		b := linktest.NewFakeBroker(t)
+		b.Publish("m0")
 		crossing, crossed := make(chan struct{}), make(chan struct{})
-		b.hook = func(step string) error {
+		b.Hook = func(step string) error {
 			if step == "settle m0" {
 				close(crossing)
 				<-crossed
@@ -54,13 +59,13 @@ func TestASettlementThatCrossesWithTheTimeoutStarvesNoOther(t *testing.T) {
 		}
 		k := startConsumer(b, ConsumerConfig{Prefetch: 64}, returns(nil))
 		<-crossing
-		b.takeBack("m0", false)
+		b.TakeBack("m0", false)
 		synctest.Wait()
 		close(crossed)
 		synctest.Wait()
-		b.publish("m1")
+		b.Publish("m1")
 		synctest.Wait()
-		assert.Equal(t, []string{"accept m1"}, b.history("accept"))
+		assert.Equal(t, []string{"accept m1"}, b.History("accept"))
 		require.NoError(t, k.end())
 	})
 }
@@ -80,8 +85,8 @@ func TestAHandlersContextEndsBeforeTheConsumerTimeout(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.version, b.timeout = c.version, c.queues
+				b := linktest.NewFakeBroker(t)
+				b.Version, b.Timeout = c.version, c.queues
 				started := time.Now()
 				k := startConsumer(b, ConsumerConfig{ConsumerTimeout: c.configured}, func(ctx context.Context, _ *Delivery) error {
 					select {
@@ -101,13 +106,13 @@ func TestAHandlersContextEndsBeforeTheConsumerTimeout(t *testing.T) {
 					}
 				})
 				synctest.Wait() // the broker has said what the queue's is
-				b.publish("m")
+				b.Publish("m")
 				time.Sleep(3 * limit)
 				require.NoError(t, k.end())
 				if c.ends {
-					assert.Equal(t, []string{"requeue as failed m"}, b.history(settlements...))
+					assert.Equal(t, []string{"requeue as failed m"}, b.History(settlements...))
 				} else {
-					assert.Equal(t, []string{"accept m"}, b.history(settlements...))
+					assert.Equal(t, []string{"accept m"}, b.History(settlements...))
 				}
 			})
 		})
@@ -121,26 +126,26 @@ func TestAHandlerThatIgnoresItsContextFailsBeforeTheConsumerTimeout(t *testing.T
 	for _, keeps := range []bool{true, false} {
 		t.Run(fmt.Sprint(keeps), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.publish("m", "n")
+				b := linktest.NewFakeBroker(t)
+				b.Publish("m", "n")
 				started := time.Now()
 				k := startConsumerOf(b, ConsumerConfig{Concurrency: 2, ConsumerTimeout: limit, Prefetch: 64}, func(_ context.Context, d *Delivery) error {
-					if idOf(d.Message()) == "m" {
+					if linktest.IdOf(d.Message()) == "m" {
 						time.Sleep(time.Hour)
 					}
 					return nil
 				}, keeps)
 				if keeps {
-					require.NoError(t, b.await(within(t, time.Hour), func() bool { return b.last.failed }))
+					require.NoError(t, b.Await(within(t, time.Hour), func() bool { return b.Last.Failed }))
 					assert.Equal(t, limit-limit/20, time.Since(started))
-					assert.EqualValues(t, 1, b.last.annotations[AnnotationKnownCount])
+					assert.EqualValues(t, 1, b.Last.Annotations[AnnotationKnownCount])
 				}
 				time.Sleep(2 * time.Hour)
 				require.NoError(t, k.end())
 				if keeps {
-					assert.Equal(t, []string{"accept n", "requeue as failed m"}, b.history(settlements...))
+					assert.Equal(t, []string{"accept n", "requeue as failed m"}, b.History(settlements...))
 				} else {
-					assert.Equal(t, []string{"accept n", "accept m"}, b.history(settlements...))
+					assert.Equal(t, []string{"accept n", "accept m"}, b.History(settlements...))
 				}
 			})
 		})
@@ -152,18 +157,18 @@ func TestAHandlerThatIgnoresItsContextFailsBeforeTheConsumerTimeout(t *testing.T
 func TestAHandlerThatBeganLateIsNotEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = time.Minute
-		b := newFakeBroker(t)
-		b.publish("m0", "m1", "m2")
+		b := linktest.NewFakeBroker(t)
+		b.Publish("m0", "m1", "m2")
 		k := startConsumer(b, ConsumerConfig{ConsumerTimeout: limit, Prefetch: 64}, func(ctx context.Context, d *Delivery) error {
 			time.Sleep(25 * time.Second)
-			if idOf(d.Message()) == "m1" { // it began at 25 s: 29 s more are too long
+			if linktest.IdOf(d.Message()) == "m1" { // it began at 25 s: 29 s more are too long
 				<-ctx.Done()
 			}
 			return ctx.Err()
 		})
 		time.Sleep(time.Hour)
 		require.NoError(t, k.end())
-		assert.Equal(t, []string{"accept m0", "requeue as failed m1", "accept m2"}, b.history(settlements...))
+		assert.Equal(t, []string{"accept m0", "requeue as failed m1", "accept m2"}, b.History(settlements...))
 	})
 }
 
@@ -171,38 +176,38 @@ func TestAHandlerThatBeganLateIsNotEnded(t *testing.T) {
 func TestTheConsumerTimeoutIsLearned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 10 * time.Minute
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		causes := make(chan error, 10)
 		k := startConsumer(b, ConsumerConfig{}, func(ctx context.Context, _ *Delivery) error {
 			<-ctx.Done()
 			causes <- context.Cause(ctx)
 			return ctx.Err()
 		})
-		b.publish("m")
+		b.Publish("m")
 		for _, held := range []time.Duration{limit / 10, limit, limit} { // the first was received late
 			time.Sleep(held)
-			b.takeBack("m", true)
+			b.TakeBack("m", true)
 			require.ErrorIs(t, <-causes, ErrConsumerTimeout)
 		}
 		began := time.Now()
 		require.ErrorIs(t, <-causes, ErrConsumerTimeoutNear)
 		assert.InDelta(t, limit-limit/10, time.Since(began), float64(time.Second))
 		require.NoError(t, k.end())
-		assert.Len(t, b.history("requeue as failed"), 1)
+		assert.Len(t, b.History("requeue as failed"), 1)
 	})
 }
 
 // Deliveries that are taken back together show the timeout once.
 func TestTheConsumerTimeoutIsNotLearnedFromOnePause(t *testing.T) {
-	l := &timeouts{workers: &roster{}}
+	l := &consume.Timeouts{Workers: &consume.Roster{}}
 	now := time.Now()
 	for i := range 64 {
-		l.learn(now.Add(-time.Second), now.Add(time.Duration(i)*time.Millisecond))
+		l.Learn(now.Add(-time.Second), now.Add(time.Duration(i)*time.Millisecond))
 	}
-	assert.Zero(t, l.limit.Load())
-	l.learn(now.Add(time.Second), now.Add(2*time.Second))
-	assert.Equal(t, time.Second, time.Duration(l.limit.Load()).Round(100*time.Millisecond))
-	l.end()
+	assert.Zero(t, l.Limit.Load())
+	l.Learn(now.Add(time.Second), now.Add(2*time.Second))
+	assert.Equal(t, time.Second, time.Duration(l.Limit.Load()).Round(100*time.Millisecond))
+	l.End()
 }
 
 // A message that RabbitMQ 4.3 has delivered very often, without a failure, is handled alone.
@@ -214,16 +219,16 @@ func TestAMessageThatWasAcquiredVeryOftenIsASuspect(t *testing.T) {
 		later    bool
 		want     bool
 	}{
-		{acquired: 0}, {acquired: suspectAcquired - 1}, {acquired: suspectAcquired, want: true},
-		{acquired: suspectAcquired + 1, failed: 2, known: 2}, {acquired: suspectAcquired + 2, failed: 2, known: 2, want: true},
+		{acquired: 0}, {acquired: consume.SuspectAcquired - 1}, {acquired: consume.SuspectAcquired, want: true},
+		{acquired: consume.SuspectAcquired + 1, failed: 2, known: 2}, {acquired: consume.SuspectAcquired + 2, failed: 2, known: 2, want: true},
 		{acquired: 1000, later: true},
 	} {
-		m := withID("m")
+		m := linktest.WithID("m")
 		m.Header.DeliveryCount = c.failed
-		m.Annotations = amqp.Annotations{annotationAcquired: c.acquired, AnnotationKnownCount: c.known}
+		m.Annotations = amqp.Annotations{consume.AnnotationAcquired: c.acquired, annotation.KnownCount: c.known}
 		if c.later {
-			m.Annotations[annotationDeliveryTime] = int64(1)
+			m.Annotations[annotation.DeliveryTime] = int64(1)
 		}
-		assert.Equal(t, c.want, suspect(NewDelivery("q", m)), "%+v", c)
+		assert.Equal(t, c.want, consume.Suspect(&consume.Delivery{Message: m}), "%+v", c)
 	}
 }

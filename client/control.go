@@ -12,7 +12,7 @@ import (
 type Control struct {
 	mu        sync.Mutex
 	limits    map[*int]struct{}
-	consumers map[limitee]struct{}
+	consumers map[*follower]struct{}
 	resumed   chan struct{} // closed and renewed when the limit rises from 0
 }
 
@@ -48,12 +48,9 @@ func (c *Control) Paused() bool {
 	return paused
 }
 
-// noLimit is above every Prefetch.
-const noLimit = math.MaxInt
-
 // lowest is called with mu held.
 func (c *Control) lowest() int {
-	low := noLimit
+	low := math.MaxInt // above every Prefetch
 	for n := range c.limits {
 		low = min(low, *n)
 	}
@@ -86,21 +83,22 @@ func (c *Control) gate() (resumed <-chan struct{}, paused bool) {
 	return c.resumed, true
 }
 
-// limitee is a consumer that is told of the limit.
-type limitee interface{ limited(n int) }
+// follower is a consumer that follows the limit.
+type follower struct{ limited func(n int) }
 
-func (c *Control) join(k limitee) {
+// follow calls limited with the limit, and again with each change, until stop is called.
+func (c *Control) follow(limited func(n int)) (stop func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.consumers == nil {
-		c.consumers = map[limitee]struct{}{}
+		c.consumers = map[*follower]struct{}{}
 	}
+	k := &follower{limited}
 	c.consumers[k] = struct{}{}
-	k.limited(c.lowest())
-}
-
-func (c *Control) leave(k limitee) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.consumers, k)
+	limited(c.lowest())
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.consumers, k)
+	}
 }

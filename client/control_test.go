@@ -9,15 +9,17 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 func TestControlPausesAndResumes(t *testing.T) {
 	for _, version := range []string{"4.3.0", "4.0.5"} {
 		t.Run(version, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.version, b.requeues = version, true
-				b.publish(numbered("m", 20)...)
+				b := linktest.NewFakeBroker(t)
+				b.Version, b.Requeues = version, true
+				b.Publish(linktest.Numbered("m", 20)...)
 				var begun atomic.Int32
 				c := &Control{}
 				k := startConsumer(b, ConsumerConfig{Concurrency: 2, Control: c}, func(context.Context, *Delivery) error {
@@ -30,15 +32,15 @@ func TestControlPausesAndResumes(t *testing.T) {
 				assert.True(t, c.Paused())
 				time.Sleep(time.Hour)
 				assert.Equal(t, int32(6), begun.Load(), "those that had begun have ended, no other begins")
-				assert.Len(t, b.history("accept"), 6)
+				assert.Len(t, b.History("accept"), 6)
 				if version == "4.0.5" {
-					assert.Empty(t, b.history("release"), "it would count as a delivery")
+					assert.Empty(t, b.History("release"), "it would count as a delivery")
 				}
 				resume()
 				resume()
 				time.Sleep(time.Minute)
 				require.NoError(t, k.end())
-				assert.Len(t, b.history("accept"), 20)
+				assert.Len(t, b.History("accept"), 20)
 			})
 		})
 	}
@@ -48,9 +50,9 @@ func TestDrainOfAPausedConsumerEndsSoon(t *testing.T) {
 	for _, version := range []string{"4.3.0", "4.0.5"} {
 		t.Run(version, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newFakeBroker(t)
-				b.version = version
-				b.publish(numbered("m", 20)...)
+				b := linktest.NewFakeBroker(t)
+				b.Version = version
+				b.Publish(linktest.Numbered("m", 20)...)
 				c := &Control{}
 				k := startConsumer(b, ConsumerConfig{Control: c, Grace: time.Minute}, func(context.Context, *Delivery) error {
 					time.Sleep(time.Second)
@@ -62,7 +64,7 @@ func TestDrainOfAPausedConsumerEndsSoon(t *testing.T) {
 				start := time.Now()
 				require.NoError(t, k.end())
 				assert.LessOrEqual(t, time.Since(start), time.Minute, "Grace")
-				assert.Len(t, b.history("accept"), 2)
+				assert.Len(t, b.History("accept"), 2)
 			})
 		})
 	}
@@ -73,9 +75,9 @@ func TestDrainOfAPausedConsumerEndsSoon(t *testing.T) {
 func TestControlUnderChangesAndLostLinks(t *testing.T) {
 	for round := range 20 {
 		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			b.requeues = true
-			b.publish(numbered("m", 200)...)
+			b := linktest.NewFakeBroker(t)
+			b.Requeues = true
+			b.Publish(linktest.Numbered("m", 200)...)
 			c := &Control{}
 			k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 12, Control: c}, func(context.Context, *Delivery) error {
 				time.Sleep(70 * time.Millisecond)
@@ -88,7 +90,7 @@ func TestControlUnderChangesAndLostLinks(t *testing.T) {
 				release()
 				release = next
 				if i%6 == round%6 {
-					b.kill(errFakeLink)
+					b.Kill(linktest.ErrFakeLink)
 				}
 			}
 			release()
@@ -96,42 +98,42 @@ func TestControlUnderChangesAndLostLinks(t *testing.T) {
 			start := time.Now()
 			require.NoError(t, k.end())
 			assert.Less(t, time.Since(start), time.Second)
-			assert.LessOrEqual(t, b.mostOutstanding, 12)
+			assert.LessOrEqual(t, b.MostOutstanding, 12)
 			accepted := map[string]bool{}
-			for _, e := range b.history("accept") {
+			for _, e := range b.History("accept") {
 				accepted[e] = true
 			}
 			assert.Len(t, accepted, 200)
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			assert.Empty(t, b.ready)
+			b.Mu.Lock()
+			defer b.Mu.Unlock()
+			assert.Empty(t, b.Ready)
 		})
 	}
 }
 
 func TestSuspectsOfACrashAreHandledAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
+		b := linktest.NewFakeBroker(t)
 		suspects := map[string]bool{"m3": true, "m7": true, "m8": true}
-		b.update(func() {
-			for _, id := range numbered("m", 20) {
-				m := withID(id)
+		b.Update(func() {
+			for _, id := range linktest.Numbered("m", 20) {
+				m := linktest.WithID(id)
 				if suspects[id] {
 					m.Header.DeliveryCount = 5
 				}
-				b.ready = append(b.ready, m)
+				b.Ready = append(b.Ready, m)
 			}
 		})
 		var running atomic.Int32
 		k := startConsumer(b, ConsumerConfig{Concurrency: 5}, func(_ context.Context, d *Delivery) error {
 			n := running.Add(1)
 			defer running.Add(-1)
-			if suspects[idOf(d.Message())] {
-				assert.Equal(t, int32(1), n, idOf(d.Message()))
+			if suspects[linktest.IdOf(d.Message())] {
+				assert.Equal(t, int32(1), n, linktest.IdOf(d.Message()))
 			}
 			time.Sleep(time.Second)
-			if suspects[idOf(d.Message())] {
-				assert.Equal(t, int32(1), running.Load(), idOf(d.Message()))
+			if suspects[linktest.IdOf(d.Message())] {
+				assert.Equal(t, int32(1), running.Load(), linktest.IdOf(d.Message()))
 			}
 			return nil
 		})
@@ -139,21 +141,21 @@ func TestSuspectsOfACrashAreHandledAlone(t *testing.T) {
 		start := time.Now()
 		require.NoError(t, k.end())
 		assert.Less(t, time.Since(start), time.Second)
-		assert.Len(t, b.history("accept"), 20)
+		assert.Len(t, b.History("accept"), 20)
 	})
 }
 
 func TestDrainWithSuspectsLeavesNothingUnsettled(t *testing.T) {
 	for round := range 200 {
 		synctest.Test(t, func(t *testing.T) {
-			b := newFakeBroker(t)
-			b.update(func() {
-				for i, id := range numbered("m", 12) {
-					m := withID(id)
+			b := linktest.NewFakeBroker(t)
+			b.Update(func() {
+				for i, id := range linktest.Numbered("m", 12) {
+					m := linktest.WithID(id)
 					if i%3 > 0 {
 						m.Header.DeliveryCount = 5
 					}
-					b.ready = append(b.ready, m)
+					b.Ready = append(b.Ready, m)
 				}
 			})
 			k := startConsumer(b, ConsumerConfig{Concurrency: 3}, func(context.Context, *Delivery) error {
@@ -164,11 +166,11 @@ func TestDrainWithSuspectsLeavesNothingUnsettled(t *testing.T) {
 			start := time.Now()
 			require.NoError(t, k.end())
 			assert.Less(t, time.Since(start), time.Second, "round %d: a delivery was left", round)
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			for _, s := range b.sessions {
-				for _, r := range s.receivers {
-					assert.Empty(t, r.unsettled)
+			b.Mu.Lock()
+			defer b.Mu.Unlock()
+			for _, s := range b.Sessions {
+				for _, r := range s.Receivers {
+					assert.Empty(t, r.Unsettled)
 				}
 			}
 		})
@@ -177,17 +179,17 @@ func TestDrainWithSuspectsLeavesNothingUnsettled(t *testing.T) {
 
 func TestDrainGivesBackASuspectWhoseTurnJustCame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newFakeBroker(t)
-		b.update(func() {
-			suspect := withID("suspect")
+		b := linktest.NewFakeBroker(t)
+		b.Update(func() {
+			suspect := linktest.WithID("suspect")
 			suspect.Header.DeliveryCount = 5
-			b.ready = append(b.ready, withID("m"), suspect)
+			b.Ready = append(b.Ready, linktest.WithID("m"), suspect)
 		})
 		k := startOrderedBy(b, ConsumerConfig{Grace: time.Minute}, func(context.Context, *Delivery) error {
 			time.Sleep(time.Second)
 			return nil
 		}, func(d *Delivery) (string, bool) {
-			if idOf(d.Message()) == "suspect" { // its turn has come, and it isn't with the workers yet
+			if linktest.IdOf(d.Message()) == "suspect" { // its turn has come, and it isn't with the workers yet
 				time.Sleep(time.Second) // the drain overtakes it
 			}
 			return "", false
@@ -195,7 +197,7 @@ func TestDrainGivesBackASuspectWhoseTurnJustCame(t *testing.T) {
 		time.Sleep(1500 * time.Millisecond)
 		start := time.Now()
 		require.NoError(t, k.end())
-		assert.Equal(t, []string{"accept m", "release suspect"}, b.history(settlements...))
+		assert.Equal(t, []string{"accept m", "release suspect"}, b.History(settlements...))
 		assert.Less(t, time.Since(start), time.Second)
 	})
 }

@@ -2,13 +2,13 @@ package client
 
 import (
 	"context"
-	"errors"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/outcome"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/instrumented"
 )
 
 // Delivery is a message that a queue has delivered.
@@ -18,29 +18,13 @@ import (
 // another client's, or a test.
 type Delivery struct {
 	message  *Message
-	id       uint32 // on its link
 	queue    string
 	received time.Time
-	link     deliveryLink
-	standing standing // see quarantine
-	// uncounted: it doesn't count toward the window any more.
-	uncounted atomic.Bool
-	// aside is the size of its copy, if it is uncounted since its forward waits.
-	aside int64
-	lane  *string // see lanes; nil if it has none
-	// settling is set when what becomes of it is on its way to the broker.
-	settling atomic.Bool
-	lease    lease
-	lastWord error                     // see outcome.LastWord
-	observed atomic.Pointer[observed]  // nil: no Instrument follows it
 	server   *string                   // for an Instrument
 	decided  func(instrument.Decision) // nil: nobody has called OnReport
-	began    atomic.Int64              // when its handler began, in Unix nanoseconds; 0: it hasn't
-	nearing  atomic.Int32              // how far its consumer timeout is used up: see timeouts
-	back     atomic.Bool               // the broker has taken it back
-	// ctx is the one that its consumer calls the handler with, here so that it needn't
-	// be allocated.
-	ctx deliveryContext
+	lastWord error                     // see outcome.LastWord
+	observed *instrumented.Observed    // nil: no Instrument follows it
+	state    *consume.Delivery         // the consumer's; nil outside of Consume
 }
 
 // NewDelivery returns a Delivery of m from queue. It serves to call a Handler outside of
@@ -94,8 +78,8 @@ func (d *Delivery) Report(x instrument.Decision) {
 	if d.decided != nil {
 		d.decided(x)
 	}
-	if o := d.observed.Load(); o != nil {
-		o.decided(x)
+	if d.observed != nil {
+		d.observed.Decided(x)
 	}
 }
 
@@ -104,12 +88,11 @@ func (d *Delivery) Report(x instrument.Decision) {
 // result, such as retry.With. It calls OnReport within Handle. The last call counts.
 func (d *Delivery) OnReport(f func(instrument.Decision)) { d.decided = f }
 
-// logCtx is the ctx for log lines about the delivery: an Instrument's for it, if it has one.
-func (d *Delivery) logCtx() context.Context {
-	if o := d.observed.Load(); o != nil {
-		return o.ctx
-	}
-	return context.Background()
+// follow has an Instrument follow d, and returns the ctx for its handler.
+func (d *Delivery) follow(ctx context.Context, h *instrumented.Hooks) context.Context {
+	d.server = h.Server.Load()
+	ctx, d.observed = h.Handle(ctx, d)
+	return ctx
 }
 
 // deliveryKey finds the Delivery in a handler's ctx.
@@ -118,6 +101,9 @@ type deliveryKey struct{}
 // WithDelivery returns a ctx that carries d. Code that calls a Handler outside of
 // Consume should call it with such a ctx.
 func WithDelivery(ctx context.Context, d *Delivery) context.Context {
+	if d != nil && d.state != nil {
+		ctx = d.state.Context(ctx)
+	}
 	return &deliveryContext{Context: ctx, delivery: d}
 }
 
@@ -132,7 +118,7 @@ func DeliveryFrom(ctx context.Context) (*Delivery, bool) {
 // delivery back and delivers it to another consumer. The handler held it for longer than
 // the queue's consumer timeout (RabbitMQ 4.3 and later; 30 minutes by default). The
 // handler's result is ignored.
-var ErrConsumerTimeout = errors.New("the broker took the delivery back")
+var ErrConsumerTimeout = consume.ErrTakenBack
 
 // ErrConsumerTimeoutNear is the cause of a handler's ctx that ended shortly before the broker
 // would take the delivery back: a tenth of the consumer timeout before, at most a minute. The
@@ -147,109 +133,17 @@ var ErrConsumerTimeout = errors.New("the broker took the delivery back")
 //
 // The consumer knows the timeout if ConsumerConfig.ConsumerTimeout or the queue's argument
 // sets it. Otherwise it knows it after the broker has taken two deliveries back.
-var ErrConsumerTimeoutNear = errors.New("the consumer timeout is nearly over")
+var ErrConsumerTimeoutNear = consume.ErrTimeoutNear
 
 // TakenBack reports whether the broker has taken the delivery back, because it was held for
 // longer than the queue's consumer timeout, and delivers it again. The handler's result is then
 // ignored. It may be called concurrently.
-func (d *Delivery) TakenBack() bool { return d.back.Load() }
+func (d *Delivery) TakenBack() bool { return d.state != nil && d.state.TakenBack() }
 
-// lease ends a handler's ctx when the delivery is no longer its own. A context of
-// its own is made only for a handler that asks, since most never do.
-type lease struct {
-	mu     sync.Mutex
-	over   bool
-	cause  error
-	cancel context.CancelCauseFunc
-}
-
-// end ends the delivery's ctx, with a cause or, when the handler is done with it,
-// without.
-func (d *Delivery) end(cause error) {
-	l := &d.lease
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.over {
-		return
-	}
-	l.over, l.cause = true, cause
-	if l.cancel != nil {
-		l.cancel(cause)
-	}
-}
-
-// deliveryContext is a handler's ctx: it carries the Delivery, and ends with its
-// lease.
+// deliveryContext is a ctx that carries a Delivery.
 type deliveryContext struct {
 	context.Context
 	delivery *Delivery
-	// deadline is shortly before the consumer timeout; zero: there is none, or it isn't
-	// known. It doesn't change once a handler has the ctx.
-	deadline time.Time
-
-	mu    sync.Mutex
-	inner context.Context // made by the first that asks
-}
-
-func (c *deliveryContext) ask() context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.inner == nil {
-		outer, release := c.Context, context.CancelFunc(func() {})
-		if !c.deadline.IsZero() {
-			outer, release = context.WithDeadlineCause(outer, c.deadline, ErrConsumerTimeoutNear)
-		}
-		ctx, cancelCause := context.WithCancelCause(outer)
-		cancel := func(cause error) {
-			cancelCause(cause)
-			release()
-		}
-		c.inner = ctx
-		l := &c.delivery.lease
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.over {
-			cancel(l.cause)
-		} else {
-			before := l.cancel
-			l.cancel = func(cause error) {
-				if before != nil {
-					before(cause)
-				}
-				cancel(cause)
-			}
-		}
-	}
-	return c.inner
-}
-
-func (c *deliveryContext) Done() <-chan struct{} { return c.ask().Done() }
-
-// Err makes no context while there is nothing to tell.
-func (c *deliveryContext) Err() error {
-	c.mu.Lock()
-	inner := c.inner
-	c.mu.Unlock()
-	if inner != nil {
-		return inner.Err()
-	}
-	l := &c.delivery.lease
-	l.mu.Lock()
-	over := l.over
-	l.mu.Unlock()
-	if over || !c.deadline.IsZero() && !time.Now().Before(c.deadline) {
-		return c.ask().Err() // context.Cause finds the cause then
-	}
-	return c.Context.Err()
-}
-
-// Deadline is shortly before the consumer timeout, if that is known, or the outer ctx's.
-func (c *deliveryContext) Deadline() (time.Time, bool) {
-	outer, ok := c.Context.Deadline()
-	if c.deadline.IsZero() || ok && outer.Before(c.deadline) {
-		return outer, ok
-	}
-	return c.deadline, true
 }
 
 func (c *deliveryContext) Value(key any) any {
@@ -259,45 +153,5 @@ func (c *deliveryContext) Value(key any) any {
 	case outcome.LastWordKey{}:
 		return &c.delivery.lastWord
 	}
-	c.mu.Lock()
-	ctx := c.inner
-	c.mu.Unlock()
-	if ctx == nil {
-		ctx = c.Context
-	}
-	return ctx.Value(key)
+	return c.Context.Value(key)
 }
-
-// countUnsettled is how many of ds the broker hasn't taken back.
-func countUnsettled(ds []*Delivery) (n int) {
-	for _, d := range ds {
-		if !d.settling.Load() {
-			n++
-		}
-	}
-	return n
-}
-
-// standing is what a delivery is to the quarantine; guarded by its mu.
-type standing uint8
-
-const (
-	standsNowhere standing = iota // not admitted yet
-	standsOrdinary
-	standsWaiting // in suspects
-	standsAlone   // running
-	standsAside   // no worker gets it
-	standsSettled
-)
-
-// deliveryLink is what a delivery came in on.
-type deliveryLink interface{ over() bool }
-
-// newDelivery is a delivery that came on a link.
-func newDelivery(a arrival, link deliveryLink) *Delivery {
-	return &Delivery{message: a.msg, id: a.id, link: link}
-}
-
-// annotationDeliveryTime has RabbitMQ 4.3 hold a message that goes back to a quorum
-// queue until then, in milliseconds since 1970.
-const annotationDeliveryTime = "x-opt-delivery-time"

@@ -3,6 +3,8 @@ package client
 import (
 	"log/slog"
 	"time"
+
+	"github.com/hopback/hopback/internal/event"
 )
 
 // Event is a change in the state of a connection, a publisher or a consumer.
@@ -86,11 +88,11 @@ const (
 
 // String returns the event as one line of text.
 func (e Event) String() string {
-	return stateEvent{Kind: eventKind(e.Kind), Op: e.Op, Target: e.Target, Err: e.Err, Down: e.Down, Ahead: e.Ahead}.String()
+	return event.StateEvent{Kind: event.EventKind(e.Kind), Op: e.Op, Target: e.Target, Err: e.Err, Down: e.Down, Ahead: e.Ahead}.String()
 }
 
 // publicEvent converts an event for Config.Observe.
-func publicEvent(e stateEvent) Event {
+func publicEvent(e event.StateEvent) Event {
 	return Event{
 		Kind: EventKind(e.Kind), Time: e.Time, Op: e.Op, Target: e.Target, Generation: e.Generation, Node: e.Node,
 		Attempt: e.Attempt, Down: e.Down, Unsettled: e.Unsettled, Err: e.Err, Ahead: e.Ahead, Dropped: e.Dropped,
@@ -98,10 +100,10 @@ func publicEvent(e stateEvent) Event {
 }
 
 // newObserver makes an observer that calls observe, which may be nil.
-func newObserver(observe func(Event), log *slog.Logger) *observer {
-	o := &observer{log: log}
+func newObserver(observe func(Event), log *slog.Logger) *event.Observer {
+	o := &event.Observer{Log: log}
 	if observe != nil {
-		o.call = func(e stateEvent) { observe(publicEvent(e)) }
+		o.Call = func(e event.StateEvent) { observe(publicEvent(e)) }
 	}
 	return o
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/event"
 )
 
 func TestEventIsOneLineOfText(t *testing.T) {
@@ -19,7 +21,7 @@ func TestEventIsOneLineOfText(t *testing.T) {
 
 // Event and stateEvent have the same fields, and publicEvent leaves none out.
 func TestPublicEventsHaveAllFields(t *testing.T) {
-	var e stateEvent
+	var e event.StateEvent
 	v := reflect.ValueOf(&e).Elem()
 	require.Equal(t, reflect.TypeFor[Event]().NumField(), v.NumField())
 	for i := range v.NumField() {
@@ -45,11 +47,11 @@ func TestPublicEventsHaveAllFields(t *testing.T) {
 }
 
 func TestKindsOfEventsAreTheSame(t *testing.T) {
-	for public, internal := range map[EventKind]eventKind{
-		EventUp: eventUp, EventLost: eventLost, EventRefused: eventRefused, EventBlocked: eventBlocked, EventUnblocked: eventUnblocked,
-		EventLate: eventLate, EventTokenRenewed: eventTokenRenewed, EventTokenRefused: eventTokenRefused,
-		EventForwardStalled: eventForwardStalled, EventForwardResumed: eventForwardResumed, EventEnded: eventEnded,
-		EventStarved: eventStarved, EventClockDiffers: eventClockDiffers,
+	for public, internal := range map[EventKind]event.EventKind{
+		EventUp: event.EventUp, EventLost: event.EventLost, EventRefused: event.EventRefused, EventBlocked: event.EventBlocked, EventUnblocked: event.EventUnblocked,
+		EventLate: event.EventLate, EventTokenRenewed: event.EventTokenRenewed, EventTokenRefused: event.EventTokenRefused,
+		EventForwardStalled: event.EventForwardStalled, EventForwardResumed: event.EventForwardResumed, EventEnded: event.EventEnded,
+		EventStarved: event.EventStarved, EventClockDiffers: event.EventClockDiffers,
 	} {
 		assert.EqualValues(t, public, internal)
 	}

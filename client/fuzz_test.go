@@ -3,24 +3,10 @@ package client
 import (
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/require"
 )
-
-func FuzzReadable(f *testing.F) {
-	f.Add("failed: {shutdown,\n     delete}")
-	f.Add(strings.Repeat("\xff", 600))
-	f.Add(strings.Repeat("ä", 300))
-	f.Fuzz(func(t *testing.T, s string) {
-		text := readable(s)
-		require.LessOrEqual(t, len(text), maxText)
-		require.True(t, utf8.ValidString(text))
-		require.NotContains(t, text, "\n")
-		require.Equal(t, strings.TrimSpace(text), text)
-	})
-}
 
 // A reply of the management's with anything in it answers the one request that it is
 // for, once.

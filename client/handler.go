@@ -10,6 +10,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+
+	"github.com/hopback/hopback/internal/failure"
 )
 
 // Handler handles deliveries. Its result decides what becomes of the message: see
@@ -152,7 +154,7 @@ func Recover() Middleware {
 		return Wrap(h, func(ctx context.Context, d *Delivery) (err error) {
 			defer func() {
 				if v := recover(); v != nil {
-					err = &PanicError{Value: v, Stack: debug.Stack()}
+					err = &failure.PanicError{Value: v, Stack: debug.Stack()}
 				}
 			}()
 			return h.Handle(ctx, d)

@@ -19,6 +19,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+
+	"github.com/hopback/hopback/internal/failure"
 )
 
 type order struct{ ID string }
@@ -101,9 +103,9 @@ func TestMiddlewareRunsInItsOrderAndPassesPrepareOn(t *testing.T) {
 }
 
 func TestRecoverTurnsAPanicIntoAnError(t *testing.T) {
-	recovered := func(v any) *PanicError {
+	recovered := func(v any) *failure.PanicError {
 		err := handle(Recover()(HandlerFunc(func(context.Context, *Delivery) error { panic(v) })), NewMessage(nil))
-		var p *PanicError
+		var p *failure.PanicError
 		require.ErrorAs(t, err, &p)
 		return p
 	}
@@ -159,37 +161,6 @@ func TestDeliveryFromFindsTheDelivery(t *testing.T) {
 	assert.Nil(t, bare.Annotation("s"))
 }
 
-func TestErrorsMatchTheirKindAndTheirCause(t *testing.T) {
-	safe := map[error]bool{
-		ErrUnreachable: true, ErrAuthentication: true, ErrVirtualHost: true, ErrTLS: true, ErrUnauthorized: true, ErrNotFound: true,
-		ErrUnroutable: true, ErrTooLarge: true, ErrNotSent: true, ErrClosed: true, ErrSessionLimit: true,
-		ErrRefused: false, ErrOutcomeUnknown: false, ErrConnectionLost: false,
-	}
-	for kind, want := range safe {
-		err := fmt.Errorf("wrapped: %w", &Error{Op: "publish", Target: "/queues/q", Kind: kind, Err: io.EOF})
-		require.ErrorIs(t, err, kind)
-		require.ErrorIs(t, err, io.EOF)
-		assert.ErrorContains(t, err, kind.Error())
-		assert.Equal(t, want, SafeToRetry(err), "%v", kind)
-		for other := range safe {
-			assert.Equal(t, other == kind, errors.Is(err, other), "%v is %v", kind, other)
-		}
-	}
-	assert.False(t, SafeToRetry(nil))
-	assert.False(t, SafeToRetry(io.EOF))
-	assert.EqualError(t, &Error{Op: "x"}, "hopback: x")
-	assert.EqualError(t, &Error{Op: "x", Kind: ErrRefused, Condition: "amqp:c", Err: io.EOF}, "hopback: x: refused by the broker: amqp:c")
-	assert.EqualError(t, &Error{Op: "x", Kind: ErrRefused, Condition: "amqp:c", Text: "why", Err: io.EOF}, "hopback: x: refused by the broker: why")
-	assert.EqualError(t, &Error{Op: "x", Kind: ErrRefused, Err: io.EOF}, "hopback: x: refused by the broker: EOF")
-
-	e := newError("consume", "q", ErrConnectionLost, fmt.Errorf("attach: %w", errMissing))
-	require.ErrorIs(t, e, ErrNotFound)
-	assert.Equal(t, "amqp:not-found", e.Condition)
-	require.ErrorIs(t, newError("consume", "q", ErrConnectionLost, &amqp.SessionError{RemoteErr: &amqp.Error{Condition: amqp.ErrCondUnauthorizedAccess}}), ErrUnauthorized)
-	require.ErrorIs(t, newError("consume", "q", ErrConnectionLost, &amqp.LinkError{}), ErrConnectionLost)
-	require.ErrorIs(t, newError("consume", "q", ErrConnectionLost, nil), ErrConnectionLost)
-}
-
 func TestOutcomesAreErrorsWithACause(t *testing.T) {
 	for _, o := range []Outcome{
 		Requeue{Err: io.EOF}, DeadLetter{Reason: "r", Err: io.EOF}, Modify{Err: io.EOF}, Forward{To: address.Queue("q"), Err: io.EOF},
@@ -230,10 +201,10 @@ func (panicMarshaler) MarshalJSON() ([]byte, error) { panic("boom") }
 var _ json.Marshaler = panicMarshaler{}
 
 func TestTextsAreClippedBetweenCharacters(t *testing.T) {
-	assert.Equal(t, "añ", clip("añb", 3))
-	assert.Equal(t, "a", clip("añb", 2))
-	assert.Equal(t, "", clip("ñ", 1))
-	assert.Equal(t, "a?", clip("a\xff\xfe", 10))
+	assert.Equal(t, "añ", failure.Clip("añb", 3))
+	assert.Equal(t, "a", failure.Clip("añb", 2))
+	assert.Equal(t, "", failure.Clip("ñ", 1))
+	assert.Equal(t, "a?", failure.Clip("a\xff\xfe", 10))
 	assert.Equal(t, "x", ErrorText(errors.New("x")))
 	assert.Contains(t, ErrorText((*nilCause)(nil)), "*client.nilCause")
 }
@@ -245,7 +216,7 @@ func FuzzClip(f *testing.F) {
 		if limit < 0 || limit > 1<<20 {
 			return
 		}
-		got := clip(s, limit)
+		got := failure.Clip(s, limit)
 		assert.LessOrEqual(t, len(got), limit)
 		assert.True(t, utf8.ValidString(got))
 		if utf8.ValidString(s) {
@@ -269,14 +240,4 @@ func BenchmarkJSONHandler(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-}
-
-func TestErrorsRepeatOneLineOfTheBrokersWords(t *testing.T) {
-	remote := &amqp.Error{Condition: amqp.ErrCondInternalError, Description: "failed: {shutdown,\n" + strings.Repeat(" ", 80) + "delete} " + strings.Repeat("{badmatch,[1,2]}\n", 10_000) + "\xff"}
-	e := newError("consume", "q", ErrConnectionLost, remote)
-	assert.True(t, strings.HasPrefix(e.Text, "failed: {shutdown, delete} {badmatch"), e.Text)
-	assert.LessOrEqual(t, len(e.Text), maxText)
-	assert.NotContains(t, e.Error(), "\n")
-	assert.Equal(t, "short", newError("consume", "q", nil, &amqp.Error{Description: "short"}).Text)
-	assert.Same(t, remote, e.Err)
 }

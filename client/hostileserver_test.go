@@ -20,6 +20,10 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/refusal"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // A peer over TCP that does as a broker does up to some step, and then something that
@@ -349,8 +353,8 @@ func TestHostileServers(t *testing.T) {
 					var err error
 					conn, err = Connect(ctx, "amqp://u:p@"+addr+"/", Config{Logger: quiet, ConnectTimeout: limit, Reconnect: ReconnectBackoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond}})
 					if err != nil {
-						assert.ErrorAs(t, err, new(*Error), what)
-						assert.True(t, SafeToRetry(err), what)
+						assert.ErrorAs(t, err, new(*failure.Error), what)
+						assert.True(t, failure.SafeToRetry(err), what)
 					}
 				})
 				if conn == nil {
@@ -359,14 +363,14 @@ func TestHostileServers(t *testing.T) {
 				timed("Publish", 2*limit, func(ctx context.Context) {
 					p, err := NewPublisher[string](ctx, conn, address.Queue("q"), PublisherConfig{})
 					if err != nil {
-						assert.ErrorAs(t, err, new(*Error), what)
+						assert.ErrorAs(t, err, new(*failure.Error), what)
 						return
 					}
 					if err := p.Publish(ctx, "m"); err != nil {
-						assert.ErrorAs(t, err, new(*Error), what)
+						assert.ErrorAs(t, err, new(*failure.Error), what)
 					}
 				})
-				timed("Consume", limit+drainTimeout+2*closeTimeout, func(ctx context.Context) {
+				timed("Consume", limit+consume.DrainTimeout+2*link.CloseTimeout, func(ctx context.Context) {
 					ctx, cancel := context.WithTimeout(ctx, limit)
 					defer cancel()
 					_ = conn.Consume(ctx, "q", returns(nil), ConsumerConfig{Grace: 10 * time.Millisecond})

@@ -11,12 +11,17 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+
+	"github.com/hopback/hopback/internal/consume"
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link"
 )
 
 const (
@@ -36,7 +41,7 @@ const (
 //
 // Package declare builds the requests.
 type Management struct {
-	open func(context.Context) (session, requestLink, receiverLink, error)
+	open func(context.Context) (link.Session, requestLink, link.ReceiverLink, error)
 	// life is what the sessions live within.
 	life context.Context
 	// closing, once closed, lets no new request begin.
@@ -54,9 +59,9 @@ type Management struct {
 }
 
 // newManagement returns a Management whose sessions are opened by open.
-func newManagement(open func(context.Context) (*wireSession, error), life context.Context, closing <-chan struct{}) *Management {
+func newManagement(open func(context.Context) (*link.WireSession, error), life context.Context, closing <-chan struct{}) *Management {
 	return &Management{
-		open: func(ctx context.Context) (session, requestLink, receiverLink, error) {
+		open: func(ctx context.Context) (link.Session, requestLink, link.ReceiverLink, error) {
 			return openManagement(ctx, open)
 		},
 		life: life, closing: closing,
@@ -87,9 +92,9 @@ func (m *Management) Request(ctx context.Context, method, path string, body any)
 	select {
 	case m.slots <- struct{}{}:
 	case <-ctx.Done():
-		return 0, nil, ended("manage", target, ErrNotSent, ctx)
+		return 0, nil, failure.Ended("manage", target, failure.ErrNotSent, ctx)
 	case <-m.closing:
-		return 0, nil, &Error{Op: "manage", Target: target, Kind: ErrNotSent, Err: ErrClosed}
+		return 0, nil, &failure.Error{Op: "manage", Target: target, Kind: failure.ErrNotSent, Err: failure.ErrClosed}
 	}
 
 	release := sync.OnceFunc(func() { <-m.slots })
@@ -105,25 +110,25 @@ func (m *Management) Request(ctx context.Context, method, path string, body any)
 		case m.solo <- struct{}{}:
 			defer func() { <-m.solo }()
 		case <-ctx.Done():
-			return 0, nil, ended("manage", target, ErrOutcomeUnknown, ctx)
+			return 0, nil, failure.Ended("manage", target, failure.ErrOutcomeUnknown, ctx)
 		}
 		return m.onceAlone(ctx, method, path, body)
 	}
 	release()
 	switch {
 	case ctx.Err() != nil:
-		return 0, nil, ended("manage", target, ErrNotSent, ctx)
-	case errors.Is(err, ErrClosed), isClosed(m.closing):
-		return 0, nil, &Error{Op: "manage", Target: target, Kind: ErrNotSent, Err: ErrClosed}
+		return 0, nil, failure.Ended("manage", target, failure.ErrNotSent, ctx)
+	case errors.Is(err, failure.ErrClosed), failure.IsClosed(m.closing):
+		return 0, nil, &failure.Error{Op: "manage", Target: target, Kind: failure.ErrNotSent, Err: failure.ErrClosed}
 	}
-	return 0, nil, newError("manage", target, ErrNotSent, lossIn(err))
+	return 0, nil, failure.NewError("manage", target, failure.ErrNotSent, lossIn(err))
 }
 
 // lossIn marks an error of the transport as the loss of the connection.
 func lossIn(err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, net.ErrClosed) ||
 		errors.As(err, new(*net.OpError)) || errors.As(err, new(*amqp.ConnError)) {
-		return fmt.Errorf("%w: %w", ErrConnectionLost, err)
+		return fmt.Errorf("%w: %w", failure.ErrConnectionLost, err)
 	}
 	return err
 }
@@ -134,7 +139,7 @@ func (m *Management) onceAlone(ctx context.Context, method, path string, body an
 	go s.run(m.open)
 	defer s.cancel()
 	if err := s.opening(ctx); err != nil {
-		return 0, nil, newError("manage", method+" "+path, ErrOutcomeUnknown, lossIn(err))
+		return 0, nil, failure.NewError("manage", method+" "+path, failure.ErrOutcomeUnknown, lossIn(err))
 	}
 	status, reply, _, err = m.once(ctx, s, func() {}, method, path, body)
 	return status, reply, err
@@ -171,7 +176,7 @@ func (m *Management) once(ctx context.Context, s *managementSession, release fun
 	w := &waiting{reply: make(chan managementReply, 1), release: release}
 	if !s.enter(id, w) {
 		release()
-		return 0, nil, false, &Error{Op: "manage", Target: target, Kind: ErrNotSent, Err: errors.Join(errSessionEnded, lossIn(s.err))}
+		return 0, nil, false, &failure.Error{Op: "manage", Target: target, Kind: failure.ErrNotSent, Err: errors.Join(errSessionEnded, lossIn(s.err))}
 	}
 	late := false
 	defer func() {
@@ -188,15 +193,11 @@ func (m *Management) once(ctx context.Context, s *managementSession, release fun
 		Properties: &amqp.MessageProperties{MessageID: id, To: &path, Subject: &method, ReplyTo: new("$me")},
 		Value:      body,
 	}
-	out := &outgoing{msg: request, to: answerFunc(func(err error) {
-		if err != nil {
-			w.answer(managementReply{err: err})
-		}
-	})}
+	out := &managementRequest{msg: request, reply: w}
 	select {
 	case s.requests <- out:
 	case <-ctx.Done():
-		return 0, nil, true, ended("manage", target, ErrNotSent, ctx)
+		return 0, nil, true, failure.Ended("manage", target, failure.ErrNotSent, ctx)
 	case r := <-w.reply:
 		return m.result(s, target, r)
 	}
@@ -204,17 +205,17 @@ func (m *Management) once(ctx context.Context, s *managementSession, release fun
 	case r := <-w.reply:
 		return m.result(s, target, r)
 	case <-ctx.Done():
-		if out.withdraw() {
-			return 0, nil, true, ended("manage", target, ErrNotSent, ctx)
+		if out.take() {
+			return 0, nil, true, failure.Ended("manage", target, failure.ErrNotSent, ctx)
 		}
 		late = true
-		return 0, nil, true, ended("manage", target, ErrOutcomeUnknown, ctx)
+		return 0, nil, true, failure.Ended("manage", target, failure.ErrOutcomeUnknown, ctx)
 	}
 }
 
 func (m *Management) result(s *managementSession, target string, r managementReply) (int, any, bool, error) {
 	if r.err != nil {
-		e := newError("manage", target, ErrOutcomeUnknown, lossIn(r.err))
+		e := failure.NewError("manage", target, failure.ErrOutcomeUnknown, lossIn(r.err))
 		return 0, nil, r.alone, e
 	}
 	return r.status, r.body, r.alone, nil
@@ -273,7 +274,7 @@ type managementSession struct {
 	ready    chan struct{} // closed when opening has succeeded or failed
 	refused  error         // why opening failed; set before ready
 	gone     chan struct{} // closed when the shared session has ended and the next may be opened
-	requests chan *outgoing
+	requests chan *managementRequest
 
 	mu      sync.Mutex
 	waiting map[uint64]*waiting
@@ -284,7 +285,7 @@ type managementSession struct {
 func newManagementSession(life context.Context) *managementSession {
 	s := &managementSession{
 		waiting:  map[uint64]*waiting{},
-		requests: make(chan *outgoing, managementRequests),
+		requests: make(chan *managementRequest, managementRequests),
 		ready:    make(chan struct{}), gone: make(chan struct{}),
 	}
 	s.ctx, s.cancel = context.WithCancel(life)
@@ -313,6 +314,17 @@ func (w *waiting) answer(r managementReply) {
 		w.reply <- r
 	})
 }
+
+// managementRequest is a request on its way to the link.
+type managementRequest struct {
+	msg   *Message
+	reply *waiting
+	taken atomic.Bool
+}
+
+// take reports true once: to the session that sends the request, or to its caller, who
+// leaves before that.
+func (r *managementRequest) take() bool { return r.taken.CompareAndSwap(false, true) }
 
 type managementReply struct {
 	status int
@@ -355,7 +367,7 @@ func (s *managementSession) finish(err error) {
 	}
 }
 
-func (s *managementSession) run(open func(context.Context) (session, requestLink, receiverLink, error)) {
+func (s *managementSession) run(open func(context.Context) (link.Session, requestLink, link.ReceiverLink, error)) {
 	defer s.cancel()
 	sess, send, receive, err := open(s.ctx)
 	if err != nil {
@@ -365,7 +377,7 @@ func (s *managementSession) run(open func(context.Context) (session, requestLink
 		return
 	}
 	close(s.ready)
-	defer closeSession(sess)
+	defer link.CloseSession(sess)
 
 	// One goroutine writes the requests, this one reads the replies. Whichever
 	// finds the session ended tells the other by the ctx.
@@ -374,7 +386,7 @@ func (s *managementSession) run(open func(context.Context) (session, requestLink
 	wg.Go(func() {
 		for {
 			// Under an alarm the requests stay here, where they are certainly unsent.
-			in := sess.intake().Now()
+			in := sess.Intake().Now()
 			requests := s.requests
 			if in.Blocked {
 				requests = nil
@@ -382,14 +394,14 @@ func (s *managementSession) run(open func(context.Context) (session, requestLink
 			select {
 			case <-in.Changed:
 			case out := <-requests:
-				if !out.state.CompareAndSwap(outQueued, outSending) {
-					continue
+				if !out.take() {
+					continue // its caller has left
 				}
 				if lost, err := send.send(out.msg); lost {
 					cancel(err)
 					return
 				} else if err != nil {
-					out.to.answered(out, err)
+					out.reply.answer(managementReply{err: err})
 				}
 			case <-ctx.Done():
 				return
@@ -397,21 +409,21 @@ func (s *managementSession) run(open func(context.Context) (session, requestLink
 		}
 	})
 	for {
-		reply, err := receive.receive(ctx)
+		reply, err := receive.Receive(ctx)
 		if err != nil {
 			if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
 				err = cause
 			}
 			if s.ctx.Err() != nil {
-				err = ErrClosed
+				err = failure.ErrClosed
 			}
 			cancel(err)
 			s.finish(err)
 			break
 		}
 		// A reply settles itself; its credit is given back with it.
-		_ = receive.issueCredit(1)
-		s.dispatch(reply.msg)
+		_ = receive.IssueCredit(1)
+		s.dispatch(reply.Msg)
 	}
 	wg.Wait()
 }
@@ -437,7 +449,7 @@ func (s *managementSession) dispatch(msg *Message) {
 	if msg.Properties.Subject == nil {
 		r.err = errors.New("the reply has no status")
 	} else if status, err := strconv.Atoi(*msg.Properties.Subject); err != nil || status < 100 || status > 999 {
-		r.err = fmt.Errorf("the reply's status is %s", quote(*msg.Properties.Subject))
+		r.err = fmt.Errorf("the reply's status is %s", failure.Quote(*msg.Properties.Subject))
 	} else {
 		r.status = status
 	}
@@ -450,29 +462,29 @@ type requestLink interface {
 	send(m *Message) (lost bool, err error)
 }
 
-type managementSender struct{ s *wireSender }
+type managementSender struct{ s *link.WireSender }
 
 func (m managementSender) send(msg *Message) (lost bool, err error) {
-	_, lost, err = m.s.send(msg, noReceipt{})
+	_, lost, err = m.s.Send(msg, noReceipt{})
 	return lost, err
 }
 
 // noReceipt is for what needs no answer.
 type noReceipt struct{}
 
-func (noReceipt) answer(amqp.DeliveryState, error) {}
+func (noReceipt) Answer(amqp.DeliveryState, error) {}
 
 // openManagement opens a session with the pair of links that RabbitMQ wants:
 // the same name, the property "paired", and the same node at both ends.
-func openManagement(ctx context.Context, open func(context.Context) (*wireSession, error)) (session, requestLink, receiverLink, error) {
+func openManagement(ctx context.Context, open func(context.Context) (*link.WireSession, error)) (link.Session, requestLink, link.ReceiverLink, error) {
 	sess, err := open(ctx)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	// Replies say nothing about whether the broker answers messages: they don't count as heard.
-	requests, replies, err := sess.pair(ctx, managementLink, managementNode, replyCredit)
+	requests, replies, err := sess.Pair(ctx, managementLink, managementNode, replyCredit)
 	if err != nil {
-		closeSession(sess)
+		link.CloseSession(sess)
 		return nil, nil, nil, err
 	}
 	return sess, managementSender{requests}, replies, nil
@@ -480,15 +492,9 @@ func openManagement(ctx context.Context, open func(context.Context) (*wireSessio
 
 // managementOf returns one that uses the connection w alone. Its sessions live as long as the
 // connection does.
-func managementOf(w *wire, after uint64) *Management {
-	open := func(ctx context.Context) (*wireSession, error) { return w.openSession(ctx, after) }
-	return newManagement(open, w.ctx, nil)
-}
-
-// queueLook is what the broker says of a queue.
-type queueLook struct {
-	ready  uint64
-	leader string // its node; "" if it has none
+func managementOf(w *link.Wire, after uint64) *Management {
+	open := func(ctx context.Context) (*link.WireSession, error) { return w.OpenSession(ctx, after) }
+	return newManagement(open, w.Ctx, nil)
 }
 
 // replyValue is the value of key in the map of a management reply, or nil.
@@ -503,26 +509,26 @@ func replyValue(reply any, key string) any {
 }
 
 // look asks the broker. Whoever may read from a queue may look at it.
-func (m *Management) look(ctx context.Context, queue string) (queueLook, error) {
+func (m *Management) look(ctx context.Context, queue string) (consume.QueueLook, error) {
 	path, err := address.Queue(queue).Build()
 	if err != nil {
-		return queueLook{}, err
+		return consume.QueueLook{}, err
 	}
 	status, reply, err := m.Request(ctx, "GET", path, nil)
 	if err != nil {
-		return queueLook{}, err
+		return consume.QueueLook{}, err
 	}
 	if status != 200 {
-		return queueLook{}, fmt.Errorf("the broker answers %d", status)
+		return consume.QueueLook{}, fmt.Errorf("the broker answers %d", status)
 	}
-	var l queueLook
+	var l consume.QueueLook
 	switch n := replyValue(reply, "message_count").(type) {
 	case uint64:
-		l.ready = n
+		l.Ready = n
 	case uint32:
-		l.ready = uint64(n)
+		l.Ready = uint64(n)
 	}
-	l.leader, _ = replyValue(reply, "leader").(string)
+	l.Leader, _ = replyValue(reply, "leader").(string)
 	return l, nil
 }
 

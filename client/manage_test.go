@@ -17,6 +17,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/argument"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 // fakeManagement answers requests on one session after the other. answer is
@@ -30,9 +34,9 @@ type fakeManagement struct {
 }
 
 type fakeManagementSession struct {
-	fakeSession
-	b       *fakeBroker
-	r       *fakeReceiver
+	linktest.FakeSession
+	b       *linktest.FakeBroker
+	r       *linktest.FakeReceiver
 	answer  func(s *fakeManagementSession, request *Message) []*Message
 	largest int // the most requests that had no reply
 	open    int
@@ -46,31 +50,31 @@ func startManagement(t *testing.T, answer func(s *fakeManagementSession, request
 	return c.mgmt, f
 }
 
-func (f *fakeManagement) open(context.Context) (session, requestLink, receiverLink, error) {
-	b := newFakeBroker(f.t)
+func (f *fakeManagement) open(context.Context) (link.Session, requestLink, link.ReceiverLink, error) {
+	b := linktest.NewFakeBroker(f.t)
 	s := &fakeManagementSession{b: b, answer: f.answer}
-	s.fakeSession = fakeSession{b: b, gone: make(chan struct{}), in: newIntake()}
-	s.r = &fakeReceiver{b: b, presettled: true}
-	s.receivers = []*fakeReceiver{s.r}
-	b.sessions = []*fakeSession{&s.fakeSession}
-	_ = s.r.issueCredit(managementRequests)
+	s.FakeSession = linktest.FakeSession{B: b, Gone: make(chan struct{}), In: link.NewIntake()}
+	s.r = &linktest.FakeReceiver{B: b, Presettled: true}
+	s.Receivers = []*linktest.FakeReceiver{s.r}
+	b.Sessions = []*linktest.FakeSession{&s.FakeSession}
+	_ = s.r.IssueCredit(managementRequests)
 	f.mu.Lock()
 	f.sessions = append(f.sessions, s)
 	f.mu.Unlock()
 	return s, fakeRequests{s}, s.r, nil
 }
 
-func (s *fakeManagementSession) intake() *intake { return s.in }
+func (s *fakeManagementSession) Intake() *link.Intake { return s.In }
 
 // fakeRequests is the sending link of a fakeManagementSession.
 type fakeRequests struct{ *fakeManagementSession }
 
 func (s fakeRequests) send(m *Message) (lost bool, err error) {
-	s.b.update(func() {
-		if err = s.r.err; err != nil {
+	s.b.Update(func() {
+		if err = s.r.Err; err != nil {
 			return
 		}
-		s.b.log("%s %s", *m.Properties.Subject, *m.Properties.To)
+		s.b.Log("%s %s", *m.Properties.Subject, *m.Properties.To)
 		s.open++
 		s.largest = max(s.largest, s.open)
 	})
@@ -82,13 +86,13 @@ func (s fakeRequests) send(m *Message) (lost bool, err error) {
 
 // reply sends replies, each for a credit.
 func (s *fakeManagementSession) reply(replies ...*Message) {
-	s.b.update(func() {
+	s.b.Update(func() {
 		s.open -= len(replies)
-		s.b.ready = append(s.b.ready, replies...)
+		s.b.Ready = append(s.b.Ready, replies...)
 	})
 }
 
-func (s *fakeManagementSession) kill(err error) { s.b.kill(err) }
+func (s *fakeManagementSession) kill(err error) { s.b.Kill(err) }
 
 func replyTo(request *Message, status string, body any) *Message {
 	return &Message{
@@ -163,9 +167,9 @@ func TestManagementDropsALateReply(t *testing.T) {
 			return append(late, replyTo(request, "200", *request.Properties.To))
 		})
 		_, _, err := m.Request(within(t, time.Second), "GET", "/queues/slow", nil)
-		require.ErrorIs(t, err, ErrOutcomeUnknown)
+		require.ErrorIs(t, err, failure.ErrOutcomeUnknown)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		assert.False(t, SafeToRetry(err))
+		assert.False(t, failure.SafeToRetry(err))
 		for range 3 {
 			status, body, err := m.Request(within(t, time.Second), "GET", "/queues/q", nil)
 			require.NoError(t, err)
@@ -218,12 +222,12 @@ func TestManagementWithdrawsWhatIsNotSent(t *testing.T) {
 		first := async(func() error { _, _, err := m.Request(t.Context(), "GET", "/queues/first", nil); return err })
 		synctest.Wait()
 		_, _, err := m.Request(within(t, time.Second), "DELETE", "/queues/second", nil)
-		require.ErrorIs(t, err, ErrNotSent)
-		assert.True(t, SafeToRetry(err))
+		require.ErrorIs(t, err, failure.ErrNotSent)
+		assert.True(t, failure.SafeToRetry(err))
 		close(sending)
 		require.NoError(t, <-first)
 		synctest.Wait()
-		assert.Empty(t, f.sessions[0].b.history("DELETE"))
+		assert.Empty(t, f.sessions[0].b.History("DELETE"))
 	})
 }
 
@@ -256,7 +260,7 @@ func TestManagementRepeatsAloneWhatALostSessionLeftUnanswered(t *testing.T) {
 				}
 				status, body, err := m.Request(within(t, time.Minute), "PUT", path, map[string]any{"durable": true})
 				if i == 9 {
-					assert.ErrorIs(t, err, ErrUnauthorized)
+					assert.ErrorIs(t, err, failure.ErrUnauthorized)
 					assert.ErrorContains(t, err, "secret")
 					return
 				}
@@ -270,7 +274,7 @@ func TestManagementRepeatsAloneWhatALostSessionLeftUnanswered(t *testing.T) {
 		}
 		wg.Wait()
 		for _, s := range f.sessions[1:] {
-			assert.LessOrEqual(t, len(s.b.history("PUT")), 1, "alone")
+			assert.LessOrEqual(t, len(s.b.History("PUT")), 1, "alone")
 		}
 		_, body, err := m.Request(within(t, time.Minute), "GET", "/queues/next", nil)
 		require.NoError(t, err)
@@ -283,8 +287,8 @@ func TestManagementTellsWhenTheOnlyRequestEndsTheSession(t *testing.T) {
 		reason error
 		kind   error
 	}{
-		{&amqp.SessionError{RemoteErr: &amqp.Error{Condition: amqp.ErrCondUnauthorizedAccess, Description: "refused"}}, ErrUnauthorized},
-		{errFakeConn, ErrOutcomeUnknown},
+		{&amqp.SessionError{RemoteErr: &amqp.Error{Condition: amqp.ErrCondUnauthorizedAccess, Description: "refused"}}, failure.ErrUnauthorized},
+		{linktest.ErrFakeConn, failure.ErrOutcomeUnknown},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			m, f := startManagement(t, func(s *fakeManagementSession, _ *Message) []*Message {
@@ -355,8 +359,8 @@ func TestManagementSurvivesStrangeReplies(t *testing.T) {
 func TestManagementOpensAgainAfterARefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, f := startManagement(t, echo)
-		refusals := []error{errFakeConn, &Error{Op: "open session", Kind: ErrSessionLimit}}
-		m.open = func(ctx context.Context) (session, requestLink, receiverLink, error) {
+		refusals := []error{linktest.ErrFakeConn, &failure.Error{Op: "open session", Kind: failure.ErrSessionLimit}}
+		m.open = func(ctx context.Context) (link.Session, requestLink, link.ReceiverLink, error) {
 			if len(refusals) > 0 {
 				err := refusals[0]
 				refusals = refusals[1:]
@@ -366,7 +370,7 @@ func TestManagementOpensAgainAfterARefusal(t *testing.T) {
 		}
 		for range 2 {
 			_, _, err := m.Request(within(t, time.Second), "GET", "/queues/q", nil)
-			require.ErrorIs(t, err, ErrNotSent)
+			require.ErrorIs(t, err, failure.ErrNotSent)
 			synctest.Wait()
 		}
 		_, _, err := m.Request(within(t, time.Second), "GET", "/queues/q", nil)
@@ -398,7 +402,7 @@ func TestManagementUnderRandomFaults(t *testing.T) {
 		m, _ := startManagement(t, func(s *fakeManagementSession, request *Message) []*Message {
 			switch rand.IntN(50) {
 			case 0:
-				s.kill(errFakeConn)
+				s.kill(linktest.ErrFakeConn)
 			case 1:
 				time.Sleep(time.Millisecond)
 			case 2:
@@ -427,7 +431,7 @@ func TestManagementUnderRandomFaults(t *testing.T) {
 		assert.True(t, slices.ContainsFunc(kinds, func(err error) bool { return err == nil }))
 		for _, err := range kinds {
 			if err != nil {
-				assert.True(t, errors.Is(err, ErrNotSent) || errors.Is(err, ErrOutcomeUnknown), "%v", err)
+				assert.True(t, errors.Is(err, failure.ErrNotSent) || errors.Is(err, failure.ErrOutcomeUnknown), "%v", err)
 			}
 		}
 	})
@@ -438,14 +442,14 @@ func TestManagementSendsNothingInAnAlarm(t *testing.T) {
 		m, f := startManagement(t, echo)
 		_, _, err := m.Request(within(t, time.Second), "GET", "/queues/q", nil)
 		require.NoError(t, err)
-		f.sessions[0].in.Set(true)
+		f.sessions[0].In.Set(true)
 		_, _, err = m.Request(within(t, time.Second), "PUT", "/queues/q", nil)
-		require.ErrorIs(t, err, ErrNotSent)
-		assert.True(t, SafeToRetry(err))
+		require.ErrorIs(t, err, failure.ErrNotSent)
+		assert.True(t, failure.SafeToRetry(err))
 		later := async(func() error { _, _, err := m.Request(within(t, time.Minute), "GET", "/queues/later", nil); return err })
 		time.Sleep(time.Second)
-		f.sessions[0].in.Set(false)
+		f.sessions[0].In.Set(false)
 		require.NoError(t, <-later)
-		assert.Equal(t, []string{"GET /queues/q", "GET /queues/later"}, f.sessions[0].b.history("GET", "PUT"))
+		assert.Equal(t, []string{"GET /queues/q", "GET /queues/later"}, f.sessions[0].b.History("GET", "PUT"))
 	})
 }

@@ -185,21 +185,6 @@ func listOf[T any](a []T) []any {
 	return l
 }
 
-// messageID is m's message-id for a log line; nil if it has none.
-func messageID(m *Message) any {
-	if m.Properties == nil {
-		return nil
-	}
-	switch id := m.Properties.MessageID.(type) {
-	case string:
-		return clip(id, 255)
-	case amqp.UUID:
-		return id.String()
-	default:
-		return id
-	}
-}
-
 // hasIntegerArray looks into a value that checkValue has passed.
 func hasIntegerArray(v any) bool {
 	switch v := v.(type) {

@@ -1,10 +1,6 @@
 package client
 
 import (
-	"errors"
-
-	"github.com/Azure/go-amqp"
-
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -32,11 +28,4 @@ func UserID(m *Message) (user string, checked bool) {
 		return string(id), false
 	}
 	return "", false
-}
-
-// userIDRefused reports whether the broker has ended a link or a session because of a
-// user-id, and notes what that says about the connection's user.
-func userIDRefused(login *userid.Login, err error) bool {
-	remote, ok := errors.AsType[*amqp.Error](err)
-	return ok && remote != nil && remote.Condition == amqp.ErrCondUnauthorizedAccess && login.Learn(remote.Description)
 }

@@ -5,13 +5,15 @@ import (
 	"math"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/argument"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // Limits that keep hostile values from hanging the encoder or the broker.
@@ -83,9 +85,9 @@ func Validate(m *Message) error {
 			continue
 		}
 		if kind := reflect.ValueOf(v).Kind(); kind == reflect.Map || (kind == reflect.Slice && reflect.TypeOf(v) != reflect.TypeFor[[]byte]()) {
-			return argument.New("message ApplicationProperties["+quote(k)+"]", fmt.Sprintf("%T", v), "is a list or map", "AMQP allows simple values here; put it into an annotation or the body")
+			return argument.New("message ApplicationProperties["+failure.Quote(k)+"]", fmt.Sprintf("%T", v), "is a list or map", "AMQP allows simple values here; put it into an annotation or the body")
 		}
-		if err := checkValue("message ApplicationProperties["+quote(k)+"]", v, 0); err != nil {
+		if err := checkValue("message ApplicationProperties["+failure.Quote(k)+"]", v, 0); err != nil {
 			return err
 		}
 	}
@@ -163,17 +165,10 @@ func checkAnnotation(name string, key, value any) error {
 	default:
 		return argument.New(name+" key", fmt.Sprintf("%T", key), "is not a string", `use a string that begins with "x-", such as "x-opt-tenant"`)
 	}
-	if err := checkAnnotationKey(name, k); err != nil || simple(value) {
+	if err := publish.CheckAnnotationKey(name, k); err != nil || simple(value) {
 		return err
 	}
-	return checkValue(name+"["+quote(k)+"]", value, 0)
-}
-
-func checkAnnotationKey(name, k string) error {
-	if !strings.HasPrefix(k, "x-") || !utf8.ValidString(k) || len(k) > 255 {
-		return argument.New(name+" key", k, `doesn't begin with "x-", is over 255 bytes, or is not valid UTF-8`, `use a key such as "x-opt-tenant"`)
-	}
-	return nil
+	return checkValue(name+"["+failure.Quote(k)+"]", value, 0)
 }
 
 // checkReadable refuses annotations that RabbitMQ can't read or write again. 4.0 and
@@ -306,7 +301,7 @@ func checkSymbol(name string, s amqp.Symbol) error {
 func checkModified(annotations map[string]any) error {
 	size := 0
 	for k, v := range annotations {
-		if err := checkAnnotationKey("annotations", k); err != nil {
+		if err := publish.CheckAnnotationKey("annotations", k); err != nil {
 			return err
 		}
 		n, err := modifiedValue(k, v, 0)
@@ -324,12 +319,12 @@ func checkModified(annotations map[string]any) error {
 func modifiedValue(key string, v any, depth int) (size int, err error) {
 	const remedy = "use string, bool, int, int64, []any or map[string]any of these"
 	if depth > maxNesting {
-		return 0, argument.New(annotation(key), nil, fmt.Sprintf("is nested deeper than %d", maxNesting), "flatten it")
+		return 0, argument.New(annotationName(key), nil, fmt.Sprintf("is nested deeper than %d", maxNesting), "flatten it")
 	}
 	switch v := v.(type) {
 	case string:
 		if !utf8.ValidString(v) {
-			return 0, argument.New(annotation(key), v, "is not valid UTF-8", "use a valid string")
+			return 0, argument.New(annotationName(key), v, "is not valid UTF-8", "use a valid string")
 		}
 		return len(v) + 5, nil
 	case bool, int, int64, int32, uint32, uint64:
@@ -350,7 +345,7 @@ func modifiedValue(key string, v any, depth int) (size int, err error) {
 		size = 9
 		for k, e := range v {
 			if !utf8.ValidString(k) {
-				return 0, argument.New(annotation(key)+" key", k, "is not valid UTF-8", "use a valid string")
+				return 0, argument.New(annotationName(key)+" key", k, "is not valid UTF-8", "use a valid string")
 			}
 			n, err := modifiedValue(key, e, depth+1)
 			if err != nil {
@@ -364,10 +359,10 @@ func modifiedValue(key string, v any, depth int) (size int, err error) {
 	case time.Time:
 		return 9, nil
 	case nil, float32, float64:
-		return 0, argument.New(annotation(key), fmt.Sprintf("%T", v), "would poison the message: RabbitMQ can't deliver it again", remedy)
+		return 0, argument.New(annotationName(key), fmt.Sprintf("%T", v), "would poison the message: RabbitMQ can't deliver it again", remedy)
 	}
-	return 0, argument.New(annotation(key), fmt.Sprintf("%T", v), "is of a type that RabbitMQ doesn't keep in a modified message", remedy)
+	return 0, argument.New(annotationName(key), fmt.Sprintf("%T", v), "is of a type that RabbitMQ doesn't keep in a modified message", remedy)
 }
 
-// annotation is what an error calls the annotation key.
-func annotation(key string) string { return "annotations[" + quote(key) + "]" }
+// annotationName is what an error calls the annotation key.
+func annotationName(key string) string { return "annotations[" + failure.Quote(key) + "]" }

@@ -11,6 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/argument"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // full is a message with something in every place.
@@ -99,8 +102,8 @@ func TestValidateRefusesWhatWouldEndTheLink(t *testing.T) {
 	values := map[string]any{
 		"invalid UTF-8": bad, "a map that holds itself": itselfMap, "an any-map that holds itself": itselfAny, "a list that holds itself": itselfList,
 		"too deep": deep, "a nil pointer": (*string)(nil), "a pointer": new("s"), "a channel": make(chan int), "a func": func() {},
-		"a struct": struct{ A int }{1}, "complex": complex(1, 1), "a nil error": (*Error)(nil), "an int slice": []int{1},
-		"an error": ErrClosed, "a symbol that isn't ASCII": amqp.Symbol("ü"), "a nested bad string": []any{map[string]any{"a": bad}},
+		"a struct": struct{ A int }{1}, "complex": complex(1, 1), "a nil error": (*failure.Error)(nil), "an int slice": []int{1},
+		"an error": failure.ErrClosed, "a symbol that isn't ASCII": amqp.Symbol("ü"), "a nested bad string": []any{map[string]any{"a": bad}},
 		"a bad key": map[string]any{bad: 1}, "a bad any-key": map[any]any{bad: 1}, "an array of bad strings": []string{"a", bad},
 		"a struct as a key": map[any]any{struct{}{}: 1}, "a nil *time.Time": (*time.Time)(nil), "a bad string among symbols": []amqp.Symbol{"ü"},
 	}
@@ -328,7 +331,7 @@ func FuzzCopy(f *testing.F) {
 			return
 		}
 		c := Copy(m)
-		_ = messageID(c)
+		_ = publish.MessageID(c)
 		_, _ = Body(m)
 		if Validate(c) != nil {
 			return

@@ -6,6 +6,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/internal/outcome"
+
+	"github.com/hopback/hopback/internal/failure"
 )
 
 // Outcome decides what becomes of a delivery. A handler returns one as its error. nil
@@ -117,6 +119,11 @@ const (
 	AnnotationError = "x-opt-hopback-error"
 )
 
+// AnnotationKnownCount is how many of a message's failed deliveries were reported by a
+// consumer of this package, an int64. Every disposition that gives a message back or
+// dead-letters it writes it.
+const AnnotationKnownCount = "x-opt-hopback-known-count"
+
 // ErrorTextLimit is how many bytes of an error's text are kept in an annotation.
 // A settlement must fit in a frame: a larger one would close the connection.
 const ErrorTextLimit = 1024
@@ -216,5 +223,5 @@ func ErrorText(err error) (text string) {
 			text = fmt.Sprintf("%T (its Error method panicked)", err)
 		}
 	}()
-	return clip(err.Error(), ErrorTextLimit)
+	return failure.Clip(err.Error(), ErrorTextLimit)
 }

@@ -3,6 +3,8 @@ package client
 import (
 	"errors"
 	"maps"
+
+	"github.com/hopback/hopback/internal/failure"
 )
 
 // Resolution is an [Outcome] that was checked: nothing in it can poison the message or
@@ -85,7 +87,7 @@ var failedDelivery = Resolution{Kind: ResolutionModify, Failed: true}
 // 4.3 the delivery-count would add up over the dead-letter queue.
 func (o DeadLetter) resolve() Resolution {
 	// What is added fits: it is bounded, and checkModified leaves room for it.
-	r := Resolution{Kind: ResolutionModify, DeadLetter: true, Annotations: o.Annotations, Reason: Reason(clip(string(o.Reason), 255)), Error: ErrorText(o.Err)}
+	r := Resolution{Kind: ResolutionModify, DeadLetter: true, Annotations: o.Annotations, Reason: Reason(failure.Clip(string(o.Reason), 255)), Error: ErrorText(o.Err)}
 	if r.Refused = checkModified(o.Annotations); r.Refused != nil {
 		r.Annotations = nil
 	}

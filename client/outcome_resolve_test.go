@@ -11,6 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+
+	"github.com/hopback/hopback/internal/link"
 )
 
 // embeds satisfies Outcome without being one.
@@ -134,19 +136,17 @@ func TestConsumerSettlesWhatResolveSays(t *testing.T) {
 		"dead letter": DeadLetter{Reason: "r", Err: errServiceDown, Annotations: map[string]any{"x-opt-a": "b"}}, "null": DeadLetter{Annotations: map[string]any{"x-opt-a": nil}},
 		"no copy": Forward{}, "no copy, else": Forward{Else: Requeue{}},
 	} {
-		s := &stint{consumer: newConsumer("q", "/queues/q", returns(nil), ConsumerConfig{Prefetch: 1}, consumerDeps{log: quiet}), settles: newBacklog[settlement](1), dead: make(chan struct{}), settler: newSettler(unsettled{})}
-		s.carryOut(NewDelivery("q", withID("m")), err)
-		r, got := Resolve(err), (<-s.settles.c).d
-		want := disposition{kind: map[ResolutionKind]dispositionKind{ResolutionAccept: accepted, ResolutionRelease: released, ResolutionModify: modified}[r.Kind], failed: r.Failed, dead: r.DeadLetter}
+		r, got := Resolve(err), settledWith(t, err)
+		want := link.Disposition{Kind: map[ResolutionKind]link.DispositionKind{ResolutionAccept: link.Accepted, ResolutionRelease: link.Released, ResolutionModify: link.Modified}[r.Kind], Failed: r.Failed, Dead: r.DeadLetter}
 		for key, v := range r.AllAnnotations() {
-			if want.annotations == nil {
-				want.annotations = amqp.Annotations{}
+			if want.Annotations == nil {
+				want.Annotations = amqp.Annotations{}
 			}
-			want.annotations[key] = v
+			want.Annotations[key] = v
 		}
-		delete(got.annotations, AnnotationKnownCount)
-		if len(got.annotations) == 0 {
-			got.annotations = nil
+		delete(got.Annotations, AnnotationKnownCount)
+		if len(got.Annotations) == 0 {
+			got.Annotations = nil
 		}
 		assert.Equal(t, want, got, name)
 	}

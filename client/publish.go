@@ -11,7 +11,11 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
-	"github.com/hopback/hopback/client/internal/instrumented"
+	"github.com/hopback/hopback/internal/link"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/instrumented"
+	"github.com/hopback/hopback/internal/publish"
 )
 
 // PublisherConfig configures a Publisher. The zero value is ready to use.
@@ -89,7 +93,7 @@ func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cf
 	if err := checkEncode[T](cfg.Codec); err != nil {
 		return nil, err
 	}
-	core, err := newPublisher(ctx, conn, to, target, senderConfig{depth: cfg.Pending, bytes: int64(cfg.PendingBytes), resend: !cfg.NoResend, copies: cfg.Copies})
+	core, err := newPublisher(ctx, conn, to, target, publish.SenderConfig{Depth: cfg.Pending, Bytes: int64(cfg.PendingBytes), Resend: !cfg.NoResend, Copies: cfg.Copies})
 	if err != nil {
 		return nil, err
 	}
@@ -136,13 +140,7 @@ func (p *Publisher[T]) Publish(ctx context.Context, v T, edit ...func(*Message))
 			e(m)
 		}
 	}
-	if p.core.hooks != nil {
-		return p.core.observed(ctx, m)
-	}
-	if err := p.core.check(m); err != nil {
-		return err
-	}
-	return p.core.s.do(ctx, m)
+	return p.core.publish(ctx, m)
 }
 
 // PublishAll publishes vs in order, with many of them under way at once, and waits for
@@ -165,47 +163,24 @@ func (p *Publisher[T]) PublishAll(ctx context.Context, vs []T, edit ...func(v T,
 	if len(vs) == 0 {
 		return nil
 	}
-	b := newBatch(p.core.s, len(vs))
-	b.observe(p.core.hooks, p.core.hooks.publishAll(ctx, p.core.to, len(vs)))
-	if err := p.core.s.enter(); err != nil {
-		b.rest(0, err)
-		return b.err()
-	}
-	defer p.core.s.exit()
-	for i, v := range vs {
-		if err := b.ended(ctx); err != nil {
-			b.rest(i, err)
-			break
-		}
-		m, err := p.message(v)
-		if err == nil {
-			for _, e := range edit {
-				if e != nil {
-					e(v, m)
-				}
-			}
-			b.begin(i, p.core.to, m)
-			err = p.core.check(m)
-		}
+	return p.core.publishAll(ctx, len(vs), func(i int) (*Message, error) {
+		m, err := p.message(vs[i])
 		if err != nil {
-			b.failed(i, m, err)
-			continue
+			return nil, err
 		}
-		b.put(ctx, i, m)
-	}
-	b.wait(ctx)
-	return b.err()
+		for _, e := range edit {
+			if e != nil {
+				e(vs[i], m)
+			}
+		}
+		return m, nil
+	})
 }
 
 // Blocked reports whether the broker accepts no messages now, and since when. RabbitMQ
 // accepts none while it has a memory or disk alarm. Publish then waits within its ctx.
 func (p *Publisher[T]) Blocked() (since time.Time, blocked bool) {
-	in := p.core.s.intake.Load()
-	if in == nil {
-		return time.Time{}, false
-	}
-	now := in.Now()
-	return now.Since, now.Blocked
+	return p.core.s.Blocked()
 }
 
 // PublishTo returns an edit that sets the address of a message, for a publisher without
@@ -276,7 +251,7 @@ func checkCC(annotations map[any]any, conn *Conn) error {
 // ErrOutcomeUnknown if some of it was sent, ErrNotSent if none was. Publish returns
 // ErrClosed from then on. Close also returns while the connection is being rebuilt or
 // the broker has an alarm.
-func (p *Publisher[T]) Close(ctx context.Context) error { return p.core.shut(ctx) }
+func (p *Publisher[T]) Close(ctx context.Context) error { return p.core.Shut(ctx) }
 
 // message makes a message of v. The result is never nil without an error.
 func (p *Publisher[T]) message(v T) (m *Message, err error) {
@@ -304,49 +279,42 @@ func (p *Publisher[T]) message(v T) (m *Message, err error) {
 	}()
 	m = emptyMessage()
 	if err := p.codec.Encode(v, m); err != nil {
-		return nil, argument.Wrap(err, "value", fmt.Sprintf("%T", v), "can't be encoded", "fix the value, or use another Codec")
+		return nil, argument.New("value", fmt.Sprintf("%T", v), "can't be encoded", "fix the value, or use another Codec").Because(err)
 	}
 	complete(m)
 	return m, nil
 }
 
-// publisher is the untyped core of a Publisher.
+// publisher is what a Publisher has but for its type.
 type publisher struct {
 	conn     *Conn
-	reserved *reservation
+	reserved *link.Reservation
 	to       address.Address // zero: each message names its own
-	s        *sender
-	hooks    *hooks // nil: no Instrument
+	s        *publish.Sender
+	hooks    *instrumented.Hooks // nil: no Instrument
 }
 
-func newPublisher(ctx context.Context, conn *Conn, to address.Address, target string, cfg senderConfig) (*publisher, error) {
-	p := &publisher{conn: conn, reserved: conn.pool.reserve(publisherSessions), to: to, hooks: conn.hooks}
-	cfg.backoff, cfg.tell, cfg.log, cfg.outage = conn.cfg.Reconnect, p.reserved.notify, conn.log, p.reserved.outage
-	p.s = newSender("publish", target, cfg, p.reserved)
+func newPublisher(ctx context.Context, conn *Conn, to address.Address, target string, cfg publish.SenderConfig) (*publisher, error) {
+	p := &publisher{conn: conn, reserved: conn.pool.Reserve(publisherSessions), to: to, hooks: conn.hooks}
+	cfg.Pause, cfg.Tell, cfg.Log, cfg.Outage = link.Backoff(conn.cfg.Reconnect).Pause, p.reserved.Notify, conn.log, p.reserved.Outage
+	p.s = publish.NewSender("publish", target, cfg, p.reserved)
 	if err := conn.join(p); err != nil {
-		p.s.cut()
-		p.reserved.release()
-		return nil, &Error{Op: "publish", Target: target, Kind: ErrClosed}
+		p.s.Cut()
+		p.reserved.Release()
+		return nil, &failure.Error{Op: "publish", Target: target, Kind: failure.ErrClosed}
 	}
-	select {
-	case err := <-p.s.first:
-		if err != nil {
-			p.abandon()
-			return nil, err
-		}
-	case <-ctx.Done():
-		err := p.s.ended(ErrNotSent, ctx)
-		p.abandon()
+	if err := p.s.Opened(ctx); err != nil {
+		p.s.Cut()
+		p.reserved.Release()
+		p.conn.leave(p)
 		return nil, err
 	}
 	return p, nil
 }
 
-// check completes a message that the caller may have edited, and refuses one that
-// can't be carried.
+// check refuses a message that can't be carried.
 func (p *publisher) check(m *Message) error {
-	complete(m) // an edit may have removed what must be there
-	if p.s.target == "" && (m.Properties.To == nil || *m.Properties.To == "") {
+	if p.to.IsZero() && publish.AddressOf(m) == "" {
 		return argument.New("message Properties.To", nil, "is missing", "this publisher has no address of its own: set one with client.PublishTo")
 	}
 	if err := Validate(m); err != nil || len(m.Annotations) == 0 {
@@ -355,34 +323,46 @@ func (p *publisher) check(m *Message) error {
 	return checkCC(m.Annotations, p.conn)
 }
 
-// observed checks m and publishes it, which an Instrument follows.
-func (p *publisher) observed(ctx context.Context, m *Message) error {
-	complete(m)
-	s := instrumented.Pooled(p.to, m, p.hooks.server.Load())
-	followed := p.hooks.publish(ctx, s)
+// publish checks m, which the caller may have edited, and publishes it.
+func (p *publisher) publish(ctx context.Context, m *Message) error {
+	complete(m) // an edit may have removed what must be there
+	var followed instrumented.Publishing
+	if p.hooks != nil {
+		followed = p.hooks.Publish(ctx, p.to, m)
+	}
 	err := p.check(m)
 	if err == nil {
-		err = p.s.do(ctx, m)
+		err = p.s.Do(ctx, m)
 	}
-	p.hooks.published(followed, err)
-	if err == nil { // otherwise the message may still be on its way
-		s.Recycle()
+	if p.hooks != nil {
+		p.hooks.Published(followed, err)
 	}
 	return err
 }
 
-func (p *publisher) abandon() {
-	p.s.cut()
-	p.reserved.release()
-	p.conn.leave(p)
+// publishAll is publish for n messages, which message returns one after the other.
+func (p *publisher) publishAll(ctx context.Context, n int, message func(i int) (*Message, error)) error {
+	followed := p.hooks.PublishAll(ctx, p.to, n)
+	err := batchError(n, p.s.DoAll(ctx, n, func(i int) (*Message, error) {
+		m, err := message(i)
+		if err != nil {
+			return nil, err
+		}
+		complete(m)
+		followed.Publish(i, p.to, m)
+		return m, p.check(m)
+	}, followed.Published))
+	followed.End(err)
+	return err
 }
 
-func (p *publisher) shut(ctx context.Context) error {
+func (p *publisher) Shut(ctx context.Context) error {
 	defer p.conn.leave(p)
-	defer p.reserved.release()
-	return p.s.close(ctx)
+	defer p.reserved.Release()
+	return p.s.Close(ctx)
 }
 
-func (p *publisher) count(all *instrument.Stats) {
-	all.Publishers = append(all.Publishers, instrument.PublisherStats{To: p.to, Queued: len(p.s.queue), Unconfirmed: int(p.s.unanswered())})
+func (p *publisher) Count(all *instrument.Stats) {
+	queued, unconfirmed := p.s.Count()
+	all.Publishers = append(all.Publishers, instrument.PublisherStats{To: p.to, Queued: queued, Unconfirmed: unconfirmed})
 }

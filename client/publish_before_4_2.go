@@ -5,9 +5,9 @@ import "github.com/hopback/hopback/argument"
 // refusesCC refuses further routing keys where the broker would ignore them. As long as its
 // version isn't known it refuses nothing.
 func (c *Conn) refusesCC(argumentName string, keys int) error {
-	w := c.pool.up()
-	if w == nil || w.broker.Version == "" || !w.old.IgnoresCC {
+	w := c.pool.Up()
+	if w == nil || w.Broker.Version == "" || !w.Old.IgnoresCC {
 		return nil
 	}
-	return argument.New(argumentName, keys, "needs RabbitMQ 4.1 or later, and the broker is "+w.broker.Version, "publish the message once for each key")
+	return argument.New(argumentName, keys, "needs RabbitMQ 4.1 or later, and the broker is "+w.Broker.Version, "publish the message once for each key")
 }

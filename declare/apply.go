@@ -46,8 +46,8 @@ func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 		for _, d := range declarations {
 			steps = append(steps, step{
 				resource: d.Resource,
-				do:       func(ctx context.Context) (StepResult, error) { return d.send(ctx, r) },
-				again:    func(ctx context.Context) (StepResult, error) { return d.sendAgain(ctx, r) },
+				do:       func(ctx context.Context) (string, error) { return d.send(ctx, r) },
+				again:    func(ctx context.Context) (string, error) { return d.sendAgain(ctx, r) },
 			})
 		}
 		phases = append(phases, steps)
@@ -80,7 +80,7 @@ func (p plan) refusals(ctx context.Context, r Requester) (Report, error) {
 	bodies := make([]map[string]any, len(names))
 	steps := make([]step, len(names))
 	for i, name := range names {
-		steps[i].do = func(ctx context.Context) (StepResult, error) {
+		steps[i].do = func(ctx context.Context) (string, error) {
 			info, err := Inspect(ctx, r, name)
 			if found[i] = err; err == nil {
 				bodies[i] = queueBody(info)
@@ -103,15 +103,15 @@ func refusalsOf(ctx context.Context, r Requester, all []Declaration, known map[s
 	var report Report
 	var errs []error
 	for _, d := range all {
-		s := Step{Resource: d.Resource, Result: NotTried}
+		s := Step{Resource: d.Resource, Result: stepNotTried}
 		to, _ := d.Body["destination_queue"].(string)
 		switch {
-		case d.Resource.Kind == KindQueue && known[d.Resource.Name] != nil && len(conflicts(d.Body, known[d.Resource.Name])) > 0:
-			if result, err := d.send(ctx, r); result == Refused {
+		case d.Resource.Kind == kindQueue && known[d.Resource.Name] != nil && len(conflicts(d.Body, known[d.Resource.Name])) > 0:
+			if result, err := d.send(ctx, r); result == stepRefused {
 				s.Result, s.Err = result, err
 			}
 		case missing[to]:
-			s.Result = Refused
+			s.Result = stepRefused
 			s.Err = &Error{Op: opDeclare, Resource: d.Resource, Method: d.Method, Path: d.Path, Reason: ErrMissing, Err: fmt.Errorf("queue %q doesn't exist and isn't in the topology", to)}
 		}
 		if report.Steps = append(report.Steps, s); s.Err != nil {
@@ -121,30 +121,30 @@ func refusalsOf(ctx context.Context, r Requester, all []Declaration, known map[s
 	return report, errors.Join(errs...)
 }
 
-func (d Declaration) send(ctx context.Context, r Requester) (StepResult, error) {
+func (d Declaration) send(ctx context.Context, r Requester) (string, error) {
 	status, reply, err := request(ctx, r, opDeclare, d.Resource, d.Method, d.Path, d.Body)
 	switch {
 	case err != nil:
 		conflictDetails(ctx, r, d, asError(err))
 		return resultOf(err), err
-	case d.Resource.Kind != KindQueue:
-		return Declared, nil
+	case d.Resource.Kind != kindQueue:
+		return stepDeclared, nil
 	case status == 201:
-		return Created, nil
+		return stepCreated, nil
 	}
 	if err := d.unlike(status, reply); err != nil {
-		return Refused, err
+		return stepRefused, err
 	}
-	return Existed, nil
+	return stepExisted, nil
 }
 
 // sendAgain is send after a request that got no reply. It looks first: somebody
 // else may just be creating the queue, which on 4.0 ends the session of whoever
 // declares it at the same time.
-func (d Declaration) sendAgain(ctx context.Context, r Requester) (StepResult, error) {
-	if d.Resource.Kind == KindQueue {
+func (d Declaration) sendAgain(ctx context.Context, r Requester) (string, error) {
+	if d.Resource.Kind == kindQueue {
 		if info, err := Inspect(ctx, r, d.Resource.Name); err == nil && len(conflicts(d.Body, queueBody(info))) == 0 {
-			return Existed, nil
+			return stepExisted, nil
 		}
 	}
 	return d.send(ctx, r)
@@ -166,19 +166,19 @@ func request(ctx context.Context, r Requester, op string, resource Resource, met
 	return status, nil, refused(op, resource, method, path, status, reply)
 }
 
-func resultOf(err error) StepResult {
+func resultOf(err error) string {
 	if errors.Is(err, ErrNoReply) || errors.Is(err, ErrBadReply) {
-		return Unknown
+		return stepUnknown
 	}
-	return Refused
+	return stepRefused
 }
 
 // step is one thing to do. It is safe to repeat.
 type step struct {
 	resource Resource
-	do       func(context.Context) (StepResult, error)
+	do       func(context.Context) (string, error)
 	// again is for when do got no reply; nil is do.
-	again func(context.Context) (StepResult, error)
+	again func(context.Context) (string, error)
 }
 
 // run does the phases one after the other, and the steps of a phase at the same
@@ -188,7 +188,7 @@ func run(ctx context.Context, phases [][]step) (Report, error) {
 	var report Report
 	for _, steps := range phases {
 		for _, s := range steps {
-			report.Steps = append(report.Steps, Step{Resource: s.resource, Result: NotTried})
+			report.Steps = append(report.Steps, Step{Resource: s.resource, Result: stepNotTried})
 		}
 	}
 	at := 0
@@ -199,7 +199,7 @@ func run(ctx context.Context, phases [][]step) (Report, error) {
 		if errs := failures(results, blamed); len(errs) > 0 {
 			return report, errors.Join(errs...)
 		}
-		if err := ctx.Err(); err != nil && report.Count(NotTried) > 0 {
+		if err := ctx.Err(); err != nil && report.Count(stepNotTried) > 0 {
 			return report, stopped(ctx)
 		}
 	}
@@ -215,14 +215,14 @@ func run(ctx context.Context, phases [][]step) (Report, error) {
 // the innocent ones are, and one at a time shows which one is to blame. The index
 // of one that never succeeds is returned, or -1.
 func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
-	open := func(s Step) bool { return s.Result == Unknown || isUnformed(s.Err) }
+	open := func(s Step) bool { return s.Result == stepUnknown || isUnformed(s.Err) }
 	if runParallel(ctx, steps, results) && !slices.ContainsFunc(results, open) {
 		return -1
 	}
 	forbidden := false
 	for i := range steps {
 		// After a missing permission only those go on whose session it may have ended.
-		if !open(results[i]) && (results[i].Result != NotTried || forbidden) {
+		if !open(results[i]) && (results[i].Result != stepNotTried || forbidden) {
 			continue
 		}
 		for n := range attempt.Max {
@@ -233,12 +233,12 @@ func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 				return -1
 			}
 			do := steps[i].do
-			if results[i].Result == Unknown && steps[i].again != nil {
+			if results[i].Result == stepUnknown && steps[i].again != nil {
 				do = steps[i].again
 			}
 			results[i].Result, results[i].Err = do(ctx)
 			if attempt.NotPermitted(results[i].Err) {
-				results[i].Result, forbidden = Refused, true // alone, it is the one that ended the session
+				results[i].Result, forbidden = stepRefused, true // alone, it is the one that ended the session
 			}
 			if !open(results[i]) {
 				break
@@ -266,7 +266,7 @@ func runParallel(ctx context.Context, steps []step, results []Step) bool {
 					return
 				}
 				results[i].Result, results[i].Err = steps[i].do(ctx)
-				if results[i].Result == Unknown {
+				if results[i].Result == stepUnknown {
 					lost.Store(true)
 				}
 			}
@@ -281,7 +281,7 @@ func runParallel(ctx context.Context, steps []step, results []Step) bool {
 func failures(steps []Step, blamed int) []error {
 	var errs []error
 	for i, s := range steps {
-		if s.Err != nil && (blamed < 0 || i == blamed || s.Result != Unknown) {
+		if s.Err != nil && (blamed < 0 || i == blamed || s.Result != stepUnknown) {
 			errs = append(errs, s.Err)
 		}
 	}

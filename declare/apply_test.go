@@ -31,8 +31,8 @@ func shop() declare.Topology {
 	}
 }
 
-func outcomes(r declare.Report) []declare.StepResult {
-	var list []declare.StepResult
+func outcomes(r declare.Report) []string {
+	var list []string
 	for _, s := range r.Steps {
 		list = append(list, s.Result)
 	}
@@ -65,8 +65,8 @@ declared  binding "shop" to exchange "lost", key "#"
 
 	report, err = declare.Apply(context.Background(), f, shop())
 	require.NoError(t, err)
-	assert.Equal(t, 2, report.Count(declare.Existed))
-	assert.Equal(t, 4, report.Count(declare.Declared))
+	assert.Equal(t, 2, report.Count("existed"))
+	assert.Equal(t, 4, report.Count("declared"))
 }
 
 func TestApplySendsBodies(t *testing.T) {
@@ -201,11 +201,11 @@ func TestApplyConflictLetsItsKindFinish(t *testing.T) {
 	require.ErrorIs(t, err, declare.ErrConflict)
 	var e *declare.Error
 	require.ErrorAs(t, err, &e)
-	assert.Equal(t, declare.Resource{Kind: declare.KindQueue, Name: "orders"}, e.Resource)
+	assert.Equal(t, declare.Resource{Kind: "queue", Name: "orders"}, e.Resource)
 	assert.Equal(t, 409, e.Status)
 	assert.Equal(t, &declare.Conflict{Argument: "x-message-ttl", Wanted: declare.Setting{Value: "2000", Set: true}, Found: declare.Setting{Value: "1000", Set: true}}, e.Conflict)
 	assert.EqualError(t, e, `hopback: declare queue "orders": it exists with different settings: x-message-ttl: the broker has "1000", declared is "2000" (status 409); ways out: declare it as it exists; or declare it under a new name and move the messages, as package declare/migrate does; or delete it once it is empty and unused, and run this again`)
-	assert.Equal(t, []declare.StepResult{declare.Declared, declare.Declared, declare.Refused, declare.Created, declare.NotTried, declare.NotTried}, outcomes(report))
+	assert.Equal(t, []string{"declared", "declared", "refused", "created", "not tried", "not tried"}, outcomes(report))
 	assert.Contains(t, report.String(), "refused   queue \"orders\": hopback: declare")
 	assert.Contains(t, report.String(), "not tried binding")
 }
@@ -229,8 +229,8 @@ func TestARefusedApplyDeclaresNothing(t *testing.T) {
 	require.ErrorIs(t, err, declare.ErrMissing)
 	assert.ErrorContains(t, err, `queue "nowhere" doesn't exist and isn't in the topology`)
 	assert.Empty(t, f.things, "nothing was declared")
-	assert.Equal(t, 2, report.Count(declare.Refused))
-	assert.Equal(t, 5, report.Count(declare.NotTried))
+	assert.Equal(t, 2, report.Count("refused"))
+	assert.Equal(t, 5, report.Count("not tried"))
 	assert.Len(t, report.Steps, 7)
 }
 
@@ -309,9 +309,9 @@ func TestApplyFindsTheOneThatKillsTheSession(t *testing.T) {
 	require.ErrorIs(t, err, declare.ErrNoReply)
 	require.ErrorIs(t, err, errDied)
 	assert.EqualError(t, err, `hopback: declare queue "q30": no reply: the session died`)
-	assert.Equal(t, 30, report.Count(declare.Created))
-	assert.Equal(t, declare.Unknown, report.Steps[30].Result)
-	assert.Equal(t, declare.NotTried, report.Steps[49].Result)
+	assert.Equal(t, 30, report.Count("created"))
+	assert.Equal(t, "unknown", report.Steps[30].Result)
+	assert.Equal(t, "not tried", report.Steps[49].Result)
 }
 
 func TestApplyRepeatsWhatALostSessionLeft(t *testing.T) {
@@ -327,8 +327,8 @@ func TestApplyRepeatsWhatALostSessionLeft(t *testing.T) {
 		}}
 		report, err := declare.Apply(context.Background(), f, shop())
 		require.NoError(t, err)
-		assert.Equal(t, 4, report.Count(declare.Declared))
-		assert.Equal(t, 2, report.Count(declare.Created))
+		assert.Equal(t, 4, report.Count("declared"))
+		assert.Equal(t, 2, report.Count("created"))
 		for _, s := range report.Steps {
 			assert.NoError(t, s.Err)
 		}
@@ -358,13 +358,13 @@ func TestApplyRepeatsQueuesThatABusyBrokerGaveUp(t *testing.T) {
 		}
 		if failures <= 5 {
 			require.NoError(t, err, failures)
-			assert.Equal(t, 2, report.Count(declare.Created))
-			assert.Equal(t, 4, report.Count(declare.Declared))
+			assert.Equal(t, 2, report.Count("created"))
+			assert.Equal(t, 4, report.Count("declared"))
 			continue
 		}
 		require.ErrorIs(t, err, declare.ErrUnavailable)
-		assert.Equal(t, 1, report.Count(declare.Refused))
-		assert.Positive(t, report.Count(declare.NotTried), "the bindings wait for their queues")
+		assert.Equal(t, 1, report.Count("refused"))
+		assert.Positive(t, report.Count("not tried"), "the bindings wait for their queues")
 	}
 }
 
@@ -375,7 +375,7 @@ func TestApplyGivesUpOnADeadRequester(t *testing.T) {
 	require.ErrorIs(t, err, errDied)
 	// At most a look at each queue, each exchange at the same time, and the first alone.
 	assert.LessOrEqual(t, len(f.requests), 2+2+5, "%v", f.requests)
-	assert.GreaterOrEqual(t, report.Count(declare.NotTried), 4, report)
+	assert.GreaterOrEqual(t, report.Count("not tried"), 4, report)
 }
 
 func TestApplyStopsWithItsContext(t *testing.T) {
@@ -393,14 +393,14 @@ func TestApplyStopsWithItsContext(t *testing.T) {
 	}
 	report, err := declare.Apply(ctx, f, shop())
 	require.ErrorIs(t, err, context.Canceled)
-	assert.Equal(t, 2, report.Count(declare.Declared))
-	assert.Equal(t, declare.Unknown, report.Steps[2].Result)
-	assert.Equal(t, declare.NotTried, report.Steps[5].Result)
+	assert.Equal(t, 2, report.Count("declared"))
+	assert.Equal(t, "unknown", report.Steps[2].Result)
+	assert.Equal(t, "not tried", report.Steps[5].Result)
 
 	f.intercept = nil
 	report, err = declare.Apply(context.Background(), f, shop())
 	require.NoError(t, err, "it can be run again")
-	assert.Zero(t, report.Count(declare.NotTried))
+	assert.Zero(t, report.Count("not tried"))
 }
 
 func TestApplyBetweenRequests(t *testing.T) {
@@ -419,13 +419,13 @@ func TestApplyBetweenRequests(t *testing.T) {
 	report, err := declare.Apply(ctx, f, shop())
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, err, why)
-	assert.Positive(t, report.Count(declare.Created))
-	assert.Positive(t, report.Count(declare.NotTried))
+	assert.Positive(t, report.Count("created"))
+	assert.Positive(t, report.Count("not tried"))
 
 	ended := &fakeBroker{}
 	report, err = declare.Apply(ctx, ended, shop())
 	require.ErrorIs(t, err, context.Canceled)
-	assert.Equal(t, 6, report.Count(declare.NotTried))
+	assert.Equal(t, 6, report.Count("not tried"))
 	assert.Empty(t, ended.requests)
 
 	_, err = declare.Apply(ctx, ended, declare.Topology{})
@@ -452,7 +452,7 @@ func TestApplyBoundsWhatIsInFlight(t *testing.T) {
 	}}
 	report, err := declare.Apply(context.Background(), f, top)
 	require.NoError(t, err)
-	assert.Equal(t, 200, report.Count(declare.Created))
+	assert.Equal(t, 200, report.Count("created"))
 	assert.Equal(t, 16, f.most)
 }
 
@@ -472,7 +472,7 @@ func TestApplyFromManyProcesses(t *testing.T) {
 	wg.Wait()
 	created := 0
 	for _, r := range reports {
-		created += r.Count(declare.Created)
+		created += r.Count("created")
 	}
 	assert.Equal(t, 2, created, "one of them creates each queue")
 }
@@ -528,8 +528,8 @@ func TestAMissingPermissionIsRefusedOnce(t *testing.T) {
 	}}
 	report, err := declare.Apply(context.Background(), f, top)
 	assert.EqualError(t, err, `hopback: declare queue "q3": a permission is missing: `+refusal.Error())
-	assert.Equal(t, declare.Refused, report.Steps[3].Result)
-	assert.Equal(t, 7, report.Count(declare.Created))
+	assert.Equal(t, "refused", report.Steps[3].Result)
+	assert.Equal(t, 7, report.Count("created"))
 	assert.Equal(t, 1, strings.Count(report.String(), "a permission is missing"))
 }
 

@@ -26,8 +26,8 @@ type ClassicQueue struct {
 	Name string
 
 	// DeadLetter is where rejected, expired and overflowing messages go. It is
-	// required; [Drop] lets the broker drop them. Its Strategy must be
-	// [AtMostOnce], the only one of a classic queue.
+	// required; [Drop] lets the broker drop them. Its AtMostOnce
+	// must be set: a classic queue can do no more.
 	DeadLetter DeadLetterTarget
 
 	// MessageTTL, Expires, MaxLength and MaxLengthBytes are as in a QuorumQueue.
@@ -86,8 +86,8 @@ func (q ClassicQueue) declaration() (map[string]any, []error) {
 		if d.RoutingKey != "" {
 			c.args["x-dead-letter-routing-key"] = d.RoutingKey
 		}
-		if d.strategy() == AtLeastOnce {
-			c.bad("DeadLetter.Strategy", argument.Unsupported, string(AtLeastOnce), "is more than a classic queue can do", "use a QuorumQueue, or set it to declare.AtMostOnce")
+		if !d.AtMostOnce {
+			c.bad("DeadLetter.AtMostOnce", argument.Unsupported, nil, "isn't set, and a classic queue can't dead-letter at least once", "use a QuorumQueue, or set it")
 		}
 	}
 	c.millis("MessageTTL", "x-message-ttl", q.MessageTTL)

@@ -54,7 +54,7 @@ func FuzzParseConflict(f *testing.F) {
 		if ok && (c.Argument == "" || !strings.Contains(text, c.Wanted.Value) || !strings.Contains(text, c.Found.Value)) {
 			t.Fatalf("%+v isn't in %q", c, text)
 		}
-		_ = refused(opDeclare, Resource{KindQueue, text}, "PUT", "/", 409, text).Error()
+		_ = refused(opDeclare, Resource{kindQueue, text}, "PUT", "/", 409, text).Error()
 	})
 }
 

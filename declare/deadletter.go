@@ -1,8 +1,6 @@
 package declare
 
 import (
-	"cmp"
-
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare/internal/names"
 	"github.com/hopback/hopback/internal/brokername"
@@ -23,8 +21,18 @@ type DeadLetterTarget struct {
 	// key.
 	RoutingKey string
 
-	// Strategy is whether the broker waits for confirms. "" means [AtLeastOnce].
-	Strategy DeadLetterStrategy
+	// AtMostOnce publishes a dead letter once, which is RabbitMQ's default. It is lost if the
+	// exchange, the binding or the target queue is missing or full. It sends no argument, so
+	// it fits queues that were declared without a strategy.
+	//
+	// By default dead-lettering is at least once: the queue keeps a dead letter until every
+	// target queue has confirmed it. No message is lost if the exchange, the binding or the
+	// target queue is missing or full. The side effects: the queue refuses new messages when
+	// it is full (Overflow [RejectPublish], which is set for you). Dead letters count toward
+	// its MaxLength until they are confirmed. When 32 dead letters can't be delivered, all
+	// others wait behind them: give the dead-letter exchange an alternate exchange, and the
+	// target queue no MaxLength. On an idle broker it costs no measurable time.
+	AtMostOnce bool
 
 	drop bool
 }
@@ -42,31 +50,8 @@ func (d DeadLetterTarget) IsZero() bool { return d == DeadLetterTarget{} }
 // IsDrop reports whether dead messages are dropped.
 func (d DeadLetterTarget) IsDrop() bool { return d.drop }
 
-// DeadLetterStrategy is whether a queue keeps a dead message until its copy is
-// confirmed. "" means [AtLeastOnce].
-type DeadLetterStrategy string
-
-const (
-	// AtLeastOnce, the default, keeps a dead message until every target queue has confirmed
-	// it. No message is lost if the exchange, the binding or the target queue is missing or
-	// full.
-	//
-	// It has a price. The queue refuses new messages when it is full (Overflow
-	// [RejectPublish], which is set for you). Dead messages count toward its
-	// MaxLength until they are confirmed. When 32 dead messages can't be
-	// delivered, all others wait behind them: give the dead-letter exchange an
-	// alternate exchange, and the target queue no MaxLength. On an idle broker it
-	// costs no measurable time.
-	AtLeastOnce DeadLetterStrategy = "at-least-once"
-
-	// AtMostOnce is RabbitMQ's default: a dead message is published once. It is
-	// lost if the exchange, the binding or the target queue is missing or full. It
-	// sends no argument, so it fits queues that were declared without a strategy.
-	AtMostOnce DeadLetterStrategy = "at-most-once"
-)
-
-// strategy is d.Strategy with its default.
-func (d DeadLetterTarget) strategy() DeadLetterStrategy { return cmp.Or(d.Strategy, AtLeastOnce) }
+// atLeastOnce is RabbitMQ's word for the default.
+const atLeastOnce = "at-least-once"
 
 func (d DeadLetterTarget) problems(at argument.Path) []error {
 	switch {
@@ -74,7 +59,7 @@ func (d DeadLetterTarget) problems(at argument.Path) []error {
 		return []error{argument.At(at, argument.Missing, nil, "isn't set, so the broker would silently drop messages that are rejected, expire or exceed a limit",
 			"name an exchange or a queue for them, or use declare.Drop()")}
 	case d.drop && d != Drop():
-		return []error{argument.At(at, argument.Conflict, nil, "is Drop with an exchange, a routing key or a strategy",
+		return []error{argument.At(at, argument.Conflict, nil, "is Drop with an exchange, a routing key or AtMostOnce",
 			"use declare.Drop() alone, or a DeadLetterTarget without it")}
 	case d.drop:
 		return nil
@@ -93,11 +78,6 @@ func (d DeadLetterTarget) problems(at argument.Path) []error {
 	}
 	if d.Exchange == "" && len(d.RoutingKey) > brokername.Max {
 		errs = append(errs, argument.At(at.Field("RoutingKey"), argument.TooLong, d.RoutingKey, "is longer than the name of a queue can be", "name the queue"))
-	}
-	switch d.strategy() {
-	case AtLeastOnce, AtMostOnce:
-	default:
-		errs = append(errs, argument.At(at.Field("Strategy"), argument.Unknown, string(d.Strategy), "is unknown", "use declare.AtLeastOnce or declare.AtMostOnce"))
 	}
 	return errs
 }

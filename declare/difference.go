@@ -16,7 +16,7 @@ func conflictDetails(ctx context.Context, r Requester, d Declaration, e *Error) 
 	if e.Reason != ErrConflict {
 		return
 	}
-	if d.Resource.Kind == KindQueue {
+	if d.Resource.Kind == kindQueue {
 		info, err := Inspect(ctx, r, d.Resource.Name)
 		if err == nil {
 			e.Differences = conflicts(d.Body, queueBody(info))
@@ -97,8 +97,8 @@ func settingOf(v any, set bool) Setting {
 }
 
 // waysOut lists what can be done about a resource that exists with other settings.
-func waysOut(kind Kind, differences []Conflict) []string {
-	if kind != KindQueue {
+func waysOut(kind string, differences []Conflict) []string {
+	if kind != kindQueue {
 		return []string{
 			"declare an exchange under another name, bind it, and move the publishers",
 			"delete it while nobody publishes to it, and run this again; its bindings are deleted with it",

@@ -25,7 +25,7 @@
 // come back 20 times. A queue with a dead-letter exchange publishes such messages
 // there, but only once. This package refuses a queue that doesn't say where its
 // dead messages go ([DeadLetterTarget], [Drop]). Dead-lettering is at least once
-// unless [AtMostOnce] is set.
+// unless DeadLetterTarget.AtMostOnce is set.
 //
 // # Checked before it is sent
 //

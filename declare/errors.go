@@ -23,7 +23,7 @@ var (
 	ErrMissing = condition.ErrNotFound
 	// ErrForbidden means that the name is reserved, or that a limit is reached. A
 	// missing permission is ErrNoReply: RabbitMQ ends the session. The Report of Apply
-	// or Delete has it as Refused.
+	// or Delete has it as "refused".
 	ErrForbidden = errors.New("forbidden")
 	// ErrInvalid means that the broker doesn't accept the declaration.
 	ErrInvalid = errors.New("invalid")

@@ -50,7 +50,7 @@ func Inspect(ctx context.Context, r Requester, queue string) (QueueInfo, error) 
 	if err := errors.Join(checkRequester(r), names.Check(queueName, queue)); err != nil {
 		return QueueInfo{}, err
 	}
-	resource, path := Resource{KindQueue, queue}, names.QueuePath(queue)
+	resource, path := Resource{kindQueue, queue}, names.QueuePath(queue)
 	status, reply, err := request(ctx, r, opInspect, resource, "GET", path, nil)
 	if err != nil {
 		return QueueInfo{}, err
@@ -127,7 +127,7 @@ func (f foundBinding) binding(of Binding) Binding {
 }
 
 func listBindings(ctx context.Context, r Requester, op string, of Binding) ([]foundBinding, error) {
-	resource, path := Resource{KindBinding, of.describe()}, of.listPath()
+	resource, path := Resource{kindBinding, of.describe()}, of.listPath()
 	status, reply, err := request(ctx, r, op, resource, "GET", path, nil)
 	if err != nil {
 		return nil, err

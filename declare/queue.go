@@ -216,14 +216,14 @@ func (q QuorumQueue) deadLetter(c *collector) {
 		if d.RoutingKey != "" {
 			c.args["x-dead-letter-routing-key"] = d.RoutingKey
 		}
-		if d.strategy() == AtLeastOnce {
-			c.args["x-dead-letter-strategy"] = string(AtLeastOnce)
+		if !d.AtMostOnce {
+			c.args["x-dead-letter-strategy"] = atLeastOnce
 			if overflow == "" {
 				overflow = RejectPublish
 			}
 			if overflow != RejectPublish {
 				c.bad("Overflow", argument.Conflict, string(overflow), "silently makes the broker dead-letter at most once",
-					"leave it empty, or set DeadLetter.Strategy to declare.AtMostOnce")
+					"leave it empty, or set DeadLetter.AtMostOnce")
 			}
 		}
 	}

@@ -77,7 +77,7 @@ func TestQuorumQueueArguments(t *testing.T) {
 			"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
 		}},
 		"at most once sends no strategy": {
-			declare.QuorumQueue{DeadLetter: declare.DeadLetterTarget{Exchange: "dlx", Strategy: declare.AtMostOnce}, Overflow: declare.DropHead},
+			declare.QuorumQueue{DeadLetter: declare.DeadLetterTarget{Exchange: "dlx", AtMostOnce: true}, Overflow: declare.DropHead},
 			map[string]any{"x-dead-letter-exchange": "dlx", "x-overflow": "drop-head"},
 		},
 		"at least once said in full": {
@@ -110,9 +110,8 @@ func TestQuorumQueueRefuses(t *testing.T) {
 	}{
 		"no dead letter":          {func(q *queue) { q.DeadLetter = declare.DeadLetterTarget{} }, "DeadLetter"},
 		"drop and exchange":       {func(q *queue) { q.DeadLetter = declare.Drop(); q.DeadLetter.Exchange = "x" }, "DeadLetter"},
-		"drop and strategy":       {func(q *queue) { q.DeadLetter = declare.Drop(); q.DeadLetter.Strategy = declare.AtMostOnce }, "DeadLetter"},
-		"strategy alone":          {func(q *queue) { q.DeadLetter = declare.DeadLetterTarget{Strategy: declare.AtMostOnce} }, "DeadLetter.RoutingKey"},
-		"unknown strategy":        {func(q *queue) { q.DeadLetter.Strategy = "AtLeastOnce" }, "DeadLetter.Strategy"},
+		"drop and strategy":       {func(q *queue) { q.DeadLetter = declare.Drop(); q.DeadLetter.AtMostOnce = true }, "DeadLetter"},
+		"strategy alone":          {func(q *queue) { q.DeadLetter = declare.DeadLetterTarget{AtMostOnce: true} }, "DeadLetter.RoutingKey"},
 		"dead-letter exchange":    {func(q *queue) { q.DeadLetter.Exchange = "a\n" }, "DeadLetter.Exchange"},
 		"dead-letter key":         {func(q *queue) { q.DeadLetter.RoutingKey = "\xff" }, "DeadLetter.RoutingKey"},
 		"dead-letter queue":       {func(q *queue) { q.DeadLetter = declare.ToQueue(strings.Repeat("q", 256)) }, "DeadLetter.RoutingKey"},
@@ -251,18 +250,14 @@ func TestDeadLetterQuestions(t *testing.T) {
 	assert.False(t, declare.ToQueue("q").IsDrop())
 }
 
-// "" is the default, and so is its name.
-func TestDeadLetterStrategyDefaultsToAtLeastOnce(t *testing.T) {
+func TestDeadLetteringIsAtLeastOnceByDefault(t *testing.T) {
 	t.Parallel()
-	target := func(s declare.DeadLetterStrategy) declare.Topology {
-		return declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "q", DeadLetter: declare.DeadLetterTarget{Exchange: "dlx", Strategy: s}}}}
+	target := func(atMostOnce bool) declare.Topology {
+		return declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "q", DeadLetter: declare.DeadLetterTarget{Exchange: "dlx", AtMostOnce: atMostOnce}}}}
 	}
-	assert.Equal(t, target("").Declarations(), target(declare.AtLeastOnce).Declarations())
-	assert.NotEqual(t, target("").Declarations(), target(declare.AtMostOnce).Declarations())
-	_, err := declare.Merge(target(""), target(declare.AtLeastOnce))
-	assert.NoError(t, err)
+	assert.NotEqual(t, target(false).Declarations(), target(true).Declarations())
 	classic := declare.ClassicQueue{Name: "q", DeadLetter: declare.DeadLetterTarget{Exchange: "dlx"}}
-	assert.ErrorContains(t, classic.Validate(), "more than a classic queue can do")
-	classic.DeadLetter.Strategy = declare.AtMostOnce
+	assert.ErrorContains(t, classic.Validate(), "a classic queue can't dead-letter at least once")
+	classic.DeadLetter.AtMostOnce = true
 	assert.NoError(t, classic.Validate())
 }

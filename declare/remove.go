@@ -44,7 +44,7 @@ func remove(ctx context.Context, r Requester, t Topology, idle bool) (Report, er
 		name := q.Address().QueueName()
 		queues[name] = true
 		errs = append(errs, names.Check(names.Label("Queue", name).Field("Name"), name))
-		queueSteps = append(queueSteps, step{resource: Resource{KindQueue, name}, do: func(ctx context.Context) (StepResult, error) {
+		queueSteps = append(queueSteps, step{resource: Resource{kindQueue, name}, do: func(ctx context.Context) (string, error) {
 			if idle {
 				return deleted(deleteIdleQueue(ctx, r, name))
 			}
@@ -58,7 +58,7 @@ func remove(ctx context.Context, r Requester, t Topology, idle bool) (Report, er
 		}
 		exchanges[x.Name] = true
 		errs = append(errs, names.CheckOwn(names.Label("Exchange", x.Name).Field("Name"), x.Name, keepOwn))
-		exchangeSteps = append(exchangeSteps, step{resource: Resource{KindExchange, x.Name}, do: func(ctx context.Context) (StepResult, error) {
+		exchangeSteps = append(exchangeSteps, step{resource: Resource{kindExchange, x.Name}, do: func(ctx context.Context) (string, error) {
 			return deleted(deleteExchange(ctx, r, x.Name))
 		}})
 	}
@@ -67,7 +67,7 @@ func remove(ctx context.Context, r Requester, t Topology, idle bool) (Report, er
 			continue
 		}
 		errs = append(errs, b.Validate())
-		bindingSteps = append(bindingSteps, step{resource: Resource{KindBinding, b.describe()}, do: func(ctx context.Context) (StepResult, error) {
+		bindingSteps = append(bindingSteps, step{resource: Resource{kindBinding, b.describe()}, do: func(ctx context.Context) (string, error) {
 			return deleted(deleteBinding(ctx, r, b))
 		}})
 	}
@@ -85,11 +85,11 @@ var (
 
 const keepOwn = "leave it out; the broker's own exchanges can't be deleted"
 
-func deleted(err error) (StepResult, error) {
+func deleted(err error) (string, error) {
 	if err != nil {
 		return resultOf(err), err
 	}
-	return Deleted, nil
+	return stepDeleted, nil
 }
 
 // DeleteQueue deletes a queue with all its messages and returns how many were
@@ -120,7 +120,7 @@ func deleteIdleQueue(ctx context.Context, r Requester, name string) error {
 		_, err := deleteQueue(ctx, r, name)
 		return err
 	}
-	return &Error{Op: opDelete, Resource: Resource{KindQueue, name}, Reason: ErrInUse, Err: err}
+	return &Error{Op: opDelete, Resource: Resource{kindQueue, name}, Reason: ErrInUse, Err: err}
 }
 
 // DeleteExchange deletes an exchange and its bindings. An exchange that doesn't
@@ -133,7 +133,7 @@ func DeleteExchange(ctx context.Context, r Requester, name string) error {
 }
 
 func deleteExchange(ctx context.Context, r Requester, name string) error {
-	_, _, err := request(ctx, r, opDelete, Resource{KindExchange, name}, "DELETE", names.ExchangePath(name), nil)
+	_, _, err := request(ctx, r, opDelete, Resource{kindExchange, name}, "DELETE", names.ExchangePath(name), nil)
 	return err
 }
 
@@ -147,7 +147,7 @@ func DeleteBinding(ctx context.Context, r Requester, b Binding) error {
 }
 
 func deleteBinding(ctx context.Context, r Requester, b Binding) error {
-	resource := Resource{KindBinding, b.describe()}
+	resource := Resource{kindBinding, b.describe()}
 	args, _ := b.arguments(nil)
 	if len(args) == 0 {
 		_, _, err := request(ctx, r, opDelete, resource, "DELETE", b.deletePath(), nil)
@@ -184,7 +184,7 @@ func Purge(ctx context.Context, r Requester, queue string) (messages uint64, err
 
 // countRequest sends a DELETE that is answered with a count of messages.
 func countRequest(ctx context.Context, r Requester, op, queue, path string) (uint64, error) {
-	resource := Resource{KindQueue, queue}
+	resource := Resource{kindQueue, queue}
 	status, reply, err := request(ctx, r, op, resource, "DELETE", path, nil)
 	if err != nil {
 		return 0, err

@@ -7,22 +7,17 @@ import (
 	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Kind is the kind of a [Resource].
-type Kind string
-
-// The kinds.
+// What Resource.Kind may be.
 const (
-	KindExchange Kind = "exchange"
-	KindQueue    Kind = "queue"
-	KindBinding  Kind = "binding"
-	// KindBroker is the whole broker, in an audit finding. Its name is its
-	// version.
-	KindBroker Kind = "broker"
+	kindExchange = "exchange"
+	kindQueue    = "queue"
+	kindBinding  = "binding"
 )
 
 // Resource names an exchange, a queue, a binding or a broker.
 type Resource struct {
-	Kind Kind `json:"kind"`
+	// Kind is "exchange", "queue" or "binding", or in an audit finding also "broker".
+	Kind string `json:"kind"`
 	// Name is the name of an exchange or a queue. A binding's name has its ends and
 	// its key, for people. A broker's name is its version.
 	Name string `json:"name"`
@@ -30,43 +25,41 @@ type Resource struct {
 
 // String returns the kind and the name on one line.
 func (r Resource) String() string {
-	if r.Kind == KindBinding {
-		return string(r.Kind) + " " + r.Name
+	if r.Kind == kindBinding {
+		return r.Kind + " " + r.Name
 	}
 	return fmt.Sprintf("%s %q", r.Kind, r.Name)
 }
 
-// StepResult is the result of one [Step]. It is never "".
-type StepResult string
-
+// What Step.Result may be.
 const (
-	// NotTried means that nothing was sent.
-	NotTried StepResult = "not tried"
-	// Created means that the resource is new. Only queues have this result.
-	Created StepResult = "created"
-	// Existed means that the resource existed already, with the same settings.
-	// Only queues have this result. A repeated request may find the work of the
-	// first.
-	Existed StepResult = "existed"
-	// Declared means that the resource exists now. The broker doesn't say whether it
-	// existed before.
-	Declared StepResult = "declared"
-	// Deleted means that the resource doesn't exist now. The broker doesn't say
-	// whether it existed before.
-	Deleted StepResult = "deleted"
-	// Refused means that the broker refused and changed nothing, also because a
-	// permission is missing. Err says why.
-	Refused StepResult = "refused"
-	// Unknown means that the request was sent and no reply came. The broker may have
-	// carried it out. Repeating it is safe.
-	Unknown StepResult = "unknown"
+	stepNotTried = "not tried"
+	stepCreated  = "created"
+	stepExisted  = "existed"
+	stepDeclared = "declared"
+	stepDeleted  = "deleted"
+	stepRefused  = "refused"
+	stepUnknown  = "unknown"
 )
 
 // Step is the declaration or deletion of one resource, and its result.
 type Step struct {
 	Resource Resource
-	Result   StepResult
-	// Err is why, for Refused and Unknown; an *[Error].
+	// Result is one of these:
+	//
+	//	"not tried"  nothing was sent
+	//	"created"    the queue is new
+	//	"existed"    the queue existed already, with the same settings. A repeated request
+	//	             may find the work of the first
+	//	"declared"   the exchange or binding exists now. The broker doesn't say whether it
+	//	             existed before
+	//	"deleted"    it doesn't exist now. The broker doesn't say whether it existed before
+	//	"refused"    the broker refused and changed nothing, also because a permission is
+	//	             missing
+	//	"unknown"    the request was sent and no reply came. The broker may have carried it
+	//	             out. Repeating it is safe
+	Result string
+	// Err is why, for "refused" and "unknown"; an *[Error].
 	Err error
 }
 
@@ -77,9 +70,9 @@ func (s Step) MarshalJSON() ([]byte, error) {
 		text = s.Err.Error()
 	}
 	return values.JSON(struct {
-		Resource Resource   `json:"resource"`
-		Result   StepResult `json:"result"`
-		Error    string     `json:"error,omitempty"`
+		Resource Resource `json:"resource"`
+		Result   string   `json:"result"`
+		Error    string   `json:"error,omitempty"`
 	}{s.Resource, s.Result, text}), nil
 }
 
@@ -90,7 +83,7 @@ type Report struct {
 }
 
 // Count returns how many steps have this result.
-func (r Report) Count(result StepResult) int {
+func (r Report) Count(result string) int {
 	n := 0
 	for _, s := range r.Steps {
 		if s.Result == result {

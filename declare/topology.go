@@ -53,7 +53,7 @@ func (t Topology) plan() plan {
 	seenX := map[string]int{}
 	for i, x := range t.Exchanges {
 		body, errs := x.declaration()
-		d := Declaration{Resource{KindExchange, x.Name}, "PUT", names.ExchangePath(x.Name), body}
+		d := Declaration{Resource{kindExchange, x.Name}, "PUT", names.ExchangePath(x.Name), body}
 		if p.add(&p.exchanges, seenX, x.Name, d, argument.Root("Topology").Field("Exchanges").Index(i), errs) {
 			p.topology.Exchanges = append(p.topology.Exchanges, x)
 		}
@@ -66,7 +66,7 @@ func (t Topology) plan() plan {
 		}
 		body, errs := q.declaration()
 		name := q.Address().QueueName()
-		d := Declaration{Resource{KindQueue, name}, "PUT", names.QueuePath(name), body}
+		d := Declaration{Resource{kindQueue, name}, "PUT", names.QueuePath(name), body}
 		if p.add(&p.queues, seenQ, name, d, argument.Root("Topology").Field("Queues").Index(i), errs) {
 			p.topology.Queues = append(p.topology.Queues, q)
 		}
@@ -74,7 +74,7 @@ func (t Topology) plan() plan {
 	seenB := map[string][]int{}
 	for _, b := range t.Bindings {
 		body, errs := b.declaration()
-		d := Declaration{Resource{KindBinding, b.describe()}, "POST", "/bindings", body}
+		d := Declaration{Resource{kindBinding, b.describe()}, "POST", "/bindings", body}
 		// Bindings that differ only in their arguments are different bindings.
 		key := b.listPath()
 		if p.repeats(seenB[key], body) {

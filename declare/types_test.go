@@ -19,7 +19,7 @@ func TestQueueTypesRefuse(t *testing.T) {
 	for says, q := range map[string]declare.Queue{
 		`ClassicQueue("").Name is empty`:                              declare.ClassicQueue{DeadLetter: drop},
 		`ClassicQueue("q").DeadLetter isn't set`:                      declare.ClassicQueue{Name: "q"},
-		`is more than a classic queue can do`:                         declare.ClassicQueue{Name: "q", DeadLetter: declare.ToQueue("d")},
+		`a classic queue can't dead-letter at least once`:             declare.ClassicQueue{Name: "q", DeadLetter: declare.ToQueue("d")},
 		`isn't an overflow of a classic queue`:                        declare.ClassicQueue{Name: "q", DeadLetter: drop, Overflow: "x"},
 		`MaxPriority = 256 is out of range`:                           declare.ClassicQueue{Name: "q", DeadLetter: drop, MaxPriority: 256},
 		`Version = 3 is out of range`:                                 declare.ClassicQueue{Name: "q", DeadLetter: drop, Version: 3},

@@ -53,16 +53,9 @@ const (
 	hopReplayed     = "replayed"      // by a Desk
 )
 
-// death is an entry of RabbitMQ's x-opt-deaths.
-type death struct {
-	Queue, Reason string
-	Count         uint64
-	First, Last   time.Time
-}
-
 const maxDeaths = 64
 
-// historyOf is x-opt-deaths as go-amqp would have decoded it, as far as package retry reads
+// historyOf is x-opt-deaths as go-amqp would have decoded it, as far as package deathlog reads
 // it. It is nil if there is none.
 func historyOf(annotations frames.Map) []map[any]any {
 	v, _ := annotations.Get(deathlog.Key)
@@ -72,54 +65,30 @@ func historyOf(annotations frames.Map) []map[any]any {
 	}
 	var all []map[any]any
 	for _, e := range a.Elements[:min(len(a.Elements), maxDeaths)] {
-		m, _ := e.(frames.Map)
-		one := map[any]any{}
-		for _, key := range []string{"queue", "reason", "exchange"} {
-			v, _ := m.Get(key)
-			if s, ok := text(v); ok {
-				one[key] = s
-			}
+		m, ok := e.(frames.Map)
+		if !ok {
+			continue
 		}
-		v, _ := m.Get("routing-keys")
-		if keys, ok := v.(frames.Array); ok {
-			one["routing-keys"] = keys.Elements
+		one := map[any]any{}
+		for _, e := range m {
+			key, _ := text(e.Key)
+			switch v := e.Value.(type) {
+			case frames.Timestamp:
+				one[key] = stamp(v)
+			case frames.Array:
+				one[key] = v.Elements
+			default:
+				one[key] = plain(v)
+			}
 		}
 		all = append(all, one)
 	}
 	return all
 }
 
-// deathsOf reads x-opt-deaths, an array of maps.
-func deathsOf(annotations frames.Map) []death {
-	v, _ := annotations.Get(deathlog.Key)
-	a, ok := v.(frames.Array)
-	if !ok {
-		return nil
-	}
-	var all []death
-	for _, e := range a.Elements[:min(len(a.Elements), maxDeaths)] {
-		m, ok := e.(frames.Map)
-		if !ok {
-			continue
-		}
-		field := func(key string) any {
-			v, _ := m.Get(key)
-			return v
-		}
-		var d death
-		d.Queue, _ = text(field("queue"))
-		d.Reason, _ = text(field("reason"))
-		d.Count, _ = field("count").(uint64)
-		d.First, d.Last = stamp(field("first-time")), stamp(field("last-time"))
-		all = append(all, d)
-	}
-	return all
-}
-
-// stamp reads a time that may be anything.
-func stamp(v any) time.Time {
-	t, ok := v.(frames.Timestamp)
-	if !ok || t <= 0 || t > 253402300799999 {
+// stamp reads a time that may be any.
+func stamp(t frames.Timestamp) time.Time {
+	if t <= 0 || t > 253402300799999 {
 		return time.Time{}
 	}
 	return t.Time()
@@ -168,7 +137,7 @@ func (l *letter) hops() []Hop {
 			Hop{At: at(e.At), Kind: hopReplayed, Text: e.Replay + " " + e.By})
 	}
 	attempts := retry.AttemptsOf(l.m)
-	deaths := deathsOf(l.annotations)
+	deaths := l.deaths()
 	slices.Reverse(deaths) // RabbitMQ has the last one first
 	before, between := afterWhichAttempt(attempts, deaths, l.death.Queue)
 	died := func(which []int) {
@@ -217,7 +186,7 @@ func (l *letter) missing(attempts []retry.FailedAttempt) []Hop {
 // RabbitMQ has one entry for all deaths in a queue for a reason, with the time of the last
 // one. A message that is moved has one history for all attempts, and leaves a delay queue
 // between two of them. The history of a copy begins in a delay queue.
-func afterWhichAttempt(attempts []retry.FailedAttempt, deaths []death, queue string) (before []int, after map[int][]int) {
+func afterWhichAttempt(attempts []retry.FailedAttempt, deaths []deathlog.Death, queue string) (before []int, after map[int][]int) {
 	after = map[int][]int{}
 	last := len(attempts) - 1
 	var waits []int // attempts before a delay, the newest first

@@ -8,14 +8,15 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/retry"
 )
 
 func TestDeathsAreBetweenTheRightAttempts(t *testing.T) {
 	t.Parallel()
-	type deaths = []death
-	rejected := func(n uint64) death { return death{Queue: "orders", Reason: "rejected", Count: n} }
-	expired := func(queue string) death { return death{Queue: queue, Reason: "expired", Count: 1} }
+	type deaths = []deathlog.Death
+	rejected := func(n uint64) deathlog.Death { return deathlog.Death{Queue: "orders", Reason: "rejected", Count: n} }
+	expired := func(queue string) deathlog.Death { return deathlog.Death{Queue: queue, Reason: "expired", Count: 1} }
 	for name, c := range map[string]struct {
 		delays []int // after each attempt
 		deaths deaths

@@ -72,11 +72,11 @@ func (d *Desk) Import(ctx context.Context, r io.Reader, cfg ImportConfig) (Impor
 			return report, err
 		}
 	}
-	i := &importing{d: d, out: &outbox{d: d}, changed: make(chan struct{}, 1), lines: cfg.Skip, answered: map[int]bool{}, known: map[string]bool{}}
+	i := &importing{d: d, out: newOutbox(d), lines: cfg.Skip, answered: map[int]bool{}, known: map[string]bool{}}
 	defer i.out.close()
 	tell := teller{tell: cfg.Progress}
 	err := i.run(ctx, bufio.NewReaderSize(r, 1<<20), cfg, &tell)
-	i.wait(ctx)
+	i.out.wait(ctx, 10*time.Minute, func() {})
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	report.Lines, report.Imported = i.lines, i.imported
@@ -89,18 +89,15 @@ func (d *Desk) Import(ctx context.Context, r io.Reader, cfg ImportConfig) (Impor
 
 // importing is an Import under way.
 type importing struct {
-	d       *Desk
-	out     *outbox
-	changed chan struct{}
-	known   map[string]bool
+	d     *Desk
+	out   *outbox
+	known map[string]bool
 
-	mu        sync.Mutex
-	lines     int // confirmed without a gap
-	answered  map[int]bool
-	imported  uint64
-	open      int
-	openBytes int
-	failed    error
+	mu       sync.Mutex
+	lines    int // confirmed without a gap
+	answered map[int]bool
+	imported uint64
+	failed   error
 }
 
 func (i *importing) run(ctx context.Context, r *bufio.Reader, cfg ImportConfig, tell *teller) error {
@@ -136,7 +133,7 @@ func (i *importing) run(ctx context.Context, r *bufio.Reader, cfg ImportConfig, 
 			return &LineError{n, err}
 		}
 		if cfg.DryRun {
-			i.done(n, 0, nil, false)
+			i.done(n, nil, false)
 			continue
 		}
 		if err := i.send(ctx, n, queue, to, payload); err != nil {
@@ -162,30 +159,11 @@ func (i *importing) send(ctx context.Context, n int, queue, to string, payload [
 			i.known[queue] = true
 		}
 	}
-	for {
-		i.mu.Lock()
-		ok := i.open == 0 || i.open < inFlight && i.openBytes+len(payload) <= inFlightBytes
-		i.mu.Unlock()
-		if ok {
-			break
-		}
-		select {
-		case <-i.changed:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	// Where the connection ends, the answers say for which line.
+	if err := i.out.room(ctx, len(payload), false, nil); err != nil {
+		return err
 	}
-	i.mu.Lock()
-	i.open++
-	i.openBytes += len(payload)
-	i.mu.Unlock()
-	size := len(payload)
-	err := i.out.send(ctx, to, payload, func(err error) { i.done(n, size, err, true) })
-	if err != nil {
-		i.mu.Lock()
-		i.open--
-		i.openBytes -= size
-		i.mu.Unlock()
+	if err := i.out.send(ctx, to, payload, func(err error) { i.done(n, err, true) }); err != nil {
 		return sendError(queue, n, err)
 	}
 	return nil
@@ -205,13 +183,9 @@ func sendError(queue string, n int, err error) error {
 }
 
 // done is told of the answer to a line.
-func (i *importing) done(n, size int, err error, sent bool) {
+func (i *importing) done(n int, err error, sent bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if sent {
-		i.open--
-		i.openBytes -= size
-	}
 	switch {
 	case err != nil && i.failed == nil:
 		i.failed = &LineError{n, fmt.Errorf("the broker hasn't taken it: %w", err)}
@@ -223,33 +197,6 @@ func (i *importing) done(n, size int, err error, sent bool) {
 		for i.answered[i.lines+1] {
 			i.lines++
 			delete(i.answered, i.lines)
-		}
-	}
-	select {
-	case i.changed <- struct{}{}:
-	default:
-	}
-}
-
-// wait waits for the answers to what was sent, and for answerLimit once ctx has ended.
-func (i *importing) wait(ctx context.Context) {
-	limit := time.NewTimer(10 * time.Minute)
-	defer limit.Stop()
-	stopped := ctx.Done()
-	for {
-		i.mu.Lock()
-		open := i.open
-		i.mu.Unlock()
-		if open == 0 {
-			return
-		}
-		select {
-		case <-i.changed:
-		case <-stopped:
-			stopped = nil
-			limit.Reset(answerLimit)
-		case <-limit.C:
-			i.out.cut()
 		}
 	}
 }

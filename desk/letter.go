@@ -222,16 +222,16 @@ func millis(t time.Time) int64 {
 	return t.UnixMilli()
 }
 
+// deaths is RabbitMQ's record of how it died, the last one first.
+func (l *letter) deaths() []deathlog.Death { return deathlog.Of(nil, l.m.Annotations) }
+
 // died is when the message died last.
 func (l *letter) died() time.Time {
 	if !l.last.IsZero() {
 		return l.last
 	}
-	l.last = l.death.LastFailure
-	for _, h := range deathsOf(l.annotations) {
-		if h.Last.After(l.last) {
-			l.last = h.Last
-		}
+	if l.last = l.buried(); l.last.Before(l.death.LastFailure) {
+		l.last = l.death.LastFailure
 	}
 	return l.last
 }

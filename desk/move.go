@@ -30,7 +30,7 @@ func wayOut(info declare.QueueInfo) string {
 		s, _ := info.Arguments[key].(string)
 		return s
 	}
-	if info.Type != "quorum" || text("x-dead-letter-strategy") != string(declare.AtLeastOnce) || text("x-overflow") != string(declare.RejectPublish) {
+	if info.Type != "quorum" || text("x-dead-letter-strategy") != "at-least-once" || text("x-overflow") != string(declare.RejectPublish) {
 		return "" // it could lose what it moves
 	}
 	return text("x-dead-letter-exchange")
@@ -150,6 +150,7 @@ func (r *replay) move(ctx context.Context, w *walk, out *outbox, v dedicated.Del
 	}
 	r.selected(l, id)
 	r.mu.Lock()
+	r.sent++
 	r.moving++
 	r.mu.Unlock()
 	return nil

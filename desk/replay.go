@@ -130,11 +130,6 @@ const (
 	// maxFailed is how many failed messages a replay remembers, so as not to try them
 	// again in a further walk.
 	maxFailed = 100_000
-	// inFlight and inFlightBytes bound the copies that wait for their answer.
-	inFlight      = 1000
-	inFlightBytes = 16 << 20
-	// answerLimit is how long a replay that is stopped waits for answers.
-	answerLimit = 30 * time.Second
 	// fruitless is after how many walks without a message replayed a replay gives up.
 	fruitless = 8
 )
@@ -174,7 +169,7 @@ func (d *Desk) Replay(ctx context.Context, cfg ReplayConfig) (ReplayReport, erro
 		d: d, cfg: cfg, match: cfg.Filter.matcher(), of: t.Messages, tell: tell,
 		waysBack: map[string]bool{}, failed: map[string]bool{}, refused: map[string]error{}, known: map[string]bool{}, groups: newTally(maxGroups),
 		feeding: map[string]*feeding{},
-		changed: make(chan struct{}, 1), report: ReplayReport{ID: cfg.ID, DryRun: cfg.DryRun, Caveats: t.Caveats},
+		report:  ReplayReport{ID: cfg.ID, DryRun: cfg.DryRun, Caveats: t.Caveats},
 	}
 	if info, err := declare.Inspect(ctx, d.conn.Management(), cfg.Queue); err == nil {
 		r.wayOut = wayOut(info)
@@ -229,17 +224,14 @@ type replay struct {
 	wayOut   string          // the exchange that moves messages, or ""
 	waysBack map[string]bool // queues that it moves them to
 
-	changed chan struct{} // has one when an answer has come
-
-	mu        sync.Mutex
-	report    ReplayReport
-	failed    map[string]bool // by ID
-	groups    *tally
-	open      int // copies without an answer
-	openBytes int
-	lost      uint64 // copies whose answer will not come
-	accepted  uint64 // since it was last certain that the broker had read of them
-	moving    uint64 // messages moved since then
+	mu       sync.Mutex
+	report   ReplayReport
+	failed   map[string]bool // by ID
+	groups   *tally
+	sent     uint64 // messages that were replayed, or are on their way
+	lost     uint64 // copies whose answer will not come
+	accepted uint64 // since it was last certain that the broker had read of them
+	moving   uint64 // messages moved since then
 }
 
 // run walks the queue until it is through.
@@ -285,7 +277,7 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 		return false, err
 	}
 	w.passed, w.othersToo = r.progressOf, slices.Contains(r.cfg.Accept, CaveatConsumers)
-	out := &outbox{d: r.d}
+	out := newOutbox(r.d)
 	defer out.close()
 	for more := true; more && err == nil; {
 		n := batch
@@ -305,12 +297,14 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 			}
 		}
 	}
-	r.drain(ctx, w, out)
+	// Messages may be held for no longer.
+	out.wait(ctx, max(time.Until(w.began.Add(maxHold)), answerLimit), r.progress)
 	back := w.end()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if back != nil {
 		r.report.Unsure += r.accepted + r.moving
+		r.sent -= r.moving
 		r.moving = 0
 		err = errors.Join(err, walkError(r.cfg.Queue, back))
 	}
@@ -406,7 +400,7 @@ func (r *replay) sending() uint64 {
 	if r.cfg.DryRun {
 		return r.report.Matched
 	}
-	return r.report.Replayed + r.moving + uint64(r.open)
+	return r.sent
 }
 
 func (r *replay) selected(l *letter, id string) {
@@ -468,17 +462,14 @@ func (r *replay) send(ctx context.Context, w *walk, out *outbox, v dedicated.Del
 	if len(r.known) < 10_000 {
 		r.known[target] = true
 	}
-	size := len(payload)
 	r.mu.Lock()
-	r.open++
-	r.openBytes += size
+	r.sent++
 	r.mu.Unlock()
 	sendCtx, cancel := context.WithDeadlineCause(ctx, w.began.Add(maxHold), errHeld)
 	defer cancel()
-	if err := out.send(sendCtx, target, payload, r.answered(w, v.ID, size, id, l.messageID(), target)); err != nil {
+	if err := out.send(sendCtx, target, payload, r.answered(w, v.ID, id, l.messageID(), target)); err != nil {
 		r.mu.Lock()
-		r.open--
-		r.openBytes -= size
+		r.sent--
 		r.mu.Unlock()
 		var no *dedicated.RefusedError
 		if errors.As(err, &no) && no.Condition == dedicated.TooLarge {
@@ -509,37 +500,29 @@ func (r *replay) copyOf(l *letter, position int) ([]byte, error) {
 	return l.renewed(ReplayMark{ID: r.cfg.ID, By: r.cfg.By, At: time.Now()}, edited)
 }
 
-// answered returns what the answer to a copy of so many bytes does.
-func (r *replay) answered(w *walk, delivery uint32, size int, id, messageID, target string) func(error) {
+// answered returns what the answer to a copy does.
+func (r *replay) answered(w *walk, delivery uint32, id, messageID, target string) func(error) {
 	return func(err error) {
 		var lost *dedicated.LostError
-		if err == nil {
+		refused := err != nil && !errors.As(err, &lost)
+		if refused {
+			r.fail(id, messageID, target, err)
+		} else if err == nil {
 			// Where this can't be written, the walk's connection is lost, and the message
 			// comes again.
-			err := w.r.Accept(delivery, delivery)
-			r.mu.Lock()
-			if err == nil {
-				r.report.Replayed++
-				r.accepted++
-			} else {
-				r.lost++
-			}
-			r.mu.Unlock()
-		} else if !errors.As(err, &lost) {
-			r.fail(id, messageID, target, err)
-		} else {
-			r.mu.Lock()
-			r.lost++
-			r.mu.Unlock()
+			err = w.r.Accept(delivery, delivery)
 		}
 		r.mu.Lock()
-		r.open--
-		r.openBytes -= size
-		r.mu.Unlock()
-		select {
-		case r.changed <- struct{}{}:
-		default:
+		defer r.mu.Unlock()
+		switch {
+		case err == nil:
+			r.report.Replayed++
+			r.accepted++
+			return
+		case !refused:
+			r.lost++
 		}
+		r.sent--
 	}
 }
 
@@ -604,95 +587,5 @@ func (r *replay) room(ctx context.Context, w *walk, out *outbox, size int, alone
 		}
 		r.next = r.next.Add(time.Duration(float64(time.Second) / r.cfg.Rate))
 	}
-	for {
-		r.mu.Lock()
-		ok := r.open == 0 || !alone && r.open < inFlight && r.openBytes+size <= inFlightBytes
-		r.mu.Unlock()
-		if ok {
-			return nil
-		}
-		select {
-		case <-r.changed:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-out.done():
-			return out.err()
-		}
-	}
-}
-
-// drain waits for the answers to what was sent: for as long as messages may be held, and
-// for answerLimit once ctx has ended.
-func (r *replay) drain(ctx context.Context, w *walk, out *outbox) {
-	limit := time.NewTimer(max(time.Until(w.began.Add(maxHold)), answerLimit))
-	defer limit.Stop()
-	tick := time.NewTicker(progressEvery)
-	defer tick.Stop()
-	stopped := ctx.Done()
-	for {
-		r.mu.Lock()
-		open := r.open
-		r.mu.Unlock()
-		if open == 0 {
-			return
-		}
-		r.progress()
-		select {
-		case <-r.changed:
-		case <-stopped:
-			stopped = nil
-			limit.Reset(answerLimit)
-		case <-limit.C:
-			out.cut() // the answers come as lost
-		case <-tick.C:
-		}
-	}
-}
-
-// outbox is the connection that copies are sent on. It is opened when it is needed, and
-// again after a refusal has ended it.
-type outbox struct {
-	d *Desk
-	c *dedicated.Conn
-}
-
-func (o *outbox) send(ctx context.Context, target string, payload []byte, tell func(error)) error {
-	if o.c != nil && o.c.Err() != nil {
-		o.close()
-	}
-	if o.c == nil {
-		openCtx, cancel := context.WithTimeout(ctx, openLimit)
-		defer cancel()
-		c, err := dedicated.Open(openCtx, o.d.conn.Internal())
-		if err != nil {
-			return err
-		}
-		o.c = c
-	}
-	return o.c.Send(ctx, target, payload, tell)
-}
-
-func (o *outbox) done() <-chan struct{} {
-	if o.c == nil {
-		return nil
-	}
-	return o.c.Done()
-}
-
-func (o *outbox) err() error { return o.c.Err() }
-
-// cut ends the connection at once.
-func (o *outbox) cut() {
-	if o.c != nil {
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel()
-		_ = o.c.Close(ctx)
-	}
-}
-
-func (o *outbox) close() {
-	if o.c != nil {
-		abandon(o.c)
-		o.c = nil
-	}
+	return out.room(ctx, size, alone, out.done())
 }

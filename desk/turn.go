@@ -63,7 +63,7 @@ func (m mark) beforeTurn(first mark) bool {
 
 // buried is when the broker dead-lettered the message last.
 func (l *letter) buried() (last time.Time) {
-	for _, d := range deathsOf(l.annotations) {
+	for _, d := range l.deaths() {
 		if d.Last.After(last) {
 			last = d.Last
 		}

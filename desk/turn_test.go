@@ -8,6 +8,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/frames"
 )
 
@@ -65,7 +67,7 @@ func (q *fakeQueue) walk() (turned bool) {
 }
 
 func (m *fakeMessage) letter() *letter {
-	l := &letter{}
+	l := &letter{m: &client.Message{}}
 	if m.returns > 0 {
 		l.annotations = frames.Map{{Key: frames.Symbol("x-acquired-count"), Value: m.returns}}
 	}
@@ -73,6 +75,7 @@ func (m *fakeMessage) letter() *letter {
 		l.annotations = append(l.annotations, frames.Entry{Key: frames.Symbol("x-opt-deaths"), Value: frames.Array{Elements: []any{
 			frames.Map{{Key: frames.Symbol("last-time"), Value: frames.Timestamp(m.died.UnixMilli())}},
 		}}})
+		l.m.Annotations = map[any]any{deathlog.Key: historyOf(l.annotations)}
 	}
 	return l
 }

@@ -72,13 +72,32 @@ type Report struct {
 
 // Problem is one thing that is wrong.
 type Problem struct {
-	Kind Kind `json:"kind"`
+	// Kind is one of these:
+	//
+	//	"closed"         Close was called on the Conn. It is neither live nor ready
+	//	"disconnected"   a connection was lost, and is being rebuilt. It isn't ready after
+	//	                 Config.DownAfter, and makes no progress
+	//	"blocked"        the broker accepts no messages, because of a memory or disk alarm. A
+	//	                 service without consumers isn't ready; one with consumers is.
+	//	                 Neither makes progress
+	//	"queue-missing"  a consumer's queue was deleted. It isn't ready after
+	//	                 Config.DownAfter, and makes no progress
+	//	"no-link"        a consumer has no link to its queue for another reason. It isn't
+	//	                 ready after Config.DownAfter, and makes no progress
+	//	"no-replies"     a requester of package rpc can't receive replies. It isn't ready
+	//	                 after Config.DownAfter, and makes no progress
+	//	"stuck"          a handler has run for longer than Config.StuckAfter. It makes no
+	//	                 progress. It isn't live once all handlers have run for longer than
+	//	                 Config.StuckForGood
+	//	"forwards-wait"  retry copies wait, because their address accepts nothing. It is a
+	//	                 note: other messages keep flowing
+	Kind string `json:"kind"`
 	// Connection is the endpoint, without its password, for problems of a connection.
 	Connection string `json:"connection,omitempty"`
 	// Queue is the consumer's queue, for problems of a consumer, or the address that a
 	// requester sends to.
 	Queue string `json:"queue,omitempty"`
-	// Handlers is how many handlers run, for KindStuck.
+	// Handlers is how many handlers run, for "stuck".
 	Handlers int `json:"handlers,omitempty"`
 	// Since is since when it is so.
 	Since time.Time `json:"since"`
@@ -86,34 +105,16 @@ type Problem struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Kind is the kind of a Problem.
-type Kind string
-
+// What Problem.Kind may be.
 const (
-	// KindClosed: Close was called on the Conn. It is neither live nor ready.
-	KindClosed Kind = "closed"
-	// KindDisconnected: a connection was lost, and is being rebuilt. It isn't ready after
-	// Config.DownAfter, and makes no progress.
-	KindDisconnected Kind = "disconnected"
-	// KindBlocked: the broker accepts no messages, because of a memory or disk alarm. A
-	// service without consumers isn't ready; one with consumers is. Neither makes progress.
-	KindBlocked Kind = "blocked"
-	// KindQueueMissing: a consumer's queue was deleted. It isn't ready after
-	// Config.DownAfter, and makes no progress.
-	KindQueueMissing Kind = "queue-missing"
-	// KindNoLink: a consumer has no link to its queue for another reason. It isn't ready
-	// after Config.DownAfter, and makes no progress.
-	KindNoLink Kind = "no-link"
-	// KindNoReplies: a requester of package rpc can't receive replies. It isn't ready after
-	// Config.DownAfter, and makes no progress.
-	KindNoReplies Kind = "no-replies"
-	// KindStuck: a handler has run for longer than Config.StuckAfter. It makes no
-	// progress. It isn't live once all handlers have run for longer than
-	// Config.StuckForGood.
-	KindStuck Kind = "stuck"
-	// KindForwardsWait: copies of failed messages wait, because their address accepts
-	// nothing. It is a note: other messages go on.
-	KindForwardsWait Kind = "forwards-wait"
+	kindClosed       = "closed"
+	kindDisconnected = "disconnected"
+	kindBlocked      = "blocked"
+	kindQueueMissing = "queue-missing"
+	kindNoLink       = "no-link"
+	kindNoReplies    = "no-replies"
+	kindStuck        = "stuck"
+	kindForwardsWait = "forwards-wait"
 )
 
 // Consumer is what a consumer does now.
@@ -162,18 +163,18 @@ func (r *Report) add(cfg Config, now time.Time, state client.State, stats instru
 	}
 	if state.Closed {
 		r.Live, r.Ready, r.Progress = false, false, false
-		problem(Problem{Kind: KindClosed, Connection: state.Endpoint, Since: state.Since})
+		problem(Problem{Kind: kindClosed, Connection: state.Endpoint, Since: state.Since})
 		return
 	}
 	if !state.Connected {
-		down(Problem{Kind: KindDisconnected, Connection: state.Endpoint, Since: state.Since, Error: text(state.Err)})
+		down(Problem{Kind: kindDisconnected, Connection: state.Endpoint, Since: state.Since, Error: text(state.Err)})
 	}
 	if !state.BlockedSince.IsZero() {
 		r.Progress = false
 		if len(stats.Consumers) == 0 {
 			r.Ready = false
 		}
-		problem(Problem{Kind: KindBlocked, Connection: state.Endpoint, Since: state.BlockedSince, Error: "the broker has a memory or disk alarm"})
+		problem(Problem{Kind: kindBlocked, Connection: state.Endpoint, Since: state.BlockedSince, Error: "the broker has a memory or disk alarm"})
 	}
 	for _, c := range stats.Consumers {
 		one := Consumer{Queue: c.Queue, Up: c.Up, Since: c.Since, Handling: c.Handling, Ready: c.Ready, Unsettled: c.Unsettled}
@@ -183,26 +184,26 @@ func (r *Report) add(cfg Config, now time.Time, state client.State, stats instru
 		r.Consumers = append(r.Consumers, one)
 		// A consumer's link ends with its connection, which is told of already.
 		if !c.Up && (state.Connected || errors.Is(c.Err, client.ErrNotFound)) {
-			kind := KindNoLink
+			kind := kindNoLink
 			if errors.Is(c.Err, client.ErrNotFound) {
-				kind = KindQueueMissing
+				kind = kindQueueMissing
 			}
 			down(Problem{Kind: kind, Queue: c.Queue, Since: c.Since, Error: text(c.Err)})
 		}
 		if c.Handling > 0 && now.Sub(c.Oldest) >= cfg.StuckAfter {
 			r.Progress = false
-			problem(Problem{Kind: KindStuck, Queue: c.Queue, Handlers: c.Handling, Since: c.Oldest})
+			problem(Problem{Kind: kindStuck, Queue: c.Queue, Handlers: c.Handling, Since: c.Oldest})
 		}
 		if cfg.StuckForGood > 0 && c.Handling >= c.Concurrency && now.Sub(c.Newest) >= cfg.StuckForGood {
 			r.Live = false
 		}
 		if c.Stalled > 0 {
-			problem(Problem{Kind: KindForwardsWait, Queue: c.Queue, Since: c.StalledSince, Error: text(c.StalledErr)})
+			problem(Problem{Kind: kindForwardsWait, Queue: c.Queue, Since: c.StalledSince, Error: text(c.StalledErr)})
 		}
 	}
 	for _, q := range stats.Requesters {
 		if !q.Up && state.Connected {
-			down(Problem{Kind: KindNoReplies, Queue: q.To.String(), Since: q.Since, Error: text(q.Err)})
+			down(Problem{Kind: kindNoReplies, Queue: q.To.String(), Since: q.Since, Error: text(q.Err)})
 		}
 	}
 }

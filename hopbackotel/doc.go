@@ -30,9 +30,9 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 )
 
-// ScopeName is the name of the instrumentation scope of all spans and metrics. The
+// scopeName is the name of the instrumentation scope of all spans and metrics. The
 // scope's schema URL names the version of the conventions.
-const ScopeName = "github.com/hopback/hopback/hopbackotel"
+const scopeName = "github.com/hopback/hopback/hopbackotel"
 
 // Config configures Instrument. The zero value is ready to use.
 type Config struct {
@@ -76,9 +76,9 @@ func Instrument(cfg *client.Config, c Config) error {
 		c.MeterProvider = otel.GetMeterProvider()
 	}
 	in := &follower{
-		tracer:  c.TracerProvider.Tracer(ScopeName, trace.WithSchemaURL(semconv.SchemaURL)),
+		tracer:  c.TracerProvider.Tracer(scopeName, trace.WithSchemaURL(semconv.SchemaURL)),
 		oneway:  !c.OneTrace,
-		numbers: newNumbers(c.MeterProvider.Meter(ScopeName, metric.WithSchemaURL(semconv.SchemaURL)), c.MaxNames),
+		numbers: newNumbers(c.MeterProvider.Meter(scopeName, metric.WithSchemaURL(semconv.SchemaURL)), c.MaxNames),
 	}
 	in.by = c.Propagator
 	in.propagate()

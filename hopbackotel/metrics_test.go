@@ -102,10 +102,10 @@ func TestMetricsOfRetriesAndDeaths(t *testing.T) {
 			assert.GreaterOrEqual(t, seconds(t, settled), 5.0, "all that were settled, and replies of the management")
 			require.Contains(t, points, "hopback.sessions{}")
 
-			broker.SetAlarm(hopbacktest.MemoryAlarm, true)
+			broker.SetMemoryAlarm(true)
 			time.Sleep(5 * time.Second)
 			require.Equal(t, "1", l.metrics(t)["hopback.connections.blocked{}"])
-			broker.SetAlarm(hopbacktest.MemoryAlarm, false)
+			broker.SetMemoryAlarm(false)
 			close(stuck)
 			time.Sleep(time.Minute)
 			for _, c := range broker.Connections() {

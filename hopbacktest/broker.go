@@ -90,7 +90,7 @@ func newBroker(cfg Config, heartbeat time.Duration) (*Broker, error) {
 	}
 	e, err := engine.New(ec)
 	if err != nil {
-		return nil, argument.Wrap(err, "Config", nil, "can't be used", "see the error's cause")
+		return nil, argument.New("Config", nil, "can't be used", "see the error's cause").Because(err)
 	}
 	b := &Broker{engine: e, log: cfg.OnLog, bubble: bubble(), listeners: map[net.Listener]struct{}{}, clients: map[*vnet.Conn]struct{}{}, url: "amqp://guest:guest@" + host + ":5672/"}
 	if b.log == nil {
@@ -106,8 +106,8 @@ func newBroker(cfg Config, heartbeat time.Duration) (*Broker, error) {
 	return b, nil
 }
 
-// TB is the part of testing.TB that this package uses.
-type TB interface {
+// tb is the part of testing.TB that this package uses.
+type tb interface {
 	Helper()
 	Cleanup(func())
 	Errorf(format string, args ...any)
@@ -117,7 +117,7 @@ type TB interface {
 // Start starts a Broker and closes it when the test ends. A bad Config fails the test. In a
 // testing/synctest bubble, so does a client that is still connected then: its goroutines
 // would keep the bubble from ending.
-func Start(t TB, cfg Config) *Broker {
+func Start(t tb, cfg Config) *Broker {
 	t.Helper()
 	b, err := New(cfg)
 	if err != nil {
@@ -247,7 +247,7 @@ func (b *Broker) Listen(address string) (url string, err error) {
 	}
 	h, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return "", argument.Wrap(err, "address", address, "is not an address to listen on", `use one such as "127.0.0.1:5672"`)
+		return "", argument.New("address", address, "is not an address to listen on", `use one such as "127.0.0.1:5672"`).Because(err)
 	}
 	if h == "" {
 		h = "127.0.0.1"

@@ -174,9 +174,9 @@ func TestNothingIsLostWhateverIsDoneToTheBroker(t *testing.T) {
 		"deaf": func(b *hopbacktest.Broker) { b.Connections()[0].Silence(hopbacktest.FromClient) },
 		"mute": func(b *hopbacktest.Broker) { b.Connections()[0].Silence(hopbacktest.ToClient) },
 		"alarm": func(b *hopbacktest.Broker) {
-			b.SetAlarm(hopbacktest.MemoryAlarm, true)
+			b.SetMemoryAlarm(true)
 			time.Sleep(time.Minute)
-			b.SetAlarm(hopbacktest.MemoryAlarm, false)
+			b.SetMemoryAlarm(false)
 		},
 		"slow": func(b *hopbacktest.Broker) {
 			b.SetLatency(500 * time.Millisecond)

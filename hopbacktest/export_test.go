@@ -1,7 +1,7 @@
 package hopbacktest
 
 // Told is o whose Want methods tell t.
-func Told(o *Outcome, t TB) *Outcome {
+func Told(o *Outcome, t tb) *Outcome {
 	told := *o
 	told.t = t
 	return &told

@@ -10,18 +10,12 @@ import (
 	"github.com/hopback/hopback/hopbacktest/internal/wire"
 )
 
-// Alarm is a resource alarm of RabbitMQ. While one is raised, connections can neither
-// publish nor send management requests.
-type Alarm string
+// SetMemoryAlarm raises RabbitMQ's memory alarm if on is true, and clears it otherwise. While
+// it is raised, connections can neither publish nor send management requests.
+func (b *Broker) SetMemoryAlarm(on bool) { b.engine.SetAlarm(engine.MemoryAlarm, on) }
 
-// RabbitMQ's alarms.
-const (
-	MemoryAlarm Alarm = "memory"
-	DiskAlarm   Alarm = "disk"
-)
-
-// SetAlarm raises the alarm a if on is true, and clears it otherwise.
-func (b *Broker) SetAlarm(a Alarm, on bool) { b.engine.SetAlarm(engine.Alarm(a), on) }
+// SetDiskAlarm is [Broker.SetMemoryAlarm] for the disk alarm.
+func (b *Broker) SetDiskAlarm(on bool) { b.engine.SetAlarm(engine.DiskAlarm, on) }
 
 // HoldAnswers holds back the answers to published messages and management requests until
 // release is called. Messages are stored and requests carried out meanwhile.

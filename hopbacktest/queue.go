@@ -82,15 +82,12 @@ func (q *Queue) Leader() string {
 	return i.Leader
 }
 
-// MessageState is the state of a message in its queue.
-type MessageState string
-
-// The states of a message, as the fields of [Counts] describe them.
+// What Message.State may be.
 const (
-	Ready          MessageState = "ready"
-	Unacknowledged MessageState = "unacknowledged"
-	Delayed        MessageState = "delayed"
-	DeadLettering  MessageState = "dead-lettering"
+	stateReady          = "ready"
+	stateUnacknowledged = "unacknowledged"
+	stateDelayed        = "delayed"
+	stateDeadLettering  = "dead-lettering"
 )
 
 // Message is a message in a queue.
@@ -98,7 +95,9 @@ type Message struct {
 	// Message is the message as a consumer receives it. It is nil if go-amqp can't decode
 	// it.
 	*client.Message
-	State MessageState
+	// State is "ready", "unacknowledged", "delayed" or "dead-lettering", as the fields of
+	// Counts describe them.
+	State string
 	// Due is when a delayed message becomes ready.
 	Due time.Time
 	// Expires is when the message's time to live ends. It leaves the queue then, or later
@@ -125,7 +124,7 @@ func (q *Queue) Messages() []Message {
 	}
 	all := make([]Message, len(infos))
 	for i, info := range infos {
-		all[i] = Message{Message: decoded(info.Message), State: MessageState(info.State), Due: info.Due, Expires: info.Expires, Reason: info.Reason}
+		all[i] = Message{Message: decoded(info.Message), State: string(info.State), Due: info.Due, Expires: info.Expires, Reason: info.Reason}
 	}
 	return all
 }
@@ -151,7 +150,7 @@ func (q *Queue) Empty() error { return missing(q.b.engine.EmptyQueue(q.vhost, q.
 func (q *Queue) MoveLeader(node string) error {
 	err := q.b.engine.MoveLeader(q.vhost, q.name, node)
 	if err != nil && q.Exists() {
-		return argument.Wrap(err, "node", node, "is not a node of the broker", "use one of Config.Nodes")
+		return argument.New("node", node, "is not a node of the broker", "use one of Config.Nodes").Because(err)
 	}
 	return missing(err)
 }

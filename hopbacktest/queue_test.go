@@ -33,7 +33,7 @@ func TestQueuesAreLookedAtAndHarmed(t *testing.T) {
 		all := q.Messages()
 		require.Len(t, all, 2)
 		assert.Equal(t, "1", all[0].ID())
-		assert.Equal(t, hopbacktest.Ready, all[0].State)
+		assert.Equal(t, "ready", all[0].State)
 		body, err := client.Body(all[0].Message)
 		require.NoError(t, err)
 		assert.Equal(t, `"first"`, string(body))

@@ -17,28 +17,18 @@ type Result struct {
 	// Elapsed is the virtual time until all messages were settled.
 	Elapsed time.Duration
 
-	t    TB
+	t    tb
 	byID map[string]*Outcome
 }
 
-// Fate is how a message ended.
-type Fate string
-
-// The fates of messages.
+// What Outcome.Fate may be.
 const (
-	// Handled: the last attempt returned nil.
-	Handled Fate = "handled"
-	// DeadLettered: it is in the dead-letter queue.
-	DeadLettered Fate = "dead-lettered"
-	// Discarded: it was accepted although its last attempt returned an error, as with
-	// retry.Discard.
-	Discarded Fate = "discarded"
-	// Parked: it is in the parking queue, because it couldn't return to its work queue.
-	Parked Fate = "parked"
-	// Lost: the broker dropped it.
-	Lost Fate = "lost"
-	// Unsettled: it is still in some other queue.
-	Unsettled Fate = "unsettled"
+	fateHandled      = "handled"
+	fateDeadLettered = "dead-lettered"
+	fateDiscarded    = "discarded"
+	fateParked       = "parked"
+	fateLost         = "lost"
+	fateUnsettled    = "unsettled"
 )
 
 // Outcome is the history and the fate of one message.
@@ -47,8 +37,17 @@ type Outcome struct {
 	ID string
 	// Attempts are the calls of the handler for it, in order.
 	Attempts []Attempt
-	// Fate is how it ended, and Ended the virtual time of that.
-	Fate  Fate
+	// Fate is how it ended, and Ended the virtual time of that:
+	//
+	//	"handled"        the last attempt returned nil
+	//	"dead-lettered"  it is in the dead-letter queue
+	//	"discarded"      it was accepted although its last attempt returned an error, as with
+	//	                 retry.Discard
+	//	"parked"         it is in the parking queue, because it couldn't return to its work
+	//	                 queue
+	//	"lost"           the broker dropped it
+	//	"unsettled"      it is still in some other queue
+	Fate  string
 	Ended time.Time
 	// In is the name of the queue that holds the message at the end. Final is the message
 	// there, such as the dead letter, and Annotations are its message annotations. All are
@@ -61,7 +60,7 @@ type Outcome struct {
 	// Duplicates is the number of further copies of the message in queues.
 	Duplicates int
 
-	t     TB
+	t     tb
 	began time.Time
 	queue string
 }
@@ -109,7 +108,7 @@ func (r *Result) Message(i int) *Outcome {
 func (r *Result) ByID(id string) *Outcome { return r.byID[id] }
 
 // Count returns how many messages have the fate f.
-func (r *Result) Count(f Fate) int {
+func (r *Result) Count(f string) int {
 	n := 0
 	for _, o := range r.Messages {
 		if o.Fate == f {
@@ -133,24 +132,24 @@ func (r *Result) Each(f func(o *Outcome)) {
 // methods it prints the timeline, lets the test go on, and returns o.
 func (o *Outcome) WantHandled() *Outcome {
 	o.t.Helper()
-	return o.WantFate(Handled)
+	return o.WantFate(fateHandled)
 }
 
 // WantDead fails the test unless the message is in the dead-letter queue with this reason,
 // such as retry.ReasonExhausted.
 func (o *Outcome) WantDead(reason client.Reason) *Outcome {
 	o.t.Helper()
-	if o.WantFate(DeadLettered); o.Fate == DeadLettered && o.Death.Reason != reason {
+	if o.WantFate(fateDeadLettered); o.Fate == fateDeadLettered && o.Death.Reason != reason {
 		o.errorf("is dead as %q, want %q", o.Death.Reason, reason)
 	}
 	return o
 }
 
-// WantFate fails the test unless the message has the fate f.
-func (o *Outcome) WantFate(f Fate) *Outcome {
+// WantFate fails the test unless the message has this fate, such as "parked".
+func (o *Outcome) WantFate(fate string) *Outcome {
 	o.t.Helper()
-	if o.Fate != f {
-		o.errorf("is %s, want %s", o.Fate, f)
+	if o.Fate != fate {
+		o.errorf("is %s, want %s", o.Fate, fate)
 	}
 	return o
 }
@@ -206,7 +205,7 @@ func (o *Outcome) Timeline() string {
 		}
 		line(a.Began, "attempt %d %s", a.Number, what)
 	}
-	end := string(o.Fate)
+	end := o.Fate
 	if o.In != "" {
 		end += " in " + o.In
 	}
@@ -226,7 +225,7 @@ const maxTimelines = 10
 // Timeline returns the timelines of up to ten messages: of those that weren't handled if
 // there are any, else of the first.
 func (r *Result) Timeline() string {
-	all := slices.DeleteFunc(slices.Clone(r.Messages), func(o *Outcome) bool { return o.Fate == Handled })
+	all := slices.DeleteFunc(slices.Clone(r.Messages), func(o *Outcome) bool { return o.Fate == fateHandled })
 	if len(all) == 0 {
 		all = r.Messages
 	}

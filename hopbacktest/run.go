@@ -57,9 +57,6 @@ type Scenario struct {
 	Limit time.Duration
 }
 
-// DefaultQueue is the name of a Scenario's work queue.
-const DefaultQueue = "work"
-
 // Run runs the scenario. See the function Run. A fault of the scenario fails the test.
 func (s Scenario) Run(t *testing.T) *Result {
 	t.Helper()
@@ -67,7 +64,7 @@ func (s Scenario) Run(t *testing.T) *Result {
 		t.Fatalf("hopbacktest: Run makes its own testing/synctest bubble, and there can't be one in another: call it outside of synctest.Test, and not in a handler or Disturb of another Run")
 	}
 	if s.Queue.Name == "" {
-		s.Queue.Name = DefaultQueue
+		s.Queue.Name = "work"
 		if s.Queue.DeliveryLimit == 0 {
 			s.Queue.DeliveryLimit = 20
 		}
@@ -333,20 +330,20 @@ func (r *run) conclude() {
 		o.Ended = e.Time
 		switch n := len(o.Attempts); {
 		case n > 0 && o.Attempts[n-1].Err == nil && o.Attempts[n-1].Panic == nil:
-			o.Fate = Handled
+			o.Fate = fateHandled
 		case e.Kind == "accepted":
-			o.Fate = Discarded
+			o.Fate = fateDiscarded
 		default:
-			o.Fate = Lost
+			o.Fate = fateLost
 		}
 	}
 	for _, q := range r.broker.engine.Queues("/") {
-		fate := Unsettled
+		fate := fateUnsettled
 		switch q.Name {
 		case r.dead:
-			fate = DeadLettered
+			fate = fateDeadLettered
 		case r.parking:
-			fate = Parked
+			fate = fateParked
 		}
 		for _, m := range r.broker.Queue(q.Name).Messages() {
 			o := res.byID[m.ID()]
@@ -358,7 +355,7 @@ func (r *run) conclude() {
 			}
 			o.Fate, o.In, o.Final = fate, q.Name, m.Message
 			o.Annotations = annotationsOf(m.Message)
-			if fate == DeadLettered || fate == Parked {
+			if fate == fateDeadLettered || fate == fateParked {
 				o.Death = retry.DeathOf(m.Message)
 			}
 		}

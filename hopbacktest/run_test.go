@@ -65,7 +65,7 @@ func TestRunTellsWhatBecameOfEachMessage(t *testing.T) {
 		r.Message(0).WantHandled().WantAttempts(1).WantDelays()
 		r.Message(1).WantDead(retry.ReasonExhausted).WantAttempts(4).WantDelays(delays...)
 		r.Message(2).WantDead(retry.ReasonPermanent).WantAttempts(1)
-		r.Message(3).WantFate(hopbacktest.Discarded).WantAttempts(1)
+		r.Message(3).WantFate("discarded").WantAttempts(1)
 		r.Message(4).WantDead(client.ReasonPanicked).WantAttempts(1)
 		r.Message(5).WantHandled().WantAttempts(2).WantDelays(time.Minute)
 		r.Message(6).WantHandled().WantAttempts(3).WantDelays(delays[:2]...)
@@ -81,7 +81,7 @@ func TestRunTellsWhatBecameOfEachMessage(t *testing.T) {
 		assert.Equal(t, "work.dead", dead.In)
 		assert.Equal(t, "exhausted", dead.Annotations[client.AnnotationReason])
 		assert.Equal(t, "at the disco", r.Message(4).Attempts[0].Panic)
-		assert.Equal(t, 3, r.Count(hopbacktest.Handled))
+		assert.Equal(t, 3, r.Count("handled"))
 		assert.GreaterOrEqual(t, r.Elapsed, 5*time.Hour)
 		assert.Contains(t, dead.Timeline(), "attempt 2 failed: declined; was to wait 1m0s, waited 1m0")
 		assert.Same(t, dead, r.ByID("2"))
@@ -109,7 +109,7 @@ func TestRunWithHarm(t *testing.T) {
 	})
 }
 
-// failure is a TB that notes what it is told.
+// failure is a tb that notes what it is told.
 type failure struct{ text string }
 
 func (f *failure) Helper()        {}
@@ -132,7 +132,7 @@ func TestFailedWantsTellTheTimeline(t *testing.T) {
 		assert.Contains(t, f.text, want)
 	}
 	f.text = ""
-	o.WantFate(hopbacktest.DeadLettered).WantDead(retry.ReasonExhausted).WantAttempts(2).WantDelays(time.Minute)
+	o.WantFate("dead-lettered").WantDead(retry.ReasonExhausted).WantAttempts(2).WantDelays(time.Minute)
 	assert.Empty(t, f.text)
 	assert.Equal(t, 1, strings.Count(r.Timeline(), "message 1"))
 }

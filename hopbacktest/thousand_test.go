@@ -114,7 +114,7 @@ func TestAThousandMessagesWaitForHoursInNoTime(t *testing.T) {
 			case 1:
 				o.WantDead(retry.ReasonPermanent).WantAttempts(1)
 			case 2:
-				o.WantFate(hopbacktest.Discarded).WantAttempts(1)
+				o.WantFate("discarded").WantAttempts(1)
 			case 3:
 				o.WantDead(retry.ReasonExhausted).WantAttempts(4).WantDelays(delays...)
 			case 4:

@@ -291,7 +291,7 @@ func TestReplayToWhatIsGone(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		conn, _ := s.connect(t)
 		dying := func(name string) declare.QuorumQueue {
-			return declare.QuorumQueue{Name: name, DeadLetter: declare.DeadLetterTarget{RoutingKey: "dead", Strategy: declare.AtLeastOnce}}
+			return declare.QuorumQueue{Name: name, DeadLetter: declare.DeadLetterTarget{RoutingKey: "dead"}}
 		}
 		apply(t, conn, declare.Topology{
 			Queues:    []declare.Queue{unlimited("dead"), dying("there"), dying("gone")},

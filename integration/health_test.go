@@ -17,7 +17,7 @@ import (
 // healthAnswers are those of a health check, with the kinds of its problems.
 type healthAnswers struct {
 	live, ready, progress bool
-	kinds                 []health.Kind
+	kinds                 []string
 }
 
 // awaitHealth waits until a health check gives these answers.
@@ -59,7 +59,7 @@ func TestHealthNamesWhatIsWrong(t *testing.T) {
 		awaitHealth(t, conn, cfg, well)
 
 		publish(t, publisher[order](t, admin, address.Queue("orders")), order{ID: 1})
-		r := awaitHealth(t, conn, cfg, healthAnswers{live: true, ready: true, kinds: []health.Kind{health.KindStuck}})
+		r := awaitHealth(t, conn, cfg, healthAnswers{live: true, ready: true, kinds: []string{"stuck"}})
 		assert.Equal(t, "orders", r.Problems[0].Queue)
 		assert.Equal(t, 1, r.Problems[0].Handlers)
 		close(finish)
@@ -67,15 +67,15 @@ func TestHealthNamesWhatIsWrong(t *testing.T) {
 
 		wire.Refuse()
 		wire.Cut()
-		awaitHealth(t, conn, cfg, healthAnswers{live: true, ready: true, kinds: []health.Kind{health.KindDisconnected}})
-		r = awaitHealth(t, conn, cfg, healthAnswers{live: true, kinds: []health.Kind{health.KindDisconnected}})
+		awaitHealth(t, conn, cfg, healthAnswers{live: true, ready: true, kinds: []string{"disconnected"}})
+		r = awaitHealth(t, conn, cfg, healthAnswers{live: true, kinds: []string{"disconnected"}})
 		assert.NotEmpty(t, r.Problems[0].Error)
 		require.NoError(t, wire.Admit())
 		awaitHealth(t, conn, cfg, well)
 
 		_, err := declare.DeleteQueue(t.Context(), admin.Management(), "orders")
 		require.NoError(t, err)
-		r = awaitHealth(t, conn, cfg, healthAnswers{live: true, kinds: []health.Kind{health.KindQueueMissing}})
+		r = awaitHealth(t, conn, cfg, healthAnswers{live: true, kinds: []string{"queue-missing"}})
 		assert.Equal(t, "orders", r.Problems[0].Queue)
 		assert.Contains(t, r.Problems[0].Error, "no queue 'orders'")
 		apply(t, admin, queueOf(declare.QuorumQueue{Name: "orders"}))
@@ -101,7 +101,7 @@ func TestHealthKeepsConsumersReadyInAnAlarm(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_ = p.Publish(ctx, order{ID: 1})
-		awaitHealth(t, publishing, health.Config{}, healthAnswers{live: true, kinds: []health.Kind{health.KindBlocked}})
+		awaitHealth(t, publishing, health.Config{}, healthAnswers{live: true, kinds: []string{"blocked"}})
 		r, err := health.Check(health.Config{}, consuming)
 		require.NoError(t, err)
 		assert.True(t, r.Live && r.Ready, "%+v", r.Problems)

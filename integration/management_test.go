@@ -177,8 +177,8 @@ func TestApplyIsIdempotentAndSafeToRunConcurrently(t *testing.T) {
 		report(t, s, "%d concurrent runs of %d steps in %v", appliers, len(reports[0].Steps), time.Since(began).Round(time.Millisecond))
 		again, err := declare.Apply(ctx, conns[0].Management(), topology)
 		require.NoError(t, err)
-		assert.Zero(t, again.Count(declare.Created))
-		assert.Equal(t, len(topology.Queues), again.Count(declare.Existed))
+		assert.Zero(t, again.Count("created"))
+		assert.Equal(t, len(topology.Queues), again.Count("existed"))
 		var queues []struct{ Name string }
 		s.http(t, http.MethodGet, "/queues/"+s.vhost+"?disable_stats=true", nil, &queues)
 		assert.Len(t, queues, len(topology.Queues))

@@ -199,7 +199,7 @@ func TestAnOutageLeavesTheBacklogInItsQueue(t *testing.T) {
 		}
 
 		for n := 0; n <= probes; {
-			if c := await(t, changes, "a change of the circuit"); c.To == breaker.Open {
+			if c := await(t, changes, "a change of the circuit"); c.To == "open" {
 				n++
 				assert.ErrorIs(t, c.Err, errDown)
 			}

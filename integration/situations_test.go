@@ -286,7 +286,7 @@ func TestStreamsInEverySituation(t *testing.T) {
 			apply(t, p.Owner, declare.Topology{Queues: []declare.Queue{declare.Stream{Name: p.Queue}, quorum(p.Queue+".failed", declare.Drop())}})
 			p.send(t, address.Queue(p.Queue), "1", "2")
 			reader := p.as(t, "^$", `^amq\.default$`, "^"+p.Queue+"$")
-			handleStream(t, reader, p.Queue, stream.Config{From: stream.First(), Attempts: 1, Failed: stream.FailedForward, FailedQueue: p.Queue + ".failed"}, nil,
+			handleStream(t, reader, p.Queue, stream.Config{Attempts: 1, Failed: stream.FailedForward, FailedQueue: p.Queue + ".failed"}, nil,
 				client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 					if string(d.Message().GetData()) == "2" {
 						return client.Forward{To: address.Queue(p.Queue + ".failed"), Message: client.Copy(d.Message())}

@@ -360,7 +360,7 @@ func TestGuardsRefuseTopologyThatLosesOrStalls(t *testing.T) {
 		apply(t, conn, declare.Topology{
 			Queues: []declare.Queue{
 				declare.QuorumQueue{Name: "drops", DeadLetter: declare.Drop()},
-				declare.QuorumQueue{Name: "forgets", DeadLetter: declare.DeadLetterTarget{Exchange: "dead_letter_exchange", Strategy: declare.AtMostOnce}},
+				declare.QuorumQueue{Name: "forgets", DeadLetter: declare.DeadLetterTarget{Exchange: "dead_letter_exchange", AtMostOnce: true}},
 				declare.QuorumQueue{Name: "fills", MaxLength: 10, DeadLetter: declare.DeadLetterTarget{Exchange: "dead_letter_exchange"}},
 				declare.QuorumQueue{Name: "unbound", DeadLetter: declare.DeadLetterTarget{Exchange: "dead_letter_exchange"}},
 			},

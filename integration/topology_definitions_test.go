@@ -33,7 +33,7 @@ func TestExportedDefinitionsImportedOverHTTPVerifyClean(t *testing.T) {
 		assert.True(t, v.Clean(), "%s", v)
 		report, err := declare.Apply(t.Context(), conn.Management(), topology)
 		require.NoError(t, err)
-		assert.Equal(t, len(topology.Queues), report.Count(declare.Existed))
+		assert.Equal(t, len(topology.Queues), report.Count("existed"))
 
 		// What is live exports as the same bytes.
 		live, err := audit.Read(t.Context(), s.sources(t, conn), declare.Topology{})
@@ -44,7 +44,7 @@ func TestExportedDefinitionsImportedOverHTTPVerifyClean(t *testing.T) {
 		_, err = declare.Delete(t.Context(), conn.Management(), topology)
 		require.NoError(t, err)
 		d = plan(t, s.sources(t, conn), topology)
-		assert.Equal(t, len(d.Changes), d.Count(audit.Create), "%s", d)
+		assert.Equal(t, len(d.Changes), d.Count("create"), "%s", d)
 		read, err := audit.ParseDefinitions(file)
 		require.NoError(t, err)
 		assert.Equal(t, string(file), string(read.Encode()))

@@ -101,7 +101,7 @@ func TestOneDecoratorOnTwoVirtualHosts(t *testing.T) {
 			} else {
 				applyRetry(t, conn, policy)
 				apply(t, conn, declare.Topology{
-					Queues:   []declare.Queue{declare.ClassicQueue{Name: "orders", DeadLetter: declare.DeadLetterTarget{Exchange: "amq.fanout", Strategy: declare.AtMostOnce}}},
+					Queues:   []declare.Queue{declare.ClassicQueue{Name: "orders", DeadLetter: declare.DeadLetterTarget{Exchange: "amq.fanout", AtMostOnce: true}}},
 					Bindings: []declare.Binding{{Source: "requeue_exchange", Queue: "orders", Key: "*.*.orders"}},
 				})
 			}

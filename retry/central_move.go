@@ -132,7 +132,7 @@ func (c *central) notMoving(ctx context.Context, start client.Start, queue strin
 		return fmt.Errorf("exchange %q still has the binding to %q that copying needs; call retry.TakeOver, or run hopback retry take-over", old.Source, old.Queue)
 	}
 	for _, f := range audit.Check(s.Assume(t), t).Findings {
-		if f.Resource.Kind == declare.KindBinding || f.Resource.Kind == declare.KindQueue {
+		if f.Resource.Kind == "binding" || f.Resource.Kind == "queue" {
 			return fmt.Errorf("%s: %s; apply retry.CentralTopology", f.Resource, f.Problem)
 		}
 	}
@@ -147,7 +147,7 @@ func (c *central) leadsOut(s audit.Snapshot, failed declare.QueueInfo) error {
 	}
 	for key, want := range map[string]string{
 		"x-dead-letter-exchange": c.retries.plan.names.GivenUpExchange, "x-dead-letter-routing-key": c.cfg.FailedQueue,
-		"x-dead-letter-strategy": string(declare.AtLeastOnce), "x-overflow": string(declare.RejectPublish),
+		"x-dead-letter-strategy": "at-least-once", "x-overflow": string(declare.RejectPublish),
 	} {
 		if args[key] != want {
 			return fmt.Errorf("the failed queue's %s is %.100q, and should be %.100q", key, fmt.Sprint(args[key]), want)

@@ -63,7 +63,7 @@ func CentralTopology(p Policy, cfg CentralConfig, work ...declare.QuorumQueue) (
 		t.Queues = append(t.Queues, declare.QuorumQueue{
 			// A failed message brings its delivery count along.
 			Name: cfg.FailedQueue, DeliveryLimit: declare.Unlimited,
-			DeadLetter: declare.DeadLetterTarget{Exchange: n.GivenUpExchange, RoutingKey: cfg.FailedQueue, Strategy: declare.AtLeastOnce},
+			DeadLetter: declare.DeadLetterTarget{Exchange: n.GivenUpExchange, RoutingKey: cfg.FailedQueue},
 		})
 	}
 	t.Queues = append(t.Queues, pl.deadLetterQueue(cfg.FailedQueue))
@@ -300,8 +300,8 @@ func (c *central) inspect(ctx context.Context, start client.Start, queue string)
 		switch {
 		case f.Rule == "unseen":
 			g.unseen(f)
-		case f.Resource.Kind == declare.KindBinding && strings.Contains(f.Resource.Name, fmt.Sprintf("to queue %.64q", c.cfg.FailedQueue)):
-		case f.Resource.Kind == declare.KindQueue && f.Resource.Name == queue && f.Rule == "different":
+		case f.Resource.Kind == "binding" && strings.Contains(f.Resource.Name, fmt.Sprintf("to queue %.64q", c.cfg.FailedQueue)):
+		case f.Resource.Kind == "queue" && f.Resource.Name == queue && f.Rule == "different":
 		default:
 			g.finding(f)
 		}
@@ -341,7 +341,7 @@ func (c *central) arrives(g *guardCheck, s audit.Snapshot, work declare.QueueInf
 	has := func(b declare.Binding) bool {
 		return slices.ContainsFunc(s.Bindings, func(o declare.Binding) bool { return o.Source == b.Source && o.Queue == b.Queue && o.Key == b.Key })
 	}
-	if slices.ContainsFunc(s.Refused, func(u audit.UnreadResource) bool { return u.Resource.Kind == declare.KindBinding }) {
+	if slices.ContainsFunc(s.Refused, func(u audit.UnreadResource) bool { return u.Resource.Kind == "binding" }) {
 		return // it is told as not checked
 	}
 	switch {

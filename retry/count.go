@@ -3,6 +3,7 @@ package retry
 import (
 	"context"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -71,35 +72,15 @@ func parseCount(v any) (n int, text bool) {
 
 // number returns the value of a number of any type.
 func number(v any) (f float64, ok bool) {
-	switch v := v.(type) {
-	case int:
-		f = float64(v)
-	case int8:
-		f = float64(v)
-	case int16:
-		f = float64(v)
-	case int32:
-		f = float64(v)
-	case int64:
-		f = float64(v)
-	case uint:
-		f = float64(v)
-	case uint8:
-		f = float64(v)
-	case uint16:
-		f = float64(v)
-	case uint32:
-		f = float64(v)
-	case uint64:
-		f = float64(v)
-	case float32:
-		f = float64(v)
-	case float64:
-		f = v
-	default:
-		return 0, false
+	switch n := reflect.ValueOf(v); {
+	case n.CanInt():
+		return float64(n.Int()), true
+	case n.CanUint():
+		return float64(n.Uint()), true
+	case n.CanFloat():
+		return n.Float(), true
 	}
-	return f, true
+	return 0, false
 }
 
 // counterToProperty makes an application property of a counter that is an annotation: that

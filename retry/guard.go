@@ -235,7 +235,7 @@ const (
 func (c *guardCheck) finding(f audit.Finding) {
 	dead := c.plan.names.DeadLetterQueue(c.queue)
 	switch name := f.Resource.Name; {
-	case f.Resource.Kind == declare.KindBinding:
+	case f.Resource.Kind == "binding":
 		if f.Rule == "missing" && !strings.Contains(name, fmt.Sprintf("to queue %.64q", dead)) {
 			c.add(GuardDelayQueue, c.queue, f.Resource.String()+" is missing", remedyApply)
 			if i := c.rung(func(q string) bool { return strings.Contains(name, fmt.Sprintf("to queue %.64q", q)) }); i >= 0 && c.strategy == StrategyDeadLetter {
@@ -245,7 +245,7 @@ func (c *guardCheck) finding(f audit.Finding) {
 	case f.Rule == "shared-ladder":
 		c.add(GuardLadder, c.queue, fmt.Sprintf("the exchange %.80q of its ladder has bindings of another ladder, so each message that waits there becomes several", name),
 			"delete those bindings, or set another Names.LadderPrefix; hopback topology verify lists them")
-	case f.Resource.Kind != declare.KindQueue:
+	case f.Resource.Kind != "queue":
 	case name == c.queue:
 		switch {
 		case f.Rule == "at-most-once":
@@ -339,7 +339,7 @@ func (c *guardCheck) unseen(f audit.Finding) {
 	guards := []Guard{GuardDelayQueue, GuardAtMostOnce}
 	needs := fmt.Sprintf("configure, write or read on %s", f.Resource)
 	switch {
-	case f.Resource.Kind == declare.KindBinding:
+	case f.Resource.Kind == "binding":
 		guards = guards[:1]
 		needs = fmt.Sprintf("write on the destination and read on the source of %s", f.Resource)
 	case f.Resource.Name == c.plan.names.DeadLetterQueue(c.queue):

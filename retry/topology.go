@@ -171,7 +171,7 @@ func (pl *plan) holdBinding(d time.Duration) declare.Binding {
 }
 
 func holding(name string, d time.Duration, to string) declare.QuorumQueue {
-	return declare.QuorumQueue{Name: name, MessageTTL: d, DeadLetter: declare.DeadLetterTarget{Exchange: to, Strategy: declare.AtLeastOnce}}
+	return declare.QuorumQueue{Name: name, MessageTTL: d, DeadLetter: declare.DeadLetterTarget{Exchange: to}}
 }
 
 // workQueue is what the work queue q, which at leads to, needs.
@@ -204,7 +204,7 @@ func (pl *plan) workQueue(at argument.Path, s Strategy, q declare.QuorumQueue) (
 	switch {
 	case q.DeadLetter.IsZero():
 		dead := n.DeadLetterQueue(q.Name)
-		q.DeadLetter = declare.DeadLetterTarget{Exchange: n.DeadLetterExchange, RoutingKey: q.Name, Strategy: declare.AtLeastOnce}
+		q.DeadLetter = declare.DeadLetterTarget{Exchange: n.DeadLetterExchange, RoutingKey: q.Name}
 		if pl.replayByMove {
 			t.Bindings = append(t.Bindings, pl.replayBinding(q.Name))
 		}
@@ -227,6 +227,6 @@ func (pl *plan) deadLetterQueue(work string) declare.QuorumQueue {
 		// A dead letter brings its delivery count along: a limit here would end it at once.
 		Name: pl.names.DeadLetterQueue(work), DeliveryLimit: declare.Unlimited,
 		// What is rejected even here is kept in the parking queue.
-		DeadLetter: declare.DeadLetterTarget{Exchange: behind, Strategy: declare.AtLeastOnce},
+		DeadLetter: declare.DeadLetterTarget{Exchange: behind},
 	}
 }

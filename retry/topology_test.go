@@ -261,7 +261,7 @@ func TestTopologyHandsOnAtLeastOnceEverywhere(t *testing.T) {
 		behind := map[string]bool{}
 		for _, q := range topology.Queues {
 			q := q.(declare.QuorumQueue)
-			assert.True(t, q.DeadLetter.IsDrop() || q.DeadLetter.Strategy == declare.AtLeastOnce, "%s: %s", name, q.Name)
+			assert.True(t, q.DeadLetter.IsDrop() || !q.DeadLetter.AtMostOnce, "%s: %s", name, q.Name)
 			assert.Zero(t, q.MaxLength+q.MaxLengthBytes, "%s: %s", name, q.Name)
 			behind[q.DeadLetter.Exchange] = true
 			if strings.HasSuffix(q.Name, ".dead") || q.Name == "parking_queue" {

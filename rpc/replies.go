@@ -187,7 +187,7 @@ func (l *line) declare(again bool) error {
 		return fmt.Errorf("hopback: the reply queue can't be declared: %w", err)
 	}
 	l.made = true
-	if again && report.Count(declare.Created) > 0 {
+	if again && report.Count("created") > 0 {
 		return errQueueGone // it is there now
 	}
 	return nil

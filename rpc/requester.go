@@ -149,7 +149,7 @@ func NewRequester[Req, Resp any](ctx context.Context, conn *client.Conn, to addr
 	if t := reflect.TypeFor[Resp](); t != reflect.TypeFor[*client.Message]() {
 		if c, ok := cfg.Codec.(client.TypeChecker); ok {
 			if err := c.CheckDecode(t); err != nil {
-				return nil, argument.Wrap(err, "Resp", t.String(), "can't be decoded", "use another type, or another Codec")
+				return nil, argument.New("Resp", t.String(), "can't be decoded", "use another type, or another Codec").Because(err)
 			}
 		}
 	}

@@ -160,7 +160,7 @@ func Respond[Req, Resp any](r *Responder, handle func(ctx context.Context, req R
 	if c, ok := r.codec.(client.TypeChecker); ok {
 		if t := reflect.TypeFor[Resp](); t != reflect.TypeFor[*client.Message]() && t.Kind() != reflect.Interface {
 			if err := c.CheckEncode(t); err != nil {
-				h.invalid = argument.Wrap(err, "Resp", t.String(), "can't be encoded", "use another type, or another Codec")
+				h.invalid = argument.New("Resp", t.String(), "can't be encoded", "use another type, or another Codec").Because(err)
 			}
 		}
 	}

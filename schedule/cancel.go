@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"sync"
 	"time"
 
 	"github.com/hopback/hopback/argument"
@@ -15,7 +14,7 @@ import (
 )
 
 // Store remembers which messages were cancelled. Its methods must be safe for concurrent
-// use. Memory is one for a single process, and OnDedupe makes one of a dedupe.Store, such as
+// use. OnDedupe makes one of a dedupe.Store, such as dedupe.NewMemory for a single process, or
 // that of package redisstore.
 type Store interface {
 	// Cancel marks id as cancelled until the time until, or for longer.
@@ -24,59 +23,48 @@ type Store interface {
 	Cancelled(ctx context.Context, id string) (bool, error)
 }
 
-// Cancellation is what Cancel has come to.
-type Cancellation string
-
-const (
-	// Cancelled: the mark was there before the message was due. Behind With no handler is
-	// called for it.
-	Cancelled Cancellation = "cancelled"
-	// TooLate: the message was due before the mark was there. It may have been handled, and
-	// a handler may run. A handler that hasn't begun isn't called, nor is one for a retry.
-	TooLate Cancellation = "too-late"
-)
-
 // keep is how long a mark outlives the time when its message is due. That is for messages
 // that are late, because of an outage or retries.
 const keep = 30 * 24 * time.Hour
 
 // certain is how far this host's clock may be behind the broker's for Cancel to be right
-// about TooLate.
+// about a message that is due.
 const certain = time.Second
 
 // Cancel marks a message that is scheduled as cancelled. The message itself stays in the
 // ladder; when it is due, With and Dispatch drop it. So it must be them that the message
 // comes to, with the same store.
 //
+// inTime reports whether the mark was set before the message was due: then no handler behind
+// With is called for it. If it is false, the message may have been handled, and a handler may
+// run. A handler that hasn't started isn't called, nor is one for a retry.
+//
 // s is what Publish has returned. ID and Due alone count, so both may come from a database.
 // An id that isn't scheduled is marked just as well: nobody can ask the broker for it. Don't
 // schedule another message with the id of a cancelled one: it is dropped for 30 days after
 // s.Due.
 //
-// By the error the mark may be there or not; call Cancel again. An *argument.Error says that
+// After an error the mark may or may not be set; call Cancel again. An *argument.Error says that
 // nothing was marked.
-func Cancel(ctx context.Context, store Store, s Scheduled) (Cancellation, error) {
+func Cancel(ctx context.Context, store Store, s Scheduled) (inTime bool, err error) {
 	switch {
 	case isNil(store):
-		return "", argument.New("store", nil, "is nil", "give the Store that schedule.With has")
+		return false, argument.New("store", nil, "is nil", "give the Store that schedule.With has")
 	case s.ID == "" || len(s.ID) > maxID:
-		return "", argument.New("Scheduled.ID", s.ID, "isn't an id of 1 to 512 bytes", "use what Publish has returned")
+		return false, argument.New("Scheduled.ID", s.ID, "isn't an id of 1 to 512 bytes", "use what Publish has returned")
 	case s.Due.IsZero():
-		return "", argument.New("Scheduled.Due", nil, "is the zero time", "use what Publish has returned")
-	case time.Until(s.Due) > MaxDelay+certain:
-		return "", argument.New("Scheduled.Due", s.Due.UTC().Format(time.RFC3339), "is more than 366 days ahead", "use what Publish has returned")
+		return false, argument.New("Scheduled.Due", nil, "is the zero time", "use what Publish has returned")
+	case time.Until(s.Due) > maxDelay+certain:
+		return false, argument.New("Scheduled.Due", s.Due.UTC().Format(time.RFC3339), "is more than 366 days ahead", "use what Publish has returned")
 	}
 	until := s.Due
 	if now := time.Now(); until.Before(now) {
 		until = now
 	}
 	if err := store.Cancel(ctx, s.ID, until.Add(keep)); err != nil {
-		return "", fmt.Errorf("schedule: cancelling %q: %w", s.ID, err)
+		return false, fmt.Errorf("schedule: cancelling %q: %w", s.ID, err)
 	}
-	if time.Until(s.Due) > certain {
-		return Cancelled, nil
-	}
-	return TooLate, nil
+	return time.Until(s.Due) > certain, nil
 }
 
 // Config configures With.
@@ -115,7 +103,7 @@ func (h *handler) check() error {
 	case h.inner == nil:
 		return argument.New("handler", nil, "is nil", "pass a Handler to schedule's Middleware")
 	case isNil(h.cfg.Store):
-		return argument.New("schedule.Config.Store", nil, "is nil", "give the Store that schedule.Cancel marks messages in, such as schedule.NewMemory()")
+		return argument.New("schedule.Config.Store", nil, "is nil", "give the Store that schedule.Cancel marks messages in, such as schedule.OnDedupe(dedupe.NewMemory(0))")
 	}
 	return nil
 }
@@ -159,49 +147,9 @@ func cancelled(ctx context.Context, store Store, d *client.Delivery) (bool, erro
 	return gone, nil
 }
 
-// Memory is a Store for one process, which forgets everything when that ends. The zero
-// value is ready to use.
-type Memory struct {
-	mu    sync.Mutex
-	until map[string]time.Time
-	sweep int // the size at which it is swept next
-}
-
-// NewMemory returns an empty Memory.
-func NewMemory() *Memory { return &Memory{} }
-
-// Cancel implements Store.
-func (m *Memory) Cancel(_ context.Context, id string, until time.Time) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.until == nil {
-		m.until = map[string]time.Time{}
-	}
-	if len(m.until) >= m.sweep {
-		now := time.Now()
-		for id, until := range m.until {
-			if until.Before(now) {
-				delete(m.until, id)
-			}
-		}
-		m.sweep = 2*len(m.until) + 1000
-	}
-	if until.After(m.until[id]) {
-		m.until[id] = until
-	}
-	return nil
-}
-
-// Cancelled implements Store.
-func (m *Memory) Cancelled(_ context.Context, id string) (bool, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return time.Now().Before(m.until[id]), nil
-}
-
 // OnDedupe returns a Store that keeps its marks in s, beside those of middleware/dedupe, if
 // that has the same: package redisstore has one on Redis, for workers in several processes.
-// A question is two round trips. A dedupe.Memory may forget marks: it has a fixed size.
+// A question is two round trips. A dedupe.Memory forgets the oldest marks beyond its size.
 func OnDedupe(s dedupe.Store) Store { return onDedupe{s} }
 
 type onDedupe struct{ s dedupe.Store }

@@ -22,7 +22,6 @@ import (
 )
 
 var stores = map[string]func() schedule.Store{
-	"memory": func() schedule.Store { return schedule.NewMemory() },
 	"dedupe": func() schedule.Store { return schedule.OnDedupe(dedupe.NewMemory(0)) },
 }
 
@@ -53,7 +52,7 @@ func cancelAtEachMoment(t *testing.T, store schedule.Store) {
 		require.NoError(t, err)
 		return s
 	}
-	cancel := func(s schedule.Scheduled, want schedule.Cancellation) {
+	cancel := func(s schedule.Scheduled, want bool) {
 		t.Helper()
 		is, err := schedule.Cancel(t.Context(), store, s)
 		require.NoError(t, err)
@@ -89,27 +88,27 @@ func cancelAtEachMoment(t *testing.T, store schedule.Store) {
 	inDispatch, inDispatchKnown := put("before dispatch", viaDispatch), put("before dispatch, unknown there", viaDispatch)
 	inQueue := put("in its queue")
 	running, between, done := put("in its handler"), put("between retries"), put("handled")
-	cancel(inLadder, schedule.Cancelled)
-	cancel(inLadder, schedule.Cancelled)
-	cancel(schedule.Scheduled{ID: "never", Due: kept.Due}, schedule.Cancelled)
+	cancel(inLadder, true)
+	cancel(inLadder, true)
+	cancel(schedule.Scheduled{ID: "never", Due: kept.Due}, true)
 	_, err = bound.Publish(t.Context(), schedule.After(time.Hour), "marked before", id("never"))
 	require.NoError(t, err)
 
 	time.Sleep(time.Hour + time.Second)
-	cancel(inQueue, schedule.TooLate)
-	cancel(inDispatch, schedule.TooLate)
+	cancel(inQueue, false)
+	cancel(inDispatch, false)
 	stopDispatch := w.dispatch(schedule.DispatchConfig{Store: store})
 	time.Sleep(time.Second)
 	stopDispatch()
-	cancel(inDispatchKnown, schedule.TooLate)
+	cancel(inDispatchKnown, false)
 	assert.Zero(t, w.ready(schedule.Names{}.DispatchQueue()))
 
 	w.consume("orders", handler)
 	<-entered
 	time.Sleep(time.Second)
-	cancel(running, schedule.TooLate)
-	cancel(between, schedule.TooLate)
-	cancel(done, schedule.TooLate)
+	cancel(running, false)
+	cancel(between, false)
+	cancel(done, false)
 	close(leave)
 	time.Sleep(time.Hour)
 
@@ -172,7 +171,7 @@ func (f *failing) Cancel(context.Context, string, time.Time) error { return errD
 func TestAStoreThatFailsHoldsScheduledMessagesBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		down := &failing{schedule.NewMemory(), 3}
+		down := &failing{schedule.OnDedupe(dedupe.NewMemory(0)), 3}
 		calls := 0
 		h := schedule.With(schedule.Config{Store: down})(client.HandlerFunc(func(context.Context, *client.Delivery) error {
 			calls++
@@ -199,26 +198,23 @@ func TestAStoreThatFailsHoldsScheduledMessagesBack(t *testing.T) {
 func TestCancelRefusesWhatCanNotBe(t *testing.T) {
 	t.Parallel()
 	good := schedule.Scheduled{ID: "a", Due: time.Now()}
-	store := schedule.NewMemory()
-	for text, try := range map[string]func() (schedule.Cancellation, error){
-		"store is nil": func() (schedule.Cancellation, error) { return schedule.Cancel(t.Context(), nil, good) },
-		"Scheduled.ID": func() (schedule.Cancellation, error) {
+	store := schedule.OnDedupe(dedupe.NewMemory(0))
+	for text, try := range map[string]func() (bool, error){
+		"store is nil": func() (bool, error) { return schedule.Cancel(t.Context(), nil, good) },
+		"Scheduled.ID": func() (bool, error) {
 			return schedule.Cancel(t.Context(), store, schedule.Scheduled{Due: good.Due})
 		},
-		"Due is the zero time": func() (schedule.Cancellation, error) {
+		"Due is the zero time": func() (bool, error) {
 			return schedule.Cancel(t.Context(), store, schedule.Scheduled{ID: "a"})
 		},
-		"more than 366 days": func() (schedule.Cancellation, error) {
+		"more than 366 days": func() (bool, error) {
 			return schedule.Cancel(t.Context(), store, schedule.Scheduled{ID: "a", Due: good.Due.AddDate(3, 0, 0)})
 		},
 	} {
 		_, err := try()
 		refused(t, err, text)
 	}
-	var none *schedule.Memory
-	_, err := schedule.Cancel(t.Context(), none, good)
-	refused(t, err, "store is nil")
-	_, err = schedule.Cancel(t.Context(), schedule.OnDedupe(nil), good)
+	_, err := schedule.Cancel(t.Context(), schedule.OnDedupe(nil), good)
 	require.Error(t, err)
 	refused(t, client.Prepare(t.Context(), schedule.With(schedule.Config{})(client.HandlerFunc(nil)), client.Start{}), "Store")
 	refused(t, client.Prepare(t.Context(), schedule.With(schedule.Config{Store: store})(nil), client.Start{}), "handler")

@@ -11,6 +11,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/middleware/dedupe"
 	"github.com/hopback/hopback/schedule"
 )
 
@@ -56,12 +57,12 @@ func ExampleCancel() {
 	check(err)
 
 	// Where workers are several processes: schedule.OnDedupe(redisstore.New(...)).
-	store := schedule.NewMemory()
+	store := schedule.OnDedupe(dedupe.NewMemory(0))
 	scheduled, err := p.Publish(ctx, schedule.After(2*time.Second), Reminder{"17"})
 	check(err)
-	is, err := schedule.Cancel(ctx, store, scheduled) // the invoice was paid
+	inTime, err := schedule.Cancel(ctx, store, scheduled) // the invoice was paid
 	check(err)
-	fmt.Println(is)
+	fmt.Println(inTime)
 
 	handler := client.JSON(func(_ context.Context, r Reminder) error {
 		fmt.Println("please pay", r.Invoice)
@@ -70,7 +71,7 @@ func ExampleCancel() {
 	with := schedule.With(schedule.Config{Store: store, OnCancelled: func(d *client.Delivery) { fmt.Println("dropped") }})
 	consume(ctx, conn, "reminders", 1, with(handler))
 	// Output:
-	// cancelled
+	// true
 	// dropped
 }
 

@@ -7,6 +7,8 @@ const (
 	Unit   = unit
 	Levels = levels
 	Keep   = keep
+
+	MaxDelay = maxDelay
 )
 
 // Steps is how many units a message waits.

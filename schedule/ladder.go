@@ -20,8 +20,8 @@ const (
 	fine   = 10
 	coarse = 8
 
-	// MaxDelay is how far ahead a message can be scheduled.
-	MaxDelay = 366 * 24 * time.Hour
+	// maxDelay is how far ahead a message can be scheduled.
+	maxDelay = 366 * 24 * time.Hour
 )
 
 // maxKey is AMQP 0-9-1's limit for a routing key.

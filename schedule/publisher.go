@@ -55,7 +55,7 @@ func NewPublisher[T any](ctx context.Context, conn *client.Conn, to address.Addr
 	// A *client.Message is sent as it is.
 	if k, ok := p.codec.(client.TypeChecker); ok && reflect.TypeFor[T]() != reflect.TypeFor[*client.Message]() {
 		if err := k.CheckEncode(reflect.TypeFor[T]()); err != nil {
-			return nil, argument.Wrap(err, "value", reflect.TypeFor[T]().String(), "can't be encoded", "publish values of another type, or use another PublisherConfig.Codec")
+			return nil, argument.New("value", reflect.TypeFor[T]().String(), "can't be encoded", "publish values of another type, or use another PublisherConfig.Codec").Because(err)
 		}
 	}
 	if !to.IsZero() {
@@ -87,7 +87,7 @@ func NewPublisher[T any](ctx context.Context, conn *client.Conn, to address.Addr
 //
 // The errors are those of client.Publisher.Publish. ErrNotFound means that the ladder isn't
 // declared. An *argument.Error is also returned for a When that is zero or more than
-// MaxDelay ahead, and for an annotation that this package writes. After ErrOutcomeUnknown
+// 366 days ahead, and for an annotation that this package writes. After ErrOutcomeUnknown
 // the message may be scheduled, with the ID and time that are returned.
 //
 // A message that is sent again after a lost connection keeps the delay that it was first
@@ -192,7 +192,7 @@ func (p *Publisher[T]) message(v T) (m *client.Message, err error) {
 	m = client.NewMessage(nil)
 	m.Data = nil
 	if err := p.codec.Encode(v, m); err != nil {
-		return nil, argument.Wrap(err, "value", fmt.Sprintf("%T", v), "can't be encoded", "fix the value, or use another Codec")
+		return nil, argument.New("value", fmt.Sprintf("%T", v), "can't be encoded", "fix the value, or use another Codec").Because(err)
 	}
 	return m, nil
 }

@@ -43,7 +43,7 @@ func Topology(n Names, queues ...string) (declare.Topology, error) {
 			declare.QuorumQueue{
 				// What comes back here was never a message's own fault.
 				Name: n.DispatchQueue(), DeliveryLimit: declare.Unlimited,
-				DeadLetter: declare.DeadLetterTarget{Exchange: lost, Strategy: declare.AtLeastOnce},
+				DeadLetter: declare.DeadLetterTarget{Exchange: lost},
 			},
 		},
 		Bindings: []declare.Binding{

@@ -40,7 +40,7 @@ func (w When) due(at argument.Path, now time.Time) (time.Time, error) {
 		due = now.Add(max(w.after, 0))
 	}
 	// Sub stops at 292 years, and Add may go round.
-	if due.Sub(now) > MaxDelay || w.after > MaxDelay {
+	if due.Sub(now) > maxDelay || w.after > maxDelay {
 		return due, argument.At(at, argument.OutOfRange, due.UTC().Format(time.RFC3339), "is more than 366 days ahead", "schedule a message for within the year, which schedules the next; or keep it in a database (outbox.PublishAt)")
 	}
 	// RabbitMQ counts in whole milliseconds, and cuts.

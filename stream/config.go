@@ -26,7 +26,7 @@ type Config struct {
 	Offsets OffsetStore
 	// From is where to begin if no position was saved. If it is Last, Next, Since or Ago,
 	// Consume saves the offset that it stands for before the first delivery. Default:
-	// First().
+	// the oldest message.
 	From Offset
 	// Filter selects messages. Default: all.
 	Filter Filter

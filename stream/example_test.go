@@ -2,11 +2,15 @@ package stream_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"time"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
 	"github.com/hopback/hopback/stream"
 )
 
@@ -44,6 +48,33 @@ func consumeOrders(ctx context.Context, conn *client.Conn) error {
 		Filter:      stream.Filter{Values: []string{"eu"}},
 		FailedQueue: "orders.failed",
 	})
+}
+
+var errUnknownOrder = errors.New("unknown order")
+
+func consumeByRules(ctx context.Context, conn *client.Conn) error {
+	return stream.Consume(ctx, conn, "orders.log", client.JSON(bill), stream.Config{
+		FailedQueue: "orders.failed",
+		GiveUpAfter: time.Hour,
+		Rules: []retry.ErrorRule{
+			{If: retry.On(errUnknownOrder), Do: retry.ActionDiscard},
+			{If: retry.OnType[*net.OpError](), Do: retry.ActionRetryUncounted, Backoff: retry.Delays(10 * time.Second)},
+		},
+	})
+}
+
+// Rules decide which errors are tried again, and GiveUpAfter how long.
+func ExampleConsume_rules() {
+	ctx := context.Background()
+	conn, err := client.Connect(ctx, "amqp://guest:guest@localhost/", client.Config{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer conn.Close(ctx)
+	if err := consumeByRules(ctx, conn); err != nil {
+		fmt.Println(err)
+	}
 }
 
 // The position is saved in a file. What fails five times goes to the queue orders.failed,

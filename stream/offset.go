@@ -29,9 +29,6 @@ const (
 	ago
 )
 
-// First begins with the oldest message that the stream still has.
-func First() Offset { return Offset{} }
-
 // Last begins with the last chunk: the messages that the broker has written to its log
 // at once, one or thousands.
 func Last() Offset { return Offset{kind: last} }

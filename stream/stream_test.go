@@ -107,7 +107,7 @@ func TestOffsets(t *testing.T) {
 	}
 	assert.Equal(t, int64(7), At(7).value())
 	assert.Equal(t, frames.Timestamp(at.UnixMilli()), Since(at).value())
-	assert.Equal(t, []string{"first", "2026-01-02T03:04:05Z", "7", "61s ago"}, []string{First().String(), Since(at).String(), At(7).String(), Ago(time.Minute + 1).String()})
+	assert.Equal(t, []string{"first", "2026-01-02T03:04:05Z", "7", "61s ago"}, []string{Offset{}.String(), Since(at).String(), At(7).String(), Ago(time.Minute + 1).String()})
 }
 
 // What an edit changes belongs to the message alone.

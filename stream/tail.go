@@ -170,7 +170,7 @@ func (k *consumer) oldest(ctx context.Context, behind int) (n uint64, found bool
 		return 0, false, err
 	}
 	defer func() { _ = raw.Close(ctx) }()
-	return k.firstOf(ctx, raw, First())
+	return k.firstOf(ctx, raw, Offset{})
 }
 
 const (

@@ -371,21 +371,6 @@ func Encode(t declare.Topology) ([]byte, error) {
 	return b.Bytes(), e.Close()
 }
 
-// asValue is what a pointer to a queue points to: both are a declare.Queue.
-func asValue(q declare.Queue) declare.Queue {
-	switch q := q.(type) {
-	case *declare.QuorumQueue:
-		return *q
-	case *declare.ClassicQueue:
-		return *q
-	case *declare.Stream:
-		return *q
-	case *declare.RawQueue:
-		return *q
-	}
-	return q
-}
-
 // Schema returns the JSON schema of a file, for editors.
 func Schema() []byte {
 	schema := objectSchema(fileKeys())

@@ -288,7 +288,7 @@ func TestTheSameFaultInGoAndInAFile(t *testing.T) {
 		"a remedy of the file's own": {
 			declare.QuorumQueue{Name: "a", Overflow: declare.DropHead, DeadLetter: declare.ToQueue("d")}.Validate(),
 			"queues:\n  a:\n    dead-letter: {queue: d}\n    overflow: drop-head",
-			`hopback: QuorumQueue("a").Overflow = "drop-head" silently makes the broker dead-letter at most once; leave it empty, or set DeadLetter.Strategy to declare.AtMostOnce`,
+			`hopback: QuorumQueue("a").Overflow = "drop-head" silently makes the broker dead-letter at most once; leave it empty, or set DeadLetter.AtMostOnce`,
 			`f:4:15: queues.a.overflow = "drop-head" silently makes the broker dead-letter at most once; leave it out, or give dead-letter the strategy at-most-once`,
 		},
 	} {

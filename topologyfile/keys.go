@@ -395,7 +395,7 @@ var bindingKeys = []key[declare.Binding]{
 // target is a dead-letter mapping as it is written.
 type target struct {
 	queue, exchange, key string
-	strategy             declare.DeadLetterStrategy
+	strategy             string
 }
 
 var targetKeys = []key[target]{
@@ -403,17 +403,20 @@ var targetKeys = []key[target]{
 	with("exchange", "The exchange that the dead go to.", text, func(t *target) *string { return &t.exchange }),
 	with("routing-key", "With this key. Default: each message's own.", text, func(t *target) *string { return &t.key }),
 	with("strategy", "at-least-once (default) or at-most-once, which loses what can't be handed on.",
-		like[declare.DeadLetterStrategy](word(string(declare.AtLeastOnce), string(declare.AtMostOnce))), func(t *target) *declare.DeadLetterStrategy { return &t.strategy }),
+		word("at-least-once", atMostOnce), func(t *target) *string { return &t.strategy }),
 }
 
-const dropWord = "drop"
+const (
+	dropWord   = "drop"
+	atMostOnce = "at-most-once"
+)
 
 // deadLetter is the word drop or a target.
 var deadLetter = shape[declare.DeadLetterTarget]{
 	within: []goField{
 		{path: []string{"Exchange"}, keys: []string{"exchange"}},
 		{path: []string{"RoutingKey"}, keys: []string{"queue", "routing-key"}},
-		{path: []string{"Strategy"}, keys: []string{"strategy"}},
+		{path: []string{"AtMostOnce"}, keys: []string{"strategy"}},
 	},
 	schema: map[string]any{"anyOf": []any{map[string]any{"const": dropWord}, and(and(objectSchema(targetKeys), "type", "object"), "oneOf", oneOfKeys("queue", "exchange"))}},
 	read: func(r *reader, a at) (declare.DeadLetterTarget, bool) {
@@ -435,7 +438,7 @@ var deadLetter = shape[declare.DeadLetterTarget]{
 			r.bad(a, t.queue, "names a queue and also an exchange or a routing key", remedy)
 			ok = false
 		}
-		d := declare.DeadLetterTarget{Exchange: t.exchange, RoutingKey: t.key, Strategy: t.strategy}
+		d := declare.DeadLetterTarget{Exchange: t.exchange, RoutingKey: t.key, AtMostOnce: t.strategy == atMostOnce}
 		if t.queue != "" {
 			d.RoutingKey = t.queue
 		}
@@ -445,9 +448,9 @@ var deadLetter = shape[declare.DeadLetterTarget]{
 		if d.IsDrop() {
 			return textNode(dropWord)
 		}
-		t := target{exchange: d.Exchange, key: d.RoutingKey, strategy: d.Strategy}
-		if t.strategy == declare.AtLeastOnce {
-			t.strategy = "" // the default
+		t := target{exchange: d.Exchange, key: d.RoutingKey}
+		if d.AtMostOnce {
+			t.strategy = atMostOnce
 		}
 		if d.Exchange == "" {
 			t.queue, t.key = d.RoutingKey, ""

@@ -209,7 +209,7 @@ var remedies = map[fault]string{
 	{"Backoff", argument.TooLong}:                      "use fewer retries, give exponential a max, or use any-delay",
 	{"Overflow", argument.Conflict}:                    "leave it out, or give dead-letter the strategy at-most-once",
 	{"DeadLetter", argument.Missing}:                   "write dead-letter: {queue: NAME}, {exchange: NAME} or drop; or put it under work-queues, which get a dead-letter queue of their own",
-	{"Strategy", argument.Unsupported}:                 "add strategy: at-most-once to its dead-letter, or make it a quorum queue",
+	{"AtMostOnce", argument.Unsupported}:               "add strategy: at-most-once to its dead-letter, or make it a quorum queue",
 	{"Kind", argument.Unknown}:                         "write delayed-retry-type: all, failed or returned",
 	{"Headers", argument.Missing}:                      "write a header, or match: all, which matches every message",
 	{"Headers", argument.Conflict}:                     "use match: all-with-x or any-with-x",

@@ -2,6 +2,8 @@ package topologyfile
 
 import (
 	"maps"
+	"reflect"
+	"slices"
 
 	"go.yaml.in/yaml/v3"
 
@@ -24,6 +26,8 @@ var kinds = []kind{
 // kind is a type of queue. read and write don't know the queue's name.
 type kind struct {
 	name   string
+	of     reflect.Type
+	fields []goField
 	schema map[string]any
 	read   func(r *reader, a at) (declare.Queue, bool)
 	write  func(declare.Queue) *yaml.Node // nil for a queue of another type
@@ -49,7 +53,7 @@ func kindOf[Q declare.Queue](name, about string, keys []key[Q]) kind {
 		return textNode(name)
 	}}}, keys...)
 	return kind{
-		name: name, schema: schema,
+		name: name, of: reflect.TypeFor[Q](), fields: goFields(keys), schema: schema,
 		read: func(r *reader, a at) (declare.Queue, bool) { return object(typed).read(r, a) },
 		write: func(q declare.Queue) *yaml.Node {
 			v, ok := q.(Q)
@@ -108,32 +112,18 @@ func schemasOf(kinds []kind) []any {
 
 // fieldsOf are the fields of a queue.
 func fieldsOf(q declare.Queue) []goField {
-	switch q.(type) {
-	case declare.QuorumQueue:
-		return goFields(workKeys)
-	case declare.ClassicQueue:
-		return goFields(classicKeys)
-	case declare.Stream:
-		return goFields(streamKeys)
-	}
-	return goFields(rawKeys)
+	return kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.of == reflect.TypeOf(q) })].fields
 }
 
 // withName gives a queue its name.
 func withName(q declare.Queue, name string) declare.Queue {
-	switch q := q.(type) {
-	case declare.QuorumQueue:
-		q.Name = name
-		return q
-	case declare.ClassicQueue:
-		q.Name = name
-		return q
-	case declare.Stream:
-		q.Name = name
-		return q
-	case declare.RawQueue:
-		q.Name = name
-		return q
-	}
-	return q
+	named := reflect.New(reflect.TypeOf(q)).Elem()
+	named.Set(reflect.ValueOf(q))
+	named.FieldByName("Name").SetString(name)
+	return named.Interface().(declare.Queue)
+}
+
+// asValue is what a pointer to a queue points to: both are a declare.Queue.
+func asValue(q declare.Queue) declare.Queue {
+	return reflect.Indirect(reflect.ValueOf(q)).Interface().(declare.Queue)
 }

@@ -27,7 +27,7 @@ type Config struct {
 	// failure dead-letters it. Failures are client.Requeue and client.Modify with Failed
 	// set, such as any error of a handler without a decorator. This limit replaces the
 	// queue's delivery limit: on RabbitMQ 4.3 the official client's settlements don't
-	// count toward that. Default: 20, as the broker's own. UnlimitedFailures means none.
+	// count toward that. Default: 20, as the broker's own. -1 means none.
 	FailureLimit int
 	// RecoveryPatience is how long Serve waits for the official client to recover
 	// its connection. Default: 3 min, which covers its five attempts. Where its recovery is
@@ -38,8 +38,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// UnlimitedFailures is a Config.FailureLimit that sets no limit.
-const UnlimitedFailures = -1
+// unlimited is a Config.FailureLimit that sets no limit.
+const unlimited = -1
 
 const (
 	maxConcurrency      = 100_000
@@ -52,7 +52,7 @@ func (c Config) withDefaults() (Config, error) {
 	for _, f := range []struct {
 		name   string
 		n, low int
-	}{{"Concurrency", c.Concurrency, 0}, {"FailureLimit", c.FailureLimit, UnlimitedFailures}} {
+	}{{"Concurrency", c.Concurrency, 0}, {"FailureLimit", c.FailureLimit, unlimited}} {
 		if f.n < f.low || f.n > maxConcurrency {
 			return c, argument.New("Config."+f.name, f.n, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", maxConcurrency))
 		}

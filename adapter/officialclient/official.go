@@ -5,14 +5,14 @@ import (
 	"runtime/debug"
 )
 
-// PanicError is a panic within the official client.
-type PanicError struct {
+// panicError is a panic within the official client.
+type panicError struct {
 	Call  string // the call that panicked, such as "receive"
 	Value any    // of the panic
 	Stack []byte // as of runtime/debug.Stack
 }
 
-func (e *PanicError) Error() string {
+func (e *panicError) Error() string {
 	return fmt.Sprintf("hopback: the official client panicked in %s: %v", e.Call, e.Value)
 }
 
@@ -20,7 +20,7 @@ func (e *PanicError) Error() string {
 func guarded[T any](call string, f func() (T, error)) (v T, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = &PanicError{Call: call, Value: p, Stack: debug.Stack()}
+			err = &panicError{Call: call, Value: p, Stack: debug.Stack()}
 		}
 	}()
 	return f()

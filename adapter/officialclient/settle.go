@@ -37,7 +37,7 @@ func counted(r client.Resolution, m *client.Message, limit int, cause error) cli
 	switch {
 	case r.DeadLetter && n > 0:
 		r.Annotations = with(r.Annotations, annotationFailures, int64(0))
-	case r.Failed && !r.DeadLetter && limit != UnlimitedFailures && n >= int64(limit):
+	case r.Failed && !r.DeadLetter && limit != unlimited && n >= int64(limit):
 		dead := client.Resolve(client.DeadLetter{Reason: ReasonFailureLimit, Err: cause, Annotations: r.Annotations})
 		dead.Annotations = with(dead.Annotations, annotationFailures, int64(0))
 		dead.Refused = errors.Join(r.Refused, dead.Refused)

@@ -44,7 +44,7 @@ func TestCounted(t *testing.T) {
 		"not failed":              {client.Resolution{Kind: client.ResolutionModify}, with(int64(9)), 1, modified(false, false, 5, map[string]any{})},
 		"first":                   {failedDelivery, &client.Message{}, 2, modified(true, false, 1, count(1))},
 		"last":                    {failedDelivery, with(int64(1)), 2, modified(true, false, 5, count(2))},
-		"unlimited":               {failedDelivery, with(int64(1000)), UnlimitedFailures, modified(true, false, 5, count(1001))},
+		"unlimited":               {failedDelivery, with(int64(1000)), unlimited, modified(true, false, 5, count(1001))},
 		"someone's":               {failedDelivery, with("many"), 2, modified(true, false, 5, count(1))},
 		"negative":                {failedDelivery, with(int64(-9)), 2, modified(true, false, 5, count(1))},
 		"too often":               {failedDelivery, with(int64(2)), 2, tooOften},
@@ -99,7 +99,7 @@ func TestSettle(t *testing.T) {
 		d := newDelivery("m")
 		err := settle(d, r)
 		if want == "a panic is an error" {
-			var p *PanicError
+			var p *panicError
 			require.ErrorAs(t, err, &p)
 			assert.Equal(t, "settle", p.Call)
 			continue

@@ -6,7 +6,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/client/internal/instrumented"
+	"github.com/hopback/hopback/internal/sendview"
 )
 
 // Sending is a message that is about to be sent. It is valid during the call that it is an
@@ -34,7 +34,7 @@ type Sending interface {
 // NewSending returns a Sending of m to an address, or to the one that m names if to is the
 // zero Address. It serves to call an Instrument outside of a Conn: in a test, or from
 // another client's publisher. m must not be nil, and the Instrument changes it.
-func NewSending(to address.Address, m *amqp.Message) Sending { return instrumented.New(to, m, nil) }
+func NewSending(to address.Address, m *amqp.Message) Sending { return sendview.New(to, m, nil) }
 
 // Delivery is a message that a queue has delivered: a *client.Delivery. An Instrument may
 // read it until it is settled.

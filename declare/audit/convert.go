@@ -306,10 +306,10 @@ func (t taker) deadLetter() declare.DeadLetterTarget {
 		return declare.Drop()
 	}
 	delete(t, "x-dead-letter-exchange")
-	d := declare.DeadLetterTarget{Exchange: exchange, RoutingKey: take[string](t, "x-dead-letter-routing-key"), Strategy: declare.AtMostOnce}
-	if t["x-dead-letter-strategy"] == string(declare.AtLeastOnce) {
+	d := declare.DeadLetterTarget{Exchange: exchange, RoutingKey: take[string](t, "x-dead-letter-routing-key"), AtMostOnce: true}
+	if t["x-dead-letter-strategy"] == "at-least-once" {
 		delete(t, "x-dead-letter-strategy")
-		d.Strategy = "" // the default
+		d.AtMostOnce = false
 	}
 	return d
 }
@@ -337,7 +337,7 @@ func quorumFrom(name string, args map[string]any) declare.QuorumQueue {
 			Kind: declare.RetryKind(take[string](t, "x-delayed-retry-type")), Min: t.millis("x-delayed-retry-min"), Max: t.millis("x-delayed-retry-max"),
 		},
 	}
-	if q.DeadLetter.Strategy == "" && q.Overflow == declare.RejectPublish && !q.DeadLetter.IsDrop() {
+	if !q.DeadLetter.AtMostOnce && q.Overflow == declare.RejectPublish && !q.DeadLetter.IsDrop() {
 		q.Overflow = "" // which means the same
 	}
 	if limit, ok := t["x-delivery-limit"].(int64); ok {

@@ -35,8 +35,8 @@ func TestTheCookbooksDefinitionsCanLoseMessages(t *testing.T) {
 	assert.Equal(t, declare.Topology{
 		Exchanges: []declare.Exchange{{Name: "requeue_exchange", Type: declare.Topic}, {Name: "retry_exchange", Type: declare.Topic}},
 		Queues: []declare.Queue{
-			declare.QuorumQueue{Name: "delay_10s", MessageTTL: 10 * time.Second, DeadLetter: declare.DeadLetterTarget{Exchange: "requeue_exchange", Strategy: declare.AtMostOnce}},
-			declare.QuorumQueue{Name: "delay_60s", MessageTTL: time.Minute, DeadLetter: declare.DeadLetterTarget{Exchange: "requeue_exchange", Strategy: declare.AtMostOnce}},
+			declare.QuorumQueue{Name: "delay_10s", MessageTTL: 10 * time.Second, DeadLetter: declare.DeadLetterTarget{Exchange: "requeue_exchange", AtMostOnce: true}},
+			declare.QuorumQueue{Name: "delay_60s", MessageTTL: time.Minute, DeadLetter: declare.DeadLetterTarget{Exchange: "requeue_exchange", AtMostOnce: true}},
 			declare.QuorumQueue{Name: "my_work_queue", DeliveryLimit: 5, DeadLetter: declare.Drop()},
 		},
 		Bindings: []declare.Binding{
@@ -70,7 +70,7 @@ func TestDefinitionsRoundTrip(t *testing.T) {
 			{Name: "b<&>", Type: "x-consistent-hash", AlternateExchange: "a", AutoDelete: true, Internal: true, Arguments: map[string]any{"hash-header": "h"}},
 		},
 		Queues: []declare.Queue{
-			declare.ClassicQueue{Name: "c1", DeadLetter: declare.DeadLetterTarget{Exchange: "a", Strategy: declare.AtMostOnce}, MaxPriority: 5, Version: 2, Overflow: declare.RejectPublishDLX},
+			declare.ClassicQueue{Name: "c1", DeadLetter: declare.DeadLetterTarget{Exchange: "a", AtMostOnce: true}, MaxPriority: 5, Version: 2, Overflow: declare.RejectPublishDLX},
 			declare.ClassicQueue{Name: "c2", DeadLetter: declare.Drop(), AutoDelete: true, Transient: true},
 			declare.QuorumQueue{Name: "q1", DeliveryLimit: declare.NoRedelivery, DeadLetter: declare.ToQueue("q2"), MaxLength: 5, SingleActiveConsumer: true},
 			declare.QuorumQueue{Name: "q2", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop(), Overflow: declare.DropHead, Arguments: map[string]any{"x-of-a-plugin": 2.5}},

@@ -9,34 +9,33 @@ import (
 	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// ChangeKind is what [declare.Apply] would do.
-type ChangeKind string
-
-// The kinds of changes.
+// What Change.Kind may be.
 const (
-	// Create: it doesn't exist.
-	Create ChangeKind = "create"
-	// Keep: it exists as declared.
-	Keep ChangeKind = "keep"
-	// Refuse: it exists with different settings, which can't be changed in place. Or
-	// it is a binding whose source or destination is missing.
-	Refuse ChangeKind = "refuse"
-	// Unsure: it is unknown whether it exists. Apply declares it. That changes
-	// nothing if it exists as declared, and is refused if it differs.
-	Unsure ChangeKind = "unsure"
+	changeCreate  = "create"
+	changeKeep    = "keep"
+	changeRefuse  = "refuse"
+	changeUnknown = "unknown"
 )
 
 // Change is what Apply would do about one exchange, queue or binding.
 type Change struct {
-	Kind     ChangeKind       `json:"kind"`
+	// Kind is what Apply would do:
+	//
+	//	"create"   it doesn't exist
+	//	"keep"     it exists as declared
+	//	"refuse"   it exists with different settings, which can't be changed in place. Or it
+	//	           is a binding whose source or destination is missing
+	//	"unknown"  it is unknown whether it exists. Apply declares it. That changes nothing
+	//	           if it exists as declared, and is refused if it differs
+	Kind     string           `json:"kind"`
 	Resource declare.Resource `json:"resource"`
-	// Settings are what would be created, for Create only, sorted by name.
+	// Settings are what would be created, for "create" only, sorted by name.
 	Settings []NamedSetting `json:"settings,omitempty"`
-	// Differences has every argument that differs, for Refuse only.
+	// Differences has every argument that differs, for "refuse" only.
 	Differences []declare.Conflict `json:"differences,omitempty"`
-	// WaysOut says what can be done, for Refuse only.
+	// WaysOut says what can be done, for "refuse" only.
 	WaysOut []string `json:"ways_out,omitempty"`
-	// Why is the reason for Unsure, and for the Refuse of a binding.
+	// Why is the reason for "unknown", and for the "refuse" of a binding.
 	Why string `json:"why,omitempty"`
 }
 
@@ -85,14 +84,14 @@ func Compare(s Snapshot, t declare.Topology) Diff {
 		want := bindingDeclaration(b)
 		change := creation(want)
 		if slices.ContainsFunc(byEnds[question], same) {
-			change = Change{Kind: Keep, Resource: want.Resource}
+			change = Change{Kind: changeKeep, Resource: want.Resource}
 		}
-		if why := s.refused(declare.Resource{Kind: declare.KindBinding, Name: question}); why != "" {
-			change = Change{Kind: Unsure, Resource: want.Resource, Why: why}
+		if why := s.refused(declare.Resource{Kind: "binding", Name: question}); why != "" {
+			change = Change{Kind: changeUnknown, Resource: want.Resource, Why: why}
 		}
-		if end := ends.missing(b); change.Kind == Create && end != "" {
+		if end := ends.missing(b); change.Kind == changeCreate && end != "" {
 			change = Change{
-				Kind: Refuse, Resource: want.Resource, Why: end + " doesn't exist and isn't in the topology",
+				Kind: changeRefuse, Resource: want.Resource, Why: end + " doesn't exist and isn't in the topology",
 				WaysOut: []string{"correct the name, or declare it too"},
 			}
 		}
@@ -106,7 +105,7 @@ func (s Snapshot) change(want declare.Declaration, exchanges map[string]Exchange
 	var found map[string]any
 	var why string
 	switch want.Resource.Kind {
-	case declare.KindExchange:
+	case "exchange":
 		if x, ok := exchanges[want.Resource.Name]; ok {
 			found = exchangeBody(x)
 		} else if unread := s.unread(partExchanges); unread != "" {
@@ -121,14 +120,14 @@ func (s Snapshot) change(want declare.Declaration, exchanges map[string]Exchange
 	}
 	switch {
 	case why != "":
-		return Change{Kind: Unsure, Resource: want.Resource, Why: why}
+		return Change{Kind: changeUnknown, Resource: want.Resource, Why: why}
 	case found == nil:
 		return creation(want)
 	}
 	if e := want.Differs(found); e != nil {
-		return Change{Kind: Refuse, Resource: want.Resource, Differences: e.Differences, WaysOut: e.WaysOut}
+		return Change{Kind: changeRefuse, Resource: want.Resource, Differences: e.Differences, WaysOut: e.WaysOut}
 	}
-	return Change{Kind: Keep, Resource: want.Resource}
+	return Change{Kind: changeKeep, Resource: want.Resource}
 }
 
 // ends are the exchanges and queues that are there or will be. A nil map stands for
@@ -173,7 +172,7 @@ func (e ends) missing(b declare.Binding) string {
 }
 
 func creation(want declare.Declaration) Change {
-	c := Change{Kind: Create, Resource: want.Resource}
+	c := Change{Kind: changeCreate, Resource: want.Resource}
 	for _, key := range values.SortedKeys(want.Body) {
 		switch v := want.Body[key].(type) {
 		case map[string]any:
@@ -204,7 +203,7 @@ func exchangeBody(x ExchangeInfo) map[string]any {
 }
 
 // Count returns how many changes have this kind.
-func (d Diff) Count(kind ChangeKind) int {
+func (d Diff) Count(kind string) int {
 	n := 0
 	for _, c := range d.Changes {
 		if c.Kind == kind {
@@ -216,10 +215,10 @@ func (d Diff) Count(kind ChangeKind) int {
 
 // Nothing reports whether Apply would change nothing: every resource certainly exists as
 // declared.
-func (d Diff) Nothing() bool { return d.Count(Keep) == len(d.Changes) }
+func (d Diff) Nothing() bool { return d.Count(changeKeep) == len(d.Changes) }
 
 // Conflicts reports whether the broker would refuse a part of Apply.
-func (d Diff) Conflicts() bool { return d.Count(Refuse) > 0 }
+func (d Diff) Conflicts() bool { return d.Count(changeRefuse) > 0 }
 
 // String returns the diff for people. "+" marks what would be created, "!" what
 // would be refused, and "?" what is unknown. What exists as declared has no mark.
@@ -227,14 +226,14 @@ func (d Diff) String() string {
 	var b strings.Builder
 	for _, c := range d.Changes {
 		switch c.Kind {
-		case Keep:
+		case changeKeep:
 			fmt.Fprintf(&b, "  %s\n", c.Resource)
-		case Create:
+		case changeCreate:
 			fmt.Fprintf(&b, "+ %s\n", c.Resource)
 			for _, s := range c.Settings {
 				fmt.Fprintf(&b, "+     %s: %s\n", s.Name, s.Setting)
 			}
-		case Refuse:
+		case changeRefuse:
 			fmt.Fprintf(&b, "! %s\n", c.Resource)
 			if c.Why != "" {
 				fmt.Fprintf(&b, "      %s\n", c.Why)
@@ -246,7 +245,7 @@ func (d Diff) String() string {
 			for _, w := range c.WaysOut {
 				fmt.Fprintf(&b, "      way out: %s\n", w)
 			}
-		case Unsure:
+		case changeUnknown:
 			fmt.Fprintf(&b, "? %s\n", c.Resource)
 			fmt.Fprintf(&b, "      %s\n", c.Why)
 		}
@@ -255,7 +254,7 @@ func (d Diff) String() string {
 		fmt.Fprintf(&b, "Nothing to do: all %d are there.\n", len(d.Changes))
 		return b.String()
 	}
-	fmt.Fprintf(&b, "%d to create, %d exist, %d refused, %d unknown.\n", d.Count(Create), d.Count(Keep), d.Count(Refuse), d.Count(Unsure))
+	fmt.Fprintf(&b, "%d to create, %d exist, %d refused, %d unknown.\n", d.Count(changeCreate), d.Count(changeKeep), d.Count(changeRefuse), d.Count(changeUnknown))
 	return b.String()
 }
 

@@ -7,7 +7,7 @@
 //   - [DeleteUnused] and [DeleteQueueIf] delete only what nobody needs.
 //   - [Export] and [ParseDefinitions] write and read RabbitMQ's definitions
 //     documents.
-//   - [Mermaid] and [DOT] draw a topology.
+//   - [Snapshot.Mermaid] and [Snapshot.DOT] draw a topology.
 //
 // All of them work on a [Snapshot]. [Read] takes one of a live broker, [FromTopology] makes
 // one of a topology, and [Definitions.Snapshot] one of a document.

@@ -20,7 +20,7 @@ import (
 // with a message that dies or matches no binding. A worker is drawn where it
 // closes the cycle: it consumes from a work queue, and only workers publish to an
 // exchange that feeds delay queues.
-func Mermaid(s Snapshot) string {
+func (s Snapshot) Mermaid() string {
 	return "flowchart LR\n" + newGraph(s).write(notation{
 		open:  func(g group) string { return fmt.Sprintf("    subgraph %s[\"%s\"]\n", g.id, g.title) },
 		close: "    end\n",
@@ -40,8 +40,8 @@ func Mermaid(s Snapshot) string {
 	})
 }
 
-// DOT returns the graph of [Mermaid] in the language of Graphviz. Render it with dot -Tsvg.
-func DOT(s Snapshot) string {
+// DOT returns the graph of [Snapshot.Mermaid] in the language of Graphviz. Render it with dot -Tsvg.
+func (s Snapshot) DOT() string {
 	head := "digraph topology {\n    rankdir=LR;\n    node [fontname=\"sans-serif\"];\n    edge [fontname=\"sans-serif\", fontsize=10];\n"
 	return head + newGraph(s).write(notation{
 		open: func(g group) string {
@@ -141,7 +141,7 @@ const (
 )
 
 // kindWorker is a Resource that no broker has.
-const kindWorker declare.Kind = "worker"
+const kindWorker = "worker"
 
 type edge struct {
 	from, to, label string
@@ -253,7 +253,7 @@ func (g *graph) link(from, to declare.Resource, label string, dotted bool) {
 	for _, t := range []declare.Resource{from, to} {
 		if _, ok := g.ids[t]; !ok {
 			missing := node{group: "given_up", shape: queueShape, stage: dead, lines: []string{t.Name, "missing!"}}
-			if t.Kind == declare.KindExchange {
+			if t.Kind == "exchange" {
 				missing.shape = exchangeShape
 			}
 			g.add(t, missing)

@@ -42,27 +42,27 @@ func TestMermaidShowsTheRetryCycle(t *testing.T) {
     q_orders -.->|"dead letters"| x_dlx
     x_requeue -.->|"no binding"| x_parking
     x_dlx -.->|"no binding"| x_parking
-`, audit.Mermaid(audit.FromTopology(cycle())))
+`, audit.FromTopology(cycle()).Mermaid())
 }
 
 func TestDOTIsWellFormed(t *testing.T) {
 	t.Parallel()
 	topology := cycle()
 	topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: "a\"b\\c", AlternateExchange: "gone"})
-	text := audit.DOT(audit.FromTopology(topology))
+	text := audit.FromTopology(topology).DOT()
 	assert.True(t, strings.HasPrefix(text, "digraph topology {\n"))
 	assert.Contains(t, text, `label="a\"b\\c\ndirect"`)
 	assert.Contains(t, text, `label="gone\nmissing!"`)
 	assert.Contains(t, text, `w_orders -> x_retry [style=solid, label="fails: delay.10000.orders"]`)
 	assert.Equal(t, strings.Count(text, "{"), strings.Count(text, "}"))
-	assert.Equal(t, text, audit.DOT(audit.FromTopology(topology)))
+	assert.Equal(t, text, audit.FromTopology(topology).DOT())
 }
 
 func TestGraphOfAnImportedDocument(t *testing.T) {
 	t.Parallel()
 	d, err := audit.ParseDefinitions(cookbook(t))
 	require.NoError(t, err)
-	text := audit.Mermaid(d.Snapshot("/"))
+	text := d.Snapshot("/").Mermaid()
 	assert.Contains(t, text, `w_my_work_queue -->|"fails"| x_`)
 	assert.Equal(t, 2, strings.Count(text, "time is up"))
 }
@@ -76,7 +76,7 @@ func TestGraphOfHostileNames(t *testing.T) {
 		s.Queues = append(s.Queues, declare.QueueInfo{Name: name, Type: "quorum", Durable: true})
 		s.Bindings = append(s.Bindings, declare.Binding{Source: name, Queue: name, Key: name, Headers: map[string]any{name: name}})
 	}
-	text := audit.Mermaid(s)
+	text := s.Mermaid()
 	ids := map[string]bool{}
 	for line := range strings.Lines(text) {
 		if id, _, ok := strings.Cut(strings.TrimSpace(line), "[("); ok {
@@ -88,7 +88,7 @@ func TestGraphOfHostileNames(t *testing.T) {
 	assert.Len(t, ids, 10)
 	assert.NotContains(t, text, `"];`)
 	assert.NotContains(t, text, "<b>")
-	bare := regexp.MustCompile(`"(\\.|[^"\\])*"`).ReplaceAllString(audit.DOT(s), "T")
+	bare := regexp.MustCompile(`"(\\.|[^"\\])*"`).ReplaceAllString(s.DOT(), "T")
 	assert.NotContains(t, bare, `"`)
 	assert.Equal(t, strings.Count(bare, "{"), strings.Count(bare, "}"), bare)
 	assert.Regexp(t, `^[A-Za-z0-9_{}\[\];=,> \n-]*$`, bare)
@@ -107,6 +107,6 @@ func TestManyQueues(t *testing.T) {
 	}
 	began := time.Now()
 	assert.Empty(t, audit.Check(audit.FromTopology(topology), topology).Findings)
-	assert.Equal(t, queues, strings.Count(audit.Mermaid(audit.FromTopology(topology)), "worker of queue-"))
+	assert.Equal(t, queues, strings.Count(audit.FromTopology(topology).Mermaid(), "worker of queue-"))
 	assert.Less(t, time.Since(began), 20*time.Second)
 }

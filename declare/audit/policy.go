@@ -16,19 +16,19 @@ func comparePolicies(a, b declare.Policy) int {
 
 // applies says whether p is for a thing. Patterns are Perl's, of which Go's are a
 // part; one that Go can't read is taken to match nothing, and ok is false.
-func policyApplies(p declare.Policy, kind declare.Kind, queueType, name string) (yes, ok bool) {
+func policyApplies(p declare.Policy, kind, queueType, name string) (yes, ok bool) {
 	switch p.ApplyTo {
 	case "", "all":
 	case "queues":
-		yes = kind == declare.KindQueue
+		yes = kind == "queue"
 	case "classic_queues":
-		yes = kind == declare.KindQueue && queueType == queuearg.Classic
+		yes = kind == "queue" && queueType == queuearg.Classic
 	case "quorum_queues":
-		yes = kind == declare.KindQueue && queueType == queuearg.Quorum
+		yes = kind == "queue" && queueType == queuearg.Quorum
 	case "streams":
-		yes = kind == declare.KindQueue && queueType == queuearg.Stream
+		yes = kind == "queue" && queueType == queuearg.Stream
 	case "exchanges":
-		yes = kind == declare.KindExchange
+		yes = kind == "exchange"
 	}
 	if !yes && p.ApplyTo != "" && p.ApplyTo != "all" {
 		return false, true
@@ -41,7 +41,7 @@ func policyApplies(p declare.Policy, kind declare.Kind, queueType, name string) 
 }
 
 // policyOf is the one policy that counts for a thing, of users or of operators.
-func (s Snapshot) policyOf(operator bool, kind declare.Kind, queueType, name string) *declare.Policy {
+func (s Snapshot) policyOf(operator bool, kind, queueType, name string) *declare.Policy {
 	var best *declare.Policy
 	for i, p := range s.Policies {
 		if p.Operator != operator {
@@ -57,20 +57,20 @@ func (s Snapshot) policyOf(operator bool, kind declare.Kind, queueType, name str
 // Effective returns the arguments of a queue with the policies that apply to it. A snapshot
 // without policies returns the queue's own.
 func (s Snapshot) Effective(q declare.QueueInfo) map[string]any {
-	return s.effective(declare.KindQueue, q.Type, q.Name, q.Arguments)
+	return s.effective("queue", q.Type, q.Name, q.Arguments)
 }
 
 // effective merges policies into arguments as RabbitMQ does, key by key. An operator's
 // policy goes over a user's, but of two numbers the smaller one counts.
 // TestWhichOfArgumentAndPolicyCounts and TestWhichOfTwoPoliciesCounts pin it.
-func (s Snapshot) effective(kind declare.Kind, queueType, name string, args map[string]any) map[string]any {
+func (s Snapshot) effective(kind, queueType, name string, args map[string]any) map[string]any {
 	user := s.policyOf(false, kind, queueType, name)
 	operator := s.policyOf(true, kind, queueType, name)
 	if user == nil && operator == nil {
 		return args
 	}
 	prefix := "x-"
-	if kind == declare.KindExchange {
+	if kind == "exchange" {
 		prefix = ""
 	}
 	policy := map[string]any{}

@@ -100,7 +100,7 @@ func readAMQP(ctx context.Context, r declare.Requester, of declare.Topology) (Sn
 			mu.Lock()
 			defer mu.Unlock()
 			if attempt.NotPermitted(err) {
-				s.Refused = append(s.Refused, UnreadResource{declare.Resource{Kind: declare.KindBinding, Name: question}, err.Error()})
+				s.Refused = append(s.Refused, UnreadResource{declare.Resource{Kind: "binding", Name: question}, err.Error()})
 				return nil
 			}
 			s.Bindings = append(s.Bindings, found...)

@@ -90,7 +90,7 @@ func (s *Snapshot) optional(err error, part string) bool {
 // checkPatterns says so if a policy's pattern can't be read here.
 func (s *Snapshot) checkPatterns() {
 	for _, p := range s.Policies {
-		if _, ok := policyApplies(p, declare.KindQueue, queuearg.Quorum, ""); !ok {
+		if _, ok := policyApplies(p, "queue", queuearg.Quorum, ""); !ok {
 			s.hide(fmt.Sprintf("the pattern of the policy %.80q is beyond Go's regular expressions", p.Name), partPolicies)
 		}
 	}

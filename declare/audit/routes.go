@@ -44,10 +44,10 @@ type liveExchange struct {
 func newRoutes(s Snapshot) *routes {
 	r := &routes{s: s, queues: map[string]liveQueue{}, exchanges: map[string]liveExchange{}, bySource: map[string][]declare.Binding{}, byKey: map[sourceKey][]declare.Binding{}, bound: map[string]bool{}, reached: map[letterTo]map[string]bool{}}
 	for _, q := range s.Queues {
-		r.queues[q.Name] = liveQueue{q, s.effective(declare.KindQueue, q.Type, q.Name, q.Arguments)}
+		r.queues[q.Name] = liveQueue{q, s.effective("queue", q.Type, q.Name, q.Arguments)}
 	}
 	for _, x := range s.Exchanges {
-		alternate, _ := s.effective(declare.KindExchange, "", x.Name, x.Arguments)["alternate-exchange"].(string)
+		alternate, _ := s.effective("exchange", "", x.Name, x.Arguments)["alternate-exchange"].(string)
 		r.exchanges[x.Name] = liveExchange{x, alternate}
 	}
 	for _, b := range s.Bindings {
@@ -105,7 +105,7 @@ func (q liveQueue) delays() bool {
 func (q liveQueue) atLeastOnce() bool {
 	strategy, _ := q.text("x-dead-letter-strategy")
 	overflow, _ := q.text("x-overflow")
-	return q.Type == queuearg.Quorum && strategy == string(declare.AtLeastOnce) && overflow == string(declare.RejectPublish)
+	return q.Type == queuearg.Quorum && strategy == "at-least-once" && overflow == string(declare.RejectPublish)
 }
 
 // letter is a message as far as it is known: its key, if it is, and why it died.

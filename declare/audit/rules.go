@@ -17,8 +17,10 @@ import (
 // ever, not matters of style.
 type Rule struct {
 	// ID names the rule, for findings and for waiving it.
-	ID       string   `json:"id"`
-	Severity Severity `json:"severity"`
+	ID string `json:"id"`
+	// Severity is "error" if messages are lost or stuck, or will be, and "warning" if they will
+	// be once something else fails as well.
+	Severity string `json:"severity"`
 	// Summary says what should hold, and Remedy what to do where it doesn't. Each
 	// is a sentence without a full stop.
 	Summary string `json:"summary"`
@@ -39,22 +41,22 @@ var everything = []string{partExchanges, partQueues, partBindings, partPolicies}
 
 var rules = []Rule{
 	{
-		ID: "missing", Severity: SeverityError,
+		ID: "missing", Severity: severityError,
 		Summary: "everything in the topology exists",
 		Remedy:  "apply the topology, or import its definitions",
 		check: func(c *check) {
 			for _, change := range c.diff.Changes {
 				switch {
-				case change.Kind == Create:
+				case change.Kind == changeCreate:
 					c.report(change.Resource, "it doesn't exist")
-				case change.Kind == Refuse && len(change.Differences) == 0:
+				case change.Kind == changeRefuse && len(change.Differences) == 0:
 					c.report(change.Resource, "it doesn't exist: %s", change.Why)
 				}
 			}
 		},
 	},
 	{
-		ID: "different", Severity: SeverityError,
+		ID: "different", Severity: severityError,
 		Summary: "everything in the topology is as declared, argument by argument",
 		Remedy:  "run plan, which lists the ways out",
 		check: func(c *check) {
@@ -67,19 +69,19 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "unseen", Severity: SeverityWarning,
+		ID: "unseen", Severity: severityWarning,
 		Summary: "the user may look at everything in the topology",
 		Remedy:  "grant the user the permission that the finding names, or use the HTTP API",
 		check: func(c *check) {
 			for _, change := range c.diff.Changes {
-				if change.Kind == Unsure && change.Resource.Kind != declare.KindExchange {
+				if change.Kind == changeUnknown && change.Resource.Kind != "exchange" {
 					c.report(change.Resource, "it is unknown whether it exists: %s", change.Why)
 				}
 			}
 		},
 	},
 	{
-		ID: "ill-typed-argument", Severity: SeverityError,
+		ID: "ill-typed-argument", Severity: severityError,
 		Summary: "arguments have the types and values that the broker reads",
 		Remedy:  "declare the queue with typed arguments, under a new name if it holds messages",
 		check: func(c *check) {
@@ -91,7 +93,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "unknown-argument", Severity: SeverityWarning,
+		ID: "unknown-argument", Severity: severityWarning,
 		Summary: "the broker knows every argument for the queue's type",
 		Remedy:  "check the spelling; the argument has no effect",
 		check: func(c *check) {
@@ -103,7 +105,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "dead-letter", Severity: SeverityError, needs: []string{partPolicies},
+		ID: "dead-letter", Severity: severityError, needs: []string{partPolicies},
 		Summary: "a queue that can drop messages has a dead-letter exchange",
 		Remedy:  "give it a dead-letter exchange in its declaration or by a policy",
 		check: func(c *check) {
@@ -127,7 +129,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "at-most-once", Severity: SeverityError, needs: []string{partPolicies},
+		ID: "at-most-once", Severity: severityError, needs: []string{partPolicies},
 		Summary: "queues dead-letter at least once",
 		Remedy:  "make it a quorum queue with x-dead-letter-strategy at-least-once and x-overflow reject-publish; a policy can set both",
 		check: func(c *check) {
@@ -143,7 +145,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "dead-letter-exchange", Severity: SeverityError, needs: everything,
+		ID: "dead-letter-exchange", Severity: severityError, needs: everything,
 		Summary: "every dead-letter exchange exists",
 		Remedy:  "declare the exchange, or correct the queue's dead-letter exchange",
 		check: func(c *check) {
@@ -156,7 +158,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "dead-letter-route", Severity: SeverityError, needs: everything,
+		ID: "dead-letter-route", Severity: severityError, needs: everything,
 		Summary: "dead letters can reach a queue",
 		Remedy:  "bind a queue to the dead-letter exchange with that key, and give it an alternate exchange",
 		check: func(c *check) {
@@ -177,7 +179,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "alternate-exchange", Severity: SeverityWarning, needs: everything,
+		ID: "alternate-exchange", Severity: severityWarning, needs: everything,
 		Summary: "an exchange for dead letters has an alternate exchange, or bindings that match everything",
 		Remedy:  "give it an alternate exchange with a parking queue; a policy can set one on a live exchange",
 		check: func(c *check) {
@@ -194,7 +196,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "alternate-exchange-missing", Severity: SeverityError, needs: everything,
+		ID: "alternate-exchange-missing", Severity: severityError, needs: everything,
 		Summary: "every alternate exchange exists",
 		Remedy:  "declare it and bind a queue to it",
 		check: func(c *check) {
@@ -206,7 +208,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "alternate-exchange-route", Severity: SeverityError, needs: everything,
+		ID: "alternate-exchange-route", Severity: severityError, needs: everything,
 		Summary: "every alternate exchange leads to a queue",
 		Remedy:  "bind a queue to the alternate exchange; a fanout exchange matches everything",
 		check: func(c *check) {
@@ -218,7 +220,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "delivery-limit", Severity: SeverityError, needs: everything,
+		ID: "delivery-limit", Severity: severityError, needs: everything,
 		Summary: "a dead-letter queue has no delivery limit",
 		Remedy:  "set x-delivery-limit to -1",
 		check: func(c *check) {
@@ -237,7 +239,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "max-length", Severity: SeverityWarning, needs: everything,
+		ID: "max-length", Severity: severityWarning, needs: everything,
 		Summary: "a queue that receives dead letters or delays messages has no max-length",
 		Remedy:  "leave the limit out, and limit what is published instead",
 		check: func(c *check) {
@@ -253,7 +255,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "overflow", Severity: SeverityError, needs: []string{partPolicies},
+		ID: "overflow", Severity: severityError, needs: []string{partPolicies},
 		Summary: "a full queue refuses messages, or dead-letters them",
 		Remedy:  "set x-overflow to reject-publish: publishers then see the refusal",
 		check: func(c *check) {
@@ -267,7 +269,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "expires", Severity: SeverityError, needs: []string{partPolicies},
+		ID: "expires", Severity: severityError, needs: []string{partPolicies},
 		Summary: "no durable queue expires when it is unused",
 		Remedy:  "leave x-expires out, and exclude the queue from policies that set expires",
 		check: func(c *check) {
@@ -285,7 +287,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "expiry-cycle", Severity: SeverityError, needs: everything,
+		ID: "expiry-cycle", Severity: severityError, needs: everything,
 		Summary: "no message returns to a queue by expiry alone",
 		Remedy:  "let expired messages go to a queue without a time to live, or to one with consumers",
 		check: func(c *check) {
@@ -297,7 +299,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "orphan-delay-queue", Severity: SeverityWarning, needs: everything,
+		ID: "orphan-delay-queue", Severity: severityWarning, needs: everything,
 		Summary: "every delay queue is bound",
 		Remedy:  "bind it to the retry exchange, or delete it once it is empty",
 		check: func(c *check) {
@@ -309,7 +311,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "delay-mismatch", Severity: SeverityError, needs: []string{partPolicies},
+		ID: "delay-mismatch", Severity: severityError, needs: []string{partPolicies},
 		Summary: "a delay queue holds messages for the delay in its binding key",
 		Remedy:  "bind the queue whose x-message-ttl is that delay, and exclude delay queues from policies that set message-ttl",
 		check: func(c *check) {
@@ -339,7 +341,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "several-ways-back", Severity: SeverityWarning, needs: everything,
+		ID: "several-ways-back", Severity: severityWarning, needs: everything,
 		Summary: "a delayed message returns to one queue",
 		Remedy:  "bind each queue by its own name, and none with a key that matches everything",
 		check: func(c *check) {
@@ -367,7 +369,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "work-queue-ttl", Severity: SeverityError, needs: []string{partExchanges, partBindings, partPolicies},
+		ID: "work-queue-ttl", Severity: severityError, needs: []string{partExchanges, partBindings, partPolicies},
 		Summary: "no policy sets message-ttl on the work queue of a retry topology",
 		Remedy:  "exclude the queue from the policy; for messages that may expire, declare the queue with a message TTL, which retry.With takes into account",
 		check: func(c *check) {
@@ -383,7 +385,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "shared-ladder", Severity: SeverityError, needs: []string{partExchanges, partBindings},
+		ID: "shared-ladder", Severity: severityError, needs: []string{partExchanges, partBindings},
 		Summary: "an exchange of a ladder of delay queues has the two bindings of one ladder, and no others",
 		Remedy:  "remove the bindings that aren't this ladder's, or give each ladder its own names, as retry.Topology does",
 		check: func(c *check) {
@@ -395,7 +397,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "wildcard-name", Severity: SeverityError,
+		ID: "wildcard-name", Severity: severityError,
 		Summary: "no queue's name is a wildcard in the binding that returns its messages",
 		Remedy:  "rename the queue; a star or hash within a longer word is fine",
 		check: func(c *check) {
@@ -410,7 +412,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "transient-exchange", Severity: SeverityError, needs: []string{partExchanges, partBindings},
+		ID: "transient-exchange", Severity: severityError, needs: []string{partExchanges, partBindings},
 		Summary: "exchanges that route to durable queues are durable and not auto-delete",
 		Remedy:  "delete the exchange and declare it durable, not auto-delete, with its bindings",
 		check: func(c *check) {
@@ -428,7 +430,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "not-replicated", Severity: SeverityWarning,
+		ID: "not-replicated", Severity: severityWarning,
 		Summary: "durable queues are quorum queues or streams",
 		Remedy:  "declare a quorum queue under a new name and move the messages, as package declare/migrate does",
 		check: func(c *check) {
@@ -440,7 +442,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "replicas", Severity: SeverityError, needs: []string{partNodes},
+		ID: "replicas", Severity: severityError, needs: []string{partNodes},
 		Summary: "on a cluster, a queue has at least three replicas",
 		Remedy:  "add replicas with rabbitmq-queues grow, or move the queue",
 		check: func(c *check) {
@@ -453,7 +455,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "replicas-down", Severity: SeverityError, needs: []string{partNodes},
+		ID: "replicas-down", Severity: severityError, needs: []string{partNodes},
 		Summary: "every replica is up",
 		Remedy:  "start the nodes that are down, or replace those replicas",
 		check: func(c *check) {
@@ -472,7 +474,7 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "stuck-dead-letters", Severity: SeverityError, needs: []string{partCounts},
+		ID: "stuck-dead-letters", Severity: severityError, needs: []string{partCounts},
 		Summary: "no dead letters are stuck",
 		Remedy:  "check that the dead-letter exchange, its binding and the target queue exist, and that the queue isn't full; the broker tries again every three minutes",
 		check: func(c *check) {
@@ -487,19 +489,19 @@ var rules = []Rule{
 		},
 	},
 	{
-		ID: "broker-version", Severity: SeverityWarning, needs: []string{partVersion, partNodes},
+		ID: "broker-version", Severity: severityWarning, needs: []string{partVersion, partNodes},
 		Summary: "a cluster has RabbitMQ 4.0.6 or later, which resends what a deposed leader didn't accept",
 		Remedy:  "upgrade to RabbitMQ 4.0.6 or later; until then, if messages stay unanswered after a node was frozen or cut off, move the queue's leader or reconnect",
 		check: func(c *check) {
 			var major, minor, patch int
 			n, _ := fmt.Sscanf(c.s.Version, "%d.%d.%d", &major, &minor, &patch)
 			if n == 3 && major == 4 && minor == 0 && patch < 6 && len(c.s.Nodes) > 1 {
-				c.report(declare.Resource{Kind: declare.KindBroker, Name: c.s.Version}, "after a node was frozen, its sessions may keep sending to the deposed leader of a queue: publishes, settlements and consumers get no answer until the leader moves or the client reconnects")
+				c.report(declare.Resource{Kind: "broker", Name: c.s.Version}, "after a node was frozen, its sessions may keep sending to the deposed leader of a queue: publishes, settlements and consumers get no answer until the leader moves or the client reconnects")
 			}
 		},
 	},
 	{
-		ID: "delayed-retry", Severity: SeverityError, needs: []string{partVersion, partPolicies},
+		ID: "delayed-retry", Severity: severityError, needs: []string{partVersion, partPolicies},
 		Summary: "the broker knows the arguments that the queue relies on",
 		Remedy:  "upgrade to RabbitMQ 4.3, or use the delay queues of retry.Topology",
 		check: func(c *check) {
@@ -580,7 +582,7 @@ func (c *check) byPolicy(q liveQueue, key string) string {
 		return ""
 	}
 	for _, operator := range []bool{true, false} {
-		p := c.s.policyOf(operator, declare.KindQueue, q.Type, q.Name)
+		p := c.s.policyOf(operator, "queue", q.Type, q.Name)
 		if p != nil && reflect.DeepEqual(p.Definition[strings.TrimPrefix(key, "x-")], v) {
 			return fmt.Sprintf(" by the policy %.80q", p.Name)
 		}

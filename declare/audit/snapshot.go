@@ -63,11 +63,11 @@ type ExchangeInfo struct {
 }
 
 func queueResource(name string) declare.Resource {
-	return declare.Resource{Kind: declare.KindQueue, Name: name}
+	return declare.Resource{Kind: "queue", Name: name}
 }
 
 func exchangeResource(name string) declare.Resource {
-	return declare.Resource{Kind: declare.KindExchange, Name: name}
+	return declare.Resource{Kind: "exchange", Name: name}
 }
 
 // The parts of a [Snapshot] that may be unread.
@@ -94,7 +94,7 @@ type UnreadPart struct {
 	// counts" or "version". Other queues and bindings are those outside the topology: AMQP
 	// shows only those that a request names.
 	Part string `json:"part"`
-	Why  string       `json:"why"`
+	Why  string `json:"why"`
 }
 
 // unread returns why a part could not be read, or "" if it was read.
@@ -167,7 +167,7 @@ func FromTopology(t declare.Topology) Snapshot {
 	for _, d := range (declare.Topology{Exchanges: t.Exchanges, Queues: t.Queues}).Declarations() {
 		flag := func(key string) bool { on, _ := d.Body[key].(bool); return on }
 		args, _ := d.Body["arguments"].(map[string]any)
-		if d.Resource.Kind == declare.KindExchange {
+		if d.Resource.Kind == "exchange" {
 			typ, _ := d.Body["type"].(string)
 			s.Exchanges = append(s.Exchanges, ExchangeInfo{
 				Name: d.Resource.Name, Type: declare.ExchangeType(typ), Durable: flag("durable"),

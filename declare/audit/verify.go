@@ -9,21 +9,18 @@ import (
 	"github.com/hopback/hopback/declare"
 )
 
-// Severity is how serious a finding is.
-type Severity string
-
+// What Rule.Severity may be.
 const (
-	// SeverityError: messages are lost or stuck, or will be.
-	SeverityError Severity = "error"
-	// SeverityWarning: messages will be lost or stuck if something else fails as well.
-	SeverityWarning Severity = "warning"
+	severityError   = "error"
+	severityWarning = "warning"
 )
 
 // Finding is a broken [Rule].
 type Finding struct {
 	// Rule is the ID of the [Rule].
-	Rule     string           `json:"rule"`
-	Severity Severity         `json:"severity"`
+	Rule string `json:"rule"`
+	// Severity is that of the Rule.
+	Severity string           `json:"severity"`
 	Resource declare.Resource `json:"resource"`
 	// Argument is the setting at fault, such as "x-message-ttl", for the rule
 	// "different"; else it is empty.
@@ -43,7 +40,7 @@ type Skipped struct {
 	Rule string `json:"rule"`
 	// Needs is the part that the rule needs. Why says why it couldn't be read.
 	Needs string `json:"needs"`
-	Why   string       `json:"why"`
+	Why   string `json:"why"`
 }
 
 // Verification is the result of [Check]. It prints for people and marshals to
@@ -66,11 +63,11 @@ type Verification struct {
 // Clean reports whether every rule was checked and nothing was found.
 func (v Verification) Clean() bool { return len(v.Findings) == 0 && len(v.Skipped) == 0 }
 
-// Count returns how many findings have the severity s.
-func (v Verification) Count(s Severity) int {
+// Count returns how many findings have this severity.
+func (v Verification) Count(severity string) int {
 	n := 0
 	for _, f := range v.Findings {
-		if f.Severity == s {
+		if f.Severity == severity {
 			n++
 		}
 	}
@@ -95,7 +92,7 @@ func (v Verification) String() string {
 	if n := len(v.Elsewhere); n > 0 {
 		fmt.Fprintf(&b, "findings at resources outside the topology, not counted: %d\n        verify without a topology lists them\n", n)
 	}
-	fmt.Fprintf(&b, "%d errors, %d warnings; %d rules checked, %d not.\n", v.Count(SeverityError), v.Count(SeverityWarning), v.Checked, len(v.Skipped))
+	fmt.Fprintf(&b, "%d errors, %d warnings; %d rules checked, %d not.\n", v.Count(severityError), v.Count(severityWarning), v.Checked, len(v.Skipped))
 	return b.String()
 }
 
@@ -167,7 +164,7 @@ func CheckOwn(s Snapshot, t declare.Topology, waive ...string) Verification {
 	all := v.Findings
 	v.Findings = []Finding{}
 	for _, f := range all {
-		if own[f.Resource] || f.Resource.Kind == declare.KindBroker {
+		if own[f.Resource] || f.Resource.Kind == "broker" {
 			v.Findings = append(v.Findings, f)
 		} else {
 			v.Elsewhere = append(v.Elsewhere, f)

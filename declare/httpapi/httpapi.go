@@ -4,7 +4,7 @@
 // It only reads. A [Reader] is for audit.Sources:
 //
 //	api, err := httpapi.New("http://user:password@localhost:15672", "/", httpapi.Config{})
-//	diff, err := audit.Plan(ctx, audit.Sources{AMQP: conn.Management(), HTTP: api}, topology)
+//	live, err := audit.Read(ctx, audit.Sources{AMQP: conn.Management(), HTTP: api}, topology)
 //
 // The user needs the tag "management" to see queues, exchanges and bindings,
 // "policymaker" for policies, and "monitoring" for nodes.

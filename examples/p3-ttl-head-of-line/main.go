@@ -70,7 +70,7 @@ func oneQueue(s *show.Stage) map[string]time.Duration {
 		Exchanges: []declare.Exchange{{Name: "p3.work_exchange", Type: declare.Fanout}, {Name: "p3.retry_exchange", Type: declare.Fanout}},
 		Queues: []declare.Queue{
 			declare.QuorumQueue{Name: work.Name, DeadLetter: declare.Drop()},
-			declare.QuorumQueue{Name: "p3.retry_queue", DeadLetter: declare.DeadLetterTarget{Exchange: "p3.work_exchange", Strategy: declare.AtMostOnce}},
+			declare.QuorumQueue{Name: "p3.retry_queue", DeadLetter: declare.DeadLetterTarget{Exchange: "p3.work_exchange", AtMostOnce: true}},
 		},
 		Bindings: []declare.Binding{{Source: "p3.work_exchange", Queue: work.Name}, {Source: "p3.retry_exchange", Queue: "p3.retry_queue"}},
 	})

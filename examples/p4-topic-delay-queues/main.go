@@ -103,7 +103,7 @@ func definitions() declare.Topology {
 	for _, delay := range delays {
 		name := policy.Names.DelayQueue(delay) // "p4.delay_10ms"
 		t.Queues = append(t.Queues, declare.QuorumQueue{
-			Name: name, MessageTTL: delay, DeadLetter: declare.DeadLetterTarget{Exchange: "p4.requeue_exchange", Strategy: declare.AtMostOnce},
+			Name: name, MessageTTL: delay, DeadLetter: declare.DeadLetterTarget{Exchange: "p4.requeue_exchange", AtMostOnce: true},
 		})
 		t.Bindings = append(t.Bindings, declare.Binding{Source: "p4.retry_exchange", Queue: name, Key: fmt.Sprintf("delay.%d.#", delay.Milliseconds())})
 	}

@@ -175,7 +175,7 @@ var provocations = map[string]func(t *testing.T, s *aService){
 		s.publish(t, "waits")
 	},
 	"HopbackBlocked": func(t *testing.T, s *aService) {
-		s.broker.SetAlarm(hopbacktest.MemoryAlarm, true)
+		s.broker.SetMemoryAlarm(true)
 		s.publish(t, "waits")
 	},
 	"HopbackNoProgress": func(t *testing.T, s *aService) { s.publish(t, "hangs") },

@@ -533,7 +533,7 @@ func TestAPolicySpreadsTheLeadersOfDelayQueues(t *testing.T) {
 			}
 			report, err := declare.Apply(t.Context(), conn.Management(), topology)
 			require.NoError(t, err)
-			require.Equal(t, len(topology.Queues), report.Count(declare.Created))
+			require.Equal(t, len(topology.Queues), report.Count("created"))
 			t.Cleanup(func() { _, _ = declare.Delete(context.Background(), conn.Management(), topology) })
 			led := map[string]int{}
 			for _, q := range topology.Queues {
@@ -544,7 +544,7 @@ func TestAPolicySpreadsTheLeadersOfDelayQueues(t *testing.T) {
 			// What is there compares as equal, with and without the policy.
 			report, err = declare.Apply(t.Context(), conn.Management(), topology)
 			require.NoError(t, err)
-			require.Equal(t, len(topology.Queues), report.Count(declare.Existed))
+			require.Equal(t, len(topology.Queues), report.Count("existed"))
 			return led
 		}
 		assert.Equal(t, map[string]int{conn.Broker().Node: 9}, leaders("together_"), "where they were declared")

@@ -1,5 +1,4 @@
-// Package annotation names the message annotations that hopback writes, beside those that
-// package client exports. docs/annotations.md describes them for readers in other languages.
+// Package annotation names the message annotations that hopback writes. docs/annotations.md describes them for readers in other languages.
 package annotation
 
 // Annotations with a message's history, beside client.AnnotationReason and
@@ -44,6 +43,16 @@ const (
 	// DeliveryTime is RabbitMQ's own annotation, a time: the queue doesn't
 	// deliver the message before it. RabbitMQ below 4.3 ignores it.
 	DeliveryTime = "x-opt-delivery-time"
+)
+
+// Annotations that package client exports under names that begin with Annotation.
+const (
+	// Reason is client.AnnotationReason.
+	Reason = "x-opt-hopback-reason"
+	// Error is client.AnnotationError.
+	Error = "x-opt-hopback-error"
+	// KnownCount is client.AnnotationKnownCount.
+	KnownCount = "x-opt-hopback-known-count"
 )
 
 // Annotations that a replay writes. Each has a bounded size. The next replay overwrites

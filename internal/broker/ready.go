@@ -66,7 +66,7 @@ func overview(ctx context.Context, managementURL string) (string, error) {
 
 // API sends a request to the HTTP API at a Broker's ManagementURL, and reads the JSON of a reply
 // into the value behind reply, unless that is nil.
-func API(ctx context.Context, method, managementURL, path string, reply any) error {
+func API[T any](ctx context.Context, method, managementURL, path string, reply *T) error {
 	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(managementURL, "/")+"/api"+path, nil)
 	if err != nil {
 		return err

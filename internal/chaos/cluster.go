@@ -21,7 +21,7 @@ func (s *site) openCluster(ctx context.Context, out io.Writer, version string) e
 	var overview struct {
 		Version string `json:"rabbitmq_version"`
 	}
-	err = s.api(ctx, http.MethodGet, "/overview", &overview)
+	err = api(ctx, s, http.MethodGet, "/overview", &overview)
 	s.version = overview.Version
 	return err
 }

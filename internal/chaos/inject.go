@@ -97,7 +97,7 @@ func (r *run) deleteQueue(ctx context.Context) (heal func(context.Context) error
 		if !l.doomed {
 			continue
 		}
-		err := r.site.api(ctx, http.MethodDelete, "/queues/%2F/"+l.queue, nil)
+		err := api[struct{}](ctx, r.site, http.MethodDelete, "/queues/%2F/"+l.queue, nil)
 		if err != nil {
 			return nil, err
 		}

@@ -27,13 +27,13 @@ var plants = []struct {
 	// with is how to simulate, beside what all have. Flags that come later win.
 	with []string
 }{
-	{"an original is accepted before its copy is confirmed", "client/consume_flow.go",
-		"	f.original = f\n	s.consumer.forwards.send(&f.forward)\n",
-		"	f.original = f\n	s.push(d, disposition{kind: accepted})\n	s.consumer.forwards.send(&f.forward)\n",
+	{"an original is accepted before its copy is confirmed", "internal/consume/flow.go",
+		"	f.Original = f\n	s.consumer.forwards.Send(&f.Forward)\n",
+		"	f.original = f\n	s.push(d, link.Disposition{Kind: link.Accepted})\n	s.consumer.forwards.send(&f.forward)\n",
 		[]ViolationKind{Lost, Stranded}, nil},
-	{"a settlement is lost now and then", "client/consume_flow.go",
-		"	s.settles.put(settlement{d, disp})\n",
-		"	if len(d.message.Data) > 0 && len(d.message.Data[0]) > 0 && d.message.Data[0][len(d.message.Data[0])-1] == 7 {\n		return\n	}\n	s.settles.put(settlement{d, disp})\n",
+	{"a settlement is lost now and then", "internal/consume/flow.go",
+		"	s.settles.Put(settlement{d, disp})\n",
+		"	if len(d.Message.Data) > 0 && len(d.Message.Data[0]) > 0 && d.Message.Data[0][len(d.Message.Data[0])-1] == 7 {\n		return\n	}\n	s.settles.Put(settlement{d, disp})\n",
 		[]ViolationKind{Left, Stuck, Starved, Stranded}, nil},
 	{"the count of retries isn't raised", "retry/history.go",
 		"	h[annotation.Retries] = int64(a.retries)\n",
@@ -43,8 +43,8 @@ var plants = []struct {
 		"func (w *watch) start(ctx context.Context) error {\n",
 		"func (w *watch) start(ctx context.Context) error {\n	if w != nil {\n		return nil\n	}\n",
 		[]ViolationKind{Silence, Stranded, Early}, nil},
-	{"a forward that is stuck holds its slot", "client/forward.go",
-		"		f.aside, returned = f.setAside(mayReturn)\n",
+	{"a forward that is stuck holds its slot", "internal/publish/forward.go",
+		"		f.aside, returned = f.SetAside(mayReturn)\n",
 		"		f.aside = true\n",
 		// It takes as many failures as the consumer may hold messages, while their address
 		// takes nothing.

@@ -223,10 +223,12 @@ func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 		s.conns(Both)
 		s.broker.Stop()
 		return s.broker.Restart
-	case MemoryAlarm, DiskAlarm:
-		a := map[Kind]hopbacktest.Alarm{MemoryAlarm: hopbacktest.MemoryAlarm, DiskAlarm: hopbacktest.DiskAlarm}[f.kind]
-		s.broker.SetAlarm(a, true)
-		return func() { s.broker.SetAlarm(a, false) }
+	case MemoryAlarm:
+		s.broker.SetMemoryAlarm(true)
+		return func() { s.broker.SetMemoryAlarm(false) }
+	case DiskAlarm:
+		s.broker.SetDiskAlarm(true)
+		return func() { s.broker.SetDiskAlarm(false) }
 	case WorkerKilled:
 		if r.IntN(4) == 0 {
 			for _, w := range l.workers {
@@ -450,7 +452,7 @@ func (d *damage) breakQueue(kind Kind) (heal func(), done bool) {
 	case DeadQueueDeleted:
 		d.drop(d.ctx, l, dead)
 	case DeadQueueRedeclared:
-		q := declare.QuorumQueue{Name: dead, DeliveryLimit: 1, DeadLetter: declare.DeadLetterTarget{Exchange: l.policies[0].Names.Prefix + "parking_exchange", Strategy: declare.AtLeastOnce}}
+		q := declare.QuorumQueue{Name: dead, DeliveryLimit: 1, DeadLetter: declare.DeadLetterTarget{Exchange: l.policies[0].Names.Prefix + "parking_exchange"}}
 		for _, b := range l.topology.Bindings {
 			if b.Queue == dead {
 				return d.redeclare(q, b), true

@@ -167,7 +167,7 @@ func (s *site) direct(first int) []string {
 }
 
 // api calls the HTTP API of the first node that answers.
-func (s *site) api(ctx context.Context, method, path string, reply any) error {
+func api[T any](ctx context.Context, s *site, method, path string, reply *T) error {
 	var errs []error
 	for _, n := range s.nodes {
 		within, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -206,6 +206,6 @@ func (q QueueCount) String() string {
 
 func (s *site) queues(ctx context.Context) ([]QueueCount, error) {
 	var qs []QueueCount
-	err := s.api(ctx, http.MethodGet, "/queues/%2F", &qs)
+	err := api(ctx, s, http.MethodGet, "/queues/%2F", &qs)
 	return qs, err
 }

@@ -2,11 +2,17 @@
 // the history of its deaths, x-opt-deaths, and texts about them.
 package deathlog
 
+import "time"
+
 // Key is the annotation that the broker writes the history in.
 const Key = "x-opt-deaths"
 
 // Death is an entry of the history. A text that the broker hasn't written is empty.
-type Death struct{ Queue, Reason, Exchange, RoutingKey string }
+type Death struct {
+	Queue, Reason, Exchange, RoutingKey string
+	Count                               uint64
+	First, Last                         time.Time
+}
 
 // Of appends the history in a message's annotations to all, the last death first. It appends
 // nothing if the broker has written none. Publishers can't: RabbitMQ takes an x-opt-deaths
@@ -19,6 +25,9 @@ func Of(all []Death, annotations map[any]any) []Death {
 			return s
 		}
 		d := Death{Queue: text("queue"), Reason: text("reason"), Exchange: text("exchange")}
+		d.Count, _ = e["count"].(uint64)
+		d.First, _ = e["first-time"].(time.Time)
+		d.Last, _ = e["last-time"].(time.Time)
 		switch keys := e["routing-keys"].(type) {
 		case []string:
 			if len(keys) > 0 {

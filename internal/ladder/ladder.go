@@ -50,7 +50,7 @@ func (l Ladder) Add(t *declare.Topology, alternate string, queue declare.QuorumQ
 		own, below := l.Name(level), l.Name(level-1)
 		before := strings.Repeat("*.", l.Levels-1-level)
 		queue.Name, queue.MessageTTL = own, l.Unit<<level
-		queue.DeadLetter = declare.DeadLetterTarget{Exchange: below, Strategy: declare.AtLeastOnce}
+		queue.DeadLetter = declare.DeadLetterTarget{Exchange: below}
 		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: own, Type: declare.Topic, AlternateExchange: alternate})
 		t.Queues = append(t.Queues, queue)
 		t.Bindings = append(t.Bindings,

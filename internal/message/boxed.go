@@ -5,12 +5,9 @@ import (
 	"sync/atomic"
 )
 
-// Boxed returns s as a value of type any, as annotations want their keys and values. For a
-// string that was seen of late this takes no allocation.
-func Boxed(s string) any { return boxed(&boxes, s) }
-
-// boxes keeps strings of annotations: their keys, and values such as names of exchanges and
-// queues, which are the same in message after message.
+// boxes has strings as values of type any, as annotations want their keys and values. For a
+// string that was seen of late this takes no allocation: the keys, and names of exchanges and
+// queues, are the same in message after message.
 var boxes boxCache
 
 // boxCache keeps strings by a hash: two for each, until others push them out.

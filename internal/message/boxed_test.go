@@ -49,7 +49,7 @@ func TestBoxedIsWhatWasGiven(t *testing.T) {
 	all.Wait()
 	for i := range 2 * maxBoxed {
 		s := strings.Repeat("s", i)
-		require.Equal(t, any(s), Boxed(s))
+		require.Equal(t, any(s), boxed(&boxes, s))
 	}
 }
 

@@ -6,12 +6,6 @@ import (
 	"github.com/Azure/go-amqp"
 )
 
-// Check returns why b can't be decoded; nil if it can.
-func Check(b []byte) error {
-	var m amqp.Message
-	return unmarshal(&m, b)
-}
-
 // unmarshal decodes b with go-amqp's decoder. It survives whatever b is.
 func unmarshal(m *amqp.Message, b []byte) (err error) {
 	if err := decodable(b); err != nil {

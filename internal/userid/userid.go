@@ -3,6 +3,7 @@
 package userid
 
 import (
+	"errors"
 	"maps"
 	"strings"
 	"sync/atomic"
@@ -55,6 +56,13 @@ func (l *Login) Learn(description string) bool {
 		l.refused.Store(true)
 	}
 	return ok
+}
+
+// LearnFrom reports whether the broker has ended a link or a session because of a user-id,
+// and learns from err what that says about the connection's user.
+func (l *Login) LearnFrom(err error) bool {
+	remote, ok := errors.AsType[*amqp.Error](err)
+	return ok && remote != nil && remote.Condition == amqp.ErrCondUnauthorizedAccess && l.Learn(remote.Description)
 }
 
 // Refusal reports whether the description of an error amqp:unauthorized-access is about a

@@ -106,24 +106,21 @@ const (
 	holdLimit = 5 * time.Minute
 )
 
-// State is the state of a circuit.
-type State string
-
+// What Change.From and Change.To may be.
 const (
-	// Closed: messages are handled. A circuit begins so.
-	Closed State = "closed"
-	// Open: no message is handled.
-	Open State = "open"
-	// HalfOpen: one message at a time is handled, as a probe.
-	HalfOpen State = "half-open"
+	stateClosed   = "closed"
+	stateOpen     = "open"
+	stateHalfOpen = "half-open"
 )
 
 // Change is a change of a circuit's state.
 type Change struct {
-	From, To State
+	// From and To are "closed": messages are handled; "open": none is; or "half-open": one
+	// message at a time is handled, as a probe. A circuit starts closed.
+	From, To string
 	// Err is what opened the circuit; nil for other changes.
 	Err error
-	// OpenFor is the time until the next probe; 0 unless To is Open.
+	// OpenFor is the time until the next probe; 0 unless To is "open".
 	OpenFor time.Duration
 }
 

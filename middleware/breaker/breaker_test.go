@@ -94,7 +94,7 @@ func (r *recorder) note(c breaker.Change) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	line := fmt.Sprintf("%v %v", time.Since(r.began).Round(time.Second), c.To)
-	if c.To == breaker.Open {
+	if c.To == "open" {
 		line += fmt.Sprintf(" for %v: %v", c.OpenFor, c.Err)
 	}
 	r.lines = append(r.lines, line)

@@ -29,7 +29,7 @@ type circuit struct {
 	cfg Config
 
 	mu       sync.Mutex
-	state    State
+	state    string
 	period   int // counts the changes of the state
 	failures int // in a row, while closed
 	openFor  time.Duration
@@ -52,7 +52,7 @@ type consumer struct {
 }
 
 func newCircuit(cfg Config) *circuit {
-	return &circuit{cfg: cfg, state: Closed, changed: make(chan struct{}), consumers: map[weak.Pointer[client.Control]]*consumer{}}
+	return &circuit{cfg: cfg, state: stateClosed, changed: make(chan struct{}), consumers: map[weak.Pointer[client.Control]]*consumer{}}
 }
 
 // judge says what a result is a sign of.
@@ -113,9 +113,9 @@ func (c *circuit) limit(control *client.Control, k *consumer) {
 	old := k.release
 	k.release = nil
 	switch c.state {
-	case Open:
+	case stateOpen:
 		k.release = control.Limit(0)
-	case HalfOpen:
+	case stateHalfOpen:
 		k.release = control.Limit(1)
 	}
 	if old != nil {
@@ -129,14 +129,14 @@ func (c *circuit) enter(ctx context.Context, returnable bool) (pass, error) {
 	var patience <-chan time.Time
 	for {
 		c.mu.Lock()
-		if c.state == Closed || c.state == HalfOpen && !c.probing {
-			c.probing = c.state == HalfOpen
+		if c.state == stateClosed || c.state == stateHalfOpen && !c.probing {
+			c.probing = c.state == stateHalfOpen
 			p := pass{c.period}
 			c.mu.Unlock()
 			return p, nil
 		}
 		k := c.of(ctx)
-		if c.state == Open && k != nil && k.uncounted {
+		if c.state == stateOpen && k != nil && k.uncounted {
 			c.mu.Unlock()
 			return pass{}, ErrOpen
 		}
@@ -164,18 +164,18 @@ func (c *circuit) leave(ctx context.Context, p pass, says sign, err error) {
 	c.mu.Lock()
 	if p.period == c.period {
 		switch {
-		case c.state == Closed && says == up:
+		case c.state == stateClosed && says == up:
 			c.failures = 0
-		case c.state == Closed && says == down:
+		case c.state == stateClosed && says == down:
 			if c.failures++; c.failures >= c.cfg.Failures {
 				c.of(ctx)
 				c.open(c.cfg.OpenFor, err)
 			}
-		case c.state == HalfOpen && says == up:
-			c.become(Closed, Change{})
-		case c.state == HalfOpen && says == down:
+		case c.state == stateHalfOpen && says == up:
+			c.become(stateClosed, Change{})
+		case c.state == stateHalfOpen && says == down:
 			c.open(min(2*c.openFor, c.cfg.MaxOpenFor), err)
-		case c.state == HalfOpen:
+		case c.state == stateHalfOpen:
 			c.probing = false
 			c.wake()
 		}
@@ -187,12 +187,12 @@ func (c *circuit) leave(ctx context.Context, p pass, says sign, err error) {
 // open is called with mu held.
 func (c *circuit) open(d time.Duration, err error) {
 	c.openFor = d
-	c.become(Open, Change{Err: err, OpenFor: d})
+	c.become(stateOpen, Change{Err: err, OpenFor: d})
 	period := c.period
 	time.AfterFunc(d, func() {
 		c.mu.Lock()
 		if c.period == period {
-			c.become(HalfOpen, Change{})
+			c.become(stateHalfOpen, Change{})
 		}
 		c.mu.Unlock()
 		c.tell()
@@ -200,7 +200,7 @@ func (c *circuit) open(d time.Duration, err error) {
 }
 
 // become changes the state; called with mu held.
-func (c *circuit) become(s State, what Change) {
+func (c *circuit) become(s string, what Change) {
 	what.From, what.To = c.state, s
 	c.state, c.failures, c.probing = s, 0, false
 	c.period++
@@ -238,10 +238,10 @@ func (c *circuit) tell() {
 		func() {
 			defer c.mu.Lock() // whatever OnChange does
 			switch what.To {
-			case Open:
+			case stateOpen:
 				c.cfg.Logger.Warn("hopback: circuit open, consuming is paused", "error", client.ErrorText(what.Err), "for", what.OpenFor)
 			default:
-				c.cfg.Logger.Info("hopback: circuit "+string(what.To), "was", string(what.From))
+				c.cfg.Logger.Info("hopback: circuit "+what.To, "was", what.From)
 			}
 			if c.cfg.OnChange != nil {
 				c.cfg.OnChange(what)

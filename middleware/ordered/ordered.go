@@ -59,7 +59,7 @@ import (
 type Config struct {
 	// Key returns the key of a delivery. A delivery without one, for which ok is false,
 	// doesn't wait. The same key in two queues is two keys. Key is called by many
-	// goroutines at once. Default: GroupID.
+	// goroutines at once. Default: the property group-id.
 	Key func(*client.Delivery) (key string, ok bool)
 	// Attempts is how often the handler is called before its failure is returned, the
 	// first call included. A negative number means until it succeeds. Default: 1.
@@ -88,7 +88,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, err
 	}
 	if c.Key == nil {
-		c.Key = GroupID
+		c.Key = groupID
 	}
 	switch {
 	case c.Attempts == 0:
@@ -102,9 +102,9 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// GroupID is the default Config.Key: the property group-id. It returns false for a
+// groupID is the default Config.Key: the property group-id. It returns false for a
 // message without one.
-func GroupID(d *client.Delivery) (string, bool) {
+func groupID(d *client.Delivery) (string, bool) {
 	p := d.Message().Properties
 	if p == nil || p.GroupID == nil {
 		return "", false

@@ -31,14 +31,14 @@ type Config struct {
 	// Handlers has a handler for each type. "" is the type of messages without one.
 	Handlers map[string]client.Handler
 	// Type returns a delivery's type. It is called by many goroutines at once. Default:
-	// Subject. See Property.
+	// subject. See Property.
 	Type func(*client.Delivery) string
 	// Fallback, if not nil, handles messages of all other types.
 	Fallback client.Handler
 }
 
-// Subject is the default Config.Type: the property subject, or "".
-func Subject(d *client.Delivery) string {
+// subject is the default Config.Type: the property subject, or "".
+func subject(d *client.Delivery) string {
 	if p := d.Message().Properties; p != nil && p.Subject != nil {
 		return *p.Subject
 	}
@@ -61,7 +61,7 @@ func New(cfg Config) client.Handler {
 	m := &mux{Config: cfg}
 	m.Handlers = maps.Clone(cfg.Handlers)
 	if m.Type == nil {
-		m.Type = Subject
+		m.Type = subject
 	}
 	at := argument.Root("typemux.Config").Field("Handlers")
 	if len(m.Handlers) == 0 {

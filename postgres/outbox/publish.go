@@ -147,7 +147,7 @@ func (p Publisher[T]) rows(db postgres.DB, vs []T, edit ...func(v T, m *client.M
 			}
 		}
 		if r.message, err = m.MarshalBinary(); err != nil {
-			return nil, argument.Wrap(err, "value", fmt.Sprintf("%T", v), "can't be encoded as an AMQP message", "look at what the edit functions set")
+			return nil, argument.New("value", fmt.Sprintf("%T", v), "can't be encoded as an AMQP message", "look at what the edit functions set").Because(err)
 		}
 	}
 	return rows, nil
@@ -184,7 +184,7 @@ func (p Publisher[T]) message(v T) (m *client.Message, err error) {
 		m = client.NewMessage(nil)
 		m.Data = nil
 		if err := codec.Encode(v, m); err != nil {
-			return nil, argument.Wrap(err, "value", fmt.Sprintf("%T", v), "can't be encoded", "fix the value, or use another Codec")
+			return nil, argument.New("value", fmt.Sprintf("%T", v), "can't be encoded", "fix the value, or use another Codec").Because(err)
 		}
 	}
 	if m.Properties == nil {

@@ -53,7 +53,7 @@ func notAmong(array string) string { return "NOT IN (SELECT unnest(" + array + "
 func (rec *record) decode() error {
 	m := &client.Message{}
 	if err := m.UnmarshalBinary(rec.message); err != nil {
-		return argument.Wrap(err, "message", rec.id, "isn't an AMQP message", "write messages with outbox.Publish")
+		return argument.New("message", rec.id, "isn't an AMQP message", "write messages with outbox.Publish").Because(err)
 	}
 	rec.message = nil
 	if m.Properties == nil || m.Properties.To == nil {

@@ -57,7 +57,7 @@ func (p Publisher[T]) PublishAt(ctx context.Context, db postgres.DB, due time.Ti
 	r := rows[0]
 	if _, err := db.Exec(ctx, insertScheduled, due, r.message, r.id, r.address, nullable(r.key)); err != nil {
 		if pg := new(pgconn.PgError); errors.As(err, &pg) && pg.Code == "23505" { // unique_violation
-			return "", argument.Wrap(err, "message Properties.MessageID", r.id, "is that of another scheduled message, which waits or has ended in the last 7 days", "use an id of its own, or leave it out to have a random one")
+			return "", argument.New("message Properties.MessageID", r.id, "is that of another scheduled message, which waits or has ended in the last 7 days", "use an id of its own, or leave it out to have a random one").Because(err)
 		}
 		return "", fmt.Errorf("outbox: %w", err)
 	}

@@ -232,7 +232,7 @@ func TestForwardToNowhereKeepsTheOriginal(t *testing.T) {
 				return client.Forward{To: address.Exchange("missing", "k"), Message: c}
 			}
 			return client.Forward{To: address.Queue("elsewhere"), Message: c}
-		}), officialclient.Config{Concurrency: 4, ForwardPatience: 3 * time.Second, FailureLimit: officialclient.UnlimitedFailures})
+		}), officialclient.Config{Concurrency: 4, ForwardPatience: 3 * time.Second, FailureLimit: -1})
 		s.publish(t, "orders", messages("bad", 5)...)
 		next(t, missing, "a forward to nowhere")
 		s.publish(t, "orders", messages("good", n)...)

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"math"
+	"reflect"
 
 	"github.com/hopback/hopback/internal/frames"
 )
@@ -284,24 +285,12 @@ func inferred(v any) (_ any, ok bool) {
 		return string(v), true
 	case frames.UUID:
 		return string(v[:]), true
-	case int8:
-		return int64(v), true
-	case int16:
-		return int64(v), true
-	case int32:
-		return int64(v), true
-	case uint8:
-		return int64(v), true
-	case uint16:
-		return int64(v), true
-	case uint32:
-		return int64(v), true
-	case uint64:
-		return int64(min(v, math.MaxInt64)), true
-	case frames.Timestamp:
-		return int64(v), true
-	case frames.Char:
-		return int64(v), true
+	}
+	switch n := reflect.ValueOf(v); {
+	case n.CanInt():
+		return n.Int(), true
+	case n.CanUint():
+		return int64(min(n.Uint(), math.MaxInt64)), true
 	}
 	return v, false
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -131,6 +132,12 @@ func (s *Session) refuseAddress(reason string) *Fault {
 	return s.refuse("amqp:invalid-field", "Attach rejected: "+reason)
 }
 
+// numberTerms are AMQP's names of the types of numbers.
+var numberTerms = map[reflect.Kind]string{
+	reflect.Int8: "byte", reflect.Int16: "short", reflect.Int32: "int", reflect.Int64: "long",
+	reflect.Uint8: "ubyte", reflect.Uint16: "ushort", reflect.Uint32: "uint", reflect.Uint64: "ulong",
+}
+
 // term is a value as RabbitMQ's errors show it.
 func term(v any) string {
 	switch v := v.(type) {
@@ -140,22 +147,8 @@ func term(v any) string {
 		return "{utf8," + binaryTerm(v) + "}"
 	case bool:
 		return fmt.Sprint(v)
-	case int8:
-		return fmt.Sprintf("{byte,%d}", v)
-	case int16:
-		return fmt.Sprintf("{short,%d}", v)
-	case int32:
-		return fmt.Sprintf("{int,%d}", v)
-	case int64:
-		return fmt.Sprintf("{long,%d}", v)
-	case uint8:
-		return fmt.Sprintf("{ubyte,%d}", v)
-	case uint16:
-		return fmt.Sprintf("{ushort,%d}", v)
-	case uint32:
-		return fmt.Sprintf("{uint,%d}", v)
-	case uint64:
-		return fmt.Sprintf("{ulong,%d}", v)
+	case int8, int16, int32, int64, uint8, uint16, uint32, uint64:
+		return fmt.Sprintf("{%s,%d}", numberTerms[reflect.TypeOf(v).Kind()], v)
 	case []byte:
 		return "{binary," + binaryTerm(string(v)) + "}"
 	case frames.List:

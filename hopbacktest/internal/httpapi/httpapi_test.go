@@ -270,4 +270,3 @@ func TestHealthTellsAlarms(t *testing.T) {
 	require.Equal(t, 200, s.call("GET", "/nodes?columns=name,disk_free_alarm", nil, &nodes))
 	assert.Equal(t, []map[string]any{{"name": "rabbit@memory", "disk_free_alarm": true}}, nodes)
 }
-

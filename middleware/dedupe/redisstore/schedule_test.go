@@ -19,7 +19,7 @@ func TestMessagesAreCancelledInRedis(t *testing.T) {
 	other := schedule.OnDedupe(redisstore.New(redisClient(t), redisstore.Config{Prefix: t.Name()}))
 	is, err := schedule.Cancel(t.Context(), one, schedule.Scheduled{ID: "a", Due: time.Now().Add(365 * 24 * time.Hour)})
 	require.NoError(t, err)
-	assert.Equal(t, schedule.Cancelled, is)
+	assert.True(t, is)
 	for id, want := range map[string]bool{"a": true, "b": false} {
 		cancelled, err := other.Cancelled(t.Context(), id)
 		require.NoError(t, err)

@@ -109,7 +109,7 @@ func TestExampleInHelpIsRead(t *testing.T) {
 	assert.Equal(t, "team-a.", f.Policy.Names.Prefix)
 }
 
-// What is wrong with the command line or the file is said in one place, with what to
+// Errors of the command line or the file are reported in one place, with what to
 // do, before anything is connected to.
 func TestMisuse(t *testing.T) {
 	t.Parallel()
@@ -220,7 +220,7 @@ func TestOffline(t *testing.T) {
 	require.Len(t, v.Findings, 1)
 	assert.Equal(t, "dead-letter", v.Findings[0].Rule)
 
-	// The published recipe, from stdin, as it is and with findings.
+	// The published recipe, unchanged, from stdin: it has findings.
 	text, err := os.ReadFile("../../../../declare/audit/testdata/cookbook.json")
 	require.NoError(t, err)
 	r = world{stdin: string(text)}.run("topology", "verify", "--offline", "-")
@@ -352,7 +352,7 @@ func TestNobodyThere(t *testing.T) {
 }
 
 // A broker that takes the connection and says nothing is waited for no longer than
-// allowed, with progress on stderr meanwhile; a signal ends it at once.
+// allowed, and reports progress on stderr; a signal stops it at once.
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	good := file(t, "good.yaml", small)

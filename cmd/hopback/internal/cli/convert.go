@@ -82,7 +82,7 @@ func (c *command) exported(cmd *cobra.Command, args []string) (audit.Definitions
 		return audit.Definitions{}, err
 	}
 	if in.defs != nil {
-		return *in.defs, nil // in the one form, with whatever else is in it
+		return *in.defs, nil // in canonical form, with all other content
 	}
 	vhost := c.vhost
 	if vhost == "" {
@@ -182,7 +182,7 @@ the live virtual host over the HTTP API.`,
 		Args:              files(0, 1),
 		ValidArgsFunction: completeFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			draw, ok := map[string]func(audit.Snapshot) string{"mermaid": audit.Mermaid, "dot": audit.DOT}[format]
+			draw, ok := map[string]func(audit.Snapshot) string{"mermaid": audit.Snapshot.Mermaid, "dot": audit.Snapshot.DOT}[format]
 			if !ok {
 				return usage("--format is %.80q; it can be mermaid or dot", format)
 			}

@@ -145,7 +145,7 @@ func TestDeskBehindAProxy(t *testing.T) {
 	assert.Equal(t, cli.Done, p.end(t))
 }
 
-// What is wrong is told before anything is served.
+// Wrong flags are refused before the page is served.
 func TestDeskRefuses(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")

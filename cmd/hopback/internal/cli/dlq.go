@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -752,29 +753,19 @@ func groupsText(b *strings.Builder, groups []desk.Group, others uint64) {
 // table writes rows in columns. The last column isn't cut.
 func table(b *strings.Builder, rows [][]string) {
 	const most = 44
-	var widths []int
+	var aligned strings.Builder
+	w := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
 		for i, cell := range row {
-			row[i] = clean(cell)
-			if len(widths) <= i {
-				widths = append(widths, 0)
+			if row[i] = clean(cell); i < len(row)-1 && utf8.RuneCountInString(row[i]) > most {
+				row[i] = string([]rune(row[i])[:most-1]) + "…"
 			}
-			if i < len(row)-1 && utf8.RuneCountInString(row[i]) > most {
-				runes := []rune(row[i])
-				row[i] = string(runes[:most-1]) + "…"
-			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
 		}
+		_, _ = fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
-	for _, row := range rows {
-		var line strings.Builder
-		for i, cell := range row {
-			line.WriteString(cell)
-			if i < len(row)-1 {
-				line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
-			}
-		}
-		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+	_ = w.Flush()
+	for line := range strings.Lines(aligned.String()) {
+		b.WriteString(strings.TrimRight(line, " \n") + "\n")
 	}
 }
 

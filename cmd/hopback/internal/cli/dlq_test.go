@@ -25,7 +25,7 @@ func TestHelpOfDead(t *testing.T) {
 	}
 }
 
-// What is wrong with the command line is said before anything is connected to.
+// Errors of the command line are reported before anything connects.
 func TestMisuseOfDead(t *testing.T) {
 	t.Parallel()
 	empty := file(t, "empty", "")

@@ -18,8 +18,8 @@ import (
 	"github.com/hopback/hopback/hopbacktest"
 )
 
-// What dead list and dead show have found is printed at once. Then they say that the queue
-// is put back in order, and so they do to ^C.
+// dlq list and dlq show print at once what they have found. Then they report that they restore
+// the order of the queue, also after ^C.
 func TestDeadPrintsBeforeTheQueueIsInOrder(t *testing.T) {
 	t.Parallel()
 	const n = 10_000
@@ -37,7 +37,7 @@ func TestDeadPrintsBeforeTheQueueIsInOrder(t *testing.T) {
 	target, err := broker.Listen("127.0.0.1:0")
 	require.NoError(t, err)
 	w := world{env: map[string]string{"HOPBACK_URL": target, "HOPBACK_MANAGEMENT_URL": "none"}}
-	all := w.run("dlq", "list", "dead", "--count") // from now on, all were given back before
+	all := w.run("dlq", "list", "dead", "--count") // from now on, all were returned before
 	require.Zero(t, all.code, all.stderr)
 	require.Contains(t, all.stdout, fmt.Sprintf("%d of %d selected", n, n))
 

@@ -13,7 +13,7 @@ import (
 	"github.com/hopback/hopback/topologyfile"
 )
 
-var update = flag.Bool("update", false, "draw the picture in README.md anew")
+var update = flag.Bool("update", false, "redraw the picture in README.md")
 
 const readmePath = "../../../../README.md"
 
@@ -25,7 +25,7 @@ func TestPictureInREADMEIsDrawnFromItsTopology(t *testing.T) {
 	readme := string(text)
 	f, err := topologyfile.Parse("README.md", []byte(block(t, readme, "yaml")))
 	require.NoError(t, err)
-	want, have := audit.Mermaid(audit.FromTopology(f.Topology)), block(t, readme, "mermaid")
+	want, have := audit.FromTopology(f.Topology).Mermaid(), block(t, readme, "mermaid")
 	if *update && want != have {
 		require.NoError(t, os.WriteFile(readmePath, []byte(strings.Replace(readme, have, want, 1)), 0o644))
 		return

@@ -164,7 +164,7 @@ isn't known.`,
 					return err
 				}
 				switch {
-				case d.Conflicts(), exitCode && d.Count(audit.Create) > 0:
+				case d.Conflicts(), exitCode && d.Count("create") > 0:
 					return exit(No)
 				case exitCode && !d.Nothing():
 					return exit(Unknown)
@@ -261,17 +261,17 @@ func (c *command) unrefused(ctx context.Context, b *broker, in input) (audit.Dif
 
 // withExisting reports which exchanges and bindings existed before. The broker doesn't report that.
 func withExisting(r declare.Report, before audit.Diff) declare.Report {
-	was := map[declare.Resource]audit.ChangeKind{}
+	was := map[declare.Resource]string{}
 	for _, change := range before.Changes {
 		was[change.Resource] = change.Kind
 	}
 	for i, step := range r.Steps {
 		switch {
-		case step.Result != declare.Declared:
-		case was[step.Resource] == audit.Keep:
-			r.Steps[i].Result = declare.Existed
-		case was[step.Resource] == audit.Create:
-			r.Steps[i].Result = declare.Created
+		case step.Result != "declared":
+		case was[step.Resource] == "keep":
+			r.Steps[i].Result = "existed"
+		case was[step.Resource] == "create":
+			r.Steps[i].Result = "created"
 		}
 	}
 	return r
@@ -300,7 +300,7 @@ func (c *command) persist(ctx context.Context, b *broker, in input, report decla
 		quorum[q.Name] = q.Type == "quorum"
 	}
 	i := slices.IndexFunc(report.Steps, func(s declare.Step) bool {
-		return s.Result == declare.Created && s.Resource.Kind == declare.KindQueue && quorum[s.Resource.Name]
+		return s.Result == "created" && s.Resource.Kind == "queue" && quorum[s.Resource.Name]
 	})
 	if i < 0 {
 		return
@@ -333,7 +333,7 @@ func (c *command) printReport(r declare.Report, failed error) error {
 		return err
 	}
 	var parts []string
-	for _, result := range []declare.StepResult{declare.NotTried, declare.Created, declare.Existed, declare.Declared, declare.Deleted, declare.Refused, declare.Unknown} {
+	for _, result := range []string{"not tried", "created", "existed", "declared", "deleted", "refused", "unknown"} {
 		if n := r.Count(result); n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", n, result))
 		}

@@ -1,0 +1,4 @@
+package audit
+
+// CheckUnused is what DeleteUnused checks before it deletes.
+var CheckUnused = checkUnused

@@ -1,0 +1,47 @@
+// Command deadletters is the program of docs/dead-letters.md: it replays one group of dead
+// letters.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare/httpapi"
+	"github.com/hopback/hopback/desk"
+)
+
+func main() {
+	ctx := context.Background()
+	conn, err := client.Connect(ctx, "amqp://guest:guest@localhost:5672/", client.Config{})
+	check(err)
+	defer conn.Close(ctx)
+	api, err := httpapi.New("http://guest:guest@localhost:15672", "/", httpapi.Config{})
+	check(err)
+	d, err := desk.New(conn, desk.Config{HTTP: api})
+	check(err)
+
+	survey, err := d.Survey(ctx, desk.SurveyConfig{})
+	check(err)
+	for _, g := range survey.Groups {
+		fmt.Printf("%d in %s, %s: %s\n", g.Count, g.In, g.Reason, g.Text)
+	}
+	if len(survey.Groups) == 0 {
+		return
+	}
+	first := survey.Groups[0]
+	report, err := d.Replay(ctx, desk.ReplayConfig{
+		Queue:  first.In,
+		Filter: desk.Filter{Groups: []string{first.ID}},
+		By:     "ada",
+	})
+	fmt.Println("replayed", report.Replayed)
+	check(err)
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}

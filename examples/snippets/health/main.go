@@ -1,0 +1,20 @@
+// Command health is the program of docs/operations.md: it serves the probes of a connection.
+package main
+
+import (
+	"context"
+	"log"
+	"net/http"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/health"
+)
+
+func main() {
+	conn, err := client.Connect(context.Background(), "amqp://guest:guest@localhost:5672/", client.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	http.Handle("/health/", health.Handler(health.Config{}, conn))
+	log.Fatal(http.ListenAndServe(":8080", nil))
+}

@@ -1,0 +1,284 @@
+package consume
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/internal/grace"
+
+	"github.com/hopback/hopback/internal/link"
+
+	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/publish"
+)
+
+// consumer is one call of Consume.
+type Consumer struct {
+	queue    string
+	cfg      ConsumerSettings
+	deps     ConsumerDeps
+	log      *slog.Logger
+	forwards *publish.Forwarder
+	returns  LateReturns
+
+	// slots holds the right to run a handler. A worker holds one while it lives;
+	// one that outlives its stint, in a long handler, keeps the next stint's from
+	// beginning, so that Concurrency holds across a reconnect.
+	slots   chan struct{}
+	workers Roster
+	// timeouts ends handlers before the broker takes their deliveries back; timeoutAsked says
+	// that the broker has told the queue's own timeout.
+	timeouts     Timeouts
+	timeoutAsked atomic.Bool
+
+	active   *activity // nil: nobody asks
+	attached bool      // it has had a link
+	missing  bool      // the last attempt has found no queue
+	Appetite *appetite // nil: Prefetch was given
+	hunger   hunger    // of the stint that runs
+	Mu       sync.Mutex
+	limit    int       // the lowest that the user has set
+	Current  running   // the stint that runs; nil: none
+	up       bool      // there is a link, or one that takes over from it
+	since    time.Time // since when up is so
+	why      error     // why it is false
+
+	Draining <-chan struct{} // closed when the drain begins
+	closed   context.Context // ends when shut is called
+	close    context.CancelFunc
+	gone     chan struct{} // run has returned
+	// hurry ends the drain's patience: shut's ctx has ended.
+	hurry     chan struct{}
+	hurryOnce sync.Once
+}
+
+// noLimit is above every prefetch.
+const noLimit = math.MaxInt
+
+// consumerSettings is what a consumer is to do. See ConsumerConfig.
+type ConsumerSettings struct {
+	Queue, Source string // the queue's name and its encoded address
+	// near is 0 if prefetch was given. Otherwise prefetch is the most, and near the most where
+	// the broker is near.
+	Concurrency, Prefetch, Near             int
+	Grace, ForwardPatience, ConsumerTimeout time.Duration
+	Properties                              map[string]any // of the link
+	// ordered says that handled.Lane is to be asked.
+	Ordered bool
+	// forwards are the addresses to check before the first delivery.
+	Forwards     []address.Address
+	NoQuarantine bool
+	OnActive     func(bool)
+	OnGone       func(context.Context) error
+}
+
+// running is the consumer's stint, as long as it runs.
+type running interface {
+	resize()
+	count(*instrument.ConsumerStats)
+}
+
+// consumerDeps is what a consumer takes from outside, so that it runs on faulty
+// links in tests.
+type ConsumerDeps struct {
+	Sessions link.Sessions
+	Backoff  link.Backoff
+	Log      *slog.Logger
+	Tell     func(event.StateEvent) // nil: nobody listens
+	Overdue  time.Duration          // as senderConfig.overdue
+	// deadLetters says whether a queue certainly has a dead-letter exchange. An error says
+	// that the broker couldn't be asked.
+	DeadLetters func(ctx context.Context, queue string) (bool, error)
+	// singleActive says whether the queue has a single active consumer. nil: it may.
+	SingleActive func(ctx context.Context, queue string) (bool, error)
+	// consumerTimeout is what the queue's arguments set; 0: nothing. nil: it isn't known.
+	ConsumerTimeout func(ctx context.Context, queue string) (time.Duration, error)
+	// look asks the broker about the queue; nil: nothing shows when the consumer starves.
+	Look func(ctx context.Context, queue string) (QueueLook, error)
+	// starving is after how long without a delivery that is asked. 0: the default.
+	Starving time.Duration
+	// now is the broker's time; false while it isn't known. nil: this host's.
+	Now func() (time.Time, bool)
+	// arrived returns a delivery of a message with its handled.
+	Arrived func(m *amqp.Message, at time.Time) *Delivery
+	// follow has limited called with the most deliveries that the user allows, until stop is
+	// called. gate says whether that is none, and returns a channel that is closed when it
+	// isn't any more.
+	Follow func(limited func(n int)) (stop func())
+	Gate   func() (resumed <-chan struct{}, paused bool)
+}
+
+// queueLook is what the broker says of a queue.
+type QueueLook struct {
+	Ready  uint64
+	Leader string // its node; "" if it has none
+}
+
+func NewConsumer(cfg ConsumerSettings, deps ConsumerDeps) *Consumer {
+	if deps.Now == nil {
+		deps.Now = func() (time.Time, bool) { return time.Now(), true }
+	}
+	depth := cfg.Prefetch
+	var wanted *appetite
+	switch {
+	case cfg.Near > 0 && cfg.Ordered: // what waits for its key says nothing about the handlers' times
+		cfg.Prefetch = cfg.Near
+	case cfg.Near > 0:
+		wanted = NewAppetite(cfg.Concurrency, cfg.Near, cfg.Prefetch)
+	}
+	k := &Consumer{
+		Appetite: wanted, hunger: newHunger(deps.Starving), limit: noLimit,
+		queue: cfg.Queue, cfg: cfg, deps: deps,
+		log:      deps.Log.With("queue", cfg.Queue),
+		forwards: publish.NewForwarder(deps.Sessions, publish.SenderConfig{Copies: true, Depth: depth, Pause: deps.Backoff.Pause, Tell: deps.Tell, Overdue: deps.Overdue, Log: deps.Log}),
+		slots:    make(chan struct{}, cfg.Concurrency),
+		active:   newActivity(cfg.OnActive),
+		since:    time.Now(),
+		gone:     make(chan struct{}), hurry: make(chan struct{}),
+	}
+	k.timeouts.Workers = &k.workers
+	k.closed, k.close = context.WithCancel(context.Background())
+	return k
+}
+
+// limited is told of the user's limit.
+func (k *Consumer) limited(n int) {
+	k.Mu.Lock()
+	k.limit = n
+	s := k.Current
+	k.Mu.Unlock()
+	if s != nil {
+		s.resize()
+	}
+}
+
+// allowed is how many deliveries the user allows.
+func (k *Consumer) allowed() int {
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
+	return k.limit
+}
+
+// setCurrent notes the stint that runs; nil: none does.
+func (k *Consumer) setCurrent(s running) {
+	k.Mu.Lock()
+	k.Current = s
+	k.Mu.Unlock()
+}
+
+func (k *Consumer) Count(all *instrument.Stats) {
+	one := instrument.ConsumerStats{Queue: k.queue, Concurrency: k.cfg.Concurrency}
+	k.Mu.Lock()
+	s := k.Current
+	one.Up, one.Since, one.Err = k.up, k.since, k.why
+	k.Mu.Unlock()
+	one.Handling, one.Oldest, one.Newest = k.workers.running()
+	if s != nil {
+		s.count(&one)
+	}
+	k.forwards.Count(&one)
+	all.Consumers = append(all.Consumers, one)
+}
+
+// shut drains the consumer, within ctx.
+func (k *Consumer) Shut(ctx context.Context) error {
+	k.close()
+	select {
+	case <-k.gone:
+		return nil
+	case <-ctx.Done():
+		k.hurryOnce.Do(func() { close(k.hurry) })
+		<-k.gone
+		return failure.Ended("consume", k.queue, failure.ErrConnectionLost, ctx)
+	}
+}
+
+// event tells of the consumer.
+func (k *Consumer) event(e event.StateEvent) {
+	switch e.Kind {
+	case event.EventUp:
+		k.note(true, nil)
+	case event.EventLost, event.EventRefused:
+		k.note(false, e.Err)
+	}
+	if k.deps.Tell != nil {
+		e.Op, e.Target = "consume", k.queue
+		k.deps.Tell(e)
+	}
+}
+
+// note notes whether the consumer has a link, and why not.
+func (k *Consumer) note(up bool, why error) {
+	k.Mu.Lock()
+	defer k.Mu.Unlock()
+	if up != k.up {
+		k.up, k.since = up, time.Now()
+	}
+	k.why = why
+}
+
+const (
+	// lastGrace is what a handler gets after its ctx was ended by the drain.
+	LastGrace = grace.Last
+	// askLimit bounds what the broker is asked on the way.
+	askLimit = 5 * time.Second
+)
+
+// errGraceOver is the cause of a handler's ctx that the drain has ended.
+var errGraceOver = grace.ErrOver
+
+// starvingAfter is for how long a consumer with credit gets nothing before it looks
+// whether its queue has messages.
+const starvingAfter = 30 * time.Second
+
+// hunger is what a consumer remembers from one link to the next.
+type hunger struct {
+	after   time.Duration // of silence before the first look
+	pause   time.Duration // of silence before the next look
+	vain    int           // sessions replaced in a row without a delivery
+	refused bool          // the user may not look
+}
+
+func newHunger(after time.Duration) hunger {
+	if after <= 0 {
+		after = starvingAfter
+	}
+	return hunger{after: after, pause: after}
+}
+
+func (h *hunger) reset() { h.pause, h.vain = h.after, 0 }
+
+// returnFor is how long a message stays in its queue whose forward found no room to wait.
+const ReturnFor = 30 * time.Second
+
+// lateReturns is what a consumer knows of the deliveries that went back to come later.
+type LateReturns struct {
+	Any     atomic.Bool
+	Ignored atomic.Bool // the queue delivers them at once
+}
+
+// notice is told of each delivery. brokerNow is the broker's time, if that is known.
+func (r *LateReturns) Notice(m *amqp.Message, brokerNow func() (time.Time, bool)) (ignored bool) {
+	if !r.Any.Load() || r.Ignored.Load() {
+		return false
+	}
+	at, ok := m.Annotations[annotation.DeliveryTime].(int64)
+	if !ok {
+		return false
+	}
+	now, known := brokerNow()
+	if !known || time.UnixMilli(at).Sub(now) < ReturnFor/2 {
+		return false
+	}
+	return r.Ignored.CompareAndSwap(false, true)
+}

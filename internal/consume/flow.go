@@ -1,0 +1,608 @@
+// Package consume carries deliveries from a link to their settlement:
+//
+//	link → window → isolation → lane → worker → handler → decision → settlement
+//
+// A Consumer keeps a link session for its queue as long as it runs, one after the other (run.go). The
+// caller's handler returns a decision; what a handler's error means is the business of package client.
+package consume
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/internal/keys"
+
+	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/publish"
+)
+
+// receive moves what arrives into the inbox. It never blocks on a handler, so it
+// notices at once when the link ends.
+func (s *Stint) receive(ctx context.Context) {
+	for {
+		a, err := s.link.Receive(ctx)
+		if err != nil {
+			if ctx.Err() == nil {
+				s.die(err)
+				return
+			}
+			for a, ok := s.link.Prefetched(); ok; a, ok = s.link.Prefetched() {
+				s.take(a)
+			}
+			return
+		}
+		s.take(a)
+	}
+}
+
+func (s *Stint) take(a link.Arrival) {
+	now := time.Now()
+	if trip := s.window.Received(now); trip > 0 && s.consumer.Appetite != nil && s.consumer.Appetite.measured(trip) {
+		s.resize()
+	}
+	if s.sess.Wear() >= 1 {
+		select {
+		case s.worn <- struct{}{}:
+		default:
+		}
+	}
+	if s.consumer.returns.Notice(a.Msg, s.consumer.deps.Now) {
+		s.consumer.log.Warn("hopback: the queue ignores the delivery time of messages that went back; deliveries that wait for their forwards are kept instead")
+	}
+	d := s.consumer.deps.Arrived(a.Msg, now)
+	d.Message, d.id, d.received, d.link = a.Msg, a.Id, now, s
+	s.leases.begin(d)
+	if a.Unreadable {
+		s.hold(d)
+		return
+	}
+	s.admit(d)
+}
+
+// admit hands d to the workers, now or once nothing else is in its way: first the
+// quarantine's suspects, then those before it in its lane.
+func (s *Stint) admit(d *Delivery) {
+	now, changed := s.Quarantine.Admit(d)
+	if changed {
+		s.resize()
+	}
+	s.line(now)
+}
+
+// line hands d, if it isn't nil, to the workers, now or when those before it in its lane
+// are handled.
+func (s *Stint) line(d *Delivery) {
+	if d != nil && s.lanes.admit(d) {
+		s.enqueue(d)
+	}
+}
+
+// unlane hands on what waits for d in its lane.
+func (s *Stint) unlane(d *Delivery) {
+	if next := s.lanes.next(d); next != nil {
+		s.enqueue(next)
+	}
+}
+
+// leaseEnded is called by the link when the broker has taken deliveries back, so it hands
+// on to a goroutine.
+func (s *Stint) LeaseEnded(first, last uint32) {
+	all := s.leases.takenBack(first, last)
+	if len(all) == 0 {
+		go s.window.nudge() // the settlement and this have crossed
+	}
+	for _, d := range all {
+		go s.takenBack(d)
+	}
+}
+
+// takenBack is told that the broker has given d to somebody else, since it was
+// held for longer than the queue's consumer timeout. The broker gives this link
+// nothing more until the stale delivery is settled, and a flow has come behind that. So
+// that is done at once; what the handler decides on it is dropped, and the handler
+// learns it from its ctx.
+func (s *Stint) takenBack(d *Delivery) {
+	now := time.Now()
+	s.consumer.log.WarnContext(d.LogCtx(), "hopback: the broker took a delivery back because it was held for longer than the consumer timeout", "message_id", publish.MessageID(d.Message), "held", now.Sub(d.received).Round(time.Millisecond))
+	s.consumer.timeouts.Learn(d.received, now)
+	d.back.Store(true)
+	d.End(ErrTakenBack)
+	if d.settling.Load() {
+		s.window.nudge() // its settlement may be written already
+		return
+	}
+	s.push(d, link.Disposition{Kind: link.Released})
+}
+
+// askTimeout learns the queue's own consumer timeout.
+func (s *Stint) askTimeout() {
+	k := s.consumer
+	if s.old.LacksConsumerTimeout || k.cfg.ConsumerTimeout > 0 || k.deps.ConsumerTimeout == nil || k.timeoutAsked.Load() {
+		return
+	}
+	s.deciding.start(func() {
+		ctx, cancel := s.prompt()
+		defer cancel()
+		if limit, err := k.deps.ConsumerTimeout(ctx, k.queue); err == nil {
+			k.timeouts.know(limit)
+			k.timeoutAsked.Store(true)
+		}
+	})
+}
+
+// nearTimeout has a handler's failure count while it can: see timeouts.
+func (s *Stint) nearTimeout(d *Delivery, last bool) {
+	held := time.Since(d.received).Round(time.Millisecond)
+	if !last {
+		s.consumer.log.WarnContext(d.LogCtx(), "hopback: a handler has run for nearly as long as the consumer timeout; its ctx ends", "message_id", publish.MessageID(d.Message), "held", held)
+		if d.ctx.deadline.IsZero() { // the timeout wasn't known when it began
+			d.End(ErrTimeoutNear)
+		}
+		return
+	}
+	d.End(ErrTimeoutNear)
+	s.deciding.start(func() {
+		keeps, _ := s.keepsDead()
+		switch {
+		case d.began.Load() == 0 || d.settling.Load() || s.over(): // the handler has returned
+		case !keeps:
+			s.consumer.log.ErrorContext(d.LogCtx(), "hopback: a handler ignores the end of its ctx, and the consumer timeout is nearly over; the broker will deliver the message again without counting a failure, because its queue isn't known to have a dead-letter exchange", "message_id", publish.MessageID(d.Message), "held", held)
+		default:
+			s.consumer.log.ErrorContext(d.LogCtx(), "hopback: a handler ignores the end of its ctx, and the consumer timeout is nearly over; its message goes back to the queue as a failed delivery", "message_id", publish.MessageID(d.Message), "held", held)
+			s.push(d, link.Disposition{Kind: link.Modified, Failed: true})
+		}
+	})
+}
+
+func (s *Stint) enqueue(d *Delivery) {
+	s.crew.put(d)
+	if failure.IsClosed(s.closing) {
+		if s.returning.Load() {
+			s.giveBack() // a suspect whose turn came after the drain had looked
+		}
+		s.signalIdle()
+	}
+}
+
+// work is what a worker does with a delivery.
+func (s *Stint) work(d *Delivery) {
+	// What came in on a link that is over will be delivered again: handling it now makes
+	// a duplicate.
+	if !s.over() && !d.settling.Load() && s.mayBegin(d) {
+		s.handle(s.handlerCtx, d)
+	} else {
+		s.unlane(d)
+	}
+}
+
+// mayBegin waits while the consumer is paused, or gives d back where that costs it
+// nothing.
+func (s *Stint) mayBegin(d *Delivery) bool {
+	resumed, paused := s.consumer.deps.Gate()
+	if !paused {
+		return true
+	}
+	if s.old.CountsReturns {
+		if begin, lost := s.resumed(resumed); begin || lost {
+			return begin
+		}
+	}
+	s.push(d, link.Disposition{Kind: link.Released})
+	return false
+}
+
+func (s *Stint) handle(ctx context.Context, d *Delivery) {
+	defer s.unlane(d)
+	defer d.End(nil) // frees what its ctx holds
+	d.ctx.Context, d.ctx.delivery, d.ctx.deadline = d.Handled.Observe(ctx), d, s.consumer.timeouts.deadline(d.received)
+	began := time.Now()
+	d.began.Store(began.UnixNano())
+	d.Handled.Handle(&d.ctx)
+	d.began.Store(0)
+	if s.consumer.Appetite != nil && s.consumer.Appetite.Handled(time.Since(began)) {
+		s.resize()
+	}
+	s.carryOut(d, d.Handled.Decide())
+}
+
+// exited is called by a worker that ends, since its handler has ended the goroutine.
+func (s *Stint) exited(d *Delivery) {
+	s.carryOut(d, d.Handled.Decide())
+	s.crew.replace()
+}
+
+// carryOut does what was decided, without waiting for the broker.
+func (s *Stint) carryOut(d *Delivery, r Decision) {
+	switch r.Kind {
+	case DecisionAccept:
+		s.push(d, link.Disposition{Kind: link.Accepted})
+	case decisionRelease:
+		s.push(d, link.Disposition{Kind: link.Released})
+	case decisionForward:
+		s.forward(d, r.To, r.Copy)
+	default:
+		disp := link.Disposition{Kind: link.Modified, Failed: r.Failed, Dead: r.DeadLetter}
+		if len(r.Annotations) > 0 || r.Reason != "" || r.ErrorText != "" {
+			disp.Annotations = annotations(r.Annotations, 3)
+			if r.Reason != "" {
+				disp.Annotations[annotation.Reason] = r.Reason
+			}
+			if r.ErrorText != "" {
+				disp.Annotations[annotation.Error] = r.ErrorText
+			}
+		}
+		s.push(d, disp)
+	}
+}
+
+// forward hands the copy, which is valid, to the forwarder and accepts the original when
+// the copy is confirmed.
+func (s *Stint) forward(d *Delivery, to address.Address, m *amqp.Message) {
+	built := s.lastTarget.Load()
+	if built == nil || built.of != to {
+		encoded, err := to.Build()
+		if err != nil {
+			s.unforwardable(d, to, err)
+			return
+		}
+		built = &builtAddress{to, encoded}
+		s.lastTarget.Store(built)
+	}
+	sent := m
+	if followed := d.observed.Load(); followed != nil {
+		sent = followed.Forwarding(to, m)
+	}
+	f := &forwarding{s: s, d: d, to: to, copy: m, Forward: publish.Forward{
+		Target: built.encoded, Msg: sent, Patience: PatienceFor(s.consumer.cfg.ForwardPatience, d.failures()), Abandoned: s.dead,
+	}}
+	f.Original = f
+	s.consumer.forwards.Send(&f.Forward)
+}
+
+// forwarding is a delivery that waits for its copy to be confirmed, with the forward
+// of the copy, so that they are one allocation.
+type forwarding struct {
+	publish.Forward
+	s *Stint
+	d *Delivery
+	// to is where the copy goes.
+	to   address.Address
+	copy *amqp.Message
+}
+
+func (f *forwarding) Report(err error, again time.Duration) {
+	f.s.consumer.log.WarnContext(f.d.LogCtx(), "hopback: a copy was not accepted; the original is kept, and its copy is tried again", "to", f.to.String(), "error", err, "again_in", again)
+}
+
+func (f *forwarding) SetAside(mayReturn bool) (aside, returned bool) {
+	return f.s.setAside(f.d, publish.SizeOf(f.copy), mayReturn)
+}
+
+func (f *forwarding) Done(err error) {
+	s := f.s
+	f.d.observed.Load().Forwarded(err)
+	switch {
+	case err == nil:
+		s.push(f.d, link.Disposition{Kind: link.Accepted})
+	case errors.Is(err, failure.ErrTooLarge) || errors.As(err, new(*argument.Error)):
+		s.unforwardable(f.d, f.to, err)
+	default:
+		s.deciding.start(func() { s.notForwarded(f.d, f.to, f.copy, err) })
+	}
+}
+
+// patienceFor doubles the patience with each failed delivery, up to an hour, so that a
+// message that only waits for an address to come back doesn't use up the queue's
+// delivery limit, and one that can never be forwarded does in the end.
+func PatienceFor(patience time.Duration, failed uint32) time.Duration {
+	for ; failed > 0 && patience < time.Hour/2; failed-- {
+		patience *= 2
+	}
+	return patience
+}
+
+// notForwarded ends the patience for a copy. Never both are gone: the original goes
+// back, as a failed delivery, so that the queue's delivery limit ends what can't be
+// forwarded; or it is kept, where that would drop it.
+func (s *Stint) notForwarded(d *Delivery, to address.Address, m *amqp.Message, err error) {
+	keeps, unknown := s.keepsDead()
+	switch {
+	case keeps:
+	case s.over():
+		return
+	case failure.IsClosed(s.closing):
+		s.push(d, link.Disposition{Kind: link.Released})
+		return
+	case unknown != nil:
+		s.consumer.log.WarnContext(d.LogCtx(), "hopback: a forward failed; the original is kept, because the broker hasn't answered whether its queue has a dead-letter exchange, and its copy is tried again", "to", to.String(), "error", err, "unanswered", unknown)
+		s.forward(d, to, m)
+		return
+	default:
+		s.consumer.log.ErrorContext(d.LogCtx(), "hopback: a forward failed; the original is kept, because its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", to.String(), "error", err)
+		s.forward(d, to, m)
+		return
+	}
+	s.consumer.log.ErrorContext(d.LogCtx(), "hopback: a forward failed; the original goes back to its queue", "to", to.String(), "error", err, "then", "as a failed delivery, which the queue's delivery limit sends to its dead-letter exchange")
+	r := d.Handled.Unaccepted(err)
+	if r.Refused != nil {
+		s.consumer.log.ErrorContext(d.LogCtx(), "hopback: annotations were refused; the message goes back without them", "message_id", publish.MessageID(d.Message), "error", r.Refused)
+	}
+	s.carryOut(d, r)
+}
+
+// keepsDead says whether the queue certainly has a dead-letter exchange; an error says that
+// the broker couldn't be asked. A queue's arguments don't change while a link to it lasts.
+func (s *Stint) keepsDead() (bool, error) {
+	if s.keeps.Load() {
+		return true, nil
+	}
+	if s.consumer.deps.DeadLetters == nil {
+		return false, nil
+	}
+	ctx, cancel := s.prompt()
+	defer cancel()
+	keeps, err := s.consumer.deps.DeadLetters(ctx, s.consumer.queue)
+	if keeps {
+		s.keeps.Store(true)
+	}
+	return keeps, err
+}
+
+// unforwardable deals with an original whose copy can never be sent.
+func (s *Stint) unforwardable(d *Delivery, to address.Address, err error) {
+	r := d.Handled.Unsendable(err)
+	s.consumer.log.ErrorContext(d.LogCtx(), "hopback: a copy can't be sent; another outcome replaces the forward", "message_id", publish.MessageID(d.Message), "to", to.String(), "error", err, "instead", r.Kind, "dead_lettered", r.DeadLetter)
+	s.carryOut(d, r)
+}
+
+// push hands a settlement to the settling goroutine.
+func (s *Stint) push(d *Delivery, disp link.Disposition) {
+	if !d.settling.CompareAndSwap(false, true) {
+		s.consumer.log.WarnContext(d.LogCtx(), "hopback: a delivery was handled after its consumer timeout; the broker delivers it again", "message_id", publish.MessageID(d.Message))
+		s.consumer.event(event.StateEvent{Kind: event.EventLate, Err: ErrTakenBack})
+		return
+	}
+	if disp.Kind == link.Modified {
+		disp.Annotations = withKnownCount(d, disp)
+	}
+	if followed := d.observed.Load(); followed != nil {
+		disp = settling(followed, disp)
+	}
+	if s.over() {
+		s.late(d)
+		return
+	}
+	s.settles.Put(settlement{d, disp})
+	s.settler.start()
+}
+
+func (s *Stint) late(d *Delivery) {
+	d.observed.Load().Settled(failure.ErrConnectionLost)
+	s.consumer.log.WarnContext(d.LogCtx(), "hopback: a delivery was handled, but its link was lost; the broker delivers it again", "message_id", publish.MessageID(d.Message))
+	s.consumer.event(event.StateEvent{Kind: event.EventLate, Err: failure.ErrConnectionLost})
+}
+
+// withKnownCount notes the delivery count that the message will have, so that
+// whoever gets it next knows that nothing went wrong unseen.
+func withKnownCount(d *Delivery, disp link.Disposition) amqp.Annotations {
+	n := int64(d.failures())
+	if disp.Failed {
+		n++
+	}
+	if n == 0 {
+		return disp.Annotations
+	}
+	a := disp.Annotations
+	if a == nil {
+		a = make(amqp.Annotations, 1)
+	}
+	a[annotation.KnownCount] = n
+	return a
+}
+
+// annotations copies what a handler gave, with room for some more.
+func annotations(given map[string]any, more int) amqp.Annotations {
+	a := make(amqp.Annotations, len(given)+more)
+	for k, v := range given {
+		a[keys.Boxed(k)] = v
+	}
+	return a
+}
+
+// uncount is told of a delivery that isn't the window's any more, and whether the next
+// follows at once.
+func (s *Stint) uncount(more bool) {
+	if s.window.Settled(more) == 0 || failure.IsClosed(s.closing) {
+		s.signalIdle()
+	}
+}
+
+// signalIdle has the drain look whether everything is settled.
+func (s *Stint) signalIdle() {
+	select {
+	case s.idle <- struct{}{}:
+	default:
+	}
+}
+
+const (
+	// maxAside and maxAsideBytes are how many deliveries may wait for their forwards
+	// beside the window.
+	MaxAside      = 4096
+	maxAsideBytes = 64 << 20
+)
+
+// setAside takes a delivery out of the window whose forward has to wait, so that it
+// holds up no other. When there is no room for more, the delivery goes back to its
+// queue, to come again later, if the queue can do that and the copy wasn't sent.
+func (s *Stint) setAside(d *Delivery, size int64, mayReturn bool) (aside, returned bool) {
+	if d.uncounted.Load() {
+		return true, false // its copy has waited before
+	}
+	if s.aside.Load() < MaxAside && s.asideBytes.Load()+size <= maxAsideBytes {
+		d.aside = size
+		s.aside.Add(1) // before the window forgets it: a drain waits for both
+		s.asideBytes.Add(size)
+		if d.uncounted.CompareAndSwap(false, true) {
+			s.uncount(false)
+			return true, false
+		}
+		s.aside.Add(-1) // it is settled: the broker has taken it back
+		s.asideBytes.Add(-size)
+		return false, false
+	}
+	return false, mayReturn && s.returnLater(d)
+}
+
+// returnLater has a delivery go back to its queue, which isn't to deliver it soon. It
+// counts as no failure. Where the broker would count it, or deliver it at once, or as long
+// as the broker's time isn't known, the delivery isn't given back.
+func (s *Stint) returnLater(d *Delivery) bool {
+	if s.old.CountsReturns || s.old.IgnoresDeliveryTime || s.consumer.returns.Ignored.Load() {
+		return false
+	}
+	now, known := s.consumer.deps.Now()
+	if !known {
+		return false
+	}
+	s.consumer.returns.Any.Store(true)
+	s.push(d, link.Disposition{Kind: link.Modified, Annotations: amqp.Annotations{annotation.DeliveryTime: now.Add(ReturnFor).UnixMilli()}})
+	return true
+}
+
+// settle writes dispositions, which gives the broker room for more.
+func (s *Stint) settle(finish <-chan struct{}) {
+	one := func(x settlement) {
+		s.settles.Refill()
+		var err error
+		if s.over() {
+			err = s.why
+		} else {
+			err = s.link.Settle(x.delivery.id, x.d)
+		}
+		if err != nil {
+			s.die(err)
+			s.late(x.delivery)
+			return
+		}
+		x.delivery.observed.Load().Settled(nil)
+		s.leases.end(x.delivery)
+		s.line(s.Quarantine.Settled(x.delivery))
+		more := len(s.settles.C) > 0
+		if x.delivery.back.Load() {
+			defer s.window.nudge()
+		}
+		switch d := x.delivery; {
+		case d.uncounted.CompareAndSwap(false, true):
+			s.uncount(more)
+			return
+		case d.aside > 0:
+			s.asideBytes.Add(-d.aside)
+			s.aside.Add(-1)
+			s.signalIdle()
+		}
+		if !more {
+			s.window.Grant() // what those before have left
+		}
+	}
+	for {
+		select {
+		case x := <-s.settles.C: // what is mostly so, and cheaper to ask for by itself
+			one(x)
+			continue
+		default:
+		}
+		select {
+		case x := <-s.settles.C:
+			one(x)
+		case <-finish:
+			for {
+				select {
+				case x := <-s.settles.C:
+					one(x)
+				default:
+					return
+				}
+			}
+		}
+	}
+}
+
+// resize sets the window to the lowest of all that limits it.
+func (s *Stint) resize() {
+	s.resizing.Lock() // so that the last to look is the last to set
+	defer s.resizing.Unlock()
+	limit := s.consumer.allowed()
+	n := min(limit, s.consumer.cfg.Prefetch)
+	if s.consumer.Appetite != nil {
+		n = min(n, s.consumer.Appetite.Size())
+	}
+	if s.Quarantine.Narrowed() {
+		n = min(n, 1)
+	}
+	s.window.setLimit(n)
+	if limit == 0 && !s.old.CountsReturns {
+		s.giveBack()
+	}
+}
+
+// giveBack returns what no handler has begun, in the order in which it came.
+func (s *Stint) giveBack() {
+	var all []*Delivery
+	for d := s.crew.pop(); d != nil; d = s.crew.pop() {
+		for ; d != nil; d = s.lanes.next(d) { // with those that wait for it
+			all = append(all, d)
+		}
+	}
+	all = append(all, s.lanes.empty()...)
+	if s.returning.Load() {
+		all = append(all, s.Quarantine.empty()...)
+	}
+	slices.SortStableFunc(all, func(a, b *Delivery) int { return a.received.Compare(b.received) })
+	for _, d := range all {
+		s.push(d, link.Disposition{Kind: link.Released})
+	}
+}
+
+// hold deals with a message that can't be decoded, so that nobody can handle it.
+// It is dead-lettered, as it was sent, if the queue is known to have a dead-letter
+// exchange; a queue that has none would drop it. So there it is held, unsettled, until
+// the consumer ends.
+func (s *Stint) hold(d *Delivery) {
+	if s.Quarantine.Pass(d) {
+		s.resize()
+	}
+	s.holding.Go(func() {
+		err := errors.New("the message has a char or a decimal, is nested too deeply, or isn't encoded well, so it can't be decoded")
+		ctx, cancel := context.WithTimeout(context.Background(), askLimit)
+		defer cancel()
+		keeps, unknown := false, error(nil)
+		if s.consumer.deps.DeadLetters != nil {
+			keeps, unknown = s.consumer.deps.DeadLetters(ctx, s.consumer.queue)
+		}
+		if keeps {
+			s.consumer.log.Error("hopback: a message can't be decoded; it is dead-lettered", "error", err)
+			d.Handled.Observe(s.handlerCtx)
+			s.carryOut(d, d.Handled.Undecodable(err))
+			return
+		}
+		s.consumer.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer ends", "error", errors.Join(err, unknown))
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.held = append(s.held, d)
+		if len(s.held) <= s.consumer.cfg.Prefetch { // it mustn't take the place of what can be handled
+			d.Message.Data = nil
+			d.uncounted.Store(true)
+			s.uncount(false)
+		}
+	})
+}

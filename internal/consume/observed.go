@@ -1,0 +1,43 @@
+package consume
+
+import (
+	"maps"
+
+	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/annotation"
+
+	"github.com/hopback/hopback/internal/instrumented"
+	"github.com/hopback/hopback/internal/link"
+)
+
+// settling returns the disposition with what the Instrument adds to it.
+func settling(o *instrumented.Observed, d link.Disposition) link.Disposition {
+	s := instrument.Settlement{Kind: instrument.SettlementAccepted, Failed: d.Failed, DeadLetter: d.Dead}
+	switch d.Kind {
+	case link.Released:
+		s.Kind = instrument.SettlementReleased
+	case link.Modified:
+		s.Kind = instrument.SettlementModified
+		s.Reason, _ = d.Annotations[annotation.Reason].(string)
+	}
+	added := o.Settling(s)
+	if len(added) == 0 {
+		return d
+	}
+	maps.Copy(added, d.Annotations) // what decides about the message wins
+	d.Annotations = added
+	return d
+}
+
+// follow has an Instrument follow d.
+func (d *Delivery) Follow(o *instrumented.Observed) { d.observed.Store(o) }
+
+// handlerReturned notes the handler's result.
+func (d *Delivery) HandlerReturned(err error) { d.observed.Load().Handled(err) }
+
+// count adds the stint's numbers.
+func (s *Stint) count(c *instrument.ConsumerStats) {
+	s.window.count(c)
+	c.Unsettled += int(s.aside.Load())
+	c.Ready = s.crew.count() + s.lanes.count() + s.Quarantine.count()
+}

@@ -1,0 +1,179 @@
+package consume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hopback/hopback/internal/grace"
+	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/outcome"
+
+	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/failure"
+)
+
+// run keeps a stint going: a session with a receiver, for as long as it lives.
+func (k *Consumer) Run(ctx context.Context) error {
+	defer close(k.gone)
+	defer k.forwards.Close()
+	k.timeouts.know(k.cfg.ConsumerTimeout)
+	defer k.timeouts.End()
+	defer k.deps.Follow(k.limited)()
+	// Handlers outlive the end of ctx, with its values; hard ends their ctx.
+	handlerCtx, hard := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer hard(context.Canceled)
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(k.closed, func() { stop(failure.ErrClosed) })()
+	k.Draining = ctx.Done()
+	ended := make(chan time.Time, 1)
+	context.AfterFunc(ctx, func() { ended <- time.Now() })
+	err := k.checkForwards(ctx)
+	if err == nil {
+		err = k.stints(ctx, handlerCtx, hard)
+	}
+	stop(nil)
+	k.awaitHandlers(<-ended, hard)
+	return err
+}
+
+// checkForwards opens links to the addresses that the handler forwards to, and closes them. The error is
+// that the user may not publish there. What else is in the way may pass, or is the business of a check.
+func (k *Consumer) checkForwards(ctx context.Context) error {
+	for _, to := range k.cfg.Forwards {
+		target, err := to.Build()
+		if err != nil {
+			return err
+		}
+		if err := k.forwards.Check(ctx, target); errors.Is(err, failure.ErrUnauthorized) {
+			return fmt.Errorf("hopback: consume %q: what fails couldn't be retried, because the user may not publish retry copies; give the user the write permission (rabbitmqctl set_permissions): %w", k.queue, err)
+		}
+	}
+	return nil
+}
+
+// stints runs one stint after the other until ctx ends.
+func (k *Consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
+	try := &link.Try{}
+	notify := func(e event.StateEvent) {
+		e.Attempt = try.Attempt()
+		k.event(e)
+	}
+	defer func() { notify(event.StateEvent{Kind: event.EventEnded}) }()
+	defer k.active.ended()
+	lost, renewed := time.Now(), false // renewed: nobody needs to hear of it
+	attached := false
+	for try = range link.Tries(ctx, k.deps.Backoff.Pause) {
+		s, err := k.open(ctx)
+		if ctx.Err() != nil {
+			if err == nil {
+				k.deps.Sessions.Give(s.sess, true)
+			}
+			break
+		}
+		if err != nil {
+			if !attached && (failure.Final(err) || errors.Is(err, failure.ErrSessionLimit)) || errors.Is(err, failure.ErrClosed) {
+				return err
+			}
+			if !errors.Is(err, failure.ErrConnectionLost) {
+				notify(event.StateEvent{Kind: event.EventRefused, Err: err})
+			}
+			renewed = false
+			k.log.Warn("hopback: consuming failed; trying again", "error", err)
+			continue
+		}
+		attached = true
+		try.Up()
+		if !renewed {
+			notify(event.StateEvent{Kind: event.EventUp, Down: time.Since(lost)})
+		}
+		end := s.run(ctx, handlerCtx, hard)
+		if end == stintDrained {
+			break
+		}
+		lost, renewed = time.Now(), end == stintRenewed
+		if renewed {
+			try.Worked()
+			continue
+		}
+		k.active.ended()
+		k.hunger.reset()
+		notify(event.StateEvent{Kind: event.EventLost, Err: failure.NewError("consume", k.queue, failure.ErrConnectionLost, s.why), Unsettled: s.unsettled})
+	}
+	if errors.Is(context.Cause(ctx), failure.ErrClosed) {
+		return &failure.Error{Op: "consume", Target: k.queue, Kind: failure.ErrClosed}
+	}
+	return nil
+}
+
+// awaitHandlers waits, within the grace time that began at ended, for handlers
+// that still run: those whose link was lost hold no delivery that a drain waits for.
+func (k *Consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) {
+	grace.Await(k.slots, k.hurry, ended, k.cfg.Grace, hard)
+}
+
+func (k *Consumer) open(ctx context.Context) (*Stint, error) {
+	if k.missing && k.cfg.OnGone != nil {
+		if err := onGone(ctx, k.cfg.OnGone); err != nil {
+			return nil, failure.NewError("consume", k.queue, failure.ErrNotFound, err)
+		}
+	}
+	sess, err := k.deps.Sessions.Open(ctx)
+	if err != nil {
+		kind := failure.ErrConnectionLost
+		if errors.Is(err, failure.ErrSessionLimit) {
+			kind = failure.ErrSessionLimit
+		}
+		return nil, failure.NewError("consume", k.queue, kind, err)
+	}
+	room := k.cfg.Prefetch
+	if k.cfg.Near > 0 {
+		room = min(room, max(k.cfg.Near/2, 1)) // more than that waits seldom
+	}
+	s := &Stint{
+		consumer: k, sess: sess, old: sess.Quirks(),
+		settles: NewBacklog[settlement](room),
+		dead:    make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
+		worn: make(chan struct{}, 1),
+	}
+	s.crew = newCrew(s, k.cfg.Concurrency, k.slots, &k.workers)
+	s.settler = newSettler(s)
+	o := link.ReceiverOptions{Properties: k.cfg.Properties}
+	if !s.old.LacksConsumerTimeout {
+		s.leases = &leases{byID: map[uint32]*Delivery{}}
+		o.TakenBack = s.LeaseEnded
+	}
+	if k.active != nil {
+		o.State = k.active.state(sess)
+	}
+	began := time.Now()
+	receiver, err := sess.Receiver(ctx, k.cfg.Source, o)
+	if err != nil {
+		k.deps.Sessions.Give(sess, true)
+		err := failure.NewError("consume", k.queue, link.AttachKind(err), err)
+		k.missing = k.attached && errors.Is(err, failure.ErrNotFound)
+		return nil, err
+	}
+	k.attached, k.missing = true, false
+	if k.Appetite != nil {
+		k.Appetite.attached(time.Since(began))
+	}
+	s.link = receiver
+	s.window = NewWindow(receiver, s.dead, s, k.cfg.Concurrency, 0)
+	s.lanes = &lanes{ordered: k.cfg.Ordered}
+	s.Quarantine = &Quarantine{off: k.cfg.NoQuarantine}
+	return s, nil
+}
+
+// onGone calls the user's onGone.
+func onGone(ctx context.Context, call func(context.Context) error) (err error) {
+	returned := false
+	defer outcome.Catch(&returned, func(value any, stack []byte) {
+		err = &failure.PanicError{Value: value, Stack: stack}
+	})
+	err = call(ctx)
+	returned = true
+	return err
+}

@@ -1,0 +1,250 @@
+// Package failure has the errors of connections, publishers, and consumers. Package client exports
+// them.
+package failure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/internal/condition"
+)
+
+// The kinds of failure. Match them with errors.Is; errors.As with *Error gives
+// the broker's own words. Bad input is none of these: it is an
+// *argument.Error, and nothing was sent.
+var (
+	// ErrUnreachable: no connection to the endpoint could be made.
+	ErrUnreachable = errors.New("broker unreachable")
+	// ErrAuthentication: the broker refused the credentials.
+	ErrAuthentication = errors.New("authentication failed")
+	// ErrVirtualHost: the virtual host doesn't exist, or the user has no access to it.
+	ErrVirtualHost = errors.New("virtual host refused")
+	// ErrTLS: the TLS handshake failed.
+	ErrTLS = errors.New("TLS handshake failed")
+	// ErrUnauthorized: the user lacks a permission for this queue, exchange or operation.
+	ErrUnauthorized = condition.ErrUnauthorized
+	// ErrNotFound: the queue or exchange doesn't exist.
+	ErrNotFound = condition.ErrNotFound
+	// ErrUnroutable: the exchange exists, but no queue is bound for the routing
+	// key. The message is stored nowhere.
+	ErrUnroutable = errors.New("unroutable")
+	// ErrRefused: the broker refused the message, for instance because a queue with
+	// overflow reject-publish is full. If several queues are bound, some may have
+	// stored it. Or the broker refused a publisher or consumer, for instance a second
+	// consumer of an exclusive queue.
+	ErrRefused = condition.ErrRefused
+	// ErrUserID: the message has another user's user-id, and the connection's user isn't an
+	// impersonator. The message is stored nowhere. See PublisherConfig.Copies.
+	ErrUserID = condition.ErrUserID
+	// ErrTooLarge: the message is larger than the broker accepts. Nothing was sent.
+	ErrTooLarge = condition.ErrTooLarge
+	// ErrNotSent: the call ended before the message was sent. It is stored nowhere.
+	ErrNotSent = errors.New("not sent")
+	// ErrOutcomeUnknown: the message or request was sent, and no answer came. It may
+	// have taken effect, so repeating it may make a duplicate.
+	ErrOutcomeUnknown = errors.New("outcome unknown")
+	// ErrClosed: the connection, publisher or consumer was closed by its user.
+	ErrClosed = errors.New("closed")
+	// ErrConnectionLost: the connection, session or link ended; it is being rebuilt.
+	ErrConnectionLost = condition.ErrConnectionLost
+	// ErrSessionLimit: all sessions are taken, and no further connection may be opened,
+	// by Config.MaxConnections or by the broker. Nothing was sent.
+	ErrSessionLimit = errors.New("no session left on the connection")
+)
+
+// Error is a failure of the broker, the network or a call that ended too early.
+type Error struct {
+	// Op is the operation: "connect", "connection", "open session", "publish",
+	// "forward", "consume" or "manage".
+	Op string
+	// Kind is one of the package's Err values.
+	Kind error
+	// Target is what the operation was for: an endpoint (without its password), an
+	// address, a queue, or a method and path of the management. It may be empty.
+	Target string
+	// Condition is the AMQP error condition, such as "amqp:not-found", where the
+	// broker gave one.
+	Condition string
+	// Text is the broker's explanation, or this package's: one line, cut at 500 bytes.
+	// Err holds the broker's in full.
+	Text string
+	// Queue is the queue that rejected a message, and Reason its word for why, such as
+	// "maxlen". They are empty where the broker doesn't tell: RabbitMQ tells since 4.3, for
+	// rejections by a queue. With several queues it tells of one.
+	Queue, Reason string
+	// Err is the cause, if there is one.
+	Err error
+
+	unsent bool // whatever the Kind, nothing was sent
+}
+
+func (e *Error) Error() string {
+	var b strings.Builder
+	b.WriteString("hopback: ")
+	b.WriteString(e.Op)
+	if e.Target != "" {
+		b.WriteString(" ")
+		b.WriteString(e.Target)
+	}
+	if e.Kind != nil {
+		b.WriteString(": ")
+		b.WriteString(e.Kind.Error())
+	}
+	switch {
+	case e.Text != "":
+		b.WriteString(": ")
+		b.WriteString(e.Text)
+	case e.Condition != "":
+		b.WriteString(": ")
+		b.WriteString(e.Condition)
+	case e.Err != nil:
+		b.WriteString(": ")
+		b.WriteString(e.Err.Error())
+	}
+	switch {
+	case e.Kind == ErrNotFound && e.Op != "manage":
+		b.WriteString("; declare it first, or correct its name or the URL's virtual host")
+	case e.Kind == ErrUnauthorized:
+		b.WriteString("; grant the permission, for example with rabbitmqctl set_permissions")
+	}
+	return b.String()
+}
+
+// Unwrap returns the kind and the cause.
+func (e *Error) Unwrap() []error {
+	var errs []error
+	if e.Kind != nil {
+		errs = append(errs, e.Kind)
+	}
+	if e.Err != nil {
+		errs = append(errs, e.Err)
+	}
+	return errs
+}
+
+// SafeToRetry reports whether the operation certainly had no effect. If so, repeating
+// it makes no duplicate.
+func (e *Error) SafeToRetry() bool {
+	if e.unsent {
+		return true
+	}
+	switch e.Kind {
+	case ErrOutcomeUnknown, ErrRefused, ErrConnectionLost:
+		return false
+	}
+	return true
+}
+
+// SafeToRetry reports whether the operation that failed with err certainly had no
+// effect. It is false for nil, and for errors of other packages.
+func SafeToRetry(err error) bool {
+	var s interface{ SafeToRetry() bool }
+	return errors.As(err, &s) && s.SafeToRetry()
+}
+
+// newError makes an *Error out of what the engine returned. kind is used unless
+// the broker's condition tells it more exactly.
+func NewError(op, target string, kind, err error) *Error {
+	e := &Error{Op: op, Target: target, Kind: kind, Err: err}
+	if cause, ok := err.(*Error); ok && cause.Kind == kind {
+		e.Text, e.Condition = cause.Text, cause.Condition // the kind isn't told twice
+	}
+	var remote *amqp.Error
+	if errors.As(err, &remote) && remote != nil {
+		e.Condition, e.Text = string(remote.Condition), Readable(remote.Description)
+		if k := KindOf(remote); k != nil {
+			e.Kind = k
+		}
+	}
+	return e
+}
+
+// maxText is how much of the broker's words an Error repeats: RabbitMQ sends a
+// screenful of Erlang terms where something of its own has failed.
+const maxText = 500
+
+// readable makes one line of the broker's words, and cuts them short. Err has them
+// whole.
+func Readable(s string) string {
+	const far = 16 * maxText // of white space, mostly
+	if len(s) > far {
+		s = s[:far]
+	}
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > maxText {
+		s = Clip(s, maxText-3) + "..."
+	}
+	return Clip(s, maxText)
+}
+
+func KindOf(e *amqp.Error) error { return condition.Kind(string(e.Condition), e.Description) }
+
+// final says whether trying the same again can only help after somebody has
+// changed something on the broker.
+func Final(err error) bool {
+	return errors.Is(err, ErrNotFound) || errors.Is(err, ErrUnauthorized) || errors.Is(err, ErrRefused)
+}
+
+// errBlocked is why nothing is sent in an alarm.
+var ErrBlocked = errors.New("the broker accepts no messages, probably because of a memory or disk alarm")
+
+// interrupted is the cause of a call that its ctx ended in an outage.
+type interrupted struct {
+	by     error // the ctx's cause
+	outage error
+}
+
+func (i *interrupted) Error() string   { return i.by.Error() + ": " + i.outage.Error() }
+func (i *interrupted) Unwrap() []error { return []error{i.by, i.outage} }
+
+// during adds the outage in which e came about; nil: there was none.
+func During(e *Error, outage error) *Error {
+	if outage != nil {
+		e.Err = &interrupted{e.Err, outage}
+	}
+	return e
+}
+
+// markUnsent makes e the error of an operation that certainly had no effect, whatever its Kind.
+func MarkUnsent(e *Error) *Error {
+	e.unsent = true
+	return e
+}
+
+// uncertain is a copy of e for an operation that may have had an effect.
+func Uncertain(e *Error) *Error {
+	c := *e
+	c.Kind, c.unsent = ErrOutcomeUnknown, false
+	return &c
+}
+
+// ended is the error for a wait that ctx ended.
+func Ended(op, target string, kind error, ctx context.Context) *Error {
+	return &Error{Op: op, Target: target, Kind: kind, Err: context.Cause(ctx)}
+}
+
+// PanicError is a panic of a handler as an error.
+type PanicError struct {
+	// Value is the panic's value. It is nil if the handler ended its goroutine with
+	// runtime.Goexit.
+	Value any
+	// Stack is the goroutine's stack at the panic.
+	Stack []byte
+}
+
+func (e *PanicError) Error() string {
+	if e.Value == nil {
+		return "handler ended its goroutine"
+	}
+	return fmt.Sprintf("handler panicked: %v", e.Value)
+}
+
+// Unwrap returns the panic's value if it is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}

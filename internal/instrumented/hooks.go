@@ -1,0 +1,147 @@
+// Package instrumented calls an Instrument: it catches panics, and bounds what the Instrument adds.
+package instrumented
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/sendview"
+)
+
+// hooks calls an Instrument. A nil *hooks calls nothing. Callers on the way of a message
+// ask for nil themselves, so that it costs a comparison.
+type Hooks struct {
+	in     instrument.Instrument
+	log    *slog.Logger
+	Server atomic.Pointer[string] // see instrument.Sending
+}
+
+// connected notes the endpoint that the Conn has connected to.
+func (h *Hooks) Connected(server string) {
+	if h != nil {
+		h.Server.Store(&server)
+	}
+}
+
+func NewHooks(in instrument.Instrument, log *slog.Logger) *Hooks {
+	if in == nil {
+		return nil
+	}
+	return &Hooks{in: in, log: log}
+}
+
+func (h *Hooks) Connect(stats func() instrument.Stats) (closed func()) {
+	if h == nil {
+		return nil
+	}
+	defer caught(h.log, "Connect")
+	return h.in.Connect(stats)
+}
+
+func (h *Hooks) Closed(closed func()) {
+	if closed != nil {
+		defer caught(h.log, "Connect's result")
+		closed()
+	}
+}
+
+// publishing is a message of Publish that an Instrument follows.
+type Publishing struct {
+	sent *sendview.Sending
+	by   instrument.Publication
+}
+
+// publish begins to follow a message that isn't checked yet.
+func (h *Hooks) Publish(ctx context.Context, to address.Address, m *amqp.Message) (p Publishing) {
+	p.sent = sendview.Pooled(to, m, h.Server.Load())
+	defer caught(h.log, "Publish")
+	p.by = h.in.Publish(ctx, p.sent)
+	return p
+}
+
+func (h *Hooks) Published(p Publishing, err error) {
+	h.report(p.by, err)
+	if err == nil { // otherwise the message may still be on its way
+		p.sent.Recycle()
+	}
+}
+
+func (h *Hooks) report(p instrument.Publication, err error) {
+	if p != nil {
+		defer caught(h.log, "Publication.Published")
+		p.Published(err)
+	}
+}
+
+// publishingAll is a call of PublishAll that an Instrument follows. A nil *publishingAll
+// calls nothing.
+type publishingAll struct {
+	hooks *Hooks
+	by    instrument.Batch
+	each  []instrument.Publication
+}
+
+// publishAll begins to follow a call with n messages. It returns nil if nobody follows it.
+func (h *Hooks) PublishAll(ctx context.Context, to address.Address, n int) *publishingAll {
+	if h == nil {
+		return nil
+	}
+	defer caught(h.log, "PublishAll")
+	if by := h.in.PublishAll(ctx, to, n); by != nil {
+		return &publishingAll{hooks: h, by: by, each: make([]instrument.Publication, n)}
+	}
+	return nil
+}
+
+// publish begins to follow the i-th message, which isn't checked yet.
+func (p *publishingAll) Publish(i int, to address.Address, m *amqp.Message) {
+	if p != nil {
+		defer caught(p.hooks.log, "Batch.Publish")
+		p.each[i] = p.by.Publish(sendview.New(to, m, p.hooks.Server.Load()))
+	}
+}
+
+// published reports the result of the i-th message.
+func (p *publishingAll) Published(i int, err error) {
+	if p != nil {
+		p.hooks.report(p.each[i], err)
+	}
+}
+
+func (p *publishingAll) End(err error) {
+	if p != nil {
+		defer caught(p.hooks.log, "Batch.Published")
+		p.by.Published(err)
+	}
+}
+
+// settledRange is nil where nobody is told.
+func (h *Hooks) SettledRange() func(n int) {
+	if h == nil {
+		return nil
+	}
+	return func(n int) {
+		defer caught(h.log, "SettledRange")
+		h.in.SettledRange(n)
+	}
+}
+
+// handle begins to follow a delivery. It returns the ctx for its handler, and nil if nobody
+// follows it.
+func (h *Hooks) Handle(ctx context.Context, d instrument.Delivery) (with context.Context, o *Observed) {
+	with = ctx
+	defer caught(h.log, "Handle")
+	inner, handling := h.in.Handle(ctx, d)
+	if inner != nil {
+		with = inner
+	}
+	if handling != nil {
+		o = &Observed{by: handling, log: h.log, Ctx: with, server: h.Server.Load()}
+	}
+	return with, o
+}

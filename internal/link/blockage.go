@@ -1,0 +1,120 @@
+package link
+
+import (
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/internal/event"
+)
+
+// blockage reports whether the broker takes messages on a connection. A blockage that
+// lasts is logged, too. It is there before the connection's first session, and reports
+// nothing until start.
+type Blockage struct {
+	Log            *slog.Logger
+	endpoint, node string
+
+	mu     sync.Mutex
+	event  func(event.StateEvent) // nil before start, and after end
+	since  time.Time              // zero: the broker takes messages
+	spent  time.Duration          // in blockages that are over
+	timer  *time.Timer            // to notice; nil unless it is blocked
+	logged bool
+}
+
+// noticeAfter is how long a blockage must last to be logged.
+const NoticeAfter = 3 * time.Second
+
+// tell is called on the goroutine that reads from the broker.
+func (b *Blockage) Tell(blocked bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	since := b.since
+	switch {
+	case blocked && since.IsZero():
+		b.since = time.Now()
+		b.announce()
+	case !blocked && !since.IsZero():
+		b.since = time.Time{}
+		b.spent += time.Since(since)
+		if b.event == nil {
+			return
+		}
+		b.timer.Stop()
+		b.timer = nil
+		after := time.Since(since)
+		b.event(event.StateEvent{Kind: event.EventUnblocked, Down: after})
+		if b.logged {
+			b.logged = false
+			go b.Log.Info("hopback: the broker accepts messages again", "endpoint", b.endpoint, "node", b.node, "after", after.Round(time.Millisecond))
+		}
+	}
+}
+
+// start is called when the connection is the live one: what was seen before is
+// reported now.
+func (b *Blockage) Start(node string, event func(event.StateEvent)) {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.node, b.event = node, event
+	if !b.since.IsZero() {
+		b.announce()
+	}
+}
+
+// announce is called with mu held.
+func (b *Blockage) announce() {
+	if b.event == nil {
+		return
+	}
+	b.event(event.StateEvent{Kind: event.EventBlocked})
+	b.timer = time.AfterFunc(NoticeAfter, b.notice)
+}
+
+// end is called when the connection has ended.
+func (b *Blockage) End() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.event = nil
+	if b.timer != nil {
+		b.timer.Stop()
+		b.timer = nil
+	}
+}
+
+func (b *Blockage) blockedSince() time.Time {
+	if b == nil {
+		return time.Time{}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.since
+}
+
+// total is for how long the broker has taken no messages on the connection.
+func (b *Blockage) total() time.Duration {
+	if b == nil {
+		return 0
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.since.IsZero() {
+		return b.spent
+	}
+	return b.spent + time.Since(b.since)
+}
+
+func (b *Blockage) notice() {
+	b.mu.Lock()
+	over, since := b.timer == nil, b.since
+	b.logged = !over
+	b.mu.Unlock()
+	if over {
+		return
+	}
+	b.Log.Warn("hopback: the broker accepts no messages, probably because of a memory or disk alarm; publishing waits", "endpoint", b.endpoint, "node", b.node, "since", since)
+}

@@ -1,0 +1,143 @@
+package link
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	engine "github.com/hopback/hopback/internal/amqp"
+	"github.com/hopback/hopback/internal/oldbroker"
+	"github.com/hopback/hopback/internal/userid"
+
+	"github.com/hopback/hopback/internal/failure"
+)
+
+const (
+	// tcpTimeout finds a black hole soon; a broker answers a SYN at once.
+	tcpTimeout = 4 * time.Second
+	// linkTimeout bounds opening a session or a link. A broker that doesn't
+	// answer in that time is taken for lost.
+	LinkTimeout = 15 * time.Second
+	// attachTimeout bounds attaching a receiver, which waits for the queue, and not
+	// for the connection alone: RabbitMQ asks each replica of a quorum queue for up
+	// to 30 s before it gives up and ends the session.
+	attachTimeout = 2 * time.Minute
+	// maxSessions is how many sessions a connection carries, which is RabbitMQ's default
+	// (session_max_per_connection). A broker may allow fewer. It ends the connection over
+	// one more.
+	MaxSessions = 64
+	// maxName is how many bytes a connection's name may have.
+	MaxName = 255
+)
+
+// wire is one live connection: one generation of a Conn.
+type Wire struct {
+	generation uint64
+	endpoint   Endpoint
+	Amqp       *engine.Conn
+	Net        net.Conn
+	Blockage   *Blockage
+	intakes    intakes
+	Broker     BrokerInfo
+	Old        oldbroker.Quirks
+	login      *userid.Login
+	token      AccessToken           // that it logged in with, if it did
+	Limit      int                   // sessions that it can carry
+	sessions   atomic.Int64          // that are open
+	Spare      chan struct{}         // has one for each session of the machinery itself
+	heard      atomic.Uint64         // answers to messages, and deliveries
+	GivenUp    atomic.Pointer[error] // why; another endpoint is to be tried first
+	question   struct {
+		sync.Mutex
+		answered chan struct{} // closed when it is; nil: nobody asks
+	}
+	// ctx ends when the connection does. It has no deadline.
+	Ctx    context.Context
+	Cancel context.CancelFunc
+}
+
+// fail ends the connection at once, without the close handshake that a broker
+// which doesn't answer would delay.
+func (w *Wire) fail() { _ = w.Net.Close() }
+
+// giveUp ends a connection whose broker doesn't answer: another endpoint is tried first.
+func (w *Wire) giveUp(why error) {
+	w.GivenUp.CompareAndSwap(nil, &why)
+	w.fail()
+}
+
+// over is why the connection has ended.
+func (w *Wire) over() error {
+	if err := w.Amqp.Err(); err != nil {
+		return transport(err)
+	}
+	return net.ErrClosed
+}
+
+// lost is the error of a connection that has ended.
+func (w *Wire) lost() error {
+	why := w.over()
+	if given := w.GivenUp.Load(); given != nil {
+		why = *given
+	}
+	return failure.NewError("connection", w.endpoint.Shown, failure.ErrConnectionLost, why)
+}
+
+// answered runs an operation that waits for the broker, which has limit for its answer; else it
+// is taken for lost. After an error nothing is open: what the broker opens behind the end of
+// ctx, the engine ends.
+func (w *Wire) Answered(ctx context.Context, limit time.Duration, open func(ctx context.Context) error) error {
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := open(limited)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case limited.Err() != nil:
+		w.giveUp(errNoAnswer{limit})
+		return w.lost()
+	}
+	return transport(err)
+}
+
+// errNoAnswer is why a connection is given up.
+type errNoAnswer struct{ within time.Duration }
+
+func (e errNoAnswer) Error() string {
+	return fmt.Sprintf("the broker didn't answer within %v", e.within)
+}
+
+// close ends the connection in order, within ctx.
+func (w *Wire) close(ctx context.Context) {
+	_ = w.Amqp.Close(ctx)
+	w.Cancel()
+}
+
+// sessionDeliveries is after how many deliveries a session is replaced: half of those that
+// have a delivery-id, which is 32 bits wide. This end's ids wrap, and what RabbitMQ's do after
+// 2³² deliveries nobody has seen.
+const sessionDeliveries = 1 << 31
+
+// maxSpare is how many sessions of a connection are kept for the machinery: the
+// management, its request that goes alone, the renewal of a token, the questions for
+// the broker's time and for a sign of life.
+const MaxSpare = 4
+
+// spareSessions is how many sessions nobody can reserve where the broker allows limit.
+func SpareSessions(limit int) int { return min(MaxSpare, max(limit/2, 1)) }
+
+// closeTimeout bounds the orderly closing of a link or session, which the broker
+// answers at once if it answers at all.
+const CloseTimeout = 5 * time.Second
+
+// closeWire ends a connection that isn't wanted, without waiting long.
+func closeWire(w *Wire) {
+	ctx, cancel := context.WithTimeout(context.Background(), CloseTimeout)
+	defer cancel()
+	w.close(ctx)
+}

@@ -1,0 +1,84 @@
+package link
+
+import (
+	"errors"
+
+	"github.com/Azure/go-amqp"
+
+	engine "github.com/hopback/hopback/internal/amqp"
+	"github.com/hopback/hopback/internal/frames"
+)
+
+// transportError is why a link, a session or a connection has ended. Users match it by the
+// types of go-amqp.
+type transportError struct {
+	scope error // an *amqp.LinkError, *amqp.SessionError or *amqp.ConnError
+	err   error // the engine's
+}
+
+func (e *transportError) Error() string   { return e.err.Error() }
+func (e *transportError) Unwrap() []error { return []error{e.scope, e.err} }
+
+// transport gives an error of the engine the types of go-amqp. Other errors stay as they are.
+func transport(err error) error {
+	ended, ok := errors.AsType[*engine.Error](err)
+	if !ok {
+		return err
+	}
+	remote := remoteError(ended.Remote)
+	switch ended.Scope {
+	case engine.ScopeLink:
+		return &transportError{&amqp.LinkError{RemoteErr: remote}, err}
+	case engine.ScopeSession:
+		return &transportError{&amqp.SessionError{RemoteErr: remote}, err}
+	}
+	return &transportError{&amqp.ConnError{RemoteErr: remote}, err}
+}
+
+// remoteError is an error of the broker's in go-amqp's type; nil stays nil.
+func remoteError(e *frames.Error) *amqp.Error {
+	if e == nil {
+		return nil
+	}
+	remote := &amqp.Error{Condition: amqp.ErrCond(e.Condition), Description: e.Description}
+	for _, x := range e.Info {
+		if remote.Info == nil {
+			remote.Info = make(map[string]any, len(e.Info))
+		}
+		if key, ok := plain(x.Key).(string); ok {
+			remote.Info[key] = plain(x.Value)
+		}
+	}
+	return remote
+}
+
+// plainMap is the properties of a link or a flow.
+func plainMap(m frames.Map) map[string]any {
+	all := make(map[string]any, len(m))
+	for _, x := range m {
+		if key, ok := plain(x.Key).(string); ok {
+			all[key] = plain(x.Value)
+		}
+	}
+	return all
+}
+
+// plain is a value as go-amqp reads it, for the types that RabbitMQ has in what isn't a
+// message.
+func plain(v any) any {
+	switch v := v.(type) {
+	case frames.Symbol:
+		return string(v)
+	case frames.Timestamp:
+		return v.Time()
+	case frames.UUID:
+		return amqp.UUID(v)
+	case frames.List:
+		all := make([]any, len(v))
+		for i, x := range v {
+			all[i] = plain(x)
+		}
+		return all
+	}
+	return v
+}

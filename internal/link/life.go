@@ -1,0 +1,91 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	engine "github.com/hopback/hopback/internal/amqp"
+)
+
+// The broker's heartbeats prove that it can be heard, and nothing about the other
+// direction: what we send may be lost on its way for as long as TCP tries again, which
+// is a quarter of an hour. Only an answer proves that the broker receives. So when none
+// has come for half of Config.IdleTimeout, the broker is asked for one, and has the other
+// half for it.
+
+var ErrSilent = errors.New("the broker sends data but answers nothing: what is sent doesn't reach it, or it hangs")
+
+// watchLife ends the connection when the broker answers nothing.
+func (w *Wire) watchLife(idle time.Duration) {
+	for {
+		before := w.Amqp.Answers()
+		if !Pause(w.Ctx, idle/2) {
+			return
+		}
+		if w.Amqp.Answers() == before && !w.answering(w.Ctx, idle/2) {
+			w.giveUp(ErrSilent)
+			return
+		}
+	}
+}
+
+// answerLooks is how often a question's answer is looked for. Looks are counted rather than
+// time measured: a process that was suspended has missed looks, and its answers lie in the
+// socket.
+const answerLooks = 4
+
+// answering says whether the broker answers within limit. It is asked for that: a session
+// begins and ends, which needs no permission, and works in an alarm. Callers that ask at the
+// same time share the question. If the connection has no room for a session, it is taken to
+// answer.
+func (w *Wire) answering(ctx context.Context, limit time.Duration) bool {
+	answers, writes := w.Amqp.Answers(), w.Amqp.Writes()
+	w.question.Lock()
+	answered := w.question.answered
+	if answered == nil {
+		answered = make(chan struct{})
+		w.question.answered = answered
+		go func() {
+			w.ask()
+			w.question.Lock()
+			w.question.answered = nil
+			w.question.Unlock()
+			close(answered)
+		}()
+	}
+	w.question.Unlock()
+	look := time.NewTicker(limit / answerLooks)
+	defer look.Stop()
+	for range answerLooks {
+		select {
+		case <-answered:
+			return true
+		case <-w.Amqp.Done():
+			return true
+		case <-ctx.Done():
+			return true
+		case <-look.C:
+		}
+	}
+	// A slow network that is busy with a large message isn't silent.
+	now := w.Amqp.Writes()
+	busy := now != writes && now%2 == 1
+	return busy || w.Amqp.Answers() != answers
+}
+
+// ask returns when the broker has answered, or can't be asked.
+func (w *Wire) ask() {
+	select {
+	case w.Spare <- struct{}{}:
+	default:
+		return
+	}
+	_ = w.Answered(w.Ctx, LinkTimeout, func(ctx context.Context) error {
+		s, err := w.Amqp.Begin(ctx, engine.SessionConfig{OnOver: func() { <-w.Spare }})
+		if err != nil {
+			return err
+		}
+		return s.End(ctx)
+	})
+}

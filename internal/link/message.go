@@ -1,0 +1,65 @@
+package link
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/Azure/go-amqp"
+
+	engine "github.com/hopback/hopback/internal/amqp"
+	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/message"
+)
+
+// arrived decodes a delivery.
+func arrived(d *engine.Delivery) Arrival {
+	x := &struct {
+		message.Decoded
+		tag [32]byte
+	}{}
+	a := Arrival{Msg: &x.Message, Id: d.ID}
+	if x.Decode(d.Payload) != nil {
+		x.Message = amqp.Message{Data: [][]byte{slices.Clone(d.Payload)}}
+		a.Unreadable = true
+	}
+	x.DeliveryTag = append(x.tag[:0], d.Tag...)
+	return a
+}
+
+// annotationMap is what a disposition says in its annotations.
+func annotationMap(all amqp.Annotations) (frames.Map, error) {
+	if len(all) == 0 {
+		return nil, nil
+	}
+	m := make(frames.Map, 0, len(all))
+	for k, v := range all {
+		key, ok := k.(string)
+		if !ok || !direct(v) {
+			return encodedMap(all)
+		}
+		m = append(m, frames.Entry{Key: frames.Symbol(key), Value: v})
+	}
+	return m, nil
+}
+
+// direct says whether a value is of a type that go-amqp and frames write in the same way.
+func direct(v any) bool {
+	switch v.(type) {
+	case string, bool, int64, int32, uint64, uint32:
+		return true
+	}
+	return false
+}
+
+// encodedMap has go-amqp encode annotations.
+func encodedMap(all amqp.Annotations) (frames.Map, error) {
+	encoded, err := (&amqp.Message{Annotations: all}).MarshalBinary()
+	if err != nil {
+		return nil, fmt.Errorf("annotations: %w", err)
+	}
+	m, err := frames.DecodeMessage(encoded)
+	if err != nil {
+		return nil, fmt.Errorf("annotations: %w", err)
+	}
+	return m.Annotations, nil
+}

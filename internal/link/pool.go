@@ -1,0 +1,269 @@
+package link
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/failure"
+)
+
+// pool holds the AMQP connections of a Conn, one or several, and rebuilds each whenever it is
+// lost. Users reserve session slots on them: see pool_slot.go. The first connection stays until
+// the pool is closed. The pool opens a further one when no connection has a free slot, and
+// closes it once all its slots have been free for a while.
+type Pool struct {
+	cfg       PoolConfig
+	endpoints []Endpoint
+	// connect is dial, idleAfter is pooledIdle, and renewAfter is sessionDeliveries, but in tests.
+	Connect    func(context.Context, Endpoint, DialConfig) (*Wire, error)
+	IdleAfter  time.Duration
+	RenewAfter uint64
+
+	// ctx ends when all users of the connections have stopped.
+	Ctx    context.Context
+	Cancel context.CancelFunc
+	// hurry ends when a Close has no time left.
+	hurry  context.Context
+	cutOff context.CancelFunc
+	// closing is closed by beginClose: the pool opens and closes no further connections then.
+	Closing    chan struct{}
+	Background sync.WaitGroup // see inBackground; added to with mu held, before closing is closed
+
+	Mu         sync.Mutex
+	nodes      []string      // the node that each endpoint led to last
+	Conns      []*pooledConn // the first is always there; replaced, never changed in place
+	changed    chan struct{} // closed and renewed whenever a connection is up, down, new or gone
+	generation uint64        // connections made
+	connected  bool          // all connections were up at the last change
+	since      time.Time     // when connected last changed
+	growing    *growth       // nil: no further connection is being opened
+	Refusal    error         // why the last one wasn't opened; holds for backoff.Min
+	refusedAt  time.Time
+	past       poolStats // what the connections that have ended counted
+}
+
+// poolConfig configures a pool.
+type PoolConfig struct {
+	Dial           DialConfig // further connections get a number behind the name
+	MaxConnections int
+	Backoff        Backoff // between attempts to rebuild a connection
+	Observer       *event.Observer
+	// onConnected is called with the host:port of each new connection. It must not block.
+	OnConnected func(address string)
+	// leader, if not nil, returns the node to prefer among several endpoints. It returns "" if
+	// any node will do.
+	Leader func(ctx context.Context, w *Wire) string
+	// sendToken gives the broker a new token for the connection w.
+	SendToken func(ctx context.Context, w *Wire, token string) error
+}
+
+// newPool makes a pool whose first connection isn't open yet.
+func NewPool(cfg PoolConfig, eps []Endpoint) *Pool {
+	p := &Pool{
+		cfg: cfg, endpoints: eps, nodes: make([]string, len(eps)), Connect: Dial, IdleAfter: pooledIdle, RenewAfter: sessionDeliveries,
+		Closing: make(chan struct{}), changed: make(chan struct{}),
+	}
+	for i := range eps {
+		eps[i].raw = eps[i].user(cfg.Dial.Impersonator)
+	}
+	p.Ctx, p.Cancel = context.WithCancel(context.Background())
+	p.hurry, p.cutOff = context.WithCancel(context.Background())
+	p.Conns = []*pooledConn{p.newConn(1)}
+	return p
+}
+
+// beginClose lets no new work begin.
+func (p *Pool) BeginClose() {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	close(p.Closing)
+}
+
+// abort ends all connections at once, so that nothing waits for their broker.
+func (p *Pool) Abort() {
+	p.cutOff()
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	for _, c := range p.Conns {
+		if c.Live != nil {
+			c.Live.fail()
+		}
+	}
+}
+
+// close closes all connections in order, within ctx. It follows beginClose, once all users have
+// stopped.
+func (p *Pool) Close(ctx context.Context) {
+	defer p.cutOff()
+	p.Cancel()
+	p.Background.Wait()
+	p.Mu.Lock()
+	conns := p.Conns
+	p.Mu.Unlock()
+	var wg sync.WaitGroup
+	for _, c := range conns {
+		wg.Go(func() { c.close(ctx) })
+	}
+	wg.Wait()
+}
+
+// inBackground runs f on a goroutine that close waits for. It returns false if the pool is
+// being closed.
+func (p *Pool) InBackground(f func()) bool {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	if failure.IsClosed(p.Closing) {
+		return false
+	}
+	p.Background.Go(f)
+	return true
+}
+
+// up returns the first connection that is up; nil if none is.
+func (p *Pool) Up() *Wire {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	return p.first()
+}
+
+// first is up with mu held.
+func (p *Pool) first() *Wire {
+	for _, c := range p.Conns {
+		if c.Live != nil {
+			return c.Live
+		}
+	}
+	return nil
+}
+
+// awaitUp waits for a connection that is up and isn't lost. It fails with ErrClosed once stop is
+// closed.
+func (p *Pool) AwaitUp(ctx context.Context, lost *Wire, stop <-chan struct{}) (*Wire, error) {
+	for {
+		p.Mu.Lock()
+		w, changed := p.first(), p.changed
+		p.Mu.Unlock()
+		if w != nil && w != lost {
+			return w, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-stop:
+			return nil, failure.ErrClosed
+		}
+	}
+}
+
+// wire returns the first connection that is up, and waits while all are being rebuilt.
+func (p *Pool) Wire(ctx context.Context) (*Wire, error) { return p.AwaitUp(ctx, nil, p.Ctx.Done()) }
+
+// openSession opens a session for the machinery, which needs no slot.
+func (p *Pool) OpenSession(ctx context.Context) (*WireSession, error) {
+	w, err := p.Wire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return w.OpenSession(ctx, p.RenewAfter)
+}
+
+// hasLost reports whether the connection w has ended.
+func (p *Pool) HasLost(w *Wire) bool { return failure.IsClosed(w.Amqp.Done()) || p.Up() != w }
+
+// outage is why the first connection carries no messages now; nil if it does.
+func (p *Pool) Outage() error {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	return p.Conns[0].outage()
+}
+
+// poolState is the state of a pool at one moment. State documents the fields.
+type poolState struct {
+	Connected    bool
+	Connections  int
+	Since        time.Time
+	Generation   uint64
+	Endpoint     string
+	Broker       BrokerInfo
+	BlockedSince time.Time
+	Attempts     int
+	Err          error
+}
+
+func (p *Pool) State() poolState {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	s := poolState{Connected: true, Since: p.since, Generation: p.generation, Endpoint: p.Conns[0].endpoint}
+	for _, c := range p.Conns {
+		if c.Live == nil {
+			s.Connected = false
+			s.Attempts = max(s.Attempts, c.attempts)
+			if s.Err == nil {
+				s.Err = c.Why
+			}
+			continue
+		}
+		s.Connections++
+		if since := c.Live.Blockage.blockedSince(); s.BlockedSince.IsZero() || !since.IsZero() && since.Before(s.BlockedSince) {
+			s.BlockedSince = since
+		}
+	}
+	if w := p.first(); w != nil {
+		s.Broker = w.Broker
+	}
+	return s
+}
+
+// poolStats are numbers of a pool's connections.
+type poolStats struct {
+	Lost, Rebuilt                     uint64
+	Connections, Sessions, BlockedNow int
+	Blocked                           time.Duration
+}
+
+func (p *Pool) Stats() poolStats {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	s := p.past
+	for _, c := range p.Conns {
+		if c.Live == nil {
+			continue
+		}
+		s.Connections++
+		s.Sessions += int(c.Live.sessions.Load())
+		s.Blocked += c.Live.Blockage.total()
+		if !c.Live.Blockage.blockedSince().IsZero() {
+			s.BlockedNow++
+		}
+	}
+	return s
+}
+
+// noteState is called with mu held whenever a connection is up, down, new or gone.
+func (p *Pool) noteState() {
+	connected := !slices.ContainsFunc(p.Conns, func(c *pooledConn) bool { return c.Live == nil })
+	if connected != p.connected {
+		p.connected, p.since = connected, time.Now()
+	}
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// notify reports an event of the connection w.
+func (p *Pool) notify(w *Wire, e event.StateEvent) {
+	e.Op, e.Target, e.Generation, e.Node = "connection", w.endpoint.Shown, w.generation, w.Broker.Node
+	p.cfg.Observer.Notify(e)
+}
+
+// notifyUp reports an event of the first connection that is up, if there is one.
+func (p *Pool) NotifyUp(e event.StateEvent) {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	if w := p.first(); w != nil {
+		p.notify(w, e)
+	}
+}

@@ -1,0 +1,129 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hopback/hopback/internal/dedicated"
+
+	"github.com/hopback/hopback/internal/failure"
+)
+
+// leaderTimeout bounds the question which node leads a queue.
+const leaderTimeout = 5 * time.Second
+
+// open opens the first connection. It tries each endpoint once.
+func (p *Pool) Open(ctx context.Context) error {
+	var errs []error
+	first := p.Conns[0]
+	for i := range p.endpoints {
+		w, at, err := p.Dial(ctx, i, first.Cfg)
+		if err == nil {
+			first.Run(w, at)
+			return nil
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	p.Cancel()
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	return errors.Join(errs...)
+}
+
+// dial connects to endpoint i, or to another that leads to the preferred node. It returns the
+// connection with the index of its endpoint.
+func (p *Pool) Dial(ctx context.Context, i int, cfg DialConfig) (*Wire, int, error) {
+	w, err := p.Connect(ctx, p.endpoints[i], cfg)
+	if err != nil {
+		return nil, i, err
+	}
+	p.noteNode(i, w.Broker.Node)
+	if p.cfg.Leader == nil || len(p.endpoints) == 1 {
+		return w, i, nil
+	}
+	limited, cancel := context.WithTimeout(ctx, leaderTimeout)
+	leader := p.cfg.Leader(limited, w)
+	cancel()
+	if leader == "" || leader == w.Broker.Node {
+		return w, i, nil
+	}
+	for _, j := range p.othersFor(i, leader) {
+		other, err := p.Connect(ctx, p.endpoints[j], cfg)
+		if err != nil {
+			continue // the one that we have does
+		}
+		p.noteNode(j, other.Broker.Node)
+		if other.Broker.Node == leader {
+			closeWire(w)
+			return other, j, nil
+		}
+		closeWire(other)
+	}
+	return w, i, nil
+}
+
+// othersFor returns the endpoints other than i. Those that led to the node earlier come first.
+func (p *Pool) othersFor(i int, node string) []int {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	var first, rest []int
+	for j := range p.endpoints {
+		switch {
+		case j == i:
+		case p.nodes[j] == node:
+			first = append(first, j)
+		default:
+			rest = append(rest, j)
+		}
+	}
+	return append(first, rest...)
+}
+
+// noteNode notes which node an endpoint led to.
+func (p *Pool) noteNode(i int, node string) {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	p.nodes[i] = node
+}
+
+// dialRaw makes a network connection for package dedicated, to the endpoint that is so many
+// behind the first connection's, or to the next that can be reached.
+func (p *Pool) DialRaw(ctx context.Context, behind int) (dedicated.Dialed, error) {
+	p.Mu.Lock()
+	at, cfg := p.Conns[0].at, p.Conns[0].Cfg
+	p.Mu.Unlock()
+	if p.Ctx.Err() != nil {
+		return dedicated.Dialed{}, &failure.Error{Op: "connect", Kind: failure.ErrClosed}
+	}
+	var errs []error
+	for i := range p.endpoints {
+		d, err := dialRaw(ctx, p.endpoints[(at+behind+i)%len(p.endpoints)], cfg)
+		if err == nil {
+			return d, nil
+		}
+		errs = append(errs, err)
+	}
+	return dedicated.Dialed{}, errors.Join(errs...)
+}
+
+func dialRaw(ctx context.Context, ep Endpoint, cfg DialConfig) (dedicated.Dialed, error) {
+	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
+	defer cancel()
+	sasl, _, err := ep.sasl.login(ctx)
+	if err != nil {
+		return dedicated.Dialed{}, &failure.Error{Op: "connect", Target: ep.Shown, Kind: failure.ErrAuthentication, Err: err}
+	}
+	raw, err := dialEndpoint(ctx, ep, cfg)
+	if err != nil {
+		return dedicated.Dialed{}, err
+	}
+	return dedicated.Dialed{
+		Net: raw, Host: "vhost:" + ep.vhost, Name: failure.Clip(cfg.Name, MaxName-8), Shown: ep.Shown,
+		Mechanism: sasl.Mechanism, Response: sasl.response(), IdleTimeout: cfg.IdleTimeout, Login: ep.raw,
+	}, nil
+}

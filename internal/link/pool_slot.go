@@ -1,0 +1,286 @@
+package link
+
+import (
+	"context"
+	"slices"
+
+	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/failure"
+)
+
+// A consumer or publisher reserves a session slot for each session that it may need at the same
+// time, before it opens the first, and keeps the slots until it stops. So a consumer's forwards
+// get their session at the first failure, however many others use the pool.
+
+// reservation is a consumer's or publisher's right to sessions.
+type Reservation struct {
+	pool *Pool
+	want int
+
+	// Guarded by the pool's mu.
+	slots    []*slot // none before the first session
+	released bool
+}
+
+// slot is the right to one session at a time on a connection.
+type slot struct {
+	on   *pooledConn
+	busy bool // from before its session begins until that has ended
+}
+
+// reserve returns a reservation of as many slots. It takes them when the first session is wanted.
+func (p *Pool) Reserve(sessions int) *Reservation { return &Reservation{pool: p, want: sessions} }
+
+// open opens a session, and waits for the connection while that is being rebuilt. A session
+// beyond the reserved ones gets a slot for as long as it lives: forwards may use an old session
+// for some addresses and a new one for others.
+func (r *Reservation) Open(ctx context.Context) (Session, error) {
+	s, err := r.OpenWire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (r *Reservation) OpenWire(ctx context.Context) (*WireSession, error) {
+	s, err := r.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w, err := r.pool.wireOf(ctx, s)
+	if err != nil {
+		r.vacate(s)
+		return nil, err
+	}
+	return w.Session(ctx, r.pool.RenewAfter, func() { r.vacate(s) })
+}
+
+// give ends a session.
+func (r *Reservation) Give(s Session, _ bool) { CloseSession(s) }
+
+// acquire returns a slot, which is busy from then on.
+func (r *Reservation) acquire(ctx context.Context) (*slot, error) {
+	p := r.pool
+	for {
+		p.Mu.Lock()
+		if r.released {
+			p.Mu.Unlock()
+			return nil, failure.ErrClosed
+		}
+		for _, s := range r.slots {
+			if !s.busy {
+				s.busy = true
+				p.Mu.Unlock()
+				return s, nil
+			}
+		}
+		missing := max(r.want-len(r.slots), 1)
+		p.Mu.Unlock()
+		conns, err := p.takeSlots(ctx, missing)
+		if err != nil {
+			return nil, err
+		}
+		p.Mu.Lock()
+		for _, c := range conns {
+			if r.released {
+				c.release()
+				continue
+			}
+			r.slots = append(r.slots, &slot{on: c})
+		}
+		p.Mu.Unlock()
+	}
+}
+
+// vacate is called when the session on s has ended.
+func (r *Reservation) vacate(s *slot) {
+	r.pool.Mu.Lock()
+	defer r.pool.Mu.Unlock()
+	s.busy = false
+	if r.released || len(r.slots) > r.want {
+		r.leave(s)
+	}
+}
+
+// leave is called with mu held.
+func (r *Reservation) leave(s *slot) {
+	r.slots = slices.DeleteFunc(r.slots, func(other *slot) bool { return other == s })
+	s.on.release()
+}
+
+// release ends the reservation. A slot whose session is still being closed is free when that
+// has ended.
+func (r *Reservation) Release() {
+	r.pool.Mu.Lock()
+	defer r.pool.Mu.Unlock()
+	r.released = true
+	for _, s := range slices.Clone(r.slots) {
+		if !s.busy {
+			r.leave(s)
+		}
+	}
+}
+
+// conn is the connection of the first slot. It is called with mu held.
+func (r *Reservation) conn() *pooledConn {
+	if len(r.slots) > 0 {
+		return r.slots[0].on
+	}
+	return r.pool.Conns[0]
+}
+
+// notify reports an event of the consumer or publisher.
+func (r *Reservation) Notify(e event.StateEvent) {
+	p := r.pool
+	if !p.cfg.Observer.Listens() {
+		return
+	}
+	p.Mu.Lock()
+	c := r.conn()
+	e.Generation = c.generation
+	if c.Live != nil {
+		e.Node = c.Live.Broker.Node
+	}
+	p.Mu.Unlock()
+	p.cfg.Observer.Notify(e)
+}
+
+// outage is why the reservation's connection carries no messages now; nil if it does.
+func (r *Reservation) Outage() error {
+	p := r.pool
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	if err := r.conn().outage(); err != nil || len(r.slots) > 0 {
+		return err
+	}
+	return p.Refusal
+}
+
+// wireOf returns the wire of the slot's connection, and waits while that is being rebuilt. The
+// slot stays on its connection unless the connection came back with fewer slots than are taken,
+// or can't be rebuilt while another is up and has a free slot.
+func (p *Pool) wireOf(ctx context.Context, s *slot) (*Wire, error) {
+	for {
+		switch {
+		case p.Ctx.Err() != nil: // all connections have ended
+			return nil, failure.ErrClosed
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		}
+		p.Mu.Lock()
+		c := s.on
+		if c.free() < 0 || c.ctx.Err() != nil {
+			c.release() // at once, so that no more leave than must
+			p.Mu.Unlock()
+			conns, err := p.takeSlots(ctx, 1)
+			p.Mu.Lock()
+			if err == nil {
+				c = conns[0]
+			} else {
+				c.take(1)
+			}
+			s.on = c
+			p.Mu.Unlock()
+			if err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if c.Live == nil && c.attempts > 0 {
+			if to := p.withFree(1); to != nil && to.Live != nil {
+				to.take(1)
+				c.release()
+				s.on = to
+				p.Mu.Unlock()
+				continue
+			}
+		}
+		w, changed := c.Live, p.changed
+		p.Mu.Unlock()
+		if w != nil {
+			return w, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-p.Ctx.Done():
+			return nil, failure.ErrClosed
+		}
+	}
+}
+
+// takeSlots takes n slots, on one connection if one has so many, and returns their connections.
+// If too few are free, it opens a further connection.
+func (p *Pool) takeSlots(ctx context.Context, n int) ([]*pooledConn, error) {
+	for {
+		p.Mu.Lock()
+		if conns := p.find(n); conns != nil {
+			for _, c := range conns {
+				c.take(1)
+			}
+			p.Mu.Unlock()
+			return conns, nil
+		}
+		changed := p.changed
+		var g *growth
+		var err error
+		if slices.ContainsFunc(p.Conns, func(c *pooledConn) bool { return c.Live != nil }) {
+			g, err = p.grow()
+		}
+		p.Mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		if g != nil {
+			changed = g.done
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-p.Ctx.Done():
+			return nil, failure.ErrClosed
+		}
+		if g != nil && g.err != nil {
+			return nil, g.err
+		}
+	}
+}
+
+// find finds n free slots, together if possible. It is called with mu held.
+func (p *Pool) find(n int) []*pooledConn {
+	if c := p.withFree(n); c != nil {
+		return slices.Repeat([]*pooledConn{c}, n)
+	}
+	wide := slices.ContainsFunc(p.Conns, func(c *pooledConn) bool { return c.slots() >= n })
+	if n == 1 || wide && len(p.Conns) < p.cfg.MaxConnections {
+		return nil // a further connection may hold all of them
+	}
+	var conns []*pooledConn
+	for _, c := range p.Conns {
+		for range max(c.free(), 0) {
+			conns = append(conns, c)
+		}
+	}
+	if len(conns) < n {
+		return nil
+	}
+	return conns[:n]
+}
+
+// withFree is the first connection with n free slots, one that is up if there is one. It is
+// called with mu held.
+func (p *Pool) withFree(n int) *pooledConn {
+	var down *pooledConn
+	for _, c := range p.Conns {
+		switch {
+		case c.free() < n:
+		case c.Live != nil:
+			return c
+		case down == nil:
+			down = c
+		}
+	}
+	return down
+}

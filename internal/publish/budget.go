@@ -1,0 +1,158 @@
+package publish
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/Azure/go-amqp"
+)
+
+// budget bounds how many bytes of messages a sender holds. Who comes first is served
+// first, so that small messages don't starve a large one; a message over the limit
+// is taken when there is nothing else. A nil budget has no bound.
+type budget struct {
+	limit int64
+
+	mu      sync.Mutex
+	Used    int64
+	Waiting []*share
+}
+
+// share is what somebody waits for.
+type share struct {
+	n     int64
+	taken chan struct{}
+}
+
+func newBudget(limit int64) *budget {
+	if limit <= 0 {
+		return nil
+	}
+	return &budget{limit: limit}
+}
+
+// size is what a message takes of the budget.
+func (b *budget) size(m *amqp.Message) int64 {
+	if b == nil {
+		return 0
+	}
+	return min(SizeOf(m), b.limit)
+}
+
+// take waits until there are n bytes, within ctx and as long as done isn't closed.
+func (b *budget) take(ctx context.Context, done <-chan struct{}, n int64) bool {
+	if b == nil {
+		return true
+	}
+	b.mu.Lock()
+	if len(b.Waiting) == 0 && b.Used+n <= b.limit {
+		b.Used += n
+		b.mu.Unlock()
+		return true
+	}
+	s := &share{n, make(chan struct{})}
+	b.Waiting = append(b.Waiting, s)
+	b.mu.Unlock()
+	select {
+	case <-s.taken:
+		return true
+	case <-ctx.Done():
+	case <-done:
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if i := slices.Index(b.Waiting, s); i >= 0 {
+		b.Waiting = slices.Delete(b.Waiting, i, i+1)
+	} else {
+		b.Used -= n // it was taken just now
+	}
+	b.serve()
+	return false
+}
+
+// give returns n bytes.
+func (b *budget) give(n int64) {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.Used -= n
+	b.serve()
+}
+
+// serve is called with mu held.
+func (b *budget) serve() {
+	for len(b.Waiting) > 0 && b.Used+b.Waiting[0].n <= b.limit {
+		b.Used += b.Waiting[0].n
+		close(b.Waiting[0].taken)
+		b.Waiting[0] = nil
+		b.Waiting = b.Waiting[1:]
+	}
+}
+
+// messageOverhead is roughly what a message takes beside its body.
+const MessageOverhead = 512
+
+// sizeOf is roughly how many bytes m takes, in memory and encoded. It walks through
+// values as Validate does, which has passed them.
+func SizeOf(m *amqp.Message) int64 {
+	n := int64(MessageOverhead)
+	for _, d := range m.Data {
+		n += int64(len(d))
+	}
+	if m.Value != nil {
+		n += sizeOfValue(m.Value)
+	}
+	for _, seq := range m.Sequence {
+		n += sizeOfValue(seq)
+	}
+	for k, v := range m.ApplicationProperties {
+		n += int64(len(k)) + sizeOfValue(v)
+	}
+	for _, a := range []map[any]any{m.Annotations, m.DeliveryAnnotations, m.Footer} {
+		for _, v := range a {
+			n += 32 + sizeOfValue(v)
+		}
+	}
+	return n
+}
+
+func sizeOfValue(v any) int64 {
+	const scalar = 16
+	n := int64(scalar)
+	switch v := v.(type) {
+	case string:
+		n += int64(len(v))
+	case []byte:
+		n += int64(len(v))
+	case []any:
+		for _, e := range v {
+			n += sizeOfValue(e)
+		}
+	case map[string]any:
+		for k, e := range v {
+			n += int64(len(k)) + sizeOfValue(e)
+		}
+	case map[any]any:
+		for k, e := range v {
+			n += sizeOfValue(k) + sizeOfValue(e)
+		}
+	case [][]byte:
+		for _, e := range v {
+			n += int64(len(e)) + scalar
+		}
+	case []string:
+		for _, e := range v {
+			n += int64(len(e)) + scalar
+		}
+	case []int64:
+		n += 8 * int64(len(v))
+	case []uint64:
+		n += 8 * int64(len(v))
+	case []float64:
+		n += 8 * int64(len(v))
+	}
+	return n
+}

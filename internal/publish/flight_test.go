@@ -1,0 +1,67 @@
+package publish
+
+import (
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/link/linktest"
+)
+
+// A caller finds the link lost while the flight's goroutine takes a message from the queue.
+// Both messages go out on the next link.
+func TestAMessageTakenFromTheQueueAsTheLinkIsLostIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := linktest.NewFakeBroker(t)
+		s := startResender(b)
+		require.NoError(t, s.Do(within(t, time.Minute), linktest.WithID("first")))
+		b.Hook = func(step string) error {
+			if step == "send a" || step == "send b" {
+				return linktest.ErrFakeLink
+			}
+			return nil
+		}
+		sess, err := b.Open(t.Context())
+		require.NoError(t, err)
+		sender, err := sess.Sender(t.Context(), "/queues/q")
+		require.NoError(t, err)
+		f := NewFlight(s, sess, NewFlightLink(sender))
+		a := &Outgoing{Msg: linktest.WithID("a"), To: &Call{Answer: make(chan error, 1)}}
+		queued := &Outgoing{Msg: linktest.WithID("b"), To: &Call{Answer: make(chan error, 1)}}
+		require.True(t, f.Try(a))
+		f.Put(queued)
+		assert.True(t, f.Closed())
+		f.Land()
+		assert.Equal(t, []*Outgoing{a, queued}, s.Again)
+		s.Again = nil
+		link.CloseSession(sess)
+		require.NoError(t, s.Close(within(t, time.Minute)))
+	})
+}
+
+// A message that no link has taken, since the link turned out to be lost, wasn't sent.
+func TestAMessageThatALostLinkDidNotTakeIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := linktest.NewFakeBroker(t)
+		s := startResender(b)
+		require.NoError(t, s.Do(within(t, time.Minute), linktest.WithID("first")))
+		var back atomic.Bool
+		b.Hook = func(step string) error {
+			if !back.Load() && (step == "send a" || step == "open session") {
+				return linktest.ErrFakeLink
+			}
+			return nil
+		}
+		require.ErrorIs(t, s.Do(within(t, time.Second), linktest.WithID("a")), failure.ErrNotSent)
+		back.Store(true)
+		require.NoError(t, s.Do(within(t, time.Minute), linktest.WithID("b")))
+		assert.Equal(t, []string{"send first", "send b"}, b.History("send"))
+		require.NoError(t, s.Close(within(t, time.Minute)))
+	})
+}
