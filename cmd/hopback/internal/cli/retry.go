@@ -137,20 +137,14 @@ func (c *command) central(ctx context.Context, b *broker, policy retry.Policy, c
 		cfg.HTTP = b.api
 	}
 	queue := cfg.FailedQueueOf(policy)
-	started := make(chan struct{})
-	h := &starting{Handler: retry.Central(policy, cfg), started: started, within: ctx}
 	log := b.logger()
-	go func() {
-		select {
-		case <-started:
-			log.Info("hopback: retrying", "failed_queue", queue, "work_queues", strings.Join(cfg.Queues, ", "))
-		case <-c.ctx.Done():
-		}
-	}()
+	h := &starting{Handler: retry.Central(policy, cfg), within: ctx, onStart: func() {
+		log.Info("hopback: retrying", "failed_queue", queue, "work_queues", strings.Join(cfg.Queues, ", "))
+	}}
 	err := b.conn.Consume(c.ctx, queue, h, consumer)
 	switch {
 	case err != nil:
-		if refusedByGuards(err) {
+		if errors.Is(err, client.ErrNotFound) {
 			err = errors.Join(err, coded(No, errors.New("declare the topology of the file: hopback topology apply FILE")))
 		}
 		return timedOut(ctx, err)
@@ -161,11 +155,11 @@ func (c *command) central(ctx context.Context, b *broker, policy retry.Policy, c
 	return c.ctx.Err()
 }
 
-// starting limits the time of the checks, and closes started once they have passed.
+// starting limits the time of the checks, and calls onStart once they have passed.
 type starting struct {
 	client.Handler
 	within  context.Context
-	started chan struct{}
+	onStart func()
 	begun   bool
 }
 
@@ -178,7 +172,7 @@ func (s *starting) Prepare(ctx context.Context, start client.Start) error {
 	err := client.Prepare(ctx, s.Handler, start)
 	if err == nil && !s.begun {
 		s.begun = true
-		close(s.started)
+		s.onStart()
 	}
 	return err
 }
