@@ -181,8 +181,8 @@ func flagged(err error) error {
 
 // noneOf is a subject for what no message is.
 func noneOf(seen uint64) string {
-	if seen == 1 {
-		return "the only message"
+	if seen == 0 {
+		return "no message"
 	}
 	return fmt.Sprintf("none of the %s", count(seen, "message"))
 }
