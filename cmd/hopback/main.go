@@ -1,6 +1,6 @@
-// Command hopback plans, applies, checks and draws RabbitMQ topologies from small
+// Command hopback plans, applies, checks, and draws RabbitMQ topologies from small
 // files. "hopback topology --help" says how; package topologyfile has the files.
-// "hopback dead" shows and replays dead letters, and "hopback desk" serves a page that
+// "hopback dlq" shows and replays dead letters, and "hopback desk" serves a web page that
 // does. "hopback broker" serves a RabbitMQ in memory, for tests and for development.
 package main
 

@@ -84,7 +84,7 @@ func (b *broker) management(amqp *url.URL) error {
 		b.noAPI = "the HTTP API is turned off by " + named
 		return nil
 	case raw == "" && port != "" && port != map[string]string{"amqp": "5672", "amqps": "5671"}[amqp.Scheme]:
-		b.noAPI = fmt.Sprintf("the broker listens on port %s, so hopback can't guess the URL of its HTTP API; set --management-url", port)
+		b.noAPI = fmt.Sprintf("the broker listens on port %s, so the URL of its HTTP API can't be guessed; set --management-url", port)
 		return nil
 	}
 	user := amqp.User

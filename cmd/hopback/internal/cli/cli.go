@@ -173,7 +173,9 @@ func (c *command) say(err error) {
 }
 
 // plainText is an error without the packages' prefix, which the command writes once.
-func plainText(err error) string { return prefix.ReplaceAllString(err.Error(), "$1") }
+func plainText(err error) string {
+	return inCommand.Replace(prefix.ReplaceAllString(err.Error(), "$1"))
+}
 
 var prefix = regexp.MustCompile(`(?m)(^|[\s(])hopback: `)
 

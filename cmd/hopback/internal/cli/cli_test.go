@@ -109,7 +109,7 @@ func TestExampleInHelpIsRead(t *testing.T) {
 	assert.Equal(t, "team-a.", f.Policy.Names.Prefix)
 }
 
-// What is wrong with the command line or the file is said in one place, with what to
+// Errors of the command line or the file are reported in one place, with what to
 // do, before anything is connected to.
 func TestMisuse(t *testing.T) {
 	t.Parallel()
@@ -129,7 +129,7 @@ func TestMisuse(t *testing.T) {
 		says []string
 	}{
 		{"topologie", []string{`hopback has no command "topologie"; did you mean "topology"?`}},
-		{"frobnicate", []string{"there are", "topology"}},
+		{"frobnicate", []string{"its commands are", "topology"}},
 		{"plan " + good, []string{`hopback has no command "plan"; did you mean "topology plan"?`}},
 		{"topology plan " + named, []string{"hopback: the file isn't text in UTF-8"}},
 		{"topology aply", []string{`hopback topology has no command "aply"; did you mean "apply"?`}},
@@ -138,26 +138,26 @@ func TestMisuse(t *testing.T) {
 		{"topology plan --urll x " + good, []string{"unknown flag: --urll; did you mean --url?; see hopback topology plan --help"}},
 		{"topology plan --timeout soon " + good, []string{"invalid argument", "timeout"}},
 		{"topology plan --timeout -1s " + good, []string{"--timeout is negative"}},
-		{"topology plan " + filepath.Join(dir, "god.yaml"), []string{"there is no file", "; there is " + good}},
-		{"topology plan " + dir, []string{"is a directory"}},
+		{"topology plan " + filepath.Join(dir, "god.yaml"), []string{"there is no file", "; the folder has " + good}},
+		{"topology plan " + dir, []string{"is a folder"}},
 		{"topology plan " + empty, []string{"empty.yaml: the file is empty", "work-queues:"}},
 		{"topology plan " + huge, []string{"has more than 1048576 bytes"}},
 		{"topology plan " + binary, []string{"isn't text in UTF-8"}},
 		{"topology plan " + brace, []string{"brace.json: definitions isn't a JSON object"}},
 		{"topology plan " + two, []string{`has several virtual hosts, "one", "two"; choose one with --vhost`}},
-		{"topology plan --vhost three " + two, []string{`has no virtual host "three", but "one", "two"`}},
-		{"topology plan " + one, []string{`is for the virtual host "one", but --url names "/"; add --vhost one`}},
-		{"topology plan " + none, []string{"has no queues, exchanges, bindings or policies"}},
+		{"topology plan --vhost three " + two, []string{`has no virtual host "three"; --vhost can be "one", "two"`}},
+		{"topology plan " + one, []string{`is for the virtual host "one", but --url names "/"; correct the URL, or use the file there anyway with --vhost one`}},
+		{"topology plan " + none, []string{"has no queues, exchanges, bindings, or policies"}},
 		{"topology plan " + transient, []string{"make it durable"}},
-		{"topology import " + good, []string{"isn't a definitions file in JSON", "use it with plan, apply and verify"}},
+		{"topology import " + good, []string{"isn't a definitions file in JSON", "use it with plan, apply, and verify"}},
 		{"topology import " + transient, []string{"make it durable"}},
 		{"topology graph --format svg " + good, []string{`--format is "svg"; it can be mermaid or dot`}},
-		{"topology graph --management-url none", []string{"the HTTP API is needed"}},
-		{"topology graph --url amqp://h:5673", []string{"the broker is on port 5673, so the URL of its HTTP API can't be guessed; set --management-url"}},
+		{"topology graph --management-url none", []string{"needs the HTTP API"}},
+		{"topology graph --url amqp://h:5673", []string{"the broker listens on port 5673, so the URL of its HTTP API can't be guessed; set --management-url"}},
 		{"topology schema x", []string{"takes no file"}},
 		{"topology verify --offline", []string{"needs a file"}},
 		{"topology verify --waive max-lenght", []string{`there is no rule "max-lenght"; did you mean "max-length"?`}},
-		{"topology verify --waive zzz", []string{"verify --rules lists them"}},
+		{"topology verify --waive zzz", []string{"lists the rules"}},
 		{"topology migrate " + good, []string{"--from OLD --to NEW"}},
 		{"topology migrate --from a --to a " + good, []string{"are the same queue"}},
 		{"topology migrate --from a --to order " + good, []string{`has no queue "order"; did you mean "orders"?`}},
@@ -166,7 +166,7 @@ func TestMisuse(t *testing.T) {
 		{"topology migrate --prefetch -1 --from a --to orders " + good, []string{"can't be negative"}},
 		{"topology migrate --management-url none --from a --to orders " + good, []string{"migrate needs the HTTP API"}},
 		{"topology delete --management-url none " + good, []string{"delete needs the HTTP API", "or --force", "turned off by --management-url"}},
-		{"topology plan --url http://h:1 " + good, []string{"--url isn't an AMQP URL; write it as amqp://user:password@host:5672/vhost"}},
+		{"topology plan --url http://h:1 " + good, []string{"--url isn't an AMQP URL: its scheme is http; write it as amqp://user:password@host:5672/vhost"}},
 		{"topology plan --url amqp://u:sec/ret@h " + good, []string{"isn't an AMQP URL"}},
 		{"topology plan --url amqp://u:sec%ret@h " + good, []string{"isn't an AMQP URL"}},
 		{"topology plan --url amqp://u:sec@ret@h " + good, []string{"isn't an AMQP URL"}},
@@ -220,7 +220,7 @@ func TestOffline(t *testing.T) {
 	require.Len(t, v.Findings, 1)
 	assert.Equal(t, "dead-letter", v.Findings[0].Rule)
 
-	// The published recipe, from stdin, as it is and with findings.
+	// The published recipe, unchanged, from stdin: it has findings.
 	text, err := os.ReadFile("../../../../declare/audit/testdata/cookbook.json")
 	require.NoError(t, err)
 	r = world{stdin: string(text)}.run("topology", "verify", "--offline", "-")
@@ -352,7 +352,7 @@ func TestNobodyThere(t *testing.T) {
 }
 
 // A broker that takes the connection and says nothing is waited for no longer than
-// allowed, with progress on stderr meanwhile; a signal ends it at once.
+// allowed, and reports progress on stderr; a signal stops it at once.
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	good := file(t, "good.yaml", small)
@@ -362,7 +362,7 @@ func TestSilence(t *testing.T) {
 	w := world{env: map[string]string{"HOPBACK_URL": "amqp://me:secret@" + l.Addr().String(), "HOPBACK_MANAGEMENT_URL": "none"}}
 	r := w.run("topology", "plan", "--timeout", "1300ms", good)
 	assert.Equal(t, cli.Unknown, r.code)
-	assert.Contains(t, r.stderr, "not done within 1.3s; --timeout sets how long it may take")
+	assert.Contains(t, r.stderr, "not done within 1.3s; --timeout sets the limit")
 	assert.Contains(t, r.stderr, "reading amqp://"+l.Addr().String()+`, virtual host "/" (1s)`)
 	assert.NotContains(t, r.stderr, "secret")
 

@@ -14,7 +14,7 @@ import (
 	"github.com/hopback/hopback/topologyfile"
 )
 
-// from is the snapshot of a file, or of the live virtual host where none is named.
+// from is the snapshot of a file, or of the live virtual host.
 func (c *command) from(cmd *cobra.Command, args []string) (audit.Snapshot, error) {
 	if len(args) > 0 {
 		in, err := c.load(args[0], "")
@@ -22,7 +22,7 @@ func (c *command) from(cmd *cobra.Command, args []string) (audit.Snapshot, error
 		case err != nil && in.defs == nil:
 			return audit.Snapshot{}, err
 		case in.defs != nil && in.name != "":
-			// The document as it is, also where a topology can't say so.
+			// The document itself, even if it isn't a valid topology.
 			return in.defs.Snapshot(in.vhost), nil
 		}
 		return audit.FromTopology(in.topology), err
@@ -32,7 +32,7 @@ func (c *command) from(cmd *cobra.Command, args []string) (audit.Snapshot, error
 		return audit.Snapshot{}, err
 	}
 	if b.api == nil {
-		return audit.Snapshot{}, usage("without a file, the HTTP API is needed to list what exists; %s", b.noAPI)
+		return audit.Snapshot{}, usage("without a file, this command needs the HTTP API to list what exists; %s. Or name a file", b.noAPI)
 	}
 	ctx, cancel, err := c.within(cmd)
 	if err != nil {
@@ -48,11 +48,11 @@ func (c *command) from(cmd *cobra.Command, args []string) (audit.Snapshot, error
 func (c *command) export() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export [FILE]",
-		Short: "Print RabbitMQ definitions, for operators to import",
-		Long: `Print the topology as RabbitMQ definitions, which POST /api/definitions, rabbitmqctl
-import_definitions and load_definitions read. --vhost names the virtual host, "/" by
-default, which must exist. Without FILE, the HTTP API is read and the live topology
-is printed with its policies. Users are never printed.`,
+		Short: "Convert a topology to RabbitMQ definitions",
+		Long: `Print the topology as RabbitMQ definitions, for POST /api/definitions, rabbitmqctl
+import_definitions, and load_definitions. --vhost names the virtual host, "/" by
+default, which must exist. Without FILE, export reads the live topology with its
+policies over the HTTP API. It never prints users.`,
 		Example: `  hopback topology export --vhost shop topology.yaml > definitions.json
   curl -u admin -H 'Content-Type: application/json' -d @definitions.json http://localhost:15672/api/definitions`,
 		Args:              files(0, 1),
@@ -82,7 +82,7 @@ func (c *command) exported(cmd *cobra.Command, args []string) (audit.Definitions
 		return audit.Definitions{}, err
 	}
 	if in.defs != nil {
-		return *in.defs, nil // in the one form, with whatever else is in it
+		return *in.defs, nil // in canonical form, with all other content
 	}
 	vhost := c.vhost
 	if vhost == "" {
@@ -94,11 +94,11 @@ func (c *command) exported(cmd *cobra.Command, args []string) (audit.Definitions
 func (c *command) importCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import [DEFINITIONS]",
-		Short: "Turn RabbitMQ definitions into a topology file",
+		Short: "Convert RabbitMQ definitions to a topology file",
 		Long: `Print RabbitMQ definitions as a topology file, to keep a topology as code. Without
-DEFINITIONS, the HTTP API is read and the live topology is printed. The file lists
-every queue, exchange and binding by itself. It has no policies and no users; stderr
-says what was left out.
+DEFINITIONS, import reads the live topology over the HTTP API. The file lists every
+queue, exchange, and binding. It has no policies and no users; stderr lists what is
+left out.
 
 To declare definitions on a broker, apply them: hopback topology apply definitions.json`,
 		Example: `  hopback topology import definitions.json > topology.yaml
@@ -138,7 +138,7 @@ func (c *command) toImport(cmd *cobra.Command, args []string) (audit.Definitions
 		return audit.Definitions{}, "", err
 	}
 	if !isDefinitions(text) {
-		return audit.Definitions{}, "", usage("%s: isn't a definitions file in JSON; a topology file needs no import, use it with plan, apply and verify", name)
+		return audit.Definitions{}, "", usage("%s isn't a definitions file in JSON; a topology file needs no import: use it with plan, apply, and verify", name)
 	}
 	in, err := definitions(name, text, c.vhost, "")
 	if err != nil {
@@ -147,7 +147,7 @@ func (c *command) toImport(cmd *cobra.Command, args []string) (audit.Definitions
 	return *in.defs, in.vhost, nil
 }
 
-// leftOut says what of definitions a topology file has no place for.
+// leftOut lists what topology files can't contain.
 func leftOut(d audit.Definitions, vhost string) string {
 	var parts []string
 	for _, p := range d.Snapshot(vhost).Policies {
@@ -174,9 +174,9 @@ func (c *command) graph() *cobra.Command {
 	var format string
 	cmd := &cobra.Command{
 		Use:   "graph [FILE]",
-		Short: "Draw a topology, as Mermaid or for Graphviz",
-		Long: `Draw a topology. GitHub shows Mermaid as a picture; dot is for Graphviz. Without
-FILE, the HTTP API is read and the live virtual host is drawn.`,
+		Short: "Draw a topology, for Mermaid or Graphviz",
+		Long: `Draw a topology. GitHub renders Mermaid; dot is for Graphviz. Without FILE, graph reads
+the live virtual host over the HTTP API.`,
 		Example: `  hopback topology graph topology.yaml
   hopback topology graph --format dot | dot -Tsvg > topology.svg`,
 		Args:              files(0, 1),
@@ -194,7 +194,7 @@ FILE, the HTTP API is read and the live virtual host is drawn.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&format, "format", "mermaid", "mermaid or dot")
+	cmd.Flags().StringVar(&format, "format", "mermaid", "`language` of the drawing: mermaid or dot")
 	_ = cmd.RegisterFlagCompletionFunc("format", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return []string{"mermaid", "dot"}, cobra.ShellCompDirectiveNoFileComp
 	})
@@ -208,7 +208,7 @@ func (c *command) schema() *cobra.Command {
 		Example: "  hopback topology schema > topology.schema.json",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usage("schema takes no file")
+				return usage("schema takes no file; write it as hopback topology schema")
 			}
 			return nil
 		},
@@ -219,7 +219,7 @@ func (c *command) schema() *cobra.Command {
 	}
 }
 
-// follow calls do twice a second, until stop.
+// follow calls do twice a second, until stop is called.
 func (p *progress) follow(do func()) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

@@ -18,43 +18,42 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-const deskHelp = `Serve a page that shows dead letters by group, and single messages with their way. With
---write it replays and edits them, and with --discard-to it discards them, too.
+const deskHelp = `Serve a web page that shows dead letters by group, and each message with its history.
+With --write, users can replay and edit messages; with --discard-to, discard them, too.
 
-URL names the broker; --url and HOPBACK_URL do the same. The HTTP API lists queues and
-shows rates; where it can't be guessed, give --management-url, or name queues with
---queue.
+URL is the broker, as in --url. The HTTP API lists queues and shows rates. Without it,
+name the queues with --queue.
 
-Only this machine can reach the page, and whoever uses the machine may use it. Others
-may reach it only behind a proxy that logs people in and says who they are: with
---authorize-header the page asks for that header in every request, and refuses what
-comes without. The proxy has to remove the header from what it is sent, and nobody may
-reach the page past the proxy.
+By default, only this machine can reach the page, and all its users may use it. For
+other machines, put a proxy in front that authenticates users and sets a header with
+the user's name. --authorize-header names the header: the page refuses requests without
+it. The proxy must remove the header from incoming requests, and nobody may be able to
+bypass the proxy.
 
-Every action is logged to stderr, with who, what and how many. ^C stops replays, and
-gives back all messages that are held.
+The log on stderr records every action, with the user and the number of messages. ^C
+stops replays, and returns all held messages to their queues.
 
 Exit codes:
-  0    ended by ^C or SIGTERM
-  2    it can't listen, or the broker can't be reached or refuses the user
+  0    stopped by ^C or SIGTERM
+  2    the address is in use, or the broker can't be reached or refuses the user
   64   the command line is wrong; nothing was served
   130  interrupted before the page was served`
 
-// desking is what the flags of desk say.
+// desking has the flags of desk.
 type desking struct {
 	listen, header, discardTo string
 	write                     bool
 	queues                    []string
 }
 
-// endPatience is how long held messages may take to be given back in the end.
+// endPatience limits how long the shutdown waits for held messages to return to their queues.
 const endPatience = 30 * time.Second
 
 func (c *command) desk() *cobra.Command {
 	var s desking
 	cmd := &cobra.Command{
 		Use:   "desk [URL]",
-		Short: "Serve a page that shows and replays dead letters",
+		Short: "Serve a web page that shows and replays dead letters",
 		Long:  deskHelp,
 		Example: `  hopback desk amqp://guest:guest@localhost:5672/
   hopback desk --write --discard-to /var/lib/hopback
@@ -63,7 +62,7 @@ func (c *command) desk() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				if c.url != "" {
-					return usage("the URL is given twice; leave out --url")
+					return usage("the URL is set twice, by the argument and by --url; leave one out")
 				}
 				c.url = args[0]
 			}
@@ -74,17 +73,17 @@ func (c *command) desk() *cobra.Command {
 	f := cmd.Flags()
 	c.connectionFlags(f)
 	f.StringVar(&s.listen, "listen", "127.0.0.1:8484", "`address` to serve the page at")
-	f.BoolVar(&s.write, "write", false, "allow replays, edits and discards; without it the page is read-only")
-	f.StringVar(&s.discardTo, "discard-to", "", "`directory` that discarded messages are written to; without it nothing can be discarded")
-	f.StringVar(&s.header, "authorize-header", "", "`header` in which a proxy says who asks; it allows other addresses, and other host names")
-	f.StringArrayVar(&s.queues, "queue", nil, "show, read and change only this `queue`; may be repeated")
-	f.StringVar(&c.dlqFlags.prefix, "names-prefix", "", "`prefix` of the retry topology's names")
+	f.BoolVar(&s.write, "write", false, "allow replays and edits, and discards with --discard-to (default read-only)")
+	f.StringVar(&s.discardTo, "discard-to", "", "allow discards, and write discarded messages to this `folder`")
+	f.StringVar(&s.header, "authorize-header", "", "`header` with the user's name, set by a proxy; allows addresses and host names of other machines")
+	f.StringArrayVar(&s.queues, "queue", nil, "show only this `queue`; may be repeated")
+	f.StringVar(&c.dlqFlags.prefix, "names-prefix", "", "`prefix` of the names in the retry topology, as in retry.names.prefix of its file")
 	return cmd
 }
 
 var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 
-// deskNow checks everything that can be wrong before a port is taken.
+// deskNow checks flags and the broker before it listens.
 func (c *command) deskNow(s desking) error {
 	if s.header != "" && !headerName.MatchString(s.header) {
 		return usage("--authorize-header is %.80q, which isn't the name of a header; write it as X-Forwarded-User", s.header)
@@ -97,7 +96,7 @@ func (c *command) deskNow(s desking) error {
 		return err
 	}
 	if !local && s.header == "" {
-		return usage("--listen is %.80q, which other machines can reach, and anybody there could read messages; use 127.0.0.1, or put a proxy in front that logs people in, and name its header with --authorize-header", s.listen)
+		return usage("--listen is %.80q, which other machines can reach, so anybody could read messages; use 127.0.0.1, or put a proxy in front that authenticates users, and name its header with --authorize-header", s.listen)
 	}
 	b, err := c.broker()
 	if err != nil {
@@ -105,7 +104,7 @@ func (c *command) deskNow(s desking) error {
 	}
 	defer b.close()
 	if b.api == nil && len(s.queues) == 0 {
-		return usage("queues can't be listed without the HTTP API: %s; or name them with --queue", b.noAPI)
+		return usage("hopback can't list queues without the HTTP API: %s; or name them with --queue", b.noAPI)
 	}
 	if err := b.connect(c.ctx); err != nil {
 		return err
@@ -129,20 +128,20 @@ func (c *command) deskNow(s desking) error {
 	if err != nil {
 		return errors.Join(err, page.Shutdown(context.Background()))
 	}
-	reads := "It is read-only"
+	reads := "The page is read-only"
 	if s.write {
-		reads = "It may replay and edit"
+		reads = "The page can replay and edit"
 		if s.discardTo != "" {
-			reads = "It may replay, edit and discard"
+			reads = "The page can replay, edit, and discard"
 		}
 	}
-	if err := c.stdout.lines(fmt.Sprintf("The dead letters of %s are at http://%s/ . %s. ^C ends it.\n", clean(b.shown), reached(l), reads)); err != nil {
+	if err := c.stdout.lines(fmt.Sprintf("The dead letters of %s are at http://%s/ . %s. ^C stops it.\n", clean(b.shown), reached(l), reads)); err != nil {
 		return errors.Join(err, l.Close(), page.Shutdown(context.Background()))
 	}
 	return c.deskUntilEnd(page, l)
 }
 
-// authorizer is who may use the page.
+// authorizer names the user of a request, or refuses it.
 func (c *command) authorizer(s desking) func(*http.Request, web.Access) (string, error) {
 	if s.header == "" {
 		who := c.who()
@@ -157,15 +156,15 @@ func (c *command) authorizer(s desking) func(*http.Request, web.Access) (string,
 	name := textproto.CanonicalMIMEHeaderKey(s.header)
 	return func(r *http.Request, _ web.Access) (string, error) {
 		values := r.Header[name]
-		// Of two, the proxy has written one, and somebody else the other.
+		// One of two is from the proxy, and the other one from somebody else.
 		if len(values) != 1 || values[0] == "" {
-			return "", fmt.Errorf("the request has %d headers %s, and one is needed, which the proxy writes", len(values), name)
+			return "", fmt.Errorf("the request has %d headers %s instead of one, which the proxy must set", len(values), name)
 		}
 		return values[0], nil
 	}
 }
 
-// deskUntilEnd returns nil when a signal comes. It returns when all is given back.
+// deskUntilEnd serves until a signal, after which it returns nil once all messages are returned.
 func (c *command) deskUntilEnd(page *web.Handler, l net.Listener) error {
 	server := &http.Server{
 		Handler: page, ReadHeaderTimeout: headerPatience, ReadTimeout: time.Minute, WriteTimeout: 5 * time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
@@ -177,12 +176,12 @@ func (c *command) deskUntilEnd(page *web.Handler, l net.Listener) error {
 	select {
 	case <-c.ctx.Done():
 	case err = <-ended:
-		err = coded(Unknown, fmt.Errorf("the page is served no longer: %w", err))
+		err = coded(Unknown, fmt.Errorf("the web server stopped: %w; start hopback desk again", err))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), endPatience)
 	defer cancel()
 	if given := page.Shutdown(ctx); given != nil {
-		err = errors.Join(err, coded(Unknown, errors.New("held messages weren't given back in time; the broker puts them back when the connection ends")))
+		err = errors.Join(err, coded(Unknown, errors.New("returning the held messages took too long; the broker requeues them when the connection closes")))
 	}
 	_ = server.Close()
 	return err

@@ -124,7 +124,7 @@ func TestDeskServesThePage(t *testing.T) {
 	assert.Equal(t, cli.Done, p.end(t))
 
 	p = servePage(t, b, "--write", "--discard-to", t.TempDir())
-	assert.Contains(t, p.line, "replay, edit and discard")
+	assert.Contains(t, p.line, "replay, edit, and discard")
 	_, text = p.get(t)
 	assert.NotContains(t, text, "read-only")
 	assert.Equal(t, cli.Done, p.end(t))
@@ -145,7 +145,7 @@ func TestDeskBehindAProxy(t *testing.T) {
 	assert.Equal(t, cli.Done, p.end(t))
 }
 
-// What is wrong is told before anything is served.
+// Wrong flags are refused before the page is served.
 func TestDeskRefuses(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -165,7 +165,7 @@ func TestDeskRefuses(t *testing.T) {
 		{append(good, "--authorize-header", "a b"), cli.Usage, "isn't the name of a header"},
 		{append(good, "--discard-to", t.TempDir()), cli.Usage, "add --write"},
 		{append(good, "--write", "--discard-to", "/no/such/place"), cli.Usage, "isn't a directory"},
-		{append(good, "--url", b.amqp), cli.Usage, "given twice"},
+		{append(good, "--url", b.amqp), cli.Usage, "set twice"},
 		{append(good, "more"), cli.Usage, "has 2 arguments"},
 		{[]string{"desk", b.amqp, "--management-url", "none"}, cli.Usage, "--queue"},
 		{[]string{"desk", "http://localhost"}, cli.Usage, "isn't an AMQP URL"},

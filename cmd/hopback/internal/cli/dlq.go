@@ -181,8 +181,8 @@ func flagged(err error) error {
 
 // noneOf is a subject for what no message is.
 func noneOf(seen uint64) string {
-	if seen == 1 {
-		return "the only message"
+	if seen == 0 {
+		return "no message"
 	}
 	return fmt.Sprintf("none of the %s", count(seen, "message"))
 }
@@ -686,11 +686,11 @@ anyway.
   hopback dlq replay orders.dead --group 3f2a9c01b7de --rate 50 --max 1000`,
 		Args: takes(1, 1, "QUEUE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			filter, err := s.some(r.cfg.All)
-			if err != nil {
+			if err := r.destination(); err != nil {
 				return err
 			}
-			if err := r.destination(); err != nil {
+			filter, err := s.some(r.cfg.All)
+			if err != nil {
 				return err
 			}
 			r.cfg.Queue, r.cfg.Filter = args[0], filter

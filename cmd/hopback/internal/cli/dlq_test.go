@@ -19,12 +19,13 @@ func TestHelpOfDead(t *testing.T) {
 		r := world{env: map[string]string{"HOPBACK_URL": "amqp://me:secret@h", "HOPBACK_TOKEN": "secret"}}.run("dlq", sub, "--help")
 		assert.Zero(t, r.code)
 		assert.Contains(t, r.stdout, "Examples:", sub)
-		assert.Contains(t, r.stdout, "--token-file", sub)
+		assert.Contains(t, r.stdout, "hopback help connection", sub)
+		assert.NotContains(t, r.stdout, "--token-file", sub)
 		assert.NotContains(t, r.stdout, "secret", sub)
 	}
 }
 
-// What is wrong with the command line is said before anything is connected to.
+// Errors of the command line are reported before anything connects.
 func TestMisuseOfDead(t *testing.T) {
 	t.Parallel()
 	empty := file(t, "empty", "")
@@ -38,6 +39,14 @@ func TestMisuseOfDead(t *testing.T) {
 		{[]string{"dlq", "list", "q", "--property", "x"}, "key=value"},
 		{[]string{"dlq", "list", "q", "--match", "("}, "--match"},
 		{[]string{"dlq", "list", "q", "--newer-than", "-1s"}, "negative"},
+		{[]string{"dlq", "list", "q", "--newer-than", "1h", "--older-than", "2h"}, "use a shorter --older-than"},
+		{[]string{"dlq", "list", "q", "--group", "nope"}, "hopback dlq survey"},
+		{[]string{"dlq", "list", "q", "--min-replays", "2", "--max-replays", "1"}, "below --min-replays"},
+		{[]string{"dlq", "list", "q", "--limit", "10001"}, "use 1 to 10000"},
+		{[]string{"dlq", "list", "q", "--skip", "-1"}, "--skip is negative"},
+		{[]string{"dlq", "list", "q", "--accept", "other-consumer"}, `did you mean "other-consumers"?`},
+		{[]string{"dlq", "replay", "q"}, "add --all"},
+		{[]string{"dlq", "discard", "q", "--dry-run"}, "add --all"},
 		{[]string{"dlq", "replay", "q", "--to", "x", "--to-exchange"}, "choose one"},
 		{[]string{"dlq", "edit", "q", "id"}, "changes nothing"},
 		{[]string{"dlq", "edit", "q", "id", "--body", "/nowhere"}, "--body"},

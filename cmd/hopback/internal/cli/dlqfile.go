@@ -21,11 +21,11 @@ func (c *command) dlqEdit() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "edit QUEUE ID",
 		Short: "Change a message, and replay it",
-		Long: `Change the body or properties of a message, and replay it. The original is gone from
-QUEUE only after the changed one is confirmed. What isn't changed stays as it is.
+		Long: `Change the body or properties of a message, and replay it. hopback removes the original
+from QUEUE only after the broker has confirmed the changed message.
 
-If several messages have this message-id, nothing is done; use the ID of list.`,
-		Example: `  hopback dlq edit orders.dead order-4711 --body mended.json
+If several messages have this message-id, edit changes none: use the ID of list.`,
+		Example: `  hopback dlq edit orders.dead order-4711 --body fixed.json
   hopback dlq edit orders.dead 5b0c6a7d1e2f3a4b5c6d7e8f --set shop=s2 --unset legacy`,
 		Args: takes(2, 2, "QUEUE ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -34,7 +34,7 @@ If several messages have this message-id, nothing is done; use the ID of list.`,
 			}
 			change := cmd.Flags().Changed
 			if !change("body") && !change("content-type") && len(set)+len(unset) == 0 {
-				return usage("edit changes nothing; give --body, --content-type, --set or --unset")
+				return usage("edit changes nothing; add --body, --content-type, --set, or --unset")
 			}
 			var text []byte
 			if change("body") {
@@ -47,7 +47,7 @@ If several messages have this message-id, nothing is done; use the ID of list.`,
 			for _, s := range set {
 				k, v, ok := strings.Cut(s, "=")
 				if !ok || k == "" {
-					return usage("--set %.80q isn't of the form key=value", s)
+					return usage("--set %.80q isn't a property; write it as key=value", s)
 				}
 				edits[k] = v
 			}
@@ -83,7 +83,7 @@ If several messages have this message-id, nothing is done; use the ID of list.`,
 	return cmd
 }
 
-// editOne replays the one message that is meant.
+// editOne replays the message with this ID or message-id, if there is only one.
 func (c *command) editOne(ctx context.Context, d *desk.Desk, cfg desk.ReplayConfig, id string) error {
 	found, err := d.List(ctx, desk.ListConfig{Queue: cfg.Queue, Filter: cfg.Filter, Count: true, Accept: c.accepted()})
 	switch {
@@ -92,7 +92,7 @@ func (c *command) editOne(ctx context.Context, d *desk.Desk, cfg desk.ReplayConf
 	case found.Matched == 0:
 		return missed(&desk.NoMessageError{Queue: cfg.Queue, ID: id, Seen: int(found.Seen), Unread: found.Unread})
 	case found.Matched > 1:
-		return coded(No, fmt.Errorf("%d messages in %q have the ID or message-id %.100q; nothing was done: use the ID of hopback dlq list", found.Matched, cfg.Queue, id))
+		return coded(No, fmt.Errorf("%d messages in %q have the ID or message-id %.100q; nothing was done: use the ID that hopback dlq list prints", found.Matched, cfg.Queue, id))
 	}
 	if found.Unread != "" {
 		c.say(fmt.Errorf("warning: %s, so there may be another message with this ID or message-id", found.Unread))
@@ -127,20 +127,22 @@ func (c *command) dlqDiscard() *cobra.Command {
 	var to string
 	cmd := &cobra.Command{
 		Use:   "discard QUEUE",
-		Short: "Remove selected messages, after they were written to a file",
-		Long: `Remove the selected messages from a queue. Each is first written to the file of --to,
-which is synced, whatever the file has already. hopback dlq import brings them back. With --destroy there is no
-file, and the messages are gone for good. All others stay, in their order.`,
+		Short: "Remove selected messages, after writing them to a file",
+		Long: `Remove the selected messages from a queue. hopback first appends each to the file of
+--to, and syncs the file. hopback dlq import publishes them again. --destroy removes
+them for good, without a file. All other messages stay, in order.`,
 		Example: `  hopback dlq discard orders.dead --older-than 720h --to old-orders.jsonl
   hopback dlq discard orders.dead --group 3f2a9c01b7de --dry-run`,
 		Args: takes(1, 1, "QUEUE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			filter, err := s.selected()
-			if err != nil {
+			filter, err := s.some(cfg.All)
+			switch {
+			case err != nil:
 				return err
-			}
-			if to == "" && !cfg.Destroy && !cfg.DryRun {
-				return usage("discard needs a file to write the messages to: --to messages.jsonl; or --destroy, after which they are gone for good")
+			case to == "" && !cfg.Destroy && !cfg.DryRun:
+				return usage("discard needs a file for the messages: --to messages.jsonl, or --destroy to remove them for good")
+			case to != "" && cfg.Destroy:
+				return usage("--to writes the messages to a file, and --destroy doesn't; choose one")
 			}
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
 				cfg := cfg
@@ -168,7 +170,7 @@ file, and the messages are gone for good. All others stay, in their order.`,
 					}
 					fmt.Fprintf(b, "%s discarded from %q; %d written to the file.\n", count(r.Discarded, "message"), args[0], r.Exported)
 					if r.Twice > 0 {
-						fmt.Fprintf(b, "%d of these lines were in the file before and are in it twice now; an import publishes both.\n", r.Twice)
+						fmt.Fprintf(b, "%s already in the file before: an import publishes both copies.\n", plural(r.Twice, "message was", "messages were"))
 					}
 				}, "the same command")
 			})
@@ -176,10 +178,10 @@ file, and the messages are gone for good. All others stay, in their order.`,
 	}
 	s.flags(cmd)
 	f := cmd.Flags()
-	f.StringVar(&to, "to", "", "`file` that the messages are written to first; if it exists, they are appended")
-	f.BoolVar(&cfg.Destroy, "destroy", false, "discard without a file: the messages are gone for good")
-	f.BoolVar(&cfg.All, "all", false, "discard all messages of the queue, where no flag selects")
-	f.BoolVar(&cfg.DryRun, "dry-run", false, "select and count, and discard nothing")
+	f.StringVar(&to, "to", "", "append the messages to this `file` first")
+	f.BoolVar(&cfg.Destroy, "destroy", false, "remove the messages for good, without a file")
+	f.BoolVar(&cfg.All, "all", false, "discard all messages of the queue")
+	f.BoolVar(&cfg.DryRun, "dry-run", false, "only select and count")
 	f.Uint64Var(&cfg.Max, "max", 0, "at most `n` messages")
 	c.jsonFlag(cmd, "the report")
 	return cmd
@@ -199,9 +201,9 @@ func (c *command) dlqExport() *cobra.Command {
 	var resume bool
 	cmd := &cobra.Command{
 		Use:   "export QUEUE FILE",
-		Short: "Write messages to a file, with every type, and leave them where they are",
-		Long: `Write the selected messages to FILE, one JSON object a line, with every AMQP type to
-the bit. FILE is synced. The messages stay where they are, in their order.`,
+		Short: "Write selected messages to a file, and leave them in the queue",
+		Long: `Write the selected messages to FILE, one JSON object per line, exactly: the JSON keeps
+AMQP's types. FILE is synced. The messages stay in the queue, in order.`,
 		Example: `  hopback dlq export orders.dead orders.jsonl
   hopback dlq export orders.dead orders.jsonl --resume`,
 		Args: takes(2, 2, "QUEUE FILE"),
@@ -224,13 +226,13 @@ the bit. FILE is synced. The messages stay where they are, in their order.`,
 				}
 				return c.result(r, errors.Join(err, unread(r.Unread)), func(b *strings.Builder) {
 					caveatsText(b, args[0], r.Caveats)
-					fmt.Fprintf(b, "%s written to %s; %d were there before.\n", count(r.Exported, "message"), args[1], r.Skipped)
+					fmt.Fprintf(b, "%s written to %s; %s there before.\n", count(r.Exported, "message"), args[1], plural(r.Skipped, "was", "were"))
 				}, "the same command with --resume")
 			})
 		},
 	}
 	s.flags(cmd)
-	cmd.Flags().BoolVar(&resume, "resume", false, "go on with a file that an export has begun")
+	cmd.Flags().BoolVar(&resume, "resume", false, "continue the file of a stopped export")
 	c.jsonFlag(cmd, "the report")
 	return cmd
 }
@@ -240,10 +242,10 @@ func (c *command) dlqImport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import FILE",
 		Short: "Publish the messages of an export, with confirms",
-		Long: `Publish the messages of FILE to the queues that they were exported from. Each is
-confirmed. A line that can't be used ends the import with its number; lines before it
-are published. The report says how many lines to skip to go on, and so does the progress
-on stderr. Without --skip every line is published again.`,
+		Long: `Publish the messages of FILE to the queues that they were exported from, with confirms.
+An invalid line stops the import; the error names the line, and all lines before it are
+published. To continue, skip as many lines as the report or the progress on stderr says.
+Without --skip, an import publishes every line again.`,
 		Example: `  hopback dlq import orders.jsonl --dry-run
   hopback dlq import orders.jsonl --queue orders.dead.2 --skip 12000`,
 		Args: takes(1, 1, "FILE"),
@@ -256,19 +258,19 @@ on stderr. Without --skip every line is published again.`,
 				}
 				defer func() { _ = f.Close() }()
 				if info, err := f.Stat(); err == nil && info.IsDir() {
-					return usage("%s is a folder; name a file of hopback dlq export", args[0])
+					return usage("%s is a folder; name a file that hopback dlq export has written", args[0])
 				}
 				in = f
 			}
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
 				p := c.progress("importing")
 				cfg.Progress = func(now desk.Progress) {
-					p.set("importing: %d lines read; to go on from here: --skip %d", now.Seen, uint64(cfg.Skip)+now.Done)
+					p.set("importing: %s read; to continue from here: --skip %d", count(now.Seen, "line"), uint64(cfg.Skip)+now.Done)
 				}
 				r, err := d.Import(ctx, in, cfg)
 				p.end()
 				if err != nil {
-					err = errors.Join(err, errors.New("to go on: the same command with --skip "+strconv.Itoa(r.Lines)))
+					err = errors.Join(err, errors.New("to continue: the same command with --skip "+strconv.Itoa(r.Lines)))
 				}
 				return c.result(r, err, func(b *strings.Builder) {
 					if r.DryRun {
@@ -281,9 +283,9 @@ on stderr. Without --skip every line is published again.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Queue, "queue", "", "publish all to this `queue` (default the one that each line names)")
-	f.IntVar(&cfg.Skip, "skip", 0, "leave out the first `n` lines")
-	f.BoolVar(&cfg.DryRun, "dry-run", false, "check every line, and publish nothing")
+	f.StringVar(&cfg.Queue, "queue", "", "publish all messages to this `queue` (default the queue that each line names)")
+	f.IntVar(&cfg.Skip, "skip", 0, "skip the first `n` lines")
+	f.BoolVar(&cfg.DryRun, "dry-run", false, "only check every line")
 	c.jsonFlag(cmd, "the report")
 	return cmd
 }

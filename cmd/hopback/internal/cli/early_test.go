@@ -18,8 +18,8 @@ import (
 	"github.com/hopback/hopback/hopbacktest"
 )
 
-// What dead list and dead show have found is printed at once. Then they say that the queue
-// is put back in order, and so they do to ^C.
+// dlq list and dlq show print at once what they have found. Then they report that they restore
+// the order of the queue, also after ^C.
 func TestDeadPrintsBeforeTheQueueIsInOrder(t *testing.T) {
 	t.Parallel()
 	const n = 10_000
@@ -37,14 +37,14 @@ func TestDeadPrintsBeforeTheQueueIsInOrder(t *testing.T) {
 	target, err := broker.Listen("127.0.0.1:0")
 	require.NoError(t, err)
 	w := world{env: map[string]string{"HOPBACK_URL": target, "HOPBACK_MANAGEMENT_URL": "none"}}
-	all := w.run("dlq", "list", "dead", "--count") // from now on, all were given back before
+	all := w.run("dlq", "list", "dead", "--count") // from now on, all were returned before
 	require.Zero(t, all.code, all.stderr)
-	require.Contains(t, all.stdout, fmt.Sprintf("%d match of %d", n, n))
+	require.Contains(t, all.stdout, fmt.Sprintf("%d of %d selected", n, n))
 
 	broker.SetLatency(60 * time.Millisecond)
 	for text, args := range map[string][]string{
-		"3 shown, and there are more": {"dead", "list", "dead", "--limit", "3"},
-		`"message_id": "m"`:           {"dead", "show", "dead", "m", "--json"},
+		"3 messages shown, and there are more": {"dead", "list", "dead", "--limit", "3"},
+		`"message_id": "m"`:                    {"dead", "show", "dead", "m", "--json"},
 	} {
 		ctx, interrupt := context.WithCancel(t.Context())
 		defer interrupt()
@@ -56,10 +56,10 @@ func TestDeadPrintsBeforeTheQueueIsInOrder(t *testing.T) {
 		require.Eventually(t, func() bool { return strings.Contains(stdout.String(), text) }, patience, time.Millisecond, text)
 		assert.Less(t, broker.Queue("dead").Counts().Ready, n, text)
 		assert.Empty(t, code)
-		require.Eventually(t, func() bool { return strings.Contains(stderr.String(), "putting dead back in order") }, patience, time.Millisecond, text)
+		require.Eventually(t, func() bool { return strings.Contains(stderr.String(), "restoring the order of dead") }, patience, time.Millisecond, text)
 		interrupt()
 		assert.Zero(t, <-code, "%s: %s", text, &stderr)
-		assert.Contains(t, stderr.String(), "what was found is printed, and dead is still being put back in order")
+		assert.Contains(t, stderr.String(), "the output is complete, and hopback is still restoring the order of dead")
 		assert.Equal(t, 1, strings.Count(stdout.String(), text), "it is printed once")
 		require.NoError(t, broker.Queue("dead").Await(t.Context(), func(c hopbacktest.Counts) bool { return c.Ready == n }))
 	}
@@ -75,6 +75,6 @@ func TestDeadPrintsBeforeTheQueueIsInOrder(t *testing.T) {
 	require.Empty(t, code, &stderr)
 	interrupt()
 	assert.Equal(t, 130, <-code, &stderr)
-	assert.Contains(t, stderr.String(), "stopping: the messages that are held are being returned in order")
+	assert.Contains(t, stderr.String(), "stopping: returning the held messages in order")
 	require.NoError(t, broker.Queue("dead").Await(t.Context(), func(c hopbacktest.Counts) bool { return c.Ready == n }))
 }

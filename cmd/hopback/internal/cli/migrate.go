@@ -15,7 +15,7 @@ import (
 	"github.com/hopback/hopback/declare/migrate"
 )
 
-// progressStep is how often what is shown is brought up to date.
+// progressStep is how often the progress is updated.
 const progressStep = 500 * time.Millisecond
 
 func (c *command) migrate() *cobra.Command {
@@ -28,15 +28,15 @@ func (c *command) migrate() *cobra.Command {
 		Short: "Move a live queue's messages and bindings to a new queue",
 		Long: `Move a live queue to a new one, to change what can't be changed in place: the queue's
 type, or an argument that no policy can set. FILE has the new queue and not the old
-one. It is applied first. Then the old queue's bindings are moved to the new queue,
-and its messages are moved one by one. Each is accepted only after its copy is
-confirmed.
+one. migrate applies FILE, moves the old queue's bindings to the new queue, and then
+the messages, one by one. It acknowledges each message only after the broker has
+confirmed the copy.
 
-Publishers and consumers can go on meanwhile. Move the consumers to the new queue,
-and those who publish to the old queue by its name. The old queue is deleted after
-it has been empty and without consumers for --quiet. The move can be interrupted
-and run again. It may duplicate a message and never loses one. It has no time limit
-unless --timeout is set.`,
+Publishers and consumers can continue. Move the consumers to the new queue, and also
+publishers that address the old queue by name. migrate deletes the old queue after it
+was empty and without consumers for --quiet. You can interrupt a move, and run it
+again. That can duplicate a message; it can't lose one. There is no time limit unless
+--timeout is set.`,
 		Example: `  hopback topology migrate topology.yaml --from orders --to orders.v2`,
 		Args:    files(1, 1), ValidArgsFunction: completeFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -49,7 +49,7 @@ unless --timeout is set.`,
 			case from == "" || to == "":
 				return usage("migrate needs both queues: %s topology.yaml --from OLD --to NEW", cmd.CommandPath())
 			case from == to:
-				return usage("--from and --to are the same queue; give the new queue another name")
+				return usage("--from and --to are the same queue; choose another name for the new queue")
 			case prefetch < 0 || quiet < 0:
 				return usage("--prefetch and --quiet can't be negative")
 			}
@@ -59,7 +59,7 @@ unless --timeout is set.`,
 					return err
 				}
 				if b.api == nil {
-					return usage("migrate needs the HTTP API, to read the old queue's bindings; %s", b.noAPI)
+					return usage("migrate needs the HTTP API to read the old queue's bindings; %s", b.noAPI)
 				}
 				if err := b.connect(ctx); err != nil {
 					return err
@@ -70,11 +70,11 @@ unless --timeout is set.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&from, "from", "", "the `queue` to move from")
-	f.StringVar(&to, "to", "", "the `queue` to move to, which is in FILE")
+	f.StringVar(&to, "to", "", "the `queue` in FILE to move to")
 	f.BoolVar(&keep, "keep", false, "keep the old queue, empty")
-	f.IntVar(&prefetch, "prefetch", 0, "how many messages are moved at once (default 1000)")
-	f.DurationVar(&quiet, "quiet", 0, "how long the old queue must be empty and unused before it is deleted (default 6s)")
-	c.jsonFlag(cmd, "how far it came")
+	f.IntVar(&prefetch, "prefetch", 0, "move up to this many messages at once (default 1000)")
+	f.DurationVar(&quiet, "quiet", 0, "delete the old queue after it was empty and unused for this long (default 6s)")
+	c.jsonFlag(cmd, "the result")
 	return cmd
 }
 
@@ -101,8 +101,7 @@ func newQueue(in input, from, to string, keep bool) (declare.Queue, error) {
 	return found, nil
 }
 
-// move applies the file and moves the queue, once all that can be told before is
-// right.
+// move checks both queues, applies the file, and moves the queue.
 func (c *command) move(ctx context.Context, b *broker, in input, cfg migrate.Config) error {
 	s, err := audit.Read(ctx, audit.Sources{HTTP: b.api}, declare.Topology{})
 	if err != nil {
@@ -134,7 +133,7 @@ func (c *command) move(ctx context.Context, b *broker, in input, cfg migrate.Con
 	}
 	p := c.progress("moving " + cfg.Old)
 	cfg.Progress = func(r migrate.Report, left uint64) {
-		p.set("moving %s to %s: %d messages moved, %d left", cfg.Old, cfg.New.Address().QueueName(), r.Moved, left)
+		p.set("moving %s to %s: %s moved, %d left", cfg.Old, cfg.New.Address().QueueName(), count(r.Moved, "message"), left)
 	}
 	report, err := migrate.Run(ctx, b.conn, b.api, cfg)
 	p.end()
@@ -156,15 +155,15 @@ func (c *command) printMove(r migrate.Report, cfg migrate.Config) error {
 	if c.json {
 		return c.printJSON(r)
 	}
-	fate := "is still there"
+	fate := "still exists"
 	if r.Deleted {
 		fate = "is deleted"
 	}
-	_, err := fmt.Fprintf(c.stdout.w, "%d messages and %d bindings moved from %q to %q; %q %s.\n", r.Moved, r.Bindings, cfg.Old, cfg.New.Address().QueueName(), cfg.Old, fate)
+	_, err := fmt.Fprintf(c.stdout.w, "%s and %s moved from %q to %q; %q %s.\n", count(r.Moved, "message"), count(r.Bindings, "binding"), cfg.Old, cfg.New.Address().QueueName(), cfg.Old, fate)
 	return err
 }
 
-// every calls do once in a while, until ctx ends.
+// every calls do at an interval, until ctx ends.
 func every(ctx context.Context, d time.Duration, do func()) {
 	ticker := time.NewTicker(d)
 	defer ticker.Stop()

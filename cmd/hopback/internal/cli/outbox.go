@@ -14,24 +14,24 @@ import (
 	"github.com/hopback/hopback/postgres/outbox"
 )
 
-const outboxHelp = `Publish what PostgreSQL transactions have written to the outbox. A service writes
-its messages by package outbox, in the transaction with its data. "hopback outbox
-migrate" creates the tables, and "hopback outbox relay" publishes what was committed.
+const outboxHelp = `Publish messages from a transactional outbox in PostgreSQL. A service inserts its
+messages with package outbox, in the same transaction as its data. "hopback outbox
+migrate" creates the tables, and "hopback outbox relay" publishes committed messages.
 
 Exit codes:
-  0    done; the relay was ended by ^C or SIGTERM, after the batches under way
-  1    no: the database has no outbox, or the user no right to it
+  0    done; ^C or SIGTERM stopped the relay, after the batches in flight
+  1    no: the database has no outbox, or the user lacks a privilege
   2    unknown: the database or the broker can't be reached or refuses the user, or the
-       time is over
+       timeout expired
   64   the command line is wrong; nothing was done
-  130  interrupted before it began`
+  130  interrupted before it started`
 
 const databaseVariable = "DATABASE_URL"
 
 func (c *command) outbox() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "outbox",
-		Short: "Publish what PostgreSQL transactions have written",
+		Short: "Publish messages from a transactional outbox in PostgreSQL",
 		Long:  outboxHelp,
 		Example: `  hopback outbox migrate --database postgres://shop@localhost/shop
   hopback outbox relay --database postgres://shop@localhost/shop --order by-key`,
@@ -39,20 +39,20 @@ func (c *command) outbox() *cobra.Command {
 	group(cmd)
 	f := cmd.PersistentFlags()
 	var database string
-	f.StringVar(&database, "database", "", "`URL` of the database (default $"+databaseVariable+", or what PGHOST and its like say)")
-	f.Duration("timeout", time.Minute, "how long the command, or the start of relay, may take; 0 means no limit")
+	f.StringVar(&database, "database", "", "`URL` of the database (default $"+databaseVariable+", or PGHOST and the other variables of libpq)")
+	f.Duration("timeout", time.Minute, "time limit of the command, or of the start of relay; 0 means none")
 	cmd.AddCommand(c.outboxMigrate(&database), c.outboxRelay(&database))
 	return cmd
 }
 
-// openDatabase returns a pool that has been reached.
+// openDatabase returns a pool of a database that answers.
 func (c *command) openDatabase(ctx context.Context, database string) (*pgxpool.Pool, error) {
 	if database == "" {
 		database = c.io.Env(databaseVariable)
 	}
 	cfg, err := pgxpool.ParseConfig(database)
 	if err != nil {
-		return nil, usage("--database: %w", err)
+		return nil, usage("--database: %w; write it as postgres://user:password@host:5432/database", err)
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
@@ -60,7 +60,7 @@ func (c *command) openDatabase(ctx context.Context, database string) (*pgxpool.P
 	}
 	if err := pool.Ping(ctx); err != nil {
 		pool.Close()
-		return nil, coded(Unknown, timedOut(ctx, fmt.Errorf("the database: %w", err)))
+		return nil, coded(Unknown, timedOut(ctx, fmt.Errorf("the database doesn't answer: %w; check --database, or $%s", err, databaseVariable)))
 	}
 	return pool, nil
 }
@@ -69,11 +69,10 @@ func (c *command) outboxMigrate(database *string) *cobra.Command {
 	var print bool
 	cmd := &cobra.Command{
 		Use:   "migrate",
-		Short: "Create hopback's tables, or bring them up to this version",
-		Long: `Create hopback's tables, or bring them up to this version: those of the outbox, of the
-inbox, and for the positions of stream consumers. It may be run at each start, and by
-several at once. --print prints the SQL instead, for a tool of your own; no database is
-asked then.`,
+		Short: "Create hopback's tables, or update them to this version",
+		Long: `Create hopback's tables, or update them to this version: the outbox, the inbox, and the
+offsets of stream consumers. You can run it at each start, and concurrently. --print
+prints the SQL for your own migration tool, without a database.`,
 		Example: `  hopback outbox migrate --database postgres://shop@localhost/shop
   hopback outbox migrate --print >migrations/007_outbox.sql`,
 		Args: takes(0, 0, "[flags]"),
@@ -107,7 +106,7 @@ asked then.`,
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&print, "print", false, "print the SQL, and do nothing")
+	cmd.Flags().BoolVar(&print, "print", false, "only print the SQL")
 	return cmd
 }
 
@@ -116,21 +115,21 @@ func (c *command) outboxRelay(database *string) *cobra.Command {
 	var order string
 	cmd := &cobra.Command{
 		Use:   "relay",
-		Short: "Publish what was committed, until ^C or SIGTERM",
-		Long: `Publish what was committed, until ^C or SIGTERM. Any number may run side by side, and
-one that is killed loses nothing: what it had published without deleting it is published
-again, with the same message-id.
+		Short: "Publish committed messages, until ^C or SIGTERM",
+		Long: `Publish committed messages, until ^C or SIGTERM. Any number of relays can run at once. A
+relay that is killed loses nothing: messages that it published and didn't delete are
+published again, with the same message-id.
 
---order by-key publishes messages with the same key in order; then one relay works, and
-the others stand by. All relays of one outbox need the same order. What can't be
-published is moved to the table hopback_outbox_set_aside with the reason.`,
+--order by-key publishes messages with the same key in order; one relay works, and the
+others stand by. All relays of an outbox need the same order. A message that can't be
+published moves to the table hopback_outbox_set_aside, with the reason.`,
 		Example: `  hopback outbox relay --database postgres://shop@localhost/shop
   hopback outbox relay --order by-key --set-aside-after 10m`,
 		Args: takes(0, 0, "[flags]"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Order = outbox.Order(order)
 			if cfg.Order != outbox.Unordered && cfg.Order != outbox.ByKey {
-				return usage("--order %s is unknown; use %s or %s", order, outbox.Unordered, outbox.ByKey)
+				return usage("--order %.80q is unknown; use %s or %s", order, outbox.Unordered, outbox.ByKey)
 			}
 			return c.work(cmd, nil, func(ctx context.Context, b *broker, _ input) error {
 				b.level = slog.LevelInfo
@@ -139,7 +138,7 @@ published is moved to the table hopback_outbox_set_aside with the reason.`,
 					return err
 				}
 				defer pool.Close()
-				pool.Reset() // the relay opens connections by itself, and the command's end waits for no other
+				pool.Reset() // the relay opens its connections itself
 				if err := b.connect(ctx); err != nil {
 					return err
 				}
@@ -154,7 +153,7 @@ published is moved to the table hopback_outbox_set_aside with the reason.`,
 					return coded(No, err)
 				}
 				s := relay.Stats()
-				log.Info("hopback: ended", "published", s.Published, "set_aside", s.SetAside)
+				log.Info("hopback: stopped", "published", s.Published, "set_aside", s.SetAside)
 				return nil
 			})
 		},
@@ -162,10 +161,10 @@ published is moved to the table hopback_outbox_set_aside with the reason.`,
 	c.connectionFlags(cmd.Flags())
 	f := cmd.Flags()
 	f.StringVar(&order, "order", string(outbox.Unordered), "`order` in which messages are published: unordered or by-key")
-	f.IntVar(&cfg.Batch, "batch", 0, "how many messages are read and published together (default 1000)")
-	f.IntVar(&cfg.Workers, "workers", 0, "how many batches are published at once, unordered (default 2)")
-	f.DurationVar(&cfg.PollInterval, "poll", 0, "how often it looks where no notification wakes it (default 1s)")
-	f.DurationVar(&cfg.SetAsideAfter, "set-aside-after", 0, "how long a message is tried that the broker doesn't take (default 1h)")
+	f.IntVar(&cfg.Batch, "batch", 0, "messages per batch (default 1000)")
+	f.IntVar(&cfg.Workers, "workers", 0, "batches in flight at once, if unordered (default 2)")
+	f.DurationVar(&cfg.PollInterval, "poll", 0, "how often to query the table without a notification (default 1s)")
+	f.DurationVar(&cfg.SetAsideAfter, "set-aside-after", 0, "how long to retry a message that the broker refuses (default 1h)")
 	_ = cmd.RegisterFlagCompletionFunc("order", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return []string{string(outbox.Unordered), string(outbox.ByKey)}, cobra.ShellCompDirectiveNoFileComp
 	})

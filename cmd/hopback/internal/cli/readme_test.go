@@ -13,7 +13,7 @@ import (
 	"github.com/hopback/hopback/topologyfile"
 )
 
-var update = flag.Bool("update", false, "draw the picture in README.md anew")
+var update = flag.Bool("update", false, "redraw the picture in README.md")
 
 const readmePath = "../../../../README.md"
 

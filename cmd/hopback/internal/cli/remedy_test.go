@@ -60,7 +60,7 @@ func TestRemedies(t *testing.T) {
 	require.NoError(t, err)
 	code, _, stderr := run(t, strings.Replace(target, "amqp://", "amqps://", 1), "dlq", "list", "orders.dead", "--timeout", "20s")
 	assert.Equal(t, Unknown, code)
-	assert.Contains(t, stderr, "amqps is usually on port 5671, and 5672 is for amqp://")
+	assert.Contains(t, stderr, "use amqp://, or the port for amqps://, which is 5671 by default")
 
 	code, _, stderr = run(t, target, "dlq", "list", "orders.dead")
 	assert.Equal(t, No, code)

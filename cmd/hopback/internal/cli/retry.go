@@ -18,9 +18,10 @@ import (
 	"github.com/hopback/hopback/topologyfile"
 )
 
-const retryHelp = `Retry what workers reject, whatever they are written in. The workers need to do no
-more than reject; one process, or several side by side, counts, waits, and brings
-back or gives up, by the policy of a topology file with the section central:
+const retryHelp = `Add delayed retries to workers in any language. The workers only reject messages. One
+or several processes of "hopback retry run" count the attempts, and send each message
+to a delay queue or the dead-letter queue, by the policy of a topology file with the
+section central:
 
   retry:
     delays: [10s, 1m, 10m]
@@ -30,19 +31,19 @@ back or gives up, by the policy of a topology file with the section central:
   work-queues:
     orders:
 
-"hopback topology apply" declares it. "hopback retry run" is the process.
+"hopback topology apply" declares it first.
 
 Exit codes:
-  0    done; run was ended by ^C or SIGTERM, and has drained
-  1    no: the guards found topology that would lose messages, or a queue is missing
-  2    unknown: the broker can't be reached or refuses the user, or the time is over
+  0    done; ^C or SIGTERM stopped run, which finished its messages
+  1    no: the topology would lose messages, or a queue is missing
+  2    unknown: the broker can't be reached or refuses the user, or the timeout expired
   64   the command line or the file is wrong; nothing was sent
-  130  interrupted before it began`
+  130  interrupted before it started`
 
 func (c *command) retry() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "retry",
-		Short: "Retry what workers of any kind reject",
+		Short: "Add delayed retries to workers in any language",
 		Long:  retryHelp,
 		Example: `  hopback topology apply topology.yaml
   hopback retry run topology.yaml`,
@@ -50,15 +51,15 @@ func (c *command) retry() *cobra.Command {
 	group(cmd)
 	f := cmd.PersistentFlags()
 	c.connectionFlags(f)
-	f.Duration("timeout", time.Minute, "how long the command, or the start of run, may take; 0 means no limit")
+	f.Duration("timeout", time.Minute, "time limit of the command, or of the start of run; 0 means none")
 	cmd.AddCommand(c.retryRun(),
-		c.retryTurn("take-over", "Lead what live work queues dead-letter to the failed queue",
-			`Lead what live work queues dead-letter to the failed queue, in place of their
-dead-letter queues. Apply the file first, and start run afterwards. Workers go on.
-A message that dies at this very moment may be in both queues.`, retry.TakeOver),
-		c.retryTurn("hand-back", "Lead it to the dead-letter queues again",
-			`Lead what live work queues dead-letter to their dead-letter queues again. Let run
-go on until the failed queue is empty. Workers go on.`, retry.HandBack),
+		c.retryTurn("take-over", "Route rejected messages of live work queues to the failed queue",
+			`Route the messages that live work queues dead-letter to the failed queue, instead of
+to their dead-letter queues. Apply the file first, and start run afterwards. Workers
+continue. A message that is dead-lettered at this moment may end up in both queues.`, retry.TakeOver),
+		c.retryTurn("hand-back", "Route them to the dead-letter queues again",
+			`Route the messages that live work queues dead-letter to their dead-letter queues
+again. Keep run running until the failed queue is empty. Workers continue.`, retry.HandBack),
 		c.retryPolicies())
 	return cmd
 }
@@ -70,11 +71,11 @@ func (c *command) centralFile(name string) (topologyfile.File, error) {
 		return topologyfile.File{}, err
 	}
 	if isDefinitions(text) {
-		return topologyfile.File{}, usage("%s has definitions, which hold no policy; name a topology file", name)
+		return topologyfile.File{}, usage("%s has RabbitMQ definitions, which have no retry policy; name a topology file", name)
 	}
 	f, err := topologyfile.Parse(name, text)
 	if err == nil && f.Central == nil {
-		err = usage("%s has no section central; add the line central: to it", name)
+		err = usage("%s has no section central; add the line \"central:\"", name)
 	}
 	return f, err
 }
@@ -85,12 +86,12 @@ func (c *command) retryRun() *cobra.Command {
 	var grace time.Duration
 	cmd := &cobra.Command{
 		Use:   "run FILE",
-		Short: "Retry what arrives in the failed queue, until ^C or SIGTERM",
-		Long: `Retry what arrives in the failed queue, until ^C or SIGTERM. It keeps no state, so
-any number may run side by side, and one that is killed loses nothing.
+		Short: "Retry messages from the failed queue, until ^C or SIGTERM",
+		Long: `Retry messages from the failed queue, until ^C or SIGTERM. The process has no state:
+any number can run at once, and a process that is killed loses nothing.
 
-Before it begins it checks the topology, as a worker with retry.With does. --waive
-lets a guard only log what it finds. If the HTTP API answers, policies count, too.`,
+It first checks the topology, as a worker with retry.With does. --waive disables a
+check: its findings are only logged. With the HTTP API, the checks include policies.`,
 		Example: `  hopback retry run topology.yaml
   hopback retry run --waive at-most-once --prefetch 2000 topology.yaml`,
 		Args:              files(1, 1),
@@ -117,9 +118,9 @@ lets a guard only log what it finds. If the HTTP API answers, policies count, to
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&waive, "waive", nil, "`guard` that only logs what it finds; may be repeated")
-	flags.IntVar(&prefetch, "prefetch", 1000, "how many messages it holds at most")
-	flags.DurationVar(&grace, "grace", 0, "how long it may drain (default 30s)")
+	flags.StringArrayVar(&waive, "waive", nil, "disable a `check`, and only log its findings; may be repeated")
+	flags.IntVar(&prefetch, "prefetch", 1000, "hold at most this many messages")
+	flags.DurationVar(&grace, "grace", 0, "time limit to finish messages after a signal (default 30s)")
 	_ = cmd.RegisterFlagCompletionFunc("waive", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var all []string
 		for _, g := range retry.AllGuards() {
@@ -130,25 +131,22 @@ lets a guard only log what it finds. If the HTTP API answers, policies count, to
 	return cmd
 }
 
-// central consumes until the process is signalled. ctx bounds the start.
+// central consumes until a signal. ctx limits the start.
 func (c *command) central(ctx context.Context, b *broker, policy retry.Policy, cfg retry.CentralConfig, consumer client.ConsumerConfig) error {
 	if b.api != nil {
 		cfg.HTTP = b.api
 	}
 	queue := cfg.FailedQueueOf(policy)
-	started := make(chan struct{})
-	h := &starting{Handler: retry.Central(policy, cfg), started: started, within: ctx}
 	log := b.logger()
-	go func() {
-		select {
-		case <-started:
-			log.Info("hopback: retrying", "failed_queue", queue, "work_queues", strings.Join(cfg.Queues, ", "))
-		case <-c.ctx.Done():
-		}
-	}()
+	h := &starting{Handler: retry.Central(policy, cfg), within: ctx, onStart: func() {
+		log.Info("hopback: retrying", "failed_queue", queue, "work_queues", strings.Join(cfg.Queues, ", "))
+	}}
 	err := b.conn.Consume(c.ctx, queue, h, consumer)
 	switch {
 	case err != nil:
+		if errors.Is(err, client.ErrNotFound) {
+			err = errors.Join(err, coded(No, errors.New("declare the topology of the file: hopback topology apply FILE")))
+		}
 		return timedOut(ctx, err)
 	case h.begun:
 		log.Info("hopback: drained", "failed_queue", queue)
@@ -157,11 +155,11 @@ func (c *command) central(ctx context.Context, b *broker, policy retry.Policy, c
 	return c.ctx.Err()
 }
 
-// starting bounds the guards' time, and tells when they are done.
+// starting limits the time of the checks, and calls onStart once they have passed.
 type starting struct {
 	client.Handler
 	within  context.Context
-	started chan struct{}
+	onStart func()
 	begun   bool
 }
 
@@ -174,7 +172,7 @@ func (s *starting) Prepare(ctx context.Context, start client.Start) error {
 	err := client.Prepare(ctx, s.Handler, start)
 	if err == nil && !s.begun {
 		s.begun = true
-		close(s.started)
+		s.onStart()
 	}
 	return err
 }
@@ -197,7 +195,7 @@ func (c *command) retryTurn(name, short, long string, turn func(context.Context,
 				if err := turn(ctx, b.conn.Management(), f.Policy, *f.Central); err != nil {
 					return timedOut(ctx, err)
 				}
-				_, err := fmt.Fprintf(c.stdout.w, "%d work queues: %s.\n", len(f.Central.Queues), strings.Join(f.Central.Queues, ", "))
+				_, err := fmt.Fprintf(c.stdout.w, "%s: %s.\n", count(len(f.Central.Queues), "work queue"), strings.Join(f.Central.Queues, ", "))
 				return err
 			})
 		},
@@ -207,11 +205,11 @@ func (c *command) retryTurn(name, short, long string, turn func(context.Context,
 func (c *command) retryPolicies() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policies FILE",
-		Short: "Print the RabbitMQ policies by which existing queues dead-letter to the failed queue",
-		Long: `Print the RabbitMQ policies by which existing queues dead-letter to the failed queue,
-as rabbitmqctl commands or, with --json, for definitions. A policy doesn't change a
-dead-letter exchange that a queue was declared with. A queue has one policy: if it has
-one already, merge the two. The broker isn't asked.`,
+		Short: "Print RabbitMQ policies that route existing queues to the failed queue",
+		Long: `Print the RabbitMQ policies that make existing queues dead-letter to the failed queue,
+as rabbitmqctl commands or, with --json, for definitions. A policy doesn't override the
+dead-letter exchange that a queue was declared with. A queue can have only one policy:
+if it has one already, merge the two. The command doesn't connect to the broker.`,
 		Example: `  hopback retry policies topology.yaml
   hopback retry policies --json --vhost shop topology.yaml`,
 		Args:              files(1, 1),
@@ -222,14 +220,14 @@ one already, merge the two. The broker isn't asked.`,
 				return err
 			}
 			if f.Central.CounterExchange != "" {
-				return usage("%s has a counter-exchange: its queues dead-letter as they should already", args[0])
+				return usage("%s has a counter-exchange, so its queues already dead-letter correctly; they need no policies", args[0])
 			}
 			existing := *f.Central
 			existing.Queues = slices.DeleteFunc(slices.Clone(existing.Queues), func(name string) bool {
 				return slices.ContainsFunc(f.Work, func(q declare.QuorumQueue) bool { return q.Name == name })
 			})
 			if len(existing.Queues) == 0 {
-				return usage("%s names no existing queues under central.queues; work-queues need no policy", args[0])
+				return usage("%s names no existing queues; list them under central.queues. work-queues need no policy", args[0])
 			}
 			policies, err := retry.CentralPolicies(f.Policy, existing)
 			if err != nil {
@@ -260,7 +258,7 @@ one already, merge the two. The broker isn't asked.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&c.vhost, "vhost", "", "virtual host of the policies (default /)")
+	cmd.Flags().StringVar(&c.vhost, "vhost", "", "`name` of the policies' virtual host (default /)")
 	c.jsonFlag(cmd, "the policies")
 	return cmd
 }
@@ -274,7 +272,7 @@ func inDefinitions(policies []declare.Policy) []map[string]any {
 	return list
 }
 
-// refusedByGuards reports whether guards refused to begin.
+// refusedByGuards reports whether the checks of the topology failed.
 func refusedByGuards(err error) bool {
 	_, ok := errors.AsType[*retry.GuardError](err)
 	return ok || errors.Is(err, client.ErrNotFound)

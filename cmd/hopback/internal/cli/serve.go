@@ -22,24 +22,24 @@ import (
 // headerPatience is how long a client of the HTTP API may take to send its header.
 const headerPatience = 10 * time.Second
 
-const serveHelp = `Serve a RabbitMQ in memory, for tests and for development. It speaks AMQP 1.0 to any
-client, and answers RabbitMQ's HTTP API. It stores nothing: when it ends, all queues
-and messages are gone. Never run it in production.
+const serveHelp = `Run a RabbitMQ in memory, for tests and development. It serves AMQP 1.0 to any client,
+and RabbitMQ's HTTP API. It stores nothing: when it stops, all queues and messages are
+gone. Never run it in production.
 
-The user is guest, and the password is guest. Only this machine can reach it, unless
---allow-remote is set. Port 0 lets the system choose a port.
+User and password are guest. Only this machine can reach it, unless --allow-remote is
+set. With port 0, the system chooses a port.
 
---topology is a topology file, or RabbitMQ's definitions in JSON; - is stdin. It is
-applied before the first client is served.
+--topology is a topology file, or RabbitMQ's definitions in JSON; - is stdin. hopback
+applies it before clients can connect.
 
 Exit codes:
-  0    ended by ^C or SIGTERM
-  1    the topology was refused
+  0    stopped by ^C or SIGTERM
+  1    the broker refused the topology
   2    it can't listen: the port is in use, or needs more rights
   64   the command line or the file is wrong; nothing was served
-  130  interrupted before the first client was served`
+  130  interrupted before clients could connect`
 
-// serving is what the flags of broker say.
+// serving has the flags of broker.
 type serving struct {
 	amqp, http, version, topology string
 	remote                        bool
@@ -49,7 +49,7 @@ func (c *command) serve() *cobra.Command {
 	var s serving
 	cmd := &cobra.Command{
 		Use:   "broker",
-		Short: "Serve a RabbitMQ in memory, for tests and for development",
+		Short: "Run a RabbitMQ in memory, for tests and development",
 		Long:  serveHelp,
 		Example: `  hopback broker
   hopback broker --topology topology.yaml --rabbitmq-version 4.0.5
@@ -67,9 +67,9 @@ func (c *command) serve() *cobra.Command {
 	f.StringVar(&s.amqp, "amqp", "127.0.0.1:5672", "`address` to serve AMQP at")
 	f.StringVar(&s.http, "http", "127.0.0.1:15672", "`address` to serve the HTTP API at, or none")
 	f.StringVar(&s.version, "rabbitmq-version", "4.3.6", "the `version` to behave as: 4.3.6 or 4.0.5")
-	f.StringVar(&s.topology, "topology", "", "`file` of a topology to apply at the start")
-	f.StringVar(&c.vhost, "vhost", "", "virtual host to make, for the topology and the URL (default that of definitions, or /)")
-	f.BoolVar(&s.remote, "allow-remote", false, "allow addresses that other machines can reach: anybody there can log in as guest")
+	f.StringVar(&s.topology, "topology", "", "`file` of a topology to apply first")
+	f.StringVar(&c.vhost, "vhost", "", "`name` of a virtual host to create, for the topology and the URL (default that of definitions, or /)")
+	f.BoolVar(&s.remote, "allow-remote", false, "allow addresses that other machines can reach: anybody can log in as guest")
 	_ = cmd.RegisterFlagCompletionFunc("topology", func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		return completeFiles(cmd, args, "")
 	})
@@ -77,8 +77,8 @@ func (c *command) serve() *cobra.Command {
 	return cmd
 }
 
-// serveNow checks everything that can be wrong before a port is taken, and has the
-// topology in place before a client is served.
+// serveNow checks the flags before it listens, and applies the topology before it serves
+// clients.
 func (c *command) serveNow(s serving) error {
 	if s.version != "4.3.6" && s.version != "4.0.5" {
 		return usage("--rabbitmq-version is %.80q; it can be 4.3.6 or 4.0.5", s.version)
@@ -150,24 +150,24 @@ func (c *command) serveNow(s serving) error {
 		fmt.Fprintf(&b, "HTTP API  %s\n", &url.URL{Scheme: "http", User: amqpURL.User, Host: reached(httpListener), Path: "/"})
 	}
 	if s.topology != "" {
-		fmt.Fprintf(&b, "applied   %s: %d exchanges, queues and bindings\n", clean(in.name), applied)
+		fmt.Fprintf(&b, "applied   %s: %s\n", clean(in.name), count(applied, "resource"))
 	}
-	b.WriteString("^C ends it.\n")
+	b.WriteString("^C stops it.\n")
 	if err := c.stdout.lines(b.String()); err != nil {
 		return err
 	}
 	return c.serveUntilEnd(broker, amqpListener, httpListener)
 }
 
-// serveUntilEnd returns nil when a signal comes. It returns when all is closed.
+// serveUntilEnd serves until a signal, after which it returns nil once everything is closed.
 func (c *command) serveUntilEnd(broker *hopbacktest.Broker, amqpListener, httpListener net.Listener) error {
 	serving := 1
 	ended := make(chan error, 2)
-	go func() { ended <- fmt.Errorf("AMQP is served no longer: %w", broker.Serve(amqpListener)) }()
+	go func() { ended <- fmt.Errorf("the AMQP server stopped: %w", broker.Serve(amqpListener)) }()
 	api := &http.Server{Handler: broker.HTTPHandler(), ReadHeaderTimeout: headerPatience}
 	if httpListener != nil {
 		serving++
-		go func() { ended <- fmt.Errorf("the HTTP API is served no longer: %w", api.Serve(httpListener)) }()
+		go func() { ended <- fmt.Errorf("the HTTP API stopped: %w", api.Serve(httpListener)) }()
 	}
 	var err error
 	select {
@@ -207,13 +207,13 @@ func (c *command) applyTo(broker *hopbacktest.Broker, vhost string, in input) (r
 		_ = conn.Close(ctx)
 	}()
 	if _, err := declare.Apply(c.ctx, conn.Management(), t); err != nil {
-		return 0, fmt.Errorf("%s can't be applied to RabbitMQ %s: %w", in.name, broker.Version(), err)
+		return 0, fmt.Errorf("RabbitMQ %[2]s refused the topology of %[1]s: %[3]w", in.name, broker.Version(), err)
 	}
 	return resources, nil
 }
 
-// listenAddress is the address to listen on. A name is resolved here, so that what is
-// checked is what is listened on.
+// listenAddress is the address to listen on. It resolves names, so that the address that is
+// checked is the one that is used.
 func (c *command) listenAddress(flag, value string, remote bool) (string, error) {
 	host, port, err := net.SplitHostPort(value)
 	if err != nil {
@@ -227,10 +227,10 @@ func (c *command) listenAddress(flag, value string, remote bool) (string, error)
 	}
 	found, err := net.DefaultResolver.LookupIPAddr(c.ctx, host)
 	if err != nil || len(found) == 0 {
-		return "", usage("%s has the host %.80q, which isn't known; write it as 127.0.0.1:%s", flag, host, port)
+		return "", usage("%s has the unknown host %.80q; write it as 127.0.0.1:%s", flag, host, port)
 	}
 	if !remote && slices.ContainsFunc(found, func(a net.IPAddr) bool { return !a.IP.IsLoopback() }) {
-		return "", usage("%s is %.80q, which other machines can reach, and anybody can log in as guest; use 127.0.0.1, or add --allow-remote", flag, value)
+		return "", usage("%s is %.80q, which other machines can reach, so anybody could log in as guest; use 127.0.0.1, or add --allow-remote", flag, value)
 	}
 	best := slices.IndexFunc(found, func(a net.IPAddr) bool { return a.IP.To4() != nil })
 	return net.JoinHostPort(found[max(best, 0)].String(), port), nil
@@ -241,7 +241,7 @@ func (c *command) listen(flag, address string) (net.Listener, error) {
 	l, err := lc.Listen(c.ctx, "tcp", address)
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, coded(Unknown, fmt.Errorf("%s: %s is in use; end the program that listens there, or choose another address", flag, address))
+		return nil, coded(Unknown, fmt.Errorf("%s: %s is in use; stop the program that listens there, or choose another address", flag, address))
 	case err != nil && !c.interrupted():
 		return nil, coded(Unknown, fmt.Errorf("%s: %w", flag, err))
 	}

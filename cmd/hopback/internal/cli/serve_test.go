@@ -26,7 +26,7 @@ const patience = time.Minute
 
 // served is a "hopback broker" under way.
 type served struct {
-	lines      []string // of stdout, up to "^C ends it."
+	lines      []string // of stdout, up to "^C stops it."
 	amqp, http string   // URLs
 	interrupt  func()
 	code       chan int
@@ -62,7 +62,7 @@ func serveBroker(t *testing.T, args ...string) *served {
 		if u, ok := strings.CutPrefix(line, "HTTP API "); ok {
 			s.http = strings.TrimSpace(u)
 		}
-		if line == "^C ends it." {
+		if line == "^C stops it." {
 			go func() {
 				rest, _ := io.ReadAll(r)
 				s.stdout <- string(rest)
@@ -236,14 +236,14 @@ func TestMisuseOfBroker(t *testing.T) {
 		{"--amqp 127.0.0.1:", cli.Usage, []string{"a port is a number"}},
 		{"--amqp 127.0.0.1:99999", cli.Usage, []string{`--amqp has the port "99999"; a port is a number from 0 to 65535`}},
 		{"--http :x", cli.Usage, []string{`--http has the port "x"`}},
-		{"--http host.invalid:0", cli.Usage, []string{`--http has the host "host.invalid", which isn't known`}},
+		{"--http host.invalid:0", cli.Usage, []string{`--http has the unknown host "host.invalid"`}},
 		{"--topology /nowhere", cli.Usage, []string{`there is no file "/nowhere"`}},
 		{"--topology " + bad, cli.Usage, []string{"bad.yaml:2", "delivery-limit"}},
 		{"topology.yaml", cli.Usage, []string{"takes no argument", "--topology"}},
 		{"--toplogy x", cli.Usage, []string{"did you mean --topology?"}},
 		{"--amqp " + taken, cli.Unknown, []string{"--amqp: " + taken + " is in use", "choose another address"}},
 		{"--http " + taken, cli.Unknown, []string{"--http: " + taken + " is in use"}},
-		{"--rabbitmq-version 4.0.5 --topology " + unbound, cli.No, []string{"unbound.yaml can't be applied to RabbitMQ 4.0.5", "missing"}},
+		{"--rabbitmq-version 4.0.5 --topology " + unbound, cli.No, []string{"RabbitMQ 4.0.5 refused the topology of", "unbound.yaml", "missing"}},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), patience) // should it be served after all
 		r := world{}.runIn(ctx, append([]string{"broker", "--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0"}, strings.Fields(c.args)...)...)

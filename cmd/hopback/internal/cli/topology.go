@@ -16,8 +16,8 @@ import (
 	"github.com/hopback/hopback/topologyfile"
 )
 
-const topologyHelp = `Plan, apply, check, hand over and draw topologies: work queues with the retry
-topology around them, and other queues, exchanges and bindings.
+const topologyHelp = `Plan, apply, check, convert, and draw topologies: work queues with their retry
+topology, and other queues, exchanges, and bindings.
 
 FILE is a small YAML file, or RabbitMQ's definitions in JSON; - is stdin.
 The smallest YAML file:
@@ -41,28 +41,26 @@ A larger one:
   bindings:
     - {source: shop, queue: orders, key: order.*}
 
-"hopback topology schema" prints its JSON schema, with every key. In an editor with
-a YAML language server, the first line of a file can name it:
+"hopback topology schema" prints its JSON schema, with every key. For an editor with
+a YAML language server, name the schema in the file's first line:
   # yaml-language-server: $schema=./topology.schema.json
 
---url or HOPBACK_URL names the broker. Only the HTTP API of the management plugin
-shows exchanges, policies and other teams' queues. Its default is port 15672 on the
-same host with the same user, if the broker is on its usual port. Put passwords in
-the environment rather than on the command line. They are never printed.
+Only the HTTP API of the management plugin shows exchanges, policies, and other teams'
+queues. Without it, hopback checks less, and says what it couldn't check.
 
 Exit codes:
-  0    done; all is as it should be
+  0    done; the topology is correct
   1    no: verify has findings, a plan has differences that can't be changed in
-       place, or something in use isn't deleted
-  2    unknown: the broker can't be reached or refuses the user, the timeout is
-       over, or the HTTP API is missing
+       place, or a resource in use wasn't deleted
+  2    unknown: the broker can't be reached or refuses the user, the timeout
+       expired, or the HTTP API is missing
   64   the command line or the file is wrong; nothing was sent
   130  interrupted`
 
 func (c *command) topology() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "topology",
-		Short: "Plan, apply, check, hand over and draw topologies",
+		Short: "Plan, apply, check, convert, and draw topologies",
 		Long:  topologyHelp,
 		Example: `  export HOPBACK_URL=amqp://guest:guest@localhost:5672/
   hopback topology plan topology.yaml
@@ -72,20 +70,20 @@ func (c *command) topology() *cobra.Command {
 	group(cmd)
 	f := cmd.PersistentFlags()
 	c.connectionFlags(f)
-	f.StringVar(&c.vhost, "vhost", "", "virtual host in definitions (default that of --url, or the only one)")
-	f.Duration("timeout", time.Minute, "how long the command may take; 0 means no limit")
+	f.StringVar(&c.vhost, "vhost", "", "`name` of the virtual host in definitions (default that of --url, or the only one)")
+	f.Duration("timeout", time.Minute, "time limit of the command; 0 means none")
 	cmd.AddCommand(c.plan(), c.apply(), c.verify(), c.export(), c.importCommand(), c.graph(), c.migrate(), c.delete(), c.schema())
 	return cmd
 }
 
-// files wants the arguments to be that many files.
+// files checks the number of files.
 func files(least, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
 		case len(args) < least:
 			return usage("%s needs a file: %s topology.yaml", cmd.CommandPath(), cmd.CommandPath())
 		case len(args) > most:
-			return usage("%s takes %d file, not %d: one topology at a time", cmd.CommandPath(), most, len(args))
+			return usage("%s takes %s, not %d; use one topology at a time", cmd.CommandPath(), count(most, "file"), len(args))
 		}
 		return nil
 	}
@@ -100,8 +98,8 @@ func (c *command) jsonFlag(cmd *cobra.Command, what string) {
 	cmd.Flags().BoolVar(&c.json, "json", false, "print "+what+" as JSON")
 }
 
-// within is cmd's context with the time that it may take. Each group of commands has a
-// --timeout with its own default.
+// within is cmd's context with its time limit. Each group of commands has a --timeout, with a
+// default.
 func (c *command) within(cmd *cobra.Command) (context.Context, context.CancelFunc, error) {
 	limit, err := cmd.Flags().GetDuration("timeout")
 	switch {
@@ -117,7 +115,7 @@ func (c *command) within(cmd *cobra.Command) (context.Context, context.CancelFun
 	return ctx, cancel, nil
 }
 
-// work runs do with a broker and, where a file is named, what is in it.
+// work runs do with a broker and, if a file is named, its topology.
 func (c *command) work(cmd *cobra.Command, args []string, do func(ctx context.Context, b *broker, in input) error) error {
 	b, err := c.broker()
 	if err != nil {
@@ -145,13 +143,13 @@ func (c *command) plan() *cobra.Command {
 	var exitCode bool
 	cmd := &cobra.Command{
 		Use:   "plan FILE",
-		Short: "Show what apply would do, without doing it",
-		Long: `Show what apply would do, without doing it. "+" would be created. "!" exists in
-another form, so apply refuses it. "?" isn't known.
+		Short: "Show what apply would do",
+		Long: `Show what apply would do. "+" marks what apply would create, "!" what exists with
+different settings, which apply refuses, and "?" what isn't known.
 
-The exit code is 0 if apply would succeed and 1 if it would be refused. With
---exit-code it is 0 if there is nothing to do, 1 if something is missing or
-different, and 2 if that isn't known.`,
+The exit code is 0 if apply would succeed, and 1 if it would refuse. With --exit-code
+it is 0 if nothing would change, 1 if something is missing or different, and 2 if that
+isn't known.`,
 		Example: `  hopback topology plan topology.yaml
   hopback topology plan --exit-code --json definitions.json`,
 		Args:              files(1, 1),
@@ -175,12 +173,12 @@ different, and 2 if that isn't known.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 if there is anything to do, and with 2 if that isn't known")
+	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 if apply would change anything or refuse, and with 2 if that isn't known")
 	c.jsonFlag(cmd, "the plan")
 	return cmd
 }
 
-// compare reads what is live and compares.
+// compare reads the live topology and compares.
 func (c *command) compare(ctx context.Context, b *broker, in input) (audit.Diff, error) {
 	p := c.progress("reading " + b.shown)
 	defer p.end()
@@ -191,8 +189,13 @@ func (c *command) compare(ctx context.Context, b *broker, in input) (audit.Diff,
 	return audit.Compare(s, in.topology), nil
 }
 
-// inCommand says what somebody at a command line can do.
-var inCommand = strings.NewReplacer("as package declare/migrate does", "as hopback topology migrate does")
+// inCommand replaces Go's API by commands.
+var inCommand = strings.NewReplacer(
+	"as package declare/migrate does", "as hopback topology migrate does",
+	"declare it with retry.CentralTopology, or leave it out of CentralConfig.Queues", "declare it with hopback topology apply, or leave it out of central.queues",
+	"apply retry.CentralTopology of this policy, and call retry.TakeOver or run hopback retry take-over", "run hopback topology apply and hopback retry take-over",
+	"retry.CentralTopology", "hopback topology apply", "apply retry.Topology of this policy", "run hopback topology apply", "retry.Topology", "hopback topology apply",
+	"waive this guard", "disable this check with --waive")
 
 func (c *command) printDiff(d audit.Diff) error {
 	if c.json {
@@ -205,10 +208,9 @@ func (c *command) apply() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "apply FILE",
 		Short: "Declare the topology",
-		Long: `Declare the topology: exchanges, then queues, then bindings. Whatever exists as
-declared stays as it is. If anything exists in another form, nothing is done and
-the plan is printed. Nothing is ever deleted or changed. It can be run again, and
-by several processes at once.`,
+		Long: `Declare the topology: exchanges, then queues, then bindings. apply never deletes or
+changes a resource. If one exists with different settings, apply declares nothing and
+prints the plan. You can run apply again, and concurrently.`,
 		Example: `  hopback topology apply topology.yaml
   HOPBACK_URL=amqps://ci:password@rabbit.example.com/shop hopback topology apply --json topology.yaml`,
 		Args:              files(1, 1),
@@ -229,7 +231,7 @@ by several processes at once.`,
 				if err == nil {
 					c.persist(ctx, b, in, report)
 				}
-				return errors.Join(c.printReport(tell(report, d), err), err)
+				return errors.Join(c.printReport(withExisting(report, d), err), err)
 			})
 		},
 	}
@@ -237,8 +239,8 @@ by several processes at once.`,
 	return cmd
 }
 
-// unrefused looks first, so that nothing is half done: where Apply would be refused
-// it prints the plan, and the error says so.
+// unrefused compares first, so that nothing is done in part: if the broker would refuse the
+// topology, it prints the plan and returns an error.
 func (c *command) unrefused(ctx context.Context, b *broker, in input) (audit.Diff, error) {
 	p := c.progress("reading " + b.shown)
 	s, err := b.readBoth(ctx, in.topology)
@@ -251,15 +253,14 @@ func (c *command) unrefused(ctx context.Context, b *broker, in input) (audit.Dif
 		if err := c.printDiff(d); err != nil {
 			return d, err
 		}
-		c.say(errors.New("nothing was done: resources marked with ! exist with different settings, or can't exist"))
+		c.say(errors.New("nothing was done: the resources marked with ! exist with different settings, or can't exist; the plan above lists ways out"))
 		return d, exit(No)
 	}
 	return d, nil
 }
 
-// tell says of exchanges and bindings whether they were there before, which the
-// broker doesn't.
-func tell(r declare.Report, before audit.Diff) declare.Report {
+// withExisting reports which exchanges and bindings existed before. The broker doesn't report that.
+func withExisting(r declare.Report, before audit.Diff) declare.Report {
 	was := map[declare.Resource]string{}
 	for _, change := range before.Changes {
 		was[change.Resource] = change.Kind
@@ -281,18 +282,18 @@ func (c *command) applyNow(ctx context.Context, b *broker, in input) (declare.Re
 	p := c.progress("applying")
 	defer p.end()
 	r := &counting{Requester: b.conn.Management()}
-	stop := p.follow(func() { p.set("applying to %s: %d requests answered, %d resources", b.shown, r.replies.Load(), all) })
+	stop := p.follow(func() {
+		p.set("applying %s to %s: %s answered", count(all, "resource"), b.shown, count(uint64(r.replies.Load()), "request"))
+	})
 	defer stop()
 	report, err := declare.Apply(ctx, r, in.topology)
 	return report, timedOut(ctx, err)
 }
 
-// writtenDown is how long a broker takes at most to write new queues down by itself, and
-// some more.
+// writtenDown is more than a broker needs to persist new queues by itself.
 const writtenDown = 4 * time.Second
 
-// persist sees to it that new quorum queues survive a crash of the broker. See
-// declare.Persist.
+// persist makes new quorum queues survive a crash of the broker. See declare.Persist.
 func (c *command) persist(ctx context.Context, b *broker, in input, report declare.Report) {
 	quorum := map[string]bool{}
 	for _, q := range audit.FromTopology(in.topology).Queues {
@@ -304,9 +305,9 @@ func (c *command) persist(ctx context.Context, b *broker, in input, report decla
 	if i < 0 {
 		return
 	}
-	p := c.progress("waiting until the broker has written the new queues down")
+	p := c.progress("waiting until the broker has persisted the new queues")
 	defer p.end()
-	// The user may configure names like this one, most likely.
+	// The user probably may configure names like this one.
 	if declare.Persist(ctx, b.conn.Management(), report.Steps[i].Resource.Name+".") == nil {
 		return
 	}
@@ -318,7 +319,7 @@ func (c *command) persist(ctx context.Context, b *broker, in input, report decla
 	}
 }
 
-// printReport prints what was done. Errors that are part of failed are left to stderr.
+// printReport prints what was done. Errors in failed go to stderr only.
 func (c *command) printReport(r declare.Report, failed error) error {
 	if c.json {
 		return c.printJSON(r)
@@ -346,19 +347,17 @@ func (c *command) verify() *cobra.Command {
 	var offline, rules bool
 	cmd := &cobra.Command{
 		Use:   "verify [FILE]",
-		Short: "Check the live topology for what loses messages",
-		Long: `Check the live topology against every rule about what loses messages or holds them
-forever, and check that everything in FILE exists as declared. With FILE, only what
-it names counts, so other teams' queues in the virtual host don't; delay queues that
-an earlier FILE may have left are listed. Without FILE, the HTTP API is read and the
-whole virtual host is checked.
+		Short: "Check that the live topology can't lose messages",
+		Long: `Check that the live topology can't lose messages or hold them forever, and that
+everything in FILE exists as declared. With FILE, verify checks only the resources in
+it, and lists delay queues that an earlier version of FILE may have left. Without FILE,
+it checks the whole virtual host, and needs the HTTP API.
 
-The exit code is 0 if every rule was checked and nothing was found, 1 if there are
-findings, and 2 if there are none but some rules couldn't be checked. --waive
-leaves out a rule, or a rule for one resource, written as verify prints it.
+The exit code is 0 if all rules were checked without findings, 1 with findings, and 2
+without findings if some rules couldn't be checked. --waive disables a rule, or a rule
+for one resource, as verify prints it.
 
---offline checks FILE itself, without a broker. Rules that need a broker are left
-out and don't count.`,
+--offline checks FILE itself, without a broker, by the rules that need none.`,
 		Example: `  hopback topology verify topology.yaml
   hopback topology verify --waive not-replicated --waive 'dead-letter queue "audit"'
   hopback topology verify --offline definitions.json
@@ -387,9 +386,9 @@ out and don't count.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringArrayVar(&waive, "waive", nil, "leave out a `rule`, or a rule for one resource; may be repeated")
+	f.StringArrayVar(&waive, "waive", nil, "disable a `rule`, or a rule for one resource; may be repeated")
 	f.BoolVar(&offline, "offline", false, "check FILE itself, without a broker")
-	f.BoolVar(&rules, "rules", false, "print the rules, and nothing else")
+	f.BoolVar(&rules, "rules", false, "only print the rules")
 	_ = cmd.RegisterFlagCompletionFunc("waive", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return ruleIDs(), cobra.ShellCompDirectiveNoFileComp
 	})
@@ -405,7 +404,7 @@ func ruleIDs() []string {
 	return ids
 }
 
-// checkWaived refuses what waives nothing.
+// checkWaived refuses unknown rules.
 func checkWaived(waive []string) error {
 	ids := ruleIDs()
 	for _, w := range waive {
@@ -416,7 +415,7 @@ func checkWaived(waive []string) error {
 		if best := argument.Nearest(id, ids); best != "" {
 			return usage("--waive: there is no rule %.80q; did you mean %q?", id, best)
 		}
-		return usage("--waive: there is no rule %.80q; hopback topology verify --rules lists them", id)
+		return usage("--waive: there is no rule %.80q; \"hopback topology verify --rules\" lists the rules", id)
 	}
 	return nil
 }
@@ -435,7 +434,7 @@ func (c *command) printRules() error {
 
 func (c *command) verifyOffline(args, waive []string) error {
 	if len(args) == 0 {
-		return usage("verify --offline needs a file: there is nothing else to check")
+		return usage("verify --offline needs a file; name a topology file or definitions")
 	}
 	text, name, err := c.read(args[0])
 	if err != nil {
@@ -443,7 +442,7 @@ func (c *command) verifyOffline(args, waive []string) error {
 	}
 	var s audit.Snapshot
 	if isDefinitions(text) {
-		// The document itself, whatever is wrong with it, and with its policies.
+		// The document itself, with its policies, even if it isn't a valid topology.
 		in, err := definitions(name, text, c.vhost, "")
 		if err != nil {
 			return err
@@ -459,7 +458,7 @@ func (c *command) verifyOffline(args, waive []string) error {
 	return c.printVerification(audit.Check(s, declare.Topology{}, waive...), false)
 }
 
-func (c *command) printVerification(v audit.Verification, unsure bool) error {
+func (c *command) printVerification(v audit.Verification, unknown bool) error {
 	var err error
 	if c.json {
 		err = c.printJSON(v)
@@ -471,7 +470,7 @@ func (c *command) printVerification(v audit.Verification, unsure bool) error {
 		return err
 	case len(v.Findings) > 0:
 		return exit(No)
-	case unsure:
+	case unknown:
 		return exit(Unknown)
 	}
 	return nil
@@ -481,13 +480,13 @@ func (c *command) delete() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "delete FILE",
-		Short: "Delete the topology if it is empty and nobody needs it",
-		Long: `Delete the topology: bindings, then queues, then exchanges. Nothing is deleted, and
-every reason is printed, if a queue has messages or consumers, or if something
-outside FILE needs the topology, such as another team's work queue that shares the
-delay queues. This check needs the HTTP API.
+		Short: "Delete the topology if it is empty and unused",
+		Long: `Delete the topology: bindings, then queues, then exchanges. delete refuses, and prints
+every reason, if a queue has messages or consumers, or if a resource outside FILE needs
+the topology, such as another team's work queue that shares the delay queues. This
+check needs the HTTP API.
 
---force deletes without the check, with all messages.`,
+--force deletes without the check, and loses all messages in the queues.`,
 		Example: `  hopback topology delete topology.yaml
   hopback topology delete --force topology.yaml`,
 		Args:              files(1, 1),
@@ -495,7 +494,7 @@ delay queues. This check needs the HTTP API.
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.work(cmd, args, func(ctx context.Context, b *broker, in input) error {
 				if b.api == nil && !force {
-					return usage("delete needs the HTTP API, to check who else uses these resources, or --force; %s", b.noAPI)
+					return usage("delete needs the HTTP API to check who else uses these resources, or --force; %s", b.noAPI)
 				}
 				if err := b.connect(ctx); err != nil {
 					return err
@@ -520,7 +519,7 @@ delay queues. This check needs the HTTP API.
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "delete what is in use, with all messages")
+	cmd.Flags().BoolVar(&force, "force", false, "delete even if in use, with all messages")
 	c.jsonFlag(cmd, "what was done")
 	return cmd
 }
