@@ -41,9 +41,9 @@ func TestCommandDead(t *testing.T) {
 		assert.Len(t, surveyed.Groups, 5)
 
 		list := hopback.Dead(suite.ExitDone, "list", "orders.dead", "--reason", "fraud", "--limit", "3", "--count").Stdout
-		assert.Contains(t, list, "3 shown; 10 match of 41 looked at; for more: --skip 3.")
+		assert.Contains(t, list, "3 messages shown; 10 of 41 selected; for more: --skip 3.")
 		shown := hopback.Dead(suite.ExitDone, "show", "orders.dead", "order-0").Stdout
-		assert.Contains(t, shown, "its way")
+		assert.Contains(t, shown, "\nHISTORY\n")
 		assert.Contains(t, shown, "gateway 10.0.0.0:443 refused order 0")
 		hopback.Dead(suite.ExitNo, "show", "orders.dead", "none")
 		hopback.Dead(suite.ExitNo, "list", "none")
@@ -111,7 +111,7 @@ func TestCommandReplayIsInterrupted(t *testing.T) {
 		stop()
 		out := suite.Await(t, done, "the command")
 		assert.Contains(t, out.Stdout, "messages replayed")
-		assert.Contains(t, out.Stderr, "to go on: the same command with --replay-id r1")
+		assert.Contains(t, out.Stderr, "to continue: the same command with --replay-id r1")
 		suite.Poll(t, "dead + replayed = all", func() bool { return suite.Ready(t, conn, "orders")+suite.Ready(t, conn, "orders.dead") == n })
 		assert.Contains(t, hopback.Run(suite.ExitDone, "replay", "orders.dead", "--all", "--replay-id", "r1").Stdout, "messages replayed")
 		suite.Poll(t, "all are back", func() bool { return suite.Ready(t, conn, "orders") == n })
