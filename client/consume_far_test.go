@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/consume"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/link/linktest"
@@ -176,7 +177,9 @@ func TestPrefetchFollowsTheRoundTrip(t *testing.T) {
 					share := float64(after-before) * float64(c.handles) / float64(span) / float64(c.workers)
 					assert.GreaterOrEqual(t, share, c.busy)
 				}
-				assert.LessOrEqual(t, k.core.Appetite.Size(), c.most)
+				var stats instrument.Stats
+				k.Count(&stats)
+				assert.LessOrEqual(t, stats.Consumers[0].Window, c.most)
 				stop()
 				require.NoError(t, <-done)
 				b.Mu.Lock()

@@ -14,45 +14,6 @@ import (
 	"github.com/hopback/hopback/internal/link/linktest"
 )
 
-func TestAppetiteFollowsTheHandlers(t *testing.T) {
-	a := consume.NewAppetite(1, 64, 1024)
-	assert.Equal(t, 2, a.Size(), "before the first handler has told")
-	assert.True(t, a.Handled(10*time.Microsecond))
-	assert.Equal(t, 64, a.Size(), "fast handlers get all at once")
-	changes := 0
-	for range 100 {
-		if a.Handled(10 * time.Microsecond) {
-			changes++
-		}
-	}
-	assert.Zero(t, changes)
-	for range 100 {
-		if a.Handled(time.Second) {
-			changes++
-		}
-	}
-	assert.Equal(t, 2, a.Size(), "one at work, and one that waits")
-	assert.Less(t, changes, 8)
-	for range 100 {
-		a.Handled(10 * time.Millisecond)
-	}
-	assert.InDelta(t, 21, a.Size(), 10, "20 of 10 ms last 200 ms")
-
-	a = consume.NewAppetite(16, 64, 1024)
-	assert.Equal(t, 32, a.Size())
-	a.Handled(time.Hour)
-	assert.Equal(t, 17, a.Size(), "never less than keeps every handler at work")
-	a.Handled(-time.Hour)
-	a.Handled(0)
-	assert.GreaterOrEqual(t, a.Size(), 17)
-
-	a = consume.NewAppetite(100_000, 200_000, 1024)
-	a.Handled(time.Nanosecond)
-	assert.Equal(t, 200_000, a.Size())
-	a.Handled(1 << 62)
-	assert.Equal(t, 100_001, a.Size())
-}
-
 // A slow consumer leaves to others what it couldn't begin for long; a fast one has
 // its buffer full.
 func TestPrefetchFollowsTheHandlers(t *testing.T) {

@@ -7,13 +7,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/Azure/go-amqp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/internal/annotation"
-
-	"github.com/hopback/hopback/internal/consume"
 	"github.com/hopback/hopback/internal/link/linktest"
 )
 
@@ -195,40 +191,4 @@ func TestTheConsumerTimeoutIsLearned(t *testing.T) {
 		require.NoError(t, k.end())
 		assert.Len(t, b.History("requeue as failed"), 1)
 	})
-}
-
-// Deliveries that are taken back together show the timeout once.
-func TestTheConsumerTimeoutIsNotLearnedFromOnePause(t *testing.T) {
-	l := &consume.Timeouts{Workers: &consume.Roster{}}
-	now := time.Now()
-	for i := range 64 {
-		l.Learn(now.Add(-time.Second), now.Add(time.Duration(i)*time.Millisecond))
-	}
-	assert.Zero(t, l.Limit.Load())
-	l.Learn(now.Add(time.Second), now.Add(2*time.Second))
-	assert.Equal(t, time.Second, time.Duration(l.Limit.Load()).Round(100*time.Millisecond))
-	l.End()
-}
-
-// A message that RabbitMQ 4.3 has delivered very often, without a failure, is handled alone.
-func TestAMessageThatWasAcquiredVeryOftenIsASuspect(t *testing.T) {
-	for _, c := range []struct {
-		acquired int64
-		failed   uint32
-		known    int64
-		later    bool
-		want     bool
-	}{
-		{acquired: 0}, {acquired: consume.SuspectAcquired - 1}, {acquired: consume.SuspectAcquired, want: true},
-		{acquired: consume.SuspectAcquired + 1, failed: 2, known: 2}, {acquired: consume.SuspectAcquired + 2, failed: 2, known: 2, want: true},
-		{acquired: 1000, later: true},
-	} {
-		m := linktest.WithID("m")
-		m.Header.DeliveryCount = c.failed
-		m.Annotations = amqp.Annotations{consume.AnnotationAcquired: c.acquired, annotation.KnownCount: c.known}
-		if c.later {
-			m.Annotations[annotation.DeliveryTime] = int64(1)
-		}
-		assert.Equal(t, c.want, consume.Suspect(&consume.Delivery{Message: m}), "%+v", c)
-	}
 }

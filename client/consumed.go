@@ -43,7 +43,7 @@ func newConsuming(queue, source string, h Handler, cfg ConsumerConfig, a asked, 
 		Queue: queue, Source: source, Concurrency: cfg.Concurrency, Prefetch: cfg.Prefetch, Near: cfg.near,
 		Grace: cfg.Grace, ForwardPatience: cfg.ForwardPatience, ConsumerTimeout: cfg.ConsumerTimeout,
 		Properties: cfg.linkProperties(), Ordered: a.order != nil, Forwards: a.forwards,
-		NoQuarantine: cfg.NoQuarantine, OnActive: cfg.OnActive, OnGone: cfg.OnGone,
+		NoIsolation: cfg.NoQuarantine, OnActive: cfg.OnActive, OnGone: cfg.OnGone,
 	}, deps)
 	return k
 }
@@ -100,7 +100,7 @@ func (c *consumed) Handle(ctx context.Context) {
 
 // Decide resolves the handler's result.
 func (c *consumed) Decide() consume.Decision {
-	c.state.HandlerReturned(c.result)
+	c.state.HandlerResult(c.result)
 	if c.result == nil {
 		return consume.Decision{Kind: consume.DecisionAccept}
 	}
@@ -119,7 +119,7 @@ func (c *consumed) Decide() consume.Decision {
 // Undecodable dead-letters the message.
 func (c *consumed) Undecodable(err error) consume.Decision {
 	dead := DeadLetter{Reason: ReasonUndecodable, Err: err}
-	c.state.HandlerReturned(dead)
+	c.state.HandlerResult(dead)
 	return c.decided(dead.resolve())
 }
 

@@ -13,12 +13,10 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/grace"
-
-	"github.com/hopback/hopback/internal/link"
-
 	"github.com/hopback/hopback/internal/event"
 	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/grace"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/publish"
 )
 
@@ -32,23 +30,23 @@ type Consumer struct {
 	returns  LateReturns
 
 	// slots holds the right to run a handler. A worker holds one while it lives;
-	// one that outlives its stint, in a long handler, keeps the next stint's from
+	// one that outlives its link session, in a long handler, keeps the next one's from
 	// beginning, so that Concurrency holds across a reconnect.
 	slots   chan struct{}
-	workers Roster
+	workers workerSet
 	// timeouts ends handlers before the broker takes their deliveries back; timeoutAsked says
 	// that the broker has told the queue's own timeout.
-	timeouts     Timeouts
+	timeouts     timeouts
 	timeoutAsked atomic.Bool
 
-	active   *activity // nil: nobody asks
-	attached bool      // it has had a link
-	missing  bool      // the last attempt has found no queue
-	Appetite *appetite // nil: Prefetch was given
-	hunger   hunger    // of the stint that runs
-	Mu       sync.Mutex
+	active   *activity         // nil: nobody asks
+	attached bool              // it has had a link
+	missing  bool              // the last attempt has found no queue
+	estimate *prefetchEstimate // nil: Prefetch was given
+	hunger   hunger            // of the link session that runs
+	mu       sync.Mutex
 	limit    int       // the lowest that the user has set
-	Current  running   // the stint that runs; nil: none
+	current  running   // the link session that runs; nil: none
 	up       bool      // there is a link, or one that takes over from it
 	since    time.Time // since when up is so
 	why      error     // why it is false
@@ -76,13 +74,13 @@ type ConsumerSettings struct {
 	// ordered says that handled.Lane is to be asked.
 	Ordered bool
 	// forwards are the addresses to check before the first delivery.
-	Forwards     []address.Address
-	NoQuarantine bool
-	OnActive     func(bool)
-	OnGone       func(context.Context) error
+	Forwards    []address.Address
+	NoIsolation bool
+	OnActive    func(bool)
+	OnGone      func(context.Context) error
 }
 
-// running is the consumer's stint, as long as it runs.
+// running is the consumer's link session, as long as it runs.
 type running interface {
 	resize()
 	count(*instrument.ConsumerStats)
@@ -129,15 +127,15 @@ func NewConsumer(cfg ConsumerSettings, deps ConsumerDeps) *Consumer {
 		deps.Now = func() (time.Time, bool) { return time.Now(), true }
 	}
 	depth := cfg.Prefetch
-	var wanted *appetite
+	var estimate *prefetchEstimate
 	switch {
 	case cfg.Near > 0 && cfg.Ordered: // what waits for its key says nothing about the handlers' times
 		cfg.Prefetch = cfg.Near
 	case cfg.Near > 0:
-		wanted = NewAppetite(cfg.Concurrency, cfg.Near, cfg.Prefetch)
+		estimate = newPrefetchEstimate(cfg.Concurrency, cfg.Near, cfg.Prefetch)
 	}
 	k := &Consumer{
-		Appetite: wanted, hunger: newHunger(deps.Starving), limit: noLimit,
+		estimate: estimate, hunger: newHunger(deps.Starving), limit: noLimit,
 		queue: cfg.Queue, cfg: cfg, deps: deps,
 		log:      deps.Log.With("queue", cfg.Queue),
 		forwards: publish.NewForwarder(deps.Sessions, publish.SenderConfig{Copies: true, Depth: depth, Pause: deps.Backoff.Pause, Tell: deps.Tell, Overdue: deps.Overdue, Log: deps.Log}),
@@ -146,17 +144,17 @@ func NewConsumer(cfg ConsumerSettings, deps ConsumerDeps) *Consumer {
 		since:    time.Now(),
 		gone:     make(chan struct{}), hurry: make(chan struct{}),
 	}
-	k.timeouts.Workers = &k.workers
+	k.timeouts.workers = &k.workers
 	k.closed, k.close = context.WithCancel(context.Background())
 	return k
 }
 
 // limited is told of the user's limit.
 func (k *Consumer) limited(n int) {
-	k.Mu.Lock()
+	k.mu.Lock()
 	k.limit = n
-	s := k.Current
-	k.Mu.Unlock()
+	s := k.current
+	k.mu.Unlock()
 	if s != nil {
 		s.resize()
 	}
@@ -164,24 +162,24 @@ func (k *Consumer) limited(n int) {
 
 // allowed is how many deliveries the user allows.
 func (k *Consumer) allowed() int {
-	k.Mu.Lock()
-	defer k.Mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	return k.limit
 }
 
-// setCurrent notes the stint that runs; nil: none does.
+// setCurrent notes the link session that runs; nil: none does.
 func (k *Consumer) setCurrent(s running) {
-	k.Mu.Lock()
-	k.Current = s
-	k.Mu.Unlock()
+	k.mu.Lock()
+	k.current = s
+	k.mu.Unlock()
 }
 
 func (k *Consumer) Count(all *instrument.Stats) {
 	one := instrument.ConsumerStats{Queue: k.queue, Concurrency: k.cfg.Concurrency}
-	k.Mu.Lock()
-	s := k.Current
+	k.mu.Lock()
+	s := k.current
 	one.Up, one.Since, one.Err = k.up, k.since, k.why
-	k.Mu.Unlock()
+	k.mu.Unlock()
 	one.Handling, one.Oldest, one.Newest = k.workers.running()
 	if s != nil {
 		s.count(&one)
@@ -219,8 +217,8 @@ func (k *Consumer) event(e event.StateEvent) {
 
 // note notes whether the consumer has a link, and why not.
 func (k *Consumer) note(up bool, why error) {
-	k.Mu.Lock()
-	defer k.Mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if up != k.up {
 		k.up, k.since = up, time.Now()
 	}

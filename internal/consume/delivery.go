@@ -10,7 +10,6 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/address"
-
 	"github.com/hopback/hopback/internal/instrumented"
 )
 
@@ -22,12 +21,17 @@ type Delivery struct {
 	received time.Time
 	link     deliveryLink
 	Handled  handled
-	standing standing // see quarantine
-	// uncounted: it doesn't count toward the window any more.
-	uncounted atomic.Bool
-	// aside is the size of its copy, if it is uncounted since its forward waits.
-	aside int64
-	lane  *string // see lanes; nil if it has none
+	key      *string // of its lane; nil if it has none
+
+	// Guarded by linkSession.mu: standing is what it is to the isolation. uncounted says that it
+	// doesn't count toward the window any more, and settled that its settlement is written. aside
+	// is the size of its copy, if it is uncounted since its forward waits. lane is its key, while
+	// those behind it in its lane wait.
+	standing           standing
+	uncounted, settled bool
+	aside              int64
+	lane               *string
+
 	// settling is set when what becomes of it is on its way to the broker.
 	settling atomic.Bool
 	lease    lease
@@ -119,24 +123,34 @@ var (
 )
 
 // lease ends a handler's ctx when the delivery is no longer its own. A context of
-// its own is made only for a handler that asks, since most never do.
+// its own is made only for a handler that asks, since most never do. A delivery whose handler
+// doesn't ask takes no lock.
 type lease struct {
+	ended atomic.Pointer[ending] // nil: it hasn't
+	asked atomic.Bool            // set before mu is locked for cancel
+
 	mu     sync.Mutex
-	over   bool
-	cause  error
 	cancel context.CancelCauseFunc
 }
+
+// ending is how a lease has ended.
+type ending struct{ cause error }
+
+// handlerReturned ends a lease without a cause.
+var handlerReturned = &ending{}
 
 // end ends the delivery's ctx, with a cause or, when the handler is done with it,
 // without.
 func (d *Delivery) End(cause error) {
-	l := &d.lease
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.over {
+	l, by := &d.lease, handlerReturned
+	if cause != nil {
+		by = &ending{cause}
+	}
+	if !l.ended.CompareAndSwap(nil, by) || !l.asked.Load() {
 		return
 	}
-	l.over, l.cause = true, cause
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.cancel != nil {
 		l.cancel(cause)
 	}
@@ -174,10 +188,11 @@ func (c *handlerContext) ask() context.Context {
 		}
 		c.inner = ctx
 		l := &c.delivery.lease
+		l.asked.Store(true) // before the look at ended: end does it the other way round
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.over {
-			cancel(l.cause)
+		if e := l.ended.Load(); e != nil {
+			cancel(e.cause)
 		} else {
 			before := l.cancel
 			l.cancel = func(cause error) {
@@ -201,11 +216,7 @@ func (c *handlerContext) Err() error {
 	if inner != nil {
 		return inner.Err()
 	}
-	l := &c.delivery.lease
-	l.mu.Lock()
-	over := l.over
-	l.mu.Unlock()
-	if over || !c.deadline.IsZero() && !time.Now().Before(c.deadline) {
+	if c.delivery.lease.ended.Load() != nil || !c.deadline.IsZero() && !time.Now().Before(c.deadline) {
 		return c.ask().Err() // context.Cause finds the cause then
 	}
 	return c.Context.Err()
@@ -240,7 +251,7 @@ func countUnsettled(ds []*Delivery) (n int) {
 	return n
 }
 
-// standing is what a delivery is to the quarantine; guarded by its mu.
+// standing is what a delivery is to the isolation.
 type standing uint8
 
 const (

@@ -1,15 +1,8 @@
-// Package consume carries deliveries from a link to their settlement:
-//
-//	link → window → isolation → lane → worker → handler → decision → settlement
-//
-// A Consumer keeps a link session for its queue as long as it runs, one after the other (run.go). The
-// caller's handler returns a decision; what a handler's error means is the business of package client.
 package consume
 
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/Azure/go-amqp"
@@ -17,17 +10,16 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/keys"
-
 	"github.com/hopback/hopback/internal/event"
 	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/keys"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/publish"
 )
 
 // receive moves what arrives into the inbox. It never blocks on a handler, so it
 // notices at once when the link ends.
-func (s *Stint) receive(ctx context.Context) {
+func (s *linkSession) receive(ctx context.Context) {
 	for {
 		a, err := s.link.Receive(ctx)
 		if err != nil {
@@ -44,11 +36,8 @@ func (s *Stint) receive(ctx context.Context) {
 	}
 }
 
-func (s *Stint) take(a link.Arrival) {
+func (s *linkSession) take(a link.Arrival) {
 	now := time.Now()
-	if trip := s.window.Received(now); trip > 0 && s.consumer.Appetite != nil && s.consumer.Appetite.measured(trip) {
-		s.resize()
-	}
 	if s.sess.Wear() >= 1 {
 		select {
 		case s.worn <- struct{}{}:
@@ -60,45 +49,44 @@ func (s *Stint) take(a link.Arrival) {
 	}
 	d := s.consumer.deps.Arrived(a.Msg, now)
 	d.Message, d.id, d.received, d.link = a.Msg, a.Id, now, s
-	s.leases.begin(d)
+	if s.consumer.cfg.Ordered && !a.Unreadable {
+		d.keyed()
+	}
+	var then wakes
+	s.admit(d, a.Unreadable, &then)
+	s.after(&then)
 	if a.Unreadable {
 		s.hold(d)
-		return
 	}
-	s.admit(d)
 }
 
 // admit hands d to the workers, now or once nothing else is in its way: first the
-// quarantine's suspects, then those before it in its lane.
-func (s *Stint) admit(d *Delivery) {
-	now, changed := s.Quarantine.Admit(d)
-	if changed {
-		s.resize()
+// isolation's suspects, then those before it in its lane.
+func (s *linkSession) admit(d *Delivery, unreadable bool, then *wakes) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	trip, estimate := s.window.received(d.received), s.consumer.estimate
+	then.resize = trip > 0 && estimate != nil && estimate.measured(trip)
+	s.leases.begin(d)
+	if unreadable {
+		then.resize = s.isolation.pass(d) || then.resize
+		return
 	}
-	s.line(now)
-}
-
-// line hands d, if it isn't nil, to the workers, now or when those before it in its lane
-// are handled.
-func (s *Stint) line(d *Delivery) {
-	if d != nil && s.lanes.admit(d) {
-		s.enqueue(d)
-	}
-}
-
-// unlane hands on what waits for d in its lane.
-func (s *Stint) unlane(d *Delivery) {
-	if next := s.lanes.next(d); next != nil {
-		s.enqueue(next)
+	now, changed := s.isolation.admit(d)
+	then.resize = changed || then.resize
+	if now != nil {
+		s.line(now, then)
 	}
 }
 
 // leaseEnded is called by the link when the broker has taken deliveries back, so it hands
 // on to a goroutine.
-func (s *Stint) LeaseEnded(first, last uint32) {
+func (s *linkSession) leaseEnded(first, last uint32) {
+	s.mu.Lock()
 	all := s.leases.takenBack(first, last)
+	s.mu.Unlock()
 	if len(all) == 0 {
-		go s.window.nudge() // the settlement and this have crossed
+		go s.nudge() // the settlement and this have crossed
 	}
 	for _, d := range all {
 		go s.takenBack(d)
@@ -110,21 +98,21 @@ func (s *Stint) LeaseEnded(first, last uint32) {
 // nothing more until the stale delivery is settled, and a flow has come behind that. So
 // that is done at once; what the handler decides on it is dropped, and the handler
 // learns it from its ctx.
-func (s *Stint) takenBack(d *Delivery) {
+func (s *linkSession) takenBack(d *Delivery) {
 	now := time.Now()
 	s.consumer.log.WarnContext(d.LogCtx(), "hopback: the broker took a delivery back because it was held for longer than the consumer timeout", "message_id", publish.MessageID(d.Message), "held", now.Sub(d.received).Round(time.Millisecond))
-	s.consumer.timeouts.Learn(d.received, now)
+	s.consumer.timeouts.learn(d.received, now)
 	d.back.Store(true)
 	d.End(ErrTakenBack)
 	if d.settling.Load() {
-		s.window.nudge() // its settlement may be written already
+		s.nudge() // its settlement may be written already
 		return
 	}
 	s.push(d, link.Disposition{Kind: link.Released})
 }
 
 // askTimeout learns the queue's own consumer timeout.
-func (s *Stint) askTimeout() {
+func (s *linkSession) askTimeout() {
 	k := s.consumer
 	if s.old.LacksConsumerTimeout || k.cfg.ConsumerTimeout > 0 || k.deps.ConsumerTimeout == nil || k.timeoutAsked.Load() {
 		return
@@ -140,7 +128,7 @@ func (s *Stint) askTimeout() {
 }
 
 // nearTimeout has a handler's failure count while it can: see timeouts.
-func (s *Stint) nearTimeout(d *Delivery, last bool) {
+func (s *linkSession) nearTimeout(d *Delivery, last bool) {
 	held := time.Since(d.received).Round(time.Millisecond)
 	if !last {
 		s.consumer.log.WarnContext(d.LogCtx(), "hopback: a handler has run for nearly as long as the consumer timeout; its ctx ends", "message_id", publish.MessageID(d.Message), "held", held)
@@ -163,74 +151,99 @@ func (s *Stint) nearTimeout(d *Delivery, last bool) {
 	})
 }
 
-func (s *Stint) enqueue(d *Delivery) {
-	s.crew.put(d)
-	if failure.IsClosed(s.closing) {
-		if s.returning.Load() {
-			s.giveBack() // a suspect whose turn came after the drain had looked
-		}
-		s.signalIdle()
-	}
-}
-
 // work is what a worker does with a delivery.
-func (s *Stint) work(d *Delivery) {
+func (s *linkSession) work(d *Delivery) finished {
 	// What came in on a link that is over will be delivered again: handling it now makes
 	// a duplicate.
-	if !s.over() && !d.settling.Load() && s.mayBegin(d) {
-		s.handle(s.handlerCtx, d)
-	} else {
-		s.unlane(d)
+	if s.over() || d.settling.Load() {
+		return finished{delivery: d}
 	}
+	begin, release := s.mayBegin()
+	switch {
+	case begin:
+		return s.handle(d)
+	case release:
+		return s.finished(d, link.Disposition{Kind: link.Released})
+	}
+	return finished{delivery: d}
 }
 
-// mayBegin waits while the consumer is paused, or gives d back where that costs it
-// nothing.
-func (s *Stint) mayBegin(d *Delivery) bool {
+// mayBegin waits while the consumer is paused, or says that the delivery is to be released where
+// that costs it nothing.
+func (s *linkSession) mayBegin() (begin, release bool) {
+	if !s.paused.Load() {
+		return true, false
+	}
 	resumed, paused := s.consumer.deps.Gate()
 	if !paused {
-		return true
+		return true, false
 	}
 	if s.old.CountsReturns {
 		if begin, lost := s.resumed(resumed); begin || lost {
-			return begin
+			return begin, false
 		}
 	}
-	s.push(d, link.Disposition{Kind: link.Released})
-	return false
+	return false, true
 }
 
-func (s *Stint) handle(ctx context.Context, d *Delivery) {
-	defer s.unlane(d)
+func (s *linkSession) handle(d *Delivery) (f finished) {
 	defer d.End(nil) // frees what its ctx holds
-	d.ctx.Context, d.ctx.delivery, d.ctx.deadline = d.Handled.Observe(ctx), d, s.consumer.timeouts.deadline(d.received)
+	d.ctx.Context, d.ctx.delivery, d.ctx.deadline = d.Handled.Observe(s.handlerCtx), d, s.consumer.timeouts.deadline(d.received)
 	began := time.Now()
 	d.began.Store(began.UnixNano())
 	d.Handled.Handle(&d.ctx)
 	d.began.Store(0)
-	if s.consumer.Appetite != nil && s.consumer.Appetite.Handled(time.Since(began)) {
-		s.resize()
-	}
-	s.carryOut(d, d.Handled.Decide())
+	took := max(time.Since(began), 1)
+	f = s.decided(d, d.Handled.Decide())
+	f.took = took
+	return f
 }
 
 // exited is called by a worker that ends, since its handler has ended the goroutine.
-func (s *Stint) exited(d *Delivery) {
-	s.carryOut(d, d.Handled.Decide())
-	s.crew.replace()
+func (s *linkSession) exited(d *Delivery) {
+	f := s.decided(d, d.Handled.Decide())
+	var then wakes
+	s.mu.Lock()
+	s.finish(f, &then)
+	then.worker = s.workers.call()
+	s.workers.replace()
+	s.mu.Unlock()
+	s.after(&then)
+}
+
+// decided is what follows from a decision. A forward is begun.
+func (s *linkSession) decided(d *Delivery, r Decision) finished {
+	if disp, settle := s.outcome(d, r); settle {
+		return s.finished(d, disp)
+	}
+	return finished{delivery: d}
+}
+
+// finished is a delivery that is to be settled, unless it is already.
+func (s *linkSession) finished(d *Delivery, disp link.Disposition) finished {
+	disp, ok := s.prepare(d, disp)
+	return finished{delivery: d, settle: ok, d: disp}
 }
 
 // carryOut does what was decided, without waiting for the broker.
-func (s *Stint) carryOut(d *Delivery, r Decision) {
+func (s *linkSession) carryOut(d *Delivery, r Decision) {
+	if disp, settle := s.outcome(d, r); settle {
+		s.push(d, disp)
+	}
+}
+
+// outcome is how to settle d by a decision; false: it is forwarded first.
+func (s *linkSession) outcome(d *Delivery, r Decision) (disp link.Disposition, settle bool) {
 	switch r.Kind {
 	case DecisionAccept:
-		s.push(d, link.Disposition{Kind: link.Accepted})
+		return link.Disposition{Kind: link.Accepted}, true
 	case decisionRelease:
-		s.push(d, link.Disposition{Kind: link.Released})
+		return link.Disposition{Kind: link.Released}, true
 	case decisionForward:
 		s.forward(d, r.To, r.Copy)
+		return disp, false
 	default:
-		disp := link.Disposition{Kind: link.Modified, Failed: r.Failed, Dead: r.DeadLetter}
+		disp = link.Disposition{Kind: link.Modified, Failed: r.Failed, Dead: r.DeadLetter}
 		if len(r.Annotations) > 0 || r.Reason != "" || r.ErrorText != "" {
 			disp.Annotations = annotations(r.Annotations, 3)
 			if r.Reason != "" {
@@ -240,13 +253,13 @@ func (s *Stint) carryOut(d *Delivery, r Decision) {
 				disp.Annotations[annotation.Error] = r.ErrorText
 			}
 		}
-		s.push(d, disp)
+		return disp, true
 	}
 }
 
 // forward hands the copy, which is valid, to the forwarder and accepts the original when
 // the copy is confirmed.
-func (s *Stint) forward(d *Delivery, to address.Address, m *amqp.Message) {
+func (s *linkSession) forward(d *Delivery, to address.Address, m *amqp.Message) {
 	built := s.lastTarget.Load()
 	if built == nil || built.of != to {
 		encoded, err := to.Build()
@@ -272,7 +285,7 @@ func (s *Stint) forward(d *Delivery, to address.Address, m *amqp.Message) {
 // of the copy, so that they are one allocation.
 type forwarding struct {
 	publish.Forward
-	s *Stint
+	s *linkSession
 	d *Delivery
 	// to is where the copy goes.
 	to   address.Address
@@ -313,7 +326,7 @@ func PatienceFor(patience time.Duration, failed uint32) time.Duration {
 // notForwarded ends the patience for a copy. Never both are gone: the original goes
 // back, as a failed delivery, so that the queue's delivery limit ends what can't be
 // forwarded; or it is kept, where that would drop it.
-func (s *Stint) notForwarded(d *Delivery, to address.Address, m *amqp.Message, err error) {
+func (s *linkSession) notForwarded(d *Delivery, to address.Address, m *amqp.Message, err error) {
 	keeps, unknown := s.keepsDead()
 	switch {
 	case keeps:
@@ -341,7 +354,7 @@ func (s *Stint) notForwarded(d *Delivery, to address.Address, m *amqp.Message, e
 
 // keepsDead says whether the queue certainly has a dead-letter exchange; an error says that
 // the broker couldn't be asked. A queue's arguments don't change while a link to it lasts.
-func (s *Stint) keepsDead() (bool, error) {
+func (s *linkSession) keepsDead() (bool, error) {
 	if s.keeps.Load() {
 		return true, nil
 	}
@@ -358,18 +371,38 @@ func (s *Stint) keepsDead() (bool, error) {
 }
 
 // unforwardable deals with an original whose copy can never be sent.
-func (s *Stint) unforwardable(d *Delivery, to address.Address, err error) {
+func (s *linkSession) unforwardable(d *Delivery, to address.Address, err error) {
 	r := d.Handled.Unsendable(err)
 	s.consumer.log.ErrorContext(d.LogCtx(), "hopback: a copy can't be sent; another outcome replaces the forward", "message_id", publish.MessageID(d.Message), "to", to.String(), "error", err, "instead", r.Kind, "dead_lettered", r.DeadLetter)
 	s.carryOut(d, r)
 }
 
 // push hands a settlement to the settling goroutine.
-func (s *Stint) push(d *Delivery, disp link.Disposition) {
+func (s *linkSession) push(d *Delivery, disp link.Disposition) {
+	disp, ok := s.prepare(d, disp)
+	if !ok {
+		return
+	}
+	var then wakes
+	s.mu.Lock()
+	s.put(settlement{d, disp}, &then)
+	s.mu.Unlock()
+	s.after(&then)
+}
+
+// release has deliveries go back to the queue.
+func (s *linkSession) release(all []*Delivery) {
+	for _, d := range all {
+		s.push(d, link.Disposition{Kind: link.Released})
+	}
+}
+
+// prepare decides how d is settled. It returns false if that was decided before.
+func (s *linkSession) prepare(d *Delivery, disp link.Disposition) (link.Disposition, bool) {
 	if !d.settling.CompareAndSwap(false, true) {
 		s.consumer.log.WarnContext(d.LogCtx(), "hopback: a delivery was handled after its consumer timeout; the broker delivers it again", "message_id", publish.MessageID(d.Message))
 		s.consumer.event(event.StateEvent{Kind: event.EventLate, Err: ErrTakenBack})
-		return
+		return disp, false
 	}
 	if disp.Kind == link.Modified {
 		disp.Annotations = withKnownCount(d, disp)
@@ -377,15 +410,10 @@ func (s *Stint) push(d *Delivery, disp link.Disposition) {
 	if followed := d.observed.Load(); followed != nil {
 		disp = settling(followed, disp)
 	}
-	if s.over() {
-		s.late(d)
-		return
-	}
-	s.settles.Put(settlement{d, disp})
-	s.settler.start()
+	return disp, true
 }
 
-func (s *Stint) late(d *Delivery) {
+func (s *linkSession) late(d *Delivery) {
 	d.observed.Load().Settled(failure.ErrConnectionLost)
 	s.consumer.log.WarnContext(d.LogCtx(), "hopback: a delivery was handled, but its link was lost; the broker delivers it again", "message_id", publish.MessageID(d.Message))
 	s.consumer.event(event.StateEvent{Kind: event.EventLate, Err: failure.ErrConnectionLost})
@@ -418,22 +446,6 @@ func annotations(given map[string]any, more int) amqp.Annotations {
 	return a
 }
 
-// uncount is told of a delivery that isn't the window's any more, and whether the next
-// follows at once.
-func (s *Stint) uncount(more bool) {
-	if s.window.Settled(more) == 0 || failure.IsClosed(s.closing) {
-		s.signalIdle()
-	}
-}
-
-// signalIdle has the drain look whether everything is settled.
-func (s *Stint) signalIdle() {
-	select {
-	case s.idle <- struct{}{}:
-	default:
-	}
-}
-
 const (
 	// maxAside and maxAsideBytes are how many deliveries may wait for their forwards
 	// beside the window.
@@ -444,29 +456,31 @@ const (
 // setAside takes a delivery out of the window whose forward has to wait, so that it
 // holds up no other. When there is no room for more, the delivery goes back to its
 // queue, to come again later, if the queue can do that and the copy wasn't sent.
-func (s *Stint) setAside(d *Delivery, size int64, mayReturn bool) (aside, returned bool) {
-	if d.uncounted.Load() {
-		return true, false // its copy has waited before
-	}
-	if s.aside.Load() < MaxAside && s.asideBytes.Load()+size <= maxAsideBytes {
+func (s *linkSession) setAside(d *Delivery, size int64, mayReturn bool) (aside, returned bool) {
+	var then wakes
+	defer s.after(&then)
+	s.mu.Lock()
+	room := s.aside < MaxAside && s.asideBytes+size <= maxAsideBytes
+	switch {
+	case d.settled: // the broker has taken it back
+	case d.uncounted: // its copy has waited before
+		aside = true
+	case room:
+		aside = true
 		d.aside = size
-		s.aside.Add(1) // before the window forgets it: a drain waits for both
-		s.asideBytes.Add(size)
-		if d.uncounted.CompareAndSwap(false, true) {
-			s.uncount(false)
-			return true, false
-		}
-		s.aside.Add(-1) // it is settled: the broker has taken it back
-		s.asideBytes.Add(-size)
-		return false, false
+		s.aside++
+		s.asideBytes += size
+		s.uncount(d, &then)
+		then.credit = s.window.due(false)
 	}
-	return false, mayReturn && s.returnLater(d)
+	s.mu.Unlock()
+	return aside, !aside && !room && mayReturn && s.returnLater(d)
 }
 
 // returnLater has a delivery go back to its queue, which isn't to deliver it soon. It
 // counts as no failure. Where the broker would count it, or deliver it at once, or as long
 // as the broker's time isn't known, the delivery isn't given back.
-func (s *Stint) returnLater(d *Delivery) bool {
+func (s *linkSession) returnLater(d *Delivery) bool {
 	if s.old.CountsReturns || s.old.IgnoresDeliveryTime || s.consumer.returns.Ignored.Load() {
 		return false
 	}
@@ -479,108 +493,114 @@ func (s *Stint) returnLater(d *Delivery) bool {
 	return true
 }
 
-// settle writes dispositions, which gives the broker room for more.
-func (s *Stint) settle(finish <-chan struct{}) {
-	one := func(x settlement) {
-		s.settles.Refill()
-		var err error
-		if s.over() {
-			err = s.why
-		} else {
-			err = s.link.Settle(x.delivery.id, x.d)
+// settle writes settlements until finishSettling is called.
+func (s *linkSession) settle(first settlement) {
+	defer close(s.settler.exited)
+	one := []settlement{first}
+	for batch := one; batch != nil; {
+		for i := range batch {
+			s.write(&batch[i])
 		}
-		if err != nil {
-			s.die(err)
-			s.late(x.delivery)
+		more, ended := s.written(batch)
+		if more != nil || ended {
+			batch = more
+			continue
+		}
+		x, ok := <-s.settler.next
+		if !ok {
 			return
 		}
+		one[0] = x
+		batch = one
+	}
+}
+
+// write writes a settlement, or reports that it is too late for it. x has no delivery then.
+func (s *linkSession) write(x *settlement) {
+	var err error
+	if s.over() {
+		err = s.why
+	} else {
+		err = s.link.Settle(x.delivery.id, x.d)
+	}
+	if err == nil {
 		x.delivery.observed.Load().Settled(nil)
-		s.leases.end(x.delivery)
-		s.line(s.Quarantine.Settled(x.delivery))
-		more := len(s.settles.C) > 0
-		if x.delivery.back.Load() {
-			defer s.window.nudge()
-		}
-		switch d := x.delivery; {
-		case d.uncounted.CompareAndSwap(false, true):
-			s.uncount(more)
-			return
-		case d.aside > 0:
-			s.asideBytes.Add(-d.aside)
-			s.aside.Add(-1)
-			s.signalIdle()
-		}
-		if !more {
-			s.window.Grant() // what those before have left
+		return
+	}
+	s.die(err)
+	s.late(x.delivery)
+	x.delivery = nil
+}
+
+// written notes that settlements were written, which gives the broker room for more. It
+// returns those that follow; ended says that no others do.
+func (s *linkSession) written(batch []settlement) (more []settlement, ended bool) {
+	var then wakes
+	s.mu.Lock()
+	for _, x := range batch {
+		if x.delivery != nil {
+			s.forget(x.delivery, &then)
 		}
 	}
-	for {
-		select {
-		case x := <-s.settles.C: // what is mostly so, and cheaper to ask for by itself
-			one(x)
-			continue
-		default:
-		}
-		select {
-		case x := <-s.settles.C:
-			one(x)
-		case <-finish:
-			for {
-				select {
-				case x := <-s.settles.C:
-					one(x)
-				default:
-					return
-				}
-			}
-		}
+	t := &s.settler
+	if len(t.backlog) > 0 {
+		more = t.backlog
+		clear(t.spare)
+		t.backlog, t.spare = t.spare[:0], more
+	} else {
+		t.idle, ended = !t.finishing, t.finishing
+	}
+	then.credit = s.window.due(more != nil)
+	s.mu.Unlock()
+	s.after(&then)
+	return more, ended
+}
+
+// forget is called with mu held when d's settlement is written.
+func (s *linkSession) forget(d *Delivery, then *wakes) {
+	s.leases.end(d)
+	if next := s.isolation.settled(d); next != nil {
+		s.line(next, then)
+	}
+	then.nudge = then.nudge || d.back.Load()
+	d.settled = true
+	switch {
+	case !d.uncounted:
+		s.uncount(d, then)
+	case d.aside > 0:
+		s.asideBytes -= d.aside
+		s.aside--
+		then.idle = true
 	}
 }
 
 // resize sets the window to the lowest of all that limits it.
-func (s *Stint) resize() {
-	s.resizing.Lock() // so that the last to look is the last to set
-	defer s.resizing.Unlock()
+func (s *linkSession) resize() {
+	var then wakes
+	s.mu.Lock()
 	limit := s.consumer.allowed()
 	n := min(limit, s.consumer.cfg.Prefetch)
-	if s.consumer.Appetite != nil {
-		n = min(n, s.consumer.Appetite.Size())
+	if e := s.consumer.estimate; e != nil {
+		n = min(n, e.size())
 	}
-	if s.Quarantine.Narrowed() {
+	if s.isolation.probing {
 		n = min(n, 1)
 	}
-	s.window.setLimit(n)
+	s.window.limit = n
+	s.paused.Store(limit == 0)
 	if limit == 0 && !s.old.CountsReturns {
-		s.giveBack()
+		then.back = s.unbegun()
 	}
-}
-
-// giveBack returns what no handler has begun, in the order in which it came.
-func (s *Stint) giveBack() {
-	var all []*Delivery
-	for d := s.crew.pop(); d != nil; d = s.crew.pop() {
-		for ; d != nil; d = s.lanes.next(d) { // with those that wait for it
-			all = append(all, d)
-		}
-	}
-	all = append(all, s.lanes.empty()...)
-	if s.returning.Load() {
-		all = append(all, s.Quarantine.empty()...)
-	}
-	slices.SortStableFunc(all, func(a, b *Delivery) int { return a.received.Compare(b.received) })
-	for _, d := range all {
-		s.push(d, link.Disposition{Kind: link.Released})
-	}
+	then.credit = s.window.due(false)
+	s.mu.Unlock()
+	s.after(&then)
 }
 
 // hold deals with a message that can't be decoded, so that nobody can handle it.
 // It is dead-lettered, as it was sent, if the queue is known to have a dead-letter
 // exchange; a queue that has none would drop it. So there it is held, unsettled, until
 // the consumer ends.
-func (s *Stint) hold(d *Delivery) {
-	if s.Quarantine.Pass(d) {
-		s.resize()
-	}
+func (s *linkSession) hold(d *Delivery) {
 	s.holding.Go(func() {
 		err := errors.New("the message has a char or a decimal, is nested too deeply, or isn't encoded well, so it can't be decoded")
 		ctx, cancel := context.WithTimeout(context.Background(), askLimit)
@@ -596,13 +616,15 @@ func (s *Stint) hold(d *Delivery) {
 			return
 		}
 		s.consumer.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer ends", "error", errors.Join(err, unknown))
+		var then wakes
 		s.mu.Lock()
-		defer s.mu.Unlock()
 		s.held = append(s.held, d)
 		if len(s.held) <= s.consumer.cfg.Prefetch { // it mustn't take the place of what can be handled
 			d.Message.Data = nil
-			d.uncounted.Store(true)
-			s.uncount(false)
+			s.uncount(d, &then)
+			then.credit = s.window.due(false)
 		}
+		s.mu.Unlock()
+		s.after(&then)
 	})
 }

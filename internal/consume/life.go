@@ -6,23 +6,22 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hopback/hopback/internal/link"
-
 	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link"
 )
 
-// stintEnd is how a stint came to its end.
-type stintEnd int
+// sessionEnd is how a link session came to its end.
+type sessionEnd int
 
 const (
-	stintLost    stintEnd = iota // the link was lost
-	stintDrained                 // ctx has ended
-	stintRenewed                 // the session is to be replaced, and nothing is left on it
+	sessionLost    sessionEnd = iota // the link was lost
+	sessionDrained                   // ctx has ended
+	sessionRenewed                   // the session is to be replaced, and nothing is left on it
 )
 
 // receiving is the goroutine that receives, which renew stops and may start again.
 type receiving struct {
-	stint  *Stint
+	of     *linkSession
 	cancel context.CancelFunc
 	ended  sync.WaitGroup
 }
@@ -30,7 +29,7 @@ type receiving struct {
 func (r *receiving) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	r.cancel = cancel
-	r.ended.Go(func() { r.stint.receive(ctx) })
+	r.ended.Go(func() { r.of.receive(ctx) })
 }
 
 // stop returns when all that has arrived was taken.
@@ -40,10 +39,10 @@ func (r *receiving) stop() {
 }
 
 // run handles deliveries until ctx ends, the link is lost or the session worn out.
-func (s *Stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) stintEnd {
+func (s *linkSession) run(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) sessionEnd {
 	s.handlerCtx = handlerCtx
-	receive := &receiving{stint: s}
-	s.Quarantine.Begin()
+	receive := &receiving{of: s}
+	s.isolation.begin()
 	s.consumer.setCurrent(s)
 	defer s.consumer.setCurrent(nil)
 	s.resize()
@@ -52,16 +51,16 @@ func (s *Stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFun
 
 	end := s.live(ctx, receive)
 	switch end {
-	case stintDrained:
+	case sessionDrained:
 		s.drain(receive, hard)
-	case stintLost:
+	case sessionLost:
 		s.unsettled = s.open()
 		s.consumer.log.Warn("hopback: the consumer's link was lost; opening it again", "error", failure.NewError("consume", s.consumer.queue, failure.ErrConnectionLost, s.why), "unsettled", s.unsettled)
 	}
 	receive.stop()
 	s.deciding.finish()
 	switch end {
-	case stintDrained:
+	case sessionDrained:
 		// Handlers that ignored the end of their ctx can't be waited for: their
 		// messages go back to the queue as the link closes.
 		if s.silent.Load() {
@@ -69,25 +68,25 @@ func (s *Stint) run(ctx, handlerCtx context.Context, hard context.CancelCauseFun
 		} else {
 			s.consumer.forwards.Close()
 		}
-		s.settler.finish()
+		s.finishSettling()
 		s.closeLink()
 		if s.open() == 0 {
-			s.crew.wait() // none is in a handler
+			s.workers.wait() // none is in a handler
 		}
 		s.die(failure.ErrClosed)
-	case stintRenewed:
-		s.settler.finish()
+	case sessionRenewed:
+		s.finishSettling()
 		s.closeLink()
 		s.die(errReplaced)
 	default:
-		s.settler.finish()
+		s.finishSettling()
 	}
 	s.give()
 	return end
 }
 
 // closeLink is called before the session is closed: see DESIGN.md, delivery counts.
-func (s *Stint) closeLink() {
+func (s *linkSession) closeLink() {
 	limit := link.CloseTimeout
 	if s.silent.Load() {
 		limit = 0
@@ -99,8 +98,8 @@ func (s *Stint) closeLink() {
 	}
 }
 
-// live waits for the end of the stint.
-func (s *Stint) live(ctx context.Context, receive *receiving) stintEnd {
+// live waits for the end of the link session.
+func (s *linkSession) live(ctx context.Context, receive *receiving) sessionEnd {
 	worn := s.worn
 	var again <-chan time.Time
 	starving := s.watchStarving(ctx)
@@ -108,9 +107,9 @@ func (s *Stint) live(ctx context.Context, receive *receiving) stintEnd {
 	for {
 		select {
 		case <-ctx.Done():
-			return stintDrained
+			return sessionDrained
 		case <-s.dead:
-			return stintLost
+			return sessionLost
 		case <-starving.due():
 			starving.check()
 			continue
@@ -121,7 +120,7 @@ func (s *Stint) live(ctx context.Context, receive *receiving) stintEnd {
 			}
 			starving.replaces(why)
 			if s.renew(ctx, receive) {
-				return stintRenewed
+				return sessionRenewed
 			}
 			starving.again(0)
 			continue
@@ -130,13 +129,13 @@ func (s *Stint) live(ctx context.Context, receive *receiving) stintEnd {
 		case <-again:
 		}
 		if s.renew(ctx, receive) {
-			return stintRenewed
+			return sessionRenewed
 		}
 		again = time.After(renewPause)
 	}
 }
 
-// errReplaced is why a stint has ended whose session was replaced.
+// errReplaced is why a link session has ended whose session was replaced.
 var errReplaced = errors.New("the consumer's session was replaced")
 
 // renewPause is between two attempts to replace a session, which a long handler
@@ -145,10 +144,10 @@ const renewPause = time.Minute
 
 // renew has all that was delivered handled, so that another session can take over:
 // no credit for more, and within Grace nothing is unsettled. If it is by then, the
-// stint goes on, and renew says false; unless it can't any more: then what is left
+// link session lives on, and renew says false; unless it can't any more: then what is left
 // goes back to the queue with the link.
-func (s *Stint) renew(ctx context.Context, receive *receiving) bool {
-	s.window.stop(s.consumer.hurry)
+func (s *linkSession) renew(ctx context.Context, receive *receiving) bool {
+	s.stopCredit(s.consumer.hurry)
 	receive.stop()
 	s.giveBackHeld()
 	grace := time.NewTimer(s.consumer.cfg.Grace)
@@ -164,11 +163,11 @@ func (s *Stint) renew(ctx context.Context, receive *receiving) bool {
 		return true
 	}
 	receive.start()
-	s.window.resume()
+	s.resumeCredit()
 	return false
 }
 
-func (s *Stint) give() {
+func (s *linkSession) give() {
 	if s.silent.Load() {
 		go s.consumer.deps.Sessions.Give(s.sess, false) // which waits for the broker
 		return
@@ -177,18 +176,16 @@ func (s *Stint) give() {
 }
 
 // giveBackHeld is called by the drain, and before the session is replaced.
-func (s *Stint) giveBackHeld() {
+func (s *linkSession) giveBackHeld() {
 	s.holding.Wait()
 	s.mu.Lock()
 	held := s.held
 	s.held = nil
 	s.mu.Unlock()
-	for _, d := range held {
-		s.push(d, link.Disposition{Kind: link.Released})
-	}
+	s.release(held)
 }
 
-// drain ends the stint in the order that leaves delivery counts and the queue's order
+// drain ends the link session in the order that leaves delivery counts and the queue's order
 // alone: no more credit, then the handlers, then their settlements, then what no handler
 // has begun; the link after that, and the session last. A quorum queue appends what comes
 // back to what has come back before, so a failed message must be back before those behind
@@ -199,11 +196,11 @@ func (s *Stint) giveBackHeld() {
 // as delivered, so there handlers get it while Grace lasts.
 //
 // If a handler ignores the end of its ctx, the link's end brings everything back, in order.
-func (s *Stint) drain(receive *receiving, hard context.CancelCauseFunc) {
+func (s *linkSession) drain(receive *receiving, hard context.CancelCauseFunc) {
 	enough, heard := s.awaitSilence()
 	defer heard()
 	graceEnd := time.Now().Add(s.consumer.cfg.Grace)
-	s.window.stop(enough)
+	s.stopCredit(enough)
 	receive.stop()
 
 	s.giveBackHeld()
@@ -245,15 +242,18 @@ func (s *Stint) drain(receive *receiving, hard context.CancelCauseFunc) {
 }
 
 // returnUnbegun has everything go back that no handler has begun.
-func (s *Stint) returnUnbegun() {
-	s.returning.Store(true)
-	s.giveBack()
+func (s *linkSession) returnUnbegun() {
+	s.mu.Lock()
+	s.returning = true
+	all := s.unbegun()
+	s.mu.Unlock()
+	s.release(all)
 }
 
 // returnIfShared has everything go back that no handler has begun if the queue certainly
 // has no single active consumer, once the broker has said so. It is called if handlers run.
 // end ends that.
-func (s *Stint) returnIfShared() (end func()) {
+func (s *linkSession) returnIfShared() (end func()) {
 	if s.consumer.deps.SingleActive == nil || s.begun() == 0 || s.begun() == s.open() {
 		return func() {}
 	}
@@ -271,9 +271,9 @@ func (s *Stint) returnIfShared() (end func()) {
 }
 
 // stopWorkers has workers take no more deliveries.
-func (s *Stint) stopWorkers() {
+func (s *linkSession) stopWorkers() {
 	close(s.closing)
-	s.crew.stop()
+	s.workers.stop()
 }
 
 const (
@@ -285,7 +285,7 @@ const (
 
 // awaitSilence returns a channel that is closed when the drain is to wait no longer for
 // the broker: since it must hurry, or since the broker doesn't answer. heard ends that.
-func (s *Stint) awaitSilence() (enough <-chan struct{}, heard func()) {
+func (s *linkSession) awaitSilence() (enough <-chan struct{}, heard func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	var asked sync.WaitGroup
@@ -311,7 +311,7 @@ func (s *Stint) awaitSilence() (enough <-chan struct{}, heard func()) {
 
 // awaitWorkers waits until no handler runs, for at most d, and says whether none does.
 // It takes the slots of those that have ended, so that none begins.
-func (s *Stint) awaitWorkers(d time.Duration) bool {
+func (s *linkSession) awaitWorkers(d time.Duration) bool {
 	n := 0
 	defer func() {
 		for range n {
@@ -335,16 +335,16 @@ func (s *Stint) awaitWorkers(d time.Duration) bool {
 }
 
 // awaitIdle waits until nothing is unsettled, the timer fires, or the link ends.
-func (s *Stint) awaitIdle(timer <-chan time.Time, hurry <-chan struct{}) {
+func (s *linkSession) awaitIdle(timer <-chan time.Time, hurry <-chan struct{}) {
 	s.await(s.open, timer, hurry)
 }
 
 // awaitBegun does so until nothing is unsettled but what waits for a handler.
-func (s *Stint) awaitBegun(timer <-chan time.Time, hurry <-chan struct{}) {
+func (s *linkSession) awaitBegun(timer <-chan time.Time, hurry <-chan struct{}) {
 	s.await(s.begun, timer, hurry)
 }
 
-func (s *Stint) await(left func() int, timer <-chan time.Time, hurry <-chan struct{}) {
+func (s *linkSession) await(left func() int, timer <-chan time.Time, hurry <-chan struct{}) {
 	for left() > 0 {
 		select {
 		case <-s.idle:

@@ -5,7 +5,6 @@ import (
 
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/annotation"
-
 	"github.com/hopback/hopback/internal/instrumented"
 	"github.com/hopback/hopback/internal/link"
 )
@@ -29,15 +28,17 @@ func settling(o *instrumented.Observed, d link.Disposition) link.Disposition {
 	return d
 }
 
-// follow has an Instrument follow d.
+// Follow has an Instrument follow d.
 func (d *Delivery) Follow(o *instrumented.Observed) { d.observed.Store(o) }
 
-// handlerReturned notes the handler's result.
-func (d *Delivery) HandlerReturned(err error) { d.observed.Load().Handled(err) }
+// HandlerResult notes what the handler has returned.
+func (d *Delivery) HandlerResult(err error) { d.observed.Load().Handled(err) }
 
-// count adds the stint's numbers.
-func (s *Stint) count(c *instrument.ConsumerStats) {
+// count adds the link session's numbers.
+func (s *linkSession) count(c *instrument.ConsumerStats) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.window.count(c)
-	c.Unsettled += int(s.aside.Load())
-	c.Ready = s.crew.count() + s.lanes.count() + s.Quarantine.count()
+	c.Unsettled += s.aside
+	c.Ready = s.ready()
 }

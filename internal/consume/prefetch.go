@@ -1,19 +1,15 @@
 package consume
 
-import (
-	"sync"
-	"time"
-)
+import "time"
 
-// appetite is how many deliveries a consumer should have when nobody has said:
+// prefetchEstimate is how many deliveries a consumer should have when nobody has said:
 // enough to keep its handlers busy for a while, and no more, since what waits for a
 // slow handler here could be with another consumer. It follows the handlers' times and
-// the round trip to the broker.
-type appetite struct {
+// the round trip to the broker. The mu of the consumer's link session guards it.
+type prefetchEstimate struct {
 	// near is the most where the broker is near, far where it is far away.
 	workers, near, far int
 
-	mu   sync.Mutex
 	mean time.Duration // of the handlers' times, over the last dozen or so; 0: none yet
 	trip time.Duration // from a grant of credit to its first delivery
 	now  int
@@ -31,22 +27,16 @@ const tripsAhead = 2.5
 // longestTrip bounds what a slow answer of the broker can do.
 const longestTrip = time.Second
 
-// newAppetite begins small: the first handler says more.
-func NewAppetite(workers, near, far int) *appetite {
-	return &appetite{workers: workers, near: near, far: max(near, far), now: min(2*workers, near)}
+// newPrefetchEstimate begins small: the first handler says more.
+func newPrefetchEstimate(workers, near, far int) *prefetchEstimate {
+	return &prefetchEstimate{workers: workers, near: near, far: max(near, far), now: min(2*workers, near)}
 }
 
-func (a *appetite) Size() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.now
-}
+func (a *prefetchEstimate) size() int { return a.now }
 
 // handled is told how long a handler took, and says whether the size has changed.
-func (a *appetite) Handled(d time.Duration) bool {
+func (a *prefetchEstimate) handled(d time.Duration) bool {
 	d = max(d, time.Microsecond)
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	if a.mean == 0 {
 		a.mean = d
 	} else {
@@ -56,17 +46,13 @@ func (a *appetite) Handled(d time.Duration) bool {
 }
 
 // attached is told how long it took to attach a new link: the round trip is no longer.
-func (a *appetite) attached(d time.Duration) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (a *prefetchEstimate) attached(d time.Duration) {
 	a.trip = min(d, longestTrip)
 }
 
 // measured is told of a round trip on the link, and says whether the size has changed.
-func (a *appetite) measured(d time.Duration) bool {
+func (a *prefetchEstimate) measured(d time.Duration) bool {
 	d = min(d, longestTrip)
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	if d < a.trip {
 		a.trip += (d - a.trip) / 2
 	} else {
@@ -75,9 +61,9 @@ func (a *appetite) measured(d time.Duration) bool {
 	return a.mean > 0 && a.follow()
 }
 
-// follow is called with mu held. The size changes by a third at least, so that it
+// follow says whether the size has changed. The size changes by a third at least, so that it
 // seldom does.
-func (a *appetite) follow() bool {
+func (a *prefetchEstimate) follow() bool {
 	mean := max(a.mean, 1)
 	waiting := func(ahead time.Duration, most int) int {
 		n := min(int64(a.workers)*int64(ahead)/int64(mean), int64(most))

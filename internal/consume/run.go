@@ -6,20 +6,19 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/outcome"
-
-	"github.com/hopback/hopback/internal/event"
-	"github.com/hopback/hopback/internal/failure"
 )
 
-// run keeps a stint going: a session with a receiver, for as long as it lives.
+// Run keeps a link session open, until ctx ends.
 func (k *Consumer) Run(ctx context.Context) error {
 	defer close(k.gone)
 	defer k.forwards.Close()
 	k.timeouts.know(k.cfg.ConsumerTimeout)
-	defer k.timeouts.End()
+	defer k.timeouts.end()
 	defer k.deps.Follow(k.limited)()
 	// Handlers outlive the end of ctx, with its values; hard ends their ctx.
 	handlerCtx, hard := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -32,7 +31,7 @@ func (k *Consumer) Run(ctx context.Context) error {
 	context.AfterFunc(ctx, func() { ended <- time.Now() })
 	err := k.checkForwards(ctx)
 	if err == nil {
-		err = k.stints(ctx, handlerCtx, hard)
+		err = k.linkSessions(ctx, handlerCtx, hard)
 	}
 	stop(nil)
 	k.awaitHandlers(<-ended, hard)
@@ -54,8 +53,8 @@ func (k *Consumer) checkForwards(ctx context.Context) error {
 	return nil
 }
 
-// stints runs one stint after the other until ctx ends.
-func (k *Consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
+// linkSessions runs one link session after the other until ctx ends.
+func (k *Consumer) linkSessions(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
 	try := &link.Try{}
 	notify := func(e event.StateEvent) {
 		e.Attempt = try.Attempt()
@@ -90,10 +89,10 @@ func (k *Consumer) stints(ctx, handlerCtx context.Context, hard context.CancelCa
 			notify(event.StateEvent{Kind: event.EventUp, Down: time.Since(lost)})
 		}
 		end := s.run(ctx, handlerCtx, hard)
-		if end == stintDrained {
+		if end == sessionDrained {
 			break
 		}
-		lost, renewed = time.Now(), end == stintRenewed
+		lost, renewed = time.Now(), end == sessionRenewed
 		if renewed {
 			try.Worked()
 			continue
@@ -114,7 +113,7 @@ func (k *Consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) 
 	grace.Await(k.slots, k.hurry, ended, k.cfg.Grace, hard)
 }
 
-func (k *Consumer) open(ctx context.Context) (*Stint, error) {
+func (k *Consumer) open(ctx context.Context) (*linkSession, error) {
 	if k.missing && k.cfg.OnGone != nil {
 		if err := onGone(ctx, k.cfg.OnGone); err != nil {
 			return nil, failure.NewError("consume", k.queue, failure.ErrNotFound, err)
@@ -128,22 +127,18 @@ func (k *Consumer) open(ctx context.Context) (*Stint, error) {
 		}
 		return nil, failure.NewError("consume", k.queue, kind, err)
 	}
-	room := k.cfg.Prefetch
-	if k.cfg.Near > 0 {
-		room = min(room, max(k.cfg.Near/2, 1)) // more than that waits seldom
-	}
-	s := &Stint{
+	s := &linkSession{
 		consumer: k, sess: sess, old: sess.Quirks(),
-		settles: NewBacklog[settlement](room),
+		settler: settler{next: make(chan settlement, 1), exited: make(chan struct{})},
 		dead:    make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
-		worn: make(chan struct{}, 1),
+		worn:   make(chan struct{}, 1),
+		window: window{workers: k.cfg.Concurrency}, isolation: isolation{off: k.cfg.NoIsolation},
 	}
-	s.crew = newCrew(s, k.cfg.Concurrency, k.slots, &k.workers)
-	s.settler = newSettler(s)
+	s.workers = newWorkers(s, k.cfg.Concurrency, k.slots, &k.workers)
 	o := link.ReceiverOptions{Properties: k.cfg.Properties}
 	if !s.old.LacksConsumerTimeout {
-		s.leases = &leases{byID: map[uint32]*Delivery{}}
-		o.TakenBack = s.LeaseEnded
+		s.leases = leases{}
+		o.TakenBack = s.leaseEnded
 	}
 	if k.active != nil {
 		o.State = k.active.state(sess)
@@ -157,13 +152,10 @@ func (k *Consumer) open(ctx context.Context) (*Stint, error) {
 		return nil, err
 	}
 	k.attached, k.missing = true, false
-	if k.Appetite != nil {
-		k.Appetite.attached(time.Since(began))
+	if k.estimate != nil {
+		k.estimate.attached(time.Since(began))
 	}
 	s.link = receiver
-	s.window = NewWindow(receiver, s.dead, s, k.cfg.Concurrency, 0)
-	s.lanes = &lanes{ordered: k.cfg.Ordered}
-	s.Quarantine = &Quarantine{off: k.cfg.NoQuarantine}
 	return s, nil
 }
 

@@ -39,7 +39,7 @@ const (
 
 // starvation watches one link; live calls its methods.
 type starvation struct {
-	s      *Stint
+	s      *linkSession
 	ctx    context.Context // of looks
 	cancel context.CancelFunc
 	timer  *time.Timer // nil: nothing is watched
@@ -55,7 +55,7 @@ type finding struct {
 	err error
 }
 
-func (s *Stint) watchStarving(ctx context.Context) *starvation {
+func (s *linkSession) watchStarving(ctx context.Context) *starvation {
 	w := &starvation{s: s}
 	w.ctx, w.cancel = context.WithCancel(ctx)
 	if s.consumer.deps.Look != nil && !s.consumer.hunger.refused {
@@ -95,7 +95,9 @@ func jittered(d time.Duration) time.Duration { return d + rand.N(d/4+1) }
 // silence is for how long there has been credit and no delivery; 0 if there is no
 // credit.
 func (w *starvation) silence() (d time.Duration, came bool) {
+	w.s.mu.Lock()
 	since, came, open := w.s.window.starving()
+	w.s.mu.Unlock()
 	if !open {
 		return 0, came
 	}

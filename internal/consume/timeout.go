@@ -14,10 +14,10 @@ import (
 //
 // A handler that began after half of the time, since its delivery waited, isn't ended: it
 // had no fair chance. A zero *timeouts knows of no limit, and ends nothing.
-type Timeouts struct {
-	Workers *Roster
+type timeouts struct {
+	workers *workerSet
 
-	Limit atomic.Int64 // a time.Duration; 0: unknown
+	limit atomic.Int64 // a time.Duration; 0: unknown
 
 	mu    sync.Mutex
 	timer *time.Timer
@@ -36,11 +36,11 @@ type handlerLink interface {
 }
 
 // know takes a limit. The lowest counts.
-func (t *Timeouts) know(limit time.Duration) {
+func (t *timeouts) know(limit time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if was := time.Duration(t.Limit.Load()); limit > 0 && (was == 0 || limit < was) {
-		t.Limit.Store(int64(limit))
+	if was := time.Duration(t.limit.Load()); limit > 0 && (was == 0 || limit < was) {
+		t.limit.Store(int64(limit))
 		t.arm(0)
 	}
 }
@@ -48,7 +48,7 @@ func (t *Timeouts) know(limit time.Duration) {
 // learn takes a delivery that the broker has taken back. The limit may be a policy's or
 // the broker's own, which can't be read over AMQP. One delivery that was received late, since
 // the process was suspended, shows nothing; two in a row that were held for as long do.
-func (t *Timeouts) Learn(received, now time.Time) {
+func (t *timeouts) learn(received, now time.Time) {
 	t.mu.Lock()
 	last := t.held
 	if received.Before(t.until) { // it was held together with the last
@@ -64,7 +64,7 @@ func (t *Timeouts) Learn(received, now time.Time) {
 }
 
 // end is called when the consumer ends.
-func (t *Timeouts) End() {
+func (t *timeouts) end() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.over = true
@@ -74,7 +74,7 @@ func (t *Timeouts) End() {
 }
 
 // arm is called with mu held.
-func (t *Timeouts) arm(after time.Duration) {
+func (t *timeouts) arm(after time.Duration) {
 	switch {
 	case t.over:
 	case t.timer == nil:
@@ -89,8 +89,8 @@ func (t *Timeouts) arm(after time.Duration) {
 func timeoutMargin(limit time.Duration) time.Duration { return min(limit/10, time.Minute) }
 
 // deadline is when a handler's ctx ends that begins now with a delivery; zero: never.
-func (t *Timeouts) deadline(received time.Time) (at time.Time) {
-	limit := time.Duration(t.Limit.Load())
+func (t *timeouts) deadline(received time.Time) (at time.Time) {
+	limit := time.Duration(t.limit.Load())
 	if limit > 0 && time.Since(received) <= limit/2 {
 		at = received.Add(limit - timeoutMargin(limit))
 	}
@@ -101,16 +101,16 @@ func (t *Timeouts) deadline(received time.Time) (at time.Time) {
 const minTimeoutLook = time.Millisecond
 
 // look ends what is due, and looks again when something else may be.
-func (t *Timeouts) look() {
+func (t *timeouts) look() {
 	t.mu.Lock()
-	limit, over := time.Duration(t.Limit.Load()), t.over
+	limit, over := time.Duration(t.limit.Load()), t.over
 	t.mu.Unlock()
 	if over {
 		return
 	}
 	margin := timeoutMargin(limit)
 	wait := limit/2 - margin // none is due sooner that hasn't begun yet
-	for _, d := range t.Workers.deliveries() {
+	for _, d := range t.workers.deliveries() {
 		began := d.began.Load()
 		link, ok := d.handledBy()
 		if began == 0 || !ok || link.over() || d.settling.Load() || time.Unix(0, began).Sub(d.received) > limit/2 {

@@ -1,42 +1,29 @@
 package consume
 
 import (
-	"context"
-	"errors"
-	"sync"
 	"time"
 
 	"github.com/hopback/hopback/client/instrument"
-
-	"github.com/hopback/hopback/internal/link"
 )
 
-// window grants credit so that what the broker has given and what it may still
-// give never exceed a limit that can change at any time. Raising it grants the
-// difference; lowering it takes credit back by draining the link.
+// window says how much credit to grant, so that what the broker has given and what it may
+// still give never exceed a limit that can change at any time. linkSession.mu guards it.
 type window struct {
-	link link.ReceiverLink
-	dead <-chan struct{}
-	// owner's die ends the link. It is called with mu held.
-	owner interface{ die(error) }
-
 	// workers is how many deliveries are handled at once.
 	workers int
-
-	mu sync.Mutex
 	// limit is the most deliveries that may be unsettled or on their way.
 	limit int
 	// granted is the credit that no delivery has used yet; unsettled are the
 	// deliveries received and not settled.
 	granted, unsettled int
 	stopped            bool
-	draining           chan struct{} // closed when the drain under way ends; nil if none is
+	draining           chan struct{} // closed when the drain in flight ends; nil if none is
 	// unanswered says that a drain wasn't answered: nobody knows what credit the broker
 	// has left on the link.
 	unanswered bool
 	// quiet is when the last delivery came, or when credit was granted with none
 	// left; came says that a delivery has come at all.
-	Quiet time.Time
+	quiet time.Time
 	last  time.Time // when the last delivery came
 	came  bool
 	trip  trip
@@ -85,63 +72,18 @@ func (t *trip) arrive(now time.Time) time.Duration {
 // reset is called when the broker has given up its credit.
 func (t *trip) reset() { t.granted, t.last = t.arrived, t.arrived }
 
-func NewWindow(link link.ReceiverLink, dead <-chan struct{}, owner interface{ die(error) }, workers, limit int) *window {
-	return &window{link: link, dead: dead, owner: owner, workers: workers, limit: limit}
-}
-
-// setLimit changes the limit, and what is granted with it.
-func (w *window) setLimit(n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.limit = n
-	w.adjust()
-}
-
 // received counts a delivery. It returns the round trip to the broker where it has just
 // been measured, and 0 otherwise.
-func (w *window) Received(now time.Time) time.Duration {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (w *window) received(now time.Time) time.Duration {
 	w.unsettled++
-	w.Quiet, w.last, w.came = now, now, true
+	w.quiet, w.last, w.came = now, now, true
 	// A delivery that overtook the end of a drain was counted off with it.
 	w.granted = max(w.granted-1, 0)
 	return w.trip.arrive(now)
 }
 
-// settled counts a settlement, and grants credit in batches: one flow frame for
-// half a window, or as much as leaves no worker without work. more says that the next
-// settlement follows at once, which then grants what leaves no worker without work: where
-// there are as many workers as the window is large, each settlement would else be followed
-// by a flow frame of its own. It returns how many are left.
-func (w *window) Settled(more bool) int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.unsettled--
-	if more && w.limit-w.granted-w.unsettled < w.limit/2 {
-		return w.unsettled
-	}
-	w.adjust()
-	return w.unsettled
-}
-
-// grant grants what settled has left.
-func (w *window) Grant() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.adjust()
-}
-
-func (w *window) open() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.unsettled
-}
-
 // count adds its numbers.
 func (w *window) count(c *instrument.ConsumerStats) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	c.Window, c.Unsettled = w.limit, w.unsettled
 	c.Delivered = w.last
 }
@@ -149,135 +91,58 @@ func (w *window) count(c *instrument.ConsumerStats) {
 // starving says since when there has been credit and no delivery; false if there is
 // no credit. came says that there was a delivery before.
 func (w *window) starving() (since time.Time, came, open bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.Quiet, w.came, w.granted > 0 && !w.stopped && w.draining == nil
+	return w.quiet, w.came, w.granted > 0 && !w.stopped && w.draining == nil
 }
 
-// nudge has a flow follow what was settled, if more can be delivered.
-func (w *window) nudge() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	room := w.limit - w.granted - w.unsettled
-	switch {
-	case w.stopped || w.draining != nil:
-	case room > 0:
-		w.issue(room)
-	case w.granted > 0:
-		w.reclaim()
-	}
-}
+// room is how many more deliveries may come than there is credit for; below 0, credit must be
+// taken back.
+func (w *window) room() int { return w.limit - w.granted - w.unsettled }
 
-// adjust is called with mu held.
-func (w *window) adjust() {
+// due says whether credit is to be granted or taken back now. Credit is granted in batches: one
+// flow frame for half a window, or as much as leaves no worker without work. more says that the
+// next settlements follow at once, and so grant what leaves no worker without work: where there
+// are as many workers as the window is large, each settlement would otherwise be followed by
+// a flow frame.
+func (w *window) due(more bool) bool {
 	if w.stopped || w.draining != nil {
-		return
+		return false
 	}
-	room := w.limit - w.granted - w.unsettled
+	room := w.room()
+	return room < 0 && w.granted > 0 || room >= w.batch() && !(more && room < w.limit/2)
+}
+
+// batch is how much credit is worth a flow frame.
+func (w *window) batch() int { return max(min(w.limit/2, w.limit-w.workers), 1) }
+
+// take returns the credit to grant, which counts as granted from now on, or that credit is to
+// be taken back. It returns neither if that can wait; a flow says that it can't.
+func (w *window) take(now time.Time, flow bool) (credit int, reclaim bool) {
+	if w.stopped || w.draining != nil {
+		return 0, false
+	}
+	room := w.room()
 	switch {
-	case room < 0 && w.granted > 0:
-		w.reclaim()
-	case room >= max(min(w.limit/2, w.limit-w.workers), 1):
-		w.issue(room)
-	}
-}
-
-// issue is called with mu held.
-func (w *window) issue(n int) {
-	// An error means that the link is gone, which its receive notices.
-	if w.link.IssueCredit(uint32(n)) == nil {
-		now := time.Now()
+	case room >= w.batch() || flow && room > 0:
 		if w.granted == 0 {
-			w.Quiet = now
+			w.quiet = now
 		}
-		w.granted += n
-		w.trip.grant(n, now)
+		w.granted += room
+		w.trip.grant(room, now)
+		return room, false
+	case room < 0 && w.granted > 0 || flow && w.granted > 0:
+		return 0, true
 	}
+	return 0, false
 }
 
-// reclaim takes credit back, and then grants what there is room for. It is called with mu
-// held.
-func (w *window) reclaim() {
-	done := make(chan struct{})
-	w.draining = done
-	go func() {
-		answered := w.drain(w.dead, lowerTimeout)
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.granted, w.draining, w.unanswered = 0, nil, !answered
-		w.trip.reset()
-		close(done)
-		if !answered {
-			w.owner.die(errUndrained)
-			return
-		}
-		w.adjust()
-	}()
+// drained notes the end of a drain.
+func (w *window) drained(answered bool) {
+	w.granted, w.draining, w.unanswered = 0, nil, !answered
+	w.trip.reset()
 }
 
-// drain asks the broker to use or give up its credit, and waits for the answer
-// until hurry is closed, or for limit. It says whether the wait ended otherwise than by
-// the limit.
-func (w *window) drain(hurry <-chan struct{}, limit time.Duration) (answered bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	done := make(chan struct{})
-	defer close(done)
-	go func() {
-		select {
-		case <-hurry:
-			cancel()
-		case <-done:
-		}
-	}()
-	return !errors.Is(w.link.Drain(ctx), context.DeadlineExceeded)
-}
-
-// stop grants no more credit, and takes back what is granted, unless hurry is
-// closed.
-func (w *window) stop(hurry <-chan struct{}) {
-	w.mu.Lock()
-	w.stopped = true
-	running := w.draining
-	granted := w.granted
-	w.mu.Unlock()
-	if running != nil {
-		limit := time.NewTimer(DrainTimeout)
-		defer limit.Stop()
-		select {
-		case <-running:
-		case <-hurry:
-		case <-limit.C:
-		}
-		return
-	}
-	if granted > 0 {
-		answered := w.drain(hurry, DrainTimeout)
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.unanswered = !answered
-	}
-}
-
-// resume undoes stop.
+// resume undoes a stop whose drain was answered.
 func (w *window) resume() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.unanswered {
-		w.owner.die(errUndrained)
-		return
-	}
 	w.stopped, w.granted = false, 0
 	w.trip.reset()
-	w.adjust()
 }
-
-const (
-	// drainTimeout bounds the wait for the broker's answer to the drain at the end.
-	DrainTimeout = 10 * time.Second
-	// lowerTimeout bounds it while the link goes on: it is lost without the answer.
-	lowerTimeout = 30 * time.Second
-)
-
-// errUndrained is why a link is taken for lost whose credit nobody knows.
-var errUndrained = errors.New("the broker hasn't answered the drain of the link")

@@ -2,44 +2,63 @@ package consume
 
 import (
 	"testing"
-	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
-
-	"github.com/hopback/hopback/internal/link"
-	"github.com/hopback/hopback/internal/link/linktest"
 )
 
 // Where there are as many workers as the window is large, credit is granted for all that
 // is settled at once, and not one by one. Nothing is left ungranted at the end.
 func TestSettlementsThatComeTogetherAreGrantedTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := linktest.NewFakeBroker(t)
-		sess, err := b.Open(t.Context())
-		require.NoError(t, err)
-		link, err := sess.Receiver(t.Context(), "/queues/q", link.ReceiverOptions{})
-		require.NoError(t, err)
-		const limit = 16
-		w := NewWindow(link, nil, nil, limit, limit)
-		w.Grant()
-		settle := func(n int) {
-			for range n {
-				w.Received(w.Quiet)
-			}
-			for i := range n {
-				w.Settled(i < n-1)
-			}
+	const limit = 16
+	w := window{workers: limit, limit: limit}
+	now := time.Now()
+	var granted []int
+	look := func(more bool) {
+		if w.due(more) {
+			n, reclaim := w.take(now, false)
+			assert.False(t, reclaim)
+			granted = append(granted, n)
 		}
-		settle(1)
-		settle(limit / 2)
-		settle(limit)
-		assert.Equal(t, []string{"credit 16", "credit 1", "credit 8", "credit 8", "credit 8"}, b.History("credit"), "half a window at the most")
-		w.Received(w.Quiet)
-		w.Settled(true)
-		assert.Len(t, b.History("credit"), 5)
-		w.Grant()
-		assert.Len(t, b.History("credit"), 6)
-		sess.Close(t.Context())
-	})
+	}
+	settle := func(n int) {
+		for range n {
+			w.received(now)
+		}
+		for i := range n {
+			w.unsettled--
+			look(i < n-1)
+		}
+	}
+	look(false)
+	settle(1)
+	settle(limit / 2)
+	settle(limit)
+	assert.Equal(t, []int{16, 1, 8, 8, 8}, granted, "half a window at the most")
+	w.received(now)
+	w.unsettled--
+	assert.False(t, w.due(true))
+	assert.True(t, w.due(false))
+}
+
+// A limit that falls below what is granted takes credit back, once.
+func TestALowerLimitTakesCreditBack(t *testing.T) {
+	now := time.Now()
+	w := window{workers: 4, limit: 16}
+	credit, _ := w.take(now, false)
+	assert.Equal(t, 16, credit)
+	w.limit = 2
+	assert.True(t, w.due(false))
+	credit, reclaim := w.take(now, false)
+	assert.Zero(t, credit)
+	assert.True(t, reclaim)
+	w.draining = make(chan struct{})
+	assert.False(t, w.due(false))
+	w.drained(true)
+	credit, reclaim = w.take(now, false)
+	assert.Equal(t, 2, credit)
+	assert.False(t, reclaim)
+	w.stopped = true
+	w.limit = 16
+	assert.False(t, w.due(false))
 }

@@ -181,14 +181,14 @@ func install(ctx context.Context, dir string, env []string, version string) erro
 	if _, err := output(ctx, dir, env, "go", "install", modulePath("cmd/hopback")+"@"+version); err != nil {
 		return err
 	}
-	told, err := output(ctx, dir, env, filepath.Join(dir, "bin", "hopback"), "--version")
+	printed, err := output(ctx, dir, env, filepath.Join(dir, "bin", "hopback"), "--version")
 	if err != nil {
 		return err
 	}
-	if !strings.Contains(told, version) {
-		return fmt.Errorf("hopback --version prints %q, without %s", told, version)
+	if !strings.Contains(printed, version) {
+		return fmt.Errorf("hopback --version prints %q, without %s", printed, version)
 	}
-	fmt.Printf("installed  %s\n", told)
+	fmt.Printf("installed  %s\n", printed)
 	return nil
 }
 

@@ -40,7 +40,7 @@ func publishBefore(ctx context.Context, ch *amqp.Channel, order Order) error {
 	if !acked {
 		return errors.New("the broker refused the message")
 	}
-	return nil // and NotifyReturn tells whether a queue got it
+	return nil // and NotifyReturn reports whether a queue got it
 }
 
 func publishAfter(ctx context.Context, publisher *client.Publisher[Order], order Order) error {
@@ -62,12 +62,12 @@ func consumeBefore(ctx context.Context, ch *amqp.Channel) error {
 			continue
 		}
 		if err := charge(ctx, order); err != nil {
-			_ = d.Nack(false, true) // at once, at the head of the queue, for ever
+			_ = d.Nack(false, true) // immediately, at the head of the queue, forever
 			continue
 		}
 		_ = d.Ack(false)
 	}
-	return errors.New("the channel is closed: connect and begin again")
+	return errors.New("the channel is closed: reconnect and start again")
 }
 
 func consumeAfter(ctx context.Context, conn *client.Conn) error {

@@ -49,7 +49,7 @@ func consumeBefore(ctx context.Context, consumer *rabbitmqamqp.Consumer, handle 
 		}
 		settle := delivery.Accept
 		if handle(delivery.Message().GetData()) != nil {
-			settle = delivery.Requeue // at once, for ever
+			settle = delivery.Requeue // immediately, forever
 		}
 		if err := settle(ctx); err != nil {
 			return err

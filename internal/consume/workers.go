@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// crew is a stint's workers: goroutines that run its handlers, at most Concurrency of
+// workers is a link session's worker pool: goroutines that run its handlers, at most Concurrency of
 // them, one delivery at a time each.
 //
 // Each goroutine that takes part in a burst costs a switch, and a stack that the CPU's
@@ -15,39 +15,39 @@ import (
 // on its way. Handlers that are done at once are so run by a few workers, those that
 // block by as many as there are deliveries, and surplus workers sleep undisturbed.
 //
-// The invariant, whenever mu is free: if deliveries wait, then
+// The invariant, whenever linkSession.mu is free: if deliveries wait, then
 //
 //   - a worker is on its way (coming), or
 //   - Concurrency workers live, and none of them is idle, or
-//   - the crew is stopped.
+//   - the workers are stopped.
 //
 // A worker that is on its way takes a delivery before it does anything else, and calls
 // the next one if there are more (next). A worker whose handler has returned looks for
 // a delivery before it is idle, and calls one, too, if it leaves any. What can hold up
 // one on its way is only the slot that a new worker needs, which a handler of an earlier
 // link may have; then it isn't on its way any more, and calls another (takeSlot).
-type crew struct {
-	of    interface{ work(*Delivery) } // whose deliveries they are
+type workers struct {
+	of    *linkSession // whose deliveries they are
 	most  int
 	slots chan struct{} // see consumer.slots
-	all   *Roster
+	all   *workerSet
 
-	mu      sync.Mutex
-	waiting Fifo[*Delivery]
+	// Guarded by the linkSession's mu.
+	waiting fifo[*Delivery]
 	idle    []*worker // the one that became so last is the last
 	alive   int
 	coming  bool // a worker is on its way that was called and has taken no delivery yet
 	stopped bool
-	ended   chan struct{} // closed when it is stopped
 
+	ended   chan struct{} // closed when they are stopped
 	running sync.WaitGroup
 }
 
-func newCrew(of interface{ work(*Delivery) }, most int, slots chan struct{}, all *Roster) *crew {
-	return &crew{of: of, most: most, slots: slots, all: all, ended: make(chan struct{})}
+func newWorkers(of *linkSession, most int, slots chan struct{}, all *workerSet) *workers {
+	return &workers{of: of, most: most, slots: slots, all: all, ended: make(chan struct{})}
 }
 
-// worker is one goroutine of a crew.
+// worker is one goroutine of them.
 type worker struct {
 	// called has one value when the worker is to look for a delivery.
 	called chan struct{}
@@ -55,14 +55,14 @@ type worker struct {
 	current atomic.Pointer[Delivery]
 }
 
-// roster is the workers of a consumer, on whatever link. A worker is entered once, not for
-// each delivery.
-type Roster struct {
+// workerSet is the workers of a consumer, of all its link sessions. A worker is entered once, not
+// for each delivery.
+type workerSet struct {
 	mu      sync.Mutex
 	workers map[*worker]struct{}
 }
 
-func (r *Roster) enter(w *worker) {
+func (r *workerSet) enter(w *worker) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.workers == nil {
@@ -71,14 +71,14 @@ func (r *Roster) enter(w *worker) {
 	r.workers[w] = struct{}{}
 }
 
-func (r *Roster) leave(w *worker) {
+func (r *workerSet) leave(w *worker) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.workers, w)
 }
 
 // running returns how many handlers run, and when the first and the last of them began.
-func (r *Roster) running() (n int, oldest, newest time.Time) {
+func (r *workerSet) running() (n int, oldest, newest time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var first, last int64
@@ -103,7 +103,7 @@ func (r *Roster) running() (n int, oldest, newest time.Time) {
 }
 
 // deliveries returns those that workers have.
-func (r *Roster) deliveries() (all []*Delivery) {
+func (r *workerSet) deliveries() (all []*Delivery) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for w := range r.workers {
@@ -114,33 +114,20 @@ func (r *Roster) deliveries() (all []*Delivery) {
 	return all
 }
 
-// put hands d to the workers. It doesn't block.
-func (c *crew) put(d *Delivery) {
-	c.mu.Lock()
-	c.waiting.Push(d)
-	w := c.call()
-	c.mu.Unlock()
-	w.wake()
+// put hands d to the workers. It is called with mu held, and returns the worker to wake once
+// it isn't, as call does.
+func (c *workers) put(d *Delivery) *worker {
+	c.waiting.push(d)
+	return c.call()
 }
 
-// pop takes back the delivery that has waited longest; nil if none waits.
-func (c *crew) pop() *Delivery {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.waiting.Pop()
-}
-
-// count is how many wait.
-func (c *crew) count() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return countUnsettled(c.waiting.All[c.waiting.head:])
-}
+// count is how many wait. It is called with mu held.
+func (c *workers) count() int { return countUnsettled(c.waiting.all[c.waiting.head:]) }
 
 // call has a worker come, if one is wanted and none is on its way. It is called with mu
 // held, and returns the idle worker to wake once it isn't; nil if there is none.
-func (c *crew) call() *worker {
-	if c.coming || c.stopped || c.waiting.Empty() {
+func (c *workers) call() *worker {
+	if c.coming || c.stopped || c.waiting.empty() {
 		return nil
 	}
 	if last := len(c.idle) - 1; last >= 0 {
@@ -165,9 +152,9 @@ func (w *worker) wake() {
 	}
 }
 
-// work runs handlers until the crew is stopped. coming says that the crew counts on this
-// worker to take a delivery.
-func (c *crew) work(coming bool) {
+// work runs handlers until the workers are stopped. coming says that they count on this one to
+// take a delivery.
+func (c *workers) work(coming bool) {
 	took, coming := c.takeSlot(coming)
 	if !took {
 		return
@@ -176,26 +163,27 @@ func (c *crew) work(coming bool) {
 	w := &worker{called: make(chan struct{}, 1)}
 	c.all.enter(w)
 	defer c.all.leave(w)
-	for d := c.next(w, coming); d != nil; d = c.next(w, false) {
+	for d := c.next(w, coming, finished{}); d != nil; {
 		w.current.Store(d)
-		c.of.work(d)
+		done := c.of.work(d)
 		w.current.Store(nil)
+		d = c.next(w, false, done)
 	}
 }
 
-// takeSlot takes the right to run handlers. It says whether it did, or the stint has
+// takeSlot takes the right to run handlers. It says whether it did, or the link session has
 // ended; and whether the worker is on its way still.
-func (c *crew) takeSlot(coming bool) (took, still bool) {
+func (c *workers) takeSlot(coming bool) (took, still bool) {
 	select {
 	case c.slots <- struct{}{}:
 		return true, coming
 	default:
 	}
 	if coming { // not any more
-		c.mu.Lock()
+		c.of.mu.Lock()
 		c.coming = false
 		w := c.call()
-		c.mu.Unlock()
+		c.of.mu.Unlock()
 		w.wake()
 	}
 	select {
@@ -206,36 +194,42 @@ func (c *crew) takeSlot(coming bool) (took, still bool) {
 	return false, false
 }
 
-// next returns the next delivery for w, and waits for one; nil: the crew is stopped.
-func (c *crew) next(w *worker, coming bool) *Delivery {
-	c.mu.Lock()
+// next ends what w did, and returns the next delivery for it, and waits for one; nil: the
+// workers are stopped.
+func (c *workers) next(w *worker, coming bool, done finished) *Delivery {
+	var then wakes
+	c.of.mu.Lock()
+	c.of.finish(done, &then)
 	for {
 		if coming {
 			c.coming = false
 		}
 		if c.stopped {
-			c.mu.Unlock()
+			c.of.mu.Unlock()
+			c.of.after(&then)
 			return nil
 		}
-		if d := c.waiting.Pop(); d != nil {
-			other := c.call()
-			c.mu.Unlock()
-			other.wake()
+		if d := c.waiting.pop(); d != nil {
+			if other := c.call(); other != nil {
+				then.worker = other
+			}
+			c.of.mu.Unlock()
+			c.of.after(&then)
 			return d
 		}
 		c.idle = append(c.idle, w)
-		c.mu.Unlock()
+		c.of.mu.Unlock()
+		c.of.after(&then)
+		then = wakes{}
 		<-w.called
-		c.mu.Lock()
+		c.of.mu.Lock()
 		coming = true
 	}
 }
 
 // replace starts a worker in place of one that is about to end, since its handler has
-// ended the goroutine. The old one has its slot until then.
-func (c *crew) replace() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// ended the goroutine. The old one has its slot until then. It is called with mu held.
+func (c *workers) replace() {
 	if !c.stopped {
 		c.running.Go(func() { c.work(false) })
 	}
@@ -243,49 +237,49 @@ func (c *crew) replace() {
 
 // stop has all workers end that run no handler, and the others when it returns. No worker
 // begins from now on.
-func (c *crew) stop() {
-	c.mu.Lock()
+func (c *workers) stop() {
+	c.of.mu.Lock()
 	idle := c.idle
 	c.idle = nil
 	if !c.stopped {
 		c.stopped = true
 		close(c.ended)
 	}
-	c.mu.Unlock()
+	c.of.mu.Unlock()
 	for _, w := range idle {
 		w.wake()
 	}
 }
 
-// wait returns when all workers have ended, once the crew is stopped.
-func (c *crew) wait() { c.running.Wait() }
+// wait returns when all workers have ended, once they are stopped.
+func (c *workers) wait() { c.running.Wait() }
 
 // fifo is a queue. Its zero value is empty.
-type Fifo[T any] struct {
-	All  []T
+type fifo[T any] struct {
+	all  []T
 	head int // the index of the first
 }
 
-func (q *Fifo[T]) Empty() bool { return q.head == len(q.All) }
+func (q *fifo[T]) empty() bool { return q.head == len(q.all) }
 
-func (q *Fifo[T]) Push(v T) {
-	if len(q.All) == cap(q.All) && q.head > len(q.All)/2 {
-		n := copy(q.All, q.All[q.head:])
-		clear(q.All[n:])
-		q.All, q.head = q.All[:n], 0
+func (q *fifo[T]) push(v T) {
+	if len(q.all) == cap(q.all) && q.head > len(q.all)/2 {
+		n := copy(q.all, q.all[q.head:])
+		clear(q.all[n:])
+		q.all, q.head = q.all[:n], 0
 	}
-	q.All = append(q.All, v)
+	q.all = append(q.all, v)
 }
 
 // pop returns the first; the zero value if there is none.
-func (q *Fifo[T]) Pop() (v T) {
-	if q.Empty() {
+func (q *fifo[T]) pop() (v T) {
+	if q.empty() {
 		return v
 	}
 	var none T
-	v, q.All[q.head] = q.All[q.head], none
-	if q.head++; q.head == len(q.All) {
-		q.All, q.head = q.All[:0], 0
+	v, q.all[q.head] = q.all[q.head], none
+	if q.head++; q.head == len(q.all) {
+		q.all, q.head = q.all[:0], 0
 	}
 	return v
 }

@@ -2,12 +2,11 @@ package consume
 
 import (
 	"slices"
-	"sync"
 
 	"github.com/hopback/hopback/internal/annotation"
 )
 
-// quarantine keeps a message that may take the process down from taking the
+// isolation keeps a message that may take the process down from taking the
 // delivery counts of others along. When a process dies, RabbitMQ counts a failed
 // delivery for every message that it held, guilty or not. So a message that has
 // failed twice more than anybody has said is a suspect, and handled while nothing
@@ -16,11 +15,9 @@ import (
 //
 // Since a quorum queue puts what comes back at its head, a link begins with one
 // credit, and gets the rest with the first message that is no suspect. A suspect
-// that comes later waits until all others are settled.
-type Quarantine struct {
-	off bool
-
-	mu       sync.Mutex
+// that comes later waits until all others are settled. linkSession.mu guards it.
+type isolation struct {
+	off      bool
 	probing  bool      // the link may have one delivery only
 	running  *Delivery // the suspect that is with the workers
 	others   int       // deliveries unsettled that are no suspects
@@ -28,31 +25,24 @@ type Quarantine struct {
 }
 
 // begin is called before the first delivery.
-func (q *Quarantine) Begin() {
+func (q *isolation) begin() {
 	if !q.off {
 		q.probing = true
 	}
 }
 
 // narrowed says whether the link may have one delivery only.
-func (q *Quarantine) Narrowed() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+func (q *isolation) narrowed() bool {
 	return q.probing
 }
 
 // admit returns the delivery to hand on now, d or none: d may be handed on later. changed
 // says that narrowed has changed.
-func (q *Quarantine) Admit(d *Delivery) (now *Delivery, changed bool) {
+func (q *isolation) admit(d *Delivery) (now *Delivery, changed bool) {
 	if q.off {
 		return d, false
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if d.standing == standsSettled { // the broker took it back before it was admitted
-		return nil, false
-	}
-	if !Suspect(d) {
+	if !suspect(d) {
 		d.standing = standsOrdinary
 		q.others++
 		return d, q.widen()
@@ -65,21 +55,16 @@ func (q *Quarantine) Admit(d *Delivery) (now *Delivery, changed bool) {
 }
 
 // pass records a delivery that no worker gets. changed says that narrowed has changed.
-func (q *Quarantine) Pass(d *Delivery) (changed bool) {
+func (q *isolation) pass(d *Delivery) (changed bool) {
 	if q.off {
 		return false
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if d.standing != standsSettled {
-		d.standing = standsAside
-	}
+	d.standing = standsAside
 	return q.widen()
 }
 
-// widen says whether the link may have more than one delivery again; called with mu
-// held.
-func (q *Quarantine) widen() bool {
+// widen says whether the link may have more than one delivery again.
+func (q *isolation) widen() bool {
 	widen := q.probing && len(q.suspects) == 0 && q.running == nil
 	if widen {
 		q.probing = false
@@ -89,12 +74,10 @@ func (q *Quarantine) widen() bool {
 
 // settled is called for every settlement, and returns the delivery to hand on then, or
 // none. d may be one that no worker has had: the broker takes back those that wait, too.
-func (q *Quarantine) Settled(d *Delivery) (now *Delivery) {
+func (q *isolation) settled(d *Delivery) (now *Delivery) {
 	if q.off {
 		return nil
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
 	switch d.standing {
 	case standsOrdinary:
 		q.others--
@@ -109,8 +92,8 @@ func (q *Quarantine) Settled(d *Delivery) (now *Delivery) {
 	return q.next()
 }
 
-// next is the suspect whose turn it is; called with mu held.
-func (q *Quarantine) next() *Delivery {
+// next is the suspect whose turn it is.
+func (q *isolation) next() *Delivery {
 	if q.others > 0 || q.running != nil || len(q.suspects) == 0 {
 		return nil
 	}
@@ -122,49 +105,45 @@ func (q *Quarantine) next() *Delivery {
 }
 
 // empty returns the suspects that wait, for giving them back.
-func (q *Quarantine) empty() []*Delivery {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+func (q *isolation) empty() []*Delivery {
 	all := q.suspects
 	q.suspects = nil
 	return all
 }
 
 // count is how many wait.
-func (q *Quarantine) count() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+func (q *isolation) count() int {
 	return countUnsettled(q.suspects)
 }
 
 // suspectAfter is how many failures without a known reason make a suspect.
-const SuspectAfter = 2
+const suspectAfter = 2
 
 // suspectAcquired is how many deliveries without a failure make one. RabbitMQ 4.3 counts
 // them in annotationAcquired, and doesn't count as a failure what it takes back after the
 // consumer timeout. Consumers that pause or stop make some, too. A message that one has given
 // back to come later, with annotation.DeliveryTime, is no suspect: it may come back for as
 // long as an address takes nothing.
-const SuspectAcquired = 50
+const suspectAcquired = 50
 
 // annotationAcquired is how often RabbitMQ 4.3 has delivered the message before.
-const AnnotationAcquired = "x-acquired-count"
+const annotationAcquired = "x-acquired-count"
 
 // suspect says whether d has failed deliveries that nobody knows the reason of, or was
 // delivered very often without a failure.
-func Suspect(d *Delivery) bool {
+func suspect(d *Delivery) bool {
 	n := d.failures()
-	if acquired, _ := d.Message.Annotations[AnnotationAcquired].(int64); acquired-int64(n) >= SuspectAcquired {
+	if acquired, _ := d.Message.Annotations[annotationAcquired].(int64); acquired-int64(n) >= suspectAcquired {
 		if _, later := d.Message.Annotations[annotation.DeliveryTime]; !later {
 			return true
 		}
 	}
-	if n < SuspectAfter {
+	if n < suspectAfter {
 		return false
 	}
 	known, _ := d.Message.Annotations[annotation.KnownCount].(int64)
 	if known > int64(n) {
 		known = 0 // not written by us
 	}
-	return int64(n) >= known+SuspectAfter
+	return int64(n) >= known+suspectAfter
 }

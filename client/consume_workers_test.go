@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/internal/consume"
 	"github.com/hopback/hopback/internal/link/linktest"
 )
 
@@ -216,36 +215,4 @@ func TestQuickHandlersNeedFewWorkers(t *testing.T) {
 			assert.Less(t, n, 16)
 		}
 	})
-}
-
-func TestFifoIsOneWhateverIsInIt(t *testing.T) {
-	var q consume.Fifo[int]
-	var want []int
-	for i := range 100_000 {
-		if rand.N(1000) < 500+300*(i/1000%2*2-1) {
-			q.Push(i)
-			want = append(want, i)
-		} else if len(want) > 0 {
-			require.False(t, q.Empty())
-			require.Equal(t, want[0], q.Pop())
-			want = want[1:]
-		} else {
-			require.True(t, q.Empty())
-			require.Zero(t, q.Pop())
-		}
-	}
-	for _, v := range want {
-		require.Equal(t, v, q.Pop())
-	}
-	for range 100 {
-		q.Push(1)
-		q.Pop()
-	}
-	assert.Zero(t, testing.AllocsPerRun(1000, func() {
-		q.Push(1)
-		q.Push(2)
-		q.Pop()
-		q.Pop()
-	}))
-	assert.LessOrEqual(t, cap(q.All), 4096)
 }

@@ -1,0 +1,121 @@
+package consume
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// The credit of a link session is granted and taken back here. flow is held from the moment
+// when the window says what to grant until that is written, so that no credit follows a drain:
+// the broker would answer that with a count that nobody waits for.
+
+// grant grants what the window has room for, or takes back what is too much.
+func (s *linkSession) grant() { s.adjust(false) }
+
+// nudge has a flow follow what was settled, if more can be delivered.
+func (s *linkSession) nudge() { s.adjust(true) }
+
+func (s *linkSession) adjust(flow bool) {
+	s.flow.Lock()
+	defer s.flow.Unlock()
+	s.mu.Lock()
+	credit, reclaim := s.window.take(time.Now(), flow)
+	var done chan struct{}
+	if reclaim {
+		done = make(chan struct{})
+		s.window.draining = done
+	}
+	s.mu.Unlock()
+	switch {
+	case credit > 0:
+		// An error means that the link is gone, which its receive notices.
+		_ = s.link.IssueCredit(uint32(credit))
+	case reclaim:
+		go s.reclaim(done)
+	}
+}
+
+// reclaim takes credit back, and then grants what there is room for.
+func (s *linkSession) reclaim(done chan struct{}) {
+	answered := s.drainLink(s.dead, lowerTimeout)
+	s.mu.Lock()
+	s.window.drained(answered)
+	close(done)
+	s.mu.Unlock()
+	if !answered {
+		s.die(errUndrained)
+		return
+	}
+	s.grant()
+}
+
+// drainLink asks the broker to use or give up its credit, and waits for the answer
+// until hurry is closed, or for limit. It says whether the wait ended otherwise than by
+// the limit.
+func (s *linkSession) drainLink(hurry <-chan struct{}, limit time.Duration) (answered bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		select {
+		case <-hurry:
+			cancel()
+		case <-done:
+		}
+	}()
+	return !errors.Is(s.link.Drain(ctx), context.DeadlineExceeded)
+}
+
+// stopCredit grants no more credit, and takes back what is granted, unless hurry is
+// closed.
+func (s *linkSession) stopCredit(hurry <-chan struct{}) {
+	s.flow.Lock()
+	s.mu.Lock()
+	s.window.stopped = true
+	running, granted := s.window.draining, s.window.granted
+	s.mu.Unlock()
+	s.flow.Unlock()
+	if running != nil {
+		limit := time.NewTimer(DrainTimeout)
+		defer limit.Stop()
+		select {
+		case <-running:
+		case <-hurry:
+		case <-limit.C:
+		}
+		return
+	}
+	if granted > 0 {
+		answered := s.drainLink(hurry, DrainTimeout)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.window.unanswered = !answered
+	}
+}
+
+// resumeCredit undoes stopCredit.
+func (s *linkSession) resumeCredit() {
+	s.mu.Lock()
+	unanswered := s.window.unanswered
+	if !unanswered {
+		s.window.resume()
+	}
+	s.mu.Unlock()
+	if unanswered {
+		s.die(errUndrained)
+		return
+	}
+	s.grant()
+}
+
+const (
+	// drainTimeout bounds the wait for the broker's answer to the drain at the end.
+	DrainTimeout = 10 * time.Second
+	// lowerTimeout bounds it while the link lives on: it is lost without the answer.
+	lowerTimeout = 30 * time.Second
+)
+
+// errUndrained is why a link counts as lost whose credit nobody knows.
+var errUndrained = errors.New("the broker hasn't answered the drain of the link")

@@ -1,0 +1,325 @@
+package consume
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/oldbroker"
+)
+
+// linkSession is the life of one receiver link. Four kinds of goroutines share the
+// work, so that none waits for another's broker:
+//
+//	receive ──workers.put──▶ workers ──finish──▶ settle
+//	                           └──▶ forwarder ──────┘
+//
+// What they share is guarded by mu, which a delivery takes four times, or three while others are
+// in flight: as it comes (take), as a worker that was idle takes it (workers.next), as the
+// worker is done with it and takes the next (workers.next), and after its settlement is written
+// (written, for all settlements that were written together).
+//
+// Locks are taken in the order Control, forwarder, flow, mu, consumer.mu. No handler, hook,
+// link, or logger is called with mu held: what follows from a change is noted in a wakes, and
+// done by after. The link is called with flow held, and takes the engine's lock, which the
+// engine never holds when it calls back.
+type linkSession struct {
+	consumer *Consumer
+	sess     link.Session
+	link     link.ReceiverLink
+	old      oldbroker.Quirks // of the broker
+	workers  *workers
+	// dead is closed when the link is gone: nothing can be settled any more.
+	dead     chan struct{}
+	deadOnce sync.Once
+	why      error
+	// unsettled is how many deliveries were when the link was lost.
+	unsettled int
+	// idle is signaled when the window counts nothing unsettled any more.
+	idle   chan struct{}
+	paused atomic.Bool // the user allows no deliveries
+	silent atomic.Bool // the broker answers nothing
+	// worn is signaled when the session has carried as many deliveries as it should.
+	worn chan struct{}
+	// holding are the deliveries that are about to be held, which only the goroutine that
+	// receives adds to. deciding are the goroutines that deal with forwards that were given up.
+	holding  sync.WaitGroup
+	deciding group
+	// keeps says that the queue is known to have a dead-letter exchange.
+	keeps atomic.Bool
+	// lastTarget is where the last forward went to: mostly the next goes there, too.
+	lastTarget atomic.Pointer[builtAddress]
+	// closing is closed when workers are to take no more deliveries.
+	closing    chan struct{}
+	handlerCtx context.Context
+	// flow: see consume_credit.go.
+	flow sync.Mutex
+
+	mu        sync.Mutex
+	window    window
+	leases    leases // nil where the broker takes no delivery back
+	isolation isolation
+	lanes     lanes
+	settler   settler
+	// aside counts the deliveries whose forwards wait, and that the window doesn't count
+	// any more; asideBytes is how large their copies are.
+	aside      int
+	asideBytes int64
+	held       []*Delivery // that nobody can read
+	returning  bool        // what no handler has begun goes back to the queue as it closes
+}
+
+// settler is the state of the goroutine that settles.
+type settler struct {
+	next      chan settlement // to it while it is idle; has room for one
+	exited    chan struct{}   // closed when it has ended
+	started   bool
+	idle      bool
+	finishing bool // no further settlement will come
+	// backlog is what waits while it isn't idle, in order. spare was before.
+	backlog, spare []settlement
+}
+
+type settlement struct {
+	delivery *Delivery
+	d        link.Disposition
+}
+
+// finished is what a worker has done.
+type finished struct {
+	delivery *Delivery // nil: nothing
+	// settle says that d is to be written.
+	settle bool
+	d      link.Disposition
+	// took is for how long the handler has run; 0: it hasn't.
+	took time.Duration
+}
+
+// wakes is what is to be done after mu is unlocked.
+type wakes struct {
+	worker                      *worker     // to be woken
+	settle                      settlement  // for the settler, which is idle
+	late                        *Delivery   // its link was lost
+	back                        []*Delivery // to be given back
+	idle, resize, credit, nudge bool
+}
+
+// after does it.
+func (s *linkSession) after(then *wakes) {
+	then.worker.wake()
+	if then.settle.delivery != nil {
+		s.settler.next <- then.settle
+	}
+	if then.late != nil {
+		s.late(then.late)
+	}
+	s.release(then.back)
+	if then.idle {
+		s.signalIdle()
+	}
+	switch {
+	case then.resize:
+		s.resize()
+	case then.credit:
+		s.grant()
+	}
+	if then.nudge {
+		s.nudge()
+	}
+}
+
+// put has x settled. It is called with mu held.
+func (s *linkSession) put(x settlement, then *wakes) {
+	t := &s.settler
+	switch {
+	case s.over():
+		then.late = x.delivery
+	case t.finishing:
+	case !t.started:
+		t.started = true
+		go s.settle(x)
+	case t.idle:
+		t.idle = false
+		then.settle = x
+	default:
+		t.backlog = append(t.backlog, x)
+	}
+}
+
+// finishSettling returns when all that was to be settled is written.
+func (s *linkSession) finishSettling() {
+	s.mu.Lock()
+	t := &s.settler
+	t.finishing = true
+	started, idle := t.started, t.idle
+	s.mu.Unlock()
+	if idle {
+		close(t.next)
+	}
+	if started {
+		<-t.exited
+	}
+}
+
+// finish notes what a worker has done, and puts those that wait for it. It is called with mu
+// held by one that takes the next delivery then.
+func (s *linkSession) finish(f finished, then *wakes) {
+	if f.delivery == nil {
+		return
+	}
+	if f.settle {
+		s.put(settlement{f.delivery, f.d}, then)
+	}
+	if e := s.consumer.estimate; e != nil && f.took > 0 && !s.over() && e.handled(f.took) {
+		then.resize = true
+	}
+	if next := s.lanes.next(f.delivery); next != nil {
+		s.workers.waiting.push(next)
+		s.noteClosing(then)
+	}
+}
+
+// enqueue hands d to the workers. It is called with mu held.
+func (s *linkSession) enqueue(d *Delivery, then *wakes) {
+	if w := s.workers.put(d); w != nil {
+		then.worker = w
+	}
+	s.noteClosing(then)
+}
+
+// noteClosing has the drain look again: something waits whose turn came after it had looked.
+func (s *linkSession) noteClosing(then *wakes) {
+	if failure.IsClosed(s.closing) {
+		if s.returning {
+			then.back = append(then.back, s.unbegun()...)
+		}
+		then.idle = true
+	}
+}
+
+// line hands d to the workers, now or when those before it in its lane are handled. It is
+// called with mu held.
+func (s *linkSession) line(d *Delivery, then *wakes) {
+	if s.lanes.admit(d) {
+		s.enqueue(d, then)
+	}
+}
+
+// uncount notes that a delivery isn't the window's any more. It is called with mu held.
+func (s *linkSession) uncount(d *Delivery, then *wakes) {
+	d.uncounted = true
+	s.window.unsettled--
+	if s.window.unsettled == 0 || failure.IsClosed(s.closing) {
+		then.idle = true
+	}
+}
+
+// ready is how many deliveries wait for a handler. It is called with mu held.
+func (s *linkSession) ready() int {
+	return s.workers.count() + s.lanes.count() + s.isolation.count()
+}
+
+// unbegun takes back what no handler has begun, in the order in which it came. It is called with
+// mu held.
+func (s *linkSession) unbegun() (all []*Delivery) {
+	for d := s.workers.waiting.pop(); d != nil; d = s.workers.waiting.pop() {
+		for ; d != nil; d = s.lanes.next(d) { // with those that wait for it
+			all = append(all, d)
+		}
+	}
+	all = append(all, s.lanes.empty()...)
+	if s.returning {
+		all = append(all, s.isolation.empty()...)
+	}
+	slices.SortStableFunc(all, func(a, b *Delivery) int { return a.received.Compare(b.received) })
+	return all
+}
+
+// signalIdle has the drain look whether everything is settled.
+func (s *linkSession) signalIdle() {
+	select {
+	case s.idle <- struct{}{}:
+	default:
+	}
+}
+
+// group is goroutines that may be started until finish is called.
+type group struct {
+	mu       sync.Mutex
+	finished bool
+	running  sync.WaitGroup
+}
+
+// start runs f on a goroutine, unless finish was called.
+func (g *group) start(f func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.finished {
+		g.running.Go(f)
+	}
+}
+
+// finish returns when all have ended. No more are started.
+func (g *group) finish() {
+	g.mu.Lock()
+	g.finished = true
+	g.mu.Unlock()
+	g.running.Wait()
+}
+
+func (s *linkSession) over() bool {
+	select {
+	case <-s.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *linkSession) die(err error) {
+	s.deadOnce.Do(func() {
+		s.why = err
+		close(s.dead)
+		s.workers.stop()
+	})
+}
+
+// open counts the deliveries that are neither settled nor held for good.
+func (s *linkSession) open() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.window.unsettled + s.aside
+}
+
+// begun counts those of them that don't wait for a handler.
+func (s *linkSession) begun() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.window.unsettled + s.aside - s.ready()
+}
+
+// prompt returns a ctx for what the link session asks the broker on the way. It ends with it,
+// or when the drain begins, and after askLimit.
+func (s *linkSession) prompt() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
+	go func() {
+		defer cancel()
+		select {
+		case <-s.closing:
+		case <-s.dead:
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
+
+// builtAddress is an address with what Build makes of it.
+type builtAddress struct {
+	of      address.Address
+	encoded string
+}
