@@ -138,7 +138,7 @@ func (c Config) withDefaults() (Config, error) {
 // dialing is what a connection is made with.
 func (c Config) dialing(settled func(n int)) link.DialConfig {
 	return link.DialConfig{
-		Name: c.Name, Tls: c.TLS, Dial: c.Dial, ConnectTimeout: c.ConnectTimeout, IdleTimeout: c.IdleTimeout,
+		Name: c.Name, TLS: c.TLS, Dial: c.Dial, ConnectTimeout: c.ConnectTimeout, IdleTimeout: c.IdleTimeout,
 		Impersonator: c.Impersonator, Log: c.Logger, Settled: settled,
 	}
 }

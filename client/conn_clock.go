@@ -241,7 +241,7 @@ func timeOfDeaths(ctx context.Context, sess link.Session, address string) (asked
 	quickest := time.Duration(math.MaxInt64)
 	for range clockRounds {
 		began := time.Now()
-		if err := receiver.Settle(m.Id, link.Disposition{Kind: link.Modified, Dead: true}); err != nil {
+		if err := receiver.Settle(m.ID, link.Disposition{Kind: link.Modified, Dead: true}); err != nil {
 			return fail(err)
 		}
 		if m, err = receiver.Receive(ctx); err != nil {
@@ -257,7 +257,7 @@ func timeOfDeaths(ctx context.Context, sess link.Session, address string) (asked
 			quickest, asked, broker = took, began, died.Add(time.Millisecond)
 		}
 	}
-	_ = receiver.Settle(m.Id, link.Disposition{Kind: link.Accepted})
+	_ = receiver.Settle(m.ID, link.Disposition{Kind: link.Accepted})
 	return asked, broker, nil
 }
 

@@ -120,13 +120,13 @@ func TestAQuietConnectionIsKept(t *testing.T) {
 	assert.Equal(t, EventUp, (<-events).Kind)
 	w, err := c.pool.Wire(t.Context())
 	require.NoError(t, err)
-	before := w.Amqp.Answers()
+	before := w.AMQP.Answers()
 	select {
 	case e := <-events:
 		t.Errorf("%v", e)
 	case <-time.After(2 * minIdleTimeout):
 	}
-	asked := w.Amqp.Answers() - before
+	asked := w.AMQP.Answers() - before
 	assert.GreaterOrEqual(t, asked, uint64(2), "a begin and an end")
 	assert.LessOrEqual(t, asked, uint64(8))
 	assert.Empty(t, w.Spare)
@@ -156,8 +156,8 @@ func TestADrainDoesNotWaitForASilentBroker(t *testing.T) {
 			began := make(chan string, 2)
 			ended := make(chan error, 1)
 			h := HandlerFunc(func(ctx context.Context, d *Delivery) error {
-				began <- linktest.IdOf(d.Message())
-				if linktest.IdOf(d.Message()) == "copied" {
+				began <- linktest.IDOf(d.Message())
+				if linktest.IDOf(d.Message()) == "copied" {
 					return Forward{To: address.Queue("other"), Message: linktest.WithID("copy")}
 				}
 				time.Sleep(10 * time.Second)

@@ -20,7 +20,7 @@ func TestForwardsReplaceTheirSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := linktest.NewFakeBroker(t)
 		k := startConsumer(b, ConsumerConfig{Concurrency: 4}, func(ctx context.Context, d *Delivery) error {
-			return forwards(fmt.Sprintf("q%d", len(linktest.IdOf(d.Message()))%2))(ctx, d)
+			return forwards(fmt.Sprintf("q%d", len(linktest.IDOf(d.Message()))%2))(ctx, d)
 		})
 		b.Mu.Lock()
 		b.RenewAfter = 7
@@ -51,7 +51,7 @@ func TestConsumerReplacesItsSessionWithNothingUnsettled(t *testing.T) {
 				b.Publish(ids...)
 				var order []string
 				k := startConsumer(b, ConsumerConfig{Prefetch: 7}, func(_ context.Context, d *Delivery) error {
-					order = append(order, linktest.IdOf(d.Message()))
+					order = append(order, linktest.IDOf(d.Message()))
 					assert.Zero(t, d.DeliveryCount())
 					time.Sleep(time.Second)
 					return nil
@@ -88,7 +88,7 @@ func TestLongHandlerHoldsUpTheReplacementOfASession(t *testing.T) {
 		b.Publish(append([]string{"long"}, ids...)...)
 		freed := make(chan struct{})
 		k := startConsumer(b, ConsumerConfig{Concurrency: 2, Prefetch: 4, Grace: 5 * time.Second}, func(ctx context.Context, d *Delivery) error {
-			if linktest.IdOf(d.Message()) == "long" && !slices.Contains(b.History(), "freed") {
+			if linktest.IDOf(d.Message()) == "long" && !slices.Contains(b.History(), "freed") {
 				<-freed
 				b.Note("freed")
 				return nil

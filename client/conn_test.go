@@ -218,7 +218,7 @@ func TestNoSessionOnAConnectionThatWasClosedInOrder(t *testing.T) {
 	require.NoError(t, err)
 	w, err := c.pool.Wire(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, w.Amqp.Close(t.Context()))
+	require.NoError(t, w.AMQP.Close(t.Context()))
 	_, err = w.Session(t.Context(), 1, func() {})
 	require.Error(t, err)
 	for range cap(w.Spare) {

@@ -25,7 +25,7 @@ import (
 // after a millisecond.
 func tenth(ctx context.Context, d *Delivery) error {
 	time.Sleep(time.Millisecond)
-	if strings.HasSuffix(linktest.IdOf(d.Message()), "0") {
+	if strings.HasSuffix(linktest.IDOf(d.Message()), "0") {
 		return forwards("later")(ctx, d)
 	}
 	return nil
@@ -239,7 +239,7 @@ func TestOneRefusedForwardStallsNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := linktest.NewFakeBroker(t)
 		b.Verdict = func(_ string, m *Message) amqp.DeliveryState {
-			if linktest.IdOf(m) == "bad'" {
+			if linktest.IDOf(m) == "bad'" {
 				return &amqp.StateRejected{}
 			}
 			return &amqp.StateAccepted{}

@@ -31,7 +31,7 @@ func forwards(queue string) HandlerFunc {
 
 func copyOf(d *Delivery) *Message {
 	c := Copy(d.Message())
-	c.Properties.MessageID = linktest.IdOf(d.Message()) + "'"
+	c.Properties.MessageID = linktest.IDOf(d.Message()) + "'"
 	return c
 }
 
@@ -333,7 +333,7 @@ func TestForwardsToManyAddressesTakeOneSession(t *testing.T) {
 		}
 		k := startConsumer(b, ConsumerConfig{}, func(_ context.Context, d *Delivery) error {
 			time.Sleep(100 * time.Millisecond)
-			return Forward{To: address.Queue("to-" + linktest.IdOf(d.Message())), Message: copyOf(d)}
+			return Forward{To: address.Queue("to-" + linktest.IDOf(d.Message())), Message: copyOf(d)}
 		})
 		time.Sleep(time.Hour)
 		require.NoError(t, k.end())
@@ -355,7 +355,7 @@ func TestForwardsToABadAddressLeaveTheOthersAlone(t *testing.T) {
 		b.Publish(linktest.Numbered("m", 40)...)
 		k := startConsumer(b, ConsumerConfig{}, func(_ context.Context, d *Delivery) error {
 			to := "bad"
-			if id := linktest.IdOf(d.Message()); id != "m0" {
+			if id := linktest.IDOf(d.Message()); id != "m0" {
 				to = "good-" + id
 				time.Sleep(time.Second)
 			}
@@ -392,7 +392,7 @@ func TestForwardsLoseNothing(t *testing.T) {
 			}
 			k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 10}, func(ctx context.Context, d *Delivery) error {
 				time.Sleep(50 * time.Millisecond)
-				return forwards(fmt.Sprintf("later-%d", len(linktest.IdOf(d.Message()))))(ctx, d)
+				return forwards(fmt.Sprintf("later-%d", len(linktest.IDOf(d.Message()))))(ctx, d)
 			})
 			for i := range 30 {
 				time.Sleep(time.Duration(100+37*i) * time.Millisecond)

@@ -21,7 +21,7 @@ import (
 // is of no lane.
 func startOrdered(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc) *testConsumer {
 	return startOrderedBy(b, cfg, h, func(d *Delivery) (string, bool) {
-		id := linktest.IdOf(d.Message())
+		id := linktest.IDOf(d.Message())
 		if strings.HasPrefix(id, "!") {
 			panic("a key that can't be told")
 		}
@@ -51,7 +51,7 @@ func TestDeliveriesOfOneKeyAreHandedOverInTheirOrder(t *testing.T) {
 		var mu sync.Mutex
 		got, now := map[string][]string{}, map[string]bool{}
 		k := startOrdered(b, ConsumerConfig{Concurrency: 8}, func(_ context.Context, d *Delivery) error {
-			id := linktest.IdOf(d.Message())
+			id := linktest.IDOf(d.Message())
 			mu.Lock()
 			assert.False(t, now[id[:1]], "two of a key at once")
 			now[id[:1]] = true
@@ -77,7 +77,7 @@ func TestABusyKeyTakesOneSlot(t *testing.T) {
 		}
 		b.Publish("b0", "-1", "-2", "!3")
 		k := startOrdered(b, ConsumerConfig{Concurrency: 2}, func(_ context.Context, d *Delivery) error {
-			if linktest.IdOf(d.Message())[0] == 'a' {
+			if linktest.IDOf(d.Message())[0] == 'a' {
 				time.Sleep(time.Hour)
 			}
 			return nil
@@ -132,7 +132,7 @@ func TestALaneGoesOnWhateverItsHandlerDoes(t *testing.T) {
 		b := linktest.NewFakeBroker(t)
 		b.Publish("a0", "a1", "a2", "a3")
 		k := startOrdered(b, ConsumerConfig{Concurrency: 2}, func(_ context.Context, d *Delivery) error {
-			switch linktest.IdOf(d.Message()) {
+			switch linktest.IDOf(d.Message()) {
 			case "a0":
 				panic("boom")
 			case "a1":

@@ -209,7 +209,7 @@ func TestStarvingConsumerLeavesARunningHandlerItsDelivery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := linktest.NewFakeBroker(t)
 		k, l := startStarving(b, ConsumerConfig{Concurrency: 2}, func(_ context.Context, d *Delivery) error {
-			if linktest.IdOf(d.Message()) == "long" {
+			if linktest.IDOf(d.Message()) == "long" {
 				time.Sleep(30 * time.Minute)
 			}
 			return nil
@@ -231,7 +231,7 @@ func TestStarvingConsumerWithARunningHandlerOnADeafLink(t *testing.T) {
 		b := linktest.NewFakeBroker(t)
 		b.Publish("long")
 		k, _ := startStarving(b, ConsumerConfig{Concurrency: 2}, func(_ context.Context, d *Delivery) error {
-			if linktest.IdOf(d.Message()) == "long" {
+			if linktest.IDOf(d.Message()) == "long" {
 				time.Sleep(30 * time.Minute)
 			}
 			return nil
@@ -292,7 +292,7 @@ func TestConsumerOfAQueueWhoseLeaderMoved(t *testing.T) {
 				b.Version = version
 				b.Publish("a", "b")
 				k, l := startStarving(b, ConsumerConfig{}, func(_ context.Context, d *Delivery) error {
-					if linktest.IdOf(d.Message()) == "b" {
+					if linktest.IDOf(d.Message()) == "b" {
 						time.Sleep(5 * time.Minute)
 						return nil
 					}

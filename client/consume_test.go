@@ -545,14 +545,14 @@ func TestDrainKeepsTheOrderThatLeavesDeliveryCountsAlone(t *testing.T) {
 				b.Version, b.SingleActive = c.version, c.single
 				b.Publish(linktest.Numbered("m", 6)...)
 				k := startOrderedBy(b, ConsumerConfig{Concurrency: 2, Prefetch: 64}, func(_ context.Context, d *Delivery) error {
-					time.Sleep(time.Duration(linktest.IdOf(d.Message())[1]-'0'+1) * time.Second)
-					b.Note("%s done", linktest.IdOf(d.Message()))
-					if linktest.IdOf(d.Message()) == "m1" {
+					time.Sleep(time.Duration(linktest.IDOf(d.Message())[1]-'0'+1) * time.Second)
+					b.Note("%s done", linktest.IDOf(d.Message()))
+					if linktest.IDOf(d.Message()) == "m1" {
 						return errors.New("boom")
 					}
 					return nil
 				}, func(d *Delivery) (string, bool) {
-					return "the last two wait for", linktest.IdOf(d.Message()) == "m0" || linktest.IdOf(d.Message()) > "m3"
+					return "the last two wait for", linktest.IDOf(d.Message()) == "m0" || linktest.IDOf(d.Message()) > "m3"
 				})
 				synctest.Wait()
 				before := len(b.History())
@@ -701,7 +701,7 @@ func TestConsumerLosesNothing(t *testing.T) {
 			k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 10}, func(_ context.Context, d *Delivery) error {
 				mu.Lock()
 				n := len(handled)
-				handled[linktest.IdOf(d.Message())]++
+				handled[linktest.IDOf(d.Message())]++
 				mu.Unlock()
 				time.Sleep(time.Duration(n%7) * 100 * time.Millisecond)
 				return nil

@@ -22,7 +22,7 @@ func TestADeliveryThatIsTakenBackStarvesNoOther(t *testing.T) {
 				b := linktest.NewFakeBroker(t)
 				b.Publish("stuck")
 				k := startConsumer(b, ConsumerConfig{Concurrency: 2, Prefetch: prefetch}, func(ctx context.Context, d *Delivery) error {
-					if linktest.IdOf(d.Message()) == "stuck" {
+					if linktest.IDOf(d.Message()) == "stuck" {
 						time.Sleep(time.Hour)
 					}
 					return nil
@@ -126,7 +126,7 @@ func TestAHandlerThatIgnoresItsContextFailsBeforeTheConsumerTimeout(t *testing.T
 				b.Publish("m", "n")
 				started := time.Now()
 				k := startConsumerOf(b, ConsumerConfig{Concurrency: 2, ConsumerTimeout: limit, Prefetch: 64}, func(_ context.Context, d *Delivery) error {
-					if linktest.IdOf(d.Message()) == "m" {
+					if linktest.IDOf(d.Message()) == "m" {
 						time.Sleep(time.Hour)
 					}
 					return nil
@@ -157,7 +157,7 @@ func TestAHandlerThatBeganLateIsNotEnded(t *testing.T) {
 		b.Publish("m0", "m1", "m2")
 		k := startConsumer(b, ConsumerConfig{ConsumerTimeout: limit, Prefetch: 64}, func(ctx context.Context, d *Delivery) error {
 			time.Sleep(25 * time.Second)
-			if linktest.IdOf(d.Message()) == "m1" { // it began at 25 s: 29 s more are too long
+			if linktest.IDOf(d.Message()) == "m1" { // it began at 25 s: 29 s more are too long
 				<-ctx.Done()
 			}
 			return ctx.Err()

@@ -128,12 +128,12 @@ func TestSuspectsOfACrashAreHandledAlone(t *testing.T) {
 		k := startConsumer(b, ConsumerConfig{Concurrency: 5}, func(_ context.Context, d *Delivery) error {
 			n := running.Add(1)
 			defer running.Add(-1)
-			if suspects[linktest.IdOf(d.Message())] {
-				assert.Equal(t, int32(1), n, linktest.IdOf(d.Message()))
+			if suspects[linktest.IDOf(d.Message())] {
+				assert.Equal(t, int32(1), n, linktest.IDOf(d.Message()))
 			}
 			time.Sleep(time.Second)
-			if suspects[linktest.IdOf(d.Message())] {
-				assert.Equal(t, int32(1), running.Load(), linktest.IdOf(d.Message()))
+			if suspects[linktest.IDOf(d.Message())] {
+				assert.Equal(t, int32(1), running.Load(), linktest.IDOf(d.Message()))
 			}
 			return nil
 		})

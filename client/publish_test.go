@@ -47,7 +47,7 @@ func TestPublishAllEditsEachMessageAndListsWhatFailed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := linktest.NewFakeBroker(t)
 		b.Verdict = func(_ string, m *Message) amqp.DeliveryState {
-			if linktest.IdOf(m) == "unroutable" {
+			if linktest.IDOf(m) == "unroutable" {
 				return &amqp.StateReleased{}
 			}
 			return &amqp.StateAccepted{}

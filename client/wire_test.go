@@ -20,7 +20,7 @@ import (
 // bareWire is a connection on which nothing can be opened.
 func bareWire(t *testing.T) *link.Wire {
 	ours, theirs := net.Pipe()
-	w := &link.Wire{Limit: link.MaxSessions, Spare: make(chan struct{}, link.MaxSpare), Amqp: &engine.Conn{}, Net: ours}
+	w := &link.Wire{Limit: link.MaxSessions, Spare: make(chan struct{}, link.MaxSpare), AMQP: &engine.Conn{}, Net: ours}
 	w.Ctx, w.Cancel = context.WithCancel(context.Background())
 	t.Cleanup(func() {
 		w.Cancel()

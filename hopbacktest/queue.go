@@ -82,14 +82,6 @@ func (q *Queue) Leader() string {
 	return i.Leader
 }
 
-// What Message.State may be.
-const (
-	stateReady          = "ready"
-	stateUnacknowledged = "unacknowledged"
-	stateDelayed        = "delayed"
-	stateDeadLettering  = "dead-lettering"
-)
-
 // Message is a message in a queue.
 type Message struct {
 	// Message is the message as a consumer receives it. It is nil if go-amqp can't decode

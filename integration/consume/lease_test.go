@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -131,6 +132,7 @@ func TestAMessageThatAlwaysOutlastsTheConsumerTimeoutEnds(t *testing.T) {
 			suite.ApplyRetry(t, conn, policy, declare.QuorumQueue{Name: name, DeliveryLimit: retries, ConsumerTimeout: 2 * time.Second})
 			var attempts atomic.Int64
 			over := make(chan struct{})
+			end := sync.OnceFunc(func() { close(over) })
 			stop := suite.Consume(t, conn, name, retry.With(policy)(client.HandlerFunc(func(ctx context.Context, _ *client.Delivery) error {
 				attempts.Add(1)
 				if heeds {
@@ -140,11 +142,12 @@ func TestAMessageThatAlwaysOutlastsTheConsumerTimeoutEnds(t *testing.T) {
 				<-over
 				return errors.New("too late")
 			})), client.ConsumerConfig{Concurrency: 10, Prefetch: 64})
+			t.Cleanup(end) // before the consumer's, which waits for the handlers
 			suite.Publish(t, suite.PublisherOf(t, conn, address.Queue(name)), "m")
 			suite.Poll(t, "it is dead", func() bool { return suite.Ready(t, conn, name+".dead") >= 1 })
 			// A busy machine may settle too late, and the broker then delivers the message again.
 			assert.GreaterOrEqual(t, attempts.Load(), int64(retries+1), "heeds: %v", heeds)
-			close(over)
+			end()
 			require.NoError(t, stop())
 			m := s.Peer(t).Take(name+".dead", 1)[0]
 			if reason := m.Annotations[client.AnnotationReason]; heeds {

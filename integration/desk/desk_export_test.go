@@ -171,12 +171,12 @@ func TestExportToAFullDisk(t *testing.T) {
 		assert.Less(t, r.Seen, uint64(3000), "it stops there")
 		suite.Poll(t, "all are there", func() bool { return suite.Ready(t, conn, "dead") == 3000 })
 		hopback := s.Shell(t)
-		assert.Contains(t, hopback.Dead(suite.ExitUnknown, "export", "dead", "/dev/full").Stderr, "to go on: the same command with --resume")
+		assert.Contains(t, hopback.Dead(suite.ExitUnknown, "export", "dead", "/dev/full").Stderr, "to continue: the same command with --resume")
 		for says, args := range map[string][]string{
-			"--limit 20000 is out of range": {"list", "dead", "--limit", "20000"},
-			"give --all if all are meant":   {"replay", "dead"},
-			"--to \"dead\" is the queue":    {"replay", "dead", "--all", "--to", "dead"},
-			"--rate \"-1\" is out of range": {"replay", "dead", "--all", "--rate", "-1"},
+			"--limit is out of range; use 1 to 10000":                 {"list", "dead", "--limit", "20000"},
+			"select some, or add --all for all messages of the queue": {"replay", "dead"},
+			"--to \"dead\" is the queue":                              {"replay", "dead", "--all", "--to", "dead"},
+			"--rate \"-1\" is out of range":                           {"replay", "dead", "--all", "--rate", "-1"},
 		} {
 			assert.Contains(t, hopback.Dead(suite.ExitUsage, args...).Stderr, says)
 		}

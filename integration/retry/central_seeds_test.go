@@ -252,10 +252,16 @@ func TestWhatTheBrokerTellsOfADeath(t *testing.T) {
 		}), client.ConsumerConfig{})
 		d := <-got
 		require.NoError(t, stop())
+		kept := deathlog.Of(nil, d.Message().Annotations)
+		for i := range kept {
+			assert.EqualValues(t, 1, kept[i].Count)
+			assert.WithinDuration(t, time.Now(), kept[i].Last, time.Minute)
+			kept[i].Count, kept[i].First, kept[i].Last = 0, time.Time{}, time.Time{}
+		}
 		assert.Equal(t, []deathlog.Death{
 			{Queue: "orders", Reason: "rejected", Exchange: "back", RoutingKey: "delay"},
 			{Queue: "delay", Reason: "expired", RoutingKey: "delay"},
-		}, deathlog.Of(nil, d.Message().Annotations))
+		}, kept)
 
 		whole := d.Message().Annotations
 		for key, v := range map[string]string{

@@ -179,7 +179,7 @@ func TestAskedDelayThatNoQueueHasIsMadeUpOfSeveral(t *testing.T) {
 func TestAttemptsAreCountedAcrossStrategies(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
-		base := retry.Policy{MaxRetries: 6, Backoff: retry.Delays(50 * time.Millisecond), Strategy: retry.StrategyAuto}
+		base := retry.Policy{MaxRetries: 6, Backoff: retry.Delays(time.Second), Strategy: retry.StrategyAuto}
 		suite.ApplyRetry(t, conn, base, declare.QuorumQueue{Name: "orders", DeliveryLimit: 2})
 		order := []retry.Strategy{retry.StrategyDeadLetter, retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyDeadLetter, retry.StrategyRepublish, retry.StrategyRepublish}
 		if s.Newer() {

@@ -20,7 +20,7 @@ import (
 	"github.com/hopback/hopback/internal/publish"
 )
 
-// consumer is one call of Consume.
+// Consumer is one call of Consume.
 type Consumer struct {
 	queue    string
 	cfg      ConsumerSettings
@@ -63,7 +63,7 @@ type Consumer struct {
 // noLimit is above every prefetch.
 const noLimit = math.MaxInt
 
-// consumerSettings is what a consumer is to do. See ConsumerConfig.
+// ConsumerSettings is what a consumer is to do. See ConsumerConfig.
 type ConsumerSettings struct {
 	Queue, Source string // the queue's name and its encoded address
 	// near is 0 if prefetch was given. Otherwise prefetch is the most, and near the most where
@@ -71,9 +71,9 @@ type ConsumerSettings struct {
 	Concurrency, Prefetch, Near             int
 	Grace, ForwardPatience, ConsumerTimeout time.Duration
 	Properties                              map[string]any // of the link
-	// ordered says that handled.Lane is to be asked.
+	// Ordered says that handled.Lane is to be asked.
 	Ordered bool
-	// forwards are the addresses to check before the first delivery.
+	// Forwards are the addresses to check before the first delivery.
 	Forwards    []address.Address
 	NoIsolation bool
 	OnActive    func(bool)
@@ -86,7 +86,7 @@ type running interface {
 	count(*instrument.ConsumerStats)
 }
 
-// consumerDeps is what a consumer takes from outside, so that it runs on faulty
+// ConsumerDeps is what a consumer takes from outside, so that it runs on faulty
 // links in tests.
 type ConsumerDeps struct {
 	Sessions link.Sessions
@@ -94,29 +94,29 @@ type ConsumerDeps struct {
 	Log      *slog.Logger
 	Tell     func(event.StateEvent) // nil: nobody listens
 	Overdue  time.Duration          // as senderConfig.overdue
-	// deadLetters says whether a queue certainly has a dead-letter exchange. An error says
+	// DeadLetters says whether a queue certainly has a dead-letter exchange. An error says
 	// that the broker couldn't be asked.
 	DeadLetters func(ctx context.Context, queue string) (bool, error)
-	// singleActive says whether the queue has a single active consumer. nil: it may.
+	// SingleActive says whether the queue has a single active consumer. nil: it may.
 	SingleActive func(ctx context.Context, queue string) (bool, error)
-	// consumerTimeout is what the queue's arguments set; 0: nothing. nil: it isn't known.
+	// ConsumerTimeout is what the queue's arguments set; 0: nothing. nil: it isn't known.
 	ConsumerTimeout func(ctx context.Context, queue string) (time.Duration, error)
-	// look asks the broker about the queue; nil: nothing shows when the consumer starves.
+	// Look asks the broker about the queue; nil: nothing shows when the consumer starves.
 	Look func(ctx context.Context, queue string) (QueueLook, error)
-	// starving is after how long without a delivery that is asked. 0: the default.
+	// Starving is after how long without a delivery that is asked. 0: the default.
 	Starving time.Duration
-	// now is the broker's time; false while it isn't known. nil: this host's.
+	// Now is the broker's time; false while it isn't known. nil: this host's.
 	Now func() (time.Time, bool)
-	// arrived returns a delivery of a message with its handled.
+	// Arrived returns a delivery of a message with its handled.
 	Arrived func(m *amqp.Message, at time.Time) *Delivery
-	// follow has limited called with the most deliveries that the user allows, until stop is
+	// Follow has limited called with the most deliveries that the user allows, until stop is
 	// called. gate says whether that is none, and returns a channel that is closed when it
 	// isn't any more.
 	Follow func(limited func(n int)) (stop func())
 	Gate   func() (resumed <-chan struct{}, paused bool)
 }
 
-// queueLook is what the broker says of a queue.
+// QueueLook is what the broker says of a queue.
 type QueueLook struct {
 	Ready  uint64
 	Leader string // its node; "" if it has none
@@ -188,7 +188,7 @@ func (k *Consumer) Count(all *instrument.Stats) {
 	all.Consumers = append(all.Consumers, one)
 }
 
-// shut drains the consumer, within ctx.
+// Shut drains the consumer, within ctx.
 func (k *Consumer) Shut(ctx context.Context) error {
 	k.close()
 	select {
@@ -226,7 +226,7 @@ func (k *Consumer) note(up bool, why error) {
 }
 
 const (
-	// lastGrace is what a handler gets after its ctx was ended by the drain.
+	// LastGrace is what a handler gets after its ctx was ended by the drain.
 	LastGrace = grace.Last
 	// askLimit bounds what the broker is asked on the way.
 	askLimit = 5 * time.Second
@@ -256,16 +256,16 @@ func newHunger(after time.Duration) hunger {
 
 func (h *hunger) reset() { h.pause, h.vain = h.after, 0 }
 
-// returnFor is how long a message stays in its queue whose forward found no room to wait.
+// ReturnFor is how long a message stays in its queue whose forward found no room to wait.
 const ReturnFor = 30 * time.Second
 
-// lateReturns is what a consumer knows of the deliveries that went back to come later.
+// LateReturns is what a consumer knows of the deliveries that went back to come later.
 type LateReturns struct {
 	Any     atomic.Bool
 	Ignored atomic.Bool // the queue delivers them at once
 }
 
-// notice is told of each delivery. brokerNow is the broker's time, if that is known.
+// Notice is told of each delivery. brokerNow is the broker's time, if that is known.
 func (r *LateReturns) Notice(m *amqp.Message, brokerNow func() (time.Time, bool)) (ignored bool) {
 	if !r.Any.Load() || r.Ignored.Load() {
 		return false

@@ -111,7 +111,7 @@ func (s *linkSession) resumeCredit() {
 }
 
 const (
-	// drainTimeout bounds the wait for the broker's answer to the drain at the end.
+	// DrainTimeout bounds the wait for the broker's answer to the drain at the end.
 	DrainTimeout = 10 * time.Second
 	// lowerTimeout bounds it while the link lives on: it is lost without the answer.
 	lowerTimeout = 30 * time.Second

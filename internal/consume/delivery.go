@@ -13,7 +13,7 @@ import (
 	"github.com/hopback/hopback/internal/instrumented"
 )
 
-// delivery is what a consumer knows of a delivery: where it stands between the link and its
+// Delivery is what a consumer knows of a delivery: where it stands between the link and its
 // settlement. What the user sees of it is handled.
 type Delivery struct {
 	Message  *amqp.Message
@@ -62,7 +62,7 @@ type handled interface {
 	Unaccepted(why error) Decision
 }
 
-// decision is what becomes of a delivery. It was checked: nothing in it can poison the
+// Decision is what becomes of a delivery. It was checked: nothing in it can poison the
 // message or end the link.
 type Decision struct {
 	Kind DecisionKind
@@ -73,7 +73,7 @@ type Decision struct {
 	// Of decisionForward: the copy, and where it goes.
 	To   address.Address
 	Copy *amqp.Message
-	// refused is why this takes the place of what the handler has asked for.
+	// Refused is why this takes the place of what the handler has asked for.
 	Refused error
 }
 
@@ -93,10 +93,10 @@ type deliveryLink interface {
 	exited(d *Delivery)
 }
 
-// exited is called when the handler has ended its goroutine.
+// Exited is called when the handler has ended its goroutine.
 func (d *Delivery) Exited() { d.link.exited(d) }
 
-// takenBack says whether the broker has taken it back.
+// TakenBack says whether the broker has taken it back.
 func (d *Delivery) TakenBack() bool { return d.back.Load() }
 
 // failures is how many earlier deliveries of the message have failed, by the broker's count.
@@ -107,7 +107,7 @@ func (d *Delivery) failures() uint32 {
 	return d.Message.Header.DeliveryCount
 }
 
-// logCtx is the ctx for log lines about the delivery: an Instrument's for it, if it has one.
+// LogCtx is the ctx for log lines about the delivery: an Instrument's for it, if it has one.
 func (d *Delivery) LogCtx() context.Context {
 	if o := d.observed.Load(); o != nil {
 		return o.Ctx
@@ -116,9 +116,9 @@ func (d *Delivery) LogCtx() context.Context {
 }
 
 var (
-	// errTakenBack is the cause of a handler's ctx whose delivery the broker took back.
+	// ErrTakenBack is the cause of a handler's ctx whose delivery the broker took back.
 	ErrTakenBack = errors.New("the broker took the delivery back")
-	// errTimeoutNear is the cause of one that ended shortly before that.
+	// ErrTimeoutNear is the cause of one that ended shortly before that.
 	ErrTimeoutNear = errors.New("the consumer timeout is nearly over")
 )
 
@@ -139,7 +139,7 @@ type ending struct{ cause error }
 // handlerReturned ends a lease without a cause.
 var handlerReturned = &ending{}
 
-// end ends the delivery's ctx, with a cause or, when the handler is done with it,
+// End ends the delivery's ctx, with a cause or, when the handler is done with it,
 // without.
 func (d *Delivery) End(cause error) {
 	l, by := &d.lease, handlerReturned
@@ -156,7 +156,7 @@ func (d *Delivery) End(cause error) {
 	}
 }
 
-// context returns a ctx that ends with ctx, and with the delivery's lease.
+// Context returns a ctx that ends with ctx, and with the delivery's lease.
 func (d *Delivery) Context(ctx context.Context) context.Context {
 	return &handlerContext{Context: ctx, delivery: d}
 }

@@ -1,3 +1,9 @@
+// Package consume carries deliveries from a link to their settlement:
+//
+//	link → window → isolation → lane → worker → handler → decision → settlement
+//
+// A Consumer keeps a link session for its queue, one after the other, as long as it runs (run.go).
+// The caller's handler returns a decision; what a handler's error means is decided in package client.
 package consume
 
 import (
@@ -48,7 +54,7 @@ func (s *linkSession) take(a link.Arrival) {
 		s.consumer.log.Warn("hopback: the queue ignores the delivery time of messages that went back; deliveries that wait for their forwards are kept instead")
 	}
 	d := s.consumer.deps.Arrived(a.Msg, now)
-	d.Message, d.id, d.received, d.link = a.Msg, a.Id, now, s
+	d.Message, d.id, d.received, d.link = a.Msg, a.ID, now, s
 	if s.consumer.cfg.Ordered && !a.Unreadable {
 		d.keyed()
 	}
@@ -313,7 +319,7 @@ func (f *forwarding) Done(err error) {
 	}
 }
 
-// patienceFor doubles the patience with each failed delivery, up to an hour, so that a
+// PatienceFor doubles the patience with each failed delivery, up to an hour, so that a
 // message that only waits for an address to come back doesn't use up the queue's
 // delivery limit, and one that can never be forwarded does in the end.
 func PatienceFor(patience time.Duration, failed uint32) time.Duration {
@@ -447,7 +453,7 @@ func annotations(given map[string]any, more int) amqp.Annotations {
 }
 
 const (
-	// maxAside and maxAsideBytes are how many deliveries may wait for their forwards
+	// MaxAside and maxAsideBytes are how many deliveries may wait for their forwards
 	// beside the window.
 	MaxAside      = 4096
 	maxAsideBytes = 64 << 20

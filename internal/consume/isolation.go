@@ -31,13 +31,8 @@ func (q *isolation) begin() {
 	}
 }
 
-// narrowed says whether the link may have one delivery only.
-func (q *isolation) narrowed() bool {
-	return q.probing
-}
-
 // admit returns the delivery to hand on now, d or none: d may be handed on later. changed
-// says that narrowed has changed.
+// says that probing has changed.
 func (q *isolation) admit(d *Delivery) (now *Delivery, changed bool) {
 	if q.off {
 		return d, false
@@ -54,7 +49,7 @@ func (q *isolation) admit(d *Delivery) (now *Delivery, changed bool) {
 	return q.next(), changed
 }
 
-// pass records a delivery that no worker gets. changed says that narrowed has changed.
+// pass records a delivery that no worker gets. changed says that probing has changed.
 func (q *isolation) pass(d *Delivery) (changed bool) {
 	if q.off {
 		return false

@@ -277,7 +277,7 @@ func (s *linkSession) stopWorkers() {
 }
 
 const (
-	// silentAfter is how long a drain may take before the broker is asked whether it
+	// SilentAfter is how long a drain may take before the broker is asked whether it
 	// answers at all, and silentLimit how long it has for that.
 	SilentAfter = time.Second
 	SilentLimit = 4 * time.Second

@@ -26,7 +26,7 @@ import (
 // one: then the session of an idle consumer is replaced, too.
 
 const (
-	// starvingConfirm is the pause between the two looks that must both find messages:
+	// StarvingConfirm is the pause between the two looks that must both find messages:
 	// what was published a moment ago is on its way.
 	StarvingConfirm = time.Second
 	// starvingLook bounds one look. The broker doesn't answer while it has an alarm.

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// stateEvent is a change in the state of a connection, a publisher or a consumer. Event is the
+// StateEvent is a change in the state of a connection, a publisher or a consumer. Event is the
 // public form, which documents the fields.
 type StateEvent struct {
 	Kind       EventKind
@@ -25,7 +25,7 @@ type StateEvent struct {
 	Dropped    int
 }
 
-// eventKind is the kind of a stateEvent. EventKind documents the kinds.
+// EventKind is the kind of a stateEvent. EventKind documents the kinds.
 type EventKind string
 
 const (
@@ -61,7 +61,7 @@ func (e StateEvent) String() string {
 // maxEvents is how many events may wait for the observer's callback.
 const maxEvents = 1024
 
-// observer passes events to a callback, one at a time and in order, on a goroutine that lives
+// Observer passes events to a callback, one at a time and in order, on a goroutine that lives
 // while events wait. A callback that blocks costs events. It never delays the recovery that
 // they report.
 type Observer struct {
@@ -74,7 +74,7 @@ type Observer struct {
 	running bool
 }
 
-// notify never blocks. It may be called with locks held.
+// Notify never blocks. It may be called with locks held.
 func (o *Observer) Notify(e StateEvent) {
 	if !o.Listens() {
 		return
@@ -98,7 +98,7 @@ func (o *Observer) Notify(e StateEvent) {
 	}
 }
 
-// listens reports whether there is a callback.
+// Listens reports whether there is a callback.
 func (o *Observer) Listens() bool { return o != nil && o.Call != nil }
 
 func (o *Observer) run() {

@@ -146,7 +146,7 @@ func SafeToRetry(err error) bool {
 	return errors.As(err, &s) && s.SafeToRetry()
 }
 
-// newError makes an *Error out of what the engine returned. kind is used unless
+// NewError makes an *Error out of what the engine returned. kind is used unless
 // the broker's condition tells it more exactly.
 func NewError(op, target string, kind, err error) *Error {
 	e := &Error{Op: op, Target: target, Kind: kind, Err: err}
@@ -167,7 +167,7 @@ func NewError(op, target string, kind, err error) *Error {
 // screenful of Erlang terms where something of its own has failed.
 const maxText = 500
 
-// readable makes one line of the broker's words, and cuts them short. Err has them
+// Readable makes one line of the broker's words, and cuts them short. Err has them
 // whole.
 func Readable(s string) string {
 	const far = 16 * maxText // of white space, mostly
@@ -183,13 +183,13 @@ func Readable(s string) string {
 
 func KindOf(e *amqp.Error) error { return condition.Kind(string(e.Condition), e.Description) }
 
-// final says whether trying the same again can only help after somebody has
+// Final says whether trying the same again can only help after somebody has
 // changed something on the broker.
 func Final(err error) bool {
 	return errors.Is(err, ErrNotFound) || errors.Is(err, ErrUnauthorized) || errors.Is(err, ErrRefused)
 }
 
-// errBlocked is why nothing is sent in an alarm.
+// ErrBlocked is why nothing is sent in an alarm.
 var ErrBlocked = errors.New("the broker accepts no messages, probably because of a memory or disk alarm")
 
 // interrupted is the cause of a call that its ctx ended in an outage.
@@ -201,7 +201,7 @@ type interrupted struct {
 func (i *interrupted) Error() string   { return i.by.Error() + ": " + i.outage.Error() }
 func (i *interrupted) Unwrap() []error { return []error{i.by, i.outage} }
 
-// during adds the outage in which e came about; nil: there was none.
+// During adds the outage in which e came about; nil: there was none.
 func During(e *Error, outage error) *Error {
 	if outage != nil {
 		e.Err = &interrupted{e.Err, outage}
@@ -209,20 +209,20 @@ func During(e *Error, outage error) *Error {
 	return e
 }
 
-// markUnsent makes e the error of an operation that certainly had no effect, whatever its Kind.
+// MarkUnsent makes e the error of an operation that certainly had no effect, whatever its Kind.
 func MarkUnsent(e *Error) *Error {
 	e.unsent = true
 	return e
 }
 
-// uncertain is a copy of e for an operation that may have had an effect.
+// Uncertain is a copy of e for an operation that may have had an effect.
 func Uncertain(e *Error) *Error {
 	c := *e
 	c.Kind, c.unsent = ErrOutcomeUnknown, false
 	return &c
 }
 
-// ended is the error for a wait that ctx ended.
+// Ended is the error for a wait that ctx ended.
 func Ended(op, target string, kind error, ctx context.Context) *Error {
 	return &Error{Op: op, Target: target, Kind: kind, Err: context.Cause(ctx)}
 }

@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// clip cuts s to at most limit bytes without cutting a character, and makes it
+// Clip cuts s to at most limit bytes without cutting a character, and makes it
 // valid UTF-8.
 func Clip(s string, limit int) string {
 	if len(s) > limit {

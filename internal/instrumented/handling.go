@@ -20,7 +20,7 @@ func caught(log *slog.Logger, call string) {
 	}
 }
 
-// observed is a delivery's Handling. A nil *observed calls nothing.
+// Observed is a delivery's Handling. A nil *observed calls nothing.
 type Observed struct {
 	by     instrument.Handling
 	log    *slog.Logger
@@ -40,7 +40,7 @@ func (o *Observed) Handled(err error) {
 	}
 }
 
-// forwarding returns the message to send: a copy of m, since whoever made m may use it
+// Forwarding returns the message to send: a copy of m, since whoever made m may use it
 // again.
 func (o *Observed) Forwarding(to address.Address, m *amqp.Message) (with *amqp.Message) {
 	with = m // after a panic
@@ -60,7 +60,7 @@ func (o *Observed) Forwarded(err error) {
 // maxSettling bounds what an Instrument adds to a settlement.
 const maxSettling = 1024
 
-// settling returns the annotations that the Instrument adds to a settlement: nil if that
+// Settling returns the annotations that the Instrument adds to a settlement: nil if that
 // carries none.
 func (o *Observed) Settling(s instrument.Settlement) (added amqp.Annotations) {
 	defer caught(o.log, "Handling.Settling")

@@ -13,7 +13,7 @@ import (
 	"github.com/hopback/hopback/internal/sendview"
 )
 
-// hooks calls an Instrument. A nil *hooks calls nothing. Callers on the way of a message
+// Hooks calls an Instrument. A nil *hooks calls nothing. Callers on the way of a message
 // ask for nil themselves, so that it costs a comparison.
 type Hooks struct {
 	in     instrument.Instrument
@@ -21,7 +21,7 @@ type Hooks struct {
 	Server atomic.Pointer[string] // see instrument.Sending
 }
 
-// connected notes the endpoint that the Conn has connected to.
+// Connected notes the endpoint that the Conn has connected to.
 func (h *Hooks) Connected(server string) {
 	if h != nil {
 		h.Server.Store(&server)
@@ -50,13 +50,13 @@ func (h *Hooks) Closed(closed func()) {
 	}
 }
 
-// publishing is a message of Publish that an Instrument follows.
+// Publishing is a message of Publish that an Instrument follows.
 type Publishing struct {
 	sent *sendview.Sending
 	by   instrument.Publication
 }
 
-// publish begins to follow a message that isn't checked yet.
+// Publish begins to follow a message that isn't checked yet.
 func (h *Hooks) Publish(ctx context.Context, to address.Address, m *amqp.Message) (p Publishing) {
 	p.sent = sendview.Pooled(to, m, h.Server.Load())
 	defer caught(h.log, "Publish")
@@ -86,7 +86,7 @@ type publishingAll struct {
 	each  []instrument.Publication
 }
 
-// publishAll begins to follow a call with n messages. It returns nil if nobody follows it.
+// PublishAll begins to follow a call with n messages. It returns nil if nobody follows it.
 func (h *Hooks) PublishAll(ctx context.Context, to address.Address, n int) *publishingAll {
 	if h == nil {
 		return nil
@@ -98,7 +98,7 @@ func (h *Hooks) PublishAll(ctx context.Context, to address.Address, n int) *publ
 	return nil
 }
 
-// publish begins to follow the i-th message, which isn't checked yet.
+// Publish begins to follow the i-th message, which isn't checked yet.
 func (p *publishingAll) Publish(i int, to address.Address, m *amqp.Message) {
 	if p != nil {
 		defer caught(p.hooks.log, "Batch.Publish")
@@ -106,7 +106,7 @@ func (p *publishingAll) Publish(i int, to address.Address, m *amqp.Message) {
 	}
 }
 
-// published reports the result of the i-th message.
+// Published reports the result of the i-th message.
 func (p *publishingAll) Published(i int, err error) {
 	if p != nil {
 		p.hooks.report(p.each[i], err)
@@ -120,7 +120,7 @@ func (p *publishingAll) End(err error) {
 	}
 }
 
-// settledRange is nil where nobody is told.
+// SettledRange is nil where nobody is told.
 func (h *Hooks) SettledRange() func(n int) {
 	if h == nil {
 		return nil
@@ -131,7 +131,7 @@ func (h *Hooks) SettledRange() func(n int) {
 	}
 }
 
-// handle begins to follow a delivery. It returns the ctx for its handler, and nil if nobody
+// Handle begins to follow a delivery. It returns the ctx for its handler, and nil if nobody
 // follows it.
 func (h *Hooks) Handle(ctx context.Context, d instrument.Delivery) (with context.Context, o *Observed) {
 	with = ctx

@@ -8,7 +8,7 @@ import (
 	"github.com/hopback/hopback/internal/event"
 )
 
-// blockage reports whether the broker takes messages on a connection. A blockage that
+// Blockage reports whether the broker takes messages on a connection. A blockage that
 // lasts is logged, too. It is there before the connection's first session, and reports
 // nothing until start.
 type Blockage struct {
@@ -24,9 +24,9 @@ type Blockage struct {
 }
 
 // noticeAfter is how long a blockage must last to be logged.
-const NoticeAfter = 3 * time.Second
+const noticeAfter = 3 * time.Second
 
-// tell is called on the goroutine that reads from the broker.
+// Tell is called on the goroutine that reads from the broker.
 func (b *Blockage) Tell(blocked bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -52,7 +52,7 @@ func (b *Blockage) Tell(blocked bool) {
 	}
 }
 
-// start is called when the connection is the live one: what was seen before is
+// Start is called when the connection is the live one: what was seen before is
 // reported now.
 func (b *Blockage) Start(node string, event func(event.StateEvent)) {
 	if b == nil {
@@ -72,11 +72,11 @@ func (b *Blockage) announce() {
 		return
 	}
 	b.event(event.StateEvent{Kind: event.EventBlocked})
-	b.timer = time.AfterFunc(NoticeAfter, b.notice)
+	b.timer = time.AfterFunc(noticeAfter, b.notice)
 }
 
 // end is called when the connection has ended.
-func (b *Blockage) End() {
+func (b *Blockage) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.event = nil

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// brokerInfo is how a broker introduced itself. Broker documents the fields.
+// BrokerInfo is how a broker introduced itself. Broker documents the fields.
 type BrokerInfo struct {
 	Product string
 	Version string

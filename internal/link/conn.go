@@ -18,26 +18,26 @@ import (
 const (
 	// tcpTimeout finds a black hole soon; a broker answers a SYN at once.
 	tcpTimeout = 4 * time.Second
-	// linkTimeout bounds opening a session or a link. A broker that doesn't
+	// LinkTimeout bounds opening a session or a link. A broker that doesn't
 	// answer in that time is taken for lost.
 	LinkTimeout = 15 * time.Second
 	// attachTimeout bounds attaching a receiver, which waits for the queue, and not
 	// for the connection alone: RabbitMQ asks each replica of a quorum queue for up
 	// to 30 s before it gives up and ends the session.
 	attachTimeout = 2 * time.Minute
-	// maxSessions is how many sessions a connection carries, which is RabbitMQ's default
+	// MaxSessions is how many sessions a connection carries, which is RabbitMQ's default
 	// (session_max_per_connection). A broker may allow fewer. It ends the connection over
 	// one more.
 	MaxSessions = 64
-	// maxName is how many bytes a connection's name may have.
+	// MaxName is how many bytes a connection's name may have.
 	MaxName = 255
 )
 
-// wire is one live connection: one generation of a Conn.
+// Wire is one live connection: one generation of a Conn.
 type Wire struct {
 	generation uint64
 	endpoint   Endpoint
-	Amqp       *engine.Conn
+	AMQP       *engine.Conn
 	Net        net.Conn
 	Blockage   *Blockage
 	intakes    intakes
@@ -54,7 +54,7 @@ type Wire struct {
 		sync.Mutex
 		answered chan struct{} // closed when it is; nil: nobody asks
 	}
-	// ctx ends when the connection does. It has no deadline.
+	// Ctx ends when the connection does. It has no deadline.
 	Ctx    context.Context
 	Cancel context.CancelFunc
 }
@@ -71,7 +71,7 @@ func (w *Wire) giveUp(why error) {
 
 // over is why the connection has ended.
 func (w *Wire) over() error {
-	if err := w.Amqp.Err(); err != nil {
+	if err := w.AMQP.Err(); err != nil {
 		return transport(err)
 	}
 	return net.ErrClosed
@@ -86,7 +86,7 @@ func (w *Wire) lost() error {
 	return failure.NewError("connection", w.endpoint.Shown, failure.ErrConnectionLost, why)
 }
 
-// answered runs an operation that waits for the broker, which has limit for its answer; else it
+// Answered runs an operation that waits for the broker, which has limit for its answer; else it
 // is taken for lost. After an error nothing is open: what the broker opens behind the end of
 // ctx, the engine ends.
 func (w *Wire) Answered(ctx context.Context, limit time.Duration, open func(ctx context.Context) error) error {
@@ -114,7 +114,7 @@ func (e errNoAnswer) Error() string {
 
 // close ends the connection in order, within ctx.
 func (w *Wire) close(ctx context.Context) {
-	_ = w.Amqp.Close(ctx)
+	_ = w.AMQP.Close(ctx)
 	w.Cancel()
 }
 
@@ -123,15 +123,15 @@ func (w *Wire) close(ctx context.Context) {
 // 2³² deliveries nobody has seen.
 const sessionDeliveries = 1 << 31
 
-// maxSpare is how many sessions of a connection are kept for the machinery: the
+// MaxSpare is how many sessions of a connection are kept for the machinery: the
 // management, its request that goes alone, the renewal of a token, the questions for
 // the broker's time and for a sign of life.
 const MaxSpare = 4
 
 // spareSessions is how many sessions nobody can reserve where the broker allows limit.
-func SpareSessions(limit int) int { return min(MaxSpare, max(limit/2, 1)) }
+func spareSessions(limit int) int { return min(MaxSpare, max(limit/2, 1)) }
 
-// closeTimeout bounds the orderly closing of a link or session, which the broker
+// CloseTimeout bounds the orderly closing of a link or session, which the broker
 // answers at once if it answers at all.
 const CloseTimeout = 5 * time.Second
 

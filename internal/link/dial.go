@@ -19,10 +19,10 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// dialConfig is what a connection is made with. Config documents what users can set.
+// DialConfig is what a connection is made with. Config documents what users can set.
 type DialConfig struct {
 	Name           string
-	Tls            *tls.Config
+	TLS            *tls.Config
 	Dial           func(ctx context.Context, network, address string) (net.Conn, error)
 	ConnectTimeout time.Duration
 	IdleTimeout    time.Duration
@@ -31,7 +31,7 @@ type DialConfig struct {
 	Settled        func(n int) // reports ranges of settlements; nil: nobody listens
 }
 
-// dial makes one connection to one endpoint.
+// Dial makes one connection to one endpoint.
 func Dial(ctx context.Context, ep Endpoint, cfg DialConfig) (*Wire, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
 	defer cancel()
@@ -68,14 +68,14 @@ func Dial(ctx context.Context, ep Endpoint, cfg DialConfig) (*Wire, error) {
 		return s
 	}
 	w := &Wire{
-		Limit: peer.Sessions, endpoint: ep, Amqp: conn, Net: raw, login: ep.user(cfg.Impersonator), token: t,
+		Limit: peer.Sessions, endpoint: ep, AMQP: conn, Net: raw, login: ep.user(cfg.Impersonator), token: t,
 		Blockage: &Blockage{Log: cfg.Log, endpoint: ep.Shown},
 		Broker:   BrokerInfo{Product: text("product"), Version: text("version"), Node: text("node"), Cluster: text("cluster_name")},
 	}
 	w.intakes.tell = w.Blockage.Tell
-	w.Spare = make(chan struct{}, SpareSessions(w.Limit))
+	w.Spare = make(chan struct{}, spareSessions(w.Limit))
 	w.Ctx, w.Cancel = context.WithCancel(context.Background())
-	context.AfterFunc(w.Ctx, w.Blockage.End)
+	context.AfterFunc(w.Ctx, w.Blockage.end)
 	w.Old = oldbroker.Of(w.Broker.AtLeast)
 	restChannels(conn, w.Old)
 	go w.watchLife(cfg.IdleTimeout)
@@ -89,7 +89,7 @@ func dialEndpoint(ctx context.Context, ep Endpoint, cfg DialConfig) (net.Conn, e
 		return nil, &failure.Error{Op: "connect", Target: ep.Shown, Kind: failure.ErrUnreachable, Text: withRemedy(err), Err: err}
 	}
 	if ep.tls {
-		conf := cfg.Tls.Clone()
+		conf := cfg.TLS.Clone()
 		if conf == nil {
 			conf = &tls.Config{MinVersion: tls.VersionTLS12}
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/hopback/hopback/internal/userid"
 )
 
-// endpoint is a parsed URL.
+// Endpoint is a parsed URL.
 type Endpoint struct {
 	address string // host:port
 	host    string

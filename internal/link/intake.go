@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// intake says whether the broker takes messages on a session. While RabbitMQ has a memory or
+// Intake says whether the broker takes messages on a session. While RabbitMQ has a memory or
 // disk alarm it doesn't: it sends an incoming-window of 0, in a flow, or in the begin of a
 // session that is opened meanwhile. Senders stop at once.
 type Intake struct {
@@ -20,7 +20,7 @@ type intakeState struct {
 	Changed chan struct{} // closed when another state takes its place
 }
 
-// newIntake returns one that isn't blocked.
+// NewIntake returns one that isn't blocked.
 func NewIntake() *Intake {
 	i := &Intake{}
 	i.state.Store(&intakeState{Changed: make(chan struct{})})

@@ -18,111 +18,111 @@ import (
 // management work on these, so that unit tests can put a link with faults in their place and
 // run in virtual time.
 
-// session is one AMQP session: the unit that a fault takes down. Every consumer,
+// Session is one AMQP session: the unit that a fault takes down. Every consumer,
 // publisher and forwarder has its own.
 type Session interface {
 	Receiver(ctx context.Context, source string, o ReceiverOptions) (ReceiverLink, error)
 	Sender(ctx context.Context, target string) (SenderLink, error)
-	// broken is closed when the connection below has ended. The end of the
+	// Broken is closed when the connection below has ended. The end of the
 	// session alone shows only in the errors of its links.
 	Broken() <-chan struct{}
-	// wear is how much of its deliveries a session has used up: from 1 on it should
+	// Wear is how much of its deliveries a session has used up: from 1 on it should
 	// be replaced by another, from 1.5 on it must be.
 	Wear() float64
-	// intake tells whether the broker takes messages on this session.
+	// Intake tells whether the broker takes messages on this session.
 	Intake() *Intake
-	// heard counts the answers and deliveries that have come over the session's
+	// Heard counts the answers and deliveries that have come over the session's
 	// connection: while it grows, the broker works.
 	Heard() uint64
-	// giveUp ends the connection, since the broker doesn't answer, so that another
+	// GiveUp ends the connection, since the broker doesn't answer, so that another
 	// endpoint is tried.
 	GiveUp()
-	// answering says whether the broker answers within limit. It is asked for it.
+	// Answering says whether the broker answers within limit. It is asked for it.
 	Answering(ctx context.Context, limit time.Duration) bool
-	// quirks are those of the broker.
+	// Quirks are those of the broker.
 	Quirks() oldbroker.Quirks
-	// login is what is known of the connection's user.
+	// Login is what is known of the connection's user.
 	Login() *userid.Login
 	Close(ctx context.Context)
 }
 
-// sessions is where a consumer's and a sender's sessions come from.
+// Sessions is where a consumer's and a sender's sessions come from.
 type Sessions interface {
 	Open(ctx context.Context) (Session, error)
-	// give returns a session that isn't wanted any more. intact says that the session
+	// Give returns a session that isn't wanted any more. intact says that the session
 	// surely hasn't ended.
 	Give(s Session, intact bool)
 }
 
-// receiverOptions is what a receiver has beside its source. Its functions are called on the
+// ReceiverOptions is what a receiver has beside its source. Its functions are called on the
 // goroutine that reads from the connection, and must not block.
 type ReceiverOptions struct {
-	// takenBack, if not nil, is called with the ids of deliveries, from first to last, that the
+	// TakenBack, if not nil, is called with the ids of deliveries, from first to last, that the
 	// broker has taken back before they were settled. Some may be unknown to the link.
 	TakenBack func(first, last uint32)
-	// state, if not nil, is called with the link state of each flow that has one.
+	// State, if not nil, is called with the link state of each flow that has one.
 	State      func(map[string]any)
 	Properties map[string]any
 }
 
-// receiverLink is a link with manual credit.
+// ReceiverLink is a link with manual credit.
 type ReceiverLink interface {
 	Receive(ctx context.Context) (Arrival, error)
-	// prefetched returns a delivery that has come; false if none has.
+	// Prefetched returns a delivery that has come; false if none has.
 	Prefetched() (Arrival, bool)
 	IssueCredit(n uint32) error
-	// drain returns when the broker has no credit left and all that it had sent
+	// Drain returns when the broker has no credit left and all that it had sent
 	// has arrived.
 	Drain(ctx context.Context) error
-	// settle returns at once: the broker confirms nothing.
+	// Settle returns at once: the broker confirms nothing.
 	Settle(id uint32, d Disposition) error
 	Close(ctx context.Context) error
 }
 
-// arrival is a delivery as it comes.
+// Arrival is a delivery as it comes.
 type Arrival struct {
 	Msg *amqp.Message
-	Id  uint32
-	// unreadable says that msg can't be decoded: all it has is its encoded bytes as Data.
+	ID  uint32
+	// Unreadable says that msg can't be decoded: all it has is its encoded bytes as Data.
 	Unreadable bool
 }
 
-// senderLink sends without waiting for the broker.
+// SenderLink sends without waiting for the broker.
 type SenderLink interface {
-	// send takes m, and returns at once. to gets the answer, which may come before send
+	// Send takes m, and returns at once. to gets the answer, which may come before send
 	// returns. An error means that m isn't sent, and that there is no answer. lost says that it
 	// is the link's end; otherwise the error is about m.
 	Send(m *amqp.Message, to Receipt) (x Sending, lost bool, err error)
 	Close(ctx context.Context) error
 }
 
-// sending is a message that a link has taken. It isn't used once the answer has come.
+// Sending is a message that a link has taken. It isn't used once the answer has come.
 type Sending interface {
-	// withdraw takes the message back if nothing of it was sent, and says whether it could.
+	// Withdraw takes the message back if nothing of it was sent, and says whether it could.
 	// There is no answer then.
 	Withdraw() bool
 }
 
-// receipt gets the broker's answer to a message.
+// Receipt gets the broker's answer to a message.
 type Receipt interface {
-	// answer is called once, on the goroutine that reads from the connection, and must not
+	// Answer is called once, on the goroutine that reads from the connection, and must not
 	// block. After an error there is no answer, and the broker may have the message, unless it
 	// is a *neverSent.
 	Answer(state amqp.DeliveryState, err error)
 }
 
-// neverSent is the error of a message of which the link has sent nothing.
+// NeverSent is the error of a message of which the link has sent nothing.
 type NeverSent struct{ Err error }
 
 func (e *NeverSent) Error() string { return e.Err.Error() }
 func (e *NeverSent) Unwrap() error { return e.Err }
 
-// chanReceipt gets the error of an answer, or nil.
+// ChanReceipt gets the error of an answer, or nil.
 type ChanReceipt chan error
 
 func (c ChanReceipt) Answer(_ amqp.DeliveryState, err error) { c <- err }
 
-// disposition is one of the four outcomes that AMQP has for a delivery.
+// Disposition is one of the four outcomes that AMQP has for a delivery.
 type Disposition struct {
 	Kind        DispositionKind
 	Failed      bool             // modified: counts as a failed delivery
@@ -138,7 +138,7 @@ const (
 	Modified
 )
 
-// attachKind is what kind of failure to open a link err is: the broker's refusal,
+// AttachKind is what kind of failure to open a link err is: the broker's refusal,
 // or the loss of the link, session or connection.
 func AttachKind(err error) error {
 	remote, ok := errors.AsType[*amqp.Error](err)
@@ -148,14 +148,14 @@ func AttachKind(err error) error {
 	return condition.OfLink(string(remote.Condition), remote.Description)
 }
 
-// linkRefused says whether err is the broker's refusal of one link, and of no
+// LinkRefused says whether err is the broker's refusal of one link, and of no
 // more. RabbitMQ 4.3 refuses a missing target so, 4.0 ends the session.
 func LinkRefused(err error) bool {
 	var e *amqp.Error
 	return errors.As(err, &e) && !errors.As(err, new(*amqp.SessionError)) && !errors.As(err, new(*amqp.ConnError))
 }
 
-// closeSession ends a session, without waiting long for a broker that is gone.
+// CloseSession ends a session, without waiting long for a broker that is gone.
 func CloseSession(s Session) {
 	ctx, cancel := context.WithTimeout(context.Background(), CloseTimeout)
 	defer cancel()

@@ -19,11 +19,11 @@ var ErrSilent = errors.New("the broker sends data but answers nothing: what is s
 // watchLife ends the connection when the broker answers nothing.
 func (w *Wire) watchLife(idle time.Duration) {
 	for {
-		before := w.Amqp.Answers()
+		before := w.AMQP.Answers()
 		if !Pause(w.Ctx, idle/2) {
 			return
 		}
-		if w.Amqp.Answers() == before && !w.answering(w.Ctx, idle/2) {
+		if w.AMQP.Answers() == before && !w.answering(w.Ctx, idle/2) {
 			w.giveUp(ErrSilent)
 			return
 		}
@@ -40,7 +40,7 @@ const answerLooks = 4
 // same time share the question. If the connection has no room for a session, it is taken to
 // answer.
 func (w *Wire) answering(ctx context.Context, limit time.Duration) bool {
-	answers, writes := w.Amqp.Answers(), w.Amqp.Writes()
+	answers, writes := w.AMQP.Answers(), w.AMQP.Writes()
 	w.question.Lock()
 	answered := w.question.answered
 	if answered == nil {
@@ -61,7 +61,7 @@ func (w *Wire) answering(ctx context.Context, limit time.Duration) bool {
 		select {
 		case <-answered:
 			return true
-		case <-w.Amqp.Done():
+		case <-w.AMQP.Done():
 			return true
 		case <-ctx.Done():
 			return true
@@ -69,9 +69,9 @@ func (w *Wire) answering(ctx context.Context, limit time.Duration) bool {
 		}
 	}
 	// A slow network that is busy with a large message isn't silent.
-	now := w.Amqp.Writes()
+	now := w.AMQP.Writes()
 	busy := now != writes && now%2 == 1
-	return busy || w.Amqp.Answers() != answers
+	return busy || w.AMQP.Answers() != answers
 }
 
 // ask returns when the broker has answered, or can't be asked.
@@ -82,7 +82,7 @@ func (w *Wire) ask() {
 		return
 	}
 	_ = w.Answered(w.Ctx, LinkTimeout, func(ctx context.Context) error {
-		s, err := w.Amqp.Begin(ctx, engine.SessionConfig{OnOver: func() { <-w.Spare }})
+		s, err := w.AMQP.Begin(ctx, engine.SessionConfig{OnOver: func() { <-w.Spare }})
 		if err != nil {
 			return err
 		}

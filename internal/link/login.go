@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// credentials are what a connection logs in with. SASL is the public form.
+// Credentials are what a connection logs in with. SASL is the public form.
 type Credentials struct {
 	Mechanism      string
 	user, password string
@@ -17,13 +17,13 @@ type Credentials struct {
 	Source         func(ctx context.Context) (AccessToken, error) // OAuth 2 only: the password comes from it
 }
 
-// accessToken is an OAuth 2 access token. Token documents the fields.
+// AccessToken is an OAuth 2 access token. Token documents the fields.
 type AccessToken struct {
 	Value   string
 	Expires time.Time
 }
 
-// plainLogin are the credentials of a user with a password.
+// PlainLogin are the credentials of a user with a password.
 func PlainLogin(user, password string) Credentials {
 	return Credentials{Mechanism: "PLAIN", user: user, password: password}
 }

@@ -17,7 +17,7 @@ func arrived(d *engine.Delivery) Arrival {
 		message.Decoded
 		tag [32]byte
 	}{}
-	a := Arrival{Msg: &x.Message, Id: d.ID}
+	a := Arrival{Msg: &x.Message, ID: d.ID}
 	if x.Decode(d.Payload) != nil {
 		x.Message = amqp.Message{Data: [][]byte{slices.Clone(d.Payload)}}
 		a.Unreadable = true

@@ -10,25 +10,25 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// pool holds the AMQP connections of a Conn, one or several, and rebuilds each whenever it is
+// Pool holds the AMQP connections of a Conn, one or several, and rebuilds each whenever it is
 // lost. Users reserve session slots on them: see pool_slot.go. The first connection stays until
 // the pool is closed. The pool opens a further one when no connection has a free slot, and
 // closes it once all its slots have been free for a while.
 type Pool struct {
 	cfg       PoolConfig
 	endpoints []Endpoint
-	// connect is dial, idleAfter is pooledIdle, and renewAfter is sessionDeliveries, but in tests.
+	// Connect is dial, idleAfter is pooledIdle, and renewAfter is sessionDeliveries, but in tests.
 	Connect    func(context.Context, Endpoint, DialConfig) (*Wire, error)
 	IdleAfter  time.Duration
 	RenewAfter uint64
 
-	// ctx ends when all users of the connections have stopped.
+	// Ctx ends when all users of the connections have stopped.
 	Ctx    context.Context
 	Cancel context.CancelFunc
 	// hurry ends when a Close has no time left.
 	hurry  context.Context
 	cutOff context.CancelFunc
-	// closing is closed by beginClose: the pool opens and closes no further connections then.
+	// Closing is closed by beginClose: the pool opens and closes no further connections then.
 	Closing    chan struct{}
 	Background sync.WaitGroup // see inBackground; added to with mu held, before closing is closed
 
@@ -45,22 +45,22 @@ type Pool struct {
 	past       poolStats // what the connections that have ended counted
 }
 
-// poolConfig configures a pool.
+// PoolConfig configures a pool.
 type PoolConfig struct {
 	Dial           DialConfig // further connections get a number behind the name
 	MaxConnections int
 	Backoff        Backoff // between attempts to rebuild a connection
 	Observer       *event.Observer
-	// onConnected is called with the host:port of each new connection. It must not block.
+	// OnConnected is called with the host:port of each new connection. It must not block.
 	OnConnected func(address string)
-	// leader, if not nil, returns the node to prefer among several endpoints. It returns "" if
+	// Leader, if not nil, returns the node to prefer among several endpoints. It returns "" if
 	// any node will do.
 	Leader func(ctx context.Context, w *Wire) string
-	// sendToken gives the broker a new token for the connection w.
+	// SendToken gives the broker a new token for the connection w.
 	SendToken func(ctx context.Context, w *Wire, token string) error
 }
 
-// newPool makes a pool whose first connection isn't open yet.
+// NewPool makes a pool whose first connection isn't open yet.
 func NewPool(cfg PoolConfig, eps []Endpoint) *Pool {
 	p := &Pool{
 		cfg: cfg, endpoints: eps, nodes: make([]string, len(eps)), Connect: Dial, IdleAfter: pooledIdle, RenewAfter: sessionDeliveries,
@@ -75,14 +75,14 @@ func NewPool(cfg PoolConfig, eps []Endpoint) *Pool {
 	return p
 }
 
-// beginClose lets no new work begin.
+// BeginClose lets no new work begin.
 func (p *Pool) BeginClose() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	close(p.Closing)
 }
 
-// abort ends all connections at once, so that nothing waits for their broker.
+// Abort ends all connections at once, so that nothing waits for their broker.
 func (p *Pool) Abort() {
 	p.cutOff()
 	p.Mu.Lock()
@@ -94,7 +94,7 @@ func (p *Pool) Abort() {
 	}
 }
 
-// close closes all connections in order, within ctx. It follows beginClose, once all users have
+// Close closes all connections in order, within ctx. It follows beginClose, once all users have
 // stopped.
 func (p *Pool) Close(ctx context.Context) {
 	defer p.cutOff()
@@ -110,7 +110,7 @@ func (p *Pool) Close(ctx context.Context) {
 	wg.Wait()
 }
 
-// inBackground runs f on a goroutine that close waits for. It returns false if the pool is
+// InBackground runs f on a goroutine that close waits for. It returns false if the pool is
 // being closed.
 func (p *Pool) InBackground(f func()) bool {
 	p.Mu.Lock()
@@ -122,7 +122,7 @@ func (p *Pool) InBackground(f func()) bool {
 	return true
 }
 
-// up returns the first connection that is up; nil if none is.
+// Up returns the first connection that is up; nil if none is.
 func (p *Pool) Up() *Wire {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -139,7 +139,7 @@ func (p *Pool) first() *Wire {
 	return nil
 }
 
-// awaitUp waits for a connection that is up and isn't lost. It fails with ErrClosed once stop is
+// AwaitUp waits for a connection that is up and isn't lost. It fails with ErrClosed once stop is
 // closed.
 func (p *Pool) AwaitUp(ctx context.Context, lost *Wire, stop <-chan struct{}) (*Wire, error) {
 	for {
@@ -159,10 +159,10 @@ func (p *Pool) AwaitUp(ctx context.Context, lost *Wire, stop <-chan struct{}) (*
 	}
 }
 
-// wire returns the first connection that is up, and waits while all are being rebuilt.
+// Wire returns the first connection that is up, and waits while all are being rebuilt.
 func (p *Pool) Wire(ctx context.Context) (*Wire, error) { return p.AwaitUp(ctx, nil, p.Ctx.Done()) }
 
-// openSession opens a session for the machinery, which needs no slot.
+// OpenSession opens a session for the machinery, which needs no slot.
 func (p *Pool) OpenSession(ctx context.Context) (*WireSession, error) {
 	w, err := p.Wire(ctx)
 	if err != nil {
@@ -171,10 +171,10 @@ func (p *Pool) OpenSession(ctx context.Context) (*WireSession, error) {
 	return w.OpenSession(ctx, p.RenewAfter)
 }
 
-// hasLost reports whether the connection w has ended.
-func (p *Pool) HasLost(w *Wire) bool { return failure.IsClosed(w.Amqp.Done()) || p.Up() != w }
+// HasLost reports whether the connection w has ended.
+func (p *Pool) HasLost(w *Wire) bool { return failure.IsClosed(w.AMQP.Done()) || p.Up() != w }
 
-// outage is why the first connection carries no messages now; nil if it does.
+// Outage is why the first connection carries no messages now; nil if it does.
 func (p *Pool) Outage() error {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -259,7 +259,7 @@ func (p *Pool) notify(w *Wire, e event.StateEvent) {
 	p.cfg.Observer.Notify(e)
 }
 
-// notifyUp reports an event of the first connection that is up, if there is one.
+// NotifyUp reports an event of the first connection that is up, if there is one.
 func (p *Pool) NotifyUp(e event.StateEvent) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()

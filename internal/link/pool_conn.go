@@ -50,13 +50,13 @@ type pooledConn struct {
 // newConn makes a connection that isn't open yet. It is called with mu held.
 func (p *Pool) newConn(number int) *pooledConn {
 	c := &pooledConn{pool: p, number: number, Cfg: p.cfg.Dial, Done: make(chan struct{}), limit: MaxSessions}
-	c.Cfg.Name = ConnName(c.Cfg.Name, number)
+	c.Cfg.Name = connName(c.Cfg.Name, number)
 	c.ctx, c.cancel = context.WithCancel(p.Ctx)
 	return c
 }
 
 // connName is the name that the broker shows for the connection.
-func ConnName(name string, number int) string {
+func connName(name string, number int) string {
 	if number == 1 {
 		return name
 	}
@@ -64,7 +64,7 @@ func ConnName(name string, number int) string {
 	return failure.Clip(name, MaxName-len(suffix)) + suffix
 }
 
-// run makes w the connection and keeps one from then on.
+// Run makes w the connection and keeps one from then on.
 func (c *pooledConn) Run(w *Wire, at int) {
 	c.begin(w, at, 1)
 	go c.supervise(w, at)
@@ -103,7 +103,7 @@ func (c *pooledConn) end(w *Wire, why error) {
 	c.Change(nil, why)
 }
 
-// change is called with mu held.
+// Change is called with mu held.
 func (c *pooledConn) Change(w *Wire, why error) {
 	c.Live, c.Why = w, why
 	c.pool.noteState()
@@ -133,7 +133,7 @@ func (c *pooledConn) supervise(w *Wire, at int) {
 		}
 		try.Up()
 		select {
-		case <-w.Amqp.Done():
+		case <-w.AMQP.Done():
 		case <-c.ctx.Done():
 			return
 		}
@@ -206,7 +206,7 @@ func (c *pooledConn) close(ctx context.Context) {
 }
 
 // slots is how many sessions the connection has for consumers and publishers.
-func (c *pooledConn) slots() int { return c.limit - SpareSessions(c.limit) }
+func (c *pooledConn) slots() int { return c.limit - spareSessions(c.limit) }
 
 // free is how many slots nobody has; negative if the connection came back with fewer than are
 // taken. It is called with mu held.

@@ -13,7 +13,7 @@ import (
 // leaderTimeout bounds the question which node leads a queue.
 const leaderTimeout = 5 * time.Second
 
-// open opens the first connection. It tries each endpoint once.
+// Open opens the first connection. It tries each endpoint once.
 func (p *Pool) Open(ctx context.Context) error {
 	var errs []error
 	first := p.Conns[0]
@@ -35,7 +35,7 @@ func (p *Pool) Open(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// dial connects to endpoint i, or to another that leads to the preferred node. It returns the
+// Dial connects to endpoint i, or to another that leads to the preferred node. It returns the
 // connection with the index of its endpoint.
 func (p *Pool) Dial(ctx context.Context, i int, cfg DialConfig) (*Wire, int, error) {
 	w, err := p.Connect(ctx, p.endpoints[i], cfg)
@@ -91,7 +91,7 @@ func (p *Pool) noteNode(i int, node string) {
 	p.nodes[i] = node
 }
 
-// dialRaw makes a network connection for package dedicated, to the endpoint that is so many
+// DialRaw makes a network connection for package dedicated, to the endpoint that is so many
 // behind the first connection's, or to the next that can be reached.
 func (p *Pool) DialRaw(ctx context.Context, behind int) (dedicated.Dialed, error) {
 	p.Mu.Lock()

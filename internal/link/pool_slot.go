@@ -12,7 +12,7 @@ import (
 // time, before it opens the first, and keeps the slots until it stops. So a consumer's forwards
 // get their session at the first failure, however many others use the pool.
 
-// reservation is a consumer's or publisher's right to sessions.
+// Reservation is a consumer's or publisher's right to sessions.
 type Reservation struct {
 	pool *Pool
 	want int
@@ -28,10 +28,10 @@ type slot struct {
 	busy bool // from before its session begins until that has ended
 }
 
-// reserve returns a reservation of as many slots. It takes them when the first session is wanted.
+// Reserve returns a reservation of as many slots. It takes them when the first session is wanted.
 func (p *Pool) Reserve(sessions int) *Reservation { return &Reservation{pool: p, want: sessions} }
 
-// open opens a session, and waits for the connection while that is being rebuilt. A session
+// Open opens a session, and waits for the connection while that is being rebuilt. A session
 // beyond the reserved ones gets a slot for as long as it lives: forwards may use an old session
 // for some addresses and a new one for others.
 func (r *Reservation) Open(ctx context.Context) (Session, error) {
@@ -55,7 +55,7 @@ func (r *Reservation) OpenWire(ctx context.Context) (*WireSession, error) {
 	return w.Session(ctx, r.pool.RenewAfter, func() { r.vacate(s) })
 }
 
-// give ends a session.
+// Give ends a session.
 func (r *Reservation) Give(s Session, _ bool) { CloseSession(s) }
 
 // acquire returns a slot, which is busy from then on.
@@ -108,7 +108,7 @@ func (r *Reservation) leave(s *slot) {
 	s.on.release()
 }
 
-// release ends the reservation. A slot whose session is still being closed is free when that
+// Release ends the reservation. A slot whose session is still being closed is free when that
 // has ended.
 func (r *Reservation) Release() {
 	r.pool.Mu.Lock()
@@ -129,7 +129,7 @@ func (r *Reservation) conn() *pooledConn {
 	return r.pool.Conns[0]
 }
 
-// notify reports an event of the consumer or publisher.
+// Notify reports an event of the consumer or publisher.
 func (r *Reservation) Notify(e event.StateEvent) {
 	p := r.pool
 	if !p.cfg.Observer.Listens() {
@@ -145,7 +145,7 @@ func (r *Reservation) Notify(e event.StateEvent) {
 	p.cfg.Observer.Notify(e)
 }
 
-// outage is why the reservation's connection carries no messages now; nil if it does.
+// Outage is why the reservation's connection carries no messages now; nil if it does.
 func (r *Reservation) Outage() error {
 	p := r.pool
 	p.Mu.Lock()

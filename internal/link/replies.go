@@ -14,7 +14,7 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// openReplies attaches the links for replies that source asks for. After an error it has
+// OpenReplies attaches the links for replies that source asks for. After an error it has
 // closed the session.
 func OpenReplies(ctx context.Context, sess *WireSession, source func(oldbroker.Quirks) (replylink.Source, error)) (replylink.Session, error) {
 	from, err := source(sess.Quirks())
@@ -34,7 +34,7 @@ func OpenReplies(ctx context.Context, sess *WireSession, source func(oldbroker.Q
 	return s, nil
 }
 
-// replyError is the error for links that couldn't be opened.
+// ReplyError is the error for links that couldn't be opened.
 func ReplyError(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil, errors.Is(err, failure.ErrClosed):
@@ -93,7 +93,7 @@ func (s *replySession) Receive(ctx context.Context, link int) (m *amqp.Message, 
 			l.used = 0
 		}
 	}
-	return a.Msg, a.Id, nil
+	return a.Msg, a.ID, nil
 }
 
 func (s *replySession) Accept(link int, id uint32) error {

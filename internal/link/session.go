@@ -19,20 +19,20 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// openSession opens a session for the machinery itself, of those that are spared for it,
+// OpenSession opens a session for the machinery itself, of those that are spared for it,
 // and waits for one. The session should carry after deliveries.
 func (w *Wire) OpenSession(ctx context.Context, after uint64) (*WireSession, error) {
 	select {
 	case w.Spare <- struct{}{}:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
-	case <-w.Amqp.Done():
+	case <-w.AMQP.Done():
 		return nil, w.over()
 	}
 	return w.Session(ctx, after, func() { <-w.Spare })
 }
 
-// session opens a session on a place that the caller has. ended is called once: when the
+// Session opens a session on a place that the caller has. ended is called once: when the
 // session has ended, or can't begin any more.
 func (w *Wire) Session(ctx context.Context, after uint64, ended func()) (*WireSession, error) {
 	s := &WireSession{w: w, in: NewIntake(), after: after}
@@ -46,7 +46,7 @@ func (w *Wire) Session(ctx context.Context, after uint64, ended func()) (*WireSe
 		},
 	}
 	err := w.Answered(ctx, LinkTimeout, func(ctx context.Context) (err error) {
-		s.s, err = w.Amqp.Begin(ctx, cfg)
+		s.s, err = w.AMQP.Begin(ctx, cfg)
 		return err
 	})
 	if err != nil {
@@ -65,7 +65,7 @@ type WireSession struct {
 	after uint64
 }
 
-func (s *WireSession) Broken() <-chan struct{}  { return s.w.Amqp.Done() }
+func (s *WireSession) Broken() <-chan struct{}  { return s.w.AMQP.Done() }
 func (s *WireSession) Intake() *Intake          { return s.in }
 func (s *WireSession) Quirks() oldbroker.Quirks { return s.w.Old }
 func (s *WireSession) Login() *userid.Login     { return s.w.login }
@@ -86,7 +86,7 @@ func (s *WireSession) count(heard *atomic.Uint64) {
 	heard.Add(1)
 }
 
-// close waits for the end of the session within ctx. Without a link to a queue that doesn't
+// Close waits for the end of the session within ctx. Without a link to a queue that doesn't
 // answer, RabbitMQ ends it at once.
 func (s *WireSession) Close(ctx context.Context) {
 	if s.s.End(ctx) == nil {
@@ -133,7 +133,7 @@ func (s *WireSession) Sender(ctx context.Context, target string) (SenderLink, er
 	return l, nil
 }
 
-// pair attaches a sender and a receiver for the requests to a node and their replies, both
+// Pair attaches a sender and a receiver for the requests to a node and their replies, both
 // settled: RabbitMQ pairs links by their name. What comes doesn't count as heard.
 func (s *WireSession) Pair(ctx context.Context, name, node string, credit uint32) (*WireSender, *wireReceiver, error) {
 	paired := frames.Map{{Key: frames.Symbol("paired"), Value: true}}

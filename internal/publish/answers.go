@@ -69,7 +69,7 @@ type answers struct {
 	probedAt             int64 // the clock when the last probe had no answer
 
 	seq      int64       // of the newest message
-	kept     []*Outgoing // without an answer, to be sent again
+	kept     []*outgoing // without an answer, to be sent again
 	without  int         // messages without an answer
 	noAnswer error       // of the first of them
 	suspect  bool
@@ -78,7 +78,7 @@ type answers struct {
 // sent is a message that awaits its answer. It is the receipt that the link gives that to.
 type sent struct {
 	of    *answers
-	out   *Outgoing
+	out   *outgoing
 	msg   *amqp.Message
 	alone bool
 	at    int64 // of answers.clock
@@ -125,7 +125,7 @@ func newAnswers(s *Sender, sess link.Session, link *flightLink) *answers {
 }
 
 // await adds a message that is about to be sent. Only the flight calls it.
-func (a *answers) await(out *Outgoing, m *amqp.Message, alone bool) *sent {
+func (a *answers) await(out *outgoing, m *amqp.Message, alone bool) *sent {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.watched {
@@ -156,7 +156,7 @@ func (a *answers) taken(x *sent, handle link.Sending) {
 	}
 }
 
-// withdraw takes back a message that the link hasn't begun to send, and says whether it could.
+// Withdraw takes back a message that the link hasn't begun to send, and says whether it could.
 func (x *sent) Withdraw() bool {
 	a := x.of
 	a.mu.Lock()
@@ -232,7 +232,7 @@ func (a *answers) wake() {
 	}
 }
 
-// answer takes the broker's answer.
+// Answer takes the broker's answer.
 func (x *sent) Answer(state amqp.DeliveryState, err error) {
 	a := x.of
 	a.mu.Lock()
@@ -241,7 +241,7 @@ func (x *sent) Answer(state amqp.DeliveryState, err error) {
 		return
 	}
 	x.state, x.err = state, err
-	if _, waits := x.out.To.(*Call); waits && err == nil {
+	if _, waits := x.out.to.(*call); waits && err == nil {
 		a.wake()
 		a.mu.Unlock()
 		a.tell(x)
@@ -333,7 +333,7 @@ func (a *answers) finish() {
 	if a.timer != nil {
 		a.timer.Stop()
 	}
-	slices.SortFunc(a.kept, func(x, y *Outgoing) int { return cmp.Compare(x.seq, y.seq) })
+	slices.SortFunc(a.kept, func(x, y *outgoing) int { return cmp.Compare(x.seq, y.seq) })
 }
 
 func (a *answers) giveUp() { a.lostOnce.Do(func() { close(a.lost) }) }
@@ -381,7 +381,7 @@ func (a *answers) keeps(x *sent, err error) bool {
 	if a.sess.Login().LearnFrom(err) {
 		// Of all messages on a link, the broker refuses the first that has another
 		// user's user-id. It has read none of those behind it.
-		if m := out.Msg; !a.s.copies && a.sess.Login().Refuses(userid.Of(m)) {
+		if m := out.msg; !a.s.copies && a.sess.Login().Refuses(userid.Of(m)) {
 			a.s.answer(out, outSending, a.s.userIDRefused(m, false))
 			return false
 		}
@@ -393,7 +393,7 @@ func (a *answers) keeps(x *sent, err error) bool {
 			out.blamed++
 		}
 	}
-	if out.blamed < MaxBlamed && a.s.keep(out) {
+	if out.blamed < maxBlamed && a.s.keep(out) {
 		return true
 	}
 	a.s.doubtful(out, outSending, a.s.unknown(err))
@@ -520,7 +520,7 @@ func (a *answers) answersElsewhere(ctx context.Context, m *amqp.Message) bool {
 	if err != nil {
 		return false
 	}
-	defer NewFlightLink(l).end()
+	defer newFlightLink(l).end()
 	answered := make(link.ChanReceipt, 1)
 	if _, _, err := l.Send(m, answered); err != nil {
 		return false
@@ -549,7 +549,7 @@ type flightLink struct {
 	err    error // of closing it; set before closed
 }
 
-func NewFlightLink(l link.SenderLink) *flightLink {
+func newFlightLink(l link.SenderLink) *flightLink {
 	return &flightLink{SenderLink: l, closed: make(chan struct{})}
 }
 
@@ -567,7 +567,7 @@ func (l *flightLink) end() {
 
 // maxBlamed is after how many links that the broker has ended over a message, with
 // nothing else under way, it isn't sent again.
-const MaxBlamed = 3
+const maxBlamed = 3
 
 // blames says whether what the broker ended a link, session or connection with may be
 // the doing of a message. What is expected to would have been refused by Validate.

@@ -86,7 +86,7 @@ func TestMessageThatIsNotAnsweredGetsAnotherSession(t *testing.T) {
 					opened++
 				}
 			}
-			if linktest.IdOf(m) == "silent" && (answersOn == 0 || opened < answersOn) {
+			if linktest.IDOf(m) == "silent" && (answersOn == 0 || opened < answersOn) {
 				return nil
 			}
 			return &amqp.StateAccepted{}

@@ -11,7 +11,7 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// batchFailure is a message of a batch that wasn't accepted.
+// BatchFailure is a message of a batch that wasn't accepted.
 type BatchFailure struct {
 	Index int
 	ID    any // nil: there is no message
@@ -22,7 +22,7 @@ type BatchFailure struct {
 type batch struct {
 	s       *Sender
 	results func(i int, err error)
-	out     []Outgoing
+	out     []outgoing
 	end     error // why no more is sent
 
 	mu       sync.Mutex
@@ -31,11 +31,11 @@ type batch struct {
 	done     chan struct{} // closed when open is 0
 }
 
-// doAll is do for n messages, which message returns one after the other. Many of them are in
+// DoAll is do for n messages, which message returns one after the other. Many of them are in
 // flight at once. results is called once for each of them. doAll returns those that weren't
 // accepted, by index.
 func (s *Sender) DoAll(ctx context.Context, n int, message func(i int) (*amqp.Message, error), results func(i int, err error)) []BatchFailure {
-	b := &batch{s: s, results: results, out: make([]Outgoing, n), open: n, done: make(chan struct{})}
+	b := &batch{s: s, results: results, out: make([]outgoing, n), open: n, done: make(chan struct{})}
 	if err := s.enter(); err != nil {
 		b.rest(0, err)
 		return b.failures
@@ -57,10 +57,10 @@ func (s *Sender) DoAll(ctx context.Context, n int, message func(i int) (*amqp.Me
 	return b.failures
 }
 
-// answered is called by the sender.
-func (b *batch) Answered(o *Outgoing, err error) {
-	m := o.Msg
-	o.Msg = nil // it isn't needed any more, and the batch may go on for long
+// Answered is called by the sender.
+func (b *batch) Answered(o *outgoing, err error) {
+	m := o.msg
+	o.msg = nil // it isn't needed any more, and the batch may go on for long
 	b.result(o.index, m, err)
 }
 
@@ -106,7 +106,7 @@ func (b *batch) ended(ctx context.Context) error {
 // put queues a message, within ctx.
 func (b *batch) put(ctx context.Context, i int, m *amqp.Message) {
 	o := &b.out[i]
-	o.Msg, o.index, o.To = m, i, b
+	o.msg, o.index, o.to = m, i, b
 	if err := b.s.put(ctx, o); err != nil {
 		o.state.Store(outOver)
 		b.end = err
@@ -131,7 +131,7 @@ func (b *batch) wait(ctx context.Context) {
 	}
 	for i := range b.out {
 		o := &b.out[i]
-		if o.To == nil {
+		if o.to == nil {
 			continue // wasn't queued
 		}
 		if m, kind := b.s.leave(o); kind != nil {

@@ -88,7 +88,7 @@ func TestBatchReportsWhatBecameOfEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := linktest.NewFakeBroker(t)
 		b.Verdict = func(_ string, m *amqp.Message) amqp.DeliveryState {
-			switch linktest.IdOf(m) {
+			switch linktest.IDOf(m) {
 			case "unroutable":
 				return &amqp.StateReleased{}
 			case "refused":
@@ -156,7 +156,7 @@ func TestBatchHoldsNoMoreThanItsBytes(t *testing.T) {
 		encoded := 0
 		for i := range ms {
 			ms[i] = linktest.WithID(fmt.Sprint(i))
-			ms[i].Data = [][]byte{make([]byte, 2*kb-MessageOverhead)}
+			ms[i].Data = [][]byte{make([]byte, 2*kb-messageOverhead)}
 		}
 		ms[20].Data = [][]byte{make([]byte, 50*kb)} // larger than all there is
 		done := async(func() []BatchFailure {
@@ -173,7 +173,7 @@ func TestBatchHoldsNoMoreThanItsBytes(t *testing.T) {
 		}
 		require.Empty(t, <-done)
 		require.NoError(t, s.Close(within(t, time.Hour)))
-		assert.Zero(t, s.Budget.Used)
+		assert.Zero(t, s.budget.used)
 	})
 }
 
@@ -211,7 +211,7 @@ func TestBatchReportsWhatIsCertainWhenItsContextEnds(t *testing.T) {
 		require.NoError(t, s.Do(t.Context(), linktest.WithID("next")))
 		require.NoError(t, s.Close(within(t, time.Hour)))
 		assert.Len(t, b.History("send"), 131, "what was taken back isn't sent")
-		assert.Zero(t, s.Callers.Load())
+		assert.Zero(t, s.callers.Load())
 	})
 }
 

@@ -15,8 +15,8 @@ type budget struct {
 	limit int64
 
 	mu      sync.Mutex
-	Used    int64
-	Waiting []*share
+	used    int64
+	waiting []*share
 }
 
 // share is what somebody waits for.
@@ -46,13 +46,13 @@ func (b *budget) take(ctx context.Context, done <-chan struct{}, n int64) bool {
 		return true
 	}
 	b.mu.Lock()
-	if len(b.Waiting) == 0 && b.Used+n <= b.limit {
-		b.Used += n
+	if len(b.waiting) == 0 && b.used+n <= b.limit {
+		b.used += n
 		b.mu.Unlock()
 		return true
 	}
 	s := &share{n, make(chan struct{})}
-	b.Waiting = append(b.Waiting, s)
+	b.waiting = append(b.waiting, s)
 	b.mu.Unlock()
 	select {
 	case <-s.taken:
@@ -62,10 +62,10 @@ func (b *budget) take(ctx context.Context, done <-chan struct{}, n int64) bool {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if i := slices.Index(b.Waiting, s); i >= 0 {
-		b.Waiting = slices.Delete(b.Waiting, i, i+1)
+	if i := slices.Index(b.waiting, s); i >= 0 {
+		b.waiting = slices.Delete(b.waiting, i, i+1)
 	} else {
-		b.Used -= n // it was taken just now
+		b.used -= n // it was taken just now
 	}
 	b.serve()
 	return false
@@ -78,27 +78,27 @@ func (b *budget) give(n int64) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.Used -= n
+	b.used -= n
 	b.serve()
 }
 
 // serve is called with mu held.
 func (b *budget) serve() {
-	for len(b.Waiting) > 0 && b.Used+b.Waiting[0].n <= b.limit {
-		b.Used += b.Waiting[0].n
-		close(b.Waiting[0].taken)
-		b.Waiting[0] = nil
-		b.Waiting = b.Waiting[1:]
+	for len(b.waiting) > 0 && b.used+b.waiting[0].n <= b.limit {
+		b.used += b.waiting[0].n
+		close(b.waiting[0].taken)
+		b.waiting[0] = nil
+		b.waiting = b.waiting[1:]
 	}
 }
 
 // messageOverhead is roughly what a message takes beside its body.
-const MessageOverhead = 512
+const messageOverhead = 512
 
-// sizeOf is roughly how many bytes m takes, in memory and encoded. It walks through
+// SizeOf is roughly how many bytes m takes, in memory and encoded. It walks through
 // values as Validate does, which has passed them.
 func SizeOf(m *amqp.Message) int64 {
-	n := int64(MessageOverhead)
+	n := int64(messageOverhead)
 	for _, d := range m.Data {
 		n += int64(len(d))
 	}

@@ -26,7 +26,7 @@ func TestBudgetBoundsBytesAndServesInOrder(t *testing.T) {
 		s := startSenderWith(b, SenderConfig{Resend: true, Bytes: 10 * kb})
 		sized := func(id string, n int) <-chan error {
 			m := linktest.WithID(id)
-			m.Data = [][]byte{make([]byte, n-MessageOverhead)}
+			m.Data = [][]byte{make([]byte, n-messageOverhead)}
 			a := async(func() error { return s.Do(within(t, time.Hour), m) })
 			synctest.Wait()
 			return a
@@ -67,8 +67,8 @@ func TestBudgetBoundsBytesAndServesInOrder(t *testing.T) {
 			require.NoError(t, <-a)
 		}
 		require.NoError(t, s.Close(within(t, time.Hour)))
-		assert.Zero(t, s.Budget.Used)
-		assert.Empty(t, s.Budget.Waiting)
+		assert.Zero(t, s.budget.used)
+		assert.Empty(t, s.budget.waiting)
 	})
 }
 
@@ -110,8 +110,8 @@ func TestBudgetComesBackHoweverAMessageEnds(t *testing.T) {
 		b.Accepting()
 		b.Answer(-1, &amqp.StateAccepted{})
 		require.NoError(t, s.Close(within(t, time.Hour)))
-		assert.Zero(t, s.Budget.Used)
-		assert.Empty(t, s.Budget.Waiting)
+		assert.Zero(t, s.budget.used)
+		assert.Empty(t, s.budget.waiting)
 	})
 }
 

@@ -178,7 +178,7 @@ func TestCloseEndsWhenTheBrokerDoesNotAnswer(t *testing.T) {
 		left := sendAll(within(t, time.Hour), s, "waits", "queued")
 		begin := time.Now()
 		require.ErrorIs(t, s.Close(within(t, time.Minute)), failure.ErrOutcomeUnknown)
-		assert.Equal(t, time.Minute+LastAnswer, time.Since(begin))
+		assert.Equal(t, time.Minute+lastAnswer, time.Since(begin))
 		require.ErrorIs(t, <-answers[0], failure.ErrOutcomeUnknown)
 		require.ErrorIs(t, <-left[0], failure.ErrNotSent)
 		require.ErrorIs(t, <-left[1], failure.ErrNotSent)
@@ -187,7 +187,7 @@ func TestCloseEndsWhenTheBrokerDoesNotAnswer(t *testing.T) {
 		require.ErrorIs(t, err, failure.ErrClosed)
 		b.Kill(linktest.ErrFakeConn)
 		close(silent)
-		<-s.Done
+		<-s.done
 	})
 }
 

@@ -24,7 +24,7 @@ type flight struct {
 	mu sync.Mutex
 	// over says that nothing more is sent on this link.
 	over bool
-	rest []*Outgoing // to be sent again, before what is queued
+	rest []*outgoing // to be sent again, before what is queued
 	// alone says that messages are sent one at a time, since one of them may be what the
 	// broker has ended the last link for.
 	alone bool
@@ -45,10 +45,10 @@ type landing struct {
 	overdue, silent bool
 }
 
-func NewFlight(s *Sender, sess link.Session, link *flightLink) *flight {
+func newFlight(s *Sender, sess link.Session, link *flightLink) *flight {
 	return &flight{
 		s: s, sess: sess, link: link, answers: newAnswers(s, sess, link),
-		rest: s.Again, alone: s.suspect && len(s.Again) > 0,
+		rest: s.again, alone: s.suspect && len(s.again) > 0,
 	}
 }
 
@@ -59,7 +59,7 @@ func (f *flight) run() landing {
 	unwatch := context.AfterFunc(f.s.ctx, f.link.end)
 	defer unwatch()
 	f.send()
-	f.Land()
+	f.land()
 	return f.end
 }
 
@@ -74,12 +74,12 @@ func (f *flight) send() {
 		if more {
 			continue
 		}
-		if f.Closed() || idle != nil && f.s.Callers.Load() == 0 {
+		if f.Closed() || idle != nil && f.s.callers.Load() == 0 {
 			return
 		}
 		select {
 		case out := <-queue:
-			f.Put(out)
+			f.put(out)
 		case <-f.answers.more:
 		case <-in.Changed:
 		case <-f.answers.lost:
@@ -99,7 +99,7 @@ func (f *flight) send() {
 
 // first sends the first message that may be sent, and says whether there was one. If there was
 // none, it returns the queue to wait for; nil: none may be sent now.
-func (f *flight) first(blocked bool) (queue <-chan *Outgoing, more bool) {
+func (f *flight) first(blocked bool) (queue <-chan *outgoing, more bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.over {
@@ -116,7 +116,7 @@ func (f *flight) first(blocked bool) (queue <-chan *Outgoing, more bool) {
 
 // put sends a message that was queued. If a caller has found the link to be over meanwhile,
 // the next link sends it.
-func (f *flight) Put(out *Outgoing) {
+func (f *flight) put(out *outgoing) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.over {
@@ -128,7 +128,7 @@ func (f *flight) Put(out *Outgoing) {
 
 // try sends a message for its caller, past the queue, and says whether it has: not if another
 // is before it.
-func (f *flight) Try(out *Outgoing) bool {
+func (f *flight) try(out *outgoing) bool {
 	if f == nil || f.sess.Intake().Now().Blocked {
 		return false
 	}
@@ -173,7 +173,7 @@ func (f *flight) close() {
 
 // next returns the message to send now, and its state. If there is none, it returns the
 // queue to wait for; nil: none may be sent now.
-func (f *flight) next(blocked bool) (out *Outgoing, from int32, queue <-chan *Outgoing) {
+func (f *flight) next(blocked bool) (out *outgoing, from int32, queue <-chan *outgoing) {
 	switch {
 	case blocked, f.answers.overdue.Load(), f.alone && f.s.unanswered() > 0, !f.answers.room():
 		return nil, 0, nil
@@ -195,7 +195,7 @@ func (f *flight) next(blocked bool) (out *Outgoing, from int32, queue <-chan *Ou
 }
 
 // take sends a message, and says whether to go on.
-func (f *flight) take(out *Outgoing, from int32) bool {
+func (f *flight) take(out *outgoing, from int32) bool {
 	s := f.s
 	out.on.Store(nil) // what an earlier link had says nothing of this one
 	if from != outQueued && from != outAgain || !out.state.CompareAndSwap(from, outSending) {
@@ -205,7 +205,7 @@ func (f *flight) take(out *Outgoing, from int32) bool {
 		s.answer(out, outSending, &failure.Error{Op: s.op, Target: s.target, Kind: failure.ErrNotSent, Err: failure.ErrConnectionLost})
 		return true
 	}
-	m := out.Msg
+	m := out.msg
 	login := f.sess.Login()
 	if s.copies {
 		m = userid.Signed(login, m)
@@ -240,12 +240,12 @@ func (f *flight) take(out *Outgoing, from int32) bool {
 
 // land waits for the answers, and leaves to the next flight what it is to send again, in
 // the order of the first time.
-func (f *flight) Land() {
+func (f *flight) land() {
 	a, end := f.answers, &f.end
 	a.finish()
 	end.why, end.unanswered = a.noAnswer, a.without
 	end.overdue = a.overdue.Load()
 	end.silent = end.overdue && a.silent()
-	f.s.Again = append(a.kept, f.rest...)
+	f.s.again = append(a.kept, f.rest...)
 	f.s.suspect = a.suspect || f.alone
 }

@@ -31,15 +31,15 @@ func TestAMessageTakenFromTheQueueAsTheLinkIsLostIsKept(t *testing.T) {
 		require.NoError(t, err)
 		sender, err := sess.Sender(t.Context(), "/queues/q")
 		require.NoError(t, err)
-		f := NewFlight(s, sess, NewFlightLink(sender))
-		a := &Outgoing{Msg: linktest.WithID("a"), To: &Call{Answer: make(chan error, 1)}}
-		queued := &Outgoing{Msg: linktest.WithID("b"), To: &Call{Answer: make(chan error, 1)}}
-		require.True(t, f.Try(a))
-		f.Put(queued)
+		f := newFlight(s, sess, newFlightLink(sender))
+		a := &outgoing{msg: linktest.WithID("a"), to: &call{answer: make(chan error, 1)}}
+		queued := &outgoing{msg: linktest.WithID("b"), to: &call{answer: make(chan error, 1)}}
+		require.True(t, f.try(a))
+		f.put(queued)
 		assert.True(t, f.Closed())
-		f.Land()
-		assert.Equal(t, []*Outgoing{a, queued}, s.Again)
-		s.Again = nil
+		f.land()
+		assert.Equal(t, []*outgoing{a, queued}, s.again)
+		s.again = nil
 		link.CloseSession(sess)
 		require.NoError(t, s.Close(within(t, time.Minute)))
 	})

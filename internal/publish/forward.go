@@ -17,18 +17,18 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// maxForwardLinks is how many addresses a forwarder keeps links to. RabbitMQ ends
+// MaxForwardLinks is how many addresses a forwarder keeps links to. RabbitMQ ends
 // the session at its 257th link.
 const MaxForwardLinks = 200
 
-// forwarder carries out a consumer's Forward outcomes: a link for each address,
+// Forwarder carries out a consumer's Forward outcomes: a link for each address,
 // since a link's own target leaves the message's To property as the sender set
 // it, and all links on one session, apart from the consumer's, so that a fault in
 // forwarding doesn't end the deliveries.
 //
 // An address that takes nothing stalls: its forwards wait, one of them at a time is
 // tried, with growing pauses, and the first that is confirmed has the others follow.
-// What waits is held apart from the consumer's window (see original.setAside), so that
+// What waits is held apart from the consumer's window (see Original.SetAside), so that
 // deliveries that have no need of this address go on.
 type Forwarder struct {
 	cfg      SenderConfig // of its senders
@@ -91,18 +91,18 @@ type sharedSession struct {
 	retired bool
 }
 
-// forward is one Forward outcome under way.
+// Forward is one Forward outcome under way.
 type Forward struct {
 	Target   string
 	Msg      *amqp.Message
 	Patience time.Duration
-	// abandoned is closed when the original can't be settled any more: the broker
+	// Abandoned is closed when the original can't be settled any more: the broker
 	// will deliver it again, so a copy would only be a duplicate.
 	Abandoned <-chan struct{}
 	Original
 
 	// out is what the sender has of it. The sender has left it when it has answered.
-	out  Outgoing
+	out  outgoing
 	by   *Forwarder
 	link *forwardSender
 
@@ -115,15 +115,15 @@ type Forward struct {
 	look     int // the forwarder's looks when it was sent
 }
 
-// original is the delivery that a forward is a copy of.
+// Original is the delivery that a forward is a copy of.
 type Original interface {
-	// report is told of the first failure.
+	// Report is told of the first failure.
 	Report(err error, again time.Duration)
-	// setAside is called when the forward has to wait. It says whether the delivery now
+	// SetAside is called when the forward has to wait. It says whether the delivery now
 	// waits apart from the consumer's window, or has gone back to its queue, if it may:
 	// the forward is dropped then. It is called again while it says neither.
 	SetAside(mayReturn bool) (aside, returned bool)
-	// done is called at most once, with nil when the broker has the copy. It must
+	// Done is called at most once, with nil when the broker has the copy. It must
 	// not block. It isn't called for an abandoned forward, or after close.
 	Done(err error)
 }
@@ -132,7 +132,7 @@ func NewForwarder(from link.Sessions, cfg SenderConfig) *Forwarder {
 	return &Forwarder{cfg: cfg, sessions: from, senders: map[string]*forwardSender{}, opening: make(chan struct{}, 1)}
 }
 
-// check opens a link to an address before there is a forward, within ctx, and closes it again.
+// Check opens a link to an address before there is a forward, within ctx, and closes it again.
 // The error says why the broker refuses it, for good or for now.
 func (w *Forwarder) Check(ctx context.Context, target string) (err error) {
 	s := NewSender("forward", target, w.cfg, w)
@@ -144,7 +144,7 @@ func (w *Forwarder) Check(ctx context.Context, target string) (err error) {
 	}
 	s.halt()
 	select {
-	case <-s.Done: // so that its session is free for the forwards to come
+	case <-s.done: // so that its session is free for the forwards to come
 	case <-ctx.Done():
 	}
 	return err
@@ -165,7 +165,7 @@ const (
 	tellStalled = time.Second
 )
 
-// send has f forwarded. It doesn't block.
+// Send has f forwarded. It doesn't block.
 func (w *Forwarder) Send(f *Forward) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -234,7 +234,7 @@ func (s *forwardSender) stall(why error) {
 // try hands f to the sender, and says whether it took it.
 func (w *Forwarder) try(s *forwardSender, f *Forward) bool {
 	f.by, f.link = w, s
-	f.out = Outgoing{Msg: f.Msg, abandoned: f.Abandoned, To: f}
+	f.out = outgoing{msg: f.Msg, abandoned: f.Abandoned, to: f}
 	select {
 	case s.queue <- &f.out:
 	default:
@@ -305,8 +305,8 @@ func (w *Forwarder) room() bool {
 	return false
 }
 
-// answered decides what follows on the broker's answer.
-func (f *Forward) Answered(_ *Outgoing, err error) {
+// Answered decides what follows on the broker's answer.
+func (f *Forward) Answered(_ *outgoing, err error) {
 	if f.by.settled(f.link, f, err) {
 		f.Done(err)
 	}
@@ -380,7 +380,7 @@ func (s *forwardSender) event(w *Forwarder, e event.StateEvent) {
 	}
 }
 
-// count adds how many forwards aren't confirmed, and how many of them are to an address
+// Count adds how many forwards aren't confirmed, and how many of them are to an address
 // that takes nothing.
 func (w *Forwarder) Count(c *instrument.ConsumerStats) {
 	w.mu.Lock()
@@ -488,7 +488,7 @@ func (w *Forwarder) probe(s *forwardSender) {
 	}
 }
 
-// open returns the shared session, opening one if there is none to use.
+// Open returns the shared session, opening one if there is none to use.
 func (w *Forwarder) Open(ctx context.Context) (link.Session, error) {
 	select {
 	case w.opening <- struct{}{}:
@@ -515,7 +515,7 @@ func (w *Forwarder) Open(ctx context.Context) (link.Session, error) {
 	return s, nil
 }
 
-// give returns a session after the link on it has ended.
+// Give returns a session after the link on it has ended.
 func (w *Forwarder) Give(given link.Session, intact bool) {
 	s := given.(*sharedSession)
 	w.mu.Lock()
@@ -533,15 +533,15 @@ func (w *Forwarder) Give(given link.Session, intact bool) {
 	}
 }
 
-// close cuts everything off. Forwards that are under way have no outcome then:
+// Close cuts everything off. Forwards that are under way have no outcome then:
 // the broker delivers their originals again.
 func (w *Forwarder) Close() {
 	for _, s := range w.End() {
-		<-s.Done
+		<-s.done
 	}
 }
 
-// end is close without the wait for links and sessions to close.
+// End is close without the wait for links and sessions to close.
 func (w *Forwarder) End() map[string]*forwardSender {
 	w.mu.Lock()
 	w.closed = true

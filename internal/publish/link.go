@@ -15,9 +15,9 @@ import (
 
 func NewSender(op, target string, cfg SenderConfig, from link.Sessions) *Sender {
 	s := &Sender{
-		op: op, target: target, sessions: from, pause: cfg.Pause, tell: cfg.Tell, outage: cfg.Outage, resend: cfg.Resend, copies: cfg.Copies, Budget: newBudget(cfg.Bytes),
-		queue: make(chan *Outgoing, cfg.Depth),
-		stop:  make(chan struct{}), Done: make(chan struct{}), First: make(chan error, 1),
+		op: op, target: target, sessions: from, pause: cfg.Pause, tell: cfg.Tell, outage: cfg.Outage, resend: cfg.Resend, copies: cfg.Copies, budget: newBudget(cfg.Bytes),
+		queue: make(chan *outgoing, cfg.Depth),
+		stop:  make(chan struct{}), done: make(chan struct{}), First: make(chan error, 1),
 		idle: make(chan struct{}, 1), overdue: cmp.Or(cfg.Overdue, overdueAfter), log: cfg.Log,
 	}
 	if s.log == nil {
@@ -44,7 +44,7 @@ type linkKeeper struct {
 // run returns when the sender has ended.
 func (k *linkKeeper) run() {
 	s := k.s
-	defer close(s.Done)
+	defer close(s.done)
 	defer s.Cut()
 	defer func() {
 		s.fail(&failure.Error{Op: s.op, Target: s.target, Kind: failure.ErrNotSent, Err: failure.ErrClosed})
@@ -63,7 +63,7 @@ func (k *linkKeeper) run() {
 			k.told = true
 			s.First <- err
 		}
-		if errors.Is(err, failure.ErrClosed) || err == nil && !k.fly(sess, NewFlightLink(link)) {
+		if errors.Is(err, failure.ErrClosed) || err == nil && !k.fly(sess, newFlightLink(link)) {
 			return
 		}
 		if err != nil {
@@ -101,7 +101,7 @@ func (k *linkKeeper) fly(sess link.Session, link *flightLink) (again bool) {
 	}
 	s.refusal.Store(nil)
 	s.intake.Store(sess.Intake())
-	f := NewFlight(s, sess, link)
+	f := newFlight(s, sess, link)
 	s.flight.Store(f)
 	end := f.run()
 	s.flight.Store(nil)

@@ -2,7 +2,6 @@ package publish
 
 import (
 	"context"
-	"log/slog"
 	"testing"
 	"time"
 
@@ -10,8 +9,6 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-var quiet = slog.New(slog.DiscardHandler)
 
 // within is a ctx that ends after d, in a test's virtual time.
 func within(t *testing.T, d time.Duration) context.Context {

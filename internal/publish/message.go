@@ -11,7 +11,7 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// messageID is m's message-id for a log line; nil if it has none.
+// MessageID is m's message-id for a log line; nil if it has none.
 func MessageID(m *amqp.Message) any {
 	if m.Properties == nil {
 		return nil
@@ -26,7 +26,7 @@ func MessageID(m *amqp.Message) any {
 	}
 }
 
-// checkAnnotationKey refuses keys of annotations that RabbitMQ ignores or changes.
+// CheckAnnotationKey refuses keys of annotations that RabbitMQ ignores or changes.
 func CheckAnnotationKey(name, k string) error {
 	if !strings.HasPrefix(k, "x-") || !utf8.ValidString(k) || len(k) > 255 {
 		return argument.New(name+" key", k, `doesn't begin with "x-", is over 255 bytes, or is not valid UTF-8`, `use a key such as "x-opt-tenant"`)

@@ -9,8 +9,8 @@ import (
 )
 
 // outgoing is a message on its way out.
-type Outgoing struct {
-	Msg   *amqp.Message
+type outgoing struct {
+	msg   *amqp.Message
 	state atomic.Int32
 	// blamed counts the links that the broker ended while nothing else was under way.
 	blamed uint8
@@ -26,16 +26,16 @@ type Outgoing struct {
 	size int64
 	// abandoned, if not nil, is closed when nobody wants it sent any more.
 	abandoned <-chan struct{}
-	To        answerer
+	to        answerer
 	// on is what the link has of it; nil before it is with a link.
 	on atomic.Pointer[sent]
 }
 
 // answerer is whom a message's answer goes to.
 type answerer interface {
-	// answered is called at most once for each message, by the sender's goroutines:
+	// Answered is called at most once for each message, by the sender's goroutines:
 	// it must not block. The sender doesn't touch o any more.
-	Answered(o *Outgoing, err error)
+	Answered(o *outgoing, err error)
 }
 
 const (
@@ -46,7 +46,7 @@ const (
 	outOver          // answered, or taken back
 )
 
-// addressOf is the address in a message itself: where a sender without a target sends it.
+// AddressOf is the address in a message itself: where a sender without a target sends it.
 func AddressOf(m *amqp.Message) string {
 	if m.Properties == nil || m.Properties.To == nil {
 		return ""

@@ -154,7 +154,7 @@ func TestMessageThatEndsEveryLinkIsSingledOut(t *testing.T) {
 			}
 			require.NoError(t, err, "m%d", i)
 		}
-		assert.Len(t, b.History("link lost"), 1+MaxBlamed)
+		assert.Len(t, b.History("link lost"), 1+maxBlamed)
 		require.NoError(t, s.Close(within(t, time.Hour)))
 		assert.Len(t, b.Stored, 6)
 	})

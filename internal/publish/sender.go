@@ -28,7 +28,7 @@ import (
 // 400, so more would only wait in the engine.
 const maxInFlight = 400
 
-// sender keeps one sending link alive and pipelines messages on it: one goroutine
+// Sender keeps one sending link alive and pipelines messages on it: one goroutine
 // hands them to the link, and answers come from the goroutine that reads (see answers).
 // A caller's ctx ends its wait. A message of which nothing was sent is taken back then.
 //
@@ -55,19 +55,19 @@ type Sender struct {
 	// copies says that the messages are copies of others' messages.
 	copies bool
 	// budget bounds the bytes that are queued or unanswered; nil: no bound.
-	Budget *budget
+	budget *budget
 	// overdue is how long the broker may leave a message unanswered before the link is
 	// given up; overdues counts the links in a row that were, to no avail.
 	overdue  time.Duration
 	overdues atomic.Int32
 	log      *slog.Logger
 
-	queue chan *Outgoing
+	queue chan *outgoing
 	// calls are for reuse: those that were answered, and whose answer was taken.
 	calls sync.Pool
 	// again is what the next link sends first; suspect says that one of it may be
 	// what the broker ended the last link for. Only the linkKeeper and its flight use them.
-	Again   []*Outgoing
+	again   []*outgoing
 	suspect bool
 	// stop ends the sender once its queue is empty; cut ends it at once.
 	stop     chan struct{}
@@ -77,20 +77,20 @@ type Sender struct {
 	// wanted ends with ctx, or before it when the sender was stopped and nobody waits.
 	wanted context.Context
 	unwant context.CancelFunc
-	Done   chan struct{}
+	done   chan struct{}
 
 	// sent counts the messages that were sent, settled those of them that have their
 	// answer or get none.
 	sent, settled atomic.Int64
 	// callers counts those who wait in do; when the last one leaves, idle is
 	// signalled. What their messages have left in the queue was withdrawn.
-	Callers atomic.Int64
+	callers atomic.Int64
 	idle    chan struct{}
 
 	// doubt says that close has cut off messages that were sent.
 	doubt atomic.Bool
 
-	// first receives whether the link could be opened, once that is known.
+	// First receives whether the link could be opened, once that is known.
 	First chan error
 	// refusal is why the broker refuses the link; nil while it doesn't.
 	refusal atomic.Pointer[failure.Error]
@@ -103,22 +103,22 @@ type Sender struct {
 // leave takes o back for its caller, and returns what is certain of it: ErrNotSent,
 // ErrOutcomeUnknown, or nil if its answer is there or just coming. The message may
 // only be read from then on.
-func (s *Sender) leave(o *Outgoing) (*amqp.Message, error) {
+func (s *Sender) leave(o *outgoing) (*amqp.Message, error) {
 	for {
 		switch state := o.state.Load(); state {
 		case outQueued, outAgain:
 			if !o.state.CompareAndSwap(state, outOver) {
 				continue
 			}
-			s.Budget.give(o.size)
-			m := o.Msg
-			o.Msg = nil // o itself stays in the queue until it is its turn
+			s.budget.give(o.size)
+			m := o.msg
+			o.msg = nil // o itself stays in the queue until it is its turn
 			if state == outQueued {
 				return m, failure.ErrNotSent
 			}
 			return m, failure.ErrOutcomeUnknown
 		case outSending:
-			m := o.Msg
+			m := o.msg
 			x := o.on.Load()
 			if x == nil {
 				s.flight.Load().settle() // it is being handed to the link
@@ -128,7 +128,7 @@ func (s *Sender) leave(o *Outgoing) (*amqp.Message, error) {
 				if !o.state.CompareAndSwap(outSending, outOver) {
 					continue
 				}
-				s.Budget.give(o.size)
+				s.budget.give(o.size)
 				return m, failure.ErrNotSent
 			}
 			if o.state.CompareAndSwap(outSending, outLeft) {
@@ -141,7 +141,7 @@ func (s *Sender) leave(o *Outgoing) (*amqp.Message, error) {
 }
 
 // doubtful is answer for a message that was sent and has no answer.
-func (s *Sender) doubtful(o *Outgoing, from int32, err error) {
+func (s *Sender) doubtful(o *outgoing, from int32, err error) {
 	if s.ctx.Err() != nil && o.state.Load() == from {
 		s.doubt.Store(true)
 	}
@@ -149,22 +149,22 @@ func (s *Sender) doubtful(o *Outgoing, from int32, err error) {
 }
 
 // answer tells o's caller, unless it has left. from is the state that o is in.
-func (s *Sender) answer(o *Outgoing, from int32, err error) {
+func (s *Sender) answer(o *outgoing, from int32, err error) {
 	if o.state.CompareAndSwap(from, outOver) {
-		s.Budget.give(o.size)
-		o.To.Answered(o, err)
+		s.budget.give(o.size)
+		o.to.Answered(o, err)
 	} else if o.state.CompareAndSwap(outLeft, outOver) {
-		s.Budget.give(o.size)
+		s.budget.give(o.size)
 	}
 }
 
 // keep puts a message that was sent and not answered aside to be sent again, and
 // says whether it should be. If not, it still needs an answer.
-func (s *Sender) keep(o *Outgoing) bool {
+func (s *Sender) keep(o *outgoing) bool {
 	return s.resend && s.ctx.Err() == nil && o.state.CompareAndSwap(outSending, outAgain)
 }
 
-// opened waits within ctx for the first attempt to open the link that decides something.
+// Opened waits within ctx for the first attempt to open the link that decides something.
 func (s *Sender) Opened(ctx context.Context) error {
 	select {
 	case err := <-s.First:
@@ -174,7 +174,7 @@ func (s *Sender) Opened(ctx context.Context) error {
 	}
 }
 
-// blocked says whether the broker accepts no messages now, and since when.
+// Blocked says whether the broker accepts no messages now, and since when.
 func (s *Sender) Blocked() (since time.Time, blocked bool) {
 	in := s.intake.Load()
 	if in == nil {
@@ -184,7 +184,7 @@ func (s *Sender) Blocked() (since time.Time, blocked bool) {
 	return now.Since, now.Blocked
 }
 
-// count is how many messages are queued, and how many were sent and have no answer.
+// Count is how many messages are queued, and how many were sent and have no answer.
 func (s *Sender) Count() (queued, unanswered int) { return len(s.queue), int(s.unanswered()) }
 
 func (s *Sender) unanswered() int64 {
@@ -197,7 +197,7 @@ type SenderConfig struct {
 	Bytes int64                            // that may be queued or unanswered; 0: no bound
 	Pause func(failures int) time.Duration // before another attempt to open the link
 	Tell  func(event.StateEvent)           // nil: nobody listens
-	// outage, if not nil, is why nothing can be sent now; it returns nil if it can.
+	// Outage, if not nil, is why nothing can be sent now; it returns nil if it can.
 	Outage  func() error
 	Resend  bool
 	Copies  bool          // the messages are copies of others' messages
@@ -214,33 +214,33 @@ func (s *Sender) halt() {
 // unneeded ends the search for a link when the sender was stopped and nobody waits for it
 // to send.
 func (s *Sender) unneeded() {
-	if failure.IsClosed(s.stop) && s.Callers.Load() == 0 {
+	if failure.IsClosed(s.stop) && s.callers.Load() == 0 {
 		s.unwant()
 	}
 }
 
 // lastAnswer is how long close waits for the broker after its ctx has ended.
-const LastAnswer = 100 * time.Millisecond
+const lastAnswer = 100 * time.Millisecond
 
-// close lets what is queued go out and be answered, within ctx; then it cuts off.
+// Close lets what is queued go out and be answered, within ctx; then it cuts off.
 // It is an error if anything was cut off.
 func (s *Sender) Close(ctx context.Context) error {
 	s.halt()
 	select {
-	case <-s.Done:
+	case <-s.done:
 		return nil
 	case <-ctx.Done():
-		callers := s.Callers.Load()
+		callers := s.callers.Load()
 		if s.unanswered() > 0 {
 			s.doubt.Store(true)
 		}
 		s.Cut()
 		// A broker that doesn't answer isn't waited for; the connection's end ends it.
-		t := time.NewTimer(LastAnswer)
+		t := time.NewTimer(lastAnswer)
 		defer t.Stop()
 		select {
-		case <-s.Done:
-			for waiting := true; waiting && s.Callers.Load() > 0; { // they leave at once
+		case <-s.done:
+			for waiting := true; waiting && s.callers.Load() > 0; { // they leave at once
 				select {
 				case <-s.idle:
 				case <-t.C:
@@ -314,14 +314,14 @@ func (s *Sender) enter() error {
 	case <-s.stop:
 		return s.closed(failure.ErrNotSent)
 	default:
-		s.Callers.Add(1)
+		s.callers.Add(1)
 		return nil
 	}
 }
 
 // exit is called when nothing of the caller's is queued any more.
 func (s *Sender) exit() {
-	if s.Callers.Add(-1) == 0 {
+	if s.callers.Add(-1) == 0 {
 		select {
 		case s.idle <- struct{}{}:
 		default:
@@ -352,7 +352,7 @@ func (s *Sender) closed(kind error) error {
 
 // put queues out, within ctx. After an error it isn't queued. Messages that the same caller puts
 // go out in their order.
-func (s *Sender) put(ctx context.Context, out *Outgoing) error {
+func (s *Sender) put(ctx context.Context, out *outgoing) error {
 	if err := s.charge(ctx, out); err != nil {
 		return err
 	}
@@ -360,8 +360,8 @@ func (s *Sender) put(ctx context.Context, out *Outgoing) error {
 }
 
 // charge takes out's size from the budget, within ctx.
-func (s *Sender) charge(ctx context.Context, out *Outgoing) error {
-	if out.size = s.Budget.size(out.Msg); !s.Budget.take(ctx, s.ctx.Done(), out.size) {
+func (s *Sender) charge(ctx context.Context, out *outgoing) error {
+	if out.size = s.budget.size(out.msg); !s.budget.take(ctx, s.ctx.Done(), out.size) {
 		if ctx.Err() == nil {
 			return s.closed(failure.ErrNotSent)
 		}
@@ -370,62 +370,62 @@ func (s *Sender) charge(ctx context.Context, out *Outgoing) error {
 	return nil
 }
 
-func (s *Sender) enqueue(ctx context.Context, out *Outgoing) error {
+func (s *Sender) enqueue(ctx context.Context, out *outgoing) error {
 	select {
 	case s.queue <- out:
 		return nil
 	case <-ctx.Done():
-		s.Budget.give(out.size)
+		s.budget.give(out.size)
 		return s.ended(failure.ErrNotSent, ctx)
 	case <-s.ctx.Done():
-		s.Budget.give(out.size)
+		s.budget.give(out.size)
 		return s.closed(failure.ErrNotSent)
 	}
 }
 
 // call is a message that somebody waits for.
-type Call struct {
-	Outgoing
-	Answer chan error
+type call struct {
+	outgoing
+	answer chan error
 }
 
-func (c *Call) Answered(_ *Outgoing, err error) { c.Answer <- err }
+func (c *call) Answered(_ *outgoing, err error) { c.answer <- err }
 
-// do queues m and waits for its answer, both within ctx.
+// Do queues m and waits for its answer, both within ctx.
 func (s *Sender) Do(ctx context.Context, m *amqp.Message) error {
 	if err := s.enter(); err != nil {
 		return err
 	}
 	defer s.exit()
-	c, _ := s.calls.Get().(*Call)
+	c, _ := s.calls.Get().(*call)
 	if c == nil {
-		c = &Call{Answer: make(chan error, 1)}
+		c = &call{answer: make(chan error, 1)}
 	}
-	c.Outgoing = Outgoing{Msg: m, To: c}
-	err := s.charge(ctx, &c.Outgoing)
+	c.outgoing = outgoing{msg: m, to: c}
+	err := s.charge(ctx, &c.outgoing)
 	if err != nil {
 		return err
 	}
-	if !s.flight.Load().Try(&c.Outgoing) {
-		if err := s.enqueue(ctx, &c.Outgoing); err != nil {
+	if !s.flight.Load().try(&c.outgoing) {
+		if err := s.enqueue(ctx, &c.outgoing); err != nil {
 			return err
 		}
 	}
 	select {
-	case err = <-c.Answer:
+	case err = <-c.answer:
 	case <-s.ctx.Done():
 		// Cut off; or queued behind the sender's last look at its queue.
-		if _, kind := s.leave(&c.Outgoing); kind != nil {
+		if _, kind := s.leave(&c.outgoing); kind != nil {
 			return s.closed(kind)
 		}
-		err = <-c.Answer
+		err = <-c.answer
 	case <-ctx.Done():
-		if _, kind := s.leave(&c.Outgoing); kind != nil {
+		if _, kind := s.leave(&c.outgoing); kind != nil {
 			return s.ended(kind, ctx)
 		}
-		err = <-c.Answer // both at once: the answer is worth more
+		err = <-c.answer // both at once: the answer is worth more
 	}
-	c.Outgoing = Outgoing{}
+	c.outgoing = outgoing{}
 	s.calls.Put(c)
 	return err
 }
@@ -433,7 +433,7 @@ func (s *Sender) Do(ctx context.Context, m *amqp.Message) error {
 // fail answers everything that is queued with err, and what was to be sent again
 // with ErrOutcomeUnknown.
 func (s *Sender) fail(err *failure.Error) {
-	for _, out := range s.Again {
+	for _, out := range s.again {
 		if out.state.Load() == outQueued {
 			s.answer(out, outQueued, err)
 			continue
@@ -444,7 +444,7 @@ func (s *Sender) fail(err *failure.Error) {
 		}
 		s.doubtful(out, outAgain, unknown)
 	}
-	s.Again = nil
+	s.again = nil
 	for {
 		select {
 		case out := <-s.queue:

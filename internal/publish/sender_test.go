@@ -315,7 +315,7 @@ func TestSenderThatEndsBeforeItsFirstAttemptSaysSo(t *testing.T) {
 		case <-time.After(time.Hour):
 			t.Error("whoever waits for the first attempt waits for ever")
 		}
-		<-s.Done
+		<-s.done
 	})
 }
 

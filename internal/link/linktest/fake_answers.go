@@ -8,7 +8,7 @@ import (
 	"github.com/Azure/go-amqp"
 )
 
-// forEver is for tests in which a message may be unanswered as long as they last.
+// ForEver is for tests in which a message may be unanswered as long as they last.
 const ForEver = 1000 * time.Hour
 
 func Numbered(prefix string, n int) []string {
@@ -19,32 +19,32 @@ func Numbered(prefix string, n int) []string {
 	return ids
 }
 
-// withhold withholds all answers.
+// Withhold withholds all answers.
 func Withhold(string, *amqp.Message) amqp.DeliveryState { return nil }
 
-// withholding withholds the answers to messages with one of the ids.
+// Withholding withholds the answers to messages with one of the ids.
 func Withholding(ids ...string) func(string, *amqp.Message) amqp.DeliveryState {
 	return func(_ string, m *amqp.Message) amqp.DeliveryState {
-		if slices.Contains(ids, IdOf(m)) {
+		if slices.Contains(ids, IDOf(m)) {
 			return nil
 		}
 		return &amqp.StateAccepted{}
 	}
 }
 
-// accepting makes the broker answer again.
+// Accepting makes the broker answer again.
 func (b *FakeBroker) Accepting() {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
 	b.Verdict, b.Window = nil, 0
 }
 
-// answerOnly answers what is withheld of the messages that pick picks, so that answers come in
+// AnswerOnly answers what is withheld of the messages that pick picks, so that answers come in
 // another order than the messages.
 func (b *FakeBroker) AnswerOnly(pick func(id string) bool, state amqp.DeliveryState) {
 	b.Update(func() {
 		b.Withheld = slices.DeleteFunc(b.Withheld, func(r *fakeReceipt) bool {
-			if !pick(IdOf(r.msg)) {
+			if !pick(IDOf(r.msg)) {
 				return false
 			}
 			b.decide(r, state)

@@ -1,3 +1,5 @@
+// Package linktest has a broker for unit tests: one queue behind the interfaces of package link,
+// with faults on demand. It runs in virtual time.
 package linktest
 
 import (
@@ -20,42 +22,42 @@ import (
 	"github.com/hopback/hopback/internal/event"
 )
 
-// fakeBroker is one queue, and a sink for all that is sent, behind the
+// FakeBroker is one queue, and a sink for all that is sent, behind the
 // interfaces of wire_link.go. It keeps what RabbitMQ keeps: credit, unsettled
 // deliveries, answers in the order of sending; and it records all that happens,
 // in order. What breaks these rules fails the test.
 type FakeBroker struct {
 	T testing.TB
-	// version that sessions report. Default: 4.3.
+	// Version that sessions report. Default: 4.3.
 	Version string
-	// hook, if set, is asked before each step ("open session", "attach receiver",
+	// Hook, if set, is asked before each step ("open session", "attach receiver",
 	// "attach sender <target>", "credit", "settle <id>", "drain", "send <id>",
 	// "close receiver", ...). Its error is the step's. It may block.
 	Hook func(step string) error
-	// verdict, if set, is the answer to a message; nil withholds the answer until
+	// Verdict, if set, is the answer to a message; nil withholds the answer until
 	// answer is called. Default: accepted.
 	Verdict func(target string, m *amqp.Message) amqp.DeliveryState
-	// window is how many unanswered messages stop a sender. 0: no limit.
+	// Window is how many unanswered messages stop a sender. 0: no limit.
 	Window int
-	// renewAfter, if set, is how many deliveries wear a session out.
+	// RenewAfter, if set, is how many deliveries wear a session out.
 	RenewAfter int
-	// tell, if set, is told of a consumer's events.
+	// Tell, if set, is told of a consumer's events.
 	Tell func(event.StateEvent)
-	// overdue is how long it may leave a message unanswered. 0: for ever.
+	// Overdue is how long it may leave a message unanswered. 0: for ever.
 	Overdue time.Duration
-	// silent leaves drains, closings and the question whether it answers unanswered.
+	// Silent leaves drains, closings and the question whether it answers unanswered.
 	Silent bool
 	// alarm is set by setAlarm.
 	alarm bool
-	// now, if set, is a consumer's idea of the broker's time.
+	// Now, if set, is a consumer's idea of the broker's time.
 	Now func() (time.Time, bool)
-	// requeues puts what is given back into the queue again.
+	// Requeues puts what is given back into the queue again.
 	Requeues bool
-	// singleActive, if set, tells a consumer whether its queue has a single active consumer.
+	// SingleActive, if set, tells a consumer whether its queue has a single active consumer.
 	SingleActive func(context.Context, string) (bool, error)
-	// timeout, if set, is the queue's own consumer timeout. The fake broker doesn't act on it.
+	// Timeout, if set, is the queue's own consumer timeout. The fake broker doesn't act on it.
 	Timeout time.Duration
-	// logger, if set, gets a consumer's log.
+	// Logger, if set, gets a consumer's log.
 	Logger *slog.Logger
 
 	Mu       sync.Mutex
@@ -84,20 +86,20 @@ var (
 	ErrMissing  = &amqp.Error{Condition: amqp.ErrCondNotFound, Description: "no queue 'q' in vhost '/'"}
 )
 
-// unsent is a hook's error for a message that go-amqp refuses before writing.
+// Unsent is a hook's error for a message that go-amqp refuses before writing.
 type Unsent struct{ Err error }
 
 func (u Unsent) Error() string { return u.Err.Error() }
 func (u Unsent) Unwrap() error { return u.Err }
 
-// withID is a message with a message-id, by which events name it.
+// WithID is a message with a message-id, by which events name it.
 func WithID(id string) *amqp.Message {
 	return &amqp.Message{
 		Header: &amqp.MessageHeader{Durable: true, Priority: 4}, Properties: &amqp.MessageProperties{MessageID: id}, Data: [][]byte{[]byte(id)},
 	}
 }
 
-func IdOf(m *amqp.Message) string { return fmt.Sprint(m.Properties.MessageID) }
+func IDOf(m *amqp.Message) string { return fmt.Sprint(m.Properties.MessageID) }
 
 func (b *FakeBroker) ask(step string) error {
 	if b.Hook == nil {
@@ -106,7 +108,7 @@ func (b *FakeBroker) ask(step string) error {
 	return b.Hook(step)
 }
 
-// update changes the broker's state, and wakes whoever waits for a change.
+// Update changes the broker's state, and wakes whoever waits for a change.
 func (b *FakeBroker) Update(f func()) {
 	b.Mu.Lock()
 	f()
@@ -125,7 +127,7 @@ func (b *FakeBroker) Log(format string, args ...any) {
 	b.Events = append(b.Events, fmt.Sprintf(format, args...))
 }
 
-// await waits until check, which is called with the lock held, says true.
+// Await waits until check, which is called with the lock held, says true.
 func (b *FakeBroker) Await(ctx context.Context, check func() bool) error {
 	for {
 		b.Mu.Lock()
@@ -142,7 +144,7 @@ func (b *FakeBroker) Await(ctx context.Context, check func() bool) error {
 	}
 }
 
-// history is what happened so far; with prefixes, only events that begin with one.
+// History is what happened so far; with prefixes, only events that begin with one.
 func (b *FakeBroker) History(prefixes ...string) []string {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
@@ -151,12 +153,12 @@ func (b *FakeBroker) History(prefixes ...string) []string {
 	})
 }
 
-// note puts a test's own event between the broker's.
+// Note puts a test's own event between the broker's.
 func (b *FakeBroker) Note(format string, args ...any) {
 	b.Update(func() { b.Log(format, args...) })
 }
 
-// publish makes messages ready in the queue.
+// Publish makes messages ready in the queue.
 func (b *FakeBroker) Publish(ids ...string) {
 	b.Update(func() {
 		for _, id := range ids {
@@ -176,7 +178,7 @@ func (b *FakeBroker) deliver() {
 				r.credit--
 				s.used++
 				b.heard++
-				r.arrived = append(r.arrived, link.Arrival{Msg: m, Id: b.tags})
+				r.arrived = append(r.arrived, link.Arrival{Msg: m, ID: b.tags})
 				if !r.Presettled {
 					r.Unsettled[b.tags] = m
 				}
@@ -191,7 +193,7 @@ func (b *FakeBroker) deliver() {
 	}
 }
 
-// answer gives the first n withheld messages the state; all of them if n is
+// Answer gives the first n withheld messages the state; all of them if n is
 // negative.
 func (b *FakeBroker) Answer(n int, state amqp.DeliveryState) {
 	b.Update(func() {
@@ -212,9 +214,9 @@ func (b *FakeBroker) decide(r *fakeReceipt, state amqp.DeliveryState) {
 	b.answers = append(b.answers, func() { r.to.Answer(state, nil) })
 	b.heard++
 	r.link.open = slices.DeleteFunc(r.link.open, func(o *fakeReceipt) bool { return o == r })
-	b.Log("answer %s %s", IdOf(r.msg), stateName(state))
+	b.Log("answer %s %s", IDOf(r.msg), stateName(state))
 	if _, ok := state.(*amqp.StateAccepted); ok {
-		b.Stored[IdOf(r.msg)]++
+		b.Stored[IDOf(r.msg)]++
 	}
 }
 
@@ -222,7 +224,7 @@ func stateName(s amqp.DeliveryState) string {
 	return strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", s), "*encoding.State"))
 }
 
-// setAlarm raises or ends an alarm: the broker takes no messages meanwhile.
+// SetAlarm raises or ends an alarm: the broker takes no messages meanwhile.
 func (b *FakeBroker) SetAlarm(on bool) {
 	b.Update(func() {
 		b.alarm = on
@@ -233,12 +235,12 @@ func (b *FakeBroker) SetAlarm(on bool) {
 	})
 }
 
-// asked waits for the end of ctx while there is an alarm: management requests aren't answered.
+// Asked waits for the end of ctx while there is an alarm: management requests aren't answered.
 func (b *FakeBroker) Asked(ctx context.Context) error {
 	return b.Await(ctx, func() bool { return !b.alarm })
 }
 
-// kill ends every link with err. With errFakeConn, the connection has ended.
+// Kill ends every link with err. With errFakeConn, the connection has ended.
 func (b *FakeBroker) Kill(err error) {
 	b.Update(func() {
 		b.Log("link lost")
@@ -248,7 +250,7 @@ func (b *FakeBroker) Kill(err error) {
 	})
 }
 
-// takeBack takes a delivery back from its consumer, as RabbitMQ 4.3 does after the consumer
+// TakeBack takes a delivery back from its consumer, as RabbitMQ 4.3 does after the consumer
 // timeout, and makes it ready again. The link gets nothing more until the stale delivery is
 // settled and a flow follows.
 func (b *FakeBroker) TakeBack(id string, again bool) {
@@ -258,7 +260,7 @@ func (b *FakeBroker) TakeBack(id string, again bool) {
 		for _, s := range b.Sessions {
 			for _, r := range s.Receivers {
 				for n, m := range r.Unsettled {
-					if IdOf(m) == id && !r.stale[n] {
+					if IDOf(m) == id && !r.stale[n] {
 						r.stale[n], r.starved = true, true
 						if again { // else another consumer has it
 							b.Ready = append(b.Ready, WithID(id))
@@ -273,7 +275,7 @@ func (b *FakeBroker) TakeBack(id string, again bool) {
 	told(back, back)
 }
 
-// killSenders ends the sending links only.
+// KillSenders ends the sending links only.
 func (b *FakeBroker) KillSenders(err error) {
 	b.Update(func() {
 		for _, s := range b.Sessions {
@@ -303,7 +305,7 @@ func (b *FakeBroker) Open(ctx context.Context) (link.Session, error) {
 
 func (b *FakeBroker) Give(s link.Session, _ bool) { link.CloseSession(s) }
 
-// sessionsOf are sessions that open is asked for.
+// SessionsOf are sessions that open is asked for.
 type SessionsOf func(context.Context) (link.Session, error)
 
 func (open SessionsOf) Open(ctx context.Context) (link.Session, error) { return open(ctx) }
@@ -361,7 +363,7 @@ func (b *FakeBroker) mute(ctx context.Context) {
 	}
 }
 
-// answering takes all of limit where the broker is silent.
+// Answering takes all of limit where the broker is silent.
 func (s *FakeSession) Answering(ctx context.Context, limit time.Duration) bool {
 	s.B.Mu.Lock()
 	silent := s.B.Silent
@@ -442,7 +444,7 @@ type FakeReceiver struct {
 	deaf       bool // credit, drains and settlements go nowhere
 }
 
-// deafen makes the links that there are look healthy, and nothing else.
+// Deafen makes the links that there are look healthy, and nothing else.
 func (b *FakeBroker) Deafen() {
 	b.Update(func() {
 		b.Log("deaf")
@@ -464,7 +466,7 @@ func (r *FakeReceiver) end(err error, failed uint32) {
 		if r.stale[id] {
 			continue
 		}
-		again := WithID(IdOf(m))
+		again := WithID(IDOf(m))
 		again.Header.DeliveryCount = m.Header.DeliveryCount + failed
 		r.B.Ready = append(r.B.Ready, again)
 	}
@@ -543,7 +545,7 @@ func (r *FakeReceiver) Settle(id uint32, d link.Disposition) (err error) {
 		r.B.T.Errorf("delivery %d was settled, and isn't an unsettled delivery of this link", id)
 		return nil
 	}
-	if err := r.B.ask("settle " + IdOf(m)); err != nil {
+	if err := r.B.ask("settle " + IDOf(m)); err != nil {
 		return err
 	}
 	r.B.Update(func() {
@@ -551,16 +553,16 @@ func (r *FakeReceiver) Settle(id uint32, d link.Disposition) (err error) {
 			return
 		}
 		if r.deaf {
-			r.B.Log("unheard %s %s", outcomeName(d), IdOf(m))
+			r.B.Log("unheard %s %s", outcomeName(d), IDOf(m))
 			return
 		}
 		delete(r.Unsettled, id)
 		if r.stale[id] {
 			delete(r.stale, id)
-			r.B.Log("stale %s %s", outcomeName(d), IdOf(m))
+			r.B.Log("stale %s %s", outcomeName(d), IDOf(m))
 			return
 		}
-		r.B.Log("%s %s", outcomeName(d), IdOf(m))
+		r.B.Log("%s %s", outcomeName(d), IDOf(m))
 		r.B.Last = d
 		if r.B.Requeues && (d.Kind == link.Released || d.Kind == link.Modified && !d.Dead) {
 			r.B.Ready = append([]*amqp.Message{m}, r.B.Ready...)
@@ -624,7 +626,7 @@ func (l *fakeSender) end(err error) {
 func (l *fakeSender) Send(m *amqp.Message, to link.Receipt) (x link.Sending, lost bool, err error) {
 	open := false
 	l.b.Update(func() { open = l.err == nil })
-	if err := l.b.ask("send " + IdOf(m)); err != nil {
+	if err := l.b.ask("send " + IDOf(m)); err != nil {
 		return nil, !errors.As(err, new(Unsent)), err
 	}
 	r := &fakeReceipt{link: l, msg: m, to: to}
@@ -659,7 +661,7 @@ func (l *fakeSender) pump() {
 		l.pending = l.pending[1:]
 		l.open = append(l.open, r)
 		l.s.used++
-		l.b.Log("send %s", IdOf(r.msg))
+		l.b.Log("send %s", IDOf(r.msg))
 		var state amqp.DeliveryState = &amqp.StateAccepted{}
 		if l.b.Verdict != nil {
 			state = l.b.Verdict(l.target, r.msg)
