@@ -15,9 +15,9 @@ var (
 type kind uint8
 
 const (
-	none kind = iota
-	queue
-	exchange
+	kindNone kind = iota
+	kindQueue
+	kindExchange
 )
 
 const (
@@ -37,27 +37,27 @@ type Address struct {
 
 // Queue returns the address of a queue, to send to or to receive from. The name is
 // plain text, not percent-encoded. Validate and Build check it.
-func Queue(name string) Address { return Address{kind: queue, name: name} }
+func Queue(name string) Address { return Address{kind: kindQueue, name: name} }
 
 // Exchange returns the address of an exchange and the routing key of messages that
 // are sent to it. Both are plain text, not percent-encoded. The key may be empty.
 // Validate and Build check them.
 func Exchange(name, routingKey string) Address {
-	return Address{kind: exchange, name: name, key: routingKey}
+	return Address{kind: kindExchange, name: name, key: routingKey}
 }
 
 // IsZero reports whether a is the zero Address, which names nothing.
 func (a Address) IsZero() bool { return a == Address{} }
 
 // IsQueue reports whether a names a queue.
-func (a Address) IsQueue() bool { return a.kind == queue }
+func (a Address) IsQueue() bool { return a.kind == kindQueue }
 
 // IsExchange reports whether a names an exchange.
-func (a Address) IsExchange() bool { return a.kind == exchange }
+func (a Address) IsExchange() bool { return a.kind == kindExchange }
 
 // QueueName returns the queue's name, decoded; empty if a doesn't name a queue.
 func (a Address) QueueName() string {
-	if a.kind != queue {
+	if a.kind != kindQueue {
 		return ""
 	}
 	return a.name
@@ -66,7 +66,7 @@ func (a Address) QueueName() string {
 // ExchangeName returns the exchange's name, decoded; empty if a doesn't name an
 // exchange.
 func (a Address) ExchangeName() string {
-	if a.kind != exchange {
+	if a.kind != kindExchange {
 		return ""
 	}
 	return a.name
@@ -88,7 +88,7 @@ func (a Address) Build() (string, error) {
 // refuses is shown percent-encoded, too, so it can't break a log line. The zero
 // Address is "(no address)".
 func (a Address) String() string {
-	if a.kind == none {
+	if a.kind == kindNone {
 		return "(no address)"
 	}
 	return a.encode()
@@ -96,7 +96,7 @@ func (a Address) String() string {
 
 func (a Address) encode() string {
 	prefix := queuePrefix
-	if a.kind == exchange {
+	if a.kind == kindExchange {
 		prefix = exchangePrefix
 	}
 	b := make([]byte, 0, len(prefix)+len(a.name)+len(a.key)+8)
@@ -113,14 +113,14 @@ func (a Address) encode() string {
 // can't use a. It doesn't ask whether the queue or exchange exists.
 func (a Address) Validate() error {
 	switch a.kind {
-	case queue:
+	case kindQueue:
 		return brokername.Check(queueName, a.name)
-	case exchange:
+	case kindExchange:
 		if a.name == "" || a.name == "amq.default" {
 			// Both spellings are refused: 4.0 and 4.3 answer
 			// bad_address_string to /exchanges//key and to
 			// /exchanges/amq.default/key.
-			return argument.At(exchangeName, argument.Unsupported, a.name, "is the default exchange, which the broker doesn't allow in an address",
+			return argument.At(exchangeName, argument.CodeUnsupported, a.name, "is the default exchange, which the broker doesn't allow in an address",
 				"name the queue that the routing key stands for: address.Queue(routingKey)")
 		}
 		if err := brokername.Check(exchangeName, a.name); err != nil {
@@ -128,7 +128,7 @@ func (a Address) Validate() error {
 		}
 		return brokername.CheckKey(routingKey, a.key)
 	default:
-		return argument.At(argument.Root("address"), argument.Missing, nil, "is the zero Address, which names nothing",
+		return argument.At(argument.Root("address"), argument.CodeMissing, nil, "is the zero Address, which names nothing",
 			"make one with address.Queue, address.Exchange or address.Parse")
 	}
 }

@@ -47,7 +47,7 @@ func unescape(what argument.Path, part string) (string, error) {
 	for i := 0; i < len(part); i++ {
 		if c := part[i]; c != '%' {
 			if !unreserved(c) && strings.IndexByte(subDelims, c) < 0 {
-				return "", argument.At(what, argument.Malformed, part, "has a character that must be percent-encoded",
+				return "", argument.At(what, argument.CodeMalformed, part, "has a character that must be percent-encoded",
 					fmt.Sprintf("write it as \"%%%02X\", or build the address with address.Queue or address.Exchange", c))
 			}
 			b = append(b, c)
@@ -68,7 +68,7 @@ func unescape(what argument.Path, part string) (string, error) {
 }
 
 func malformed(what argument.Path, part string) error {
-	return argument.At(what, argument.Malformed, part, "has a malformed percent sequence",
+	return argument.At(what, argument.CodeMalformed, part, "has a malformed percent sequence",
 		`write a percent sign as "%25", or build the address with address.Queue or address.Exchange`)
 }
 

@@ -22,19 +22,19 @@ func Parse(s string) (Address, error) {
 		return parseExchange(s, rest)
 	}
 	if s == "" {
-		return Address{}, argument.At(argument.Root("address"), argument.Missing, nil, "is empty", spell)
+		return Address{}, argument.At(argument.Root("address"), argument.CodeMissing, nil, "is empty", spell)
 	}
 	if hint := v1Hint(s); hint != "" {
-		return Address{}, argument.At(argument.Root("address"), argument.Malformed, s, "is an address of the format v1, which RabbitMQ 4 has deprecated", hint)
+		return Address{}, argument.At(argument.Root("address"), argument.CodeMalformed, s, "is an address of the format v1, which RabbitMQ 4 has deprecated", hint)
 	}
-	return Address{}, argument.At(argument.Root("address"), argument.Malformed, s, "names neither a queue nor an exchange", spell)
+	return Address{}, argument.At(argument.Root("address"), argument.CodeMalformed, s, "names neither a queue nor an exchange", spell)
 }
 
 const spell = `write "/queues/<queue>", "/exchanges/<exchange>/<routing key>" or "/exchanges/<exchange>", each part percent-encoded`
 
 func parseQueue(s, rest string) (Address, error) {
 	if strings.Contains(rest, "/") {
-		return Address{}, argument.At(argument.Root("address"), argument.Malformed, s, "has a slash too many",
+		return Address{}, argument.At(argument.Root("address"), argument.CodeMalformed, s, "has a slash too many",
 			`write a slash within the queue's name as "%2F"`)
 	}
 	name, err := unescape(queueName, rest)
@@ -47,7 +47,7 @@ func parseQueue(s, rest string) (Address, error) {
 func parseExchange(s, rest string) (Address, error) {
 	xpart, kpart, _ := strings.Cut(rest, "/")
 	if strings.Contains(kpart, "/") {
-		return Address{}, argument.At(argument.Root("address"), argument.Malformed, s, "has a slash too many",
+		return Address{}, argument.At(argument.Root("address"), argument.CodeMalformed, s, "has a slash too many",
 			`write a slash within the exchange's name or the routing key as "%2F"`)
 	}
 	name, err := unescape(exchangeName, xpart)

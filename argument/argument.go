@@ -42,27 +42,27 @@ type Code string
 // The codes.
 const (
 	// Missing: the argument is required. It is empty, nil, or not set.
-	Missing Code = "missing"
-	// TooLong: it has more bytes or elements, or is nested deeper, than the broker or AMQP
+	CodeMissing Code = "missing"
+	// CodeTooLong: it has more bytes or elements, or is nested deeper, than the broker or AMQP
 	// allows.
-	TooLong Code = "too-long"
-	// OutOfRange: the number or the time is too small or too large.
-	OutOfRange Code = "out-of-range"
-	// NotWhole: the time isn't a whole number of the unit that is counted.
-	NotWhole Code = "not-whole"
+	CodeTooLong Code = "too-long"
+	// CodeOutOfRange: the number or the time is too small or too large.
+	CodeOutOfRange Code = "out-of-range"
+	// CodeNotWhole: the time isn't a whole number of the unit that is counted.
+	CodeNotWhole Code = "not-whole"
 	// Malformed: it is text of the wrong form, or it isn't valid UTF-8.
-	Malformed Code = "malformed"
+	CodeMalformed Code = "malformed"
 	// Reserved: the broker keeps the name for itself.
-	Reserved Code = "reserved"
+	CodeReserved Code = "reserved"
 	// Unknown: it is none of the known values.
-	Unknown Code = "unknown"
-	// WrongType: the value is of a type that can't be used there.
-	WrongType Code = "wrong-type"
+	CodeUnknown Code = "unknown"
+	// CodeWrongType: the value is of a type that can't be used there.
+	CodeWrongType Code = "wrong-type"
 	// Conflict: it contradicts another argument, which is Other if that is set, or it has to
 	// be set there instead.
-	Conflict Code = "conflict"
+	CodeConflict Code = "conflict"
 	// Unsupported: the broker can't do it there.
-	Unsupported Code = "unsupported"
+	CodeUnsupported Code = "unsupported"
 )
 
 // valueLimit keeps a huge or hostile value from flooding a log line.

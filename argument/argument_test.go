@@ -48,7 +48,7 @@ func TestPathIsWrittenAsGoCode(t *testing.T) {
 func TestErrorNamesTheOtherArgument(t *testing.T) {
 	binding := argument.Root("Binding")
 	both := func(path, other argument.Path) string {
-		return argument.At(path, argument.Conflict, nil, "is set, and so is", "").And(other).Error()
+		return argument.At(path, argument.CodeConflict, nil, "is set, and so is", "").And(other).Error()
 	}
 	assert.Equal(t, "hopback: Binding.Queue is set, and so is Exchange", both(binding.Field("Queue"), binding.Field("Exchange")))
 	assert.Equal(t, `hopback: Binding.Arguments["a"] is set, and so is Headers["a"]`, both(binding.Field("Arguments").Key("a"), binding.Field("Headers").Key("a")))

@@ -86,7 +86,7 @@ func idleChild(arg string) error {
 	defer cancel()
 	base := weigh()
 	up, handled := newMeter(1, idleConsumers-1), newMeter(1, idleEach*idleConsumers-1)
-	conn, err := client.Connect(ctx, task.URL, client.Config{Name: "hopback-bench-idle", Logger: quiet, Observe: func(e client.Event) {
+	conn, err := client.Connect(ctx, task.URL, client.Config{Name: "hopback-bench-idle", Logger: quiet, OnEvent: func(e client.Event) {
 		if e.Kind == client.EventUp && e.Op == "consume" {
 			up.tick()
 		}

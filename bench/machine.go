@@ -17,7 +17,7 @@ type machine struct {
 	LoadAtEnd   float64 `json:"load_at_end"`
 }
 
-func lookAround() machine {
+func peekAround() machine {
 	return machine{Model: cpuModel(), Cores: runtime.NumCPU(), OS: runtime.GOOS + "/" + runtime.GOARCH, LoadAtStart: loadAverage()}
 }
 

@@ -80,7 +80,7 @@ type limitResult struct {
 
 func newReport(l *lab, o options) *report {
 	return &report{
-		Started: time.Now(), Machine: lookAround(), Broker: l.broker.Product + " " + l.broker.Version,
+		Started: time.Now(), Machine: peekAround(), Broker: l.broker.Product + " " + l.broker.Version,
 		Reached: l.how, Modules: moduleVersions(), Rounds: o.rounds, Messages: o.n, o: o,
 	}
 }

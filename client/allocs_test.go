@@ -72,7 +72,7 @@ type idleSession struct{ *idle }
 
 func (idleSession) Close(context.Context)                         {}
 func (idleSession) Login() *userid.Login                          { return anybody }
-func (idleSession) Wear() float64                                 { return 0 }
+func (idleSession) Exhaust() float64                              { return 0 }
 func (idleSession) Intake() *link.Intake                          { return neverBlocked }
 func (idleSession) Heard() uint64                                 { return 0 }
 func (idleSession) GiveUp()                                       {}

@@ -73,7 +73,7 @@ type Config struct {
 	// its publishers and its consumers: one event at a time, in order. Nothing waits for
 	// it. When more than 1,024 events wait, the oldest are dropped, and Event.Dropped
 	// counts them. Observe may be called after Close has returned.
-	Observe func(Event)
+	OnEvent func(Event)
 	// Instrument, if not nil, follows each message that is sent and handled, for traces and
 	// metrics. Package hopbackotel has one for OpenTelemetry. Without one it costs nothing.
 	Instrument instrument.Instrument

@@ -97,7 +97,7 @@ type State struct {
 	Err error
 }
 
-// State returns whether the connections are up, and if not, why. Config.Observe is
+// State returns whether the connections are up, and if not, why. Config.OnEvent is
 // called for each change.
 func (c *Conn) State() State {
 	s := c.pool.State()

@@ -21,7 +21,7 @@ func connectTo(t *testing.T, cfg Config, addrs ...string) (*Conn, chan Event) {
 		limit = 2 * time.Second
 	}
 	events := make(chan Event, 100)
-	cfg.Observe = func(e Event) { events <- e }
+	cfg.OnEvent = func(e Event) { events <- e }
 	for _, addr := range addrs[1:] {
 		cfg.Endpoints = append(cfg.Endpoints, "amqp://u:p@"+addr+"/")
 	}

@@ -34,12 +34,12 @@ type brokerClock struct {
 	// ask is Conn.askTime, but in tests.
 	ask func(context.Context, *link.Wire) (asked, broker time.Time, err error)
 
-	mu     sync.Mutex
-	on     *link.Wire // the connection that it was asked on
-	asked  time.Time
-	broker time.Time // at asked
-	err    error
-	told   bool // that the clocks differ
+	mu       sync.Mutex
+	on       *link.Wire // the connection that it was asked on
+	asked    time.Time
+	broker   time.Time // at asked
+	err      error
+	notified bool // that the clocks differ
 
 	learning atomic.Bool // brokerNow has somebody ask
 }
@@ -241,7 +241,7 @@ func timeOfDeaths(ctx context.Context, sess link.Session, address string) (asked
 	quickest := time.Duration(math.MaxInt64)
 	for range clockRounds {
 		began := time.Now()
-		if err := receiver.Settle(m.ID, link.Disposition{Kind: link.Modified, Dead: true}); err != nil {
+		if err := receiver.Settle(m.ID, link.Disposition{Kind: link.DispositionModified, Dead: true}); err != nil {
 			return fail(err)
 		}
 		if m, err = receiver.Receive(ctx); err != nil {
@@ -257,7 +257,7 @@ func timeOfDeaths(ctx context.Context, sess link.Session, address string) (asked
 			quickest, asked, broker = took, began, died.Add(time.Millisecond)
 		}
 	}
-	_ = receiver.Settle(m.ID, link.Disposition{Kind: link.Accepted})
+	_ = receiver.Settle(m.ID, link.Disposition{Kind: link.DispositionAccepted})
 	return asked, broker, nil
 }
 
@@ -296,10 +296,10 @@ func (c *Conn) clockDiffers(ahead time.Duration) {
 	}
 	b := &c.clock
 	b.mu.Lock()
-	told := b.told
-	b.told = true
+	notified := b.notified
+	b.notified = true
 	b.mu.Unlock()
-	if told {
+	if notified {
 		return
 	}
 	c.log.Warn("hopback: the broker's clock differs from this host's; times in messages go by the broker's clock", "ahead", ahead.Round(time.Millisecond))

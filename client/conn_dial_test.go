@@ -75,7 +75,7 @@ func TestDialConnectsOverOtherTransports(t *testing.T) {
 			back := make(chan struct{}, 10)
 			conn, err := Connect(t.Context(), scheme+"://u:p@broker.test:1", Config{
 				Dial: p.dial, TLS: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, Logger: quiet, Reconnect: ReconnectBackoff(testBackoff),
-				Observe: func(e Event) {
+				OnEvent: func(e Event) {
 					if e.Kind == EventUp && e.Op == "connection" {
 						back <- struct{}{}
 					}

@@ -21,7 +21,7 @@ const (
 func (c *Conn) newPool(eps []link.Endpoint) *link.Pool {
 	cfg := link.PoolConfig{
 		Dial: c.cfg.dialing(c.hooks.SettledRange()), MaxConnections: c.cfg.MaxConnections, Backoff: link.Backoff(c.cfg.Reconnect),
-		Observer: newObserver(c.cfg.Observe, c.cfg.Logger), OnConnected: c.hooks.Connected, SendToken: c.sendToken,
+		Observer: newObserver(c.cfg.OnEvent, c.cfg.Logger), OnConnected: c.hooks.Connected, SendToken: c.sendToken,
 	}
 	if c.cfg.PreferLeaderOf != "" {
 		cfg.Leader = c.leader

@@ -38,7 +38,7 @@ func newManyConns(t *testing.T, cfg Config) *manyConns {
 	m := &manyConns{t: t, events: make(chan Event, 10_000), sockets: map[string]net.Conn{}}
 	m.sessions.Store(8)
 	addr := serveEach(t, func(c net.Conn) *hostilePeer { return &hostilePeer{Conn: c, sessions: int(m.sessions.Load())} })
-	cfg.Logger, cfg.Name, cfg.Observe = quiet, "orders", func(e Event) { m.events <- e }
+	cfg.Logger, cfg.Name, cfg.OnEvent = quiet, "orders", func(e Event) { m.events <- e }
 	cfg.Reconnect = ReconnectBackoff{Min: time.Millisecond, Max: 5 * time.Millisecond}
 	cfg, err := cfg.withDefaults()
 	require.NoError(t, err)

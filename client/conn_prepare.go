@@ -9,9 +9,9 @@ import (
 
 // preparations are the calls of Prepare under way.
 type preparations struct {
-	mu    sync.Mutex
-	count int
-	told  time.Time // when a slow one was last logged
+	mu       sync.Mutex
+	count    int
+	notified time.Time // when a slow one was last logged
 }
 
 // prepareSlow is how long a Prepare may take before it is logged, and prepareQuiet
@@ -30,9 +30,9 @@ func (p *preparations) prepare(ctx context.Context, h Handler, s Start, outage f
 	slow := time.AfterFunc(prepareSlow, func() {
 		p.mu.Lock()
 		waiting := p.count
-		quiet := time.Since(p.told) < prepareQuiet
+		quiet := time.Since(p.notified) < prepareQuiet
 		if !quiet {
-			p.told = time.Now()
+			p.notified = time.Now()
 		}
 		p.mu.Unlock()
 		if quiet {

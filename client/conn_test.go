@@ -158,7 +158,7 @@ func TestASlowStartIsLoggedOnceAndSaysWhy(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := bareWire(t)
 			w.Blockage = &link.Blockage{Log: quiet}
-			w.Blockage.Tell(alarm)
+			w.Blockage.Notify(alarm)
 			c := bareConn(t, w)
 			log := &lines{}
 			c.log = log.logger()
@@ -207,7 +207,7 @@ func TestPublishErrorsNameTheOutage(t *testing.T) {
 		w.Blockage = &link.Blockage{Log: quiet}
 		c.pool.Conns[0].Live, c.pool.Conns[0].Why = w, nil
 		require.NoError(t, c.pool.Outage())
-		w.Blockage.Tell(true)
+		w.Blockage.Notify(true)
 		require.ErrorContains(t, c.pool.Outage(), "memory or disk alarm")
 	})
 }

@@ -74,9 +74,9 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	reserved := c.pool.Reserve(consumerSessions)
 	defer reserved.Release()
 	k := newConsuming(queue, source, h, cfg, asked, c.hooks, consume.ConsumerDeps{
-		Sessions: reserved, Backoff: link.Backoff(c.cfg.Reconnect), Log: c.log, Tell: reserved.Notify,
+		Sessions: reserved, Backoff: link.Backoff(c.cfg.Reconnect), Log: c.log, Notify: reserved.Notify,
 		DeadLetters: c.mgmt.deadLetters, SingleActive: c.mgmt.singleActive, ConsumerTimeout: c.mgmt.consumerTimeout,
-		Look: c.mgmt.look, Starving: c.starving, Now: c.brokerNow,
+		Peek: c.mgmt.peek, Starving: c.starving, Now: c.brokerNow,
 	})
 	if err := c.join(k); err != nil {
 		return end(&failure.Error{Op: "consume", Target: queue, Kind: failure.ErrClosed})
@@ -122,7 +122,7 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 				return err
 			},
 			Forwards:   func(to address.Address) { a.forwards = append(a.forwards, to) },
-			BrokerTime: c.brokerTime, AskBrokerTime: c.askBrokerTime, ClockDiffers: c.clockDiffers,
+			BrokerTime: c.brokerTime, QueryBrokerTime: c.askBrokerTime, OnClockDiffers: c.clockDiffers,
 		}, c.pool.Outage)
 		if err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 			return cfg, a, errNotStarted // the check was cut short: it has found nothing

@@ -62,11 +62,11 @@ type ConsumerConfig struct {
 	OnGone func(ctx context.Context) error
 	// Control, if not nil, pauses the consumer or slows it down while it runs.
 	Control *Control
-	// NoQuarantine turns the quarantine off. By default a message with two failed
+	// NoIsolation turns the quarantine off. By default a message with two failed
 	// deliveries that no consumer has reported is handled alone, because it may have
 	// crashed a process. While it is handled the consumer holds no other message. So a
 	// further crash doesn't raise the delivery counts of others.
-	NoQuarantine bool
+	NoIsolation bool
 
 	// near is 0 if Prefetch was given. Otherwise Prefetch is the most, and near the
 	// most where the broker is near.

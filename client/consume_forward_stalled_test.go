@@ -73,7 +73,7 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 				start := time.Now()
 				var mu sync.Mutex
 				var heard []event.StateEvent
-				b.Tell = func(e event.StateEvent) {
+				b.Notify = func(e event.StateEvent) {
 					mu.Lock()
 					defer mu.Unlock()
 					if e.Kind == event.EventForwardStalled || e.Kind == event.EventForwardResumed {
@@ -85,11 +85,11 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 					defer mu.Unlock()
 					return slices.Clone(heard)
 				}
-				looked, n := 0, 0
+				peeked, n := 0, 0
 				// accepted looks at what is new since it was called last.
 				accepted := func() int {
-					for ; looked < len(b.Events); looked++ {
-						if strings.HasPrefix(b.Events[looked], "accept ") {
+					for ; peeked < len(b.Events); peeked++ {
+						if strings.HasPrefix(b.Events[peeked], "accept ") {
 							n++
 						}
 					}
@@ -104,11 +104,11 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 					assert.Less(t, time.Since(start), 3*time.Second, "it takes 1.25 s at full speed")
 				}
 				time.Sleep(20 * time.Second)
-				told := events()
-				require.Len(t, told, 1, "once for the outage")
-				assert.Equal(t, event.EventForwardStalled, told[0].Kind)
-				assert.Equal(t, "/queues/later", told[0].Target)
-				require.Error(t, told[0].Err)
+				notified := events()
+				require.Len(t, notified, 1, "once for the outage")
+				assert.Equal(t, event.EventForwardStalled, notified[0].Kind)
+				assert.Equal(t, "/queues/later", notified[0].Target)
+				require.Error(t, notified[0].Err)
 				attempts := len(b.History("send"))
 				if name != "no answer" {
 					assert.Less(t, attempts, 100, "they aren't tried one by one")
@@ -116,10 +116,10 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 
 				end()
 				require.NoError(t, b.Await(within(t, time.Minute), func() bool { return accepted() == messages }))
-				told = events()
-				require.Len(t, told, 2)
-				assert.Equal(t, event.EventForwardResumed, told[1].Kind)
-				assert.GreaterOrEqual(t, told[1].Down, 20*time.Second)
+				notified = events()
+				require.Len(t, notified, 2)
+				assert.Equal(t, event.EventForwardResumed, notified[1].Kind)
+				assert.GreaterOrEqual(t, notified[1].Down, 20*time.Second)
 				require.NoError(t, k.end())
 				assert.Empty(t, b.History("requeue", "release", "dead-letter", "modify"))
 				for id, n := range b.Stored {

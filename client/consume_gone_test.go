@@ -20,7 +20,7 @@ import (
 	"github.com/hopback/hopback/hopbacktest"
 )
 
-var prices = declare.Topology{Exchanges: []declare.Exchange{{Name: "prices", Type: declare.Topic}}}
+var prices = declare.Topology{Exchanges: []declare.Exchange{{Name: "prices", Type: declare.ExchangeTopic}}}
 
 // own is a queue of the consumer's own, with all prices.
 func own(name string) declare.Topology {
@@ -158,7 +158,7 @@ func TestAQueueIsBoundAgainWhenItsExchangeIsBack(t *testing.T) {
 		stats := conn.Stats().Consumers[0]
 		assert.False(t, stats.Up)
 		assert.ErrorIs(t, stats.Err, client.ErrNotFound)
-		assert.ErrorIs(t, stats.Err, declare.ErrMissing, "what OnGone has returned")
+		assert.ErrorIs(t, stats.Err, declare.ErrNotFound, "what OnGone has returned")
 
 		_, err = declare.Apply(t.Context(), conn.Management(), prices)
 		require.NoError(t, err)

@@ -32,7 +32,7 @@ func TestSuspectThatIsTakenBackWhileItWaits(t *testing.T) {
 			return nil
 		})
 		synctest.Wait()
-		b.TakeBack("s0", false)
+		b.Revoke("s0", false)
 		time.Sleep(time.Hour)
 		b.Publish(linktest.Numbered("m", 8)...)
 		time.Sleep(time.Hour)

@@ -17,46 +17,46 @@ import (
 	"github.com/hopback/hopback/internal/link/linktest"
 )
 
-// larder is what a starving consumer's looks find.
-type larder struct {
+// stock is what a starving consumer's looks find.
+type stock struct {
 	b *linktest.FakeBroker
 
 	mu     sync.Mutex
 	leader string
 	extra  uint64 // ready for others only
 	err    error
-	looks  []time.Time
+	peeks  []time.Time
 	events []event.StateEvent
 }
 
-func (l *larder) look(ctx context.Context, queue string) (consume.QueueLook, error) {
+func (l *stock) peek(ctx context.Context, queue string) (consume.QueuePeek, error) {
 	l.mu.Lock()
-	l.looks = append(l.looks, time.Now())
+	l.peeks = append(l.peeks, time.Now())
 	leader, extra, err := l.leader, l.extra, l.err
 	l.mu.Unlock()
 	if err != nil && errors.Is(err, context.DeadlineExceeded) {
 		<-ctx.Done() // as in an alarm
-		return consume.QueueLook{}, ctx.Err()
+		return consume.QueuePeek{}, ctx.Err()
 	}
 	l.b.Mu.Lock()
 	defer l.b.Mu.Unlock()
-	return consume.QueueLook{Ready: uint64(len(l.b.Ready)) + extra, Leader: leader}, err
+	return consume.QueuePeek{Ready: uint64(len(l.b.Ready)) + extra, Leader: leader}, err
 }
 
-func (l *larder) set(f func()) {
+func (l *stock) set(f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f()
 }
 
-func (l *larder) looked() []time.Time {
+func (l *stock) peeked() []time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.looks
+	return l.peeks
 }
 
 // starved returns the events of the kind.
-func (l *larder) starved() (all []event.StateEvent) {
+func (l *stock) starved() (all []event.StateEvent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.events {
@@ -67,13 +67,13 @@ func (l *larder) starved() (all []event.StateEvent) {
 	return all
 }
 
-func startStarving(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc) (*testConsumer, *larder) {
-	l := &larder{b: b, leader: "n1"}
+func startStarving(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc) (*testConsumer, *stock) {
+	l := &stock{b: b, leader: "n1"}
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.T, err)
 	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consume.ConsumerDeps{
-		Sessions: b, Backoff: testBackoff, Log: quiet, Look: l.look,
-		Tell: func(e event.StateEvent) { l.set(func() { l.events = append(l.events, e) }) },
+		Sessions: b, Backoff: testBackoff, Log: quiet, Peek: l.peek,
+		Notify: func(e event.StateEvent) { l.set(func() { l.events = append(l.events, e) }) },
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	b.T.Cleanup(stop)
@@ -147,8 +147,8 @@ func TestIdleConsumerLooksSeldom(t *testing.T) {
 		b := linktest.NewFakeBroker(t)
 		k, l := startStarving(b, ConsumerConfig{}, returns(nil))
 		time.Sleep(10 * time.Hour)
-		assert.LessOrEqual(t, len(l.looked()), 10*30+3)
-		assert.GreaterOrEqual(t, len(l.looked()), 10*20)
+		assert.LessOrEqual(t, len(l.peeked()), 10*30+3)
+		assert.GreaterOrEqual(t, len(l.peeked()), 10*20)
 		assert.Len(t, b.History("open session"), 1)
 		assert.Empty(t, l.starved())
 		began := time.Now()
@@ -172,7 +172,7 @@ func TestBusyAndPausedConsumersDontLook(t *testing.T) {
 		time.Sleep(15 * time.Minute)
 		resume := c.Pause()
 		time.Sleep(time.Hour)
-		assert.Empty(t, l.looked())
+		assert.Empty(t, l.peeked())
 		resume()
 		b.Publish("m")
 		time.Sleep(time.Hour)
@@ -252,7 +252,7 @@ func TestStarvingConsumerWithARunningHandlerOnADeafLink(t *testing.T) {
 func TestStarvingConsumerThatMayNotLook(t *testing.T) {
 	for name, c := range map[string]struct {
 		err   error
-		looks int
+		peeks int
 	}{
 		"refused":     {&failure.Error{Op: "manage", Kind: failure.ErrUnauthorized}, 1},
 		"fails":       {&failure.Error{Op: "manage", Kind: failure.ErrOutcomeUnknown}, 60},
@@ -268,10 +268,10 @@ func TestStarvingConsumerThatMayNotLook(t *testing.T) {
 				b.Kill(linktest.ErrFakeLink) // it is remembered
 				time.Sleep(2 * time.Hour)
 				assert.Empty(t, l.starved())
-				assert.LessOrEqual(t, len(l.looked()), 5*c.looks)
-				assert.GreaterOrEqual(t, len(l.looked()), min(c.looks, 20))
-				if c.looks == 1 {
-					assert.Len(t, l.looked(), 1)
+				assert.LessOrEqual(t, len(l.peeked()), 5*c.peeks)
+				assert.GreaterOrEqual(t, len(l.peeked()), min(c.peeks, 20))
+				if c.peeks == 1 {
+					assert.Len(t, l.peeked(), 1)
 				}
 				l.set(func() { l.err = context.DeadlineExceeded })
 				began := time.Now()

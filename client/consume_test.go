@@ -42,7 +42,7 @@ func startConsumerOf(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc, 
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.T, err)
 	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consume.ConsumerDeps{
-		Sessions: b, Backoff: testBackoff, Log: cmp.Or(b.Logger, quiet), Tell: b.Tell, Overdue: cmp.Or(b.Overdue, linktest.ForEver),
+		Sessions: b, Backoff: testBackoff, Log: cmp.Or(b.Logger, quiet), Notify: b.Notify, Overdue: cmp.Or(b.Overdue, linktest.ForEver),
 		DeadLetters: func(ctx context.Context, _ string) (bool, error) {
 			err := b.Asked(ctx)
 			return err == nil && deadLetters, err
@@ -678,7 +678,7 @@ func TestHandlersContextOutlivesConsumes(t *testing.T) {
 			assert.NoError(t, ctx.Err())
 			assert.Equal(t, "value", ctx.Value(key{}))
 			return nil
-		}), cfg, asked{}, nil, consume.ConsumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Tell: b.Tell, Overdue: cmp.Or(b.Overdue, linktest.ForEver)})
+		}), cfg, asked{}, nil, consume.ConsumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Notify: b.Notify, Overdue: cmp.Or(b.Overdue, linktest.ForEver)})
 		ctx, cancel := context.WithCancel(context.WithValue(context.Background(), key{}, "value"))
 		result := async(func() error { return k.core.Run(ctx) })
 		synctest.Wait()

@@ -28,7 +28,7 @@ func TestADeliveryThatIsTakenBackStarvesNoOther(t *testing.T) {
 					return nil
 				})
 				synctest.Wait()
-				b.TakeBack("stuck", false)
+				b.Revoke("stuck", false)
 				synctest.Wait()
 				b.Publish("m")
 				synctest.Wait()
@@ -55,7 +55,7 @@ func TestASettlementThatCrossesWithTheTimeoutStarvesNoOther(t *testing.T) {
 		}
 		k := startConsumer(b, ConsumerConfig{Prefetch: 64}, returns(nil))
 		<-crossing
-		b.TakeBack("m0", false)
+		b.Revoke("m0", false)
 		synctest.Wait()
 		close(crossed)
 		synctest.Wait()
@@ -182,7 +182,7 @@ func TestTheConsumerTimeoutIsLearned(t *testing.T) {
 		b.Publish("m")
 		for _, held := range []time.Duration{limit / 10, limit, limit} { // the first was received late
 			time.Sleep(held)
-			b.TakeBack("m", true)
+			b.Revoke("m", true)
 			require.ErrorIs(t, <-causes, ErrConsumerTimeout)
 		}
 		began := time.Now()

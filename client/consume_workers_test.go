@@ -81,7 +81,7 @@ func TestAsManyHandlersRunAsThereAreDeliveries(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := linktest.NewFakeBroker(t)
 				h := &held{}
-				k := startConsumer(b, ConsumerConfig{Concurrency: concurrency, Prefetch: 200, NoQuarantine: true, Grace: time.Hour}, h.handle)
+				k := startConsumer(b, ConsumerConfig{Concurrency: concurrency, Prefetch: 200, NoIsolation: true, Grace: time.Hour}, h.handle)
 				unfinished, published := 0, 0
 				var old []chan error // handlers of earlier links, which hold their slots
 				for range 600 {
@@ -131,7 +131,7 @@ func TestHandlersOfAnEarlierLinkLeaveTheOtherSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := linktest.NewFakeBroker(t)
 		h := &held{}
-		k := startConsumer(b, ConsumerConfig{Concurrency: 3, Prefetch: 200, NoQuarantine: true, Grace: time.Hour}, h.handle)
+		k := startConsumer(b, ConsumerConfig{Concurrency: 3, Prefetch: 200, NoIsolation: true, Grace: time.Hour}, h.handle)
 		b.Publish("old-1", "old-2")
 		synctest.Wait()
 		h.mu.Lock()

@@ -43,7 +43,7 @@ func newConsuming(queue, source string, h Handler, cfg ConsumerConfig, a asked, 
 		Queue: queue, Source: source, Concurrency: cfg.Concurrency, Prefetch: cfg.Prefetch, Near: cfg.near,
 		Grace: cfg.Grace, ForwardPatience: cfg.ForwardPatience, ConsumerTimeout: cfg.ConsumerTimeout,
 		Properties: cfg.linkProperties(), Ordered: a.order != nil, Forwards: a.forwards,
-		NoIsolation: cfg.NoQuarantine, OnActive: cfg.OnActive, OnGone: cfg.OnGone,
+		NoIsolation: cfg.NoIsolation, OnActive: cfg.OnActive, OnGone: cfg.OnGone,
 	}, deps)
 	return k
 }
@@ -71,7 +71,7 @@ type consumed struct {
 // Lane calls the function of Start.Order.
 func (c *consumed) Lane() (key string, ok bool) { return c.of.order(&c.delivery) }
 
-// Observe has the Instrument follow the delivery.
+// OnEvent has the Instrument follow the delivery.
 func (c *consumed) Observe(ctx context.Context) context.Context {
 	if c.of.hooks == nil {
 		return ctx

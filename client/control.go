@@ -30,12 +30,12 @@ func (c *Control) Limit(n int) (release func()) {
 	}
 	own := &n
 	c.limits[own] = struct{}{}
-	c.tell()
+	c.notify()
 	return sync.OnceFunc(func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.limits, own)
-		c.tell()
+		c.notify()
 	})
 }
 
@@ -57,8 +57,8 @@ func (c *Control) lowest() int {
 	return low
 }
 
-// tell is called with mu held, so that consumers hear of changes in their order.
-func (c *Control) tell() {
+// notify is called with mu held, so that consumers hear of changes in their order.
+func (c *Control) notify() {
 	low := c.lowest()
 	if low > 0 && c.resumed != nil {
 		close(c.resumed)

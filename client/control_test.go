@@ -114,11 +114,11 @@ func TestControlUnderChangesAndLostLinks(t *testing.T) {
 func TestSuspectsOfACrashAreHandledAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := linktest.NewFakeBroker(t)
-		suspects := map[string]bool{"m3": true, "m7": true, "m8": true}
+		poisons := map[string]bool{"m3": true, "m7": true, "m8": true}
 		b.Update(func() {
 			for _, id := range linktest.Numbered("m", 20) {
 				m := linktest.WithID(id)
-				if suspects[id] {
+				if poisons[id] {
 					m.Header.DeliveryCount = 5
 				}
 				b.Ready = append(b.Ready, m)
@@ -128,11 +128,11 @@ func TestSuspectsOfACrashAreHandledAlone(t *testing.T) {
 		k := startConsumer(b, ConsumerConfig{Concurrency: 5}, func(_ context.Context, d *Delivery) error {
 			n := running.Add(1)
 			defer running.Add(-1)
-			if suspects[linktest.IDOf(d.Message())] {
+			if poisons[linktest.IDOf(d.Message())] {
 				assert.Equal(t, int32(1), n, linktest.IDOf(d.Message()))
 			}
 			time.Sleep(time.Second)
-			if suspects[linktest.IDOf(d.Message())] {
+			if poisons[linktest.IDOf(d.Message())] {
 				assert.Equal(t, int32(1), running.Load(), linktest.IDOf(d.Message()))
 			}
 			return nil
@@ -181,9 +181,9 @@ func TestDrainGivesBackASuspectWhoseTurnJustCame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := linktest.NewFakeBroker(t)
 		b.Update(func() {
-			suspect := linktest.WithID("suspect")
-			suspect.Header.DeliveryCount = 5
-			b.Ready = append(b.Ready, linktest.WithID("m"), suspect)
+			poison := linktest.WithID("suspect")
+			poison.Header.DeliveryCount = 5
+			b.Ready = append(b.Ready, linktest.WithID("m"), poison)
 		})
 		k := startConsumer(b, ConsumerConfig{Grace: time.Minute}, func(context.Context, *Delivery) error {
 			time.Sleep(2 * time.Second)

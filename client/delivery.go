@@ -118,7 +118,7 @@ func DeliveryFrom(ctx context.Context) (*Delivery, bool) {
 // delivery back and delivers it to another consumer. The handler held it for longer than
 // the queue's consumer timeout (RabbitMQ 4.3 and later; 30 minutes by default). The
 // handler's result is ignored.
-var ErrConsumerTimeout = consume.ErrTakenBack
+var ErrConsumerTimeout = consume.ErrRevoked
 
 // ErrConsumerTimeoutNear is the cause of a handler's ctx that ended shortly before the broker
 // would take the delivery back: a tenth of the consumer timeout before, at most a minute. The
@@ -135,10 +135,10 @@ var ErrConsumerTimeout = consume.ErrTakenBack
 // sets it. Otherwise it knows it after the broker has taken two deliveries back.
 var ErrConsumerTimeoutNear = consume.ErrTimeoutNear
 
-// TakenBack reports whether the broker has taken the delivery back, because it was held for
+// Revoked reports whether the broker has taken the delivery back, because it was held for
 // longer than the queue's consumer timeout, and delivers it again. The handler's result is then
 // ignored. It may be called concurrently.
-func (d *Delivery) TakenBack() bool { return d.state != nil && d.state.TakenBack() }
+func (d *Delivery) Revoked() bool { return d.state != nil && d.state.Revoked() }
 
 // deliveryContext is a ctx that carries a Delivery.
 type deliveryContext struct {

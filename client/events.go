@@ -10,7 +10,7 @@ import (
 // Event is a change in the state of a connection, a publisher or a consumer.
 type Event struct {
 	Kind EventKind
-	// Time is when it happened, which may be before Config.Observe is called.
+	// Time is when it happened, which may be before Config.OnEvent is called.
 	Time time.Time
 	// Op is what the event is about: "connection", "publish", "forward" or "consume".
 	Op string
@@ -36,7 +36,7 @@ type Event struct {
 	// Ahead is how far the broker's clock is ahead of this host's, for EventClockDiffers.
 	// It is negative if the broker's clock is behind.
 	Ahead time.Duration
-	// Dropped is how many events before this one were dropped because Config.Observe was
+	// Dropped is how many events before this one were dropped because Config.OnEvent was
 	// too slow.
 	Dropped int
 }
@@ -82,7 +82,7 @@ const (
 	// repeated less and less often, in the end every 16 minutes or so.
 	EventStarved EventKind = "starved"
 	// EventClockDiffers: the broker's clock differs from this host's. A handler has
-	// reported it with Start.ClockDiffers. The event comes once for each Conn.
+	// reported it with Start.OnClockDiffers. The event comes once for each Conn.
 	EventClockDiffers EventKind = "clock-differs"
 )
 
@@ -91,7 +91,7 @@ func (e Event) String() string {
 	return event.StateEvent{Kind: event.EventKind(e.Kind), Op: e.Op, Target: e.Target, Err: e.Err, Down: e.Down, Ahead: e.Ahead}.String()
 }
 
-// publicEvent converts an event for Config.Observe.
+// publicEvent converts an event for Config.OnEvent.
 func publicEvent(e event.StateEvent) Event {
 	return Event{
 		Kind: EventKind(e.Kind), Time: e.Time, Op: e.Op, Target: e.Target, Generation: e.Generation, Node: e.Node,

@@ -90,7 +90,7 @@ func ExampleOAuth2() {
 	}
 	cfg := client.Config{
 		SASL: client.OAuth2(fetch),
-		Observe: func(e client.Event) {
+		OnEvent: func(e client.Event) {
 			if e.Kind == client.EventTokenRefused {
 				fmt.Println("the broker will end the connection soon:", e.Err)
 			}

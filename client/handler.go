@@ -109,14 +109,14 @@ type Start struct {
 	// called during the handler's whole life. It is nil when the handler runs on
 	// something else than Conn.Consume.
 	BrokerTime func(context.Context) (time.Time, error)
-	// AskBrokerTime is BrokerTime past the cache, for a handler that has noticed that a
+	// QueryBrokerTime is BrokerTime past the cache, for a handler that has noticed that a
 	// clock was set. Calls at the same time can share one answer. It is nil when BrokerTime
 	// is.
-	AskBrokerTime func(context.Context) (time.Time, error)
-	// ClockDiffers reports to the log and to Config.Observe how far the broker's clock
+	QueryBrokerTime func(context.Context) (time.Time, error)
+	// OnClockDiffers reports to the log and to Config.OnEvent how far the broker's clock
 	// is ahead of this host's. Differences below 1 s and further calls on the same
 	// connection are ignored. It is nil when BrokerTime is.
-	ClockDiffers func(ahead time.Duration)
+	OnClockDiffers func(ahead time.Duration)
 }
 
 // Requester sends one request to the broker's management node and returns the reply's

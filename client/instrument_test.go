@@ -119,7 +119,7 @@ type notedHandling struct {
 }
 
 func (h *notedHandling) Decided(d instrument.Decision) {
-	h.n.add(&h.notes, "%v: decided: %s %s, attempt %d, delay %v of %v: %v", h.id, d.Kind, d.Lane, d.Attempt, d.Delay, d.Wait, d.Err)
+	h.n.add(&h.notes, "%v: decided: %s %s, attempt %d, delay %v of %v: %v", h.id, d.Kind, d.Reason, d.Attempt, d.Delay, d.Wait, d.Err)
 }
 func (h *notedHandling) Handled(err error) { h.n.add(&h.notes, "%v: handled: %v", h.id, err) }
 func (h *notedHandling) Forwarding(s instrument.Sending) {

@@ -508,20 +508,20 @@ func replyValue(reply any, key string) any {
 	return nil
 }
 
-// look asks the broker. Whoever may read from a queue may look at it.
-func (m *Management) look(ctx context.Context, queue string) (consume.QueueLook, error) {
+// peek asks the broker. Whoever may read from a queue may look at it.
+func (m *Management) peek(ctx context.Context, queue string) (consume.QueuePeek, error) {
 	path, err := address.Queue(queue).Build()
 	if err != nil {
-		return consume.QueueLook{}, err
+		return consume.QueuePeek{}, err
 	}
 	status, reply, err := m.Request(ctx, "GET", path, nil)
 	if err != nil {
-		return consume.QueueLook{}, err
+		return consume.QueuePeek{}, err
 	}
 	if status != 200 {
-		return consume.QueueLook{}, fmt.Errorf("the broker answers %d", status)
+		return consume.QueuePeek{}, fmt.Errorf("the broker answers %d", status)
 	}
-	var l consume.QueueLook
+	var l consume.QueuePeek
 	switch n := replyValue(reply, "message_count").(type) {
 	case uint64:
 		l.Ready = n

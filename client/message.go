@@ -7,7 +7,7 @@ import (
 
 	"github.com/Azure/go-amqp"
 
-	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/historylog"
 )
 
 // Message is an AMQP 1.0 message with all its sections. The body is one of Data
@@ -72,7 +72,7 @@ const annotationCC = "x-cc"
 var brokerAnnotations = map[string]bool{
 	"x-exchange":             true,
 	"x-routing-key":          true,
-	deathlog.Key:             true,
+	historylog.Key:           true,
 	"x-first-death-exchange": true,
 	"x-first-death-queue":    true,
 	"x-first-death-reason":   true,

@@ -137,7 +137,7 @@ func TestConsumerSettlesWhatResolveSays(t *testing.T) {
 		"no copy": Forward{}, "no copy, else": Forward{Else: Requeue{}},
 	} {
 		r, got := Resolve(err), settledWith(t, err)
-		want := link.Disposition{Kind: map[ResolutionKind]link.DispositionKind{ResolutionAccept: link.Accepted, ResolutionRelease: link.Released, ResolutionModify: link.Modified}[r.Kind], Failed: r.Failed, Dead: r.DeadLetter}
+		want := link.Disposition{Kind: map[ResolutionKind]link.DispositionKind{ResolutionAccept: link.DispositionAccepted, ResolutionRelease: link.DispositionReleased, ResolutionModify: link.DispositionModified}[r.Kind], Failed: r.Failed, Dead: r.DeadLetter}
 		for key, v := range r.AllAnnotations() {
 			if want.Annotations == nil {
 				want.Annotations = amqp.Annotations{}

@@ -296,7 +296,7 @@ type publisher struct {
 
 func newPublisher(ctx context.Context, conn *Conn, to address.Address, target string, cfg publish.SenderConfig) (*publisher, error) {
 	p := &publisher{conn: conn, reserved: conn.pool.Reserve(publisherSessions), to: to, hooks: conn.hooks}
-	cfg.Pause, cfg.Tell, cfg.Log, cfg.Outage = link.Backoff(conn.cfg.Reconnect).Pause, p.reserved.Notify, conn.log, p.reserved.Outage
+	cfg.Pause, cfg.Notify, cfg.Log, cfg.Outage = link.Backoff(conn.cfg.Reconnect).Pause, p.reserved.Notify, conn.log, p.reserved.Outage
 	p.s = publish.NewSender("publish", target, cfg, p.reserved)
 	if err := conn.join(p); err != nil {
 		p.s.Cut()

@@ -20,7 +20,7 @@ import (
 //
 // RabbitMQ can't change an exchange or a queue that exists in another form. Apply
 // refuses it with [ErrConflict]: Error.Differences has every argument that
-// differs, and Error.WaysOut what can be done. Apply inspects the queues first: if
+// differs, and Error.Remedies what can be done. Apply inspects the queues first: if
 // one exists in another form, or if a binding leads to a queue that doesn't exist and
 // isn't in t, it declares nothing. AMQP doesn't show exchanges, so a refused exchange
 // can leave other exchanges behind. audit.Compare with a snapshot of the HTTP API finds every conflict
@@ -92,7 +92,7 @@ func (p plan) refusals(ctx context.Context, r Requester) (Report, error) {
 	missing := map[string]bool{}
 	for i, name := range names {
 		known[name] = bodies[i]
-		missing[name] = i >= ours && errors.Is(found[i], ErrMissing)
+		missing[name] = i >= ours && errors.Is(found[i], ErrNotFound)
 	}
 	return refusalsOf(ctx, r, all, known, missing)
 }
@@ -112,7 +112,7 @@ func refusalsOf(ctx context.Context, r Requester, all []Declaration, known map[s
 			}
 		case missing[to]:
 			s.Result = stepRefused
-			s.Err = &Error{Op: opDeclare, Resource: d.Resource, Method: d.Method, Path: d.Path, Reason: ErrMissing, Err: fmt.Errorf("queue %q doesn't exist and isn't in the topology", to)}
+			s.Err = &Error{Op: opDeclare, Resource: d.Resource, Method: d.Method, Path: d.Path, Reason: ErrNotFound, Err: fmt.Errorf("queue %q doesn't exist and isn't in the topology", to)}
 		}
 		if report.Steps = append(report.Steps, s); s.Err != nil {
 			errs = append(errs, s.Err)

@@ -22,7 +22,7 @@ var errDied = errors.New("the session died")
 
 func shop() declare.Topology {
 	return declare.Topology{
-		Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Topic, AlternateExchange: "lost"}, {Name: "lost", Type: declare.Fanout}},
+		Exchanges: []declare.Exchange{{Name: "shop", Type: declare.ExchangeTopic, AlternateExchange: "lost"}, {Name: "lost", Type: declare.ExchangeFanout}},
 		Queues: []declare.Queue{
 			declare.QuorumQueue{Name: "orders", DeadLetter: declare.ToQueue("dead")},
 			&declare.QuorumQueue{Name: "dead", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
@@ -97,11 +97,11 @@ func TestApplySendsBodies(t *testing.T) {
 			map[string]any{"source": "x", "destination_queue": "q", "binding_key": "", "arguments": map[string]any{"x-match": "all", "a": int64(1), "b": nil}},
 		},
 		"annotations": {
-			declare.Topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: declare.AnyWithX, Headers: map[string]any{"x-opt-retry-delay": 10000}}}}, "/bindings",
+			declare.Topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: declare.MatchAnyWithX, Headers: map[string]any{"x-opt-retry-delay": 10000}}}}, "/bindings",
 			map[string]any{"source": "x", "destination_queue": "q", "binding_key": "", "arguments": map[string]any{"x-match": "any-with-x", "x-opt-retry-delay": int64(10000)}},
 		},
 		"every message": {
-			declare.Topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: declare.All}}}, "/bindings",
+			declare.Topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: declare.MatchAll}}}, "/bindings",
 			map[string]any{"source": "x", "destination_queue": "q", "binding_key": "", "arguments": map[string]any{"x-match": "all"}},
 		},
 	} {
@@ -129,7 +129,7 @@ func TestTopologyRefuses(t *testing.T) {
 		"nil pointer":           {topology{Queues: []declare.Queue{(*declare.QuorumQueue)(nil)}}, "Topology.Queues[0] is nil"},
 		"two queues":            {topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "q", DeadLetter: drop, MaxLength: 1}, declare.QuorumQueue{Name: "q", DeadLetter: drop, MaxLength: 2}}}, `x-max-length is "1", then "2"`},
 		"set and not set":       {topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "q", DeadLetter: drop}, declare.QuorumQueue{Name: "q", DeadLetter: drop, MaxLength: 2}}}, `x-max-length is not set, then "2"`},
-		"two exchanges":         {topology{Exchanges: []declare.Exchange{{Name: "x"}, {Name: "x", Type: declare.Topic}}}, `type is "direct", then "topic"`},
+		"two exchanges":         {topology{Exchanges: []declare.Exchange{{Name: "x"}, {Name: "x", Type: declare.ExchangeTopic}}}, `type is "direct", then "topic"`},
 		"own alternate":         {topology{Exchanges: []declare.Exchange{{Name: "x", Arguments: map[string]any{"alternate-exchange": "y"}}}}, "it belongs in AlternateExchange"},
 		"alternate name":        {topology{Exchanges: []declare.Exchange{{Name: "x", AlternateExchange: ".."}}}, "AlternateExchange"},
 		"exchange type":         {topology{Exchanges: []declare.Exchange{{Name: "x", Type: "\n"}}}, "Type"},
@@ -141,8 +141,8 @@ func TestTopologyRefuses(t *testing.T) {
 		"long key":              {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Key: strings.Repeat("k", 5000)}}}, "5000 bytes"},
 		"destination exchange":  {topology{Bindings: []declare.Binding{{Source: "x", Exchange: ".."}}}, "Exchange"},
 		"unknown match":         {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: "some"}}}, "Match"},
-		"any of nothing":        {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: declare.Any}}}, "matches no message"},
-		"x- without with-x":     {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: declare.All, Headers: map[string]any{"x-a": 1}}}}, "AllWithX"},
+		"any of nothing":        {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: declare.MatchAny}}}, "matches no message"},
+		"x- without with-x":     {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Match: declare.MatchAll, Headers: map[string]any{"x-a": 1}}}}, "MatchAllWithX"},
 		"x-match header":        {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Headers: map[string]any{"x-match": "all"}}}}, "it belongs in Match"},
 		"x-match argument":      {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Arguments: map[string]any{"x-match": "all"}}}}, "it belongs in Match"},
 		"header twice":          {topology{Bindings: []declare.Binding{{Source: "x", Queue: "q", Headers: map[string]any{"a": 1}, Arguments: map[string]any{"a": 1}}}}, "it is also Headers"},
@@ -174,7 +174,7 @@ func TestMerge(t *testing.T) {
 
 	// The same number in another type is the same declaration.
 	a := declare.Topology{Exchanges: []declare.Exchange{{Name: "x", Arguments: map[string]any{"n": 1}}}}
-	b := declare.Topology{Exchanges: []declare.Exchange{{Name: "x", Type: declare.Direct, Arguments: map[string]any{"n": int64(1)}}}}
+	b := declare.Topology{Exchanges: []declare.Exchange{{Name: "x", Type: declare.ExchangeDirect, Arguments: map[string]any{"n": int64(1)}}}}
 	merged, err := declare.Merge(a, b)
 	require.NoError(t, err)
 	assert.Len(t, merged.Exchanges, 1)
@@ -186,7 +186,7 @@ func TestMerge(t *testing.T) {
 	assert.Len(t, merged.Queues, 1)
 	assert.Error(t, merged.Validate())
 
-	_, err = declare.Merge(shop(), declare.Topology{Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Topic}}})
+	_, err = declare.Merge(shop(), declare.Topology{Exchanges: []declare.Exchange{{Name: "shop", Type: declare.ExchangeTopic}}})
 	var e *argument.Error
 	require.ErrorAs(t, err, &e)
 	assert.ErrorContains(t, err, `alternate-exchange is "lost", then not set`)
@@ -226,7 +226,7 @@ func TestARefusedApplyDeclaresNothing(t *testing.T) {
 	top.Bindings = append(top.Bindings, declare.Binding{Source: "shop", Queue: "nowhere", Key: "#"})
 	report, err := declare.Apply(context.Background(), f, top)
 	require.ErrorIs(t, err, declare.ErrConflict)
-	require.ErrorIs(t, err, declare.ErrMissing)
+	require.ErrorIs(t, err, declare.ErrNotFound)
 	assert.ErrorContains(t, err, `queue "nowhere" doesn't exist and isn't in the topology`)
 	assert.Empty(t, f.things, "nothing was declared")
 	assert.Equal(t, 2, report.Count("refused"))
@@ -245,9 +245,9 @@ func TestApplyTypesRefusals(t *testing.T) {
 		{409, "something new", declare.ErrConflict},
 		{409, "invalid arg 'x-expires' for queue 'q' in vhost '/': {value_zero,0}", declare.ErrInvalid},
 		{400, "cannot obtain exclusive access to locked queue 'q' in vhost '/'. It could be originally declared on another connection", declare.ErrConflict},
-		{400, "no queue 'q' in vhost '/'", declare.ErrMissing},
-		{400, "no exchange 'x' in vhost '/'", declare.ErrMissing},
-		{404, "queue 'q' in vhost '/' not found", declare.ErrMissing},
+		{400, "no queue 'q' in vhost '/'", declare.ErrNotFound},
+		{400, "no exchange 'x' in vhost '/'", declare.ErrNotFound},
+		{404, "queue 'q' in vhost '/' not found", declare.ErrNotFound},
 		{403, "queue 'amq.q' in vhost '/' starts with reserved prefix 'amq.'", declare.ErrForbidden},
 		{400, "unknown exchange type 'x-nope'", declare.ErrInvalid},
 		{400, nil, declare.ErrInvalid},

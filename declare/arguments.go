@@ -36,35 +36,35 @@ func normal(at argument.Path, v any, depth int) (any, error) {
 		return v, nil
 	case string:
 		if !utf8.ValidString(v) {
-			return nil, bad(argument.Malformed, "isn't valid UTF-8", "encode it as UTF-8")
+			return nil, bad(argument.CodeMalformed, "isn't valid UTF-8", "encode it as UTF-8")
 		}
 		return v, nil
 	case []byte:
-		return nil, bad(argument.WrongType, "is binary", "give a string")
+		return nil, bad(argument.CodeWrongType, "is binary", "give a string")
 	}
 	rv := reflect.ValueOf(v)
 	switch rv.Kind() {
 	case reflect.String, reflect.Bool:
-		return nil, bad(argument.WrongType, fmt.Sprintf("is a %T", v), "convert it: string(v) or bool(v)")
+		return nil, bad(argument.CodeWrongType, fmt.Sprintf("is a %T", v), "convert it: string(v) or bool(v)")
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
 		if rv.Type().PkgPath() != "" {
 			// A time.Duration would arrive as nanoseconds.
-			return nil, bad(argument.WrongType, fmt.Sprintf("is a %T", v), "convert it to an integer in the broker's unit, such as d.Milliseconds()")
+			return nil, bad(argument.CodeWrongType, fmt.Sprintf("is a %T", v), "convert it to an integer in the broker's unit, such as d.Milliseconds()")
 		}
 		return rv.Int(), nil
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		if rv.Uint() > math.MaxInt64 {
-			return nil, bad(argument.OutOfRange, "is too large", "use an integer up to 9223372036854775807")
+			return nil, bad(argument.CodeOutOfRange, "is too large", "use an integer up to 9223372036854775807")
 		}
 		return int64(rv.Uint()), nil
 	case reflect.Float32, reflect.Float64:
 		if f := rv.Float(); !math.IsNaN(f) && !math.IsInf(f, 0) {
 			return f, nil
 		}
-		return nil, bad(argument.OutOfRange, "isn't a finite number", "use a finite number")
+		return nil, bad(argument.CodeOutOfRange, "isn't a finite number", "use a finite number")
 	case reflect.Slice:
 		if depth >= maxArgumentDepth {
-			return nil, bad(argument.TooLong, "is nested too deeply", fmt.Sprintf("nest lists at most %d deep", maxArgumentDepth))
+			return nil, bad(argument.CodeTooLong, "is nested too deeply", fmt.Sprintf("nest lists at most %d deep", maxArgumentDepth))
 		}
 		list := make([]any, rv.Len())
 		for i := range list {
@@ -76,7 +76,7 @@ func normal(at argument.Path, v any, depth int) (any, error) {
 		}
 		return list, nil
 	}
-	return nil, bad(argument.WrongType, fmt.Sprintf("is a %T", v), valueRemedy)
+	return nil, bad(argument.CodeWrongType, fmt.Sprintf("is a %T", v), valueRemedy)
 }
 
 // addNormal puts args, normalised, into into, and reports every key or value
@@ -104,11 +104,11 @@ func addNormal(into map[string]any, at argument.Path, args map[string]any, refus
 func checkArgumentKey(at argument.Path, key string) error {
 	switch {
 	case key == "":
-		return argument.At(at, argument.Missing, nil, "has an empty key", "name the argument")
+		return argument.At(at, argument.CodeMissing, nil, "has an empty key", "name the argument")
 	case len(key) > maxArgumentKey:
-		return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has a key that is %d bytes long", len(key)), fmt.Sprintf("use at most %d bytes", maxArgumentKey))
+		return argument.At(at, argument.CodeTooLong, nil, fmt.Sprintf("has a key that is %d bytes long", len(key)), fmt.Sprintf("use at most %d bytes", maxArgumentKey))
 	case !utf8.ValidString(key):
-		return argument.At(at, argument.Malformed, nil, "has a key that isn't valid UTF-8", "encode it as UTF-8")
+		return argument.At(at, argument.CodeMalformed, nil, "has a key that isn't valid UTF-8", "encode it as UTF-8")
 	}
 	return nil
 }
@@ -164,24 +164,24 @@ var typedQueueArguments = map[string]map[string]string{
 // broker would misread.
 func refuseQueueArgument(queueType string, queue, at argument.Path, key string, v any) error {
 	if key == "x-queue-type" {
-		return argument.At(at, argument.Reserved, v, "can't be an argument: the type of the queue sets it", "use QuorumQueue, ClassicQueue, Stream or RawQueue")
+		return argument.At(at, argument.CodeReserved, v, "can't be an argument: the type of the queue sets it", "use QuorumQueue, ClassicQueue, Stream or RawQueue")
 	}
 	if field, ok := typedQueueArguments[queueType][key]; ok {
 		return belongsIn(queue.Field(field), at, v)
 	}
 	if !strings.HasPrefix(key, "x-") {
-		return argument.At(at, argument.Malformed, v, `doesn't begin with "x-", so the broker would ignore it`, "use the spelling of the broker's documentation")
+		return argument.At(at, argument.CodeMalformed, v, `doesn't begin with "x-", so the broker would ignore it`, "use the spelling of the broker's documentation")
 	}
 	if _, known := queuearg.Known[key]; !known {
 		return nil // it may be a plugin's, or a later broker's
 	}
 	if problem, remedy, _ := queuearg.Wrong(queueType, key, v); problem != "" {
-		return argument.At(at, argument.Unsupported, v, problem, remedy)
+		return argument.At(at, argument.CodeUnsupported, v, problem, remedy)
 	}
 	return nil
 }
 
 // belongsIn refuses an argument that has a field of its own.
 func belongsIn(field, at argument.Path, v any) error {
-	return argument.At(at, argument.Conflict, v, "can't be set here: it belongs in", "set that instead").And(field)
+	return argument.At(at, argument.CodeConflict, v, "can't be set here: it belongs in", "set that instead").And(field)
 }

@@ -14,16 +14,16 @@ import (
 type Match string
 
 const (
-	// All needs every header to match. The broker ignores headers whose name
+	// MatchAll needs every header to match. The broker ignores headers whose name
 	// begins with "x-".
-	All Match = "all"
-	// Any needs one header to match. The broker ignores headers whose name begins
+	MatchAll Match = "all"
+	// MatchAny needs one header to match. The broker ignores headers whose name begins
 	// with "x-".
-	Any Match = "any"
-	// AllWithX is All, "x-" headers included: a message's annotations.
-	AllWithX Match = "all-with-x"
-	// AnyWithX is Any, "x-" headers included.
-	AnyWithX Match = "any-with-x"
+	MatchAny Match = "any"
+	// MatchAllWithX is All, "x-" headers included: a message's annotations.
+	MatchAllWithX Match = "all-with-x"
+	// MatchAnyWithX is Any, "x-" headers included.
+	MatchAnyWithX Match = "any-with-x"
 )
 
 // Binding routes messages from an exchange to a queue or to another exchange. Two
@@ -97,15 +97,15 @@ func (b Binding) declaration() (map[string]any, []error) {
 // ends checks what names a binding: source, destination and key.
 func (b Binding) ends(c *collector) {
 	if b.Source == "" {
-		c.bad("Source", argument.Missing, nil, "is the default exchange, which can't have bindings", "name an exchange; the default exchange delivers to every queue by name without a binding")
+		c.bad("Source", argument.CodeMissing, nil, "is the default exchange, which can't have bindings", "name an exchange; the default exchange delivers to every queue by name without a binding")
 	} else {
 		c.fail(names.Check(c.at.Field("Source"), b.Source))
 	}
 	switch {
 	case b.Queue == "" && b.Exchange == "":
-		c.bad("Queue", argument.Missing, nil, "is empty, and so is", "name the destination queue or exchange").And(c.path("Exchange"))
+		c.bad("Queue", argument.CodeMissing, nil, "is empty, and so is", "name the destination queue or exchange").And(c.path("Exchange"))
 	case b.Queue != "" && b.Exchange != "":
-		c.bad("Queue", argument.Conflict, b.Queue, "is set, and so is", "name one of them; two destinations need two bindings").And(c.path("Exchange"))
+		c.bad("Queue", argument.CodeConflict, b.Queue, "is set, and so is", "name one of them; two destinations need two bindings").And(c.path("Exchange"))
 	case b.Queue != "":
 		c.fail(names.Check(c.at.Field("Queue"), b.Queue))
 	default:
@@ -119,27 +119,27 @@ func (b Binding) arguments(at argument.Path) (map[string]any, []error) {
 	c := &collector{at: at, args: map[string]any{}}
 	match := b.Match
 	if match == "" && len(b.Headers) > 0 {
-		match = All
+		match = MatchAll
 	}
 	switch match {
 	case "":
-	case Any, AnyWithX:
+	case MatchAny, MatchAnyWithX:
 		if len(b.Headers) == 0 {
-			c.bad("Headers", argument.Missing, nil, "is empty, and "+string(match)+" of nothing matches no message", "give a header, or use declare.All to match every message")
+			c.bad("Headers", argument.CodeMissing, nil, "is empty, and "+string(match)+" of nothing matches no message", "give a header, or use declare.MatchAll to match every message")
 		}
 		fallthrough
-	case All, AllWithX:
+	case MatchAll, MatchAllWithX:
 		c.args["x-match"] = string(match)
 	default:
-		c.bad("Match", argument.Unknown, string(match), "is unknown", "use declare.All, declare.Any, declare.AllWithX or declare.AnyWithX")
+		c.bad("Match", argument.CodeUnknown, string(match), "is unknown", "use declare.MatchAll, declare.MatchAny, declare.MatchAllWithX or declare.MatchAnyWithX")
 	}
-	withX := match == AllWithX || match == AnyWithX
+	withX := match == MatchAllWithX || match == MatchAnyWithX
 	c.errs = append(c.errs, addNormal(c.args, at.Field("Headers"), b.Headers, func(at argument.Path, key string, v any) error {
 		switch {
 		case key == "x-match":
 			return belongsIn(c.path("Match"), at, v)
 		case !withX && strings.HasPrefix(key, "x-"):
-			return argument.At(at, argument.Conflict, v, fmt.Sprintf("begins with \"x-\", and the broker ignores such headers with %s", match), "use declare.AllWithX or declare.AnyWithX")
+			return argument.At(at, argument.CodeConflict, v, fmt.Sprintf("begins with \"x-\", and the broker ignores such headers with %s", match), "use declare.MatchAllWithX or declare.MatchAnyWithX")
 		}
 		return nil
 	})...)
@@ -148,7 +148,7 @@ func (b Binding) arguments(at argument.Path) (map[string]any, []error) {
 			return belongsIn(c.path("Match"), at, v)
 		}
 		if _, twice := b.Headers[key]; twice {
-			return argument.At(at, argument.Conflict, v, "is in both maps: it is also", "keep one of them").And(c.path("Headers").Key(key))
+			return argument.At(at, argument.CodeConflict, v, "is in both maps: it is also", "keep one of them").And(c.path("Headers").Key(key))
 		}
 		return nil
 	})...)

@@ -10,9 +10,9 @@ import (
 	"github.com/hopback/hopback/declare/internal/queuearg"
 )
 
-// RejectPublishDLX refuses new messages and dead-letters them. Only classic queues
+// OverflowRejectPublishDLX refuses new messages and dead-letters them. Only classic queues
 // have it.
-const RejectPublishDLX Overflow = "reject-publish-dlx"
+const OverflowRejectPublishDLX Overflow = "reject-publish-dlx"
 
 // ClassicQueue is a queue on one node. It is unavailable while that node is down,
 // and lost with it. It dead-letters at most once: a dead message is lost if its
@@ -35,8 +35,8 @@ type ClassicQueue struct {
 	Expires                   time.Duration
 	MaxLength, MaxLengthBytes int64
 
-	// Overflow is what a full queue does: DropHead (the default), RejectPublish or
-	// RejectPublishDLX.
+	// Overflow is what a full queue does: OverflowDropHead (the default), OverflowRejectPublish or
+	// OverflowRejectPublishDLX.
 	Overflow Overflow
 
 	// MaxPriority is the highest priority, 1 to 255; RabbitMQ recommends at most
@@ -87,7 +87,7 @@ func (q ClassicQueue) declaration() (map[string]any, []error) {
 			c.args["x-dead-letter-routing-key"] = d.RoutingKey
 		}
 		if !d.AtMostOnce {
-			c.bad("DeadLetter.AtMostOnce", argument.Unsupported, nil, "isn't set, and a classic queue can't dead-letter at least once", "use a QuorumQueue, or set it")
+			c.bad("DeadLetter.AtMostOnce", argument.CodeUnsupported, nil, "isn't set, and a classic queue can't dead-letter at least once", "use a QuorumQueue, or set it")
 		}
 	}
 	c.millis("MessageTTL", "x-message-ttl", q.MessageTTL)
@@ -98,10 +98,10 @@ func (q ClassicQueue) declaration() (map[string]any, []error) {
 	c.within("Version", "x-queue-version", int64(q.Version), 1, 2)
 	switch q.Overflow {
 	case "":
-	case DropHead, RejectPublish, RejectPublishDLX:
+	case OverflowDropHead, OverflowRejectPublish, OverflowRejectPublishDLX:
 		c.args["x-overflow"] = string(q.Overflow)
 	default:
-		c.bad("Overflow", argument.Unknown, string(q.Overflow), "isn't an overflow of a classic queue", "use declare.DropHead, declare.RejectPublish or declare.RejectPublishDLX")
+		c.bad("Overflow", argument.CodeUnknown, string(q.Overflow), "isn't an overflow of a classic queue", "use declare.OverflowDropHead, declare.OverflowRejectPublish or declare.OverflowRejectPublishDLX")
 	}
 	if q.SingleActiveConsumer {
 		c.args["x-single-active-consumer"] = true

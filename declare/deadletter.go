@@ -28,7 +28,7 @@ type DeadLetterTarget struct {
 	// By default dead-lettering is at least once: the queue keeps a dead letter until every
 	// target queue has confirmed it. No message is lost if the exchange, the binding or the
 	// target queue is missing or full. The side effects: the queue refuses new messages when
-	// it is full (Overflow [RejectPublish], which is set for you). Dead letters count toward
+	// it is full (Overflow [OverflowRejectPublish], which is set for you). Dead letters count toward
 	// its MaxLength until they are confirmed. When 32 dead letters can't be delivered, all
 	// others wait behind them: give the dead-letter exchange an alternate exchange, and the
 	// target queue no MaxLength. On an idle broker it costs no measurable time.
@@ -56,15 +56,15 @@ const atLeastOnce = "at-least-once"
 func (d DeadLetterTarget) problems(at argument.Path) []error {
 	switch {
 	case d.IsZero():
-		return []error{argument.At(at, argument.Missing, nil, "isn't set, so the broker would silently drop messages that are rejected, expire or exceed a limit",
+		return []error{argument.At(at, argument.CodeMissing, nil, "isn't set, so the broker would silently drop messages that are rejected, expire or exceed a limit",
 			"name an exchange or a queue for them, or use declare.Drop()")}
 	case d.drop && d != Drop():
-		return []error{argument.At(at, argument.Conflict, nil, "is Drop with an exchange, a routing key or AtMostOnce",
+		return []error{argument.At(at, argument.CodeConflict, nil, "is Drop with an exchange, a routing key or AtMostOnce",
 			"use declare.Drop() alone, or a DeadLetterTarget without it")}
 	case d.drop:
 		return nil
 	case d.Exchange == "" && d.RoutingKey == "":
-		return []error{argument.At(at.Field("RoutingKey"), argument.Missing, nil, "is empty, and so is",
+		return []error{argument.At(at.Field("RoutingKey"), argument.CodeMissing, nil, "is empty, and so is",
 			"name an exchange, or use declare.ToQueue with a queue's name").And(at.Field("Exchange"))}
 	}
 	var errs []error
@@ -77,7 +77,7 @@ func (d DeadLetterTarget) problems(at argument.Path) []error {
 		errs = append(errs, err)
 	}
 	if d.Exchange == "" && len(d.RoutingKey) > brokername.Max {
-		errs = append(errs, argument.At(at.Field("RoutingKey"), argument.TooLong, d.RoutingKey, "is longer than the name of a queue can be", "name the queue"))
+		errs = append(errs, argument.At(at.Field("RoutingKey"), argument.CodeTooLong, d.RoutingKey, "is longer than the name of a queue can be", "name the queue"))
 	}
 	return errs
 }

@@ -24,7 +24,7 @@ func (t Topology) Declarations() []Declaration {
 
 // Differs compares d with what exists. found has the fields of [Declaration.Body].
 // The result is nil if they are the same, and otherwise the ErrConflict of [Apply],
-// with Differences and WaysOut.
+// with Differences and Remedies.
 func (d Declaration) Differs(found map[string]any) *Error {
 	differences := conflicts(d.Body, found)
 	if len(differences) == 0 {
@@ -32,6 +32,6 @@ func (d Declaration) Differs(found map[string]any) *Error {
 	}
 	return &Error{
 		Op: opDeclare, Resource: d.Resource, Method: d.Method, Path: d.Path, Reason: ErrConflict,
-		Conflict: &differences[0], Differences: differences, WaysOut: waysOut(d.Resource.Kind, differences),
+		Conflict: &differences[0], Differences: differences, Remedies: remedies(d.Resource.Kind, differences),
 	}
 }

@@ -25,7 +25,7 @@ func conflictDetails(ctx context.Context, r Requester, d Declaration, e *Error) 
 	if len(e.Differences) == 0 && e.Conflict != nil {
 		e.Differences = []Conflict{*e.Conflict}
 	}
-	e.WaysOut = waysOut(d.Resource.Kind, e.Differences)
+	e.Remedies = remedies(d.Resource.Kind, e.Differences)
 }
 
 // unlike finds what differs in a queue of which the broker says that it exists:
@@ -96,8 +96,8 @@ func settingOf(v any, set bool) Setting {
 	return Setting{Value: text, Type: typ, Set: true}
 }
 
-// waysOut lists what can be done about a resource that exists with other settings.
-func waysOut(kind string, differences []Conflict) []string {
+// remedies lists what can be done about a resource that exists with other settings.
+func remedies(kind string, differences []Conflict) []string {
 	if kind != kindQueue {
 		return []string{
 			"declare an exchange under another name, bind it, and move the publishers",

@@ -2,7 +2,7 @@
 // broker. A topology is a set of exchanges, queues and bindings.
 //
 //	topology := declare.Topology{
-//		Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Topic}},
+//		Exchanges: []declare.Exchange{{Name: "shop", Type: declare.ExchangeTopic}},
 //		Queues: []declare.Queue{
 //			declare.QuorumQueue{
 //				Name:          "orders",

@@ -18,9 +18,9 @@ var (
 	// ErrInUse means that a queue has messages or consumers, or that something else
 	// needs the resource. See [DeleteIdle].
 	ErrInUse = errors.New("in use")
-	// ErrMissing means that the queue, or an end of the binding, doesn't exist. It is the same
+	// ErrNotFound means that the queue, or an end of the binding, doesn't exist. It is the same
 	// error as client.ErrNotFound.
-	ErrMissing = condition.ErrNotFound
+	ErrNotFound = condition.ErrNotFound
 	// ErrForbidden means that the name is reserved, or that a limit is reached. A
 	// missing permission is ErrNoReply: RabbitMQ ends the session. The Report of Apply
 	// or Delete has it as "refused".
@@ -56,10 +56,10 @@ type Error struct {
 	Reason error
 	// Conflict is the first difference, for most ErrConflict; nil otherwise.
 	Conflict *Conflict
-	// Differences has every argument that differs, and WaysOut says what can be
+	// Differences has every argument that differs, and Remedies says what can be
 	// done, for an ErrConflict of [Apply].
 	Differences []Conflict
-	WaysOut     []string
+	Remedies    []string
 	// Err is the cause: the Requester's error for ErrNoReply, what is wrong with
 	// the reply for ErrBadReply, and the reason for ErrInUse.
 	Err error
@@ -90,8 +90,8 @@ func (e *Error) Error() string {
 	if e.Err != nil {
 		fmt.Fprintf(&b, ": %v", e.Err)
 	}
-	if len(e.WaysOut) > 0 {
-		fmt.Fprintf(&b, "; ways out: %s", strings.Join(e.WaysOut, "; or "))
+	if len(e.Remedies) > 0 {
+		fmt.Fprintf(&b, "; ways out: %s", strings.Join(e.Remedies, "; or "))
 	}
 	return b.String()
 }
@@ -166,7 +166,7 @@ func reason(status int, text string) error {
 	case status == 409, status == 400 && strings.Contains(text, "exclusive access to locked queue"):
 		return ErrConflict
 	case status == 404, status == 400 && (strings.HasPrefix(text, "no queue '") || strings.HasPrefix(text, "no exchange '")):
-		return ErrMissing
+		return ErrNotFound
 	case status == 403:
 		return ErrForbidden
 	case status == 400 && strings.HasSuffix(text, notFormed):

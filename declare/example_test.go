@@ -13,8 +13,8 @@ import (
 func Example() {
 	topology := declare.Topology{
 		Exchanges: []declare.Exchange{
-			{Name: "shop", Type: declare.Topic},
-			{Name: "requeue", Type: declare.Topic},
+			{Name: "shop", Type: declare.ExchangeTopic},
+			{Name: "requeue", Type: declare.ExchangeTopic},
 		},
 		Queues: []declare.Queue{
 			declare.QuorumQueue{Name: "orders", DeliveryLimit: 5, DeadLetter: declare.ToQueue("orders.dead")},

@@ -13,15 +13,15 @@ type ExchangeType string
 
 // The types that every broker has.
 const (
-	// Direct routes to the bindings whose key is the message's routing key.
-	Direct ExchangeType = "direct"
-	// Fanout routes to all bindings.
-	Fanout ExchangeType = "fanout"
-	// Topic routes by patterns: words between dots, "*" for one, "#" for any
+	// ExchangeDirect routes to the bindings whose key is the message's routing key.
+	ExchangeDirect ExchangeType = "direct"
+	// ExchangeFanout routes to all bindings.
+	ExchangeFanout ExchangeType = "fanout"
+	// ExchangeTopic routes by patterns: words between dots, "*" for one, "#" for any
 	// number of them.
-	Topic ExchangeType = "topic"
-	// Headers routes by application properties, see [Binding].
-	Headers ExchangeType = "headers"
+	ExchangeTopic ExchangeType = "topic"
+	// ExchangeHeaders routes by application properties, see [Binding].
+	ExchangeHeaders ExchangeType = "headers"
 )
 
 // Exchange is an exchange to declare. It is always durable: a queue that survives
@@ -65,7 +65,7 @@ func (x Exchange) declaration() (map[string]any, []error) {
 	c.fail(names.CheckOwn(c.at.Field("Name"), x.Name, "choose another name; the broker declares its own exchanges, and bindings can name them"))
 	typ := x.Type
 	if typ == "" {
-		typ = Direct
+		typ = ExchangeDirect
 	}
 	c.fail(names.Check(c.at.Field("Type"), string(typ)))
 	if x.AlternateExchange != "" {

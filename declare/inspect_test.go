@@ -28,7 +28,7 @@ func TestInspect(t *testing.T) {
 	assert.Equal(t, []string{"GET /queues/orders"}, f.sentPaths())
 
 	_, err = declare.Inspect(context.Background(), &fakeBroker{}, "none")
-	require.ErrorIs(t, err, declare.ErrMissing)
+	require.ErrorIs(t, err, declare.ErrNotFound)
 
 	delete(reply, "leader")
 	delete(reply, "replicas")
@@ -60,7 +60,7 @@ func TestHostileReplies(t *testing.T) {
 				_, _ = declare.Purge(ctx, f, "q")
 				_, _ = declare.Apply(ctx, f, shop())
 				_, _ = declare.Delete(ctx, f, shop())
-				_ = declare.DeleteBinding(ctx, f, declare.Binding{Source: "x", Queue: "q", Match: declare.All})
+				_ = declare.DeleteBinding(ctx, f, declare.Binding{Source: "x", Queue: "q", Match: declare.MatchAll})
 			}, "%T", reply)
 		}
 	}
@@ -84,8 +84,8 @@ func TestBindings(t *testing.T) {
 	}
 	assert.Equal(t, []declare.Binding{
 		of,
-		with(declare.Any, map[string]any{"h": int64(1)}, map[string]any{"x-own": true}),
-		with(declare.AllWithX, map[string]any{"x-opt-a": "b"}, nil),
+		with(declare.MatchAny, map[string]any{"h": int64(1)}, map[string]any{"x-own": true}),
+		with(declare.MatchAllWithX, map[string]any{"x-opt-a": "b"}, nil),
 		with("", nil, map[string]any{"x-own": int64(1)}),
 	}, got)
 	assert.Equal(t, []string{"GET /bindings?src=a%20b&dste=c%26d&key=k%3D1"}, f.sentPaths())

@@ -44,22 +44,22 @@ const (
 type Overflow string
 
 const (
-	// DropHead removes the oldest message: it is dead-lettered at most once, or
+	// OverflowDropHead removes the oldest message: it is dead-lettered at most once, or
 	// dropped. It is the broker's default.
-	DropHead Overflow = "drop-head"
-	// RejectPublish refuses new messages: the publisher gets the outcome rejected.
-	RejectPublish Overflow = "reject-publish"
+	OverflowDropHead Overflow = "drop-head"
+	// OverflowRejectPublish refuses new messages: the publisher gets the outcome rejected.
+	OverflowRejectPublish Overflow = "reject-publish"
 )
 
 // LeaderLocator is how the broker chooses the node that leads a new queue.
 type LeaderLocator string
 
 const (
-	// ClientLocal chooses the node that the declaring client is connected to. It
+	// LeaderClientLocal chooses the node that the declaring client is connected to. It
 	// is the broker's default.
-	ClientLocal LeaderLocator = "client-local"
-	// Balanced chooses a node that leads few queues.
-	Balanced LeaderLocator = "balanced"
+	LeaderClientLocal LeaderLocator = "client-local"
+	// LeaderBalanced chooses a node that leads few queues.
+	LeaderBalanced LeaderLocator = "balanced"
 )
 
 // RetryKind says which returned messages a queue delays, see [DelayedRetry].
@@ -121,7 +121,7 @@ type QuorumQueue struct {
 	MaxLength, MaxLengthBytes int64
 
 	// Overflow is what a full queue does. Dead-lettering at least once needs
-	// RejectPublish, which is then the default; any other value is an error,
+	// OverflowRejectPublish, which is then the default; any other value is an error,
 	// because the broker would silently dead-letter at most once.
 	Overflow Overflow
 
@@ -195,7 +195,7 @@ func (q QuorumQueue) limits(c *collector) {
 	case q.DeliveryLimit == NoRedelivery:
 		c.args["x-delivery-limit"] = int64(0)
 	case q.DeliveryLimit < NoRedelivery:
-		c.bad("DeliveryLimit", argument.OutOfRange, int64(q.DeliveryLimit), "is negative", "use a number above zero, declare.Unlimited or declare.NoRedelivery")
+		c.bad("DeliveryLimit", argument.CodeOutOfRange, int64(q.DeliveryLimit), "is negative", "use a number above zero, declare.Unlimited or declare.NoRedelivery")
 	case q.DeliveryLimit != 0:
 		c.args["x-delivery-limit"] = int64(q.DeliveryLimit)
 	}
@@ -219,20 +219,20 @@ func (q QuorumQueue) deadLetter(c *collector) {
 		if !d.AtMostOnce {
 			c.args["x-dead-letter-strategy"] = atLeastOnce
 			if overflow == "" {
-				overflow = RejectPublish
+				overflow = OverflowRejectPublish
 			}
-			if overflow != RejectPublish {
-				c.bad("Overflow", argument.Conflict, string(overflow), "silently makes the broker dead-letter at most once",
+			if overflow != OverflowRejectPublish {
+				c.bad("Overflow", argument.CodeConflict, string(overflow), "silently makes the broker dead-letter at most once",
 					"leave it empty, or set DeadLetter.AtMostOnce")
 			}
 		}
 	}
 	switch overflow {
 	case "":
-	case DropHead, RejectPublish:
+	case OverflowDropHead, OverflowRejectPublish:
 		c.args["x-overflow"] = string(overflow)
 	default:
-		c.bad("Overflow", argument.Unknown, string(overflow), "isn't an overflow of a quorum queue", "use declare.DropHead or declare.RejectPublish")
+		c.bad("Overflow", argument.CodeUnknown, string(overflow), "isn't an overflow of a quorum queue", "use declare.OverflowDropHead or declare.OverflowRejectPublish")
 	}
 }
 
@@ -254,13 +254,13 @@ func (q QuorumQueue) delayedRetry(c *collector) {
 	case RetryAll, RetryFailed, RetryReturned:
 		c.args["x-delayed-retry-type"] = string(d.Kind)
 	default:
-		c.bad("DelayedRetry.Kind", argument.Unknown, string(d.Kind), "is unknown", "use declare.RetryAll, declare.RetryFailed or declare.RetryReturned")
+		c.bad("DelayedRetry.Kind", argument.CodeUnknown, string(d.Kind), "is unknown", "use declare.RetryAll, declare.RetryFailed or declare.RetryReturned")
 	}
 	if d.Min == 0 {
-		c.bad("DelayedRetry.Min", argument.Missing, nil, "isn't set, so the broker wouldn't delay any message", "give the first delay")
+		c.bad("DelayedRetry.Min", argument.CodeMissing, nil, "isn't set, so the broker wouldn't delay any message", "give the first delay")
 	}
 	if d.Max != 0 && d.Max < d.Min {
-		c.bad("DelayedRetry.Max", argument.Conflict, d.Max, "is shorter than", "leave it out, or give at least as long").And(c.path("DelayedRetry.Min"))
+		c.bad("DelayedRetry.Max", argument.CodeConflict, d.Max, "is shorter than", "leave it out, or give at least as long").And(c.path("DelayedRetry.Min"))
 	}
 	c.millis("DelayedRetry.Min", "x-delayed-retry-min", d.Min)
 	c.millis("DelayedRetry.Max", "x-delayed-retry-max", d.Max)
@@ -298,11 +298,11 @@ func (c *collector) millis(field, key string, d time.Duration) {
 	switch {
 	case d == 0:
 	case d < 0:
-		c.bad(field, argument.OutOfRange, d, "is negative", "give a time above zero, or leave it out")
+		c.bad(field, argument.CodeOutOfRange, d, "is negative", "give a time above zero, or leave it out")
 	case d%time.Millisecond != 0:
-		c.bad(field, argument.NotWhole, d, "isn't a whole number of milliseconds, the broker's unit", "round it with Round(time.Millisecond)")
+		c.bad(field, argument.CodeNotWhole, d, "isn't a whole number of milliseconds, the broker's unit", "round it with Round(time.Millisecond)")
 	case d.Milliseconds() > queuearg.MaxMillis:
-		c.bad(field, argument.OutOfRange, d, "is longer than ten years, the broker's limit", fmt.Sprintf("use at most %d hours", queuearg.MaxMillis*time.Millisecond/time.Hour))
+		c.bad(field, argument.CodeOutOfRange, d, "is longer than ten years, the broker's limit", fmt.Sprintf("use at most %d hours", queuearg.MaxMillis*time.Millisecond/time.Hour))
 	default:
 		c.args[key] = d.Milliseconds()
 	}
@@ -311,7 +311,7 @@ func (c *collector) millis(field, key string, d time.Duration) {
 func (c *collector) positive(field, key string, n int64) {
 	switch {
 	case n < 0:
-		c.bad(field, argument.OutOfRange, n, "is negative", "give a number above zero, or leave it out")
+		c.bad(field, argument.CodeOutOfRange, n, "is negative", "give a number above zero, or leave it out")
 	case n > 0:
 		c.args[key] = n
 	}
@@ -321,7 +321,7 @@ func (c *collector) within(field, key string, n, least, most int64) {
 	switch {
 	case n == 0:
 	case n < least || n > most:
-		c.bad(field, argument.OutOfRange, n, "is out of range", fmt.Sprintf("use %d to %d, or leave it out", least, most))
+		c.bad(field, argument.CodeOutOfRange, n, "is out of range", fmt.Sprintf("use %d to %d, or leave it out", least, most))
 	default:
 		c.args[key] = n
 	}
@@ -330,10 +330,10 @@ func (c *collector) within(field, key string, n, least, most int64) {
 func (c *collector) leader(l LeaderLocator) {
 	switch l {
 	case "":
-	case ClientLocal, Balanced:
+	case LeaderClientLocal, LeaderBalanced:
 		c.args["x-queue-leader-locator"] = string(l)
 	default:
-		c.bad("LeaderLocator", argument.Unknown, string(l), "is unknown", "use declare.ClientLocal or declare.Balanced")
+		c.bad("LeaderLocator", argument.CodeUnknown, string(l), "is unknown", "use declare.LeaderClientLocal or declare.LeaderBalanced")
 	}
 }
 

@@ -43,7 +43,7 @@ func TestQuorumQueueArguments(t *testing.T) {
 				MaxLengthBytes:       1 << 40,
 				SingleActiveConsumer: true,
 				InitialGroupSize:     3,
-				LeaderLocator:        declare.Balanced,
+				LeaderLocator:        declare.LeaderBalanced,
 				ConsumerTimeout:      time.Minute,
 				DelayedRetry:         declare.DelayedRetry{Kind: declare.RetryFailed, Min: time.Second, Max: time.Minute},
 				Arguments:            map[string]any{"x-list": []string{"a"}, "x-int": uint8(7), "x-null": nil},
@@ -77,11 +77,11 @@ func TestQuorumQueueArguments(t *testing.T) {
 			"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
 		}},
 		"at most once sends no strategy": {
-			declare.QuorumQueue{DeadLetter: declare.DeadLetterTarget{Exchange: "dlx", AtMostOnce: true}, Overflow: declare.DropHead},
+			declare.QuorumQueue{DeadLetter: declare.DeadLetterTarget{Exchange: "dlx", AtMostOnce: true}, Overflow: declare.OverflowDropHead},
 			map[string]any{"x-dead-letter-exchange": "dlx", "x-overflow": "drop-head"},
 		},
 		"at least once said in full": {
-			declare.QuorumQueue{DeadLetter: declare.DeadLetterTarget{Exchange: "dlx"}, Overflow: declare.RejectPublish},
+			declare.QuorumQueue{DeadLetter: declare.DeadLetterTarget{Exchange: "dlx"}, Overflow: declare.OverflowRejectPublish},
 			map[string]any{"x-dead-letter-exchange": "dlx", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"},
 		},
 		"one delay": {
@@ -115,7 +115,7 @@ func TestQuorumQueueRefuses(t *testing.T) {
 		"dead-letter exchange":    {func(q *queue) { q.DeadLetter.Exchange = "a\n" }, "DeadLetter.Exchange"},
 		"dead-letter key":         {func(q *queue) { q.DeadLetter.RoutingKey = "\xff" }, "DeadLetter.RoutingKey"},
 		"dead-letter queue":       {func(q *queue) { q.DeadLetter = declare.ToQueue(strings.Repeat("q", 256)) }, "DeadLetter.RoutingKey"},
-		"at least once drop-head": {func(q *queue) { q.Overflow = declare.DropHead }, "Overflow"},
+		"at least once drop-head": {func(q *queue) { q.Overflow = declare.OverflowDropHead }, "Overflow"},
 		"unknown overflow":        {func(q *queue) { q.DeadLetter = declare.Drop(); q.Overflow = "reject-publish-dlx" }, "Overflow"},
 		"limit":                   {func(q *queue) { q.DeliveryLimit = -3 }, "DeliveryLimit"},
 		"ttl of microseconds":     {func(q *queue) { q.MessageTTL = 1500 * time.Microsecond }, "MessageTTL"},

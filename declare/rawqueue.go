@@ -50,7 +50,7 @@ func (q RawQueue) declaration() (map[string]any, []error) {
 			return nil
 		}
 		if problem, remedy, unknown := queuearg.Wrong(queueType, key, v); problem != "" && !unknown {
-			return argument.At(at, argument.Unsupported, v, problem, remedy)
+			return argument.At(at, argument.CodeUnsupported, v, problem, remedy)
 		}
 		return nil
 	})...)

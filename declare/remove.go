@@ -108,7 +108,7 @@ func deleteQueue(ctx context.Context, r Requester, name string) (uint64, error) 
 func deleteIdleQueue(ctx context.Context, r Requester, name string) error {
 	info, err := Inspect(ctx, r, name)
 	switch {
-	case errors.Is(err, ErrMissing):
+	case errors.Is(err, ErrNotFound):
 		return nil
 	case err != nil:
 		return err

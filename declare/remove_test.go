@@ -22,7 +22,7 @@ func TestDeleteTopology(t *testing.T) {
 	f := &fakeBroker{}
 	top := shop()
 	top.Queues = append(top.Queues, declare.QuorumQueue{Name: "orders"}, nil)
-	top.Exchanges = append(top.Exchanges, declare.Exchange{Name: "shop", Type: declare.Direct})
+	top.Exchanges = append(top.Exchanges, declare.Exchange{Name: "shop", Type: declare.ExchangeDirect})
 	top.Bindings = append(top.Bindings, declare.Binding{Source: "amq.topic", Queue: "elsewhere", Key: "a;b=c&d /é"})
 	report, err := declare.Delete(context.Background(), f, top)
 	require.NoError(t, err, "only names count")
@@ -59,7 +59,7 @@ func TestCounts(t *testing.T) {
 	assert.Equal(t, []string{"DELETE /queues/a%2Fb/messages", "DELETE /queues/a%2Fb"}, f.sentPaths())
 
 	_, err = declare.Purge(ctx, replies(400, "no queue 'q' in vhost '/'"), "q")
-	require.ErrorIs(t, err, declare.ErrMissing, "RabbitMQ 4.0")
+	require.ErrorIs(t, err, declare.ErrNotFound, "RabbitMQ 4.0")
 
 	for _, reply := range []any{nil, "ok", 3, []any{}, map[string]any{}, map[string]any{"message_count": -1}, map[string]any{"message_count": "3"}, map[any]any{3: 3}} {
 		_, err = declare.Purge(ctx, replies(200, reply), "q")
@@ -84,7 +84,7 @@ func TestDeleteBinding(t *testing.T) {
 		map[string]any{"arguments": map[string]any{"x-match": "all-with-x", "x-opt-retry-delay": int64(60000)}, "location": "/bindings/other"},
 		map[any]any{"arguments": map[any]any{symbol("x-match"): symbol("all-with-x"), "x-opt-retry-delay": int32(10000)}, "location": "/bindings/this"},
 	}
-	b := declare.Binding{Source: "x", Queue: "q", Match: declare.AllWithX, Headers: map[string]any{"x-opt-retry-delay": 10000}}
+	b := declare.Binding{Source: "x", Queue: "q", Match: declare.MatchAllWithX, Headers: map[string]any{"x-opt-retry-delay": 10000}}
 	f = &fakeBroker{intercept: func(_ context.Context, _ int, s sent) (int, any, error, bool) {
 		return 200, list, nil, s.method == "GET"
 	}}
@@ -139,5 +139,5 @@ func TestDeclarations(t *testing.T) {
 	e := list[2].Differs(top.Declarations()[2].Body)
 	require.ErrorIs(t, e, declare.ErrConflict)
 	assert.Equal(t, "durable", e.Differences[0].Argument)
-	assert.NotEmpty(t, e.WaysOut)
+	assert.NotEmpty(t, e.Remedies)
 }

@@ -62,9 +62,9 @@ func (s Stream) declaration() (map[string]any, []error) {
 	c.fail(names.CheckOwn(c.at.Field("Name"), s.Name, "choose another name"))
 	switch {
 	case s.MaxAge < 0:
-		c.bad("MaxAge", argument.OutOfRange, s.MaxAge, "is negative", "give a time above zero, or leave it out")
+		c.bad("MaxAge", argument.CodeOutOfRange, s.MaxAge, "is negative", "give a time above zero, or leave it out")
 	case s.MaxAge%time.Second != 0:
-		c.bad("MaxAge", argument.NotWhole, s.MaxAge, "isn't a whole number of seconds, the broker's smallest unit", "round it with Round(time.Second)")
+		c.bad("MaxAge", argument.CodeNotWhole, s.MaxAge, "isn't a whole number of seconds, the broker's smallest unit", "round it with Round(time.Second)")
 	case s.MaxAge > 0:
 		c.args["x-max-age"] = fmt.Sprintf("%ds", s.MaxAge/time.Second)
 	}

@@ -61,7 +61,7 @@ func (t Topology) plan() plan {
 	seenQ := map[string]int{}
 	for i, q := range t.Queues {
 		if isNil(q) {
-			p.problems = append(p.problems, argument.At(argument.Root("Topology").Field("Queues").Index(i), argument.Missing, nil, "is nil", "leave it out"))
+			p.problems = append(p.problems, argument.At(argument.Root("Topology").Field("Queues").Index(i), argument.CodeMissing, nil, "is nil", "leave it out"))
 			continue
 		}
 		body, errs := q.declaration()
@@ -98,7 +98,7 @@ func (p *plan) add(to *[]Declaration, seen map[string]int, name string, d Declar
 		return true
 	}
 	if !reflect.DeepEqual((*to)[i].Body, d.Body) {
-		p.contradictions = append(p.contradictions, argument.At(where, argument.Conflict, name,
+		p.contradictions = append(p.contradictions, argument.At(where, argument.CodeConflict, name,
 			fmt.Sprintf("is declared twice with different values: %s", difference((*to)[i].Body, d.Body)), "declare it once"))
 	}
 	return false

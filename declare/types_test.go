@@ -26,7 +26,7 @@ func TestQueueTypesRefuse(t *testing.T) {
 		`it belongs in MaxPriority`:                                   declare.ClassicQueue{Name: "q", DeadLetter: drop, Arguments: map[string]any{"x-max-priority": 3}},
 		`has no effect on a classic queue`:                            declare.ClassicQueue{Name: "q", DeadLetter: drop, Arguments: map[string]any{"x-delivery-limit": 3}},
 		`LeaderLocator = "x" is unknown`:                              declare.ClassicQueue{Name: "q", DeadLetter: drop, LeaderLocator: "x"},
-		`isn't an overflow of a quorum queue`:                         declare.QuorumQueue{Name: "q", DeadLetter: drop, Overflow: declare.RejectPublishDLX},
+		`isn't an overflow of a quorum queue`:                         declare.QuorumQueue{Name: "q", DeadLetter: drop, Overflow: declare.OverflowRejectPublishDLX},
 		`TargetGroupSize = -1 is negative`:                            declare.QuorumQueue{Name: "q", DeadLetter: drop, TargetGroupSize: -1},
 		`has no effect on a quorum queue; it is for the type classic`: declare.QuorumQueue{Name: "q", DeadLetter: drop, Arguments: map[string]any{"x-max-priority": 3}},
 		`isn't a whole number of seconds`:                             declare.Stream{Name: "q", MaxAge: time.Millisecond},

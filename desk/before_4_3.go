@@ -1,4 +1,4 @@
 package desk
 
-// countsLooks is the text of CaveatLimit.
-const countsLooks = "RabbitMQ below 4.3 counts each look as a delivery, and the queue's limit is %d: messages that reach it are dead-lettered or dropped"
+// countsPeeks is the text of WarningLimit.
+const countsPeeks = "RabbitMQ below 4.3 counts each look as a delivery, and the queue's limit is %d: messages that reach it are dead-lettered or dropped"

@@ -51,23 +51,23 @@ func (e *Edit) SetProperty(key string, v any) {
 func (e *Edit) Validate() error {
 	at := argument.Root("Edit")
 	if t := e.contentType; t != nil && (len(*t) > maxShort || strings.ContainsFunc(*t, func(r rune) bool { return r < ' ' || r > '~' })) {
-		return argument.At(at.Field("ContentType"), argument.Unsupported, *t, "isn't ASCII of at most 255 bytes, as AMQP wants it for a content-type", "write it as application/json")
+		return argument.At(at.Field("ContentType"), argument.CodeUnsupported, *t, "isn't ASCII of at most 255 bytes, as AMQP wants it for a content-type", "write it as application/json")
 	}
 	for k, v := range maps.All(e.set) {
 		switch {
 		case k == "" || len(k) > maxShort || !utf8.ValidString(k):
-			return argument.At(at.Field("Property"), argument.Unsupported, k, "isn't valid UTF-8 of 1 to 255 bytes, so it can't be the name of an application property", "choose another name")
+			return argument.At(at.Field("Property"), argument.CodeUnsupported, k, "isn't valid UTF-8 of 1 to 255 bytes, so it can't be the name of an application property", "choose another name")
 		case v == nil:
 			continue
 		}
 		switch v := v.(type) {
 		case string:
 			if !utf8.ValidString(v) {
-				return argument.At(at.Field("Property"), argument.Unsupported, k, "would get a value that isn't valid UTF-8", "give it as text")
+				return argument.At(at.Field("Property"), argument.CodeUnsupported, k, "would get a value that isn't valid UTF-8", "give it as text")
 			}
 		case bool, int64, float64:
 		default:
-			return argument.At(at.Field("Property"), argument.Unsupported, k, fmt.Sprintf("would get a %T", v), "use a string, bool, int64 or float64")
+			return argument.At(at.Field("Property"), argument.CodeUnsupported, k, fmt.Sprintf("would get a %T", v), "use a string, bool, int64 or float64")
 		}
 	}
 	return nil
@@ -84,7 +84,7 @@ func (u *unsendable) Error() string { return u.err.Error() }
 func (u *unsendable) Unwrap() error { return u.err }
 
 // edited is the Edit for the message.
-func (l *letter) edited(position int) *Edit {
+func (l *deadLetter) edited(position int) *Edit {
 	e := &Edit{Summary: l.summary(position)}
 	e.body, e.isBytes = l.bytes()
 	return e
@@ -93,7 +93,7 @@ func (l *letter) edited(position int) *Edit {
 // renewed is the message that a replay sends: as it was first published, but for the
 // marks that the replay leaves. The body, the properties and the footer are the bytes of
 // the original.
-func (l *letter) renewed(mark ReplayMark, e *Edit) ([]byte, error) {
+func (l *deadLetter) renewed(mark ReplayMark, e *Edit) ([]byte, error) {
 	if l.bad != nil {
 		return nil, &unsendable{l.bad}
 	}
@@ -154,7 +154,7 @@ func (l *letter) renewed(mark ReplayMark, e *Edit) ([]byte, error) {
 
 // appendProperties writes the properties and the application properties, as they came where
 // nothing has changed.
-func (l *letter) appendProperties(b []byte, application frames.Map, changed bool, e *Edit) ([]byte, error) {
+func (l *deadLetter) appendProperties(b []byte, application frames.Map, changed bool, e *Edit) ([]byte, error) {
 	var properties, rest []byte
 	var err error
 	for _, s := range l.sections {
@@ -225,7 +225,7 @@ var ours = map[string]bool{
 
 // marks are the annotations that a replay leaves. They don't grow beyond their bounds,
 // however often a message is replayed.
-func (l *letter) marks(mark ReplayMark) frames.Map {
+func (l *deadLetter) marks(mark ReplayMark) frames.Map {
 	at := mark.At.UnixMilli()
 	d := l.death
 	this := life{

@@ -55,7 +55,7 @@ type Desk struct {
 // the same broker. A nil conn is an *argument.Error. Closing conn is the caller's task.
 func New(conn *client.Conn, cfg Config) (*Desk, error) {
 	if conn == nil {
-		return nil, argument.At(argument.Root("conn"), argument.Missing, nil, "is nil", "use the connection that client.Connect has returned")
+		return nil, argument.At(argument.Root("conn"), argument.CodeMissing, nil, "is nil", "use the connection that client.Connect has returned")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -63,92 +63,92 @@ func New(conn *client.Conn, cfg Config) (*Desk, error) {
 	return &Desk{conn: conn, cfg: cfg, log: cfg.Logger}, nil
 }
 
-// Caveat is a guarantee that a walk of a queue can't give.
-type Caveat struct {
-	Code CaveatCode `json:"code"`
-	Text string     `json:"text"`
-	// Refuses reports whether operations return a TermsError unless Accept names Code.
+// Warning is a guarantee that a walk of a queue can't give.
+type Warning struct {
+	Code WarningCode `json:"code"`
+	Text string      `json:"text"`
+	// Refuses reports whether operations return a SideEffectsError unless Accept names Code.
 	Refuses bool `json:"refuses"`
 }
 
-// CaveatCode is the kind of a Caveat.
-type CaveatCode string
+// WarningCode is the kind of a Caveat.
+type WarningCode string
 
 // The codes.
 const (
-	// CaveatLimit: each walk uses up one delivery of each message, because RabbitMQ below
+	// WarningLimit: each walk uses up one delivery of each message, because RabbitMQ below
 	// 4.3 counts every return toward the delivery limit. It refuses.
-	CaveatLimit CaveatCode = "delivery-limit"
-	// CaveatLoss: if the connection is lost during a walk, each held message gets one
+	WarningLimit WarningCode = "delivery-limit"
+	// WarningLoss: if the connection is lost during a walk, each held message gets one
 	// failed delivery toward the queue's delivery limit.
-	CaveatLoss CaveatCode = "delivery-limit-on-loss"
-	// CaveatConsumers: the queue has other consumers. They and the Desk each see a part of
+	WarningLoss WarningCode = "delivery-limit-on-loss"
+	// WarningConsumers: the queue has other consumers. They and the Desk each see a part of
 	// the messages, and the order isn't kept. Reports name in Unread what wasn't read.
-	CaveatConsumers CaveatCode = "other-consumers"
-	// CaveatSingleActive: the queue has a single active consumer other than the Desk, so a
+	WarningConsumers WarningCode = "other-consumers"
+	// WarningSingleActive: the queue has a single active consumer other than the Desk, so a
 	// walk would receive nothing. It refuses.
-	CaveatSingleActive CaveatCode = "single-active-consumer"
-	// CaveatClassic: the queue is a classic queue. No message is lost, but order and counts
+	WarningSingleActive WarningCode = "single-active-consumer"
+	// WarningClassic: the queue is a classic queue. No message is lost, but order and counts
 	// aren't guaranteed. It refuses.
-	CaveatClassic CaveatCode = "classic-queue"
-	// CaveatPolicies: without the HTTP API it is unknown whether a policy sets a delivery
+	WarningClassic WarningCode = "classic-queue"
+	// WarningPolicies: without the HTTP API it is unknown whether a policy sets a delivery
 	// limit.
-	CaveatPolicies CaveatCode = "policies-unseen"
-	// CaveatScan: another operation of this package reads the queue. By default an operation
-	// waits until that has ended. Accepting CaveatScan lets it go on at once, and see only
+	WarningPolicies WarningCode = "policies-unseen"
+	// WarningScan: another operation of this package reads the queue. By default an operation
+	// waits until that has ended. Accepting WarningScan lets it go on at once, and see only
 	// what the other one doesn't hold.
-	CaveatScan CaveatCode = "another-scan"
+	WarningScan WarningCode = "another-scan"
 )
 
-// Terms describes the effects of a walk on a queue's messages.
-type Terms struct {
-	Queue    string   `json:"queue"`
-	Messages uint64   `json:"messages"` // that are ready
-	Caveats  []Caveat `json:"caveats,omitempty"`
+// SideEffects describes the effects of a walk on a queue's messages.
+type SideEffects struct {
+	Queue    string    `json:"queue"`
+	Messages uint64    `json:"messages"` // that are ready
+	Warnings []Warning `json:"caveats,omitempty"`
 }
 
-// TermsError says that a queue wasn't read, because a Caveat that refuses wasn't accepted.
+// SideEffectsError says that a queue wasn't read, because a Caveat that refuses wasn't accepted.
 // Nothing was changed. To go on, name its Code in Accept.
-type TermsError struct{ Terms Terms }
+type SideEffectsError struct{ SideEffects SideEffects }
 
-func (e *TermsError) Error() string {
+func (e *SideEffectsError) Error() string {
 	var why []string
-	for _, c := range e.Terms.Caveats {
+	for _, c := range e.SideEffects.Warnings {
 		if c.Refuses {
 			why = append(why, fmt.Sprintf("%s (%s)", c.Text, c.Code))
 		}
 	}
-	return fmt.Sprintf("hopback: the queue %q isn't looked into: %s; accept that by its code to go on", e.Terms.Queue, strings.Join(why, "; "))
+	return fmt.Sprintf("hopback: the queue %q isn't looked into: %s; accept that by its code to go on", e.SideEffects.Queue, strings.Join(why, "; "))
 }
 
-// Terms returns the effects that a walk would have on a queue's messages. It reads no
-// message. A queue that doesn't exist is declare.ErrMissing. A stream is an
+// SideEffects returns the effects that a walk would have on a queue's messages. It reads no
+// message. A queue that doesn't exist is declare.ErrNotFound. A stream is an
 // *argument.Error. Other errors are those of declare.Inspect and of Config.HTTP.
-func (d *Desk) Terms(ctx context.Context, queue string) (Terms, error) {
+func (d *Desk) SideEffects(ctx context.Context, queue string) (SideEffects, error) {
 	info, err := declare.Inspect(ctx, d.conn.Management(), queue)
 	if err != nil {
-		return Terms{}, err
+		return SideEffects{}, err
 	}
 	if info.Type == "stream" {
-		return Terms{}, argument.At(argument.Root("queue"), argument.Unsupported, queue, "is a stream, whose messages nobody takes out", "read it with a stream consumer")
+		return SideEffects{}, argument.At(argument.Root("queue"), argument.CodeUnsupported, queue, "is a stream, whose messages nobody takes out", "read it with a stream consumer")
 	}
-	t := Terms{Queue: queue, Messages: info.Messages}
-	add := func(code CaveatCode, refuses bool, format string, args ...any) {
-		t.Caveats = append(t.Caveats, Caveat{code, fmt.Sprintf(format, args...), refuses})
+	t := SideEffects{Queue: queue, Messages: info.Messages}
+	add := func(code WarningCode, refuses bool, format string, args ...any) {
+		t.Warnings = append(t.Warnings, Warning{code, fmt.Sprintf(format, args...), refuses})
 	}
 	if info.Type != "quorum" {
-		add(CaveatClassic, true, "it is a %s queue, for which order and counts aren't promised", info.Type)
+		add(WarningClassic, true, "it is a %s queue, for which order and counts aren't promised", info.Type)
 	}
 	limit, limited := deliveryLimit(info)
 	var held uint64 // by consumers
 	if d.cfg.HTTP == nil {
 		if !limited {
-			add(CaveatPolicies, false, "without the HTTP API it can't be told whether a policy sets a delivery limit")
+			add(WarningPolicies, false, "without the HTTP API it can't be told whether a policy sets a delivery limit")
 		}
 	} else {
 		policy, err := d.policy(ctx, queue)
 		if err != nil {
-			return Terms{}, err
+			return SideEffects{}, err
 		}
 		held = policy.unacknowledged
 		// A limit in either place counts; of two, the smaller one.
@@ -158,21 +158,21 @@ func (d *Desk) Terms(ctx context.Context, queue string) (Terms, error) {
 	}
 	if limited && info.Type == "quorum" {
 		if oldbroker.Of(d.conn.Broker().AtLeast).CountsReturns {
-			add(CaveatLimit, true, countsLooks, limit)
+			add(WarningLimit, true, countsPeeks, limit)
 		} else {
-			add(CaveatLoss, false, "if the connection is lost while messages are held, each counts a failed delivery of the queue's limit of %d", limit)
+			add(WarningLoss, false, "if the connection is lost while messages are held, each counts a failed delivery of the queue's limit of %d", limit)
 		}
 	}
 	if info.Consumers > 0 {
 		active, _ := info.Arguments["x-single-active-consumer"].(bool)
 		if active {
-			add(CaveatSingleActive, true, "it has a single active consumer, and %d are there before the desk: it would see nothing", info.Consumers)
+			add(WarningSingleActive, true, "it has a single active consumer, and %d are there before the desk: it would see nothing", info.Consumers)
 		} else {
 			holding := ""
 			if held > 0 {
 				holding = fmt.Sprintf(" and held %d messages some seconds ago", held)
 			}
-			add(CaveatConsumers, false, "it has %d other consumers%s: messages that they hold can't be read, and the order isn't kept", info.Consumers, holding)
+			add(WarningConsumers, false, "it has %d other consumers%s: messages that they hold can't be read, and the order isn't kept", info.Consumers, holding)
 		}
 	}
 	return t, nil
@@ -219,21 +219,21 @@ func (d *Desk) policy(ctx context.Context, queue string) (set policy, err error)
 	return set, nil
 }
 
-// terms refuses what wasn't accepted.
-func (d *Desk) terms(ctx context.Context, queue string, accept []CaveatCode) (Terms, error) {
-	t, err := d.Terms(ctx, queue)
+// sideEffects refuses what wasn't accepted.
+func (d *Desk) sideEffects(ctx context.Context, queue string, accept []WarningCode) (SideEffects, error) {
+	t, err := d.SideEffects(ctx, queue)
 	if err != nil {
 		return t, err
 	}
-	for _, c := range t.Caveats {
+	for _, c := range t.Warnings {
 		if c.Refuses && !slices.Contains(accept, c.Code) {
-			return t, &TermsError{t}
+			return t, &SideEffectsError{t}
 		}
 	}
 	return t, nil
 }
 
-// Progress is how far an operation has come.
+// OnProgress is how far an operation has come.
 type Progress struct {
 	// Seen is the number of messages read so far. Matched is how many of them the filter
 	// selected. Done is how many of those are finished.
@@ -248,19 +248,19 @@ type Progress struct {
 // progressEvery is how often a Progress is told.
 const progressEvery = 200 * time.Millisecond
 
-// teller calls a progress function once in a while.
-type teller struct {
-	tell func(Progress)
-	last time.Time
+// notifier calls a progress function once in a while.
+type notifier struct {
+	notify func(Progress)
+	last   time.Time
 }
 
-func (t *teller) now(p Progress) {
-	if t.tell == nil {
+func (t *notifier) now(p Progress) {
+	if t.notify == nil {
 		return
 	}
 	if now := time.Now(); now.Sub(t.last) >= progressEvery {
 		t.last = now
-		t.tell(p)
+		t.notify(p)
 	}
 }
 

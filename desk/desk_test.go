@@ -20,8 +20,8 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// deadLetter is an encoded message that died at a time.
-func deadLetter(t testing.TB, died time.Time, edit ...func(*frames.Message)) []byte {
+// sampleDeadLetter is an encoded message that died at a time.
+func sampleDeadLetter(t testing.TB, died time.Time, edit ...func(*frames.Message)) []byte {
 	t.Helper()
 	body, err := frames.AppendValue(nil, frames.Described{Descriptor: uint64(frames.SectionData), Value: []byte(`{"order":1}`)})
 	require.NoError(t, err)
@@ -64,7 +64,7 @@ var died = time.UnixMilli(1_700_000_000_123)
 // but for the counter, and says that it was replayed.
 func TestRenewedMessageBeginsAnew(t *testing.T) {
 	t.Parallel()
-	l := open(deadLetter(t, died))
+	l := open(sampleDeadLetter(t, died))
 	require.NoError(t, l.bad)
 	mark := ReplayMark{ID: "r1", By: "ada", At: died.Add(time.Hour)}
 	b, err := l.renewed(mark, nil)
@@ -78,7 +78,7 @@ func TestRenewedMessageBeginsAnew(t *testing.T) {
 	tenant, _ := c.annotations.Get("x-opt-tenant")
 	assert.Equal(t, frames.Symbol("acme"), tenant, "a symbol stays a symbol")
 	assert.Zero(t, retry.Count(c.m))
-	assert.Equal(t, retry.Death{Exchange: "shop", RoutingKey: "order.new"}, c.death)
+	assert.Equal(t, retry.DeadLetter{Exchange: "shop", RoutingKey: "order.new"}, c.death)
 	assert.Equal(t, &mark, func() *ReplayMark { m := c.replay(); m.At = m.At.Local(); return m }())
 	assert.Equal(t, 1, c.replays())
 	for _, e := range c.annotations {
@@ -97,7 +97,7 @@ func TestRenewedMessageBeginsAnew(t *testing.T) {
 // Nothing in a message grows with its replays, whatever its errors are.
 func TestMarksOfAThousandReplaysAreBounded(t *testing.T) {
 	t.Parallel()
-	payload := deadLetter(t, died)
+	payload := sampleDeadLetter(t, died)
 	size := 0
 	for i := range 1000 {
 		l := open(payload)
@@ -125,23 +125,23 @@ func TestMarksOfAThousandReplaysAreBounded(t *testing.T) {
 
 func TestSummaryAndHops(t *testing.T) {
 	t.Parallel()
-	l := open(deadLetter(t, died))
+	l := open(sampleDeadLetter(t, died))
 	s := l.summary(3)
 	assert.Equal(t, 3, s.Position)
 	assert.Equal(t, "m1", s.MessageID)
 	assert.Equal(t, "orders", s.Queue)
 	assert.EqualValues(t, "permanent", s.Reason)
 	assert.Equal(t, 5, s.Retries)
-	assert.True(t, died.Equal(s.Died))
+	assert.True(t, died.Equal(s.DeadLetteredAt))
 	assert.EqualValues(t, 7, s.Priority)
-	assert.Equal(t, s.ID, open(deadLetter(t, died, func(m *frames.Message) { m.Header.DeliveryCount = 9 })).id(), "a look doesn't change it")
-	assert.NotEqual(t, s.ID, open(deadLetter(t, died.Add(time.Second))).id(), "another death does")
+	assert.Equal(t, s.ID, open(sampleDeadLetter(t, died, func(m *frames.Message) { m.Header.DeliveryCount = 9 })).id(), "a look doesn't change it")
+	assert.NotEqual(t, s.ID, open(sampleDeadLetter(t, died.Add(time.Second))).id(), "another death does")
 	var kinds []string
-	for _, h := range l.hops() {
+	for _, h := range l.history() {
 		kinds = append(kinds, h.Kind)
 	}
-	assert.Equal(t, []string{hopCreated, hopPublished, hopFirstFailure, hopFailed, hopLastFailure, hopDeadLettered}, kinds)
-	assert.Equal(t, Hop{Kind: hopFailed, Queue: "orders", Count: 4, Text: "not recorded"}, l.hops()[3], "an older worker keeps no list")
+	assert.Equal(t, []string{historyCreated, historyPublished, historyFirstFailure, historyFailed, historyLastFailure, historyDeadLettered}, kinds)
+	assert.Equal(t, HistoryEvent{Kind: historyFailed, Queue: "orders", Count: 4, Text: "not recorded"}, l.history()[3], "an older worker keeps no list")
 
 	bad := open([]byte{0, 0x53, 0x75, 0xff}).summary(0)
 	assert.NotEmpty(t, bad.Unreadable)
@@ -174,14 +174,14 @@ func TestFingerprint(t *testing.T) {
 
 func TestFilter(t *testing.T) {
 	t.Parallel()
-	l := open(deadLetter(t, died))
+	l := open(sampleDeadLetter(t, died))
 	one := 1
 	zero := 0
 	for name, f := range map[string]Filter{
 		"all": {}, "id": {IDs: []string{"x", l.id()}}, "message-id": {IDs: []string{"m1"}}, "group": {Groups: []string{l.group().ID}},
 		"queue": {Queues: []string{"orders"}}, "reason": {Reasons: []client.Reason{"permanent"}}, "type": {ErrorType: "*bank.Refusal"},
 		"text": {Text: "refused by"}, "match": {Match: regexp.MustCompile(`order \d+`)}, "properties": {Properties: map[string]string{"n": "42", "kind": "s"}},
-		"died": {DiedAfter: died, DiedBefore: died.Add(1)}, "replays": {MaxReplays: &zero},
+		"died": {DeadLetteredAfter: died, DeadLetteredBefore: died.Add(1)}, "replays": {MaxReplays: &zero},
 	} {
 		require.NoError(t, f.check(), name)
 		assert.True(t, f.matcher().matches(l), name)
@@ -190,13 +190,13 @@ func TestFilter(t *testing.T) {
 	for name, f := range map[string]Filter{
 		"id": {IDs: []string{"x"}}, "group": {Groups: []string{"0123456789ab"}}, "queue": {Queues: []string{"x"}}, "reason": {Reasons: []client.Reason{"x"}}, "type": {ErrorType: "x"},
 		"text": {Text: "x y z"}, "match": {Match: regexp.MustCompile(`^x`)}, "property": {Properties: map[string]string{"n": "43"}}, "no property": {Properties: map[string]string{"x": ""}},
-		"before": {DiedBefore: died}, "after": {DiedAfter: died.Add(1)}, "replays": {MinReplays: 1},
+		"before": {DeadLetteredBefore: died}, "after": {DeadLetteredAfter: died.Add(1)}, "replays": {MinReplays: 1},
 	} {
 		require.NoError(t, f.check(), name)
 		assert.False(t, f.matcher().matches(l), name)
 	}
 	for name, f := range map[string]Filter{
-		"negative": {MinReplays: -1}, "crossed": {MinReplays: 2, MaxReplays: &one}, "times": {DiedAfter: died, DiedBefore: died}, "many": {IDs: make([]string, maxChoices+1)},
+		"negative": {MinReplays: -1}, "crossed": {MinReplays: 2, MaxReplays: &one}, "times": {DeadLetteredAfter: died, DeadLetteredBefore: died}, "many": {IDs: make([]string, maxChoices+1)},
 		"no group": {Groups: []string{"nope"}}, "long group": {Groups: []string{"0123456789abcd"}},
 	} {
 		require.ErrorAs(t, f.check(), new(*argument.Error), name)
@@ -205,7 +205,7 @@ func TestFilter(t *testing.T) {
 
 func TestTargets(t *testing.T) {
 	t.Parallel()
-	l := open(deadLetter(t, died))
+	l := open(sampleDeadLetter(t, died))
 	for _, c := range []struct {
 		toExchange bool
 		fixed      address.Address
@@ -256,7 +256,7 @@ func TestValuesAsJSONKeepEveryType(t *testing.T) {
 
 // Whatever bytes a broker delivers are written as a line, and read back as the same bytes.
 func FuzzLine(f *testing.F) {
-	f.Add(deadLetter(f, died))
+	f.Add(sampleDeadLetter(f, died))
 	f.Add([]byte("nonsense"))
 	b, err := frames.AppendValue(nil, frames.Described{Descriptor: uint64(frames.SectionValue), Value: values()})
 	require.NoError(f, err)
@@ -265,7 +265,7 @@ func FuzzLine(f *testing.F) {
 	f.Add([]byte{0, 0xa3, 0x10, 'a', 'm', 'q', 'p', ':', 'd', 'a', 't', 'a', ':', 'b', 'i', 'n', 'a', 'r', 'y', 0xa0, 0})
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		l := open(payload)
-		_, _ = l.whole(0), l.hops()
+		_, _ = l.whole(0), l.history()
 		_, _ = l.renewed(ReplayMark{ID: "r"}, nil)
 		line, err := l.line("dead")
 		require.NoError(t, err)
@@ -279,7 +279,7 @@ func FuzzLine(f *testing.F) {
 
 // A hostile line is an error or a message, and never panics.
 func FuzzReadLine(f *testing.F) {
-	line, err := open(deadLetter(f, died)).line("dead")
+	line, err := open(sampleDeadLetter(f, died)).line("dead")
 	require.NoError(f, err)
 	f.Add(line)
 	f.Add([]byte(`{"hopback":1,"queue":"q","id":"000000000000000000000000","body":[{"value":{"array":{"type":"0xe0","elements":[]}}}]}`))
@@ -321,7 +321,7 @@ func TestDeepBodiesAreShownAsText(t *testing.T) {
 
 // What a survey does for each message.
 func BenchmarkSurveyMessage(b *testing.B) {
-	payload := deadLetter(b, died)
+	payload := sampleDeadLetter(b, died)
 	groups := newTally(maxGroups)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -331,7 +331,7 @@ func BenchmarkSurveyMessage(b *testing.B) {
 
 // What a replay does for each message, but for sending it.
 func BenchmarkReplayMessage(b *testing.B) {
-	payload := deadLetter(b, died)
+	payload := sampleDeadLetter(b, died)
 	mark := ReplayMark{ID: "r1", By: "ada", At: died}
 	b.ReportAllocs()
 	for b.Loop() {
@@ -344,7 +344,7 @@ func BenchmarkReplayMessage(b *testing.B) {
 // A letter has its whole body, whatever of it is shown, in room of its own.
 func TestRawBody(t *testing.T) {
 	t.Parallel()
-	payload := deadLetter(t, died)
+	payload := sampleDeadLetter(t, died)
 	w := open(payload).whole(0)
 	assert.Equal(t, `{"order":1}`, string(w.RawBody))
 	clear(payload)
@@ -352,5 +352,5 @@ func TestRawBody(t *testing.T) {
 	assert.Equal(t, "no message", string(open([]byte("no message")).whole(0).RawBody))
 	value, err := frames.AppendValue(nil, frames.Described{Descriptor: uint64(frames.SectionValue), Value: int32(1)})
 	require.NoError(t, err)
-	assert.Nil(t, open(deadLetter(t, died, func(m *frames.Message) { m.Body = value })).whole(0).RawBody)
+	assert.Nil(t, open(sampleDeadLetter(t, died, func(m *frames.Message) { m.Body = value })).whole(0).RawBody)
 }

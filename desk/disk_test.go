@@ -67,7 +67,7 @@ func newDesk(t *testing.T, cfg hopbacktest.Config) *Desk {
 // What an exporter counts as written is in the file to its end, wherever the disk is full.
 func TestExporterCountsWhatTheFileHolds(t *testing.T) {
 	t.Parallel()
-	l := open(deadLetter(t, time.Now()))
+	l := open(sampleDeadLetter(t, time.Now()))
 	line, err := l.line("dead")
 	require.NoError(t, err)
 	for _, room := range []int{0, 1, len(line) - 1, len(line), 10*len(line) + 7, 3<<20 + 11} {

@@ -26,7 +26,7 @@
 //
 // One operation at a time reads a queue, across all processes. To keep the others away it
 // declares an exclusive queue, whose name is the queue's with ".hopback-scan" behind it. The
-// other operations wait, and Progress.Waiting says so, unless they accept CaveatScan.
+// other operations wait, and Progress.Waiting says so, unless they accept WarningScan.
 // Without the configure permission for that name operations don't wait for each other.
 //
 // A message that another consumer holds can't be read. At the queue's end an operation checks
@@ -45,7 +45,7 @@
 //
 // Terms reports what can't be promised for a queue, before anything is read. The main case:
 // RabbitMQ below 4.3 counts each walk toward the delivery limit of a queue that has one,
-// such as a work queue. There every operation returns a TermsError unless the caller
+// such as a work queue. There every operation returns a SideEffectsError unless the caller
 // accepts the caveat.
 //
 // # Bounds
@@ -61,8 +61,8 @@
 // A replay adds at most 9 KiB to a message, however often it is replayed.
 //
 // A walk that is stopped early first reads on to the end of the messages that an earlier
-// walk gave back, to keep the order. That takes 5 minutes at most. ListConfig.Found and
-// ShowConfig.Found get what is wanted before that.
+// walk gave back, to keep the order. That takes 5 minutes at most. ListConfig.OnFound and
+// ShowConfig.OnFound get what is wanted before that.
 //
 // A walk holds messages for 15 minutes at most, because RabbitMQ 4.3 takes a message back
 // after 30. A Replay then gives its messages back and walks again.

@@ -29,9 +29,9 @@ type ExportConfig struct {
 	// empty is an *argument.Error.
 	Resume bool
 	// Accept names the Caveats that are accepted.
-	Accept []CaveatCode
+	Accept []WarningCode
 	// Progress, if not nil, is called a few times a second. It must not block.
-	Progress func(Progress)
+	OnProgress func(Progress)
 }
 
 // ExportReport is the result of an export. Seen is the number of messages read, and Matched
@@ -42,11 +42,11 @@ type ExportReport struct {
 	Exported uint64        `json:"exported"` // lines that are complete in the file and synced
 	Skipped  uint64        `json:"skipped"`  // messages that were in the file before
 	Took     time.Duration `json:"took"`     // in nanoseconds in JSON
-	// Caveats are the guarantees that the export couldn't give. Unread is why messages may be
+	// Warnings are the guarantees that the export couldn't give. Unread is why messages may be
 	// missing: others consumed from the queue. Empty if every message was read, and if
-	// CaveatConsumers is accepted.
-	Caveats []Caveat `json:"caveats,omitempty"`
-	Unread  string   `json:"unread,omitempty"`
+	// WarningConsumers is accepted.
+	Warnings []Warning `json:"caveats,omitempty"`
+	Unread   string    `json:"unread,omitempty"`
 }
 
 // Export writes the selected messages of a queue to file and syncs it. Each message is a
@@ -58,7 +58,7 @@ func (d *Desk) Export(ctx context.Context, file *os.File, cfg ExportConfig) (Exp
 	began := time.Now()
 	var report ExportReport
 	if file == nil {
-		return report, argument.At(argument.Root("file"), argument.Missing, nil, "is nil", "give a file that is open for reading and writing")
+		return report, argument.At(argument.Root("file"), argument.CodeMissing, nil, "is nil", "give a file that is open for reading and writing")
 	}
 	if err := cfg.Filter.check(); err != nil {
 		return report, err
@@ -67,23 +67,23 @@ func (d *Desk) Export(ctx context.Context, file *os.File, cfg ExportConfig) (Exp
 	if err != nil {
 		return report, err
 	}
-	tell := teller{tell: cfg.Progress}
-	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &tell)
+	notify := notifier{notify: cfg.OnProgress}
+	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &notify)
 	if err != nil {
 		return report, err
 	}
 	defer leave()
-	report.Caveats = t.Caveats
+	report.Warnings = t.Warnings
 	match := cfg.Filter.matcher()
 	before := out.lines
 	// Where the walk begins again, what is in the file is skipped.
 	passed := func(seen uint64) {
-		tell.now(Progress{Seen: seen, Matched: report.Matched, Done: out.written, Of: t.Messages})
+		notify.now(Progress{Seen: seen, Matched: report.Matched, Done: out.written, Of: t.Messages})
 	}
-	err = d.look(ctx, cfg.Queue, looking{accept: cfg.Accept, unread: &report.Unread, passed: passed, reset: func() {
+	err = d.peek(ctx, cfg.Queue, peeking{accept: cfg.Accept, unread: &report.Unread, passed: passed, reset: func() {
 		out.remember()
 		report.Seen, report.Matched, report.Skipped = 0, 0, 0
-	}, visit: func(_ dedicated.Delivery, l *letter) error {
+	}, visit: func(_ dedicated.Delivery, l *deadLetter) error {
 		report.Seen++
 		if match.matches(l) {
 			report.Matched++
@@ -95,7 +95,7 @@ func (d *Desk) Export(ctx context.Context, file *os.File, cfg ExportConfig) (Exp
 				report.Skipped++
 			}
 		}
-		tell.now(Progress{Seen: report.Seen, Matched: report.Matched, Done: out.written, Of: t.Messages})
+		notify.now(Progress{Seen: report.Seen, Matched: report.Matched, Done: out.written, Of: t.Messages})
 		return nil
 	}})
 	report.Skipped = min(report.Skipped, before)
@@ -159,7 +159,7 @@ func openExport(file exportFile, resume bool) (*exporter, error) {
 	case !info.Mode().IsRegular() || info.Size() == 0:
 		return e, nil
 	case !resume:
-		return nil, argument.At(argument.Root("file"), argument.Conflict, file.Name(), "isn't empty", "name another file, or resume the export that it is of")
+		return nil, argument.At(argument.Root("file"), argument.CodeConflict, file.Name(), "isn't empty", "name another file, or resume the export that it is of")
 	}
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
 		return nil, err
@@ -241,7 +241,7 @@ func (e *exporter) remember() {
 
 // write writes the message unless it was there before: it skips as many equal ones as there
 // were.
-func (e *exporter) write(l *letter, queue string) (wrote bool, err error) {
+func (e *exporter) write(l *deadLetter, queue string) (wrote bool, err error) {
 	id := l.hash()
 	if e.had(id) {
 		return false, nil
@@ -260,7 +260,7 @@ func (e *exporter) had(id [12]byte) bool {
 }
 
 // add writes the message.
-func (e *exporter) add(l *letter, queue string) error {
+func (e *exporter) add(l *deadLetter, queue string) error {
 	line, err := l.line(queue)
 	if err != nil {
 		return err
@@ -328,9 +328,9 @@ type DiscardConfig struct {
 	// DryRun counts the selected messages and discards nothing.
 	DryRun bool
 	// Accept names the Caveats that are accepted.
-	Accept []CaveatCode
+	Accept []WarningCode
 	// Progress, if not nil, is called a few times a second. It must not block.
-	Progress func(Progress)
+	OnProgress func(Progress)
 }
 
 // DiscardReport is the result of a discard. Seen, Matched, Groups, Others, Took, Caveats
@@ -346,12 +346,12 @@ type DiscardReport struct {
 	// Discarded, unless Destroy is set.
 	Exported uint64 `json:"exported"`
 	// Twice is how many of these lines the file had before. An import publishes both.
-	Twice   uint64        `json:"twice,omitempty"`
-	Groups  []Group       `json:"groups,omitempty"`
-	Others  uint64        `json:"others,omitempty"`
-	Took    time.Duration `json:"took"` // in nanoseconds in JSON
-	Caveats []Caveat      `json:"caveats,omitempty"`
-	Unread  string        `json:"unread,omitempty"`
+	Twice    uint64        `json:"twice,omitempty"`
+	Groups   []Group       `json:"groups,omitempty"`
+	Others   uint64        `json:"others,omitempty"`
+	Took     time.Duration `json:"took"` // in nanoseconds in JSON
+	Warnings []Warning     `json:"caveats,omitempty"`
+	Unread   string        `json:"unread,omitempty"`
 }
 
 // Discard removes the selected messages from a queue. Each is first written to
@@ -362,16 +362,16 @@ type DiscardReport struct {
 // those of the file: if that is full, it keeps the messages that were discarded.
 func (d *Desk) Discard(ctx context.Context, cfg DiscardConfig) (DiscardReport, error) {
 	began := time.Now()
-	g := &discarding{d: d, cfg: cfg, match: cfg.Filter.matcher(), tell: teller{tell: cfg.Progress}, groups: newTally(maxGroups), report: DiscardReport{DryRun: cfg.DryRun}}
+	g := &discarding{d: d, cfg: cfg, match: cfg.Filter.matcher(), notify: notifier{notify: cfg.OnProgress}, groups: newTally(maxGroups), report: DiscardReport{DryRun: cfg.DryRun}}
 	if err := g.open(); err != nil {
 		return g.report, err
 	}
-	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &g.tell)
+	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &g.notify)
 	if err != nil {
 		return g.report, err
 	}
 	defer leave()
-	g.of, g.report.Caveats = t.Messages, t.Caveats
+	g.of, g.report.Warnings = t.Messages, t.Warnings
 	for err = g.pass(ctx); errors.Is(err, errTurned); err = g.pass(ctx) {
 		g.turns++
 	}
@@ -385,7 +385,7 @@ type discarding struct {
 	d      *Desk
 	cfg    DiscardConfig
 	match  *matcher
-	tell   teller
+	notify notifier
 	of     uint64
 	out    *exporter // nil without a file
 	groups *tally
@@ -399,11 +399,11 @@ func (g *discarding) open() error {
 	cfg, at := &g.cfg, argument.Root("DiscardConfig")
 	switch {
 	case cfg.Filter.everything() && !cfg.All:
-		return argument.At(at.Field("Filter"), argument.Missing, nil, "selects all messages", "set All if that is meant")
+		return argument.At(at.Field("Filter"), argument.CodeMissing, nil, "selects all messages", "set All if that is meant")
 	case cfg.To == nil && !cfg.Destroy && !cfg.DryRun:
-		return argument.At(at.Field("To"), argument.Missing, nil, "is nil: the messages would be gone for good", "give a file to write them to, or set Destroy")
+		return argument.At(at.Field("To"), argument.CodeMissing, nil, "is nil: the messages would be gone for good", "give a file to write them to, or set Destroy")
 	case cfg.To != nil && cfg.Destroy:
-		return argument.At(at.Field("Destroy"), argument.Conflict, nil, "is set, and so is", "choose one of them").And(at.Field("To"))
+		return argument.At(at.Field("Destroy"), argument.CodeConflict, nil, "is set, and so is", "choose one of them").And(at.Field("To"))
 	}
 	if err := cfg.Filter.check(); err != nil {
 		return err
@@ -412,7 +412,7 @@ func (g *discarding) open() error {
 		return nil
 	}
 	if info, err := cfg.To.Stat(); err != nil || !info.Mode().IsRegular() {
-		return errors.Join(argument.At(at.Field("To"), argument.Unsupported, cfg.To.Name(), "isn't a regular file, so it can't be synced", "name a file"), err)
+		return errors.Join(argument.At(at.Field("To"), argument.CodeUnsupported, cfg.To.Name(), "isn't a regular file, so it can't be synced", "name a file"), err)
 	}
 	out, err := openExport(cfg.To, true)
 	if err == nil {
@@ -433,13 +433,13 @@ func (g *discarding) pass(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.othersToo = slices.Contains(g.cfg.Accept, CaveatConsumers)
+	w.othersToo = slices.Contains(g.cfg.Accept, WarningConsumers)
 	w.passed = func(seen uint64) {
-		g.tell.now(Progress{Seen: seen, Matched: g.report.Matched, Done: g.report.Discarded, Of: g.of})
+		g.notify.now(Progress{Seen: seen, Matched: g.report.Matched, Done: g.report.Discarded, Of: g.of})
 	}
 	for more := true; more && err == nil; {
 		var selected []uint32
-		more, err = w.next(ctx, batch, func(v dedicated.Delivery, l *letter) error {
+		more, err = w.next(ctx, batch, func(v dedicated.Delivery, l *deadLetter) error {
 			chosen, err := g.visit(ctx, w, l)
 			if chosen {
 				selected = append(selected, v.ID)
@@ -460,13 +460,13 @@ func (g *discarding) pass(ctx context.Context) error {
 	back := w.end()
 	switch {
 	case errors.Is(err, errStop), back != nil && (err == nil || errors.Is(err, errTurned)):
-		return walkError(g.cfg.Queue, back)
+		return scanError(g.cfg.Queue, back)
 	}
 	return err
 }
 
 // visit reads one message, and writes it if it is selected.
-func (g *discarding) visit(ctx context.Context, w *walk, l *letter) (chosen bool, err error) {
+func (g *discarding) visit(ctx context.Context, w *scan, l *deadLetter) (chosen bool, err error) {
 	switch {
 	case ctx.Err() != nil:
 		return false, context.Cause(ctx)
@@ -488,12 +488,12 @@ func (g *discarding) visit(ctx context.Context, w *walk, l *letter) (chosen bool
 		g.report.Matched++
 		g.groups.add(l, "")
 	}
-	g.tell.now(Progress{Seen: g.report.Seen, Matched: g.report.Matched, Done: g.report.Discarded, Of: g.of})
+	g.notify.now(Progress{Seen: g.report.Seen, Matched: g.report.Matched, Done: g.report.Discarded, Of: g.of})
 	return chosen, nil
 }
 
 // remove accepts the selected messages of a batch, once all of them are synced.
-func (g *discarding) remove(w *walk, selected []uint32) error {
+func (g *discarding) remove(w *scan, selected []uint32) error {
 	if g.cfg.DryRun {
 		return nil
 	}
@@ -511,7 +511,7 @@ func (g *discarding) remove(w *walk, selected []uint32) error {
 	}
 	for _, id := range selected {
 		if err := w.r.Accept(id, id); err != nil {
-			return walkError(g.cfg.Queue, err)
+			return scanError(g.cfg.Queue, err)
 		}
 		g.report.Discarded++
 	}

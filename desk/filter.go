@@ -34,10 +34,10 @@ type Filter struct {
 	// Properties are application properties, all of which a message has. Values are
 	// compared as text: "42" also matches the number 42.
 	Properties map[string]string `json:"properties,omitempty"`
-	// DiedAfter and DiedBefore bound the time of the death: at DiedAfter or later, and
-	// before DiedBefore. A message without a time of death doesn't match.
-	DiedAfter  time.Time `json:"died_after,omitzero"`
-	DiedBefore time.Time `json:"died_before,omitzero"`
+	// DeadLetteredAfter and DeadLetteredBefore bound the time of the death: at DeadLetteredAfter or later, and
+	// before DeadLetteredBefore. A message without a time of death doesn't match.
+	DeadLetteredAfter  time.Time `json:"died_after,omitzero"`
+	DeadLetteredBefore time.Time `json:"died_before,omitzero"`
 	// MinReplays and MaxReplays bound how often the message was replayed, both inclusive. A
 	// nil MaxReplays means no upper bound.
 	MinReplays int  `json:"min_replays,omitempty"`
@@ -54,21 +54,21 @@ func (f *Filter) check() error {
 		n    int
 	}{{"IDs", len(f.IDs)}, {"Groups", len(f.Groups)}, {"Queues", len(f.Queues)}, {"Reasons", len(f.Reasons)}, {"Properties", len(f.Properties)}} {
 		if c.n > maxChoices {
-			return argument.At(at.Field(c.name), argument.TooLong, c.n, "are more than can be compared", fmt.Sprintf("give at most %d", maxChoices))
+			return argument.At(at.Field(c.name), argument.CodeTooLong, c.n, "are more than can be compared", fmt.Sprintf("give at most %d", maxChoices))
 		}
 	}
 	for i, g := range f.Groups {
 		if b, err := hex.DecodeString(g); err != nil || len(b) != groupBytes {
-			return argument.At(at.Field("Groups").Index(i), argument.Malformed, g, "isn't a group", "use the ID of a Group, 12 hexadecimal digits")
+			return argument.At(at.Field("Groups").Index(i), argument.CodeMalformed, g, "isn't a group", "use the ID of a Group, 12 hexadecimal digits")
 		}
 	}
 	switch {
 	case f.MinReplays < 0:
-		return argument.At(at.Field("MinReplays"), argument.OutOfRange, f.MinReplays, "is negative", "leave it out")
+		return argument.At(at.Field("MinReplays"), argument.CodeOutOfRange, f.MinReplays, "is negative", "leave it out")
 	case f.MaxReplays != nil && *f.MaxReplays < f.MinReplays:
-		return argument.At(at.Field("MaxReplays"), argument.Conflict, *f.MaxReplays, "is below", "give a larger one").And(at.Field("MinReplays"))
-	case !f.DiedBefore.IsZero() && !f.DiedAfter.Before(f.DiedBefore):
-		return argument.At(at.Field("DiedBefore"), argument.Conflict, f.DiedBefore.Format(time.RFC3339), "isn't after", "give a later time").And(at.Field("DiedAfter"))
+		return argument.At(at.Field("MaxReplays"), argument.CodeConflict, *f.MaxReplays, "is below", "give a larger one").And(at.Field("MinReplays"))
+	case !f.DeadLetteredBefore.IsZero() && !f.DeadLetteredAfter.Before(f.DeadLetteredBefore):
+		return argument.At(at.Field("DeadLetteredBefore"), argument.CodeConflict, f.DeadLetteredBefore.Format(time.RFC3339), "isn't after", "give a later time").And(at.Field("DeadLetteredAfter"))
 	}
 	return nil
 }
@@ -76,7 +76,7 @@ func (f *Filter) check() error {
 // everything says whether f matches all messages.
 func (f *Filter) everything() bool {
 	return len(f.IDs)+len(f.Groups)+len(f.Queues)+len(f.Reasons)+len(f.Properties)+f.MinReplays == 0 &&
-		f.ErrorType == "" && f.Text == "" && f.Match == nil && f.DiedAfter.IsZero() && f.DiedBefore.IsZero() && f.MaxReplays == nil
+		f.ErrorType == "" && f.Text == "" && f.Match == nil && f.DeadLetteredAfter.IsZero() && f.DeadLetteredBefore.IsZero() && f.MaxReplays == nil
 }
 
 // matcher is a Filter that is made ready.
@@ -96,7 +96,7 @@ func (f Filter) matcher() *matcher {
 	return &matcher{Filter: f, ids: set(f.IDs), groups: set(f.Groups)}
 }
 
-func (f *matcher) matches(l *letter) bool {
+func (f *matcher) matches(l *deadLetter) bool {
 	d := &l.death
 	switch {
 	case len(f.Reasons) > 0 && !slices.Contains(f.Reasons, d.Reason),
@@ -114,9 +114,9 @@ func (f *matcher) matches(l *letter) bool {
 			return false
 		}
 	}
-	if !f.DiedAfter.IsZero() || !f.DiedBefore.IsZero() {
+	if !f.DeadLetteredAfter.IsZero() || !f.DeadLetteredBefore.IsZero() {
 		died := l.died()
-		if died.IsZero() || died.Before(f.DiedAfter) || !f.DiedBefore.IsZero() && !died.Before(f.DiedBefore) {
+		if died.IsZero() || died.Before(f.DeadLetteredAfter) || !f.DeadLetteredBefore.IsZero() && !died.Before(f.DeadLetteredBefore) {
 			return false
 		}
 	}

@@ -18,11 +18,11 @@ import (
 	"github.com/hopback/hopback/hopbacktest"
 )
 
-// batchOfWalk is how many messages a walk asks for at a time.
-const batchOfWalk = 2000
+// batchOfScan is how many messages a walk asks for at a time.
+const batchOfScan = 2000
 
-// lookedAt starts a broker with n messages that a walk has given back before.
-func lookedAt(t *testing.T, n int) (*hopbacktest.Broker, *desk.Desk) {
+// peekedAt starts a broker with n messages that a walk has given back before.
+func peekedAt(t *testing.T, n int) (*hopbacktest.Broker, *desk.Desk) {
 	t.Helper()
 	quiet := slog.New(slog.DiscardHandler)
 	broker := hopbacktest.Start(t, hopbacktest.Config{})
@@ -63,15 +63,15 @@ func inOrder(t *testing.T, d *desk.Desk, n int) {
 // the end of what was given back before. The order and the result are as without.
 func TestFoundBeforeTheOrderIsRestored(t *testing.T) {
 	t.Parallel()
-	const n = 4 * batchOfWalk
-	broker, d := lookedAt(t, n)
+	const n = 4 * batchOfScan
+	broker, d := peekedAt(t, n)
 	broker.SetLatency(20 * time.Millisecond)
 	ready := func() int { return broker.Queue("dead").Counts().Ready }
-	check := func(name string, look func(found func(), progress func(desk.Progress)) error) {
+	check := func(name string, peek func(found func(), progress func(desk.Progress)) error) {
 		calls, after := 0, uint64(0)
-		require.NoError(t, look(func() {
+		require.NoError(t, peek(func() {
 			calls++
-			assert.Equal(t, n-batchOfWalk, ready(), name)
+			assert.Equal(t, n-batchOfScan, ready(), name)
 		}, func(p desk.Progress) {
 			assert.EqualValues(t, n, p.Of, name)
 			if calls > 0 {
@@ -79,14 +79,14 @@ func TestFoundBeforeTheOrderIsRestored(t *testing.T) {
 			}
 		}), name)
 		assert.Equal(t, 1, calls, name)
-		assert.Greater(t, after, uint64(batchOfWalk), "%s: the progress goes on", name)
+		assert.Greater(t, after, uint64(batchOfScan), "%s: the progress goes on", name)
 		waiting, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		require.NoError(t, broker.Queue("dead").Await(waiting, func(c hopbacktest.Counts) bool { return c.Ready == n }), name)
 	}
 	var early, list desk.List
 	check("List", func(found func(), progress func(desk.Progress)) (err error) {
-		list, err = d.List(t.Context(), desk.ListConfig{Queue: "dead", Skip: 100, Found: func(l desk.List) { early = l; found() }, Progress: progress})
+		list, err = d.List(t.Context(), desk.ListConfig{Queue: "dead", Skip: 100, OnFound: func(l desk.List) { early = l; found() }, OnProgress: progress})
 		return err
 	})
 	assert.Equal(t, list, early)
@@ -96,9 +96,9 @@ func TestFoundBeforeTheOrderIsRestored(t *testing.T) {
 	assert.True(t, list.More)
 	early.Messages[0].MessageID = "changed"
 	assert.Equal(t, "m-100", list.Messages[0].MessageID, "the page is the caller's")
-	var shownEarly, shown desk.Letter
+	var shownEarly, shown desk.DeadLetter
 	check("Show", func(found func(), progress func(desk.Progress)) (err error) {
-		shown, err = d.Show(t.Context(), desk.ShowConfig{Queue: "dead", ID: "m-7", Found: func(l desk.Letter) { shownEarly = l; found() }, Progress: progress})
+		shown, err = d.Show(t.Context(), desk.ShowConfig{Queue: "dead", ID: "m-7", OnFound: func(l desk.DeadLetter) { shownEarly = l; found() }, OnProgress: progress})
 		return err
 	})
 	assert.Equal(t, shown, shownEarly)
@@ -106,33 +106,33 @@ func TestFoundBeforeTheOrderIsRestored(t *testing.T) {
 	// A ctx that ends once it was found ends nothing: the order is worth more.
 	ctx, cancel := context.WithCancel(t.Context())
 	check("stopped", func(found func(), progress func(desk.Progress)) error {
-		_, err := d.List(ctx, desk.ListConfig{Queue: "dead", Found: func(desk.List) { found(); cancel() }, Progress: progress})
+		_, err := d.List(ctx, desk.ListConfig{Queue: "dead", OnFound: func(desk.List) { found(); cancel() }, OnProgress: progress})
 		return err
 	})
 	broker.SetLatency(0)
 	inOrder(t, d, n)
 }
 
-// Found is called before the messages of a page that ends with the queue go back, and not at
+// OnFound is called before the messages of a page that ends with the queue go back, and not at
 // all where nothing is found or asked.
 func TestFoundAtTheEnd(t *testing.T) {
 	t.Parallel()
 	const n = 30
-	broker, d := lookedAt(t, n)
+	broker, d := peekedAt(t, n)
 	var calls int
-	_, err := d.List(t.Context(), desk.ListConfig{Queue: "dead", Count: true, Found: func(l desk.List) {
+	_, err := d.List(t.Context(), desk.ListConfig{Queue: "dead", Count: true, OnFound: func(l desk.List) {
 		calls++
 		assert.Len(t, l.Messages, n)
 		assert.Zero(t, broker.Queue("dead").Counts().Ready)
 	}})
 	require.NoError(t, err)
 	assert.Equal(t, 1, calls)
-	none := func(desk.Letter) { assert.Fail(t, "nothing is found") }
-	_, err = d.Show(t.Context(), desk.ShowConfig{Queue: "dead", ID: "none", Found: none})
+	none := func(desk.DeadLetter) { assert.Fail(t, "nothing is found") }
+	_, err = d.Show(t.Context(), desk.ShowConfig{Queue: "dead", ID: "none", OnFound: none})
 	require.ErrorAs(t, err, new(*desk.NoMessageError))
-	_, err = d.Show(t.Context(), desk.ShowConfig{Queue: "dead", Found: none})
+	_, err = d.Show(t.Context(), desk.ShowConfig{Queue: "dead", OnFound: none})
 	require.ErrorContains(t, err, "ShowConfig.ID")
-	_, err = d.Show(t.Context(), desk.ShowConfig{ID: "m-1", Found: none})
+	_, err = d.Show(t.Context(), desk.ShowConfig{ID: "m-1", OnFound: none})
 	require.Error(t, err)
 	inOrder(t, d, n)
 }
@@ -141,16 +141,16 @@ func TestFoundAtTheEnd(t *testing.T) {
 // isn't called again.
 func TestFoundOnceAlthoughTheConnectionIsLost(t *testing.T) {
 	t.Parallel()
-	const n = 3 * batchOfWalk
-	broker, d := lookedAt(t, n)
+	const n = 3 * batchOfScan
+	broker, d := peekedAt(t, n)
 	for name, cut := range map[string]func(*hopbacktest.Connection){
 		"at once":                func(c *hopbacktest.Connection) { c.Cut() },
-		"amid the second batch":  func(c *hopbacktest.Connection) { c.CutAfter(hopbacktest.ToClient, batchOfWalk/2) },
-		"before the second flow": func(c *hopbacktest.Connection) { c.CutBefore(hopbacktest.FromClient, 1) },
+		"amid the second batch":  func(c *hopbacktest.Connection) { c.CutAfter(hopbacktest.DirectionToClient, batchOfScan/2) },
+		"before the second flow": func(c *hopbacktest.Connection) { c.CutBefore(hopbacktest.DirectionFromClient, 1) },
 	} {
 		var calls atomic.Int32
 		lost := 0
-		_, err := d.List(t.Context(), desk.ListConfig{Queue: "dead", Found: func(l desk.List) {
+		_, err := d.List(t.Context(), desk.ListConfig{Queue: "dead", OnFound: func(l desk.List) {
 			calls.Add(1)
 			assert.Equal(t, "m-0", l.Messages[0].MessageID, name)
 			all := broker.Connections()

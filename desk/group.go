@@ -50,7 +50,7 @@ func groupOf(queue string, reason client.Reason, errorType, text string) Group {
 	return g
 }
 
-func (l *letter) group() Group {
+func (l *deadLetter) group() Group {
 	return groupOf(l.death.Queue, l.death.Reason, l.death.ErrorType, l.death.Error)
 }
 

@@ -31,7 +31,7 @@ type ImportConfig struct {
 	DryRun bool
 	// Progress, if not nil, is called a few times a second. It must not block. Seen is the
 	// number of lines read, and Skip + Done what ImportReport.Lines would be. Of is 0.
-	Progress func(Progress)
+	OnProgress func(Progress)
 }
 
 // ImportReport is the result of an import.
@@ -63,9 +63,9 @@ func (d *Desk) Import(ctx context.Context, r io.Reader, cfg ImportConfig) (Impor
 	at := argument.Root("ImportConfig")
 	switch {
 	case r == nil:
-		return report, argument.At(argument.Root("r"), argument.Missing, nil, "is nil", "give a file")
+		return report, argument.At(argument.Root("r"), argument.CodeMissing, nil, "is nil", "give a file")
 	case cfg.Skip < 0:
-		return report, argument.At(at.Field("Skip"), argument.OutOfRange, cfg.Skip, "is negative", "leave it out")
+		return report, argument.At(at.Field("Skip"), argument.CodeOutOfRange, cfg.Skip, "is negative", "leave it out")
 	}
 	if cfg.Queue != "" {
 		if err := address.Queue(cfg.Queue).Validate(); err != nil {
@@ -74,8 +74,8 @@ func (d *Desk) Import(ctx context.Context, r io.Reader, cfg ImportConfig) (Impor
 	}
 	i := &importing{d: d, out: newOutbox(d), lines: cfg.Skip, answered: map[int]bool{}, known: map[string]bool{}}
 	defer i.out.close()
-	tell := teller{tell: cfg.Progress}
-	err := i.run(ctx, bufio.NewReaderSize(r, 1<<20), cfg, &tell)
+	notify := notifier{notify: cfg.OnProgress}
+	err := i.run(ctx, bufio.NewReaderSize(r, 1<<20), cfg, &notify)
 	i.out.wait(ctx, 10*time.Minute, func() {})
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -100,7 +100,7 @@ type importing struct {
 	failed   error
 }
 
-func (i *importing) run(ctx context.Context, r *bufio.Reader, cfg ImportConfig, tell *teller) error {
+func (i *importing) run(ctx context.Context, r *bufio.Reader, cfg ImportConfig, notify *notifier) error {
 	for n := 1; ; n++ {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -146,13 +146,13 @@ func (i *importing) run(ctx context.Context, r *bufio.Reader, cfg ImportConfig, 
 		if failed != nil {
 			return failed
 		}
-		tell.now(p)
+		notify.now(p)
 	}
 }
 
 func (i *importing) send(ctx context.Context, n int, queue, to string, payload []byte) error {
 	if !i.known[queue] {
-		if _, err := declare.Inspect(ctx, i.d.conn.Management(), queue); errors.Is(err, declare.ErrMissing) {
+		if _, err := declare.Inspect(ctx, i.d.conn.Management(), queue); errors.Is(err, declare.ErrNotFound) {
 			return &LineError{n, err}
 		}
 		if len(i.known) < 10_000 {
@@ -174,7 +174,7 @@ func sendError(queue string, n int, err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	e, ok := walkError(queue, err).(*client.Error)
+	e, ok := scanError(queue, err).(*client.Error)
 	if ok {
 		e.Op = "import"
 		return &LineError{n, e}

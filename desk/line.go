@@ -99,7 +99,7 @@ func fieldsJSON(v any, names []string) ([]byte, error) {
 }
 
 // line is the message as a line of an export, with its end.
-func (l *letter) line(queue string) ([]byte, error) {
+func (l *deadLetter) line(queue string) ([]byte, error) {
 	b := fmt.Appendf(nil, `{"hopback":%d,"queue":`, lineVersion)
 	b = appendText(b, queue)
 	b = fmt.Appendf(b, `,"id":"%s"`, l.id())

@@ -25,23 +25,23 @@ type ListConfig struct {
 	// Count walks on to the queue's end, so Matched counts every match.
 	Count bool
 	// Accept lists the caveats that the caller accepts. See [Caveat].
-	Accept []CaveatCode
+	Accept []WarningCode
 	// Found, if not nil, is called with the page as soon as it is complete, at most once and
 	// before List returns. At that time the messages are still held, and other consumers
 	// don't get them. List goes on to give them back in order, which can take minutes: see
 	// the package's documentation. If the connection is lost meanwhile, List begins again,
 	// and may return another page. Found isn't called if List fails before the page is
 	// complete. It must not block.
-	Found func(List)
+	OnFound func(List)
 	// Progress, if not nil, is called a few times a second, also after Found. It must not
 	// block.
-	Progress func(Progress)
+	OnProgress func(Progress)
 }
 
 // List is a page of messages.
 type List struct {
-	Terms    Terms     `json:"terms"`
-	Messages []Summary `json:"messages"`
+	SideEffects SideEffects `json:"terms"`
+	Messages    []Summary   `json:"messages"`
 	// Seen is the number of messages read. Matched is how many of them match.
 	Seen    uint64 `json:"seen"`
 	Matched uint64 `json:"matched"`
@@ -49,7 +49,7 @@ type List struct {
 	More bool `json:"more"`
 	// Unread is why messages may be missing: others consumed from the queue when its end was
 	// reached. Empty if every message was read, if List didn't go to the end, and if
-	// CaveatConsumers is accepted.
+	// WarningConsumers is accepted.
 	Unread string `json:"unread,omitempty"`
 }
 
@@ -60,8 +60,8 @@ const maxPage = 10_000
 // messages stay in the queue, in order. A List has no bodies: see [Desk.Show]. The errors:
 //
 //	*argument.Error           cfg can't be used
-//	*TermsError               reading would change something, and that isn't accepted
-//	declare.ErrMissing        the queue doesn't exist
+//	*SideEffectsError               reading would change something, and that isn't accepted
+//	declare.ErrNotFound        the queue doesn't exist
 //	*client.Error             as Conn.Consume has them; ErrConnectionLost after several tries
 //	context.DeadlineExceeded  the queue is too large to be read in 15 minutes; the List has
 //	                          what was read
@@ -69,33 +69,33 @@ func (d *Desk) List(ctx context.Context, cfg ListConfig) (List, error) {
 	at := argument.Root("ListConfig")
 	switch {
 	case cfg.Skip < 0:
-		return List{}, argument.At(at.Field("Skip"), argument.OutOfRange, cfg.Skip, "is negative", "leave it out")
+		return List{}, argument.At(at.Field("Skip"), argument.CodeOutOfRange, cfg.Skip, "is negative", "leave it out")
 	case cfg.Limit < 0 || cfg.Limit > maxPage:
-		return List{}, argument.At(at.Field("Limit"), argument.OutOfRange, cfg.Limit, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default of 50", maxPage))
+		return List{}, argument.At(at.Field("Limit"), argument.CodeOutOfRange, cfg.Limit, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default of 50", maxPage))
 	case cfg.Limit == 0:
 		cfg.Limit = 50
 	}
 	if err := cfg.Filter.check(); err != nil {
 		return List{}, err
 	}
-	tell := teller{tell: cfg.Progress}
-	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &tell)
+	notify := notifier{notify: cfg.OnProgress}
+	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &notify)
 	if err != nil {
 		return List{}, err
 	}
 	defer leave()
-	list := List{Terms: t}
+	list := List{SideEffects: t}
 	match := cfg.Filter.matcher()
 	reset := func() { list.Seen, list.Matched, list.More, list.Messages = 0, 0, false, []Summary{} }
-	look := looking{reset: reset, accept: cfg.Accept, unread: &list.Unread, passed: func(seen uint64) { tell.now(Progress{Seen: seen, Matched: list.Matched, Of: t.Messages}) }}
-	if cfg.Found != nil {
-		look.found = func() {
+	peek := peeking{reset: reset, accept: cfg.Accept, unread: &list.Unread, passed: func(seen uint64) { notify.now(Progress{Seen: seen, Matched: list.Matched, Of: t.Messages}) }}
+	if cfg.OnFound != nil {
+		peek.found = func() {
 			found := list
 			found.Messages = slices.Clone(list.Messages) // the caller's own
-			cfg.Found(found)
+			cfg.OnFound(found)
 		}
 	}
-	look.visit = func(v dedicated.Delivery, l *letter) error {
+	peek.visit = func(v dedicated.Delivery, l *deadLetter) error {
 		position := int(list.Seen)
 		list.Seen++
 		if match.matches(l) {
@@ -111,15 +111,15 @@ func (d *Desk) List(ctx context.Context, cfg ListConfig) (List, error) {
 				}
 			}
 		}
-		tell.now(Progress{Seen: list.Seen, Matched: list.Matched, Of: t.Messages})
+		notify.now(Progress{Seen: list.Seen, Matched: list.Matched, Of: t.Messages})
 		return nil
 	}
-	err = d.look(ctx, cfg.Queue, look)
+	err = d.peek(ctx, cfg.Queue, peek)
 	return list, err
 }
 
-// Letter is one message with all its sections.
-type Letter struct {
+// DeadLetter is one message with all its sections.
+type DeadLetter struct {
 	Summary
 	Durable       bool   `json:"durable"`
 	TTL           uint32 `json:"ttl,omitempty"` // milliseconds
@@ -143,9 +143,9 @@ type Letter struct {
 	// RawBody is the whole body if it is bytes or text, and nil if it isn't. If the message
 	// can't be decoded, it is the encoded message.
 	RawBody []byte `json:"-"`
-	// Hops is the message's history, oldest first, with each failed attempt that the message
+	// History is the message's history, oldest first, with each failed attempt that the message
 	// records: see retry.AttemptsOf.
-	Hops []Hop `json:"hops"`
+	History []HistoryEvent `json:"hops"`
 }
 
 // What Letter.BodyForm may be.
@@ -164,30 +164,30 @@ type ShowConfig struct {
 	// ID is an ID of List, or a message-id.
 	ID string
 	// Accept lists the caveats that the caller accepts. See [Caveat].
-	Accept []CaveatCode
+	Accept []WarningCode
 	// Found, if not nil, is called with the message as soon as it is read, at most once and
 	// before Show returns. What it means is what [ListConfig] says of its Found. The slices
 	// of the Letter are also those of Show's result.
-	Found func(Letter)
+	OnFound func(DeadLetter)
 	// Progress, if not nil, is called a few times a second, also after Found. It must not
 	// block.
-	Progress func(Progress)
+	OnProgress func(Progress)
 }
 
 // Show returns the first message of a queue whose ID or message-id is cfg.ID. It walks the
 // queue up to that message and changes none. The errors are those of List, and a
 // *NoMessageError if there is no such message.
-func (d *Desk) Show(ctx context.Context, cfg ShowConfig) (Letter, error) {
+func (d *Desk) Show(ctx context.Context, cfg ShowConfig) (DeadLetter, error) {
 	if cfg.ID == "" {
-		return Letter{}, argument.At(argument.Root("ShowConfig").Field("ID"), argument.Missing, nil, "is empty", "give an ID of List, or a message-id")
+		return DeadLetter{}, argument.At(argument.Root("ShowConfig").Field("ID"), argument.CodeMissing, nil, "is empty", "give an ID of List, or a message-id")
 	}
-	tell := teller{tell: cfg.Progress}
-	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &tell)
+	notify := notifier{notify: cfg.OnProgress}
+	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &notify)
 	if err != nil {
-		return Letter{}, err
+		return DeadLetter{}, err
 	}
 	defer leave()
-	var found *Letter
+	var found *DeadLetter
 	var unread string
 	seen := 0
 	match := Filter{IDs: []string{cfg.ID}}.matcher()
@@ -196,17 +196,17 @@ func (d *Desk) Show(ctx context.Context, cfg ShowConfig) (Letter, error) {
 		if found != nil {
 			p.Matched = 1
 		}
-		tell.now(p)
+		notify.now(p)
 	}
-	look := looking{reset: func() { seen = 0 }, passed: now, accept: cfg.Accept, unread: &unread}
-	if cfg.Found != nil {
-		look.found = func() {
+	peek := peeking{reset: func() { seen = 0 }, passed: now, accept: cfg.Accept, unread: &unread}
+	if cfg.OnFound != nil {
+		peek.found = func() {
 			if found != nil {
-				cfg.Found(*found)
+				cfg.OnFound(*found)
 			}
 		}
 	}
-	look.visit = func(v dedicated.Delivery, l *letter) error {
+	peek.visit = func(v dedicated.Delivery, l *deadLetter) error {
 		if match.matches(l) {
 			found = l.whole(seen)
 			return errStop
@@ -215,14 +215,14 @@ func (d *Desk) Show(ctx context.Context, cfg ShowConfig) (Letter, error) {
 		now(uint64(seen))
 		return nil
 	}
-	err = d.look(ctx, cfg.Queue, look)
+	err = d.peek(ctx, cfg.Queue, peek)
 	if found != nil && err == nil {
 		return *found, nil
 	}
 	if err == nil {
 		err = &NoMessageError{Queue: cfg.Queue, ID: cfg.ID, Seen: seen, Unread: unread}
 	}
-	return Letter{}, err
+	return DeadLetter{}, err
 }
 
 // NoMessageError says that a queue has no message with this ID or message-id.
@@ -241,8 +241,8 @@ func (e *NoMessageError) Error() string {
 	return fmt.Sprintf("hopback: none of the %d messages in %q has the ID or message-id %.100q", e.Seen, e.Queue, e.ID)
 }
 
-func (l *letter) whole(position int) *Letter {
-	w := &Letter{Summary: l.summary(position), Hops: l.hops()}
+func (l *deadLetter) whole(position int) *DeadLetter {
+	w := &DeadLetter{Summary: l.summary(position), History: l.history()}
 	if h := l.header; h != nil {
 		w.Durable, w.TTL, w.DeliveryCount = h.Durable, h.TTL.Value, h.DeliveryCount
 	}
@@ -276,7 +276,7 @@ func (l *letter) whole(position int) *Letter {
 }
 
 // shownBody is the body for people.
-func (l *letter) shownBody() (text string, form string, size int, short bool) {
+func (l *deadLetter) shownBody() (text string, form string, size int, short bool) {
 	b, ok := l.bytes()
 	if l.bad != nil {
 		b, ok = l.payload, true

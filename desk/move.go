@@ -30,7 +30,7 @@ func wayOut(info declare.QueueInfo) string {
 		s, _ := info.Arguments[key].(string)
 		return s
 	}
-	if info.Type != "quorum" || text("x-dead-letter-strategy") != "at-least-once" || text("x-overflow") != string(declare.RejectPublish) {
+	if info.Type != "quorum" || text("x-dead-letter-strategy") != "at-least-once" || text("x-overflow") != string(declare.OverflowRejectPublish) {
 		return "" // it could lose what it moves
 	}
 	return text("x-dead-letter-exchange")
@@ -41,7 +41,7 @@ func (d *Desk) wayBack(ctx context.Context, exchange, queue string) bool {
 	if d.cfg.HTTP != nil {
 		reply, err := d.cfg.HTTP.Get(ctx, "/exchanges/"+address.Escape(d.cfg.HTTP.VHost())+"/"+address.Escape(exchange))
 		var x struct{ Type string }
-		if err != nil || json.Unmarshal(reply, &x) != nil || x.Type != string(declare.Headers) {
+		if err != nil || json.Unmarshal(reply, &x) != nil || x.Type != string(declare.ExchangeHeaders) {
 			return false
 		}
 		// Where 32 messages can't be delivered, all that the dead-letter queue moves wait.
@@ -60,7 +60,7 @@ func (d *Desk) wayBack(ctx context.Context, exchange, queue string) bool {
 	}
 	want := map[string]any{client.AnnotationReason: string(retry.ReasonReplayed), annotation.Queue: queue, "x-last-death-reason": "rejected"}
 	for _, b := range bindings {
-		if b.Match == declare.AllWithX && maps.Equal(b.Headers, want) {
+		if b.Match == declare.MatchAllWithX && maps.Equal(b.Headers, want) {
 			return true
 		}
 	}
@@ -68,7 +68,7 @@ func (d *Desk) wayBack(ctx context.Context, exchange, queue string) bool {
 }
 
 // movable says whether the message is as new once its annotations are.
-func (l *letter) movable(now time.Time) bool {
+func (l *deadLetter) movable(now time.Time) bool {
 	if l.bad != nil {
 		return false
 	}
@@ -98,7 +98,7 @@ var forgotten = map[string]any{
 }
 
 // moved are the annotations that make the message as new on its way to queue.
-func (l *letter) moved(mark ReplayMark, queue string) frames.Map {
+func (l *deadLetter) moved(mark ReplayMark, queue string) frames.Map {
 	out := frames.Map{
 		{Key: frames.Symbol(client.AnnotationReason), Value: string(retry.ReasonReplayed)},
 		{Key: frames.Symbol(annotation.Queue), Value: queue},
@@ -125,7 +125,7 @@ func (l *letter) moved(mark ReplayMark, queue string) frames.Map {
 }
 
 // moves says whether a message goes to its queue without a copy.
-func (r *replay) moves(ctx context.Context, l *letter, to address.Address) bool {
+func (r *replay) moves(ctx context.Context, l *deadLetter, to address.Address) bool {
 	if r.wayOut == "" || r.cfg.Edit != nil || r.cfg.Copy || !to.IsQueue() || !l.movable(time.Now()) {
 		return false
 	}
@@ -141,7 +141,7 @@ func (r *replay) moves(ctx context.Context, l *letter, to address.Address) bool 
 }
 
 // move has the broker bring a message to queue.
-func (r *replay) move(ctx context.Context, w *walk, out *outbox, v dedicated.Delivery, l *letter, id, queue string) error {
+func (r *replay) move(ctx context.Context, w *scan, out *outbox, v dedicated.Delivery, l *deadLetter, id, queue string) error {
 	if err := r.room(ctx, w, out, 0, false); err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ type outbox struct {
 func newOutbox(d *Desk) *outbox { return &outbox{d: d, changed: make(chan struct{}, 1)} }
 
 // send sends a copy. tell is called with its answer, unless send returns an error.
-func (o *outbox) send(ctx context.Context, target string, payload []byte, tell func(error)) error {
+func (o *outbox) send(ctx context.Context, target string, payload []byte, notify func(error)) error {
 	if o.c != nil && o.c.Err() != nil {
 		o.close()
 	}
@@ -47,7 +47,7 @@ func (o *outbox) send(ctx context.Context, target string, payload []byte, tell f
 	size := len(payload)
 	o.count(1, size)
 	err := o.c.Send(ctx, target, payload, func(err error) {
-		tell(err)
+		notify(err)
 		o.count(-1, -size)
 	})
 	if err != nil {

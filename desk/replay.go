@@ -65,9 +65,9 @@ type ReplayConfig struct {
 	// error the message stays in the queue and counts as failed.
 	Edit func(*Edit) error
 	// Accept lists the caveats that the caller accepts. See [Caveat].
-	Accept []CaveatCode
+	Accept []WarningCode
 	// Progress, if not nil, is called a few times a second. It must not block.
-	Progress func(Progress)
+	OnProgress func(Progress)
 }
 
 // ReplayReport is the result of a replay.
@@ -94,26 +94,26 @@ type ReplayReport struct {
 	// Failures has the first 20 of them.
 	Failed   uint64    `json:"failed"`
 	Failures []Failure `json:"failures,omitempty"`
-	// Unsure is the number of messages for which the connection was lost before it was
+	// Unknown is the number of messages for which the connection was lost before it was
 	// certain that they were replayed. Each may exist twice if it was copied. One that was
 	// moved is either back or still dead.
-	Unsure uint64 `json:"unsure,omitempty"`
+	Unknown uint64 `json:"unsure,omitempty"`
 	// Groups counts the selected messages by group, the largest first, at most 100. Others
 	// counts the messages of all other groups.
 	Groups []Group `json:"groups,omitempty"`
 	Others uint64  `json:"others,omitempty"`
-	// Walks is the number of walks. It is above 1 after a lost connection, and if a walk
+	// Scans is the number of walks. It is above 1 after a lost connection, and if a walk
 	// took longer than 15 minutes.
-	Walks int `json:"walks"`
+	Scans int `json:"walks"`
 	// Complete reports whether the last walk read all messages up to the queue's end.
 	Complete bool `json:"complete"`
-	// Caveats are the guarantees that the replay couldn't give. Unread is why messages may be
+	// Warnings are the guarantees that the replay couldn't give. Unread is why messages may be
 	// missing: others consumed from the queue when the last walk reached its end. Empty if
-	// every message was read, if the replay didn't go to the end, and if CaveatConsumers is
+	// every message was read, if the replay didn't go to the end, and if WarningConsumers is
 	// accepted.
-	Caveats []Caveat      `json:"caveats,omitempty"`
-	Unread  string        `json:"unread,omitempty"`
-	Took    time.Duration `json:"took"` // in nanoseconds in JSON
+	Warnings []Warning     `json:"caveats,omitempty"`
+	Unread   string        `json:"unread,omitempty"`
+	Took     time.Duration `json:"took"` // in nanoseconds in JSON
 }
 
 // Failure is a message that couldn't be replayed. ID is that of its Summary, Target the
@@ -159,17 +159,17 @@ func (d *Desk) Replay(ctx context.Context, cfg ReplayConfig) (ReplayReport, erro
 	if err := cfg.check(); err != nil {
 		return ReplayReport{}, err
 	}
-	tell := teller{tell: cfg.Progress}
-	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &tell)
+	notify := notifier{notify: cfg.OnProgress}
+	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &notify)
 	if err != nil {
 		return ReplayReport{}, err
 	}
 	defer leave()
 	r := &replay{
-		d: d, cfg: cfg, match: cfg.Filter.matcher(), of: t.Messages, tell: tell,
+		d: d, cfg: cfg, match: cfg.Filter.matcher(), of: t.Messages, notify: notify,
 		waysBack: map[string]bool{}, failed: map[string]bool{}, refused: map[string]error{}, known: map[string]bool{}, groups: newTally(maxGroups),
 		feeding: map[string]*feeding{},
-		report:  ReplayReport{ID: cfg.ID, DryRun: cfg.DryRun, Caveats: t.Caveats},
+		report:  ReplayReport{ID: cfg.ID, DryRun: cfg.DryRun, Warnings: t.Warnings},
 	}
 	if info, err := declare.Inspect(ctx, d.conn.Management(), cfg.Queue); err == nil {
 		r.wayOut = wayOut(info)
@@ -185,20 +185,20 @@ func (c *ReplayConfig) check() error {
 	at := argument.Root("ReplayConfig")
 	switch {
 	case c.Filter.everything() && !c.All:
-		return argument.At(at.Field("Filter"), argument.Missing, nil, "selects all messages", "set All if that is meant")
+		return argument.At(at.Field("Filter"), argument.CodeMissing, nil, "selects all messages", "set All if that is meant")
 	case len(c.ID) > maxWord || !utf8.ValidString(c.ID):
-		return argument.At(at.Field("ID"), argument.TooLong, c.ID, "is over 100 bytes or not valid UTF-8", "use a short name")
+		return argument.At(at.Field("ID"), argument.CodeTooLong, c.ID, "is over 100 bytes or not valid UTF-8", "use a short name")
 	case len(c.By) > maxWord || !utf8.ValidString(c.By):
-		return argument.At(at.Field("By"), argument.TooLong, c.By, "is over 100 bytes or not valid UTF-8", "use a short name")
+		return argument.At(at.Field("By"), argument.CodeTooLong, c.By, "is over 100 bytes or not valid UTF-8", "use a short name")
 	case !(c.Rate >= 0) || c.Rate > 1e9:
-		return argument.At(at.Field("Rate"), argument.OutOfRange, fmt.Sprint(c.Rate), "is out of range", "use messages a second, or 0 for no bound")
+		return argument.At(at.Field("Rate"), argument.CodeOutOfRange, fmt.Sprint(c.Rate), "is out of range", "use messages a second, or 0 for no bound")
 	}
 	if !c.Address.IsZero() {
 		if err := c.Address.Validate(); err != nil {
 			return err
 		}
 		if c.Address == address.Queue(c.Queue) {
-			return argument.At(at.Field("Address"), argument.Conflict, c.Queue, "is the queue that is replayed from", "name another one")
+			return argument.At(at.Field("Address"), argument.CodeConflict, c.Queue, "is the queue that is replayed from", "name another one")
 		}
 	}
 	if c.ID == "" {
@@ -209,13 +209,13 @@ func (c *ReplayConfig) check() error {
 
 // replay is a Replay under way.
 type replay struct {
-	d     *Desk
-	cfg   ReplayConfig
-	match *matcher
-	of    uint64
-	tell  teller
-	next  time.Time // when the rate allows another message
-	turns int       // walks that ended to put the queue in order
+	d      *Desk
+	cfg    ReplayConfig
+	match  *matcher
+	of     uint64
+	notify notifier
+	next   time.Time // when the rate allows another message
+	turns  int       // walks that ended to put the queue in order
 
 	refused map[string]error    // addresses that take nothing, and why
 	known   map[string]bool     // addresses that were attached to
@@ -238,7 +238,7 @@ type replay struct {
 func (r *replay) run(ctx context.Context) error {
 	for try := range link.Tries(ctx, backoff.Pause) {
 		before := r.report.Replayed
-		r.report.Walks++
+		r.report.Scans++
 		again, err := r.pass(ctx)
 		if ctx.Err() != nil && (again || err != nil) {
 			break
@@ -276,7 +276,7 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	w.passed, w.othersToo = r.progressOf, slices.Contains(r.cfg.Accept, CaveatConsumers)
+	w.passed, w.othersToo = r.progressOf, slices.Contains(r.cfg.Accept, WarningConsumers)
 	out := newOutbox(r.d)
 	defer out.close()
 	for more := true; more && err == nil; {
@@ -284,7 +284,7 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 		if r.cfg.Rate > 0 { // what is asked for is held until it was looked at
 			n = int(max(min(r.cfg.Rate, batch), 10))
 		}
-		more, err = w.next(ctx, n, func(v dedicated.Delivery, l *letter) error { return r.visit(ctx, w, out, v, l) })
+		more, err = w.next(ctx, n, func(v dedicated.Delivery, l *deadLetter) error { return r.visit(ctx, w, out, v, l) })
 		if errors.Is(err, errTurned) && r.turns >= maxTurns {
 			err = nil
 		}
@@ -303,15 +303,15 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if back != nil {
-		r.report.Unsure += r.accepted + r.moving
+		r.report.Unknown += r.accepted + r.moving
 		r.sent -= r.moving
 		r.moving = 0
-		err = errors.Join(err, walkError(r.cfg.Queue, back))
+		err = errors.Join(err, scanError(r.cfg.Queue, back))
 	}
 	r.certain()
 	unanswered := r.lost
 	r.lost = 0
-	r.report.Unsure += unanswered
+	r.report.Unknown += unanswered
 	switch {
 	case errors.Is(err, errStop) && back == nil && unanswered == 0:
 		return false, nil
@@ -321,9 +321,9 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 	case errors.Is(err, errHeld):
 		return true, nil
 	case err != nil && !errors.Is(err, errStop), back != nil:
-		return false, walkError(r.cfg.Queue, err)
+		return false, scanError(r.cfg.Queue, err)
 	case unanswered > 0:
-		return false, walkError(r.cfg.Queue, errUnanswered)
+		return false, scanError(r.cfg.Queue, errUnanswered)
 	}
 	r.report.Unread, r.report.Complete = w.unread, w.unread == ""
 	return false, nil
@@ -339,7 +339,7 @@ func (r *replay) certain() {
 var errUnanswered = errors.New("copies without an answer")
 
 // visit looks at one message, and sends it on if it is selected.
-func (r *replay) visit(ctx context.Context, w *walk, out *outbox, v dedicated.Delivery, l *letter) error {
+func (r *replay) visit(ctx context.Context, w *scan, out *outbox, v dedicated.Delivery, l *deadLetter) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -403,7 +403,7 @@ func (r *replay) sending() uint64 {
 	return r.sent
 }
 
-func (r *replay) selected(l *letter, id string) {
+func (r *replay) selected(l *deadLetter, id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.report.Matched++
@@ -428,11 +428,11 @@ func (r *replay) progressOf(seen uint64) {
 	r.mu.Lock()
 	p := Progress{Seen: seen, Matched: r.report.Matched, Done: r.report.Replayed + r.moving, Of: r.of}
 	r.mu.Unlock()
-	r.tell.now(p)
+	r.notify.now(p)
 }
 
 // send sends a copy. Its answer settles the original.
-func (r *replay) send(ctx context.Context, w *walk, out *outbox, v dedicated.Delivery, l *letter, id string, position int) error {
+func (r *replay) send(ctx context.Context, w *scan, out *outbox, v dedicated.Delivery, l *deadLetter, id string, position int) error {
 	to, err := r.target(ctx, l)
 	if err != nil {
 		return err
@@ -486,7 +486,7 @@ func (r *replay) send(ctx context.Context, w *walk, out *outbox, v dedicated.Del
 }
 
 // copyOf is the copy of l to send, with the edits that the replay makes.
-func (r *replay) copyOf(l *letter, position int) ([]byte, error) {
+func (r *replay) copyOf(l *deadLetter, position int) ([]byte, error) {
 	var edited *Edit
 	if r.cfg.Edit != nil {
 		edited = l.edited(position)
@@ -501,7 +501,7 @@ func (r *replay) copyOf(l *letter, position int) ([]byte, error) {
 }
 
 // answered returns what the answer to a copy does.
-func (r *replay) answered(w *walk, delivery uint32, id, messageID, target string) func(error) {
+func (r *replay) answered(w *scan, delivery uint32, id, messageID, target string) func(error) {
 	return func(err error) {
 		var lost *dedicated.LostError
 		refused := err != nil && !errors.As(err, &lost)
@@ -537,7 +537,7 @@ func refuses(no *dedicated.RefusedError) bool {
 }
 
 // sendable is the answer of a dry run.
-func (r *replay) sendable(ctx context.Context, to address.Address, l *letter) error {
+func (r *replay) sendable(ctx context.Context, to address.Address, l *deadLetter) error {
 	switch {
 	case to == address.Queue(r.cfg.Queue):
 		return &unsendable{errBack}
@@ -562,7 +562,7 @@ func (r *replay) there(ctx context.Context, to address.Address) error {
 		return nil
 	}
 	_, err := declare.Inspect(ctx, r.d.conn.Management(), to.QueueName())
-	if errors.Is(err, declare.ErrMissing) && len(r.refused) < 1000 {
+	if errors.Is(err, declare.ErrNotFound) && len(r.refused) < 1000 {
 		r.refused[to.String()] = fmt.Errorf("the queue %q doesn't exist", to.QueueName())
 		return &unsendable{r.refused[to.String()]}
 	}
@@ -571,7 +571,7 @@ func (r *replay) there(ctx context.Context, to address.Address) error {
 
 // room waits until the rate allows another message, and there is room among those that
 // wait for their answer; or until there are none, if it is to be alone.
-func (r *replay) room(ctx context.Context, w *walk, out *outbox, size int, alone bool) error {
+func (r *replay) room(ctx context.Context, w *scan, out *outbox, size int, alone bool) error {
 	ctx, cancel := context.WithDeadlineCause(ctx, w.began.Add(maxHold), errHeld)
 	defer cancel()
 	if r.cfg.Rate > 0 {

@@ -86,29 +86,29 @@ func enterLocal(key localKey) (l *localLock, forget func()) {
 
 // enter waits until no other scan reads the queue, and returns the queue's terms. leave must
 // be called unless err is set.
-func (d *Desk) enter(ctx context.Context, queue string, accept []CaveatCode, tell *teller) (t Terms, leave func(), err error) {
+func (d *Desk) enter(ctx context.Context, queue string, accept []WarningCode, notify *notifier) (t SideEffects, leave func(), err error) {
 	if _, err := declare.Inspect(ctx, d.conn.Management(), queue); err != nil {
-		return Terms{}, nil, err
+		return SideEffects{}, nil, err
 	}
-	leave, alone, err := d.lock(ctx, queue, !slices.Contains(accept, CaveatScan), tell)
+	leave, alone, err := d.lock(ctx, queue, !slices.Contains(accept, WarningScan), notify)
 	if err != nil {
-		return Terms{}, nil, err
+		return SideEffects{}, nil, err
 	}
-	if t, err = d.terms(ctx, queue, accept); err != nil {
+	if t, err = d.sideEffects(ctx, queue, accept); err != nil {
 		leave()
 		return t, nil, err
 	}
 	if !alone {
-		t.Caveats = append(t.Caveats, Caveat{Code: CaveatScan, Text: "another scan reads it: each sees a part of the messages, and the order isn't kept"})
+		t.Warnings = append(t.Warnings, Warning{Code: WarningScan, Text: "another scan reads it: each sees a part of the messages, and the order isn't kept"})
 	}
 	return t, leave, nil
 }
 
 // lock waits until no other scan reads the queue. Without wait it doesn't, and alone says
 // whether another scan does.
-func (d *Desk) lock(ctx context.Context, queue string, wait bool, tell *teller) (leave func(), alone bool, err error) {
+func (d *Desk) lock(ctx context.Context, queue string, wait bool, notify *notifier) (leave func(), alone bool, err error) {
 	l, forget := enterLocal(localKey{d.conn, queue})
-	waiting := func() { tell.now(Progress{Waiting: true}) }
+	waiting := func() { notify.now(Progress{Waiting: true}) }
 	for delay := firstWait; ; delay = min(2*delay, longestWait) {
 		t := time.NewTimer(delay)
 		select {
@@ -188,7 +188,7 @@ func (d *Desk) lockBroker(ctx context.Context, queue string, wait bool, waiting 
 // again is asked where a queue has no more messages. It finds out whether others consume
 // from the queue, unless that was accepted: w.unread says so. Where nobody does, the walk has
 // to ask the queue once more, for what others held until then.
-func (d *Desk) again(ctx context.Context, w *walk) bool {
+func (d *Desk) again(ctx context.Context, w *scan) bool {
 	if w.alone || w.othersToo {
 		return false
 	}

@@ -64,6 +64,6 @@ func TestReplayOfSomeGoesOnAfterALostAnswer(t *testing.T) {
 	r, err := d.Replay(t.Context(), ReplayConfig{Queue: "dead", All: true, Max: 2, Address: address.Queue("orders")})
 	require.NoError(t, err)
 	assert.EqualValues(t, 2, r.Replayed)
-	assert.Greater(t, r.Walks, 1)
-	assert.Positive(t, r.Unsure)
+	assert.Greater(t, r.Scans, 1)
+	assert.Positive(t, r.Unknown)
 }

@@ -33,9 +33,9 @@ type SurveyConfig struct {
 	// CountsOnly counts messages without reading them. The Survey then has no groups.
 	CountsOnly bool
 	// Accept lists the caveats that the caller accepts. See [Caveat].
-	Accept []CaveatCode
+	Accept []WarningCode
 	// Progress, if not nil, is called a few times a second. It must not block.
-	Progress func(queue string, p Progress)
+	OnProgress func(queue string, p Progress)
 }
 
 // Survey is the state of a set of queues: their counts, and their dead messages by group.
@@ -74,11 +74,11 @@ type QueueSurvey struct {
 	Seen   uint64    `json:"seen,omitempty"`
 	Oldest time.Time `json:"oldest,omitzero"`
 	Newest time.Time `json:"newest,omitzero"`
-	// Caveats are the guarantees that the walk couldn't give. Unread is why some or all
+	// Warnings are the guarantees that the walk couldn't give. Unread is why some or all
 	// messages weren't read; empty if all were. Messages that other consumers hold count as
-	// unread unless CaveatConsumers is accepted.
-	Caveats []Caveat `json:"caveats,omitempty"`
-	Unread  string   `json:"unread,omitempty"`
+	// unread unless WarningConsumers is accepted.
+	Warnings []Warning `json:"caveats,omitempty"`
+	Unread   string    `json:"unread,omitempty"`
 }
 
 // maxGroups bounds the groups that are counted, and with them the memory of a survey.
@@ -125,26 +125,26 @@ func (d *Desk) Survey(ctx context.Context, cfg SurveyConfig) (Survey, error) {
 }
 
 func (d *Desk) surveyQueue(ctx context.Context, q *QueueSurvey, cfg SurveyConfig) ([]Group, uint64, error) {
-	var tell teller
-	if cfg.Progress != nil {
-		tell.tell = func(p Progress) { cfg.Progress(q.Name, p) }
+	var notify notifier
+	if cfg.OnProgress != nil {
+		notify.notify = func(p Progress) { cfg.OnProgress(q.Name, p) }
 	}
-	t, leave, err := d.enter(ctx, q.Name, cfg.Accept, &tell)
-	q.Caveats = t.Caveats
+	t, leave, err := d.enter(ctx, q.Name, cfg.Accept, &notify)
+	q.Warnings = t.Warnings
 	if err != nil {
 		return nil, 0, err
 	}
 	defer leave()
 	q.Messages = t.Messages
 	groups := newTally(maxGroups)
-	err = d.look(ctx, q.Name, looking{accept: cfg.Accept, unread: &q.Unread, passed: func(seen uint64) { tell.now(Progress{Seen: seen, Matched: q.Seen, Done: q.Seen, Of: t.Messages}) }, reset: func() {
+	err = d.peek(ctx, q.Name, peeking{accept: cfg.Accept, unread: &q.Unread, passed: func(seen uint64) { notify.now(Progress{Seen: seen, Matched: q.Seen, Done: q.Seen, Of: t.Messages}) }, reset: func() {
 		groups = newTally(maxGroups)
 		q.Seen, q.Oldest, q.Newest = 0, time.Time{}, time.Time{}
-	}, visit: func(_ dedicated.Delivery, l *letter) error {
+	}, visit: func(_ dedicated.Delivery, l *deadLetter) error {
 		q.Seen++
 		groups.add(l, "")
 		widen(&q.Oldest, &q.Newest, l.died())
-		tell.now(Progress{Seen: q.Seen, Matched: q.Seen, Done: q.Seen, Of: t.Messages})
+		notify.now(Progress{Seen: q.Seen, Matched: q.Seen, Done: q.Seen, Of: t.Messages})
 		return nil
 	}})
 	top, others := groups.top(maxGroups)
@@ -189,7 +189,7 @@ func newTally(most int) *tally {
 }
 
 // add counts a message. id is its ID, if that is known.
-func (t *tally) add(l *letter, id string) {
+func (t *tally) add(l *deadLetter, id string) {
 	key := deathKey{l.death.Queue, l.death.Reason, l.death.ErrorType, l.death.Error}
 	c := t.known[key]
 	if c == nil {
@@ -233,7 +233,7 @@ func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error
 	roles := d.roles()
 	if d.cfg.HTTP == nil {
 		if len(names) == 0 {
-			return nil, argument.At(argument.Root("SurveyConfig").Field("Queues"), argument.Missing, nil, "is empty, and queues can't be listed over AMQP", "name the queues, or give Config.HTTP")
+			return nil, argument.At(argument.Root("SurveyConfig").Field("Queues"), argument.CodeMissing, nil, "is empty, and queues can't be listed over AMQP", "name the queues, or give Config.HTTP")
 		}
 		var all []QueueSurvey
 		for _, name := range names {
@@ -282,7 +282,7 @@ func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error
 	}
 	for _, name := range names {
 		if !slices.ContainsFunc(all, func(q QueueSurvey) bool { return q.Name == name }) {
-			return nil, fmt.Errorf("hopback: there is no queue %q: %w", name, declare.ErrMissing)
+			return nil, fmt.Errorf("hopback: there is no queue %q: %w", name, declare.ErrNotFound)
 		}
 	}
 	order := map[string]int{roleDead: 0, roleParking: 1, roleWork: 2, roleDelay: 3}

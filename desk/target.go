@@ -17,7 +17,7 @@ import (
 var errNoQueue = errors.New("the message doesn't tell which queue it died in; name where it should go")
 
 // target is where the message says that it should go.
-func (l *letter) target(toExchange bool, fixed address.Address) (address.Address, error) {
+func (l *deadLetter) target(toExchange bool, fixed address.Address) (address.Address, error) {
 	a := fixed
 	switch {
 	case !fixed.IsZero():
@@ -37,7 +37,7 @@ func (l *letter) target(toExchange bool, fixed address.Address) (address.Address
 }
 
 // target is where a message goes. It refuses what the message's annotations alone say.
-func (r *replay) target(ctx context.Context, l *letter) (address.Address, error) {
+func (r *replay) target(ctx context.Context, l *deadLetter) (address.Address, error) {
 	to, err := l.target(r.cfg.ToExchange, r.cfg.Address)
 	if err != nil || !r.cfg.Address.IsZero() {
 		return to, err
@@ -51,16 +51,16 @@ func (r *replay) target(ctx context.Context, l *letter) (address.Address, error)
 	}
 	exchange, key := l.death.Exchange, l.death.RoutingKey
 	answer := names.Published(l.m, queue, exchange, key)
-	if answer == inside.Unknown {
+	if answer == inside.AnswerUnknown {
 		feeds, err := r.feeds(ctx, exchange, key, queue)
 		switch {
 		case err != nil:
 			return to, err
 		case feeds:
-			answer = inside.Yes
+			answer = inside.AnswerYes
 		}
 	}
-	if answer != inside.Yes {
+	if answer != inside.AnswerYes {
 		return to, &unsendable{fmt.Errorf("it says that it was published to the exchange %q with the routing key %q, and the broker has no record of that: its sender may have written it; replay it to its queue, or name where it should go", exchange, key)}
 	}
 	return to, nil
@@ -143,7 +143,7 @@ func (d *Desk) bindingsOf(ctx context.Context, f *feeding, exchange, queue strin
 			return nil // AMQP tells as much as it can
 		}
 	}
-	if f.whole, f.fanout = true, x.Type == string(declare.Fanout); x.Type == string(declare.Headers) {
+	if f.whole, f.fanout = true, x.Type == string(declare.ExchangeFanout); x.Type == string(declare.ExchangeHeaders) {
 		return nil
 	}
 	for _, b := range all {

@@ -31,11 +31,11 @@ type mark struct {
 }
 
 // see takes the next message.
-func (t *turn) see(id uint32, l *letter) {
+func (t *turn) see(id uint32, l *deadLetter) {
 	if t.over {
 		return
 	}
-	m := mark{l.returns(), l.buried()}
+	m := mark{l.returns(), l.discarded()}
 	switch {
 	case m.returns == 0, t.found && !m.beforeTurn(t.first):
 		t.over, t.end = true, id
@@ -61,8 +61,8 @@ func (m mark) beforeTurn(first mark) bool {
 	return m.notAfter(first)
 }
 
-// buried is when the broker dead-lettered the message last.
-func (l *letter) buried() (last time.Time) {
+// discarded is when the broker dead-lettered the message last.
+func (l *deadLetter) discarded() (last time.Time) {
 	for _, d := range l.deaths() {
 		if d.Last.After(last) {
 			last = d.Last

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/historylog"
 )
 
 // fakeQueue is a queue as RabbitMQ has it for walks: what was given back is in front, and
@@ -40,15 +40,15 @@ func (q *fakeQueue) hold(n int, give func([]*fakeMessage) []*fakeMessage) {
 	}
 }
 
-// walk looks at the whole queue, or to where it finds it out of order, and gives back.
-func (q *fakeQueue) walk() (turned bool) {
+// scan looks at the whole queue, or to where it finds it out of order, and gives back.
+func (q *fakeQueue) scan() (turned bool) {
 	var t turn
 	n := 0
 	for _, m := range q.all() {
 		if t.found && t.over {
 			break
 		}
-		t.see(uint32(n), m.letter())
+		t.see(uint32(n), m.deadLetter())
 		n++
 	}
 	q.hold(n, func(held []*fakeMessage) []*fakeMessage {
@@ -66,8 +66,8 @@ func (q *fakeQueue) walk() (turned bool) {
 	return t.found
 }
 
-func (m *fakeMessage) letter() *letter {
-	l := &letter{m: &client.Message{}}
+func (m *fakeMessage) deadLetter() *deadLetter {
+	l := &deadLetter{m: &client.Message{}}
 	if m.returns > 0 {
 		l.annotations = frames.Map{{Key: frames.Symbol("x-acquired-count"), Value: m.returns}}
 	}
@@ -75,7 +75,7 @@ func (m *fakeMessage) letter() *letter {
 		l.annotations = append(l.annotations, frames.Entry{Key: frames.Symbol("x-opt-deaths"), Value: frames.Array{Elements: []any{
 			frames.Map{{Key: frames.Symbol("last-time"), Value: frames.Timestamp(m.died.UnixMilli())}},
 		}}})
-		l.m.Annotations = map[any]any{deathlog.Key: historyOf(l.annotations)}
+		l.m.Annotations = map[any]any{historylog.Key: historyOf(l.annotations)}
 	}
 	return l
 }
@@ -109,10 +109,10 @@ func TestLostWalksAreTurnedBack(t *testing.T) {
 						q.hold(rand.IntN(most+1), same)
 					}
 					if rand.IntN(3) == 0 {
-						walked(t, q)
+						scanned(t, q)
 					}
 				}
-				walked(t, q)
+				scanned(t, q)
 			}
 		})
 	}
@@ -127,13 +127,13 @@ func inOrder(ms []*fakeMessage) bool {
 	return true
 }
 
-func walked(t *testing.T, q *fakeQueue) {
+func scanned(t *testing.T, q *fakeQueue) {
 	t.Helper()
 	before := inOrder(q.all())
-	turned := q.walk()
+	turned := q.scan()
 	assert.Equal(t, !before, turned)
 	require.True(t, inOrder(q.all()))
-	assert.False(t, q.walk(), "it is in order now")
+	assert.False(t, q.scan(), "it is in order now")
 }
 
 // Messages that came with a count from the queue before, or that died out of order, are left
@@ -150,7 +150,7 @@ func TestWhatWasNotLostIsNotTurned(t *testing.T) {
 	} {
 		var u turn
 		for i, m := range ms {
-			u.see(uint32(i), m.letter())
+			u.see(uint32(i), m.deadLetter())
 		}
 		assert.False(t, u.found, name)
 	}

@@ -168,14 +168,14 @@ func traceparent(sc trace.SpanContext) string {
 
 // before is the attempt before.
 type before struct {
-	sc    trace.SpanContext
-	at    time.Time
-	delay time.Duration
-	lane  string
+	sc     trace.SpanContext
+	at     time.Time
+	delay  time.Duration
+	reason string
 }
 
 func (b before) String() string {
-	return fmt.Sprintf("%s;%d;%d;%s", traceparent(b.sc), b.at.UnixMilli(), b.delay.Milliseconds(), b.lane)
+	return fmt.Sprintf("%s;%d;%d;%s", traceparent(b.sc), b.at.UnixMilli(), b.delay.Milliseconds(), b.reason)
 }
 
 // beforeOf reads an annotation that anybody may have written. It returns false if there
@@ -195,7 +195,7 @@ func beforeOf(m *client.Message) (b before, ok bool) {
 	if err != nil || err2 != nil || delay < 0 || delay > century.Milliseconds() {
 		return b, false
 	}
-	b = before{sc: parse(parts[0]), at: time.UnixMilli(at), delay: time.Duration(delay) * time.Millisecond, lane: valid(parts[3])}
+	b = before{sc: parse(parts[0]), at: time.UnixMilli(at), delay: time.Duration(delay) * time.Millisecond, reason: valid(parts[3])}
 	return b, true // without a valid context, too: metrics may be on, and traces off
 }
 

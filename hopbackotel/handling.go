@@ -25,9 +25,9 @@ const (
 	attributeHad    = attribute.Key("hopback.attempt.delay.had")
 	attributeCameBy = attribute.Key("hopback.attempt.lane")
 	// attributeDecision is what follows on the attempt, an instrument.DecisionKind.
-	// attributeLane, attributeDelay and attributeWait are the decision's fields.
+	// attributeReason, attributeDelay and attributeWait are the decision's fields.
 	attributeDecision = attribute.Key("hopback.decision")
-	attributeLane     = attribute.Key("hopback.lane")
+	attributeReason   = attribute.Key("hopback.lane")
 	attributeDelay    = attribute.Key("hopback.delay.asked")
 	attributeWait     = attribute.Key("hopback.delay.granted")
 	// attributeOutcome is a settle span's AMQP outcome, an instrument.SettlementKind.
@@ -83,7 +83,7 @@ func (in *follower) Handle(ctx context.Context, d instrument.Delivery) (context.
 	}
 	q.measured.consumed.count("")
 	if again && last.delay > 0 {
-		q.measured.late(h.ctx, last.lane, had-last.delay)
+		q.measured.late(h.ctx, last.reason, had-last.delay)
 	}
 	return h.ctx, h
 }
@@ -136,7 +136,7 @@ func (h *handling) describe(last before, again bool, had time.Duration) {
 	}
 	all = ofMessage(all, d.Message())
 	if again {
-		all = append(all, attributeAsked.Float64(last.delay.Seconds()), attributeHad.Float64(had.Seconds()), attributeCameBy.String(last.lane))
+		all = append(all, attributeAsked.Float64(last.delay.Seconds()), attributeHad.Float64(had.Seconds()), attributeCameBy.String(last.reason))
 	}
 	h.span.SetAttributes(append(all, h.server()...)...)
 }
@@ -152,11 +152,11 @@ func (h *handling) Handled(err error) {
 	kind := h.in.numbers.errorType(cause)
 	h.queue.measured.processed.record(h.ctx, kind, time.Since(h.began))
 	if h.decision.Kind == instrument.DecisionRetry {
-		h.queue.measured.retried(h.ctx, h.decision.Lane, kind)
+		h.queue.measured.retried(h.ctx, h.decision.Reason, kind)
 	}
 	if h.span.IsRecording() {
 		if d := h.decision; d.Kind != "" {
-			h.span.SetAttributes(attributeDecision.String(string(d.Kind)), attributeLane.String(valid(d.Lane)))
+			h.span.SetAttributes(attributeDecision.String(string(d.Kind)), attributeReason.String(valid(d.Reason)))
 			if d.Wait > 0 {
 				h.span.SetAttributes(attributeDelay.Float64(d.Delay.Seconds()), attributeWait.Float64(d.Wait.Seconds()))
 			}
@@ -214,7 +214,7 @@ func (h *handling) Forwarding(s instrument.Sending) {
 // before is what the next attempt is to know of this one.
 func (h *handling) before() string {
 	d := h.decision
-	b := before{sc: h.span.SpanContext(), at: time.Now(), delay: d.Wait, lane: valid(d.Lane)}
+	b := before{sc: h.span.SpanContext(), at: time.Now(), delay: d.Wait, reason: valid(d.Reason)}
 	return b.String()
 }
 
@@ -238,8 +238,8 @@ func (h *handling) Settling(s instrument.Settlement) map[string]string {
 		return nil // the handler may still run: see instrument.Handling
 	}
 	waits := h.decision.Kind == instrument.DecisionRetry || h.decision.Kind == instrument.DecisionWait
-	if s.DeadLetter && !(waits && h.decision.Lane == string(retry.StrategyDeadLetter)) {
-		h.queue.measured.died(h.ctx, h.lane(s))
+	if s.DeadLetter && !(waits && h.decision.Reason == string(retry.StrategyDeadLetter)) {
+		h.queue.measured.died(h.ctx, h.reason(s))
 	}
 	if !h.span.SpanContext().IsValid() {
 		return nil
@@ -247,13 +247,13 @@ func (h *handling) Settling(s instrument.Settlement) map[string]string {
 	return map[string]string{annotationAttempt: h.before()}
 }
 
-// lane is the one of a death.
-func (h *handling) lane(s instrument.Settlement) string {
+// reason is the one of a death.
+func (h *handling) reason(s instrument.Settlement) string {
 	switch {
 	case s.Reason != "":
 		return s.Reason
-	case h.decision.Kind == instrument.DecisionDeadLetter && h.decision.Lane != "":
-		return h.decision.Lane
+	case h.decision.Kind == instrument.DecisionDeadLetter && h.decision.Reason != "":
+		return h.decision.Reason
 	}
 	return string(retry.ReasonRejected)
 }

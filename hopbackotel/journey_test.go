@@ -90,7 +90,7 @@ func TestForeignTraceGoesOn(t *testing.T) {
 					require.NoError(t, theirs.Close(t.Context()))
 
 					var attempts []trace.SpanContext
-					for _, x := range l.story().spans {
+					for _, x := range l.history().spans {
 						if !strings.HasPrefix(x.Name, "process") {
 							continue
 						}
@@ -128,7 +128,7 @@ func TestContextThatSomebodyHasSetStays(t *testing.T) {
 			}
 			done()
 			links := 0
-			for _, x := range l.story().spans {
+			for _, x := range l.history().spans {
 				for _, to := range x.Links {
 					if to.SpanContext.TraceID().String() == foreignTrace {
 						links++
@@ -241,7 +241,7 @@ func TestBatch(t *testing.T) {
 		require.Error(t, pub.PublishAll(ctx, []*client.Message{order("a"), bad, order("b")}))
 		span.End()
 		done()
-		s := l.story()
+		s := l.history()
 		require.Equal(t, []string{
 			"0s-0s trace 1: checkout (internal) []",
 			"0s-0s trace 1: create receipts (producer) in checkout []",
@@ -264,7 +264,7 @@ func TestBaggageReachesTheHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab()
 		both := propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
-		s := failThriceInMemory(t, "4.3.6", retry.StrategyDeadLetter, hopbackotel.Config{Propagator: both})
+		s := failThreeTimesInMemory(t, "4.3.6", retry.StrategyDeadLetter, hopbackotel.Config{Propagator: both})
 		require.Equal(t, expected(retry.StrategyDeadLetter, false), s.lines)
 
 		broker := hopbacktest.Start(t, hopbacktest.Config{})
@@ -312,7 +312,7 @@ func TestLogRecordsBearTheSpan(t *testing.T) {
 		shop.stop()
 		require.NoError(t, conn.Close(t.Context()))
 		var span trace.SpanContext
-		for _, x := range l.story().spans {
+		for _, x := range l.history().spans {
 			if strings.HasPrefix(x.Name, "process") {
 				span = x.SpanContext
 			}

@@ -106,14 +106,14 @@ func (l *lab) metrics(t testing.TB) map[string]string {
 }
 
 // story is the spans of a message as text, a line for each, in the order of their begin.
-type story struct {
+type history struct {
 	lines []string
 	spans tracetest.SpanStubs
 	names map[trace.SpanID]string
 }
 
-func (l *lab) story() story {
-	s := story{spans: l.spans.GetSpans(), names: map[trace.SpanID]string{}}
+func (l *lab) history() history {
+	s := history{spans: l.spans.GetSpans(), names: map[trace.SpanID]string{}}
 	sort.SliceStable(s.spans, func(i, j int) bool {
 		a, b := s.spans[i], s.spans[j]
 		if !a.StartTime.Equal(b.StartTime) {
@@ -177,7 +177,7 @@ func short(x tracetest.SpanStub) string {
 	return x.Name
 }
 
-func (s story) name(sc trace.SpanContext) string {
+func (s history) name(sc trace.SpanContext) string {
 	if name := s.names[sc.SpanID()]; name != "" {
 		return name
 	}

@@ -29,10 +29,10 @@ type numbers struct {
 	took, processed, lateness metric.Float64Histogram
 	ranges                    metric.Int64Histogram
 
-	destinations, queues, lanes, errors names
-	meter                               metric.Meter
-	sent, consumed                      totals
-	observed                            observed
+	destinations, queues, reasons, errors names
+	meter                                 metric.Meter
+	sent, consumed                        totals
+	observed                              observed
 
 	mu      sync.Mutex
 	known   map[string]*measuredQueue
@@ -63,7 +63,7 @@ type observed struct {
 func newNumbers(m metric.Meter, most int) *numbers {
 	n := &numbers{
 		meter:        m,
-		destinations: names{most: most}, queues: names{most: most}, lanes: names{most: most}, errors: names{most: most},
+		destinations: names{most: most}, queues: names{most: most}, reasons: names{most: most}, errors: names{most: most},
 		known: map[string]*measuredQueue{},
 	}
 	n.took = histogram(m, "messaging.client.operation.duration", "Duration of publishing (until the broker's confirmation) and of settling (until it is written).", seconds)
@@ -252,10 +252,10 @@ type measuredQueue struct {
 	lateness        places[string, byError[metric.RecordOption]]
 }
 
-// byLane has the options of a metric of a queue for each lane.
-func byLane[O any](q *measuredQueue, of func(attribute.Set) O) places[string, byError[O]] {
-	return places[string, byError[O]]{most: math.MaxInt, make: func(lane string) *byError[O] {
-		return newByError([]attribute.KeyValue{q.name, attributeLane.String(lane)}, of)
+// byReason has the options of a metric of a queue for each lane.
+func byReason[O any](q *measuredQueue, of func(attribute.Set) O) places[string, byError[O]] {
+	return places[string, byError[O]]{most: math.MaxInt, make: func(reason string) *byError[O] {
+		return newByError([]attribute.KeyValue{q.name, attributeReason.String(reason)}, of)
 	}}
 }
 
@@ -268,7 +268,7 @@ func (n *numbers) queue(name string) *measuredQueue {
 		return q
 	}
 	q := &measuredQueue{n: n, name: semconv.MessagingDestinationName(name)}
-	q.retries, q.deaths, q.lateness = byLane(q, addOption), byLane(q, addOption), byLane(q, recordOption)
+	q.retries, q.deaths, q.lateness = byReason(q, addOption), byReason(q, addOption), byReason(q, recordOption)
 	of := func(operation string, more ...attribute.KeyValue) []attribute.KeyValue {
 		return append([]attribute.KeyValue{semconv.MessagingSystemRabbitMQ, semconv.MessagingOperationName(operation), q.name}, more...)
 	}
@@ -279,16 +279,16 @@ func (n *numbers) queue(name string) *measuredQueue {
 	return q
 }
 
-func (q *measuredQueue) retried(ctx context.Context, lane, kind string) {
-	q.n.retries.Add(ctx, 1, q.retries.get(q.n.lanes.bounded(valid(lane))).of(kind)...)
+func (q *measuredQueue) retried(ctx context.Context, reason, kind string) {
+	q.n.retries.Add(ctx, 1, q.retries.get(q.n.reasons.bounded(valid(reason))).of(kind)...)
 }
 
-func (q *measuredQueue) died(ctx context.Context, lane string) {
-	q.n.deaths.Add(ctx, 1, q.deaths.get(q.n.lanes.bounded(valid(lane))).ok...)
+func (q *measuredQueue) died(ctx context.Context, reason string) {
+	q.n.deaths.Add(ctx, 1, q.deaths.get(q.n.reasons.bounded(valid(reason))).ok...)
 }
 
-func (q *measuredQueue) late(ctx context.Context, lane string, by time.Duration) {
-	q.n.lateness.Record(ctx, max(by, 0).Seconds(), q.lateness.get(q.n.lanes.bounded(lane)).ok...)
+func (q *measuredQueue) late(ctx context.Context, reason string, by time.Duration) {
+	q.n.lateness.Record(ctx, max(by, 0).Seconds(), q.lateness.get(q.n.reasons.bounded(reason)).ok...)
 }
 
 // watch has the numbers of a Conn observed until closed is called.

@@ -63,7 +63,7 @@ func TestMetricsOfRetriesAndDeaths(t *testing.T) {
 			synctest.Wait()
 
 			points := l.metrics(t)
-			lane := string(strategy)
+			reason := string(strategy)
 			late := "3: 0.000"
 			if strategy == retry.StrategyNative {
 				late = "3: 0.003"
@@ -76,9 +76,9 @@ func TestMetricsOfRetriesAndDeaths(t *testing.T) {
 				"messaging.process.duration{declined,orders,process}":            "1: 0.000",
 				"messaging.process.duration{orders,process}":                     "1: 0.000",
 				"messaging.client.operation.duration{orders,settle}":             "5: 0.000",
-				"hopback.retries{timeout," + lane + ",orders}":                   "3",
+				"hopback.retries{timeout," + reason + ",orders}":                 "3",
 				"hopback.deaths{declined,orders}":                                "1",
-				"hopback.retry.lateness{" + lane + ",orders}":                    late,
+				"hopback.retry.lateness{" + reason + ",orders}":                  late,
 				"hopback.handling{orders}":                                       "1",
 				"hopback.handling.oldest{orders}":                                "30.000",
 				"hopback.unsettled{orders}":                                      "2",
@@ -197,7 +197,7 @@ func TestMillionRoutingKeys(t *testing.T) {
 		name := fmt.Sprintf("name-%d", i)
 		in.Publish(ctx, instrument.NewSending(address.Queue(name), &client.Message{})).Published(errors.New(name))
 		_, h := in.Handle(ctx, client.NewDelivery(name, &client.Message{Annotations: map[any]any{"x-opt-hopback-attempt": foreign + ";1;1;" + name}}))
-		h.Decided(instrument.Decision{Kind: instrument.DecisionRetry, Lane: name, Err: errors.New(name)})
+		h.Decided(instrument.Decision{Kind: instrument.DecisionRetry, Reason: name, Err: errors.New(name)})
 		h.Handled(errors.New(name))
 		h.Settling(instrument.Settlement{Kind: instrument.SettlementModified, DeadLetter: true, Reason: name})
 		h.Settled(nil)

@@ -27,7 +27,7 @@ const pictureFile = "../docs/trace.svg"
 func TestPicture(t *testing.T) {
 	var drawn string
 	synctest.Test(t, func(t *testing.T) {
-		drawn = draw(failThriceInMemory(t, "4.3.6", retry.StrategyRepublish, hopbackotel.Config{}))
+		drawn = draw(failThreeTimesInMemory(t, "4.3.6", retry.StrategyRepublish, hopbackotel.Config{}))
 	})
 	if *update {
 		require.NoError(t, os.WriteFile(pictureFile, []byte(drawn), 0o644))
@@ -48,7 +48,7 @@ path{fill:none;stroke:#818b98}.creation{stroke-dasharray:3 4}.next{stroke-width:
 
 // draw makes a picture of a story: the creation at the left, a column for each attempt, in
 // it what belongs to it, and the links.
-func draw(s story) string {
+func draw(s history) string {
 	const width, column, gap, top = 150, 150, 34, 96
 	var b strings.Builder
 	children := map[string][]tracetest.SpanStub{}

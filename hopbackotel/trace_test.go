@@ -23,8 +23,8 @@ import (
 
 var errBank = errors.New("the bank is down")
 
-// failsThrice is a handler whose fourth attempt succeeds, and publishes a receipt.
-func failsThrice(conn *client.Conn) client.HandlerFunc {
+// failsThreeTimes is a handler whose fourth attempt succeeds, and publishes a receipt.
+func failsThreeTimes(conn *client.Conn) client.HandlerFunc {
 	return func(ctx context.Context, d *client.Delivery) error {
 		time.Sleep(50 * time.Millisecond)
 		if retry.Attempt(ctx) < 4 {
@@ -105,7 +105,7 @@ func TestOrderThatFailsThrice(t *testing.T) {
 	forEachStrategy(t, func(t *testing.T, version string, s retry.Strategy) {
 		for _, oneTrace := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
-				got := failThriceInMemory(t, version, s, hopbackotel.Config{OneTrace: oneTrace})
+				got := failThreeTimesInMemory(t, version, s, hopbackotel.Config{OneTrace: oneTrace})
 				require.Equal(t, expected(s, oneTrace), got.lines, "one trace: %v", oneTrace)
 				for _, x := range got.spans {
 					if x.Name != "checkout" {
@@ -117,7 +117,7 @@ func TestOrderThatFailsThrice(t *testing.T) {
 	})
 }
 
-func failThriceInMemory(t *testing.T, version string, strategy retry.Strategy, c hopbackotel.Config) story {
+func failThreeTimesInMemory(t *testing.T, version string, strategy retry.Strategy, c hopbackotel.Config) history {
 	l := newLab()
 	broker := hopbacktest.Start(t, hopbacktest.Config{Version: version})
 	cfg := l.config(t, c)
@@ -126,7 +126,7 @@ func failThriceInMemory(t *testing.T, version string, strategy retry.Strategy, c
 	require.NoError(t, err)
 	p := policy
 	p.Strategy = strategy
-	shop := open(t, t.Context(), conn, p, failsThrice(conn))
+	shop := open(t, t.Context(), conn, p, failsThreeTimes(conn))
 	pub, err := client.NewPublisher[*client.Message](t.Context(), conn, address.Queue("orders"), client.PublisherConfig{})
 	require.NoError(t, err)
 	ctx, span := l.tracer().Start(t.Context(), "checkout", trace.WithSpanKind(trace.SpanKindServer))
@@ -136,5 +136,5 @@ func failThriceInMemory(t *testing.T, version string, strategy retry.Strategy, c
 	synctest.Wait()
 	shop.stop()
 	require.NoError(t, conn.Close(t.Context()))
-	return l.story()
+	return l.history()
 }

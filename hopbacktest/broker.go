@@ -43,7 +43,7 @@ type Config struct {
 	MaxEvents int
 	// OnConnect, if not nil, is called with each new connection before anything is read
 	// from it, on the connection's own goroutine. Use it to inject a fault early, such as
-	// CutBefore(FromClient, 7).
+	// CutBefore(DirectionFromClient, 7).
 	OnConnect func(*Connection)
 	// OnLog, if not nil, is called with each line that RabbitMQ would write to its log
 	// about a connection. It must not block, and must not call the Broker.

@@ -128,10 +128,10 @@ func TestMessagesHopBackAfterHours(t *testing.T) {
 					for i, d := range delays {
 						assert.InDelta(t, float64(d), float64(waited[i+1]), float64(10*time.Millisecond), "%v", waited[i+1])
 					}
-					var death retry.Death
+					var death retry.DeadLetter
 					ctx, stop = context.WithCancel(t.Context())
 					require.NoError(t, conn.Consume(ctx, "work.dead", client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
-						death = retry.DeathOf(d.Message())
+						death = retry.DeadLetterOf(d.Message())
 						stop()
 						return nil
 					}), client.ConsumerConfig{}))
@@ -168,11 +168,11 @@ func TestNothingIsLostWhateverIsDoneToTheBroker(t *testing.T) {
 		"killed":  func(b *hopbacktest.Broker) { b.Kill(); time.Sleep(time.Minute); b.Restart() },
 		"stopped": func(b *hopbacktest.Broker) { b.Stop(); time.Sleep(time.Minute); b.Restart() },
 		"silent": func(b *hopbacktest.Broker) {
-			b.Connections()[0].Silence(hopbacktest.FromClient)
-			b.Connections()[0].Silence(hopbacktest.ToClient)
+			b.Connections()[0].Silence(hopbacktest.DirectionFromClient)
+			b.Connections()[0].Silence(hopbacktest.DirectionToClient)
 		},
-		"deaf": func(b *hopbacktest.Broker) { b.Connections()[0].Silence(hopbacktest.FromClient) },
-		"mute": func(b *hopbacktest.Broker) { b.Connections()[0].Silence(hopbacktest.ToClient) },
+		"deaf": func(b *hopbacktest.Broker) { b.Connections()[0].Silence(hopbacktest.DirectionFromClient) },
+		"mute": func(b *hopbacktest.Broker) { b.Connections()[0].Silence(hopbacktest.DirectionToClient) },
 		"alarm": func(b *hopbacktest.Broker) {
 			b.SetMemoryAlarm(true)
 			time.Sleep(time.Minute)
@@ -193,8 +193,8 @@ func TestNothingIsLostWhateverIsDoneToTheBroker(t *testing.T) {
 			time.Sleep(time.Minute)
 			b.DelayAnswers(0)
 		},
-		"cut before a frame": func(b *hopbacktest.Broker) { b.Connections()[0].CutBefore(hopbacktest.FromClient, 5) },
-		"cut after a frame":  func(b *hopbacktest.Broker) { b.Connections()[0].CutAfter(hopbacktest.ToClient, 5) },
+		"cut before a frame": func(b *hopbacktest.Broker) { b.Connections()[0].CutBefore(hopbacktest.DirectionFromClient, 5) },
+		"cut after a frame":  func(b *hopbacktest.Broker) { b.Connections()[0].CutAfter(hopbacktest.DirectionToClient, 5) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachVersion(t, hopbacktest.Config{}, func(t *testing.T, b *hopbacktest.Broker) {
@@ -247,7 +247,7 @@ func TestNothingIsLostWhateverIsDoneToTheBroker(t *testing.T) {
 // A connection that is lost while a consumer starts, at whatever frame, doesn't end
 // Consume.
 func TestAConsumerStartsWhereverTheConnectionEnds(t *testing.T) {
-	for _, direction := range []hopbacktest.Direction{hopbacktest.FromClient, hopbacktest.ToClient} {
+	for _, direction := range []hopbacktest.Direction{hopbacktest.DirectionFromClient, hopbacktest.DirectionToClient} {
 		eachVersion(t, hopbacktest.Config{}, func(t *testing.T, b *hopbacktest.Broker) {
 			policy := retry.Policy{Backoff: retry.Delays(time.Second)}
 			topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "work", DeliveryLimit: 20})

@@ -1,8 +1,8 @@
 package hopbacktest
 
-// Told is o whose Want methods tell t.
-func Told(o *Outcome, t tb) *Outcome {
-	told := *o
-	told.t = t
-	return &told
+// Notified is o whose Want methods tell t.
+func Notified(o *Outcome, t tb) *Outcome {
+	notified := *o
+	notified.t = t
+	return &notified
 }

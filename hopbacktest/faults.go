@@ -12,10 +12,10 @@ import (
 
 // SetMemoryAlarm raises RabbitMQ's memory alarm if on is true, and clears it otherwise. While
 // it is raised, connections can neither publish nor send management requests.
-func (b *Broker) SetMemoryAlarm(on bool) { b.engine.SetAlarm(engine.MemoryAlarm, on) }
+func (b *Broker) SetMemoryAlarm(on bool) { b.engine.SetAlarm(engine.AlarmMemory, on) }
 
 // SetDiskAlarm is [Broker.SetMemoryAlarm] for the disk alarm.
-func (b *Broker) SetDiskAlarm(on bool) { b.engine.SetAlarm(engine.DiskAlarm, on) }
+func (b *Broker) SetDiskAlarm(on bool) { b.engine.SetAlarm(engine.AlarmDisk, on) }
 
 // HoldAnswers holds back the answers to published messages and management requests until
 // release is called. Messages are stored and requests carried out meanwhile.
@@ -60,15 +60,15 @@ type Direction string
 
 // The directions of a connection.
 const (
-	FromClient Direction = "from client"
-	ToClient   Direction = "to client"
+	DirectionFromClient Direction = "from client"
+	DirectionToClient   Direction = "to client"
 )
 
 func (d Direction) wire() wire.Direction {
-	if d == ToClient {
-		return wire.ToClient
+	if d == DirectionToClient {
+		return wire.DirectionToClient
 	}
-	return wire.FromClient
+	return wire.DirectionFromClient
 }
 
 // Connection is a client's connection to the broker.

@@ -143,7 +143,7 @@ func idleConsumersIn(url string, retried bool) (w idleWeight, err error) {
 
 	var up, handled atomic.Int64
 	allUp, allHandled := make(chan struct{}), make(chan struct{})
-	conn, err := client.Connect(ctx, url, client.Config{Logger: quiet, Observe: func(e client.Event) {
+	conn, err := client.Connect(ctx, url, client.Config{Logger: quiet, OnEvent: func(e client.Event) {
 		if e.Kind == client.EventUp && e.Op == "consume" && up.Add(1) == idleConsumers {
 			close(allUp)
 		}

@@ -55,8 +55,8 @@ type Outcome struct {
 	In          string
 	Final       *client.Message
 	Annotations map[string]any
-	// Death is retry.DeathOf(Final) for a message in the dead-letter or the parking queue.
-	Death retry.Death
+	// DeadLetter is retry.DeadLetterOf(Final) for a message in the dead-letter or the parking queue.
+	DeadLetter retry.DeadLetter
 	// Duplicates is the number of further copies of the message in queues.
 	Duplicates int
 
@@ -76,8 +76,8 @@ type Attempt struct {
 	// Retried reports whether another attempt followed. Asked is the delay that the policy
 	// or retry.After asked for. Had is the actual delay from the end of this attempt to the
 	// next.
-	Retried    bool
-	Asked, Had time.Duration
+	Retried                  bool
+	WantedDelay, ActualDelay time.Duration
 	// DeliveryCount and Annotations are the delivery's.
 	DeliveryCount uint32
 	Annotations   map[string]any
@@ -88,7 +88,7 @@ func (o *Outcome) Delays() []time.Duration {
 	var all []time.Duration
 	for _, a := range o.Attempts {
 		if a.Retried {
-			all = append(all, a.Had)
+			all = append(all, a.ActualDelay)
 		}
 	}
 	return all
@@ -139,8 +139,8 @@ func (o *Outcome) WantHandled() *Outcome {
 // such as retry.ReasonExhausted.
 func (o *Outcome) WantDead(reason client.Reason) *Outcome {
 	o.t.Helper()
-	if o.WantFate(fateDeadLettered); o.Fate == fateDeadLettered && o.Death.Reason != reason {
-		o.errorf("is dead as %q, want %q", o.Death.Reason, reason)
+	if o.WantFate(fateDeadLettered); o.Fate == fateDeadLettered && o.DeadLetter.Reason != reason {
+		o.errorf("is dead as %q, want %q", o.DeadLetter.Reason, reason)
 	}
 	return o
 }
@@ -201,7 +201,7 @@ func (o *Outcome) Timeline() string {
 			what += fmt.Sprintf(", after %v", took.Round(time.Millisecond))
 		}
 		if a.Retried {
-			what += fmt.Sprintf("; was to wait %v, waited %v", a.Asked, a.Had.Round(time.Millisecond))
+			what += fmt.Sprintf("; was to wait %v, waited %v", a.WantedDelay, a.ActualDelay.Round(time.Millisecond))
 		}
 		line(a.Began, "attempt %d %s", a.Number, what)
 	}
@@ -209,8 +209,8 @@ func (o *Outcome) Timeline() string {
 	if o.In != "" {
 		end += " in " + o.In
 	}
-	if o.Death.Reason != "" {
-		end += " as " + string(o.Death.Reason)
+	if o.DeadLetter.Reason != "" {
+		end += " as " + string(o.DeadLetter.Reason)
 	}
 	if o.Ended.IsZero() {
 		o.Ended = o.began

@@ -237,8 +237,8 @@ func (r *run) note(id string, at Attempt, m *client.Message) {
 	}
 	if n := len(o.Attempts); n > 0 {
 		last := &o.Attempts[n-1]
-		last.Had = at.Began.Sub(last.Ended)
-		last.Asked = askedOf(m)
+		last.ActualDelay = at.Began.Sub(last.Ended)
+		last.WantedDelay = askedOf(m)
 		last.Retried = true
 	}
 	o.Attempts = append(o.Attempts, at)
@@ -356,7 +356,7 @@ func (r *run) conclude() {
 			o.Fate, o.In, o.Final = fate, q.Name, m.Message
 			o.Annotations = annotationsOf(m.Message)
 			if fate == fateDeadLettered || fate == fateParked {
-				o.Death = retry.DeathOf(m.Message)
+				o.DeadLetter = retry.DeadLetterOf(m.Message)
 			}
 		}
 	}

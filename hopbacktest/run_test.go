@@ -74,10 +74,10 @@ func TestRunTellsWhatBecameOfEachMessage(t *testing.T) {
 			assert.Equal(t, i+1, a.Number)
 			assert.Equal(t, errDeclined, a.Err)
 			if i < len(delays) {
-				assert.Equal(t, delays[i], a.Asked)
+				assert.Equal(t, delays[i], a.WantedDelay)
 			}
 		}
-		assert.Equal(t, "declined", dead.Death.Error)
+		assert.Equal(t, "declined", dead.DeadLetter.Error)
 		assert.Equal(t, "work.dead", dead.In)
 		assert.Equal(t, "exhausted", dead.Annotations[client.AnnotationReason])
 		assert.Equal(t, "at the disco", r.Message(4).Attempts[0].Panic)
@@ -122,7 +122,7 @@ func (f *failure) Fatalf(format string, args ...any) { f.Errorf(format, args...)
 func TestFailedWantsTellTheTimeline(t *testing.T) {
 	r := hopbacktest.Run(t, retry.Policy{MaxRetries: 1, Backoff: retry.Delays(time.Minute)}, failing(9), "order")
 	var f failure
-	o := hopbacktest.Told(r.Message(0), &f)
+	o := hopbacktest.Notified(r.Message(0), &f)
 	o.WantHandled().WantDead(retry.ReasonPermanent).WantAttempts(7).WantDelays(time.Hour)
 	for _, want := range []string{
 		"message 1 is dead-lettered, want handled", `is dead as "exhausted", want "permanent"`, "had 2 attempts, want 7",

@@ -89,7 +89,7 @@ func TestAThousandMessagesWaitForHoursInNoTime(t *testing.T) {
 	withEach(t, func(t *testing.T, version string, s retry.Strategy) {
 		running, open := goleak.IgnoreCurrent(), sockets()
 		var attempts, opened atomic.Int64
-		looking := client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
+		peeking := client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
 			if attempts.Add(1)%500 == 0 {
 				opened.Add(int64(sockets() - open))
 			}
@@ -98,7 +98,7 @@ func TestAThousandMessagesWaitForHoursInNoTime(t *testing.T) {
 		began := time.Now()
 		r := hopbacktest.Scenario{
 			Policy:  retry.Policy{MaxRetries: len(delays), Backoff: retry.Delays(delays...), Strategy: s},
-			Handler: looking, Messages: messages, Broker: hopbacktest.Config{Version: version},
+			Handler: peeking, Messages: messages, Broker: hopbacktest.Config{Version: version},
 		}.Run(t)
 		t.Logf("REPORT %s %s: %d messages, %d attempts, %v of virtual time in %v", version, s, *thousand, attempts.Load(), r.Elapsed, time.Since(began))
 		goleak.VerifyNone(t, running)

@@ -58,26 +58,26 @@ func wholeMillis(d time.Duration) time.Duration {
 	return d
 }
 
-// Jitter spreads delays: messages that failed together don't return together. The zero value, "", means NoJitter.
+// Jitter spreads delays: messages that failed together don't return together. The zero value, "", means JitterNone.
 type Jitter string
 
 const (
-	// NoJitter leaves delays as they are. It is the default.
-	NoJitter Jitter = "none"
-	// EqualJitter waits for half of the delay and a random part of the other half.
-	EqualJitter Jitter = "equal"
-	// FullJitter waits for a random part of the whole delay, at least 1 ms.
-	FullJitter Jitter = "full"
+	// JitterNone leaves delays as they are. It is the default.
+	JitterNone Jitter = "none"
+	// JitterEqual waits for half of the delay and a random part of the other half.
+	JitterEqual Jitter = "equal"
+	// JitterFull waits for a random part of the whole delay, at least 1 ms.
+	JitterFull Jitter = "full"
 )
 
-var jitters = []Jitter{NoJitter, EqualJitter, FullJitter}
+var jitters = []Jitter{JitterNone, JitterEqual, JitterFull}
 
 // spread applies the jitter. u is random, at least 0 and below 1.
 func (j Jitter) spread(d time.Duration, u float64) time.Duration {
 	switch j {
-	case EqualJitter:
+	case JitterEqual:
 		d = d/2 + time.Duration(u*float64(d-d/2))
-	case FullJitter:
+	case JitterFull:
 		d = time.Duration(u * float64(d))
 	}
 	return max(wholeMillis(d), time.Millisecond)

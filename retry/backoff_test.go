@@ -108,10 +108,10 @@ func TestZeroPolicyRetriesFiveTimesOverTheDocumentedDelays(t *testing.T) {
 	t.Parallel()
 	var p Policy
 	require.NoError(t, p.Validate())
-	rungs, err := p.QueueDelays()
+	levels, err := p.QueueDelays()
 	require.NoError(t, err)
-	assert.Equal(t, []time.Duration{10 * time.Second, time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute}, rungs)
-	for i, want := range rungs {
+	assert.Equal(t, []time.Duration{10 * time.Second, time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute}, levels)
+	for i, want := range levels {
 		d, err := p.Delay(i + 1)
 		require.NoError(t, err)
 		assert.Equal(t, want, d)
@@ -125,7 +125,7 @@ func TestZeroPolicyRetriesFiveTimesOverTheDocumentedDelays(t *testing.T) {
 func TestEmptyEnumsAreTheirDocumentedDefaults(t *testing.T) {
 	t.Parallel()
 	pl := planOf(t, Policy{Rules: []ErrorRule{{If: On(errA), MaxRetries: 7}}})
-	assert.Equal(t, NoJitter, pl.jitter)
+	assert.Equal(t, JitterNone, pl.jitter)
 	assert.Equal(t, StrategyRepublish, pl.strategy)
 	assert.Equal(t, ActionRetry, pl.rules[0].do)
 }

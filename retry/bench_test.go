@@ -58,7 +58,7 @@ func BenchmarkAutopsy(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if DeathOf(m).Reason != ReasonExhausted {
+		if DeadLetterOf(m).Reason != ReasonExhausted {
 			b.Fatal("another reason")
 		}
 	}

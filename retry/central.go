@@ -18,7 +18,7 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare/audit"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/historylog"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
 	"github.com/hopback/hopback/internal/workerclock"
@@ -59,7 +59,7 @@ type CentralConfig struct {
 // of this package, and no counter.
 //
 //	conn.Consume(ctx, "failed_queue", retry.Central(policy, retry.CentralConfig{Queues: []string{"orders"}}),
-//		client.ConsumerConfig{Prefetch: 1000, NoQuarantine: true})
+//		client.ConsumerConfig{Prefetch: 1000, NoIsolation: true})
 //
 // It does what With does, from another source:
 //
@@ -124,7 +124,7 @@ func (cfg CentralConfig) withDefaults(pl *plan) (CentralConfig, error) {
 		return cfg, err
 	}
 	if len(cfg.Queues) == 0 {
-		return cfg, argument.At(centralPath.Field("Queues"), argument.Missing, nil, "is empty", "name the work queues whose failed messages are retried")
+		return cfg, argument.At(centralPath.Field("Queues"), argument.CodeMissing, nil, "is empty", "name the work queues whose failed messages are retried")
 	}
 	for i, q := range cfg.Queues {
 		at := centralPath.Field("Queues").Index(i)
@@ -132,13 +132,13 @@ func (cfg CentralConfig) withDefaults(pl *plan) (CentralConfig, error) {
 		case st.unusable != nil:
 			return cfg, checkQueue(at, q)
 		case st.noKey != nil:
-			return cfg, argument.At(at, argument.TooLong, q, "makes a routing key of more than 255 bytes", "use a shorter name")
+			return cfg, argument.At(at, argument.CodeTooLong, q, "makes a routing key of more than 255 bytes", "use a shorter name")
 		case slices.Contains(cfg.Queues[:i], q):
-			return cfg, argument.At(at, argument.Conflict, q, "is named twice", "name each work queue once")
+			return cfg, argument.At(at, argument.CodeConflict, q, "is named twice", "name each work queue once")
 		case address.Queue(q+pl.names.DeadSuffix).Validate() != nil:
-			return cfg, argument.At(at, argument.TooLong, q, "is too long for a dead-letter queue of its own", "use a shorter name")
+			return cfg, argument.At(at, argument.CodeTooLong, q, "is too long for a dead-letter queue of its own", "use a shorter name")
 		case q == cfg.FailedQueue:
-			return cfg, argument.At(at, argument.Conflict, q, "is the failed queue itself: what fails would come back at once", "name the work queues only")
+			return cfg, argument.At(at, argument.CodeConflict, q, "is the failed queue itself: what fails would come back at once", "name the work queues only")
 		}
 	}
 	for _, f := range []struct {
@@ -146,11 +146,11 @@ func (cfg CentralConfig) withDefaults(pl *plan) (CentralConfig, error) {
 		key  string
 	}{{"Counter", cfg.Counter}, {"CounterExchange", cfg.CounterExchange}, {"ReasonKey", cfg.ReasonKey}, {"TextKey", cfg.TextKey}, {"TypeKey", cfg.TypeKey}} {
 		if !utf8.ValidString(f.key) || len(f.key) > maxKey {
-			return cfg, argument.At(centralPath.Field(f.name), argument.Malformed, f.key, "is over 255 bytes or not valid UTF-8", "use a short name")
+			return cfg, argument.At(centralPath.Field(f.name), argument.CodeMalformed, f.key, "is over 255 bytes or not valid UTF-8", "use a short name")
 		}
 	}
 	if cfg.Counter == "" && (cfg.CounterEnd != 0 || cfg.CounterExchange != "") {
-		return cfg, argument.At(centralPath.Field("Counter"), argument.Missing, nil, "is empty, but CounterEnd or CounterExchange is set", "name the header that counts")
+		return cfg, argument.At(centralPath.Field("Counter"), argument.CodeMissing, nil, "is empty, but CounterEnd or CounterExchange is set", "name the header that counts")
 	}
 	return cfg, nil
 }
@@ -168,9 +168,9 @@ type central struct {
 	// retries carries retries out, as for a handler of the work queue.
 	retries *decorator
 
-	mu      sync.Mutex
-	unknown int       // messages of an unknown queue
-	told    time.Time // when they were last logged
+	mu       sync.Mutex
+	unknown  int       // messages of an unknown queue
+	notified time.Time // when they were last logged
 
 	// host is what the HTTP API showed last, at hostAt.
 	host   audit.Snapshot
@@ -183,7 +183,7 @@ func (c *central) Prepare(ctx context.Context, s client.Start) error {
 		return c.invalid
 	}
 	if s.Queue != c.cfg.FailedQueue {
-		return argument.At(argument.Root("queue"), argument.Conflict, s.Queue, fmt.Sprintf("isn't the failed queue, which is %.100q", c.cfg.FailedQueue),
+		return argument.At(argument.Root("queue"), argument.CodeConflict, s.Queue, fmt.Sprintf("isn't the failed queue, which is %.100q", c.cfg.FailedQueue),
 			"consume from that, or set CentralConfig.FailedQueue")
 	}
 	watches, err := c.guards(ctx, s)
@@ -248,7 +248,7 @@ type arrival struct {
 func (c *central) handle(ctx context.Context, d *client.Delivery, f arrival) error {
 	switch {
 	case !f.known:
-		c.tellUnknown(d, f)
+		c.notifyUnknown(d, f)
 		return c.giveUp(d, f, ReasonUnknownQueue, f.err)
 	case f.given != "":
 		return c.passOn(d, f)
@@ -291,8 +291,8 @@ func (c *central) handle(ctx context.Context, d *client.Delivery, f arrival) err
 // read finds out which work queue a message failed in, and why.
 func (c *central) read(d *client.Delivery) (f arrival) {
 	m := messageOf(d)
-	var few [4]deathlog.Death // most have one or two
-	history := deathlog.Of(few[:0], m.Annotations)
+	var few [4]historylog.DeadLettering // most have one or two
+	history := historylog.Of(few[:0], m.Annotations)
 	queue, died := c.origin(m, history)
 	made := &struct {
 		Rejected
@@ -322,11 +322,11 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 		f.dead = f.err.Reason
 	} else {
 		// What a worker says about itself says nothing about these deaths.
-		f.err.Reason = client.Reason(cmp.Or(said(m, c.cfg.ReasonKey), string(ReasonRejected)))
-		f.err.Text, f.err.ErrorType = said(m, c.cfg.TextKey), said(m, c.cfg.TypeKey)
+		f.err.Reason = client.Reason(cmp.Or(logged(m, c.cfg.ReasonKey), string(ReasonRejected)))
+		f.err.Text, f.err.ErrorType = logged(m, c.cfg.TextKey), logged(m, c.cfg.TypeKey)
 		if f.hint != "" {
 			f.err.Reason = f.hint
-			f.err.Text, f.err.ErrorType = cmp.Or(said(m, client.AnnotationError), f.err.Text), cmp.Or(historyOf(m).Type, f.err.ErrorType)
+			f.err.Text, f.err.ErrorType = cmp.Or(logged(m, client.AnnotationError), f.err.Text), cmp.Or(historyOf(m).Type, f.err.ErrorType)
 		}
 	}
 	f.was = pastOf(m)
@@ -343,12 +343,12 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 
 // routed is how a message was routed to the queue where it failed. Of a message that hasn't
 // died there, as far as is known, it is what led to the failed queue.
-func routed(m *client.Message, died deathlog.Death) (by [len(originOf)]origin) {
+func routed(m *client.Message, died historylog.DeadLettering) (by [len(originOf)]origin) {
 	if died.Queue != "" {
 		return [...]origin{{known: true, text: died.Exchange}, {known: true, text: died.RoutingKey}}
 	}
 	for i, o := range originOf {
-		by[i].text, by[i].known = deathlog.Text(m.Annotations, o.brokers)
+		by[i].text, by[i].known = historylog.Text(m.Annotations, o.brokers)
 	}
 	return by
 }
@@ -356,24 +356,24 @@ func routed(m *client.Message, died deathlog.Death) (by [len(originOf)]origin) {
 // origin returns the work queue of a message and its death there. What is called a death
 // history is believed only if the broker wrote it: a worker that publishes to the failed
 // queue may have copied old headers.
-func (c *central) origin(m *client.Message, history []deathlog.Death) (string, deathlog.Death) {
-	in := func(queue string) deathlog.Death {
+func (c *central) origin(m *client.Message, history []historylog.DeadLettering) (string, historylog.DeadLettering) {
+	in := func(queue string) historylog.DeadLettering {
 		for _, d := range history {
 			if d.Queue == queue {
 				return d
 			}
 		}
-		return deathlog.Death{}
+		return historylog.DeadLettering{}
 	}
 	if len(history) > 0 && c.queues[history[0].Queue] {
 		return history[0].Queue, history[0]
 	}
-	key, _ := deathlog.Text(m.Annotations, "x-routing-key")
+	key, _ := historylog.Text(m.Annotations, "x-routing-key")
 	if c.queues[key] {
 		return key, in(key)
 	}
 	if len(history) == 0 {
-		return key, deathlog.Death{}
+		return key, historylog.DeadLettering{}
 	}
 	if first := history[len(history)-1].Queue; c.queues[first] {
 		return first, in(first)
@@ -400,7 +400,7 @@ func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, er
 	h := c.retries.plan.history(d, err, f.was, f.at.clock.now())
 	h[client.AnnotationReason] = string(reason)
 	report(d, decision{attempt: f.was.count + 1}, instrument.DecisionDeadLetter, string(reason), 0, err)
-	return c.bury(d, f, h)
+	return c.discard(d, f, h)
 }
 
 // passOn sends a message that a worker with With has given up to the dead-letter queue.
@@ -413,11 +413,11 @@ func (c *central) passOn(d *client.Delivery, f arrival) error {
 			h[o.own] = f.was.failedIn.routed[i].text
 		}
 	}
-	return c.bury(d, f, h)
+	return c.discard(d, f, h)
 }
 
-// bury moves a message to its dead-letter queue, or forwards a copy, with these annotations.
-func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any) error {
+// discard moves a message to its dead-letter queue, or forwards a copy, with these annotations.
+func (c *central) discard(d *client.Delivery, f arrival, annotations map[string]any) error {
 	if c.movesDead(f) {
 		return c.moveDead(f, annotations)
 	}
@@ -443,7 +443,7 @@ func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any
 	if c.cfg.CounterEnd != 0 {
 		setCount(m, c.cfg.Counter, c.cfg.CounterEnd)
 	}
-	o := client.Forward{To: c.grave(d, f), Message: m}
+	o := client.Forward{To: c.deadLetterTarget(d, f), Message: m}
 	if doubtful {
 		// The history may be what makes it too large.
 		small := *m
@@ -457,8 +457,8 @@ func (c *central) bury(d *client.Delivery, f arrival, annotations map[string]any
 	return o
 }
 
-// grave is where a message goes that is given up.
-func (c *central) grave(d *client.Delivery, f arrival) address.Address {
+// deadLetterTarget is where a message goes that is given up.
+func (c *central) deadLetterTarget(d *client.Delivery, f arrival) address.Address {
 	queue := f.err.Queue
 	if !f.known {
 		queue = c.cfg.FailedQueue
@@ -469,21 +469,21 @@ func (c *central) grave(d *client.Delivery, f arrival) address.Address {
 	return address.Queue(queue + c.retries.plan.names.DeadSuffix)
 }
 
-// tellUnknown logs, at most once a minute, that there are messages of an unknown queue.
-func (c *central) tellUnknown(d *client.Delivery, f arrival) {
+// notifyUnknown logs, at most once a minute, that there are messages of an unknown queue.
+func (c *central) notifyUnknown(d *client.Delivery, f arrival) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.unknown++
-	if now := time.Now(); now.Sub(c.told) >= time.Minute {
-		c.told = now
+	if now := time.Now(); now.Sub(c.notified) >= time.Minute {
+		c.notified = now
 		f.at.log.Error("hopback: the failed queue has messages of a work queue that isn't configured; they are dead-lettered as "+string(ReasonUnknownQueue),
-			"queue", d.Queue(), "work_queue", f.err.Queue, "to", c.grave(d, f).String(), "messages", c.unknown)
+			"queue", d.Queue(), "work_queue", f.err.Queue, "to", c.deadLetterTarget(d, f).String(), "messages", c.unknown)
 	}
 }
 
-// said returns a text that is a header of m, or "".
-func said(m *client.Message, key string) string {
-	s, ok := deathlog.Text(m.Annotations, key)
+// logged returns a text that is a header of m, or "".
+func logged(m *client.Message, key string) string {
+	s, ok := historylog.Text(m.Annotations, key)
 	if !ok {
 		s, _ = m.ApplicationProperties[key].(string)
 	}

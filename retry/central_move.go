@@ -41,10 +41,10 @@ func (pl *plan) failedExits() declare.Topology {
 		{Source: n.GivenUpExchange, Exchange: n.FailedExchange, Key: n.FailedQueue},
 		pl.failedHeaders(n.DeadLetterQueue(n.FailedQueue), "rejected", map[string]any{annotation.Delay: delayUnknown}),
 	}}
-	if len(pl.rungs) > 0 {
+	if len(pl.levels) > 0 {
 		t.Bindings = append(t.Bindings, declare.Binding{Source: n.ReturnExchange, Exchange: n.FailedExchange, Key: n.FailedQueue})
 	}
-	for _, d := range pl.rungs {
+	for _, d := range pl.levels {
 		t.Queues = append(t.Queues, holding(n.HoldQueue(d), d, n.ReturnExchange))
 		// The mark isn't that of StrategyDeadLetter: what a worker rejects later must come to
 		// Central, and not to a delay queue.
@@ -58,7 +58,7 @@ func (pl *plan) failedExits() declare.Topology {
 // failedReturns are the bindings to a work queue and to its dead-letter queue.
 func (pl *plan) failedReturns(queue string) declare.Topology {
 	var t declare.Topology
-	if len(pl.rungs) > 0 {
+	if len(pl.levels) > 0 {
 		t.Bindings = append(t.Bindings, pl.failedHeaders(queue, "expired", map[string]any{client.AnnotationReason: reasonWaits, annotation.Queue: queue}))
 	}
 	t.Bindings = append(t.Bindings, pl.failedHeaders(pl.names.DeadLetterQueue(queue), "rejected", map[string]any{annotation.Delay: delayDead, annotation.Queue: queue}))
@@ -77,15 +77,15 @@ func (pl *plan) moving(cfg CentralConfig, queue string) declare.Topology {
 // last death had that reason.
 func (pl *plan) failedHeaders(queue, reason string, headers map[string]any) declare.Binding {
 	headers["x-last-death-reason"] = reason
-	return declare.Binding{Source: pl.names.FailedExchange, Queue: queue, Match: declare.AllWithX, Headers: headers}
+	return declare.Binding{Source: pl.names.FailedExchange, Queue: queue, Match: declare.MatchAllWithX, Headers: headers}
 }
 
 // failedExchanges are those that moving needs.
 func (pl *plan) failedExchanges() (all []declare.Exchange) {
 	n := pl.names
-	all = append(all, declare.Exchange{Name: n.FailedExchange, Type: declare.Headers, AlternateExchange: n.parkingExchange()})
-	if len(pl.rungs) > 0 {
-		all = append(all, declare.Exchange{Name: n.ReturnExchange, Type: declare.Direct, AlternateExchange: n.parkingExchange()})
+	all = append(all, declare.Exchange{Name: n.FailedExchange, Type: declare.ExchangeHeaders, AlternateExchange: n.parkingExchange()})
+	if len(pl.levels) > 0 {
+		all = append(all, declare.Exchange{Name: n.ReturnExchange, Type: declare.ExchangeDirect, AlternateExchange: n.parkingExchange()})
 	}
 	return all
 }
@@ -147,7 +147,7 @@ func (c *central) leadsOut(s audit.Snapshot, failed declare.QueueInfo) error {
 	}
 	for key, want := range map[string]string{
 		"x-dead-letter-exchange": c.retries.plan.names.GivenUpExchange, "x-dead-letter-routing-key": c.cfg.FailedQueue,
-		"x-dead-letter-strategy": "at-least-once", "x-overflow": string(declare.RejectPublish),
+		"x-dead-letter-strategy": "at-least-once", "x-overflow": string(declare.OverflowRejectPublish),
 	} {
 		if args[key] != want {
 			return fmt.Errorf("the failed queue's %s is %.100q, and should be %.100q", key, fmt.Sprint(args[key]), want)
@@ -163,7 +163,7 @@ func (q *queueState) moves() bool { return q.watch != nil && q.watch.moves.Load(
 // along with a message that is moved. So one that has reached the delivery limit would be
 // back at once. And an annotation can't replace an application property.
 func (c *central) movable(f arrival) bool {
-	if f.dead == ReasonDeliveryLimit || len(c.retries.plan.rungs) == 0 {
+	if f.dead == ReasonDeliveryLimit || len(c.retries.plan.levels) == 0 {
 		return false
 	}
 	return !slices.ContainsFunc(c.retries.forgets, func(key string) bool { return f.message.ApplicationProperties[key] != nil })
@@ -174,9 +174,9 @@ func (c *central) move(ctx context.Context, d *client.Delivery, q *queueState, w
 	f.was.count = what.count
 	a := c.retries.plan.account(d, f.err, f.was, now)
 	// Nobody but Central could send it through a second delay queue, so it waits in one.
-	rungs := c.retries.plan.rungs
-	up, _ := slices.BinarySearch(rungs, what.delay)
-	delay := rungs[min(up, len(rungs)-1)]
+	levels := c.retries.plan.levels
+	up, _ := slices.BinarySearch(levels, what.delay)
+	delay := levels[min(up, len(levels)-1)]
 	q.reportRetry(ctx, d, what, StrategyDeadLetter, delay, &a, f.err)
 	q.watch.retrySent(delay)
 	h := a.annotations(delay)

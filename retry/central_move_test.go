@@ -74,7 +74,7 @@ func TestCentralMovesMessages(t *testing.T) {
 	for k, v := range h {
 		dead.Annotations[k] = v
 	}
-	d := DeathOf(dead)
+	d := DeadLetterOf(dead)
 	assert.Equal(t, [4]string{"exhausted", "orders", "shop", "order.placed"}, [4]string{string(d.Reason), d.Queue, d.Exchange, d.RoutingKey})
 	assert.True(t, Names{}.Internal().Failed(dead, "anywhere", "orders"))
 

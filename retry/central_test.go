@@ -86,8 +86,8 @@ func TestCentralFindsTheWorkQueueThatAMessageFailedIn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := forwarded(t, centralCase{}.decide(c.m), c.to)
 			if strings.HasSuffix(c.to.QueueName(), ".dead") {
-				assert.Equal(t, ReasonUnknownQueue, DeathOf(m).Reason)
-				assert.NotEmpty(t, DeathOf(m).Queue)
+				assert.Equal(t, ReasonUnknownQueue, DeadLetterOf(m).Reason)
+				assert.NotEmpty(t, DeadLetterOf(m).Queue)
 			}
 		})
 	}
@@ -121,7 +121,7 @@ func TestCentralTellsWhyAMessageFailed(t *testing.T) {
 	}
 	assert.NotContains(t, f.Message.ApplicationProperties, "x-error-type")
 	assert.Contains(t, m.ApplicationProperties, "x-error-type")
-	d := DeathOf(f.Message)
+	d := DeadLetterOf(f.Message)
 	assert.Equal(t, "gateway timed out", d.Error)
 	assert.Equal(t, "TimeoutError", d.ErrorType)
 	assert.Equal(t, [3]string{"orders", "shop", "order.placed"}, [3]string{d.Queue, d.Exchange, d.RoutingKey})
@@ -129,18 +129,18 @@ func TestCentralTellsWhyAMessageFailed(t *testing.T) {
 	for reason, want := range map[string]client.Reason{"delivery_limit": ReasonDeliveryLimit, "expired": ReasonExpired, "maxlen": ReasonMaxLength} {
 		m := failed("orders", "orders", reason)
 		m.Annotations["x-reason"] = "stale"
-		got := DeathOf(forwarded(t, centralCase{policy: see}.decide(m), dead))
+		got := DeadLetterOf(forwarded(t, centralCase{policy: see}.decide(m), dead))
 		assert.Equal(t, want, got.Reason, "no rule retries it")
 		assert.NotEmpty(t, got.Error)
 		p := Policy{Rules: []ErrorRule{{If: OnReason(want), Backoff: Delays(time.Minute)}}}
 		forwarded(t, centralCase{policy: p}.decide(m), address.Exchange("retry_exchange", "delay.60000.orders"))
 		p.Rules[0].Do = ActionDeadLetter
-		assert.Equal(t, want, DeathOf(forwarded(t, centralCase{policy: p}.decide(m), dead)).Reason)
+		assert.Equal(t, want, DeadLetterOf(forwarded(t, centralCase{policy: p}.decide(m), dead)).Reason)
 		p.Rules[0].Do = ActionDiscard
 		assert.Nil(t, centralCase{policy: p}.decide(m))
 	}
 	m.Annotations["x-error"] = strings.Repeat("ÿ", 5000) + "\xff"
-	d = DeathOf(client.OutcomeOf(centralCase{}.decide(m)).(client.Forward).Message)
+	d = DeadLetterOf(client.OutcomeOf(centralCase{}.decide(m)).(client.Forward).Message)
 	assert.LessOrEqual(t, len(d.Error), client.ErrorTextLimit)
 
 	own := CentralConfig{ReasonKey: "why", TextKey: "message", TypeKey: "exception"}
@@ -148,7 +148,7 @@ func TestCentralTellsWhyAMessageFailed(t *testing.T) {
 	m.ApplicationProperties = map[string]any{"why": "fatal", "message": "boom", "exception": "ValueError", "x-reason": "the sender's"}
 	p := Policy{Rules: []ErrorRule{{If: OnReason("fatal"), Do: ActionDeadLetter}}}
 	got := forwarded(t, centralCase{policy: p, cfg: own}.decide(m), dead)
-	d = DeathOf(got)
+	d = DeadLetterOf(got)
 	assert.Equal(t, [3]string{"permanent", "boom", "ValueError"}, [3]string{string(d.Reason), d.Error, d.ErrorType})
 	assert.Equal(t, m.ApplicationProperties, got.ApplicationProperties, "a dead letter is whole")
 }
@@ -209,8 +209,8 @@ func TestCentralCountsRetriesWhereverTheyAreWritten(t *testing.T) {
 			o := centralCase{policy: p, cfg: cfg}.decide(m)
 			if c.count >= 3 {
 				got := forwarded(t, o, address.Queue("orders.dead"))
-				assert.Equal(t, ReasonExhausted, DeathOf(got).Reason)
-				assert.Equal(t, c.count, DeathOf(got).Retries)
+				assert.Equal(t, ReasonExhausted, DeadLetterOf(got).Reason)
+				assert.Equal(t, c.count, DeadLetterOf(got).Retries)
 				if text {
 					assert.Equal(t, "-1", got.ApplicationProperties["count"])
 				} else {
@@ -237,7 +237,7 @@ func TestCentralCountsRetriesWhereverTheyAreWritten(t *testing.T) {
 	m.ApplicationProperties = map[string]any{"count": int64(3)}
 	got = forwarded(t, centralCase{policy: p, cfg: cfg}.decide(m), address.Exchange("deadletter", "orders"))
 	assert.Equal(t, int64(-1), got.ApplicationProperties["count"])
-	assert.Equal(t, ReasonExhausted, DeathOf(got).Reason)
+	assert.Equal(t, ReasonExhausted, DeadLetterOf(got).Reason)
 }
 
 // What a worker with the decorator has given up isn't retried, once the broker's history shows
@@ -249,7 +249,7 @@ func TestCentralAndTheDecoratorShareAQueue(t *testing.T) {
 		m := failed("orders", "orders", "rejected")
 		m.Annotations[client.AnnotationReason], m.Annotations[client.AnnotationError] = string(reason), "a"
 		m.Annotations[annotation.Queue], m.Annotations[annotation.Exchange] = "payments", "till"
-		got := DeathOf(forwarded(t, centralCase{}.decide(m), address.Exchange("retry_exchange", "delay.10000.orders")))
+		got := DeadLetterOf(forwarded(t, centralCase{}.decide(m), address.Exchange("retry_exchange", "delay.10000.orders")))
 		assert.Equal(t, [3]string{"orders", "shop", "a"}, [3]string{got.Queue, got.Exchange, got.Error})
 		rule := Policy{Rules: []ErrorRule{{If: OnReason(reason), Do: ActionDeadLetter}}}
 		forwarded(t, centralCase{policy: rule}.decide(m), address.Queue("orders.dead"))
@@ -266,8 +266,8 @@ func TestCentralAndTheDecoratorShareAQueue(t *testing.T) {
 			m.Annotations[k] = v
 		}
 		m.Annotations[client.AnnotationReason], m.Annotations[client.AnnotationError] = string(reason), "a"
-		want := DeathOf(m)
-		got := DeathOf(forwarded(t, centralCase{}.decide(m), address.Queue("orders.dead")))
+		want := DeadLetterOf(m)
+		got := DeadLetterOf(forwarded(t, centralCase{}.decide(m), address.Queue("orders.dead")))
 		want.Exchange, want.RoutingKey = "shop", "order.placed" // it had none
 		assert.Equal(t, want, got)
 		assert.Equal(t, reason, got.Reason)
@@ -283,13 +283,13 @@ func TestCentralAndTheDecoratorShareAQueue(t *testing.T) {
 	// The broker's own deaths say nothing about an older reason.
 	m := failed("orders", "orders", "delivery_limit")
 	m.Annotations[client.AnnotationReason] = "exhausted"
-	assert.Equal(t, ReasonDeliveryLimit, DeathOf(forwarded(t, centralCase{}.decide(m), address.Queue("orders.dead"))).Reason)
+	assert.Equal(t, ReasonDeliveryLimit, DeadLetterOf(forwarded(t, centralCase{}.decide(m), address.Queue("orders.dead"))).Reason)
 }
 
 func TestCentralGivesUpWhenAPolicyPanics(t *testing.T) {
 	t.Parallel()
 	p := Policy{RetryIf: func(error) bool { panic("no") }}
-	d := DeathOf(forwarded(t, centralCase{policy: p}.decide(failed("orders", "orders", "rejected")), address.Queue("orders.dead")))
+	d := DeadLetterOf(forwarded(t, centralCase{policy: p}.decide(failed("orders", "orders", "rejected")), address.Queue("orders.dead")))
 	assert.Equal(t, client.ReasonPanicked, d.Reason)
 	assert.Contains(t, d.Error, "no")
 }
@@ -308,7 +308,7 @@ func TestCentralGivesUpInTime(t *testing.T) {
 		m, now = next, now.Add(10*time.Second)
 	}
 	now = now.Add(time.Second)
-	d := DeathOf(forwarded(t, centralCase{policy: p, ctx: ctx}.decide(m), address.Queue("orders.dead")))
+	d := DeadLetterOf(forwarded(t, centralCase{policy: p, ctx: ctx}.decide(m), address.Queue("orders.dead")))
 	assert.Equal(t, ReasonExhausted, d.Reason)
 	assert.Equal(t, epoch.UnixMilli(), d.FirstFailure.UnixMilli())
 	assert.Equal(t, [2]string{"shop", "order.placed"}, [2]string{d.Exchange, d.RoutingKey})
@@ -323,7 +323,7 @@ func TestCentralSendsLargeMessagesWithoutTheirHistory(t *testing.T) {
 	e := f.Else.(client.Forward)
 	assert.Equal(t, "orders.dead", e.To.QueueName())
 	assert.Less(t, len(e.Message.Annotations), len(f.Message.Annotations))
-	assert.Equal(t, ReasonExhausted, DeathOf(e.Message).Reason)
+	assert.Equal(t, ReasonExhausted, DeadLetterOf(e.Message).Reason)
 	cfg := CentralConfig{Counter: "count", CounterExchange: "deadletter"}
 	f = centralCase{cfg: cfg}.decide(m).(client.Forward)
 	e = f.Else.(client.Forward)

@@ -195,7 +195,7 @@ func turn(ctx context.Context, r declare.Requester, p Policy, cfg CentralConfig,
 		return err
 	}
 	if cfg.CounterExchange != "" {
-		return argument.At(centralPath.Field("CounterExchange"), argument.Conflict, cfg.CounterExchange, "is set, so the messages go the other system's way",
+		return argument.At(centralPath.Field("CounterExchange"), argument.CodeConflict, cfg.CounterExchange, "is set, so the messages go the other system's way",
 			"start Central in the place of the other system's process, or stop it")
 	}
 	if _, err := declare.Apply(ctx, r, open(pl, cfg)); err != nil {
@@ -276,7 +276,7 @@ func (c *central) inspect(ctx context.Context, start client.Start, queue string)
 		}
 	}
 	g := guardCheck{
-		plan: pl, queue: queue, strategy: StrategyRepublish, in: inspection{losing: make([]error, len(pl.rungs)), copies: errUnchecked},
+		plan: pl, queue: queue, strategy: StrategyRepublish, in: inspection{losing: make([]error, len(pl.levels)), copies: errUnchecked},
 		at: map[string]*GuardError{}, seen: map[string]declare.QueueInfo{},
 	}
 	for _, q := range s.Queues {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/historylog"
 )
 
 // A message may have to wait for longer than any delay queue holds it, or for a time that
@@ -27,13 +27,13 @@ var errNotDue = errors.New("the rest of its delay is still to come")
 // longer than all rungs.
 func (pl *plan) leg(whole, left time.Duration) int {
 	i := pl.part(whole, left)
-	up, _ := slices.BinarySearch(pl.rungs, left)
-	if i == up || up >= len(pl.rungs) {
+	up, _ := slices.BinarySearch(pl.levels, left)
+	if i == up || up >= len(pl.levels) {
 		return i
 	}
 	for rest := left; rest > 0; {
-		rest -= pl.rungs[pl.part(whole, rest)]
-		if rest <= left-pl.rungs[up] {
+		rest -= pl.levels[pl.part(whole, rest)]
+		if rest <= left-pl.levels[up] {
 			return up
 		}
 	}
@@ -44,16 +44,16 @@ func (pl *plan) leg(whole, left time.Duration) int {
 // is late by an eighth of whole at most, or if the other is too short: a message must not come
 // back too often. It returns -1 if there are no rungs.
 func (pl *plan) part(whole, left time.Duration) int {
-	up, exact := slices.BinarySearch(pl.rungs, left)
+	up, exact := slices.BinarySearch(pl.levels, left)
 	down := up - 1
 	switch {
 	case exact || down < 0:
-	case up == len(pl.rungs):
+	case up == len(pl.levels):
 		return down
-	case pl.rungs[up]-left > whole/8 && pl.rungs[down] >= whole/16:
+	case pl.levels[up]-left > whole/8 && pl.levels[down] >= whole/16:
 		return down
 	}
-	return min(up, len(pl.rungs)-1)
+	return min(up, len(pl.levels)-1)
 }
 
 // held returns how long a message really waits that is to wait for d.
@@ -66,9 +66,9 @@ func (pl *plan) held(s Strategy, d time.Duration) time.Duration {
 	case pl.ladder != nil:
 		longest = pl.ladder.longest()
 		next = func(left time.Duration) time.Duration { return time.Duration(pl.ladder.steps(left)) * pl.ladder.Unit }
-	case len(pl.rungs) > 0:
+	case len(pl.levels) > 0:
 		longest = pl.longest()
-		next = func(left time.Duration) time.Duration { return pl.rungs[pl.leg(d, left)] }
+		next = func(left time.Duration) time.Duration { return pl.levels[pl.leg(d, left)] }
 	default:
 		return d // there is nowhere to wait: see errNoDelays
 	}
@@ -92,8 +92,8 @@ func (d *decorator) delayLeft(m *client.Message, was past) (whole, left time.Dur
 		return 0, 0
 	}
 	n := d.plan.names
-	var few [4]deathlog.Death
-	if !slices.ContainsFunc(deathlog.Of(few[:0], m.Annotations), func(e deathlog.Death) bool {
+	var few [4]historylog.DeadLettering
+	if !slices.ContainsFunc(historylog.Of(few[:0], m.Annotations), func(e historylog.DeadLettering) bool {
 		return e.Reason == "expired" && (strings.HasPrefix(e.Queue, n.DelayPrefix) || strings.HasPrefix(e.Queue, n.HoldPrefix) || strings.HasPrefix(e.Queue, n.LadderPrefix))
 	}) {
 		return 0, 0
@@ -104,12 +104,12 @@ func (d *decorator) delayLeft(m *client.Message, was past) (whole, left time.Dur
 
 // waitOn returns the outcome for a message of whose delay something is left.
 func (d *decorator) waitOn(ctx context.Context, del *client.Delivery, q *queueState, whole, left time.Duration, was past) error {
-	a := d.plan.story(del, was, q.clock.now())
+	a := d.plan.newHistory(del, was, q.clock.now())
 	what := decision{delay: left, whole: whole, count: was.count, snoozed: true, attempt: was.count + 1}
 	return d.carryOut(ctx, del, q, d.strategyFor(q, messageOf(del)), what, &a, errNotDue)
 }
 
 // canWait reports whether messages can wait with this policy at all.
 func (pl *plan) canWait(s Strategy) bool {
-	return s == StrategyNative || pl.ladder != nil || len(pl.rungs) > 0
+	return s == StrategyNative || pl.ladder != nil || len(pl.levels) > 0
 }

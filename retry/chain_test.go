@@ -64,19 +64,19 @@ func TestAskedDelaysAreKept(t *testing.T) {
 					}.Run(t).Message(0)
 					o.WantAttempts(3)
 					require.Len(t, o.Attempts, 3)
-					assert.GreaterOrEqual(t, o.Attempts[0].Had, asked-2*time.Millisecond, o.Timeline())
-					assert.Less(t, o.Attempts[0].Had, want+want/8+50*time.Millisecond, o.Timeline())
+					assert.GreaterOrEqual(t, o.Attempts[0].ActualDelay, asked-2*time.Millisecond, o.Timeline())
+					assert.Less(t, o.Attempts[0].ActualDelay, want+want/8+50*time.Millisecond, o.Timeline())
 					if name == "republish" || name == "dead-letter" {
-						assert.InDelta(t, want, o.Attempts[0].Had, float64(want/100+50*time.Millisecond), o.Timeline())
-						assert.GreaterOrEqual(t, o.Attempts[0].Asked, asked, o.Timeline())
-						assert.LessOrEqual(t, o.Attempts[0].Asked, want, o.Timeline())
+						assert.InDelta(t, want, o.Attempts[0].ActualDelay, float64(want/100+50*time.Millisecond), o.Timeline())
+						assert.GreaterOrEqual(t, o.Attempts[0].WantedDelay, asked, o.Timeline())
+						assert.LessOrEqual(t, o.Attempts[0].WantedDelay, want, o.Timeline())
 					}
 					// The policy's own delays are as they were.
 					second := time.Second
 					if what == "After" {
 						second = 10 * time.Second
 					}
-					assert.InDelta(t, second, o.Attempts[1].Had, float64(1300*time.Millisecond), o.Timeline())
+					assert.InDelta(t, second, o.Attempts[1].ActualDelay, float64(1300*time.Millisecond), o.Timeline())
 				})
 			}
 		}

@@ -27,9 +27,9 @@ const (
 	// ignoredFor is how long Native isn't tried then.
 	ignoredFor = time.Minute
 	maxWaits   = 4096
-	// afreshEvery is how long after an answer the broker isn't asked again, however many
+	// freshEvery is how long after an answer the broker isn't asked again, however many
 	// messages come early.
-	afreshEvery = 10 * time.Second
+	freshEvery = 10 * time.Second
 	// overdueAgain is the same when no message comes back.
 	overdueAgain = time.Minute
 	// sweepEvery is how often finished waits are removed while all places are taken.
@@ -55,19 +55,19 @@ const (
 // Only messages that this process gave back are believed: a sender can forge
 // annotations. Time is measured on Go's monotonic clock, so the host's clock may step.
 type clock struct {
-	own  func() time.Time
-	ask  func(context.Context) (time.Time, error) // nil if the broker can't be asked
-	tell func(ahead time.Duration)                // nil if there is no listener
-	// afresh is ask past all caches; nil if the broker can't be asked.
-	afresh func(context.Context) (time.Time, error)
-	log    *slog.Logger // nil: no log
-	ended  func() bool  // whether the consumer has ended; nil: it never does
+	own    func() time.Time
+	ask    func(context.Context) (time.Time, error) // nil if the broker can't be asked
+	notify func(ahead time.Duration)                // nil if there is no listener
+	// fresh is ask past all caches; nil if the broker can't be asked.
+	fresh func(context.Context) (time.Time, error)
+	log   *slog.Logger // nil: no log
+	ended func() bool  // whether the consumer has ended; nil: it never does
 
 	mu sync.Mutex
 	// The broker's time was broker when this host's was at. at is zero while nothing is
 	// known.
 	at, broker time.Time
-	told       bool
+	notified   bool
 	asked      time.Time // when the broker was asked last; zero if it has never answered
 	answer     ahead     // its last answer
 	asking     bool
@@ -111,7 +111,7 @@ type doubt struct {
 
 // asks makes the clock ask the broker of the consumer that s describes and q belongs to.
 func (c *clock) asks(q *queueState, s client.Start) {
-	c.ask, c.afresh, c.tell = s.BrokerTime, s.AskBrokerTime, s.ClockDiffers
+	c.ask, c.fresh, c.notify = s.BrokerTime, s.QueryBrokerTime, s.OnClockDiffers
 	c.log = q.log.With("queue", q.queue)
 	if q.consumer != nil {
 		c.ended = q.consumer.Ended
@@ -137,9 +137,9 @@ func (c *clock) brokers(own time.Time) time.Time {
 
 func (c *clock) set(own, broker time.Time) {
 	c.at, c.broker = own, broker.Round(0)
-	if ahead := c.broker.Sub(own.Round(0)); c.tell != nil && !c.told && ahead.Abs() > reportedSkew {
-		c.told = true
-		go c.tell(ahead) // without the lock
+	if ahead := c.broker.Sub(own.Round(0)); c.notify != nil && !c.notified && ahead.Abs() > reportedSkew {
+		c.notified = true
+		go c.notify(ahead) // without the lock
 	}
 }
 
@@ -188,20 +188,20 @@ func (c *clock) refresh(own time.Time) {
 	}()
 }
 
-// askAfresh asks the broker past all caches, and waits for the answer: a message came early.
+// askFresh asks the broker past all caches, and waits for the answer: a message came early.
 // Calls at the same time share an answer.
-func (c *clock) askAfresh(ctx context.Context) {
+func (c *clock) askFresh(ctx context.Context) {
 	c.mu.Lock()
 	done := c.inFlight
 	if done == nil {
-		if c.afresh == nil || c.asked.IsZero() || !c.askedNew.IsZero() && c.own().Sub(c.askedNew) < afreshEvery {
+		if c.fresh == nil || c.asked.IsZero() || !c.askedNew.IsZero() && c.own().Sub(c.askedNew) < freshEvery {
 			c.mu.Unlock()
 			return
 		}
 		done = make(chan struct{})
 		c.inFlight = done
 		go func() {
-			c.learnBy(context.Background(), c.afresh) // it is bounded
+			c.learnBy(context.Background(), c.fresh) // it is bounded
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.askedNew, c.inFlight = c.own(), nil
@@ -223,7 +223,7 @@ func (c *clock) watchReturn(own time.Time, delay time.Duration) {
 		c.lastDue = due
 	}
 	switch {
-	case c.afresh == nil || c.asked.IsZero() || !c.awaited.IsZero() && !due.Before(c.awaited):
+	case c.fresh == nil || c.asked.IsZero() || !c.awaited.IsZero() && !due.Before(c.awaited):
 		return
 	case c.timer == nil:
 		c.timer = time.AfterFunc(delay+overdue, c.nothingReturned)
@@ -246,7 +246,7 @@ func (c *clock) nothingReturned() {
 	}
 	c.mu.Unlock()
 	if none && (c.ended == nil || !c.ended()) {
-		c.askAfresh(context.Background())
+		c.askFresh(context.Background())
 	}
 }
 

@@ -22,11 +22,11 @@ import (
 // skewed is a quorum queue of RabbitMQ 4.3 whose clock is ahead of the worker's, and
 // a worker that always fails. It must run in a bubble of testing/synctest.
 type skewed struct {
-	ahead   time.Duration
-	mayAsk  bool
-	ignores bool          // the delivery time, as RabbitMQ 4.0 does
-	busy    time.Duration // how late everything is that comes back
-	told    []time.Duration
+	ahead    time.Duration
+	mayAsk   bool
+	ignores  bool          // the delivery time, as RabbitMQ 4.0 does
+	busy     time.Duration // how late everything is that comes back
+	notified []time.Duration
 
 	delivered int
 
@@ -40,9 +40,9 @@ func newSkewed(t *testing.T, s *skewed, p Policy, fails func() error) {
 		return fails()
 	})).(*decorator)
 	start := client.Start{
-		Queue:        "orders",
-		BrokerTime:   func(context.Context) (time.Time, error) { return s.now(), nil },
-		ClockDiffers: func(ahead time.Duration) { s.told = append(s.told, ahead) },
+		Queue:          "orders",
+		BrokerTime:     func(context.Context) (time.Time, error) { return s.now(), nil },
+		OnClockDiffers: func(ahead time.Duration) { s.notified = append(s.notified, ahead) },
 	}
 	if !s.mayAsk {
 		start.BrokerTime = func(context.Context) (time.Time, error) { return time.Time{}, client.ErrUnauthorized }
@@ -51,7 +51,7 @@ func newSkewed(t *testing.T, s *skewed, p Policy, fails func() error) {
 	q := d.states.get(nil, "orders")
 	q.strategy = StrategyNative
 	if p.GiveUpAfter == 0 { // else it has
-		q.clock.ask, q.clock.tell = start.BrokerTime, start.ClockDiffers
+		q.clock.ask, q.clock.notify = start.BrokerTime, start.OnClockDiffers
 		q.clock.learn(t.Context())
 	}
 	s.h = d
@@ -96,7 +96,7 @@ var skews = []time.Duration{-time.Hour, -5 * time.Minute, -2 * time.Second, 0, t
 func TestNativeKeepsEachDelayWhateverTheClocksSay(t *testing.T) {
 	t.Parallel()
 	for _, ahead := range skews {
-		for _, jitter := range []Jitter{NoJitter, EqualJitter} {
+		for _, jitter := range []Jitter{JitterNone, JitterEqual} {
 			t.Run(fmt.Sprint(ahead, jitter), func(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
@@ -115,20 +115,20 @@ func TestNativeKeepsEachDelayWhateverTheClocksSay(t *testing.T) {
 					assert.Equal(t, 6, deliveries)
 					for i, d := range []time.Duration{100 * time.Millisecond, 2 * time.Second, 7 * time.Second, time.Minute, time.Minute} {
 						had, low := calls[i+1].Sub(calls[i]), d
-						if jitter == EqualJitter && i != 2 {
+						if jitter == JitterEqual && i != 2 {
 							low = d / 2
 						}
 						assert.GreaterOrEqual(t, had, low, "delay %d", i)
 						assert.Less(t, had, d+time.Second, "delay %d", i)
 					}
 					// Times in the message are the broker's.
-					assert.WithinDuration(t, s.now(), millis(told(dead.Annotations).Last), time.Second)
+					assert.WithinDuration(t, s.now(), millis(notified(dead.Annotations).Last), time.Second)
 					synctest.Wait()
 					if ahead.Abs() > reportedSkew {
-						require.Len(t, s.told, 1)
-						assert.InDelta(t, ahead, s.told[0], float64(time.Second))
+						require.Len(t, s.notified, 1)
+						assert.InDelta(t, ahead, s.notified[0], float64(time.Second))
 					} else {
-						assert.Empty(t, s.told)
+						assert.Empty(t, s.notified)
 					}
 				})
 			})
@@ -297,12 +297,12 @@ func newStepped(t *testing.T) *stepped {
 	require.NoError(t, d.Prepare(t.Context(), client.Start{
 		Queue: "orders", Log: slog.New(slog.NewTextHandler(&s.log, nil)),
 		BrokerTime: func(context.Context) (time.Time, error) { return time.Now(), nil },
-		AskBrokerTime: func(context.Context) (time.Time, error) {
+		QueryBrokerTime: func(context.Context) (time.Time, error) {
 			s.asked.Add(1)
 			time.Sleep(10 * time.Millisecond)
 			return time.Now().Add(time.Duration(s.ahead.Load())), nil
 		},
-		ClockDiffers: func(time.Duration) {},
+		OnClockDiffers: func(time.Duration) {},
 	}))
 	d.states.get(nil, "orders").strategy = StrategyNative
 	s.h = d

@@ -88,7 +88,7 @@ func (t *compactHistory) origin(i int) *string {
 
 // compact returns a as annotation.History holds it. If the message hasn't failed, it
 // keeps its last failure. The error's text is left out where client.AnnotationError has it.
-func (a *account) compact(delay time.Duration, told bool) string {
+func (a *account) compact(delay time.Duration, notified bool) string {
 	text, kind, last := a.text, a.kind, a.last
 	if kind == "" {
 		before := historyOf(a.message)
@@ -97,7 +97,7 @@ func (a *account) compact(delay time.Duration, told bool) string {
 	var stack [512]byte
 	b := append(stack[:0], '{')
 	b = appendText(b, "queue", a.queue)
-	if (text != "" || kind != "") && !told {
+	if (text != "" || kind != "") && !notified {
 		b = appendText(b, "error", text)
 	}
 	if text != "" || kind != "" {

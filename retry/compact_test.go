@@ -30,8 +30,8 @@ func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 	text := first.Message.Annotations[annotation.History].(string)
 	require.True(t, json.Valid([]byte(text)), text)
 	assert.Equal(t, map[string]any{annotation.History: text}, first.Annotations, "the original that goes back tells it, too")
-	d := DeathOf(first.Message)
-	assert.Equal(t, Death{
+	d := DeadLetterOf(first.Message)
+	assert.Equal(t, DeadLetter{
 		Error: "a \"b\"\\\n\x01?\u00fc", ErrorType: "*errors.errorString", Retries: 1, FirstFailure: d.FirstFailure, LastFailure: d.FirstFailure,
 		Queue: "orders", Exchange: "", RoutingKey: "orders \"1\"", Worker: "w 1",
 	}, d)
@@ -44,7 +44,7 @@ func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 	time.Sleep(2 * time.Millisecond)
 	second := handle(t, republish, m, returns(errA)).(client.Forward)
 	require.Len(t, second.Message.Annotations, 2)
-	again := DeathOf(second.Message)
+	again := DeadLetterOf(second.Message)
 	assert.Equal(t, 2, again.Retries)
 	assert.Equal(t, d.FirstFailure, again.FirstFailure)
 	assert.True(t, again.LastFailure.After(d.LastFailure))
@@ -53,7 +53,7 @@ func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 
 	// A snooze is no failure: what is told of the last one stays.
 	snoozed := handle(t, republish, second.Message, returns(Snooze(time.Minute))).(client.Forward)
-	assert.Equal(t, again, DeathOf(snoozed.Message))
+	assert.Equal(t, again, DeadLetterOf(snoozed.Message))
 
 	// Another strategy, or the end, tells it in annotations of their own, which go before.
 	for name, h := range map[string]client.HandlerFunc{"retried": returns(errDown), "dead": returns(Permanent(errDown))} {
@@ -66,27 +66,27 @@ func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 		case client.DeadLetter:
 			a = o.Annotations
 		}
-		assert.Equal(t, "", *told(a).Exchange, name)
-		assert.Equal(t, d.RoutingKey, *told(a).Key, name)
-		assert.Equal(t, d.FirstFailure.UnixMilli(), told(a).First, name)
+		assert.Equal(t, "", *notified(a).Exchange, name)
+		assert.Equal(t, d.RoutingKey, *notified(a).Key, name)
+		assert.Equal(t, d.FirstFailure.UnixMilli(), notified(a).First, name)
 		m = client.Copy(second.Message)
 		for k, v := range a {
 			m.Annotations[k] = v
 		}
-		assert.Equal(t, errDown.Error(), DeathOf(m).Error, name)
+		assert.Equal(t, errDown.Error(), DeadLetterOf(m).Error, name)
 		back := handle(t, republish, m, returns(errA)).(client.Forward)
 		assert.Len(t, back.Message.Annotations, 2, name)
-		assert.Equal(t, errA.Error(), DeathOf(back.Message).Error, name)
-		assert.Equal(t, d.FirstFailure, DeathOf(back.Message).FirstFailure, name)
-		assert.Equal(t, d.FirstFailure.UnixMilli(), told(back.Annotations).First)
+		assert.Equal(t, errA.Error(), DeadLetterOf(back.Message).Error, name)
+		assert.Equal(t, d.FirstFailure, DeadLetterOf(back.Message).FirstFailure, name)
+		assert.Equal(t, d.FirstFailure.UnixMilli(), notified(back.Annotations).First)
 		assert.Equal(t, errA.Error(), back.Annotations[client.AnnotationError])
 		assert.NotContains(t, back.Annotations, annotation.Retries)
-		anew := Names{}.Internal().Copy(m)
-		assert.Equal(t, Death{RoutingKey: d.RoutingKey}, DeathOf(anew), name)
+		fresh := Names{}.Internal().Copy(m)
+		assert.Equal(t, DeadLetter{RoutingKey: d.RoutingKey}, DeadLetterOf(fresh), name)
 	}
-	anew := Names{}.Internal().Copy(second.Message)
-	assert.Equal(t, Death{RoutingKey: d.RoutingKey}, DeathOf(anew), "from the compact form alone")
-	assert.NotContains(t, anew.Annotations, annotation.History)
+	fresh := Names{}.Internal().Copy(second.Message)
+	assert.Equal(t, DeadLetter{RoutingKey: d.RoutingKey}, DeadLetterOf(fresh), "from the compact form alone")
+	assert.NotContains(t, fresh.Annotations, annotation.History)
 }
 
 // A panic and the policy's time count from the failure that the compact form tells.
@@ -111,7 +111,7 @@ func TestCompactHistoryOutlivesTheHandlersChanges(t *testing.T) {
 		})
 		var died client.DeadLetter
 		require.ErrorAs(t, handle(t, p, m(), h), &died, what)
-		assert.Equal(t, first, told(died.Annotations).First, what)
+		assert.Equal(t, first, notified(died.Annotations).First, what)
 	}
 }
 
@@ -124,16 +124,16 @@ func TestCompactHistoryThatIsNone(t *testing.T) {
 	} {
 		m := client.NewMessage(nil)
 		m.Annotations = map[any]any{annotation.History: hostile, "x-exchange": "shop"}
-		assert.Equal(t, Death{}, DeathOf(m), "%.20v", hostile)
+		assert.Equal(t, DeadLetter{}, DeadLetterOf(m), "%.20v", hostile)
 		f := handle(t, p, m, returns(errA)).(client.Forward)
-		assert.Equal(t, "shop", DeathOf(f.Message).Exchange)
+		assert.Equal(t, "shop", DeadLetterOf(f.Message).Exchange)
 		assert.NotPanics(t, func() { Names{}.Internal().Copy(m) })
 	}
 	long := strings.Repeat("k", maxOrigin+1)
 	m := client.NewMessage(nil)
 	m.Annotations = map[any]any{annotation.History: `{"key":"` + long + `"}`}
 	f := handle(t, p, m, returns(errA)).(client.Forward)
-	assert.Empty(t, DeathOf(f.Message).RoutingKey, "it doesn't travel on")
+	assert.Empty(t, DeadLetterOf(f.Message).RoutingKey, "it doesn't travel on")
 	assert.NotContains(t, Names{}.Internal().Copy(m).Annotations, annotation.RoutingKey)
 }
 
@@ -152,6 +152,6 @@ func FuzzCompactHistory(f *testing.F) {
 		require.Equal(t, compactHistory{
 			Queue: queue, Error: text, Type: "*e", Worker: "w", First: 1, Last: 2, Delay: 1000, Exchange: &exchange, Key: &key,
 		}, readCompact(compact))
-		_ = DeathOf(&client.Message{Annotations: map[any]any{annotation.History: text}})
+		_ = DeadLetterOf(&client.Message{Annotations: map[any]any{annotation.History: text}})
 	})
 }

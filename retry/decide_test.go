@@ -37,7 +37,7 @@ func randomPolicy(r *rand.Rand) Policy {
 	p := Policy{
 		MaxRetries: pick(r, 0, NoRetries, 1, 2, 3, 7, 20),
 		Backoff:    Delays(delays...),
-		Jitter:     pick(r, NoJitter, EqualJitter, FullJitter),
+		Jitter:     pick(r, JitterNone, JitterEqual, JitterFull),
 		Strategy:   pick(r, StrategyRepublish, StrategyDeadLetter, StrategyNative, StrategyAuto),
 	}
 	if r.IntN(3) == 0 {
@@ -60,7 +60,7 @@ func randomPolicy(r *rand.Rand) Policy {
 		p.AnyDelay = &Ladder{}
 	}
 	if p.AnyDelay == nil && (p.Strategy == StrategyRepublish || p.Strategy == StrategyDeadLetter) {
-		p.Jitter = NoJitter
+		p.Jitter = JitterNone
 	}
 	return p
 }
@@ -195,7 +195,7 @@ func TestFirstFailureInTheFutureDoesNotPutGivingUpOff(t *testing.T) {
 	m := client.NewMessage(nil)
 	m.Annotations = map[any]any{annotation.Older.First: epoch.AddDate(7000, 0, 0).UnixMilli()}
 	h := pl.history(client.NewDelivery("q", m), errDown, pastOf(m), epoch)
-	assert.Equal(t, epoch.UnixMilli(), told(h).First)
+	assert.Equal(t, epoch.UnixMilli(), notified(h).First)
 }
 
 func TestFirstFailureLongAgoGivesUpAtOnce(t *testing.T) {
@@ -286,7 +286,7 @@ func TestRuleWithItsOwnLimitLooksAtAllRetriesOfTheMessage(t *testing.T) {
 	for count, want := range []decided{decidedRetry, decidedRetry, decidedDead, decidedDead, decidedDead} {
 		assert.Equal(t, want, pl.decide(failure{err: errB, says: outcome.Read[client.Outcome](errB), count: count, now: epoch}).do, "%d", count)
 	}
-	assert.Equal(t, []time.Duration{time.Second, time.Minute}, pl.rungs)
+	assert.Equal(t, []time.Duration{time.Second, time.Minute}, pl.levels)
 }
 
 func TestSnoozeNeitherCountsNorEndsWhenRetriesAreUsedUp(t *testing.T) {
@@ -321,7 +321,7 @@ func TestJitterStaysWithinItsBounds(t *testing.T) {
 	for range 2500 {
 		d := time.Duration(1+r.Int64N(int64(pick(r, time.Second, time.Hour, maxDelay)/time.Millisecond))) * time.Millisecond
 		u := pick(r, 0, r.Float64(), math.Nextafter(1, 0))
-		none, half, full := NoJitter.spread(d, u), EqualJitter.spread(d, u), FullJitter.spread(d, u)
+		none, half, full := JitterNone.spread(d, u), JitterEqual.spread(d, u), JitterFull.spread(d, u)
 		require.Equal(t, d, none)
 		require.GreaterOrEqual(t, half, d/2)
 		require.GreaterOrEqual(t, full, time.Millisecond)
@@ -340,27 +340,27 @@ func TestRungsNeverShortenADelay(t *testing.T) {
 	for range 60 {
 		p := randomPolicy(r)
 		p.Strategy = pick(r, StrategyRepublish, StrategyDeadLetter)
-		p.AnyDelay, p.Jitter = nil, NoJitter
+		p.AnyDelay, p.Jitter = nil, JitterNone
 		pl := planOf(t, p)
-		if len(pl.rungs) == 0 {
+		if len(pl.levels) == 0 {
 			continue
 		}
-		longest := pl.rungs[len(pl.rungs)-1]
+		longest := pl.levels[len(pl.levels)-1]
 		for d := time.Duration(1); d < 3*longest; d += longest/97 + 1 {
 			all, parts := time.Duration(0), 0
 			for ; all < d; parts++ {
-				all += pl.rungs[pl.leg(d, d-all)]
+				all += pl.levels[pl.leg(d, d-all)]
 			}
 			require.Equal(t, all, pl.held(p.Strategy, d))
 			require.LessOrEqual(t, parts, 17)
-			if up, _ := slices.BinarySearch(pl.rungs, d); up < len(pl.rungs) {
-				require.LessOrEqual(t, all, pl.rungs[up])
+			if up, _ := slices.BinarySearch(pl.levels, d); up < len(pl.levels) {
+				require.LessOrEqual(t, all, pl.levels[up])
 			}
 		}
 		require.Equal(t, 1000*longest, pl.held(p.Strategy, 1000*longest))
 		require.GreaterOrEqual(t, pl.held(p.Strategy, maxDelay), maxDelay)
-		for _, rung := range pl.rungs {
-			require.Equal(t, rung, pl.held(p.Strategy, rung))
+		for _, level := range pl.levels {
+			require.Equal(t, level, pl.held(p.Strategy, level))
 		}
 	}
 }

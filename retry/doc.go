@@ -37,6 +37,6 @@
 //
 //	orders ──rejected──▶ failed_queue ──▶ Central ──▶ retry_exchange ──delay.10000.#──▶ delay_10s ──expired──▶ ... ──▶ orders
 //
-// DeathOf reads from such a message why it died. Topology returns all these queues,
+// DeadLetterOf reads from such a message why it died. Topology returns all these queues,
 // exchanges and bindings.
 package retry

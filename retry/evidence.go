@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/historylog"
 	"github.com/hopback/hopback/internal/inside"
 )
 
@@ -20,7 +20,7 @@ type internalNames struct{ names Names }
 
 // deaths returns the history that the broker has written. A publisher can write every other
 // annotation, but not this one: see package deathlog.
-func deaths(m *client.Message) []deathlog.Death { return deathlog.Of(nil, m.Annotations) }
+func deaths(m *client.Message) []historylog.DeadLettering { return historylog.Of(nil, m.Annotations) }
 
 // Failed reports whether anything but the message's own annotations shows that it failed in
 // queue: the broker's history, or the queue that it is in now. The copies of
@@ -34,14 +34,14 @@ func deaths(m *client.Message) []deathlog.Death { return deathlog.Of(nil, m.Anno
 //	                                     in is the work queue's
 func (i internalNames) Failed(m *client.Message, in, queue string) bool {
 	n := &i.names
-	return in == queue+n.DeadSuffix || slices.ContainsFunc(deaths(m), func(d deathlog.Death) bool {
+	return in == queue+n.DeadSuffix || slices.ContainsFunc(deaths(m), func(d historylog.DeadLettering) bool {
 		return d.Queue == queue || n.waitsFor(d) == queue && queue != ""
 	})
 }
 
 // waitsFor returns the work queue of a message that left a delay queue of StrategyRepublish
 // with this death, or "".
-func (n *Names) waitsFor(d deathlog.Death) string {
+func (n *Names) waitsFor(d historylog.DeadLettering) string {
 	switch {
 	case d.Reason != "expired":
 	case d.Exchange == n.RetryExchange && strings.HasPrefix(d.Queue, n.DelayPrefix):
@@ -61,7 +61,7 @@ func (n *Names) waitsFor(d deathlog.Death) string {
 
 // retried reports whether a death is one in a delay queue of this package. A message has such
 // a death only after a retry, which has overwritten what its sender wrote about failures.
-func (n *Names) retried(d deathlog.Death) bool {
+func (n *Names) retried(d historylog.DeadLettering) bool {
 	return n.waitsFor(d) != "" || d.Reason == "expired" && strings.HasPrefix(d.Queue, n.HoldPrefix) && (d.Exchange == n.DeadLetterExchange || d.Exchange == n.GivenUpExchange)
 }
 
@@ -81,12 +81,12 @@ func (i internalNames) Published(m *client.Message, queue, exchange, key string)
 		switch {
 		case d.Queue != queue:
 		case d.Exchange == exchange && d.RoutingKey == key:
-			return inside.Yes
+			return inside.AnswerYes
 		case i.names.brings(d.Exchange), d.Exchange == "" && d.RoutingKey == queue:
-			return inside.Unknown // it came back from a delay or by a replay
+			return inside.AnswerUnknown // it came back from a delay or by a replay
 		default:
-			return inside.No
+			return inside.AnswerNo
 		}
 	}
-	return inside.Unknown
+	return inside.AnswerUnknown
 }

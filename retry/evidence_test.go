@@ -71,16 +71,16 @@ func TestWhatShowsWhereAMessageWasPublished(t *testing.T) {
 		exchange, key string
 		want          inside.Answer
 	}{
-		"recorded":                     {[][4]string{{"orders", "rejected", "shop", "a"}}, "shop", "a", inside.Yes},
-		"another key":                  {[][4]string{{"orders", "rejected", "shop", "a"}}, "shop", "b", inside.No},
-		"another exchange":             {[][4]string{{"orders", "rejected", "shop", "a"}}, "till", "a", inside.No},
-		"back from a delay":            {[][4]string{{"orders", "rejected", "requeue_exchange", "delay.1.orders"}}, "shop", "a", inside.Unknown},
-		"back from the ladder":         {[][4]string{{"orders", "rejected", "retry_ladder_back", "0.1.orders"}}, "shop", "a", inside.Unknown},
-		"moved by a replay":            {[][4]string{{"orders", "rejected", "replay_exchange", "orders"}}, "shop", "a", inside.Unknown},
-		"replayed to its queue":        {[][4]string{{"orders", "rejected", "", "orders"}}, "shop", "a", inside.Unknown},
-		"a death elsewhere":            {[][4]string{{"others", "rejected", "shop", "a"}}, "shop", "a", inside.Unknown},
-		"no history":                   {nil, "shop", "a", inside.Unknown},
-		"first one death, then others": {[][4]string{{"failed_queue", "rejected", "dead_letter_exchange", "orders"}, {"orders", "rejected", "shop", "a"}}, "shop", "a", inside.Yes},
+		"recorded":                     {[][4]string{{"orders", "rejected", "shop", "a"}}, "shop", "a", inside.AnswerYes},
+		"another key":                  {[][4]string{{"orders", "rejected", "shop", "a"}}, "shop", "b", inside.AnswerNo},
+		"another exchange":             {[][4]string{{"orders", "rejected", "shop", "a"}}, "till", "a", inside.AnswerNo},
+		"back from a delay":            {[][4]string{{"orders", "rejected", "requeue_exchange", "delay.1.orders"}}, "shop", "a", inside.AnswerUnknown},
+		"back from the ladder":         {[][4]string{{"orders", "rejected", "retry_ladder_back", "0.1.orders"}}, "shop", "a", inside.AnswerUnknown},
+		"moved by a replay":            {[][4]string{{"orders", "rejected", "replay_exchange", "orders"}}, "shop", "a", inside.AnswerUnknown},
+		"replayed to its queue":        {[][4]string{{"orders", "rejected", "", "orders"}}, "shop", "a", inside.AnswerUnknown},
+		"a death elsewhere":            {[][4]string{{"others", "rejected", "shop", "a"}}, "shop", "a", inside.AnswerUnknown},
+		"no history":                   {nil, "shop", "a", inside.AnswerUnknown},
+		"first one death, then others": {[][4]string{{"failed_queue", "rejected", "dead_letter_exchange", "orders"}, {"orders", "rejected", "shop", "a"}}, "shop", "a", inside.AnswerYes},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -93,15 +93,15 @@ func TestWhatShowsWhereAMessageWasPublished(t *testing.T) {
 func TestDeathOfBelievesTheBrokerBeforeTheMessage(t *testing.T) {
 	t.Parallel()
 	expired := map[any]any{annotation.Queue: "payments", annotation.Retries: int64(1)}
-	d := DeathOf(died(expired, [4]string{"orders", "expired", "shop", "order.placed"}))
+	d := DeadLetterOf(died(expired, [4]string{"orders", "expired", "shop", "order.placed"}))
 	assert.Equal(t, [2]string{"expired", "orders"}, [2]string{string(d.Reason), d.Queue})
 	back := map[any]any{annotation.Queue: "orders", annotation.Retries: int64(1)}
-	d = DeathOf(died(back, [4]string{"delay_10s", "expired", "retry_exchange", "delay.10000.orders"}))
+	d = DeadLetterOf(died(back, [4]string{"delay_10s", "expired", "retry_exchange", "delay.10000.orders"}))
 	assert.Equal(t, [2]string{"unroutable", "orders"}, [2]string{string(d.Reason), d.Queue})
 	replayed := map[any]any{annotation.Queue: "payments", client.AnnotationReason: string(ReasonReplayed)}
-	d = DeathOf(died(replayed, [4]string{"orders", "rejected", "shop", "order.placed"}))
+	d = DeadLetterOf(died(replayed, [4]string{"orders", "rejected", "shop", "order.placed"}))
 	assert.Equal(t, [2]string{"rejected", "orders"}, [2]string{string(d.Reason), d.Queue})
 	moved := map[any]any{annotation.Queue: "orders", client.AnnotationReason: string(ReasonReplayed)}
-	d = DeathOf(died(moved, [4]string{"orders.dead", "rejected", "dead_letter_exchange", "orders"}, [4]string{"orders", "rejected", "shop", "order.placed"}))
+	d = DeadLetterOf(died(moved, [4]string{"orders.dead", "rejected", "dead_letter_exchange", "orders"}, [4]string{"orders", "rejected", "shop", "order.placed"}))
 	assert.Empty(t, d.Reason, "it is back in its queue")
 }

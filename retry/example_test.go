@@ -139,8 +139,8 @@ func deadOrder() *client.Message {
 	return m
 }
 
-func ExampleDeathOf() {
-	death := retry.DeathOf(deadOrder())
+func ExampleDeadLetterOf() {
+	death := retry.DeadLetterOf(deadOrder())
 	fmt.Printf("died in %s after %d retries (%s): %s\n", death.Queue, death.Retries, death.Reason, death.Error)
 	// Output:
 	// died in orders after 3 retries (exhausted): bank timed out

@@ -51,7 +51,7 @@ func FuzzAutopsy(f *testing.F) {
 		} {
 			m.Annotations[key] = values[(i+int(kinds))%len(values)]
 		}
-		d := DeathOf(m)
+		d := DeadLetterOf(m)
 		require.GreaterOrEqual(t, d.Retries, 0)
 		require.False(t, d.FirstFailure.Before(time.Time{}))
 		if due, asked := heldUntil(m); asked > 0 {

@@ -157,7 +157,7 @@ func (pl *plan) inspect(ctx context.Context, ask declare.Requester, queue string
 		}
 		s.Bindings = append(s.Bindings, others.Bindings...)
 	}
-	c := guardCheck{plan: pl, queue: queue, strategy: strategy, in: inspection{losing: make([]error, len(pl.rungs))}, at: map[string]*GuardError{}, seen: map[string]declare.QueueInfo{}}
+	c := guardCheck{plan: pl, queue: queue, strategy: strategy, in: inspection{losing: make([]error, len(pl.levels))}, at: map[string]*GuardError{}, seen: map[string]declare.QueueInfo{}}
 	for _, q := range s.Queues {
 		c.seen[q.Name] = q
 		switch q.Name {
@@ -179,7 +179,7 @@ func (pl *plan) inspect(ctx context.Context, ask declare.Requester, queue string
 
 // way returns the part of the topology that messages of a queue pass through.
 func (pl *plan) way(queue string, strategy Strategy) declare.Topology {
-	if len(pl.rungs) == 0 && pl.ladder == nil {
+	if len(pl.levels) == 0 && pl.ladder == nil {
 		strategy = StrategyNative // no delay queue is needed
 	}
 	t := pl.ends()
@@ -238,7 +238,7 @@ func (c *guardCheck) finding(f audit.Finding) {
 	case f.Resource.Kind == "binding":
 		if f.Rule == "missing" && !strings.Contains(name, fmt.Sprintf("to queue %.64q", dead)) {
 			c.add(GuardDelayQueue, c.queue, f.Resource.String()+" is missing", remedyApply)
-			if i := c.rung(func(q string) bool { return strings.Contains(name, fmt.Sprintf("to queue %.64q", q)) }); i >= 0 && c.strategy == StrategyDeadLetter {
+			if i := c.level(func(q string) bool { return strings.Contains(name, fmt.Sprintf("to queue %.64q", q)) }); i >= 0 && c.strategy == StrategyDeadLetter {
 				c.loses(i, f)
 			}
 		}
@@ -272,7 +272,7 @@ func (c *guardCheck) finding(f audit.Finding) {
 // delayQueue takes the finding of a rule about a delay queue.
 func (c *guardCheck) delayQueue(f audit.Finding) {
 	name := f.Resource.Name
-	i := c.rung(func(q string) bool { return q == name })
+	i := c.level(func(q string) bool { return q == name })
 	switch f.Rule {
 	case "missing":
 		c.add(GuardDelayQueue, name, "it doesn't exist", remedyApply)
@@ -302,9 +302,9 @@ func (c *guardCheck) delayQueue(f audit.Finding) {
 	}
 }
 
-// rung returns the index of the delay queue, or -1.
-func (c *guardCheck) rung(is func(queue string) bool) int {
-	return slices.IndexFunc(c.plan.rungs, func(d time.Duration) bool {
+// level returns the index of the delay queue, or -1.
+func (c *guardCheck) level(is func(queue string) bool) int {
+	return slices.IndexFunc(c.plan.levels, func(d time.Duration) bool {
 		if c.strategy == StrategyDeadLetter {
 			return is(c.plan.names.HoldQueue(d))
 		}
@@ -312,9 +312,9 @@ func (c *guardCheck) rung(is func(queue string) bool) int {
 	})
 }
 
-func (c *guardCheck) loses(rung int, f audit.Finding) {
-	if rung >= 0 && !c.plan.waived[GuardDelayQueue] {
-		c.in.losing[rung] = &GuardError{Guard: GuardDelayQueue, Queue: f.Resource.Name, Problem: f.Problem, Remedy: remedyApply}
+func (c *guardCheck) loses(level int, f audit.Finding) {
+	if level >= 0 && !c.plan.waived[GuardDelayQueue] {
+		c.in.losing[level] = &GuardError{Guard: GuardDelayQueue, Queue: f.Resource.Name, Problem: f.Problem, Remedy: remedyApply}
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/historylog"
 	"github.com/hopback/hopback/internal/outcome"
 )
 
@@ -148,7 +148,7 @@ func (p past) published(n *Names, d *client.Delivery) bool {
 	}
 	exchange, ok := d.Annotation(originOf[0].brokers).(string)
 	switch {
-	case !ok || n.brings(exchange) || d.Annotation(deathlog.Key) != nil:
+	case !ok || n.brings(exchange) || d.Annotation(historylog.Key) != nil:
 		return false
 	case exchange != "":
 		return true
@@ -161,9 +161,9 @@ func (p past) published(n *Names, d *client.Delivery) bool {
 // doesn't wait.
 func (a *account) annotations(delay time.Duration) map[string]any {
 	h := make(map[string]any, 8) // as many as there can be, with those of a strategy
-	told := a.kind != "" || a.message.Annotations[client.AnnotationError] != nil
+	notified := a.kind != "" || a.message.Annotations[client.AnnotationError] != nil
 	h[annotation.Retries] = int64(a.retries)
-	h[annotation.Queue], h[annotation.History] = a.queue, a.compact(delay, told)
+	h[annotation.Queue], h[annotation.History] = a.queue, a.compact(delay, notified)
 	if a.kind != "" {
 		h[client.AnnotationError] = a.text
 	}
@@ -190,8 +190,8 @@ var keyValues = func() map[string]any {
 	return m
 }()
 
-// story returns the history of a message that waits although it hasn't failed.
-func (pl *plan) story(d *client.Delivery, was past, now time.Time) account {
+// newHistory returns the history of a message that waits although it hasn't failed.
+func (pl *plan) newHistory(d *client.Delivery, was past, now time.Time) account {
 	a := pl.account(d, nil, was, now)
 	a.last = 0
 	if a.was.first.IsZero() {

@@ -38,16 +38,16 @@ func TestLaneTellsWhyAMessageIsDead(t *testing.T) {
 		"nonsense":         {map[any]any{"x-last-death-reason": 7, client.AnnotationReason: []any{}, annotation.Queue: 1.5}, "", ""},
 		"reason no string": {map[any]any{"x-last-death-reason": "rejected", client.AnnotationReason: int64(1)}, ReasonRejected, ""},
 	} {
-		death := DeathOf(&client.Message{Annotations: c.annotations})
+		death := DeadLetterOf(&client.Message{Annotations: c.annotations})
 		assert.Equal(t, c.want, death.Reason, name)
 		assert.Equal(t, c.queue, death.Queue, name)
 	}
-	assert.Zero(t, DeathOf(nil))
-	assert.Zero(t, DeathOf(&client.Message{}))
+	assert.Zero(t, DeadLetterOf(nil))
+	assert.Zero(t, DeadLetterOf(&client.Message{}))
 }
 
-// told is the history that a message has with these annotations.
-func told(annotations map[string]any) compactHistory {
+// notified is the history that a message has with these annotations.
+func notified(annotations map[string]any) compactHistory {
 	m := client.NewMessage(nil)
 	m.Annotations = map[any]any{}
 	for k, v := range annotations {
@@ -123,7 +123,7 @@ func TestAnnotationsAreBoundedAndValidWhateverTheErrorIs(t *testing.T) {
 			}
 		}
 		assert.Less(t, size, 4096, name)
-		assert.NotEmpty(t, told(h).Attempts, name)
+		assert.NotEmpty(t, notified(h).Attempts, name)
 	}
 }
 
@@ -142,22 +142,22 @@ func TestOriginIsKeptFromBeforeTheFirstRetry(t *testing.T) {
 	m := client.NewMessage(nil)
 	m.Annotations = map[any]any{"x-exchange": "shop", "x-routing-key": "order.placed"}
 	h := pl.history(client.NewDelivery("orders", m), errDown, counted(pastOf(m), 1), epoch)
-	assert.Equal(t, "shop", *told(h).Exchange)
-	assert.Equal(t, "order.placed", *told(h).Key)
+	assert.Equal(t, "shop", *notified(h).Exchange)
+	assert.Equal(t, "order.placed", *notified(h).Key)
 	// Later the broker's own say how it came through the delay queue.
 	for k, v := range h {
 		m.Annotations[k] = v
 	}
 	m.Annotations["x-exchange"], m.Annotations["x-routing-key"] = "requeue_exchange", "delay.1000.orders"
 	h = pl.history(client.NewDelivery("orders", m), errDown, counted(pastOf(m), 2), epoch.Add(time.Minute))
-	assert.Equal(t, "shop", *told(h).Exchange)
-	assert.Equal(t, "order.placed", *told(h).Key)
-	assert.Equal(t, epoch.UnixMilli(), told(h).First)
-	assert.Equal(t, epoch.Add(time.Minute).UnixMilli(), told(h).Last)
+	assert.Equal(t, "shop", *notified(h).Exchange)
+	assert.Equal(t, "order.placed", *notified(h).Key)
+	assert.Equal(t, epoch.UnixMilli(), notified(h).First)
+	assert.Equal(t, epoch.Add(time.Minute).UnixMilli(), notified(h).Last)
 	// A forged one is not taken on.
 	for _, forged := range []any{int64(7), "\xff", strings.Repeat("x", 1025), nil} {
 		m.Annotations = map[any]any{annotation.Exchange: forged}
 		h = pl.history(client.NewDelivery("orders", m), errDown, counted(pastOf(m), 1), epoch)
-		require.Nil(t, told(h).Exchange)
+		require.Nil(t, notified(h).Exchange)
 	}
 }

@@ -28,7 +28,7 @@ func TestJitterSpreadsDelays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p.Jitter, p.Backoff = retry.EqualJitter, retry.Delays(time.Minute)
+			p.Jitter, p.Backoff = retry.JitterEqual, retry.Delays(time.Minute)
 			o := hopbacktest.Run(t, p, client.HandlerFunc(func(ctx context.Context, _ *client.Delivery) error {
 				if retry.Attempt(ctx) == 1 {
 					return errors.New("once")
@@ -51,15 +51,15 @@ func TestJitterSpreadsDelays(t *testing.T) {
 func TestJitterWithDelayQueues(t *testing.T) {
 	t.Parallel()
 	for _, strategy := range []retry.Strategy{"", retry.StrategyRepublish, retry.StrategyDeadLetter} {
-		for _, jitter := range []retry.Jitter{retry.EqualJitter, retry.FullJitter} {
+		for _, jitter := range []retry.Jitter{retry.JitterEqual, retry.JitterFull} {
 			var bad *argument.Error
 			require.ErrorAs(t, retry.Policy{Strategy: strategy, Jitter: jitter}.Validate(), &bad)
 			assert.Equal(t, "Policy.Jitter", bad.Path.String())
 			assert.NotEmpty(t, bad.Remedy)
 		}
-		require.NoError(t, retry.Policy{Strategy: strategy, Jitter: retry.NoJitter}.Validate())
+		require.NoError(t, retry.Policy{Strategy: strategy, Jitter: retry.JitterNone}.Validate())
 	}
-	for jitter, warned := range map[retry.Jitter]bool{retry.FullJitter: true, retry.NoJitter: false} {
+	for jitter, warned := range map[retry.Jitter]bool{retry.JitterFull: true, retry.JitterNone: false} {
 		var log bytes.Buffer
 		h := retry.With(retry.Policy{Strategy: retry.StrategyAuto, Jitter: jitter})(client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil }))
 		require.NoError(t, client.Prepare(t.Context(), h, client.Start{Queue: "orders", Log: slog.New(slog.NewTextHandler(&log, nil))}))

@@ -45,13 +45,13 @@ func (l Ladder) withDefaults(at argument.Path) (Ladder, error) {
 		l.Levels = 20
 	}
 	if l.Unit < time.Millisecond || l.Unit%time.Millisecond != 0 {
-		return l, argument.At(at.Field("Unit"), argument.NotWhole, l.Unit, "is not a whole number of milliseconds above zero", "use 100 ms or another whole number of milliseconds")
+		return l, argument.At(at.Field("Unit"), argument.CodeNotWhole, l.Unit, "is not a whole number of milliseconds above zero", "use 100 ms or another whole number of milliseconds")
 	}
 	if l.Levels < 1 || l.Levels > maxLadder {
-		return l, argument.At(at.Field("Levels"), argument.OutOfRange, l.Levels, "is out of range", fmt.Sprintf("use 1 to %d", maxLadder))
+		return l, argument.At(at.Field("Levels"), argument.CodeOutOfRange, l.Levels, "is out of range", fmt.Sprintf("use 1 to %d", maxLadder))
 	}
 	if l.Unit > maxDelay>>l.Levels {
-		return l, argument.At(at, argument.OutOfRange, l.Unit, "holds messages for more than ten years", "use a smaller unit or fewer levels")
+		return l, argument.At(at, argument.CodeOutOfRange, l.Unit, "holds messages for more than ten years", "use a smaller unit or fewer levels")
 	}
 	return l, nil
 }
@@ -95,7 +95,7 @@ func (l Ladder) address(at argument.Path, n Names, d time.Duration, queue string
 	form, steps := l.form(n), l.steps(d)
 	key := form.Key(steps, queue)
 	if len(key) > maxKey {
-		return address.Address{}, argument.At(at, argument.TooLong, queue, fmt.Sprintf("makes a routing key of %d bytes", len(key)), "use a shorter name, or a ladder of fewer levels")
+		return address.Address{}, argument.At(at, argument.CodeTooLong, queue, fmt.Sprintf("makes a routing key of %d bytes", len(key)), "use a shorter name, or a ladder of fewer levels")
 	}
 	return address.Exchange(form.Exchange(steps), key), nil
 }
@@ -119,7 +119,7 @@ func (l Ladder) exchange(n Names, level int) string {
 // topology declares the ladder. Below level 0 is the exchange that brings a message back.
 func (l Ladder) topology(n Names) declare.Topology {
 	t := declare.Topology{Exchanges: []declare.Exchange{
-		{Name: l.exchange(n, -1), Type: declare.Topic, AlternateExchange: n.parkingExchange()},
+		{Name: l.exchange(n, -1), Type: declare.ExchangeTopic, AlternateExchange: n.parkingExchange()},
 	}}
 	l.form(n).Add(&t, n.parkingExchange(), declare.QuorumQueue{})
 	return t

@@ -115,7 +115,7 @@ func TestMessageWalksTheLevelsOfItsDelay(t *testing.T) {
 
 func TestLadderIsBounded(t *testing.T) {
 	t.Parallel()
-	p := Policy{MaxRetries: 1000, Backoff: Exponential(time.Second, 1.01), Jitter: FullJitter, AnyDelay: &Ladder{}}
+	p := Policy{MaxRetries: 1000, Backoff: Exponential(time.Second, 1.01), Jitter: JitterFull, AnyDelay: &Ladder{}}
 	topology, err := Topology(p, declare.QuorumQueue{Name: "orders"})
 	require.NoError(t, err)
 	assert.Len(t, topology.Queues, 20+3, "20 levels, the work queue, its dead-letter queue, and parking")

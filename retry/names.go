@@ -91,7 +91,7 @@ func (n Names) withDefaults(at argument.Path) (Names, error) {
 			return n, err
 		}
 		if *f.value == "amq.default" {
-			return n, argument.At(field, argument.Reserved, *f.value, "is the default exchange", "use another name")
+			return n, argument.At(field, argument.CodeReserved, *f.value, "is the default exchange", "use another name")
 		}
 	}
 	return n, n.distinct(at)
@@ -109,7 +109,7 @@ func (n Names) distinct(at argument.Path) error {
 		{"DelayPrefix", n.DelayPrefix + " "}, {"HoldPrefix", n.HoldPrefix + " "},
 	} {
 		if other, taken := fields[x.name]; taken {
-			return argument.At(at.Field(x.field), argument.Conflict, x.name, "is the same as", "use different names").And(other)
+			return argument.At(at.Field(x.field), argument.CodeConflict, x.name, "is the same as", "use different names").And(other)
 		}
 		fields[x.name] = at.Field(x.field)
 	}
@@ -170,7 +170,7 @@ func routingKey(at argument.Path, d time.Duration, queue string) (string, error)
 	}
 	key := "delay." + strconv.FormatInt(d.Milliseconds(), 10) + "." + queue
 	if len(key) > maxKey {
-		return "", argument.At(at, argument.TooLong, queue, fmt.Sprintf("makes a routing key of %d bytes", len(key)), fmt.Sprintf("use a name of at most %d bytes", maxKey-len(key)+len(queue)))
+		return "", argument.At(at, argument.CodeTooLong, queue, fmt.Sprintf("makes a routing key of %d bytes", len(key)), fmt.Sprintf("use a name of at most %d bytes", maxKey-len(key)+len(queue)))
 	}
 	return key, nil
 }
@@ -184,7 +184,7 @@ func checkQueue(at argument.Path, queue string) error {
 	}
 	for word := range strings.SplitSeq(queue, ".") {
 		if word == "*" || word == "#" {
-			return argument.At(at, argument.Reserved, queue, fmt.Sprintf("has the word %q, a wildcard in the binding that returns its messages: it would match other queues' messages", word),
+			return argument.At(at, argument.CodeReserved, queue, fmt.Sprintf("has the word %q, a wildcard in the binding that returns its messages: it would match other queues' messages", word),
 				"rename the queue; a star or hash within a longer word is fine")
 		}
 	}

@@ -21,8 +21,8 @@ const (
 
 	maxRetries   = 1000
 	maxImmediate = 100
-	// maxRungs bounds how many delay queues one policy asks for.
-	maxRungs = 64
+	// maxLevels bounds how many delay queues one policy asks for.
+	maxLevels = 64
 )
 
 // defaultDelays are used where Policy.Backoff is nil.
@@ -45,7 +45,7 @@ type Policy struct {
 	// Jitter spreads the delays. It needs StrategyNative, StrategyAuto or AnyDelay: a delay
 	// queue holds each message for the same time, so StrategyRepublish and StrategyDeadLetter
 	// can't spread anything. Where StrategyAuto doesn't choose StrategyNative, the consumer
-	// logs a warning and delays aren't spread. Default: NoJitter.
+	// logs a warning and delays aren't spread. Default: JitterNone.
 	Jitter Jitter
 	// GiveUpAfter limits the time from a message's first failure to its last retry. A
 	// message whose next retry would come later is dead-lettered with ReasonExhausted,
@@ -149,10 +149,10 @@ func (p Policy) Validate() error {
 // StrategyNative or AnyDelay needs none. The error is that of Validate.
 func (p Policy) QueueDelays() ([]time.Duration, error) {
 	pl, err := p.plan()
-	if err != nil || !pl.needsRungs() {
+	if err != nil || !pl.needsLevels() {
 		return nil, err
 	}
-	return slices.Clone(pl.rungs), nil
+	return slices.Clone(pl.levels), nil
 }
 
 // Delay returns the delay before the given retry, without jitter: to show a policy or
@@ -186,7 +186,7 @@ type plan struct {
 	// replayByMove is for Topology.
 	replayByMove bool
 	waived       map[Guard]bool
-	rungs        []time.Duration // all delays there are, each once, ascending
+	levels       []time.Duration // all delays there are, each once, ascending
 }
 
 type rule struct {
@@ -197,22 +197,22 @@ type rule struct {
 }
 
 func (p Policy) plan() (plan, error) {
-	pl := plan{jitter: cmp.Or(p.Jitter, NoJitter), giveUp: p.GiveUpAfter, immediate: p.Immediate, retryIf: p.RetryIf, strategy: cmp.Or(p.Strategy, StrategyRepublish), worker: p.Worker, level: p.LogLevel, replayByMove: p.ReplayByMove}
+	pl := plan{jitter: cmp.Or(p.Jitter, JitterNone), giveUp: p.GiveUpAfter, immediate: p.Immediate, retryIf: p.RetryIf, strategy: cmp.Or(p.Strategy, StrategyRepublish), worker: p.Worker, level: p.LogLevel, replayByMove: p.ReplayByMove}
 	var err error
 	if pl.max, pl.delays, err = delaysOf(policyPath, p.MaxRetries, defaultMaxRetries, p.Backoff, Delays(defaultDelays...)); err != nil {
 		return plan{}, err
 	}
 	switch {
 	case !slices.Contains(jitters, pl.jitter):
-		return plan{}, argument.At(policyPath.Field("Jitter"), argument.Unknown, string(p.Jitter), "is unknown", "use NoJitter, EqualJitter or FullJitter")
+		return plan{}, argument.At(policyPath.Field("Jitter"), argument.CodeUnknown, string(p.Jitter), "is unknown", "use NoJitter, EqualJitter or FullJitter")
 	case p.GiveUpAfter < 0:
-		return plan{}, argument.At(policyPath.Field("GiveUpAfter"), argument.OutOfRange, p.GiveUpAfter, "is negative", "use 0 for no limit")
+		return plan{}, argument.At(policyPath.Field("GiveUpAfter"), argument.CodeOutOfRange, p.GiveUpAfter, "is negative", "use 0 for no limit")
 	case p.Immediate < 0 || p.Immediate > maxImmediate:
-		return plan{}, argument.At(policyPath.Field("Immediate"), argument.OutOfRange, p.Immediate, "is out of range", fmt.Sprintf("use 0 to %d", maxImmediate))
+		return plan{}, argument.At(policyPath.Field("Immediate"), argument.CodeOutOfRange, p.Immediate, "is out of range", fmt.Sprintf("use 0 to %d", maxImmediate))
 	case !slices.Contains(strategies, pl.strategy):
-		return plan{}, argument.At(policyPath.Field("Strategy"), argument.Unknown, string(p.Strategy), "is unknown", "use StrategyRepublish, StrategyDeadLetter, StrategyNative or StrategyAuto")
+		return plan{}, argument.At(policyPath.Field("Strategy"), argument.CodeUnknown, string(p.Strategy), "is unknown", "use StrategyRepublish, StrategyDeadLetter, StrategyNative or StrategyAuto")
 	case !utf8.ValidString(p.Worker) || len(p.Worker) > 255:
-		return plan{}, argument.At(policyPath.Field("Worker"), argument.Malformed, p.Worker, "is over 255 bytes or not valid UTF-8", "use a short name")
+		return plan{}, argument.At(policyPath.Field("Worker"), argument.CodeMalformed, p.Worker, "is over 255 bytes or not valid UTF-8", "use a short name")
 	}
 	if pl.worker == "" {
 		pl.worker, _ = os.Hostname()
@@ -222,7 +222,7 @@ func (p Policy) plan() (plan, error) {
 	}
 	if p.AnyDelay != nil {
 		if pl.strategy != StrategyRepublish {
-			return plan{}, argument.At(policyPath.Field("AnyDelay"), argument.Conflict, nil, fmt.Sprintf("works only with the strategy %s, and the policy has %s", StrategyRepublish, pl.strategy),
+			return plan{}, argument.At(policyPath.Field("AnyDelay"), argument.CodeConflict, nil, fmt.Sprintf("works only with the strategy %s, and the policy has %s", StrategyRepublish, pl.strategy),
 				fmt.Sprintf("leave it out; with %s the work queue itself holds a message for any delay", StrategyNative))
 		}
 		l, err := p.AnyDelay.withDefaults(policyPath.Field("AnyDelay"))
@@ -231,30 +231,30 @@ func (p Policy) plan() (plan, error) {
 		}
 		pl.ladder = &l
 	}
-	if pl.jitter != NoJitter && pl.needsRungs() && pl.strategy != StrategyAuto {
-		return plan{}, argument.At(policyPath.Field("Jitter"), argument.Conflict, string(pl.jitter), fmt.Sprintf("has no effect with the delay queues of the strategy %s, each of which holds every message for the same time", pl.strategy),
+	if pl.jitter != JitterNone && pl.needsLevels() && pl.strategy != StrategyAuto {
+		return plan{}, argument.At(policyPath.Field("Jitter"), argument.CodeConflict, string(pl.jitter), fmt.Sprintf("has no effect with the delay queues of the strategy %s, each of which holds every message for the same time", pl.strategy),
 			"use the strategy native or auto, or republish with a ladder (AnyDelay), or leave it out")
 	}
 	pl.waived = make(map[Guard]bool, len(p.Waive))
 	for i, g := range p.Waive {
 		if !slices.Contains(allGuards, g) {
-			return plan{}, argument.At(policyPath.Field("Waive").Index(i), argument.Unknown, string(g), "is not a guard that can be waived", "use guards of retry.AllGuards")
+			return plan{}, argument.At(policyPath.Field("Waive").Index(i), argument.CodeUnknown, string(g), "is not a guard that can be waived", "use guards of retry.AllGuards")
 		}
 		pl.waived[g] = true
 	}
-	rungs, err := pl.addRules(p)
+	levels, err := pl.addRules(p)
 	if err != nil {
 		return plan{}, err
 	}
-	slices.Sort(rungs)
-	pl.rungs = slices.Compact(rungs)
-	if pl.ladder != nil && len(pl.rungs) > 0 {
-		if d := pl.rungs[len(pl.rungs)-1]; pl.ladder.longest() < d {
-			return plan{}, argument.At(policyPath.Field("Backoff"), argument.OutOfRange, d, "returns a longer delay than the ladder can hold a message", "give the ladder more levels or a larger unit, or cap the delays")
+	slices.Sort(levels)
+	pl.levels = slices.Compact(levels)
+	if pl.ladder != nil && len(pl.levels) > 0 {
+		if d := pl.levels[len(pl.levels)-1]; pl.ladder.longest() < d {
+			return plan{}, argument.At(policyPath.Field("Backoff"), argument.CodeOutOfRange, d, "returns a longer delay than the ladder can hold a message", "give the ladder more levels or a larger unit, or cap the delays")
 		}
 	}
-	if pl.needsRungs() && len(pl.rungs) > maxRungs {
-		return plan{}, argument.At(policyPath.Field("Backoff"), argument.TooLong, nil, fmt.Sprintf("returns %d different delays, more than %d, and each needs a queue", len(pl.rungs), maxRungs),
+	if pl.needsLevels() && len(pl.levels) > maxLevels {
+		return plan{}, argument.At(policyPath.Field("Backoff"), argument.CodeTooLong, nil, fmt.Sprintf("returns %d different delays, more than %d, and each needs a queue", len(pl.levels), maxLevels),
 			"use fewer retries, cap the delays, or use AnyDelay")
 	}
 	return pl, nil
@@ -262,15 +262,15 @@ func (p Policy) plan() (plan, error) {
 
 // addRules adds the policy's rules. It returns the delays of all retries.
 func (pl *plan) addRules(p Policy) ([]time.Duration, error) {
-	rungs := slices.Clone(pl.delays)
+	levels := slices.Clone(pl.delays)
 	for i, r := range p.Rules {
 		at := policyPath.Field("Rules").Index(i)
 		if r.If == nil {
-			return nil, argument.At(at.Field("If"), argument.Missing, nil, "is nil", "set it, for example with retry.On(err)")
+			return nil, argument.At(at.Field("If"), argument.CodeMissing, nil, "is nil", "set it, for example with retry.On(err)")
 		}
 		do := cmp.Or(r.Do, ActionRetry)
 		if !slices.Contains(errorActions, do) {
-			return nil, argument.At(at.Field("Do"), argument.Unknown, string(r.Do), "is unknown", "use ActionRetry, ActionRetryUncounted, ActionDeadLetter or ActionDiscard")
+			return nil, argument.At(at.Field("Do"), argument.CodeUnknown, string(r.Do), "is unknown", "use ActionRetry, ActionRetryUncounted, ActionDeadLetter or ActionDiscard")
 		}
 		fallback := p.Backoff
 		if fallback == nil {
@@ -286,14 +286,14 @@ func (pl *plan) addRules(p Policy) ([]time.Duration, error) {
 			return nil, err
 		}
 		if do == ActionRetryUncounted && len(own.delays) == 0 {
-			return nil, argument.At(at.Field("MaxRetries"), argument.OutOfRange, r.MaxRetries, "leaves the rule without a retry", "use at least 1")
+			return nil, argument.At(at.Field("MaxRetries"), argument.CodeOutOfRange, r.MaxRetries, "leaves the rule without a retry", "use at least 1")
 		}
 		pl.rules = append(pl.rules, own)
 		if do == ActionRetry || do == ActionRetryUncounted {
-			rungs = append(rungs, own.delays...)
+			levels = append(levels, own.delays...)
 		}
 	}
-	return rungs, nil
+	return levels, nil
 }
 
 // policyPath is where the errors of a Policy begin.
@@ -307,7 +307,7 @@ func delaysOf(at argument.Path, limit, fallbackLimit int, backoff, fallback Back
 	case limit == NoRetries:
 		limit = 0
 	case limit < 0 || limit > maxRetries:
-		return 0, nil, argument.At(at.Field("MaxRetries"), argument.OutOfRange, limit, fmt.Sprintf("is not from 1 to %d", maxRetries),
+		return 0, nil, argument.At(at.Field("MaxRetries"), argument.CodeOutOfRange, limit, fmt.Sprintf("is not from 1 to %d", maxRetries),
 			"use one of these, 0 for the default, or retry.NoRetries")
 	}
 	if backoff == nil {
@@ -317,20 +317,20 @@ func delaysOf(at argument.Path, limit, fallbackLimit int, backoff, fallback Back
 	for retry := 1; retry <= limit; retry++ {
 		d := wholeMillis(backoff(retry))
 		if d < time.Millisecond || d > maxDelay {
-			return 0, nil, argument.At(at.Field("Backoff").Call(retry), argument.OutOfRange, d, "is a delay out of range", "use 1 ms to ten years")
+			return 0, nil, argument.At(at.Field("Backoff").Call(retry), argument.CodeOutOfRange, d, "is a delay out of range", "use 1 ms to ten years")
 		}
 		delays = append(delays, d)
 	}
 	return limit, delays, nil
 }
 
-// needsRungs says whether a queue is needed for each delay.
-func (pl *plan) needsRungs() bool { return pl.strategy != StrategyNative && pl.ladder == nil }
+// needsLevels says whether a queue is needed for each delay.
+func (pl *plan) needsLevels() bool { return pl.strategy != StrategyNative && pl.ladder == nil }
 
 // longest is the longest delay that the policy has of itself.
 func (pl *plan) longest() time.Duration {
-	if len(pl.rungs) == 0 {
+	if len(pl.levels) == 0 {
 		return 0
 	}
-	return pl.rungs[len(pl.rungs)-1]
+	return pl.levels[len(pl.levels)-1]
 }

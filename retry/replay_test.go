@@ -37,10 +37,10 @@ func TestReplayedMessageBeginsAnew(t *testing.T) {
 	assert.Equal(t, m.Data, c.Data)
 	assert.Equal(t, m.Properties, c.Properties)
 	assert.Equal(t, "5", m.ApplicationProperties[CountProperty], "the dead letter is left alone")
-	assert.Equal(t, Death{Exchange: "shop", RoutingKey: "k"}, DeathOf(c))
+	assert.Equal(t, DeadLetter{Exchange: "shop", RoutingKey: "k"}, DeadLetterOf(c))
 	retried, ok := handle(t, p, c, returns(errA)).(client.Modify)
 	require.True(t, ok)
 	assert.Equal(t, int64(1), retried.Annotations[annotation.Retries])
-	assert.WithinDuration(t, time.Now(), millis(told(retried.Annotations).First), time.Minute)
+	assert.WithinDuration(t, time.Now(), millis(notified(retried.Annotations).First), time.Minute)
 	assert.Nil(t, Names{}.Internal().Copy(nil))
 }

@@ -110,7 +110,7 @@ func (pl *plan) stateFor(queue string, strategy Strategy) *queueState {
 		_, q.noKey = pl.ladder.address(argument.Root("queue"), pl.names, maxDelay, queue)
 		return q
 	}
-	for _, delay := range pl.rungs {
+	for _, delay := range pl.levels {
 		key, err := RoutingKey(delay, queue)
 		if err != nil {
 			// Only StrategyRepublish has routing keys.

@@ -106,7 +106,7 @@ func TestEachConsumerOfCentralHasItsOwnClock(t *testing.T) {
 		defer func() {
 			f, ok := h.Handle(ctx, client.NewDelivery("failed_queue", failed("orders", "orders", "rejected"))).(client.Forward)
 			require.True(t, ok)
-			assert.WithinDuration(t, time.Now().Add(ahead), DeathOf(f.Message).FirstFailure, time.Minute)
+			assert.WithinDuration(t, time.Now().Add(ahead), DeadLetterOf(f.Message).FirstFailure, time.Minute)
 		}()
 	}
 }

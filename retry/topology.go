@@ -72,9 +72,9 @@ func (pl *plan) ends() declare.Topology {
 	parking := n.ParkingQueue()
 	t := declare.Topology{
 		Exchanges: []declare.Exchange{
-			{Name: n.parkingExchange(), Type: declare.Fanout},
-			{Name: n.GivenUpExchange, Type: declare.Direct, AlternateExchange: n.parkingExchange()},
-			{Name: n.DeadLetterExchange, Type: declare.Headers, AlternateExchange: n.GivenUpExchange},
+			{Name: n.parkingExchange(), Type: declare.ExchangeFanout},
+			{Name: n.GivenUpExchange, Type: declare.ExchangeDirect, AlternateExchange: n.parkingExchange()},
+			{Name: n.DeadLetterExchange, Type: declare.ExchangeHeaders, AlternateExchange: n.GivenUpExchange},
 		},
 		Queues: []declare.Queue{
 			// The end of the line: whoever rejects a message there means it.
@@ -85,7 +85,7 @@ func (pl *plan) ends() declare.Topology {
 	if pl.replayByMove {
 		// What is rejected in a dead-letter queue and isn't replayed is kept in the parking
 		// queue.
-		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: n.ReplayExchange, Type: declare.Headers, AlternateExchange: n.parkingExchange()})
+		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: n.ReplayExchange, Type: declare.ExchangeHeaders, AlternateExchange: n.parkingExchange()})
 	}
 	return t
 }
@@ -94,7 +94,7 @@ func (pl *plan) ends() declare.Topology {
 // overwrites the reason.
 func (pl *plan) replayBinding(queue string) declare.Binding {
 	return declare.Binding{
-		Source: pl.names.ReplayExchange, Queue: queue, Match: declare.AllWithX,
+		Source: pl.names.ReplayExchange, Queue: queue, Match: declare.MatchAllWithX,
 		Headers: map[string]any{
 			client.AnnotationReason: string(ReasonReplayed),
 			annotation.Queue:        queue,
@@ -129,10 +129,10 @@ func join(a, b declare.Topology) declare.Topology {
 func (pl *plan) delayQueues() declare.Topology {
 	n := pl.names
 	t := declare.Topology{Exchanges: []declare.Exchange{
-		{Name: n.RetryExchange, Type: declare.Topic},
-		{Name: n.RequeueExchange, Type: declare.Topic, AlternateExchange: n.parkingExchange()},
+		{Name: n.RetryExchange, Type: declare.ExchangeTopic},
+		{Name: n.RequeueExchange, Type: declare.ExchangeTopic, AlternateExchange: n.parkingExchange()},
 	}}
-	for _, d := range pl.rungs {
+	for _, d := range pl.levels {
 		name := n.DelayQueue(d)
 		t.Queues = append(t.Queues, holding(name, d, n.RequeueExchange))
 		t.Bindings = append(t.Bindings, declare.Binding{Source: n.RetryExchange, Queue: name, Key: delayKey(d)})
@@ -146,9 +146,9 @@ func delayKey(d time.Duration) string { return fmt.Sprintf("delay.%d.#", d.Milli
 func (pl *plan) holdQueues() declare.Topology {
 	n := pl.names
 	t := declare.Topology{Exchanges: []declare.Exchange{
-		{Name: n.ReturnExchange, Type: declare.Direct, AlternateExchange: n.parkingExchange()},
+		{Name: n.ReturnExchange, Type: declare.ExchangeDirect, AlternateExchange: n.parkingExchange()},
 	}}
-	for _, d := range pl.rungs {
+	for _, d := range pl.levels {
 		name := n.HoldQueue(d)
 		t.Queues = append(t.Queues, holding(name, d, n.ReturnExchange))
 		t.Bindings = append(t.Bindings, pl.holdBinding(d))
@@ -161,7 +161,7 @@ func (pl *plan) holdQueues() declare.Topology {
 // may still bear an old mark.
 func (pl *plan) holdBinding(d time.Duration) declare.Binding {
 	return declare.Binding{
-		Source: pl.names.DeadLetterExchange, Queue: pl.names.HoldQueue(d), Match: declare.AllWithX,
+		Source: pl.names.DeadLetterExchange, Queue: pl.names.HoldQueue(d), Match: declare.MatchAllWithX,
 		Headers: map[string]any{
 			client.AnnotationReason: string(reasonRetry),
 			annotation.Delay:        d.Milliseconds(),
@@ -181,7 +181,7 @@ func (pl *plan) workQueue(at argument.Path, s Strategy, q declare.QuorumQueue) (
 		return declare.Topology{}, err
 	}
 	if s == StrategyNative && q.MessageTTL > 0 && q.MessageTTL <= pl.together() && !pl.waived[GuardDelayQueue] {
-		return declare.Topology{}, argument.At(at.Field("MessageTTL"), argument.Conflict, q.MessageTTL, fmt.Sprintf("isn't longer than all delays of the policy together, %v: with the strategy %s it keeps running while a message waits, so waiting messages expire", pl.together(), s),
+		return declare.Topology{}, argument.At(at.Field("MessageTTL"), argument.CodeConflict, q.MessageTTL, fmt.Sprintf("isn't longer than all delays of the policy together, %v: with the strategy %s it keeps running while a message waits, so waiting messages expire", pl.together(), s),
 			"use a longer one or none, or another strategy")
 	}
 	var t declare.Topology
@@ -191,7 +191,7 @@ func (pl *plan) workQueue(at argument.Path, s Strategy, q declare.QuorumQueue) (
 		}
 		t.Bindings = append(t.Bindings, pl.ladder.home(n, q.Name))
 	} else if s == StrategyRepublish || s == StrategyAuto {
-		for _, d := range pl.rungs {
+		for _, d := range pl.levels {
 			if _, err := routingKey(at.Field("Name"), d, q.Name); err != nil {
 				return t, err
 			}
@@ -211,7 +211,7 @@ func (pl *plan) workQueue(at argument.Path, s Strategy, q declare.QuorumQueue) (
 		t.Queues = append(t.Queues, pl.deadLetterQueue(q.Name))
 		t.Bindings = append(t.Bindings, declare.Binding{Source: n.GivenUpExchange, Queue: dead, Key: q.Name})
 	case s == StrategyDeadLetter:
-		return t, argument.At(at.Field("DeadLetter"), argument.Conflict, nil, fmt.Sprintf("is set, but the strategy %s retries by the work queue's own dead-lettering", s), "leave it out, or use another strategy")
+		return t, argument.At(at.Field("DeadLetter"), argument.CodeConflict, nil, fmt.Sprintf("is set, but the strategy %s retries by the work queue's own dead-lettering", s), "leave it out, or use another strategy")
 	}
 	t.Queues = append(t.Queues, q)
 	return t, nil

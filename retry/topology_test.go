@@ -106,7 +106,7 @@ func testComesBack(t *testing.T) {
 				dead := w.take(q + ".dead")
 				require.Len(t, dead, 1, "%s: %q", name, q)
 				assert.Equal(t, q, dead[0].home)
-				death := DeathOf(dead[0].msg)
+				death := DeadLetterOf(dead[0].msg)
 				assert.Equal(t, ReasonExhausted, death.Reason)
 				assert.Equal(t, q, death.Queue)
 				assert.Equal(t, 3, death.Retries)
@@ -201,8 +201,8 @@ func TestMessageWhoseWayBackIsGoneIsParked(t *testing.T) {
 			w.bindings = slices.DeleteFunc(w.bindings, func(b declare.Binding) bool { return b.Queue == "orders" })
 			w.settle()
 			assert.Equal(t, []*held{m}, w.take("parking_queue"), name)
-			assert.Equal(t, ReasonUnroutable, DeathOf(m.msg).Reason, name)
-			assert.Equal(t, "orders", DeathOf(m.msg).Queue, name)
+			assert.Equal(t, ReasonUnroutable, DeadLetterOf(m.msg).Reason, name)
+			assert.Equal(t, "orders", DeadLetterOf(m.msg).Queue, name)
 			w.empty()
 		}
 	}
@@ -269,7 +269,7 @@ func TestTopologyHandsOnAtLeastOnceEverywhere(t *testing.T) {
 			}
 		}
 		for _, x := range topology.Exchanges {
-			if behind[x.Name] && x.Type != declare.Fanout && !strings.HasPrefix(x.Name, "retry_ladder_") {
+			if behind[x.Name] && x.Type != declare.ExchangeFanout && !strings.HasPrefix(x.Name, "retry_ladder_") {
 				assert.NotEmpty(t, x.AlternateExchange, "%s: %s", name, x.Name)
 			}
 		}

@@ -10,16 +10,16 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/historylog"
 )
 
 const (
-	// lookEvery is how long after a look the next failure triggers another.
-	lookEvery = time.Minute
-	// lookSoon is the same when retries come back early, or not at all.
-	lookSoon = 10 * time.Second
-	// lookTimeout bounds a look: a broker with an alarm doesn't answer.
-	lookTimeout = 30 * time.Second
+	// peekEvery is how long after a look the next failure triggers another.
+	peekEvery = time.Minute
+	// peekSoon is the same when retries come back early, or not at all.
+	peekSoon = 10 * time.Second
+	// peekTimeout bounds a look: a broker with an alarm doesn't answer.
+	peekTimeout = 30 * time.Second
 	// overdue is how late a retry must be to count as missing.
 	overdue = 5 * time.Second
 )
@@ -34,7 +34,7 @@ type watch struct {
 	log   *slog.Logger
 	// oneWay: this consumer doesn't see retries when they return.
 	oneWay bool
-	look   func(context.Context) (inspection, error)
+	peek   func(context.Context) (inspection, error)
 	now    func() time.Time
 	// began is when this watch was made. Times are counted from it, by the monotonic
 	// clock: the guards look, too, while a host's clock that was set back catches up.
@@ -55,18 +55,18 @@ type watch struct {
 	// moves says of Central that inspection.copies was nil.
 	moves atomic.Bool
 
-	mu        sync.Mutex // guards the results of the last looks
-	said      string
-	deadQueue string // its name at the last look that found it
-	saidEarly bool
-	counts    [2]deadCount // the older one first
-	saidStuck bool
+	mu          sync.Mutex // guards the results of the last looks
+	logged      string
+	deadQueue   string // its name at the last look that found it
+	loggedEarly bool
+	counts      [2]deadCount // the older one first
+	loggedStuck bool
 }
 
 // earlyRetry is a retry that came back too soon.
 type earlyRetry struct {
 	asked, had time.Duration
-	died       deathlog.Death // in the delay queue; zero if unknown
+	died       historylog.DeadLettering // in the delay queue; zero if unknown
 }
 
 // deadCount is how many messages the dead-letter queue had at a look, and how many
@@ -77,11 +77,11 @@ type deadCount struct {
 	deaths   int64
 }
 
-func newWatch(log *slog.Logger, queue string, now func() time.Time, look func(context.Context) (inspection, error)) *watch {
+func newWatch(log *slog.Logger, queue string, now func() time.Time, peek func(context.Context) (inspection, error)) *watch {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &watch{queue: queue, log: log.With("queue", queue), look: look, now: now, began: now().Add(-time.Second)}
+	return &watch{queue: queue, log: log.With("queue", queue), peek: peek, now: now, began: now().Add(-time.Second)}
 }
 
 // millis counts the milliseconds until t. They are never 0.
@@ -90,7 +90,7 @@ func (w *watch) millis(t time.Time) int64 { return t.Sub(w.began).Milliseconds()
 // start is the look before the first delivery. It returns its findings, except those of
 // waived guards and what the user may not look at.
 func (w *watch) start(ctx context.Context) error {
-	in, err := w.look(ctx)
+	in, err := w.peek(ctx)
 	if err != nil {
 		return err
 	}
@@ -123,11 +123,11 @@ func (w *watch) retryReturned(m *client.Message, now time.Time) {
 	last := millis(t.Last)
 	if early := time.Duration(min(asked, maxDelay.Milliseconds())) * time.Millisecond / 2; !last.IsZero() && early > earlyTolerance && now.Sub(last) < early {
 		e := &earlyRetry{asked: time.Duration(asked) * time.Millisecond, had: now.Sub(last)}
-		if deaths := deathlog.Of(nil, m.Annotations); len(deaths) > 0 {
+		if deaths := historylog.Of(nil, m.Annotations); len(deaths) > 0 {
 			e.died = deaths[0]
 		}
 		w.early.Store(e)
-		w.hurry()
+		w.expedite()
 	}
 }
 
@@ -146,7 +146,7 @@ func (w *watch) retrySent(delay time.Duration) {
 		w.due.CompareAndSwap(0, ms+delay.Milliseconds())
 	} else if ms > due+overdue.Milliseconds() {
 		w.due.Store(0) // one look for each missing retry
-		w.hurry()
+		w.expedite()
 	}
 	w.tick(ms)
 }
@@ -160,7 +160,7 @@ func (w *watch) messageGivenUp() {
 	w.tick(w.millis(w.now()))
 }
 
-func (w *watch) hurry() { w.next.Store(min(w.next.Load(), w.soon.Load())) }
+func (w *watch) expedite() { w.next.Store(min(w.next.Load(), w.soon.Load())) }
 
 func (w *watch) tick(ms int64) {
 	if ms >= w.next.Load() && w.busy.CompareAndSwap(false, true) {
@@ -171,14 +171,14 @@ func (w *watch) tick(ms int64) {
 // again is a look while the consumer runs. It ends when its connection does.
 func (w *watch) again() {
 	defer w.busy.Store(false)
-	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), peekTimeout)
 	defer cancel()
 	deaths := w.deaths.Load()
-	in, err := w.look(ctx)
+	in, err := w.peek(ctx)
 	now := w.now()
 	if err != nil {
 		w.log.Debug("hopback: the guards can't read the topology", "error", err)
-		w.schedule(now, now.Add(lookSoon))
+		w.schedule(now, now.Add(peekSoon))
 		return
 	}
 	w.record(&in, now, deaths)
@@ -187,11 +187,11 @@ func (w *watch) again() {
 		text = err.Error()
 	}
 	w.mu.Lock()
-	said := w.said
-	w.said = text
+	logged := w.logged
+	w.logged = text
 	w.mu.Unlock()
 	switch {
-	case text == said:
+	case text == logged:
 	case text == "":
 		w.log.Info("hopback: the guards no longer find a fault in the topology")
 	default:
@@ -205,16 +205,16 @@ func (w *watch) record(in *inspection, now time.Time, deaths int64) {
 	if w.oneWay && w.moves.Swap(in.copies == nil) && in.copies != nil {
 		w.log.Warn("hopback: messages can no longer be moved, so they are copied", "reason", in.copies)
 	}
-	hurried := w.soon.Load() != 0 && w.next.Load() <= w.soon.Load()
+	expedited := w.soon.Load() != 0 && w.next.Load() <= w.soon.Load()
 	wrong := w.arriving(in.dead, deaths) || len(in.found) > 0
-	soon := now.Add(lookSoon)
-	if hurried && !wrong {
-		soon = now.Add(lookEvery) // it looked early and found nothing
+	soon := now.Add(peekSoon)
+	if expedited && !wrong {
+		soon = now.Add(peekEvery) // it looked early and found nothing
 	}
 	w.policies(in, wrong)
 	w.schedule(now, soon)
 	if wrong {
-		w.hurry() // so that its repair is seen, too
+		w.expedite() // so that its repair is seen, too
 	}
 }
 
@@ -232,16 +232,16 @@ func (w *watch) policies(in *inspection, wrong bool) {
 		w.deadQueue = "" // until it exists again
 	}
 	e := w.early.Swap(nil)
-	if e != nil && !wrong && !w.saidEarly {
+	if e != nil && !wrong && !w.loggedEarly {
 		w.log.Error("hopback: a retry came back early, and the guards find no reason. Does a policy set message-ttl, max-length or expires on the delay queue (rabbitmqctl list_policies)? The clocks of two workers that differ look the same",
 			"delay_queue", e.died.Queue, "left_by", e.died.Reason, "delay", e.asked, "came_after", e.had.Round(time.Millisecond))
 	}
-	w.saidEarly = e != nil && (w.saidEarly || !wrong)
+	w.loggedEarly = e != nil && (w.loggedEarly || !wrong)
 }
 
 func (w *watch) schedule(now, soon time.Time) {
 	w.soon.Store(w.millis(soon))
-	w.next.Store(w.millis(now.Add(lookEvery)))
+	w.next.Store(w.millis(now.Add(peekEvery)))
 }
 
 // arriving compares what this consumer gives up with what arrives in the dead-letter
@@ -266,12 +266,12 @@ func (w *watch) arriving(q *declare.QueueInfo, deaths int64) bool {
 	if stuck {
 		w.counts[0] = first // until some come
 	}
-	if stuck && !w.saidStuck {
+	if stuck && !w.loggedStuck {
 		w.log.Error("hopback: dead letters don't arrive in the dead-letter queue, which may be full. "+
 			"They wait in the work queue, and so do its retries by StrategyDeadLetter. Make room in the dead-letter queue or remove its limit, which a policy may have set. The broker tries again after its dead_letter_worker_publisher_confirm_timeout, by default three minutes",
 			"dead_letter_queue", q.Name, "messages", q.Messages, "given_up", last.deaths-first.deaths, "arrived", now.messages-first.messages)
 	}
-	w.saidStuck = stuck
+	w.loggedStuck = stuck
 	return stuck || now.messages > 0 && missing(last, deaths)
 }
 

@@ -17,14 +17,14 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/clockstep"
-	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/historylog"
 )
 
 // watched is a watch over a topology that the test makes up.
 type watched struct {
 	*watch
 	see   inspection
-	looks []time.Duration // since the first
+	peeks []time.Duration // since the first
 	log   bytes.Buffer
 	began time.Time
 }
@@ -38,7 +38,7 @@ func newWatchedBy(t *testing.T, now func() time.Time) *watched {
 	t.Helper()
 	w := &watched{began: time.Now()}
 	w.watch = newWatch(slog.New(slog.NewTextHandler(&w.log, nil)), "orders", now, func(context.Context) (inspection, error) {
-		w.looks = append(w.looks, time.Since(w.began))
+		w.peeks = append(w.peeks, time.Since(w.began))
 		return w.see, nil
 	})
 	require.NoError(t, w.start(t.Context()))
@@ -59,12 +59,12 @@ func TestGuardsLookAgainOnlyWhileMessagesFail(t *testing.T) {
 		w := newWatched(t)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		assert.Len(t, w.looks, 1, "nothing has failed")
+		assert.Len(t, w.peeks, 1, "nothing has failed")
 		// Its own retries come back, or nobody knows that they don't.
 		w.every(5*time.Minute, func() { w.retrySent(time.Millisecond); w.due.Store(0) })
-		assert.Len(t, w.looks, 1+5)
+		assert.Len(t, w.peeks, 1+5)
 		w.every(5*time.Minute, func() { w.messageGivenUp() })
-		assert.Len(t, w.looks, 1+5+5)
+		assert.Len(t, w.peeks, 1+5+5)
 	})
 }
 
@@ -77,7 +77,7 @@ func TestGuardsLookWhateverTheClockIsSetTo(t *testing.T) {
 			w := newWatchedBy(t, func() time.Time { return clockstep.Step(time.Now(), step) })
 			step = by
 			w.every(3*time.Minute, func() { w.messageGivenUp() })
-			assert.Len(t, w.looks, 1+2, "%v", by)
+			assert.Len(t, w.peeks, 1+2, "%v", by)
 		})
 	}
 }
@@ -92,24 +92,24 @@ func TestGuardsLookSoonWhenRetriesAreEarlyOrMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatched(t)
 		w.every(20*time.Second, func() { w.retrySent(2 * time.Second) })
-		assert.Equal(t, []time.Duration{0, 10 * time.Second}, w.looks, "none came back")
+		assert.Equal(t, []time.Duration{0, 10 * time.Second}, w.peeks, "none came back")
 
 		w = newWatched(t)
-		time.Sleep(lookSoon)
+		time.Sleep(peekSoon)
 		w.retrySent(2 * time.Second)
 		w.retryReturned(message(time.Now().Add(-2*time.Second)), time.Now())
 		w.retrySent(2 * time.Second)
 		synctest.Wait()
-		assert.Len(t, w.looks, 1, "on time")
+		assert.Len(t, w.peeks, 1, "on time")
 		w.retryReturned(message(time.Now().Add(-100*time.Millisecond)), time.Now())
 		w.retrySent(2 * time.Second)
 		synctest.Wait()
-		assert.Len(t, w.looks, 2, "early")
+		assert.Len(t, w.peeks, 2, "early")
 		w.every(50*time.Second, func() {
 			w.retryReturned(message(time.Now().Add(-100*time.Millisecond)), time.Now())
 			w.retrySent(2 * time.Second)
 		})
-		assert.Len(t, w.looks, 2, "it hurries once for nothing: the clocks may differ")
+		assert.Len(t, w.peeks, 2, "it hurries once for nothing: the clocks may differ")
 	})
 }
 
@@ -121,7 +121,7 @@ func TestChangedTopologyIsToldOnceAndItsRepairToo(t *testing.T) {
 		w.see = inspection{found: []*GuardError{bad}, losing: []error{bad, nil, bad}}
 		w.every(3*time.Minute, func() { w.messageGivenUp() })
 		assert.Equal(t, 1, strings.Count(w.log.String(), "found a fault in the topology"))
-		assert.Greater(t, len(w.looks), 10, "it looks for the repair")
+		assert.Greater(t, len(w.peeks), 10, "it looks for the repair")
 		for i, want := range []int{1, 1, 1} {
 			got, err := w.usable(i)
 			require.NoError(t, err)
@@ -143,9 +143,9 @@ func TestChangedTopologyIsToldOnceAndItsRepairToo(t *testing.T) {
 func TestDeadLettersThatDontArriveAreTold(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		arrives func(given int) int // in the dead-letter queue, of what was given up
-		readers uint64
-		told    bool
+		arrives  func(given int) int // in the dead-letter queue, of what was given up
+		readers  uint64
+		notified bool
 	}{
 		"all":                {func(n int) int { return n }, 0, false},
 		"others', too":       {func(n int) int { return 3 * n }, 0, false},
@@ -157,11 +157,11 @@ func TestDeadLettersThatDontArriveAreTold(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWatched(t)
 			given := 0
-			w.look = func(context.Context) (inspection, error) {
+			w.peek = func(context.Context) (inspection, error) {
 				return inspection{dead: &declare.QueueInfo{Name: "orders.dead", Messages: uint64(c.arrives(given)), Consumers: c.readers}}, nil
 			}
 			w.every(4*time.Minute, func() { given++; w.messageGivenUp() })
-			assert.Equal(t, c.told, strings.Contains(w.log.String(), "don't arrive"), "%s: %s", name, w.log.String())
+			assert.Equal(t, c.notified, strings.Contains(w.log.String(), "don't arrive"), "%s: %s", name, w.log.String())
 		})
 	}
 }
@@ -173,7 +173,7 @@ func TestWhatAPolicyMayHaveDoneIsTold(t *testing.T) {
 		m := client.NewMessage(nil)
 		m.Annotations = map[any]any{
 			annotation.Delay: int64(2000), annotation.Older.Last: time.Now().Add(-100 * time.Millisecond).UnixMilli(),
-			deathlog.Key: []map[any]any{{"queue": "delay_2s", "reason": "maxlen"}},
+			historylog.Key: []map[any]any{{"queue": "delay_2s", "reason": "maxlen"}},
 		}
 		w.retryReturned(m, time.Now())
 		w.retrySent(2 * time.Second)
@@ -218,7 +218,7 @@ func TestLookThatFailsIsRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatched(t)
 		failed := 0
-		w.look = func(context.Context) (inspection, error) {
+		w.peek = func(context.Context) (inspection, error) {
 			failed++
 			return inspection{}, errors.New("alarm")
 		}

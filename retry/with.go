@@ -85,7 +85,7 @@ func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 	if q.strategy == StrategyRepublish && q.noKey != nil {
 		return q.noKey
 	}
-	if d.plan.jitter != NoJitter && q.strategy != StrategyNative && d.plan.ladder == nil {
+	if d.plan.jitter != JitterNone && q.strategy != StrategyNative && d.plan.ladder == nil {
 		q.log.Warn("hopback: delays aren't spread: StrategyAuto uses delay queues here, so Policy.Jitter has no effect", "queue", s.Queue, "strategy", string(q.strategy))
 	}
 	q.holdsMessages = !oldbroker.Of(s.Broker.AtLeast).IgnoresDeliveryTime
@@ -138,7 +138,7 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, q *queueSt
 			claim = 0
 		}
 		if left, early := q.clock.arrived(due, claim, firstMillis(was)); left > 0 {
-			q.clock.askAfresh(ctx)
+			q.clock.askFresh(ctx)
 			return d.tooEarly(ctx, del, q, left, early, was)
 		}
 	}
@@ -229,7 +229,7 @@ func (d *decorator) wait(ctx context.Context, del *client.Delivery, q *queueStat
 	was.count = what.count
 	var a account
 	if what.snoozed {
-		a = d.plan.story(del, was, now)
+		a = d.plan.newHistory(del, was, now)
 	} else {
 		a = d.plan.account(del, err, was, now)
 	}
@@ -247,17 +247,17 @@ func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queue
 		h[annotation.Delay] = what.delay.Milliseconds()
 		h[annotation.DeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
 		return client.Modify{Annotations: h, Err: err}
-	case strategy == StrategyDeadLetter && len(d.plan.rungs) > 0:
-		rung, bad := q.watch.usable(d.plan.leg(whole, what.delay))
+	case strategy == StrategyDeadLetter && len(d.plan.levels) > 0:
+		level, bad := q.watch.usable(d.plan.leg(whole, what.delay))
 		if bad != nil {
 			return q.cannotWait(del, what, a, errors.Join(bad, err))
 		}
-		q.reportRetry(ctx, del, what, strategy, d.plan.rungs[rung], a, err)
-		a.waits(what, d.plan.rungs[rung])
-		h := a.annotations(d.plan.rungs[rung])
+		q.reportRetry(ctx, del, what, strategy, d.plan.levels[level], a, err)
+		a.waits(what, d.plan.levels[level])
+		h := a.annotations(d.plan.levels[level])
 		h[client.AnnotationReason] = reasonRetry
-		h[annotation.Delay] = d.plan.rungs[rung].Milliseconds()
-		q.watch.retrySent(d.plan.rungs[rung])
+		h[annotation.Delay] = d.plan.levels[level].Milliseconds()
+		q.watch.retrySent(d.plan.levels[level])
 		return client.Modify{DeadLetter: true, Annotations: h, Err: err}
 	}
 	return d.republish(ctx, del, q, what, a, err)
@@ -265,7 +265,7 @@ func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queue
 
 // report tells an Instrument. Without one it does nothing.
 func report(del *client.Delivery, what decision, kind instrument.DecisionKind, lane string, wait time.Duration, err error) {
-	x := instrument.Decision{Kind: kind, Attempt: what.attempt, Lane: lane, Err: err}
+	x := instrument.Decision{Kind: kind, Attempt: what.attempt, Reason: lane, Err: err}
 	if kind != instrument.DecisionDeadLetter {
 		x.Delay, x.Wait = what.delay, wait
 	}
@@ -434,8 +434,8 @@ func (pl *plan) target(q *queueState, whole, delay time.Duration, queue string) 
 	case len(q.targets) == 0:
 		return address.Address{}, 0, errNoDelays
 	}
-	rung, err := q.watch.usable(pl.leg(whole, delay))
-	return q.targets[rung], pl.rungs[rung], err
+	level, err := q.watch.usable(pl.leg(whole, delay))
+	return q.targets[level], pl.levels[level], err
 }
 
 var errNoDelays = errors.New("the policy has no retries, so it has no delay")
@@ -454,7 +454,7 @@ func (d *decorator) tooEarly(ctx context.Context, del *client.Delivery, q *queue
 	if q.unusable != nil {
 		return d.dead(del, q, client.ReasonUnforwardable, errors.Join(q.unusable, errEarly), was, now)
 	}
-	a := d.plan.story(del, was, now)
+	a := d.plan.newHistory(del, was, now)
 	return d.carryOut(ctx, del, q, d.strategyFor(q, messageOf(del)), decision{delay: wholeMillis(left), count: was.count, early: early, snoozed: true, attempt: was.count + 1}, &a, errEarly)
 }
 

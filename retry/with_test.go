@@ -77,8 +77,8 @@ func TestHandlersOwnDeadLetterTakesTheMarkOfARetryOff(t *testing.T) {
 		m.msg.Annotations = map[any]any{client.AnnotationReason: reasonRetry, annotation.Delay: int64(10_000), annotation.Retries: int64(1)}
 		require.True(t, w.carryOut("orders", m, handle(t, Policy{Strategy: StrategyDeadLetter}, m.msg, returns(c.err))), name)
 		assert.Equal(t, map[string]int{"orders.dead": 1}, w.where(), name)
-		assert.Equal(t, client.Reason(c.reason), DeathOf(m.msg).Reason, name)
-		assert.Equal(t, 1, DeathOf(m.msg).Retries, name)
+		assert.Equal(t, client.Reason(c.reason), DeadLetterOf(m.msg).Reason, name)
+		assert.Equal(t, 1, DeadLetterOf(m.msg).Retries, name)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestForeignRejectionAfterAWaitIsADeath(t *testing.T) {
 		require.Equal(t, []*held{m}, w.take("orders"))
 		w.die("orders", m, "rejected")
 		assert.Equal(t, map[string]int{"orders.dead": 1}, w.where(), "%v", strategy)
-		assert.Equal(t, ReasonRejected, DeathOf(m.msg).Reason)
+		assert.Equal(t, ReasonRejected, DeadLetterOf(m.msg).Reason)
 	}
 }
 
@@ -125,7 +125,7 @@ func TestPanicIsADeath(t *testing.T) {
 		var p *client.PanicError
 		require.ErrorAs(t, dead.Err, &p, name)
 		assert.Contains(t, string(p.Stack), "with_test.go", name)
-		assert.NotEmpty(t, told(dead.Annotations).Type, name)
+		assert.NotEmpty(t, notified(dead.Annotations).Type, name)
 	}
 }
 
@@ -189,20 +189,20 @@ func TestErrorThatCanNotBeReadIsAFailureLikeAnyOther(t *testing.T) {
 		"without an end":      &holdsItself{},
 	} {
 		asked := 0
-		look := func(err error) bool {
+		peek := func(err error) bool {
 			asked++
 			return errors.Is(err, errB) || errors.As(err, new(*nilled))
 		}
 		policy := Policy{
-			Strategy: StrategyDeadLetter, MaxRetries: 1, RetryIf: func(err error) bool { return !look(err) },
-			Rules: []ErrorRule{{If: look, Do: ActionDiscard}, {If: On(errB), Do: ActionDiscard}},
+			Strategy: StrategyDeadLetter, MaxRetries: 1, RetryIf: func(err error) bool { return !peek(err) },
+			Rules: []ErrorRule{{If: peek, Do: ActionDiscard}, {If: On(errB), Do: ActionDiscard}},
 		}
 		m := client.NewMessage(nil)
 		retried, ok := handle(t, policy, m, returns(err)).(client.Modify)
 		require.True(t, ok, name)
 		assert.Equal(t, reasonRetry, retried.Annotations[client.AnnotationReason], name)
 		assert.NotEmpty(t, retried.Annotations[client.AnnotationError], name)
-		assert.NotEqual(t, "*retry.unreadable", told(retried.Annotations).Type, name)
+		assert.NotEqual(t, "*retry.unreadable", notified(retried.Annotations).Type, name)
 		assert.Equal(t, 2, asked, name)
 		m.ApplicationProperties = map[string]any{CountProperty: int64(1)}
 		dead, ok := handle(t, policy, m, returns(err)).(client.DeadLetter)
@@ -336,7 +336,7 @@ func (gone) Request(context.Context, string, string, any) (int, any, error) { re
 func TestPrepareAsksWhateverStandsInForTheBroker(t *testing.T) {
 	t.Parallel()
 	err := client.Prepare(t.Context(), With(Policy{})(returns(nil)), client.Start{Queue: "orders", Management: gone{}})
-	assert.ErrorIs(t, err, declare.ErrMissing)
+	assert.ErrorIs(t, err, declare.ErrNotFound)
 }
 
 func TestMiddlewareThatHidesPrepareStopsTheConsumer(t *testing.T) {
@@ -478,8 +478,8 @@ func TestCopyHasAllThatTheSenderSetAndItsCounterInTheSendersType(t *testing.T) {
 	assert.Equal(t, want.ApplicationProperties, c.ApplicationProperties)
 	assert.Equal(t, "acme", c.Annotations["x-opt-tenant"])
 	assert.Equal(t, []any{int64(1)}, c.Annotations["x-opt-list"])
-	assert.Equal(t, "shop", DeathOf(c).Exchange)
-	assert.Equal(t, 2, DeathOf(c).Retries)
+	assert.Equal(t, "shop", DeadLetterOf(c).Exchange)
+	assert.Equal(t, 2, DeadLetterOf(c).Retries)
 	for k := range keyValues {
 		if k != annotation.History {
 			assert.NotContains(t, c.Annotations, k, "the history is in one annotation")
@@ -509,7 +509,7 @@ func TestMessageDoesNotGrowOverTwoThousandHops(t *testing.T) {
 			h := worker(p, pl, []string{"orders"}, func(context.Context, *client.Delivery) error { return err })
 			m := sent()
 			most := 0
-			for hop := range 2000 {
+			for step := range 2000 {
 				err = pick(r, texts...)
 				switch o := h.Handle(context.Background(), client.NewDelivery("orders", m)).(type) {
 				case client.Forward:
@@ -522,7 +522,7 @@ func TestMessageDoesNotGrowOverTwoThousandHops(t *testing.T) {
 					require.FailNow(t, "no retry", "%v", o)
 				}
 				time.Sleep(time.Hour)
-				if hop%100 == 99 {
+				if step%100 == 99 {
 					b, err := m.MarshalBinary()
 					require.NoError(t, err)
 					most = max(most, len(b))
@@ -540,7 +540,7 @@ func TestSnoozeIsNoFailureInTheHistory(t *testing.T) {
 	m := client.NewMessage(nil)
 	fresh := h.Handle(t.Context(), client.NewDelivery("orders", m)).(client.Modify).Annotations
 	assert.NotContains(t, fresh, client.AnnotationError)
-	assert.Equal(t, compactHistory{Queue: "orders", Worker: told(fresh).Worker, Delay: time.Hour.Milliseconds()}, told(fresh))
+	assert.Equal(t, compactHistory{Queue: "orders", Worker: notified(fresh).Worker, Delay: time.Hour.Milliseconds()}, notified(fresh))
 	assert.Equal(t, int64(0), fresh[annotation.Retries])
 	// So it can be snoozed beyond GiveUpAfter.
 	m.Annotations = map[any]any{}
@@ -596,7 +596,7 @@ func TestForgedDeliveryTimeIsHeededOnceByTheQueuesOwnStrategy(t *testing.T) {
 	}
 	assert.Equal(t, map[string]int{"orders.dead": 1}, w.where())
 	assert.Equal(t, 3, attempts)
-	assert.Equal(t, ReasonExhausted, DeathOf(m.msg).Reason)
+	assert.Equal(t, ReasonExhausted, DeadLetterOf(m.msg).Reason)
 }
 
 func TestNonsenseForADeliveryTimeIsHandledAtOnce(t *testing.T) {
@@ -680,13 +680,13 @@ func TestRetriesCountHoweverTheHandlerChangesTheMessage(t *testing.T) {
 					"a panic":     handle(t, p, message(0), h(nil)),
 				} {
 					require.ErrorAs(t, err, &died, what)
-					assert.Equal(t, first, told(died.Annotations).First, what)
+					assert.Equal(t, first, notified(died.Annotations).First, what)
 				}
 				p.GiveUpAfter = 0
 				var annotations map[any]any
 				switch o := handle(t, p, message(2), h(errA)).(type) {
 				case client.Modify:
-					annotations = map[any]any{annotation.Retries: o.Annotations[annotation.Retries], annotation.Older.First: told(o.Annotations).First}
+					annotations = map[any]any{annotation.Retries: o.Annotations[annotation.Retries], annotation.Older.First: notified(o.Annotations).First}
 				case client.Forward:
 					assert.Equal(t, 3, Count(o.Message))
 					annotations = map[any]any{annotation.Retries: int64(Count(o.Message)), annotation.Older.First: historyOf(o.Message).First}

@@ -99,13 +99,13 @@ func (w *world) route(exchange string, m *held, visited map[string]bool) []strin
 
 func matches(kind declare.ExchangeType, b declare.Binding, m *held) bool {
 	switch kind {
-	case declare.Fanout:
+	case declare.ExchangeFanout:
 		return true
-	case declare.Direct, "":
+	case declare.ExchangeDirect, "":
 		return b.Key == m.key
-	case declare.Topic:
+	case declare.ExchangeTopic:
 		return topicMatches(strings.Split(b.Key, "."), strings.Split(m.key, "."))
-	case declare.Headers: // all-with-x, the only one in use
+	case declare.ExchangeHeaders: // all-with-x, the only one in use
 		for k, v := range b.Headers {
 			// Annotations go before application properties of the same name: see
 			// TestForgedMarksOfASender in the integration tests.

@@ -72,7 +72,7 @@ func serve(ctx context.Context, conn *client.Conn, policy retry.Policy) (stop fu
 		}
 		cents, ok := prices[o.Item]
 		if !ok {
-			return Quote{}, &rpc.Error{Code: "no-price", Text: "we have no " + o.Item} // told to the caller
+			return Quote{}, &rpc.Error{Code: "no-price", Text: "we have no " + o.Item} // notified to the caller
 		}
 		return Quote{Cents: cents * o.Count}, nil
 	})

@@ -32,8 +32,8 @@ const (
 	queuePrefix  = "hopback-replies-"
 )
 
-// lineConfig is what a line needs of a requester.
-type lineConfig struct {
+// replyReceiverConfig is what a line needs of a requester.
+type replyReceiverConfig struct {
 	replies  Replies
 	inFlight int
 	conn     *client.Conn
@@ -41,9 +41,9 @@ type lineConfig struct {
 	to       address.Address // of requests
 }
 
-// line receives replies, and opens its links again whenever they are lost.
-type line struct {
-	cfg   lineConfig
+// replyReceiver receives replies, and opens its links again whenever they are lost.
+type replyReceiver struct {
+	cfg   replyReceiverConfig
 	place replylink.Place
 	queue string // of its own, if replies come by one
 
@@ -77,8 +77,8 @@ type links struct {
 	next *links // those that have the same queue, once these have ended
 }
 
-func newLine(cfg lineConfig) (*line, error) {
-	l := &line{cfg: cfg, since: time.Now(), done: make(chan struct{}), changed: make(chan struct{}), queue: queuePrefix + strings.ToLower(rand.Text())}
+func newReplyReceiver(cfg replyReceiverConfig) (*replyReceiver, error) {
+	l := &replyReceiver{cfg: cfg, since: time.Now(), done: make(chan struct{}), changed: make(chan struct{}), queue: queuePrefix + strings.ToLower(rand.Text())}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	var err error
 	if l.place, err = cfg.conn.Internal().ReserveReplies(l.stop, l.count); err != nil {
@@ -89,7 +89,7 @@ func newLine(cfg lineConfig) (*line, error) {
 }
 
 // run opens links and receives replies until the line is stopped.
-func (l *line) run() {
+func (l *replyReceiver) run() {
 	defer close(l.done)
 	defer l.place.Leave()
 	// last are links on the queue, whose replies wait there for the next session.
@@ -131,7 +131,7 @@ func (l *line) run() {
 
 // open opens a session. If last is not nil it had the same queue, whose replies its calls
 // await: they move to the new one.
-func (l *line) open(last *links) (*links, error) {
+func (l *replyReceiver) open(last *links) (*links, error) {
 	now := &links{}
 	s, err := l.place.Open(l.ctx, func(old oldbroker.Quirks) (replylink.Source, error) {
 		now.direct = l.cfg.replies == RepliesDirect || l.cfg.replies == RepliesAuto && !old.LacksDirectReplies && !l.noDirect
@@ -177,7 +177,7 @@ func (l *line) open(last *links) (*links, error) {
 var errQueueGone = errors.New("the reply queue was gone")
 
 // declare declares the reply queue. again says that calls await replies in it.
-func (l *line) declare(again bool) error {
+func (l *replyReceiver) declare(again bool) error {
 	ctx, cancel := context.WithTimeout(l.ctx, 30*time.Second)
 	defer cancel()
 	report, err := declare.Apply(ctx, l.cfg.conn.Management(), declare.Topology{Queues: []declare.Queue{
@@ -194,7 +194,7 @@ func (l *line) declare(again bool) error {
 }
 
 // receive hands out replies until the links are lost, and says why they are.
-func (l *line) receive(now *links) error {
+func (l *replyReceiver) receive(now *links) error {
 	ctx, cancel := context.WithCancelCause(l.ctx)
 	defer cancel(nil)
 	var running sync.WaitGroup
@@ -218,7 +218,7 @@ func (l *line) receive(now *links) error {
 	return context.Cause(ctx)
 }
 
-func (l *line) set(now *links, why error) {
+func (l *replyReceiver) set(now *links, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if (l.now == nil) != (now == nil) {
@@ -230,7 +230,7 @@ func (l *line) set(now *links, why error) {
 }
 
 // count adds the requester's numbers.
-func (l *line) count(s *instrument.Stats) {
+func (l *replyReceiver) count(s *instrument.Stats) {
 	l.mu.Lock()
 	r := instrument.RequesterStats{To: l.cfg.to, Up: l.now != nil, Since: l.since, Err: l.why}
 	l.mu.Unlock()
@@ -240,7 +240,7 @@ func (l *line) count(s *instrument.Stats) {
 
 // await returns the links that are up, with a place on one of them, and waits for both
 // within ctx. The place must be given back to links.free.
-func (l *line) await(ctx context.Context) (now *links, link int, err error) {
+func (l *replyReceiver) await(ctx context.Context) (now *links, link int, err error) {
 	for {
 		l.mu.Lock()
 		now, why, changed := l.now, l.why, l.changed
@@ -271,7 +271,7 @@ func (l *line) await(ctx context.Context) (now *links, link int, err error) {
 }
 
 // first waits until the links are up for the first time, or the broker refuses them.
-func (l *line) first(ctx context.Context) error {
+func (l *replyReceiver) first(ctx context.Context) error {
 	for {
 		l.mu.Lock()
 		now, why, changed := l.now, l.why, l.changed
@@ -295,7 +295,7 @@ func (l *line) first(ctx context.Context) error {
 }
 
 // stop ends the line, and waits for that within ctx.
-func (l *line) stop(ctx context.Context) {
+func (l *replyReceiver) stop(ctx context.Context) {
 	l.cancel()
 	select {
 	case <-l.done:
@@ -305,7 +305,7 @@ func (l *line) stop(ctx context.Context) {
 
 // remove deletes the reply queue, if there is one. A queue that can't be deleted now
 // expires.
-func (l *line) remove() {
+func (l *replyReceiver) remove() {
 	if !l.made || !l.cfg.conn.State().Connected {
 		return
 	}

@@ -73,13 +73,13 @@ func (c RequesterConfig) withDefaults() (RequesterConfig, error) {
 	case RepliesByQueue:
 		most = maxByQueue
 	default:
-		return c, argument.At(at.Field("Replies"), argument.Unknown, string(c.Replies), "is no way for replies", "use rpc.RepliesAuto, rpc.RepliesDirect or rpc.RepliesByQueue")
+		return c, argument.At(at.Field("Replies"), argument.CodeUnknown, string(c.Replies), "is no way for replies", "use rpc.RepliesAuto, rpc.RepliesDirect or rpc.RepliesByQueue")
 	}
 	switch {
 	case c.Timeout < 0:
-		return c, argument.At(at.Field("Timeout"), argument.OutOfRange, c.Timeout, "is negative", "use a positive duration, or 0 for the default")
+		return c, argument.At(at.Field("Timeout"), argument.CodeOutOfRange, c.Timeout, "is negative", "use a positive duration, or 0 for the default")
 	case c.InFlight < 0 || c.InFlight > most:
-		return c, argument.At(at.Field("InFlight"), argument.OutOfRange, c.InFlight, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", most))
+		return c, argument.At(at.Field("InFlight"), argument.CodeOutOfRange, c.InFlight, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", most))
 	}
 	if c.Timeout == 0 {
 		c.Timeout = defaultTimeout
@@ -123,7 +123,7 @@ type Requester[Req, Resp any] struct {
 	cfg     RequesterConfig
 	publish *client.Publisher[Req]
 	calls   *calls
-	line    *line
+	line    *replyReceiver
 
 	mu     sync.Mutex
 	active int           // calls under way
@@ -159,7 +159,7 @@ func NewRequester[Req, Resp any](ctx context.Context, conn *client.Conn, to addr
 	if err != nil {
 		return nil, err
 	}
-	if r.line, err = newLine(lineConfig{replies: cfg.Replies, inFlight: cfg.InFlight, conn: conn, calls: r.calls, to: to}); err == nil {
+	if r.line, err = newReplyReceiver(replyReceiverConfig{replies: cfg.Replies, inFlight: cfg.InFlight, conn: conn, calls: r.calls, to: to}); err == nil {
 		go r.line.run()
 		if err = r.line.first(ctx); err != nil {
 			r.line.stop(ctx)

@@ -59,12 +59,12 @@ type ResponderStats struct {
 // any number of handlers, and survives the loss of its connection. It takes one session of
 // the Conn.
 type Responder struct {
-	codec   client.Codec
-	timeout time.Duration
-	allow   func(address.Address) bool
-	log     atomic.Pointer[slog.Logger] // of the first consumer; nil: none has started
-	told    atomic.Int64                // when a forbidden reply was logged last, in Unix nanoseconds
-	publish *client.Publisher[any]
+	codec    client.Codec
+	timeout  time.Duration
+	allow    func(address.Address) bool
+	log      atomic.Pointer[slog.Logger] // of the first consumer; nil: none has started
+	notified atomic.Int64                // when a forbidden reply was logged last, in Unix nanoseconds
+	publish  *client.Publisher[any]
 
 	replied, errors, givenUp, unclaimed, unwanted, expired atomic.Uint64
 }
@@ -76,7 +76,7 @@ func NewResponder(ctx context.Context, conn *client.Conn, cfg ResponderConfig) (
 		return nil, argument.New("conn", nil, "is a nil *Conn", "use the result of client.Connect")
 	}
 	if cfg.ReplyTimeout < 0 {
-		return nil, argument.At(argument.Root("ResponderConfig").Field("ReplyTimeout"), argument.OutOfRange, cfg.ReplyTimeout, "is negative", "use a positive duration, or 0 for the default")
+		return nil, argument.At(argument.Root("ResponderConfig").Field("ReplyTimeout"), argument.CodeOutOfRange, cfg.ReplyTimeout, "is negative", "use a positive duration, or 0 for the default")
 	}
 	r := &Responder{codec: cfg.Codec, timeout: cfg.ReplyTimeout, allow: cfg.Allow}
 	if r.codec == nil {
@@ -218,10 +218,10 @@ func (h *responding) Handle(ctx context.Context, d *client.Delivery) error {
 		r.giveUp(ctx, d, ReasonExpired, errors.New("the request expired "+by.Round(time.Millisecond).String()+" ago"))
 		return nil
 	}
-	told := false
-	tell := func(reason client.Reason, err error) {
-		if !told {
-			told = true
+	notified := false
+	notify := func(reason client.Reason, err error) {
+		if !notified {
+			notified = true
 			r.giveUp(ctx, d, reason, err)
 		}
 	}
@@ -229,9 +229,9 @@ func (h *responding) Handle(ctx context.Context, d *client.Delivery) error {
 	d.OnReport(func(x instrument.Decision) {
 		switch x.Kind {
 		case instrument.DecisionDeadLetter:
-			tell(client.Reason(x.Lane), x.Err)
+			notify(client.Reason(x.Reason), x.Err)
 		case instrument.DecisionDiscard:
-			tell(ReasonDiscarded, x.Err)
+			notify(ReasonDiscarded, x.Err)
 		}
 	})
 	inner := ctx
@@ -241,10 +241,10 @@ func (h *responding) Handle(ctx context.Context, d *client.Delivery) error {
 	err := h.inner.Handle(inner, d)
 	switch o := client.OutcomeOf(err).(type) {
 	case client.DeadLetter:
-		tell(o.Reason, o.Err)
+		notify(o.Reason, o.Err)
 	case client.Modify:
 		if o.DeadLetter {
-			tell("", o.Err)
+			notify("", o.Err)
 		}
 	}
 	return err
@@ -328,9 +328,9 @@ func (r *Responder) reply(ctx context.Context, d *client.Delivery, v any, kind *
 // logForbidden logs a reply that may not be sent, at most once a minute.
 func (r *Responder) logForbidden(d *client.Delivery, to address.Address) {
 	now := time.Now().UnixNano()
-	last := r.told.Load()
+	last := r.notified.Load()
 	log := r.log.Load()
-	if log == nil || now-last < int64(time.Minute) || !r.told.CompareAndSwap(last, now) {
+	if log == nil || now-last < int64(time.Minute) || !r.notified.CompareAndSwap(last, now) {
 		return
 	}
 	why := "ResponderConfig.Allow doesn't allow the address"

@@ -173,8 +173,8 @@ func (o onDedupe) Cancelled(ctx context.Context, id string) (bool, error) {
 		return false, errNoStore
 	}
 	state, err := o.s.Claim(ctx, dedupeKey(id), owner, time.Second)
-	if err != nil || state != dedupe.Claimed {
-		return state == dedupe.Done, err
+	if err != nil || state != dedupe.StateClaimed {
+		return state == dedupe.StateDone, err
 	}
 	return false, o.s.Release(ctx, dedupeKey(id), owner)
 }

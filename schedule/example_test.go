@@ -82,7 +82,7 @@ func ExampleDispatch() {
 	defer end()
 	topology, err := schedule.Topology(schedule.Names{})
 	check(err)
-	topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: "events", Type: declare.Topic})
+	topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: "events", Type: declare.ExchangeTopic})
 	topology.Bindings = append(topology.Bindings, declare.Binding{Source: "events", Queue: "mails", Key: "reminder.*"})
 	_, err = declare.Apply(ctx, conn.Management(), topology)
 	check(err)

@@ -40,7 +40,7 @@ func (p *Publisher[T]) prepare(m *client.Message, due time.Time) (route, error) 
 	}
 	for _, key := range reserved {
 		if _, has := m.Annotations[key]; has {
-			return route{}, argument.At(argument.Root("message").Field("Annotations").Key(key), argument.Reserved, nil, "is set, and says when or where a scheduled message goes", "leave it out; client.Copy and deleting it makes a message of a scheduled one")
+			return route{}, argument.At(argument.Root("message").Field("Annotations").Key(key), argument.CodeReserved, nil, "is set, and says when or where a scheduled message goes", "leave it out; client.Copy and deleting it makes a message of a scheduled one")
 		}
 	}
 	to := p.to

@@ -25,7 +25,7 @@ const maxPrefix = 200
 func (n Names) check(at argument.Path) error {
 	at = at.Field("Prefix")
 	if len(n.Prefix) > maxPrefix {
-		return argument.At(at, argument.TooLong, n.Prefix, "has more than 200 bytes", "use a short prefix, such as a team's name and an underscore")
+		return argument.At(at, argument.CodeTooLong, n.Prefix, "has more than 200 bytes", "use a short prefix, such as a team's name and an underscore")
 	}
 	return brokername.Check(at, n.due())
 }

@@ -247,7 +247,7 @@ func TestDispatchWaitsForAFullQueueAndForNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "4.3.6")
 		w.apply(declare.Topology{Queues: []declare.Queue{
-			declare.QuorumQueue{Name: "full", MaxLength: 1, Overflow: declare.RejectPublish, DeadLetter: declare.Drop()},
+			declare.QuorumQueue{Name: "full", MaxLength: 1, Overflow: declare.OverflowRejectPublish, DeadLetter: declare.Drop()},
 			declare.QuorumQueue{Name: "free", DeadLetter: declare.Drop()},
 		}})
 		full, free := newPublisher[int](w, address.Queue("full")), newPublisher[int](w, address.Queue("free"))
@@ -429,7 +429,7 @@ func TestABoundQueueThatIsFullHoldsUpItsLevel(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "4.3.6", "orders")
-		w.apply(declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "full", MaxLength: 1, Overflow: declare.RejectPublish, DeadLetter: declare.Drop()}}})
+		w.apply(declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "full", MaxLength: 1, Overflow: declare.OverflowRejectPublish, DeadLetter: declare.Drop()}}})
 		bound, err := schedule.Topology(schedule.Names{}, "full")
 		require.NoError(t, err)
 		w.apply(bound)

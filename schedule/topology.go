@@ -33,9 +33,9 @@ func Topology(n Names, queues ...string) (declare.Topology, error) {
 	lost := n.UndeliverableQueue()
 	t := declare.Topology{
 		Exchanges: []declare.Exchange{
-			{Name: lost, Type: declare.Fanout},
-			{Name: n.DispatchQueue(), Type: declare.Fanout},
-			{Name: n.due(), Type: declare.Topic, AlternateExchange: n.DispatchQueue()},
+			{Name: lost, Type: declare.ExchangeFanout},
+			{Name: n.DispatchQueue(), Type: declare.ExchangeFanout},
+			{Name: n.due(), Type: declare.ExchangeTopic, AlternateExchange: n.DispatchQueue()},
 		},
 		Queues: []declare.Queue{
 			// The end of the line: whoever rejects a message there means it.
@@ -58,7 +58,7 @@ func Topology(n Names, queues ...string) (declare.Topology, error) {
 			return declare.Topology{}, err
 		}
 		if !bindable(queue) {
-			return declare.Topology{}, argument.At(at, argument.Reserved, queue, "can't be bound to the ladder: it is over 194 bytes, or has a word that is a wildcard in a binding", "leave it out; it gets its messages from schedule.Dispatch")
+			return declare.Topology{}, argument.At(at, argument.CodeReserved, queue, "can't be bound to the ladder: it is over 194 bytes, or has a word that is a wildcard in a binding", "leave it out; it gets its messages from schedule.Dispatch")
 		}
 		t.Bindings = append(t.Bindings, declare.Binding{Source: n.due(), Queue: queue, Key: n.ladder().Leaves(toWord + queue)})
 	}

@@ -33,15 +33,15 @@ func (w When) due(at argument.Path, now time.Time) (time.Time, error) {
 	due := w.at
 	switch {
 	case w.kind == 0:
-		return due, argument.At(at, argument.Missing, nil, "is not set", "use schedule.At or schedule.After")
+		return due, argument.At(at, argument.CodeMissing, nil, "is not set", "use schedule.At or schedule.After")
 	case w.kind == atTime && w.at.IsZero():
-		return due, argument.At(at, argument.Missing, nil, "is the zero time", "set the time; use schedule.After(0) for at once")
+		return due, argument.At(at, argument.CodeMissing, nil, "is the zero time", "set the time; use schedule.After(0) for at once")
 	case w.kind == afterTime:
 		due = now.Add(max(w.after, 0))
 	}
 	// Sub stops at 292 years, and Add may go round.
 	if due.Sub(now) > maxDelay || w.after > maxDelay {
-		return due, argument.At(at, argument.OutOfRange, due.UTC().Format(time.RFC3339), "is more than 366 days ahead", "schedule a message for within the year, which schedules the next; or keep it in a database (outbox.PublishAt)")
+		return due, argument.At(at, argument.CodeOutOfRange, due.UTC().Format(time.RFC3339), "is more than 366 days ahead", "schedule a message for within the year, which schedules the next; or keep it in a database (outbox.PublishAt)")
 	}
 	// RabbitMQ counts in whole milliseconds, and cuts.
 	return due.Truncate(time.Millisecond), nil

@@ -97,7 +97,7 @@ func (c Config) withDefaults() (Config, error) {
 		n, max int
 	}{{"Prefetch", c.Prefetch, maxPrefetch}, {"SaveEvery", c.SaveEvery, maxSaveEvery}, {"Attempts", c.Attempts, 1 << 30}} {
 		if f.n < 0 || f.n > f.max {
-			return c, argument.At(at.Field(f.name), argument.OutOfRange, f.n, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", f.max))
+			return c, argument.At(at.Field(f.name), argument.CodeOutOfRange, f.n, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", f.max))
 		}
 	}
 	for _, f := range []struct {
@@ -105,7 +105,7 @@ func (c Config) withDefaults() (Config, error) {
 		d    time.Duration
 	}{{"SaveInterval", c.SaveInterval}, {"Grace", c.Grace}} {
 		if f.d < 0 {
-			return c, argument.At(at.Field(f.name), argument.OutOfRange, f.d, "is negative", "use a positive one, or 0 for the default")
+			return c, argument.At(at.Field(f.name), argument.CodeOutOfRange, f.d, "is negative", "use a positive one, or 0 for the default")
 		}
 	}
 	if err := c.From.validate(at.Field("From")); err != nil {
@@ -146,13 +146,13 @@ func (c Config) withDefaults() (Config, error) {
 func (c *Config) checkNames(at argument.Path) error {
 	switch {
 	case isNil(c.Offsets):
-		return argument.At(at.Field("Offsets"), argument.Missing, nil, "is a nil pointer", "leave it out, or make one, such as &stream.MemoryStore{}")
+		return argument.At(at.Field("Offsets"), argument.CodeMissing, nil, "is a nil pointer", "leave it out, or make one, such as &stream.MemoryStore{}")
 	case c.Offsets != nil && c.Consumer == "":
-		return argument.At(at.Field("Consumer"), argument.Missing, nil, "is empty", "name the consumer, so that its position can be found again")
+		return argument.At(at.Field("Consumer"), argument.CodeMissing, nil, "is empty", "name the consumer, so that its position can be found again")
 	case c.Offsets == nil && c.Consumer != "":
-		return argument.At(at.Field("Offsets"), argument.Missing, nil, "is nil, so the position of the named consumer is forgotten", "set it, such as to a *stream.FileStore, or leave Consumer out")
+		return argument.At(at.Field("Offsets"), argument.CodeMissing, nil, "is nil, so the position of the named consumer is forgotten", "set it, such as to a *stream.FileStore, or leave Consumer out")
 	case len(c.Consumer) > maxConsumer || !utf8.ValidString(c.Consumer):
-		return argument.At(at.Field("Consumer"), argument.Malformed, c.Consumer, "is too long, or isn't valid UTF-8", fmt.Sprintf("use at most %d bytes", maxConsumer))
+		return argument.At(at.Field("Consumer"), argument.CodeMalformed, c.Consumer, "is too long, or isn't valid UTF-8", fmt.Sprintf("use at most %d bytes", maxConsumer))
 	}
 	switch c.Failed {
 	case "":
@@ -162,13 +162,13 @@ func (c *Config) checkNames(at argument.Path) error {
 		}
 	case FailedForward, FailedStop, FailedSkip:
 	default:
-		return argument.At(at.Field("Failed"), argument.Unknown, string(c.Failed), "isn't a way to deal with failures", `use "stop", "skip" or "forward"`)
+		return argument.At(at.Field("Failed"), argument.CodeUnknown, string(c.Failed), "isn't a way to deal with failures", `use "stop", "skip" or "forward"`)
 	}
 	switch {
 	case c.Failed == FailedForward && c.FailedQueue == "":
-		return argument.At(at.Field("FailedQueue"), argument.Missing, nil, "is empty", "name the queue for messages that fail")
+		return argument.At(at.Field("FailedQueue"), argument.CodeMissing, nil, "is empty", "name the queue for messages that fail")
 	case c.Failed != FailedForward && c.FailedQueue != "":
-		return argument.At(at.Field("FailedQueue"), argument.Conflict, c.FailedQueue, "isn't used", "leave it out, or leave Failed out")
+		return argument.At(at.Field("FailedQueue"), argument.CodeConflict, c.FailedQueue, "isn't used", "leave it out, or leave Failed out")
 	case c.Failed == FailedForward:
 		return address.Queue(c.FailedQueue).Validate()
 	}

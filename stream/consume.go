@@ -75,10 +75,10 @@ func Consume(ctx context.Context, conn *client.Conn, stream string, h client.Han
 
 func check(conn *client.Conn, stream string, h client.Handler, cfg Config) (string, Config, error) {
 	if conn == nil {
-		return "", cfg, argument.At(argument.Root("conn"), argument.Missing, nil, "is nil", "use a connection from client.Connect")
+		return "", cfg, argument.At(argument.Root("conn"), argument.CodeMissing, nil, "is nil", "use a connection from client.Connect")
 	}
 	if f, ok := h.(client.HandlerFunc); h == nil || ok && f == nil {
-		return "", cfg, argument.At(argument.Root("handler"), argument.Missing, nil, "is nil", "give Consume a Handler, such as client.JSON(func(ctx, order) error {...})")
+		return "", cfg, argument.At(argument.Root("handler"), argument.CodeMissing, nil, "is nil", "give Consume a Handler, such as client.JSON(func(ctx, order) error {...})")
 	}
 	source, err := address.Queue(stream).Build()
 	if err != nil {
@@ -185,7 +185,7 @@ const closeTimeout = 5 * time.Second
 // start checks what is there, and finds where to begin. It returns nil if ctx has ended.
 func (k *consumer) start(ctx context.Context) error {
 	for range link.Tries(ctx, k.owner.Pause) {
-		err := k.look(ctx)
+		err := k.peek(ctx)
 		if err == nil || ctx.Err() != nil {
 			break
 		}
@@ -221,17 +221,17 @@ func (k *consumer) start(ctx context.Context) error {
 	return nil
 }
 
-// look makes sure that it is a stream: other queues claim to apply its filters.
-func (k *consumer) look(ctx context.Context) error {
+// peek makes sure that it is a stream: other queues claim to apply its filters.
+func (k *consumer) peek(ctx context.Context) error {
 	info, err := declare.Inspect(ctx, k.conn.Management(), k.stream)
-	if errors.Is(err, declare.ErrMissing) {
+	if errors.Is(err, declare.ErrNotFound) {
 		return &client.Error{Op: "consume", Target: k.stream, Kind: client.ErrNotFound, Err: err}
 	}
 	if err != nil {
 		return err
 	}
 	if info.Type != "stream" {
-		return argument.At(argument.Root("stream"), argument.Unsupported, k.stream, fmt.Sprintf("is a %s queue", info.Type), "consume from it with Conn.Consume, or declare a stream with declare.Stream")
+		return argument.At(argument.Root("stream"), argument.CodeUnsupported, k.stream, fmt.Sprintf("is a %s queue", info.Type), "consume from it with Conn.Consume, or declare a stream with declare.Stream")
 	}
 	k.broker = k.conn.Broker()
 	return client.Prepare(ctx, k.handler, client.Start{Queue: k.stream, Broker: k.broker, Management: k.conn.Management(), Log: k.cfg.Logger, Handlers: oneHandler})
@@ -300,7 +300,7 @@ func (k *consumer) translate(ctx context.Context, err error) error {
 	e.Condition, e.Text, e.Kind = refused.Condition, refused.Text, condition.OfLink(refused.Condition, refused.Text)
 	if e.Kind == client.ErrNotFound {
 		// A stream whose leader moves looks deleted, too.
-		if _, err := declare.Inspect(ctx, k.conn.Management(), k.stream); !errors.Is(err, declare.ErrMissing) {
+		if _, err := declare.Inspect(ctx, k.conn.Management(), k.stream); !errors.Is(err, declare.ErrNotFound) {
 			e.Kind = client.ErrConnectionLost
 		}
 	}

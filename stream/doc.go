@@ -20,5 +20,5 @@
 // Each consumer has a connection of its own, to where its client.Conn is connected to, or
 // to the next endpoint if that doesn't serve the stream.
 // It is in the Conn's Stats, and so in package health, and its Config.Instrument follows each
-// call of the handler. Config.Observe isn't called for it.
+// call of the handler. Config.OnEvent isn't called for it.
 package stream

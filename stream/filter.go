@@ -95,24 +95,24 @@ const maxFilters = 32
 
 func (f Filter) validate(at argument.Path) error {
 	if len(f.Values) > maxFilters || len(f.Properties) > maxFilters || len(f.ApplicationProperties) > maxFilters {
-		return argument.At(at, argument.TooLong, nil, "has too many entries", fmt.Sprintf("use at most %d in each part", maxFilters))
+		return argument.At(at, argument.CodeTooLong, nil, "has too many entries", fmt.Sprintf("use at most %d in each part", maxFilters))
 	}
 	for i, v := range f.Values {
 		if err := checkText(at.Field("Values").Index(i), v); err != nil {
 			return err
 		}
 		if v == "" {
-			return argument.At(at.Field("Values").Index(i), argument.Missing, nil, "is empty", "set MatchUnfiltered to select messages without a filter value")
+			return argument.At(at.Field("Values").Index(i), argument.CodeMissing, nil, "is empty", "set MatchUnfiltered to select messages without a filter value")
 		}
 	}
 	if f.MatchUnfiltered && len(f.Values) == 0 {
-		return argument.At(at.Field("MatchUnfiltered"), argument.Conflict, true, "has no effect without Values", "add Values, or leave it out")
+		return argument.At(at.Field("MatchUnfiltered"), argument.CodeConflict, true, "has no effect without Values", "add Values, or leave it out")
 	}
 	if err := checkText(at.Field("SQL"), f.SQL); err != nil {
 		return err
 	}
 	if f.SQL != "" && len(f.Properties)+len(f.ApplicationProperties) > 0 {
-		return argument.At(at.Field("SQL"), argument.Conflict, f.SQL, "can't be combined with Properties and ApplicationProperties", "write all of it in SQL")
+		return argument.At(at.Field("SQL"), argument.CodeConflict, f.SQL, "can't be combined with Properties and ApplicationProperties", "write all of it in SQL")
 	}
 	if _, err := propertiesMap(at.Field("Properties"), f.Properties); err != nil {
 		return err
@@ -124,9 +124,9 @@ func (f Filter) validate(at argument.Path) error {
 func checkText(at argument.Path, s string) error {
 	switch {
 	case len(s) > maxFilterBytes:
-		return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has %d bytes", len(s)), fmt.Sprintf("use at most %d", maxFilterBytes))
+		return argument.At(at, argument.CodeTooLong, nil, fmt.Sprintf("has %d bytes", len(s)), fmt.Sprintf("use at most %d", maxFilterBytes))
 	case !utf8.ValidString(s):
-		return argument.At(at, argument.Malformed, s, "isn't valid UTF-8", "give it as UTF-8")
+		return argument.At(at, argument.CodeMalformed, s, "isn't valid UTF-8", "give it as UTF-8")
 	}
 	return nil
 }
@@ -194,18 +194,18 @@ func (f Filter) matches(m *client.Message) bool {
 type kind int8
 
 const (
-	text kind = iota
-	symbol
-	id
-	octets
-	moment
-	sequence
+	kindText kind = iota
+	kindSymbol
+	kindID
+	kindOctets
+	kindMoment
+	kindSequence
 )
 
 var properties = map[string]kind{
-	"message-id": id, "user-id": octets, "to": text, "subject": text, "reply-to": text, "correlation-id": id,
-	"content-type": symbol, "content-encoding": symbol, "absolute-expiry-time": moment, "creation-time": moment,
-	"group-id": text, "group-sequence": sequence, "reply-to-group-id": text,
+	"message-id": kindID, "user-id": kindOctets, "to": kindText, "subject": kindText, "reply-to": kindText, "correlation-id": kindID,
+	"content-type": kindSymbol, "content-encoding": kindSymbol, "absolute-expiry-time": kindMoment, "creation-time": kindMoment,
+	"group-id": kindText, "group-sequence": kindSequence, "reply-to-group-id": kindText,
 }
 
 func propertiesMap(at argument.Path, m map[string]any) (frames.Map, error) {
@@ -213,11 +213,11 @@ func propertiesMap(at argument.Path, m map[string]any) (frames.Map, error) {
 	for _, key := range slices.Sorted(maps.Keys(m)) {
 		k, ok := properties[key]
 		if !ok {
-			return nil, argument.At(at.Key(key), argument.Unknown, key, "isn't a property of AMQP", `use its name in AMQP, such as "subject" or "message-id"`)
+			return nil, argument.At(at.Key(key), argument.CodeUnknown, key, "isn't a property of AMQP", `use its name in AMQP, such as "subject" or "message-id"`)
 		}
 		v, ok := property(k, m[key])
 		if !ok {
-			return nil, argument.At(at.Key(key), argument.WrongType, m[key], fmt.Sprintf("can't be a %T", m[key]), "use a string, or a value of the property's type")
+			return nil, argument.At(at.Key(key), argument.CodeWrongType, m[key], fmt.Sprintf("can't be a %T", m[key]), "use a string, or a value of the property's type")
 		}
 		if err := checkValue(at.Key(key), m[key]); err != nil {
 			return nil, err
@@ -230,7 +230,7 @@ func propertiesMap(at argument.Path, m map[string]any) (frames.Map, error) {
 func property(k kind, v any) (any, bool) {
 	s, isText := pattern(v)
 	switch k {
-	case octets:
+	case kindOctets:
 		if b, ok := v.([]byte); ok {
 			return b, true
 		}
@@ -238,15 +238,15 @@ func property(k kind, v any) (any, bool) {
 			return []byte(s), true
 		}
 		return nil, false
-	case moment:
+	case kindMoment:
 		t, ok := v.(time.Time)
 		return frames.Timestamp(t.UnixMilli()), ok
-	case sequence:
+	case kindSequence:
 		n, ok := v.(uint32)
 		return n, ok
-	case symbol:
+	case kindSymbol:
 		return frames.Symbol(s), isText
-	case id:
+	case kindID:
 		switch v := v.(type) {
 		case uint64, []byte:
 			return v, true
@@ -277,7 +277,7 @@ func applicationMap(at argument.Path, m map[string]any) (frames.Map, error) {
 		default:
 			s, ok := pattern(x)
 			if !ok {
-				return nil, argument.At(at.Key(key), argument.WrongType, x, fmt.Sprintf("can't be a %T", x), "use a string, Prefix, Suffix, boolean, number, time or []byte")
+				return nil, argument.At(at.Key(key), argument.CodeWrongType, x, fmt.Sprintf("can't be a %T", x), "use a string, Prefix, Suffix, boolean, number, time or []byte")
 			}
 			v = s
 		}
@@ -296,7 +296,7 @@ func checkValue(at argument.Path, v any) error {
 		return checkText(at, string(v))
 	case []byte:
 		if len(v) > maxFilterBytes {
-			return argument.At(at, argument.TooLong, nil, fmt.Sprintf("has %d bytes", len(v)), fmt.Sprintf("use at most %d", maxFilterBytes))
+			return argument.At(at, argument.CodeTooLong, nil, fmt.Sprintf("has %d bytes", len(v)), fmt.Sprintf("use at most %d", maxFilterBytes))
 		}
 	}
 	return nil

@@ -30,7 +30,7 @@ func (k *consumer) take(ctx, handlerCtx context.Context, payload []byte) error {
 	if !ok {
 		return errNoOffset
 	}
-	if k.at.kind == number {
+	if k.at.kind == offsetNumber {
 		if offset < k.at.n {
 			return nil // the beginning of a chunk
 		}

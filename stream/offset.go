@@ -21,46 +21,46 @@ type Offset struct {
 type offsetKind int8
 
 const (
-	first offsetKind = iota
-	last
-	next
-	number
-	timestamp
-	ago
+	offsetFirst offsetKind = iota
+	offsetLast
+	offsetNext
+	offsetNumber
+	offsetTimestamp
+	offsetAgo
 )
 
 // Last begins with the last chunk: the messages that the broker has written to its log
 // at once, one or thousands.
-func Last() Offset { return Offset{kind: last} }
+func Last() Offset { return Offset{kind: offsetLast} }
 
 // Next begins with what is published after the consumer has started.
-func Next() Offset { return Offset{kind: next} }
+func Next() Offset { return Offset{kind: offsetNext} }
 
 // At begins with the message whose offset is n, or the oldest if that is newer. If the
 // stream hasn't got that far, messages below n are left out. n may be up to 2⁶³-1.
-func At(n uint64) Offset { return Offset{kind: number, n: n} }
+func At(n uint64) Offset { return Offset{kind: offsetNumber, n: n} }
 
 // Since begins with the first chunk that was written at t or later, by the broker's
 // clock. RabbitMQ reads t in seconds. If there is none, it begins with what is published
 // next.
-func Since(t time.Time) Offset { return Offset{kind: timestamp, at: t} }
+func Since(t time.Time) Offset { return Offset{kind: offsetTimestamp, at: t} }
 
 // Ago is Since for the broker's own time less d, in whole seconds. A fraction is rounded
 // up.
-func Ago(d time.Duration) Offset { return Offset{kind: ago, since: d} }
+func Ago(d time.Duration) Offset { return Offset{kind: offsetAgo, since: d} }
 
 // String is for logs.
 func (o Offset) String() string {
 	switch o.kind {
-	case last:
+	case offsetLast:
 		return "last"
-	case next:
+	case offsetNext:
 		return "next"
-	case number:
+	case offsetNumber:
 		return fmt.Sprint(o.n)
-	case timestamp:
+	case offsetTimestamp:
 		return o.at.UTC().Format(time.RFC3339)
-	case ago:
+	case offsetAgo:
 		return o.age() + " ago"
 	default:
 		return "first"
@@ -80,12 +80,12 @@ const maxOffset = 1<<63 - 1
 
 func (o Offset) validate(at argument.Path) error {
 	switch {
-	case o.kind == number && o.n > maxOffset:
-		return argument.At(at, argument.OutOfRange, o.n, "is above the largest offset", fmt.Sprintf("use at most %d", uint64(maxOffset)))
-	case o.kind == timestamp && (o.at.Unix() < 0 || o.at.Year() > 9999):
-		return argument.At(at, argument.OutOfRange, o.at, "isn't a time between 1970 and 9999", "use stream.First for the beginning")
-	case o.kind == ago && o.since <= 0:
-		return argument.At(at, argument.OutOfRange, o.since, "isn't above zero", "use stream.Next for what is published from now on")
+	case o.kind == offsetNumber && o.n > maxOffset:
+		return argument.At(at, argument.CodeOutOfRange, o.n, "is above the largest offset", fmt.Sprintf("use at most %d", uint64(maxOffset)))
+	case o.kind == offsetTimestamp && (o.at.Unix() < 0 || o.at.Year() > 9999):
+		return argument.At(at, argument.CodeOutOfRange, o.at, "isn't a time between 1970 and 9999", "use stream.First for the beginning")
+	case o.kind == offsetAgo && o.since <= 0:
+		return argument.At(at, argument.CodeOutOfRange, o.since, "isn't above zero", "use stream.Next for what is published from now on")
 	}
 	return nil
 }
@@ -93,15 +93,15 @@ func (o Offset) validate(at argument.Path) error {
 // value is what the filter rabbitmq:stream-offset-spec has.
 func (o Offset) value() any {
 	switch o.kind {
-	case last:
+	case offsetLast:
 		return "last"
-	case next:
+	case offsetNext:
 		return "next"
-	case number:
+	case offsetNumber:
 		return int64(o.n)
-	case timestamp:
+	case offsetTimestamp:
 		return frames.Timestamp(o.at.UnixMilli())
-	case ago:
+	case offsetAgo:
 		return o.age()
 	default:
 		return "first"

@@ -20,14 +20,14 @@ import (
 // stream to get that far, and leave out what comes until then
 // (TestStreamPositionBehindTheEnd).
 func (k *consumer) resolve(ctx context.Context, raw *dedicated.Conn) error {
-	if k.at.kind == first || k.at.kind == number && (!k.saved || k.at.n == 0) {
+	if k.at.kind == offsetFirst || k.at.kind == offsetNumber && (!k.saved || k.at.n == 0) {
 		return nil
 	}
 	begin, end, err := k.tail(ctx, raw)
 	if err != nil {
 		return err
 	}
-	if k.at.kind == number {
+	if k.at.kind == offsetNumber {
 		if end < k.at.n {
 			return &PositionError{Stream: k.stream, Consumer: k.cfg.Consumer, Position: k.at.n, End: end}
 		}
@@ -35,11 +35,11 @@ func (k *consumer) resolve(ctx context.Context, raw *dedicated.Conn) error {
 	}
 	at := end
 	switch k.at.kind {
-	case last:
+	case offsetLast:
 		at = begin
-	case timestamp, ago:
+	case offsetTimestamp, offsetAgo:
 		from := k.at
-		if from.kind == ago { // before Consume was called
+		if from.kind == offsetAgo { // before Consume was called
 			from.since += time.Since(k.began)
 		}
 		// What is published behind the look at the end is later than from, or comes next.
@@ -100,7 +100,7 @@ const (
 
 // gaps looks for the causes of gaps, for one at a time, beside the deliveries.
 type gaps struct {
-	looking atomic.Bool
+	peeking atomic.Bool
 	stop    context.CancelFunc // of the last look; nil: there was none
 	ended   chan struct{}
 	next    time.Time // before it, no gap is looked into; of who looks, while somebody does
@@ -112,16 +112,16 @@ type gaps struct {
 // which RabbitMQ tracks offsets and publishers of its stream protocol have offsets, too. So
 // the stream's oldest offset decides. It is logged, as retention goes on until it is read.
 func (k *consumer) gap(ctx context.Context, offset uint64) {
-	if k.gaps.looking.Load() || time.Now().Before(k.gaps.next) {
+	if k.gaps.peeking.Load() || time.Now().Before(k.gaps.next) {
 		return
 	}
 	ctx, k.gaps.stop = context.WithTimeout(ctx, gapLimit)
 	k.gaps.ended = make(chan struct{})
-	k.gaps.looking.Store(true)
+	k.gaps.peeking.Store(true)
 	go func(from uint64, behind int, stop context.CancelFunc, ended chan<- struct{}) {
 		defer close(ended)
 		defer stop()
-		defer k.gaps.looking.Store(false)
+		defer k.gaps.peeking.Store(false)
 		k.gaps.next = time.Now().Add(k.explain(ctx, from, offset-1, behind))
 	}(k.at.n, k.behind, k.gaps.stop, k.gaps.ended)
 }

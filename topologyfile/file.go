@@ -326,9 +326,9 @@ func (d *document) contradictions(r *reader, root *yaml.Node, parts []declare.To
 		if !ok {
 			place = at{root, theFile}
 		}
-		said := *e
-		said.Path, said.Remedy = place.path, "give it another name, or leave it out: the retry topology declares what it needs"
-		r.add(place.node, &said)
+		logged := *e
+		logged.Path, logged.Remedy = place.path, "give it another name, or leave it out: the retry topology declares what it needs"
+		r.add(place.node, &logged)
 	}
 }
 

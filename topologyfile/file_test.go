@@ -62,7 +62,7 @@ bindings:
 	want, err := retry.Topology(policy, work...)
 	require.NoError(t, err)
 	other := declare.Topology{
-		Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Topic}},
+		Exchanges: []declare.Exchange{{Name: "shop", Type: declare.ExchangeTopic}},
 		Queues:    []declare.Queue{declare.QuorumQueue{Name: "audit", DeadLetter: declare.ToQueue("orders.dead")}},
 		Bindings:  []declare.Binding{{Source: "shop", Queue: "orders", Key: "order.*"}},
 	}
@@ -245,9 +245,9 @@ func TestTheSameFaultInGoAndInAFile(t *testing.T) {
 		return err
 	}
 	for name, c := range map[string]struct {
-		inGo         error
-		file         string
-		told, toldIn string
+		inGo                 error
+		file                 string
+		notified, notifiedIn string
 	}{
 		"an item of a list": {
 			retry.Policy{MaxRetries: 3, Backoff: retry.Delays(time.Second, time.Minute, 100_000*time.Hour)}.Validate(),
@@ -286,16 +286,16 @@ func TestTheSameFaultInGoAndInAFile(t *testing.T) {
 			`f:3:3: work-queues.b.# = "b.#" has the word "#", a wildcard in the binding that returns its messages: it would match other queues' messages; rename the queue; a star or hash within a longer word is fine`,
 		},
 		"a remedy of the file's own": {
-			declare.QuorumQueue{Name: "a", Overflow: declare.DropHead, DeadLetter: declare.ToQueue("d")}.Validate(),
+			declare.QuorumQueue{Name: "a", Overflow: declare.OverflowDropHead, DeadLetter: declare.ToQueue("d")}.Validate(),
 			"queues:\n  a:\n    dead-letter: {queue: d}\n    overflow: drop-head",
 			`hopback: QuorumQueue("a").Overflow = "drop-head" silently makes the broker dead-letter at most once; leave it empty, or set DeadLetter.AtMostOnce`,
 			`f:4:15: queues.a.overflow = "drop-head" silently makes the broker dead-letter at most once; leave it out, or give dead-letter the strategy at-most-once`,
 		},
 	} {
-		assert.Equal(t, c.told, goError(c.inGo), name)
+		assert.Equal(t, c.notified, goError(c.inGo), name)
 		_, err := topologyfile.Parse("f", []byte(c.file))
-		assert.EqualError(t, err, c.toldIn, name)
-		assert.NotRegexp(t, goWords, c.toldIn, name)
+		assert.EqualError(t, err, c.notifiedIn, name)
+		assert.NotRegexp(t, goWords, c.notifiedIn, name)
 	}
 }
 

@@ -174,7 +174,7 @@ var retryKeys = []key[retrySection]{
 	with("exponential", "In place of delays: delays that grow.", object(exponentialKeys), func(s *retrySection) *exponential { return &s.exponential }),
 	with("max-retries", "How often a message is retried after its first attempt, or none. Default: 5.", maxRetries, func(s *retrySection) *retries { return &s.maxRetries }),
 	with("jitter", "How delays are spread: none (default), equal (half of the delay and a random part of the other half) or full (a random part of all of it). equal and full need the strategy native or auto, or any-delay.",
-		like[retry.Jitter](word(string(retry.NoJitter), string(retry.EqualJitter), string(retry.FullJitter))), func(s *retrySection) *retry.Jitter { return &s.jitter }),
+		like[retry.Jitter](word(string(retry.JitterNone), string(retry.JitterEqual), string(retry.JitterFull))), func(s *retrySection) *retry.Jitter { return &s.jitter }),
 	with("give-up-after", "Dead-letter a message rather than retry it later than this after its first failure. Default: no such limit.", duration,
 		func(s *retrySection) *time.Duration { return &s.giveUpAfter }),
 	with("immediate", "How often a failed handler is called again at once, before each delay. Default: 0.", integer[int](0), func(s *retrySection) *int { return &s.immediate }),
@@ -321,7 +321,7 @@ var workKeys = []key[declare.QuorumQueue]{
 	with("max-length", "How many messages the queue holds. Default: no limit.", integer[int64](1), func(q *declare.QuorumQueue) *int64 { return &q.MaxLength }),
 	with("max-length-bytes", "How many bytes of bodies it holds. Default: no limit.", integer[int64](1), func(q *declare.QuorumQueue) *int64 { return &q.MaxLengthBytes }),
 	with("overflow", "What a full queue does: drop-head or reject-publish. With at-least-once dead-lettering it is reject-publish.",
-		like[declare.Overflow](word(string(declare.DropHead), string(declare.RejectPublish))), func(q *declare.QuorumQueue) *declare.Overflow { return &q.Overflow }),
+		like[declare.Overflow](word(string(declare.OverflowDropHead), string(declare.OverflowRejectPublish))), func(q *declare.QuorumQueue) *declare.Overflow { return &q.Overflow }),
 	with("single-active-consumer", "Deliver to one consumer at a time.", flag, func(q *declare.QuorumQueue) *bool { return &q.SingleActiveConsumer }),
 	with("quorum-initial-group-size", "On how many nodes the queue is at first. Default: three, or as many as there are.", integer[int](1), func(q *declare.QuorumQueue) *int { return &q.InitialGroupSize }),
 	with("quorum-target-group-size", "To how many nodes the broker lets it grow.", integer[int](1), func(q *declare.QuorumQueue) *int { return &q.TargetGroupSize }),
@@ -336,7 +336,7 @@ var workKeys = []key[declare.QuorumQueue]{
 	with("arguments", `Further arguments, with their "x-".`, further, func(q *declare.QuorumQueue) *map[string]any { return &q.Arguments }),
 }
 
-var leaderLocator = like[declare.LeaderLocator](word(string(declare.ClientLocal), string(declare.Balanced)))
+var leaderLocator = like[declare.LeaderLocator](word(string(declare.LeaderClientLocal), string(declare.LeaderBalanced)))
 
 var classicKeys = []key[declare.ClassicQueue]{
 	with(deadLetterKey, "Where the dead go: drop, a queue, or an exchange, with the strategy at-most-once, which is all that a classic queue can do.", deadLetter,
@@ -346,7 +346,7 @@ var classicKeys = []key[declare.ClassicQueue]{
 	with("max-length", "How many messages the queue holds. Default: no limit.", integer[int64](1), func(q *declare.ClassicQueue) *int64 { return &q.MaxLength }),
 	with("max-length-bytes", "How many bytes of bodies it holds. Default: no limit.", integer[int64](1), func(q *declare.ClassicQueue) *int64 { return &q.MaxLengthBytes }),
 	with("overflow", "What a full queue does: drop-head (default), reject-publish or reject-publish-dlx.",
-		like[declare.Overflow](word(string(declare.DropHead), string(declare.RejectPublish), string(declare.RejectPublishDLX))), func(q *declare.ClassicQueue) *declare.Overflow { return &q.Overflow }),
+		like[declare.Overflow](word(string(declare.OverflowDropHead), string(declare.OverflowRejectPublish), string(declare.OverflowRejectPublishDLX))), func(q *declare.ClassicQueue) *declare.Overflow { return &q.Overflow }),
 	with("max-priority", "How many priorities there are, up to 255.", integer[int](1), func(q *declare.ClassicQueue) *int { return &q.MaxPriority }),
 	with("single-active-consumer", "Deliver to one consumer at a time.", flag, func(q *declare.ClassicQueue) *bool { return &q.SingleActiveConsumer }),
 	with("queue-leader-locator", "How the node is chosen: client-local (default) or balanced.", leaderLocator, func(q *declare.ClassicQueue) *declare.LeaderLocator { return &q.LeaderLocator }),
@@ -387,7 +387,7 @@ var bindingKeys = []key[declare.Binding]{
 	with("exchange", "The exchange that they go to; or else give queue.", text, func(b *declare.Binding) *string { return &b.Exchange }),
 	with("key", "The binding key: the routing key for a direct exchange, a pattern for a topic exchange.", text, func(b *declare.Binding) *string { return &b.Key }),
 	with("match", "How a headers exchange compares: all (default), any, all-with-x or any-with-x.",
-		like[declare.Match](word(string(declare.All), string(declare.Any), string(declare.AllWithX), string(declare.AnyWithX))), func(b *declare.Binding) *declare.Match { return &b.Match }),
+		like[declare.Match](word(string(declare.MatchAll), string(declare.MatchAny), string(declare.MatchAllWithX), string(declare.MatchAnyWithX))), func(b *declare.Binding) *declare.Match { return &b.Match }),
 	with("headers", "What a headers exchange compares.", further, func(b *declare.Binding) *map[string]any { return &b.Headers }),
 	with("arguments", "Further arguments.", further, func(b *declare.Binding) *map[string]any { return &b.Arguments }),
 }

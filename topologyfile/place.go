@@ -176,16 +176,16 @@ func (r *reader) check(p place, err error) {
 		r.add(p.node, err)
 		return
 	}
-	said := *e
+	logged := *e
 	var node *yaml.Node
-	said.Path, node = p.find(e.Path)
+	logged.Path, node = p.find(e.Path)
 	if len(e.Other) > 0 {
-		said.Other, _ = p.find(e.Other)
+		logged.Other, _ = p.find(e.Other)
 	}
 	if remedy := remedies[faultOf(e)]; remedy != "" {
-		said.Remedy = remedy
+		logged.Remedy = remedy
 	}
-	r.add(node, &said)
+	r.add(node, &logged)
 }
 
 // fault is what is wrong with which field.
@@ -205,22 +205,22 @@ func faultOf(e *argument.Error) fault {
 
 // remedies are for a file where those of the errors are for Go code.
 var remedies = map[fault]string{
-	{"MaxRetries", argument.OutOfRange}:                "write one of these, or none",
-	{"Backoff", argument.TooLong}:                      "use fewer retries, give exponential a max, or use any-delay",
-	{"Overflow", argument.Conflict}:                    "leave it out, or give dead-letter the strategy at-most-once",
-	{"DeadLetter", argument.Missing}:                   "write dead-letter: {queue: NAME}, {exchange: NAME} or drop; or put it under work-queues, which get a dead-letter queue of their own",
-	{"AtMostOnce", argument.Unsupported}:               "add strategy: at-most-once to its dead-letter, or make it a quorum queue",
-	{"Kind", argument.Unknown}:                         "write delayed-retry-type: all, failed or returned",
-	{"Headers", argument.Missing}:                      "write a header, or match: all, which matches every message",
-	{"Headers", argument.Conflict}:                     "use match: all-with-x or any-with-x",
-	{"Arguments", argument.Reserved}:                   "use the key type, under queues; all work-queues are quorum queues",
-	{"MessageTTL", argument.NotWhole}:                  wholeMillis,
-	{"Expires", argument.NotWhole}:                     wholeMillis,
-	{"ConsumerTimeout", argument.NotWhole}:             wholeMillis,
-	{"Min", argument.NotWhole}:                         wholeMillis,
-	{"Max", argument.NotWhole}:                         wholeMillis,
-	{"MaxAge", argument.NotWhole}:                      "write whole seconds",
-	{"ConsumerDisconnectedTimeout", argument.NotWhole}: wholeMillis,
+	{"MaxRetries", argument.CodeOutOfRange}:                "write one of these, or none",
+	{"Backoff", argument.CodeTooLong}:                      "use fewer retries, give exponential a max, or use any-delay",
+	{"Overflow", argument.CodeConflict}:                    "leave it out, or give dead-letter the strategy at-most-once",
+	{"DeadLetter", argument.CodeMissing}:                   "write dead-letter: {queue: NAME}, {exchange: NAME} or drop; or put it under work-queues, which get a dead-letter queue of their own",
+	{"AtMostOnce", argument.CodeUnsupported}:               "add strategy: at-most-once to its dead-letter, or make it a quorum queue",
+	{"Kind", argument.CodeUnknown}:                         "write delayed-retry-type: all, failed or returned",
+	{"Headers", argument.CodeMissing}:                      "write a header, or match: all, which matches every message",
+	{"Headers", argument.CodeConflict}:                     "use match: all-with-x or any-with-x",
+	{"Arguments", argument.CodeReserved}:                   "use the key type, under queues; all work-queues are quorum queues",
+	{"MessageTTL", argument.CodeNotWhole}:                  wholeMillis,
+	{"Expires", argument.CodeNotWhole}:                     wholeMillis,
+	{"ConsumerTimeout", argument.CodeNotWhole}:             wholeMillis,
+	{"Min", argument.CodeNotWhole}:                         wholeMillis,
+	{"Max", argument.CodeNotWhole}:                         wholeMillis,
+	{"MaxAge", argument.CodeNotWhole}:                      "write whole seconds",
+	{"ConsumerDisconnectedTimeout", argument.CodeNotWhole}: wholeMillis,
 }
 
 const wholeMillis = "write whole milliseconds"

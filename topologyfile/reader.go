@@ -78,7 +78,7 @@ func (r *reader) bad(a at, value any, problem, remedy string) {
 	if len(path) == 0 {
 		path = theFile
 	}
-	r.add(a.node, argument.At(path, argument.Malformed, value, problem, remedy))
+	r.add(a.node, argument.At(path, argument.CodeMalformed, value, problem, remedy))
 }
 
 func (r *reader) add(n *yaml.Node, err error) {

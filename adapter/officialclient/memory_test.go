@@ -145,7 +145,7 @@ func TestTheAdapterWithABrokerInMemory(t *testing.T) {
 			assert.Equal(t, 3, attempts)
 			all := b.Queue("orders.dead").Messages()
 			require.Len(t, all, 1)
-			assert.Equal(t, retry.ReasonExhausted, retry.DeathOf(all[0].Message).Reason)
+			assert.Equal(t, retry.ReasonExhausted, retry.DeadLetterOf(all[0].Message).Reason)
 		})
 	}
 }

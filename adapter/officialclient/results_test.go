@@ -77,7 +77,7 @@ func TestServeTreatsResultsAsConsumeDoes(t *testing.T) {
 			require.NoError(t, err)
 
 			consumed := became(t, b, own, "consumed", with, func(ctx context.Context, h client.Handler) error {
-				return own.Consume(ctx, "consumed", h, client.ConsumerConfig{Concurrency: 1, NoQuarantine: true})
+				return own.Consume(ctx, "consumed", h, client.ConsumerConfig{Concurrency: 1, NoIsolation: true})
 			})
 			consumer, err := conn.NewConsumer(t.Context(), "served", nil)
 			require.NoError(t, err)

@@ -91,7 +91,7 @@ func serve(ctx context.Context, side side, c Receiver, queue string, h client.Ha
 	lost := time.Time{}
 	for wait := minPause; ; wait = min(2*wait, maxPause) {
 		began := time.Now()
-		s := r.newStint(c)
+		s := r.newLinkSession(c)
 		err := s.run(ctx, handlers)
 		if err == nil {
 			s.end()
@@ -132,7 +132,7 @@ type deadLetters struct {
 
 // keepsDead reports whether the queue certainly has a dead-letter exchange. It asks again
 // after Config.ForwardPatience if it wasn't so.
-func (s *stint) keepsDead() bool {
+func (s *linkSession) keepsDead() bool {
 	a := &s.asked
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -203,11 +203,11 @@ func (r *runner) awaitHandlers(handlers handlerContext) {
 	grace.Await(r.slots, nil, ended, r.cfg.Grace, handlers.end)
 }
 
-// stint is the life of one link, as far as Receive shows it:
+// linkSession is the life of one link, as far as Receive shows it:
 //
 //	receive ──inbox──▶ workers ──▶ settle
 //	                      └──▶ copies ──▶ settle
-type stint struct {
+type linkSession struct {
 	*runner
 	from  Receiver
 	inbox chan *delivery
@@ -235,8 +235,8 @@ type delivery struct {
 	official rabbitmqamqp.IDeliveryContext
 }
 
-func (r *runner) newStint(from Receiver) *stint {
-	s := &stint{
+func (r *runner) newLinkSession(from Receiver) *linkSession {
+	s := &linkSession{
 		runner: r, from: from, inbox: make(chan *delivery, max(2*r.cfg.Concurrency, 64)),
 		dead: make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
 	}
@@ -244,7 +244,7 @@ func (r *runner) newStint(from Receiver) *stint {
 	return s
 }
 
-func (s *stint) over() bool { return isClosed(s.dead) }
+func (s *linkSession) over() bool { return isClosed(s.dead) }
 
 func isClosed(c <-chan struct{}) bool {
 	select {
@@ -255,7 +255,7 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-func (s *stint) die(err error) {
+func (s *linkSession) die(err error) {
 	s.deadOnce.Do(func() {
 		s.why = err
 		close(s.dead)
@@ -265,7 +265,7 @@ func (s *stint) die(err error) {
 
 // run returns nil when it was drained, because ctx has ended, and why the link was lost
 // otherwise.
-func (s *stint) run(ctx context.Context, handlers handlerContext) error {
+func (s *linkSession) run(ctx context.Context, handlers handlerContext) error {
 	receiving, stop := context.WithCancel(context.Background())
 	defer stop()
 	var receive sync.WaitGroup
@@ -288,7 +288,7 @@ func (s *stint) run(ctx context.Context, handlers handlerContext) error {
 
 // receive moves what arrives into the inbox. It is always in Receive, so it
 // notices at once when the link ends.
-func (s *stint) receive(ctx context.Context) {
+func (s *linkSession) receive(ctx context.Context) {
 	for {
 		d, err := guarded("receive", func() (rabbitmqamqp.IDeliveryContext, error) { return s.from.Receive(ctx) })
 		if ctx.Err() != nil && err != nil {
@@ -317,7 +317,7 @@ func (s *stint) receive(ctx context.Context) {
 }
 
 // handleAll runs handlers, one at a time, until the stint ends.
-func (s *stint) handleAll(ctx context.Context) {
+func (s *linkSession) handleAll(ctx context.Context) {
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
@@ -342,7 +342,7 @@ func (s *stint) handleAll(ctx context.Context) {
 }
 
 // handle runs the handler, and carries out what it decides.
-func (s *stint) handle(ctx context.Context, d *delivery) {
+func (s *linkSession) handle(ctx context.Context, d *delivery) {
 	adapter.Call(ctx, s.handler, d.Delivery, func(err error, exits bool) {
 		if p, ok := panicIn(err); ok {
 			s.log.Error("hopback: a handler panicked; the message is dead-lettered", "panic", client.ErrorText(p), "stack", string(p.Stack))
@@ -364,7 +364,7 @@ func panicIn(err error) (p *client.PanicError, ok bool) {
 	return p, ok && p != nil
 }
 
-func (s *stint) carryOut(d *delivery, what client.Resolution, cause error) {
+func (s *linkSession) carryOut(d *delivery, what client.Resolution, cause error) {
 	if what.Kind == client.ResolutionForward {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -381,7 +381,7 @@ func (s *stint) carryOut(d *delivery, what client.Resolution, cause error) {
 }
 
 // forward publishes the copy, and accepts the original when it is confirmed.
-func (s *stint) forward(d *delivery, o client.Forward) {
+func (s *linkSession) forward(d *delivery, o client.Forward) {
 	for {
 		err := s.send(o.To, outgoing(o.Message))
 		switch {
@@ -410,7 +410,7 @@ func (s *stint) forward(d *delivery, o client.Forward) {
 
 // send publishes a copy, again and again until the broker accepts it, until
 // Config.ForwardPatience has passed since the first failure, or until the stint ends.
-func (s *stint) send(to address.Address, m *client.Message) error {
+func (s *linkSession) send(to address.Address, m *client.Message) error {
 	var since time.Time
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		err := s.copies.publish(s.ctx, to, m)
@@ -445,7 +445,7 @@ func outgoing(m *client.Message) *client.Message {
 }
 
 // finish settles a delivery, once.
-func (s *stint) finish(d rabbitmqamqp.IDeliveryContext, what client.Resolution) {
+func (s *linkSession) finish(d rabbitmqamqp.IDeliveryContext, what client.Resolution) {
 	if !s.over() {
 		if err := settle(d, what); err != nil {
 			s.die(err)
@@ -459,7 +459,7 @@ func (s *stint) finish(d rabbitmqamqp.IDeliveryContext, what client.Resolution) 
 }
 
 // count counts deliveries that are unsettled.
-func (s *stint) count(n int64) {
+func (s *linkSession) count(n int64) {
 	if s.unsettled.Add(n) == 0 {
 		select {
 		case s.idle <- struct{}{}:
@@ -470,7 +470,7 @@ func (s *stint) count(n int64) {
 
 // drain ends the stint: no handler begins; those that run may end, and their
 // outcomes are carried out.
-func (s *stint) drain(handlers handlerContext) {
+func (s *linkSession) drain(handlers handlerContext) {
 	close(s.closing)
 	for more := true; more; {
 		select {
@@ -497,7 +497,7 @@ func (s *stint) drain(handlers handlerContext) {
 
 // end ends what is left after a drain: copies that aren't confirmed by now never
 // will be, for this consumer.
-func (s *stint) end() {
+func (s *linkSession) end() {
 	s.mu.Lock()
 	s.ended = true
 	s.mu.Unlock()
@@ -507,7 +507,7 @@ func (s *stint) end() {
 }
 
 // awaitIdle waits until nothing is unsettled, ctx ends, or the link does.
-func (s *stint) awaitIdle(ctx context.Context) {
+func (s *linkSession) awaitIdle(ctx context.Context) {
 	for s.unsettled.Load() > 0 {
 		select {
 		case <-s.idle:

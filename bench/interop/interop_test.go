@@ -257,7 +257,7 @@ func TestWorkersOfThreeClientsAreRetried(t *testing.T) {
 		for _, f := range forms {
 			seen[f] = &attempts{times: map[string][]time.Time{}}
 		}
-		s.consume(t, "failed_queue", retry.Central(policy, cfg), client.ConsumerConfig{Prefetch: 1000, NoQuarantine: true})
+		s.consume(t, "failed_queue", retry.Central(policy, cfg), client.ConsumerConfig{Prefetch: 1000, NoIsolation: true})
 		s.consume(t, forms[0], retry.With(policy)(client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 			return seen[forms[0]].task(d.Message().GetData())
 		})), client.ConsumerConfig{})
@@ -281,7 +281,7 @@ func TestWorkersOfThreeClientsAreRetried(t *testing.T) {
 		var table strings.Builder
 		for _, f := range forms {
 			dead := s.dead(t, f)
-			d := retry.DeathOf(dead)
+			d := retry.DeadLetterOf(dead)
 			fmt.Fprintf(&table, "\n%-17s", f)
 			for _, b := range []string{"ok:0", "once:1", "twice:2", "thrice:3", "always:9"} {
 				poll(t, f+" "+b, func() bool { return len(seen[f].of(b)) >= want[b] })
@@ -352,7 +352,7 @@ func TestWorkersThatPublishTheirFailuresAreRetried(t *testing.T) {
 				require.NoError(t, err)
 				_, err = declare.Apply(t.Context(), s.conn.Management(), topology)
 				require.NoError(t, err)
-				s.consume(t, "failed_queue", retry.Central(policy, cfg), client.ConsumerConfig{Prefetch: 1000, NoQuarantine: true})
+				s.consume(t, "failed_queue", retry.Central(policy, cfg), client.ConsumerConfig{Prefetch: 1000, NoIsolation: true})
 				var mu sync.Mutex
 				var counts []any
 				s.by091(t, "orders", func(ch *amqp091.Channel, d amqp091.Delivery) {
@@ -372,7 +372,7 @@ func TestWorkersThatPublishTheirFailuresAreRetried(t *testing.T) {
 				})
 				ch := s.channel091(t)
 				require.NoError(t, ch.Publish("", "orders", false, false, amqp091.Publishing{Body: []byte("a"), DeliveryMode: 2, MessageId: "a", Headers: amqp091.Table{counter: "1"}}))
-				d := retry.DeathOf(s.dead(t, "orders"))
+				d := retry.DeadLetterOf(s.dead(t, "orders"))
 				assert.Equal(t, [5]string{"exhausted", "3", "gateway timed out", "TimeoutError", "orders"}, [5]string{string(d.Reason), fmt.Sprint(d.Retries), d.Error, d.ErrorType, d.Queue})
 				mu.Lock()
 				assert.Equal(t, []string{"1", "2", "3"}, []string{fmt.Sprint(counts[0]), fmt.Sprint(counts[1]), fmt.Sprint(counts[2])})
@@ -381,7 +381,7 @@ func TestWorkersThatPublishTheirFailuresAreRetried(t *testing.T) {
 				mu.Unlock()
 
 				require.NoError(t, ch.Publish("", "orders", false, false, amqp091.Publishing{Body: []byte("b"), DeliveryMode: 2, Headers: amqp091.Table{"kind": "fatal"}}))
-				d = retry.DeathOf(s.dead(t, "orders"))
+				d = retry.DeadLetterOf(s.dead(t, "orders"))
 				assert.Equal(t, retry.ReasonPermanent, d.Reason)
 				assert.Zero(t, d.Retries)
 			})

@@ -36,8 +36,8 @@ func TestEveryTypeBetweenTheOfficialClientAndHopback(t *testing.T) {
 		backs := 0
 		for _, k := range kinds() {
 			for _, pl := range places() {
-				looked := pl.name == "annotation" || pl.name == "application property" && k.name != "null"
-				if k.here == nil || looked && refused("annotation", k) { // RabbitMQ can't read it, and ends the link or the session
+				peeked := pl.name == "annotation" || pl.name == "application property" && k.name != "null"
+				if k.here == nil || peeked && refused("annotation", k) { // RabbitMQ can't read it, and ends the link or the session
 					continue
 				}
 				name := pl.name + " of " + k.name

@@ -42,7 +42,7 @@ func TestCentralKeepsEveryHeaderOfPika(t *testing.T) {
 		require.NoError(t, err)
 		_, err = declare.Apply(t.Context(), s.conn.Management(), topology)
 		require.NoError(t, err)
-		s.consume(t, "failed_queue", retry.Central(policy, retry.CentralConfig{Queues: []string{"orders"}}), client.ConsumerConfig{Prefetch: 1000, NoQuarantine: true})
+		s.consume(t, "failed_queue", retry.Central(policy, retry.CentralConfig{Queues: []string{"orders"}}), client.ConsumerConfig{Prefetch: 1000, NoIsolation: true})
 
 		python, err := service.Python(t.Context(), os.Stderr, "pika", "python3-pika")
 		require.NoError(t, err)

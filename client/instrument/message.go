@@ -56,9 +56,9 @@ type Decision struct {
 	Kind DecisionKind
 	// Attempt is the number of the attempt that the decision is about, from 1.
 	Attempt int
-	// Lane is where the message goes: the strategy that it waits by, such as "republish",
+	// Reason is where the message goes: the strategy that it waits by, such as "republish",
 	// or the client.Reason of its death. There is a bounded number of them.
-	Lane string
+	Reason string
 	// Delay is the delay that was asked for, and Wait the one that the message gets, such
 	// as that of its delay queue. Both are zero unless the message waits.
 	Delay, Wait time.Duration

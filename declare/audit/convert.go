@@ -123,7 +123,7 @@ func (d Definitions) Topology(vhost string) (declare.Topology, error) {
 			exchange.Arguments = args
 		}
 		if !x.Durable {
-			errs = append(errs, argument.At(names.Label("Exchange", x.Name).Field("durable"), argument.Unsupported, nil, "is false: the exchange and its bindings are lost when the broker restarts", "make it durable in the definitions"))
+			errs = append(errs, argument.At(names.Label("Exchange", x.Name).Field("durable"), argument.CodeUnsupported, nil, "is false: the exchange and its bindings are lost when the broker restarts", "make it durable in the definitions"))
 		}
 		t.Exchanges = append(t.Exchanges, exchange)
 	}
@@ -337,7 +337,7 @@ func quorumFrom(name string, args map[string]any) declare.QuorumQueue {
 			Kind: declare.RetryKind(take[string](t, "x-delayed-retry-type")), Min: t.millis("x-delayed-retry-min"), Max: t.millis("x-delayed-retry-max"),
 		},
 	}
-	if !q.DeadLetter.AtMostOnce && q.Overflow == declare.RejectPublish && !q.DeadLetter.IsDrop() {
+	if !q.DeadLetter.AtMostOnce && q.Overflow == declare.OverflowRejectPublish && !q.DeadLetter.IsDrop() {
 		q.Overflow = "" // which means the same
 	}
 	if limit, ok := t["x-delivery-limit"].(int64); ok {

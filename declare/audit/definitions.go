@@ -96,7 +96,7 @@ func ParseDefinitions(text []byte) (Definitions, error) {
 				Arguments: m.arguments("arguments"), Other: m.rest(),
 			}
 			if b.DestinationType != "queue" && b.DestinationType != "exchange" {
-				m.bad("destination_type", argument.Unknown, b.DestinationType, "is neither", `write "queue" or "exchange"`)
+				m.bad("destination_type", argument.CodeUnknown, b.DestinationType, "is neither", `write "queue" or "exchange"`)
 			}
 			d.bindings = append(d.bindings, b)
 		}),
@@ -255,13 +255,13 @@ func object(what argument.Path, text []byte) (map[string]json.RawMessage, error)
 	var m map[string]json.RawMessage
 	d := json.NewDecoder(bytes.NewReader(text))
 	if err := d.Decode(&m); err != nil {
-		return nil, argument.At(what, argument.Malformed, nil, "isn't a JSON object", "give the output of rabbitmqctl export_definitions or GET /api/definitions").Because(err)
+		return nil, argument.At(what, argument.CodeMalformed, nil, "isn't a JSON object", "give the output of rabbitmqctl export_definitions or GET /api/definitions").Because(err)
 	}
 	if m == nil {
-		return nil, argument.At(what, argument.Missing, nil, "is null", "give a JSON object")
+		return nil, argument.At(what, argument.CodeMissing, nil, "is null", "give a JSON object")
 	}
 	if len(bytes.TrimSpace(text[d.InputOffset():])) > 0 {
-		return nil, argument.At(what, argument.Malformed, nil, "has text after the JSON object", "give one document")
+		return nil, argument.At(what, argument.CodeMalformed, nil, "has text after the JSON object", "give one document")
 	}
 	return m, nil
 }
@@ -280,7 +280,7 @@ func eachObject(doc map[string]json.RawMessage, key string, read func(*members))
 	}
 	var list []json.RawMessage
 	if err := json.Unmarshal(raw, &list); err != nil {
-		return argument.At(argument.Root("definitions").Field(key), argument.WrongType, nil, "isn't a list", "give a list of objects").Because(err)
+		return argument.At(argument.Root("definitions").Field(key), argument.CodeWrongType, nil, "isn't a list", "give a list of objects").Because(err)
 	}
 	for i, text := range list {
 		where := argument.Root("definitions").Field(key).Index(i)
@@ -308,14 +308,14 @@ func (m *members) take(key string, into any, kind string) (there bool) {
 	raw, there := m.m[key]
 	delete(m.m, key)
 	if there && decodeJSON(raw, into) != nil {
-		m.bad(key, argument.WrongType, string(raw), "isn't "+kind, "write "+kind)
+		m.bad(key, argument.CodeWrongType, string(raw), "isn't "+kind, "write "+kind)
 	}
 	return there
 }
 
 func (m *members) text(key string, required bool) (s string) {
 	if !m.take(key, &s, "a string") && required {
-		m.bad(key, argument.Missing, nil, "is missing", "write it")
+		m.bad(key, argument.CodeMissing, nil, "is missing", "write it")
 	}
 	return s
 }

@@ -33,7 +33,7 @@ func TestTheCookbooksDefinitionsCanLoseMessages(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, topology.Validate())
 	assert.Equal(t, declare.Topology{
-		Exchanges: []declare.Exchange{{Name: "requeue_exchange", Type: declare.Topic}, {Name: "retry_exchange", Type: declare.Topic}},
+		Exchanges: []declare.Exchange{{Name: "requeue_exchange", Type: declare.ExchangeTopic}, {Name: "retry_exchange", Type: declare.ExchangeTopic}},
 		Queues: []declare.Queue{
 			declare.QuorumQueue{Name: "delay_10s", MessageTTL: 10 * time.Second, DeadLetter: declare.DeadLetterTarget{Exchange: "requeue_exchange", AtMostOnce: true}},
 			declare.QuorumQueue{Name: "delay_60s", MessageTTL: time.Minute, DeadLetter: declare.DeadLetterTarget{Exchange: "requeue_exchange", AtMostOnce: true}},
@@ -66,14 +66,14 @@ func TestDefinitionsRoundTrip(t *testing.T) {
 	t.Parallel()
 	topology := declare.Topology{
 		Exchanges: []declare.Exchange{
-			{Name: "a", Type: declare.Direct},
+			{Name: "a", Type: declare.ExchangeDirect},
 			{Name: "b<&>", Type: "x-consistent-hash", AlternateExchange: "a", AutoDelete: true, Internal: true, Arguments: map[string]any{"hash-header": "h"}},
 		},
 		Queues: []declare.Queue{
-			declare.ClassicQueue{Name: "c1", DeadLetter: declare.DeadLetterTarget{Exchange: "a", AtMostOnce: true}, MaxPriority: 5, Version: 2, Overflow: declare.RejectPublishDLX},
+			declare.ClassicQueue{Name: "c1", DeadLetter: declare.DeadLetterTarget{Exchange: "a", AtMostOnce: true}, MaxPriority: 5, Version: 2, Overflow: declare.OverflowRejectPublishDLX},
 			declare.ClassicQueue{Name: "c2", DeadLetter: declare.Drop(), AutoDelete: true, Transient: true},
 			declare.QuorumQueue{Name: "q1", DeliveryLimit: declare.NoRedelivery, DeadLetter: declare.ToQueue("q2"), MaxLength: 5, SingleActiveConsumer: true},
-			declare.QuorumQueue{Name: "q2", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop(), Overflow: declare.DropHead, Arguments: map[string]any{"x-of-a-plugin": 2.5}},
+			declare.QuorumQueue{Name: "q2", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop(), Overflow: declare.OverflowDropHead, Arguments: map[string]any{"x-of-a-plugin": 2.5}},
 			declare.QuorumQueue{Name: "q3", DeadLetter: declare.Drop(), DelayedRetry: declare.DelayedRetry{Kind: declare.RetryAll, Min: time.Second}, ConsumerTimeout: time.Minute, TargetGroupSize: 5},
 			declare.RawQueue{Name: "r1", Durable: true, Arguments: map[string]any{"x-queue-type": "quorum", "x-dead-letter-strategy": "at-most-once"}},
 			declare.RawQueue{Name: "r2", Durable: true, Arguments: map[string]any{}},
@@ -83,8 +83,8 @@ func TestDefinitionsRoundTrip(t *testing.T) {
 		Bindings: []declare.Binding{
 			{Source: "a", Exchange: "b<&>", Key: "k"},
 			{Source: "a", Queue: "q1", Key: "é"},
-			{Source: "amq.headers", Queue: "q1", Match: declare.AllWithX, Headers: map[string]any{"x-a": int64(1), "b": nil}},
-			{Source: "amq.headers", Queue: "q1", Match: declare.AnyWithX, Headers: map[string]any{"x-a": int64(1)}},
+			{Source: "amq.headers", Queue: "q1", Match: declare.MatchAllWithX, Headers: map[string]any{"x-a": int64(1), "b": nil}},
+			{Source: "amq.headers", Queue: "q1", Match: declare.MatchAnyWithX, Headers: map[string]any{"x-a": int64(1)}},
 		},
 	}
 	policies := []declare.Policy{

@@ -29,7 +29,7 @@ type DeleteCondition struct {
 func DeleteQueueIf(ctx context.Context, src Sources, name string, cond DeleteCondition) (messages uint64, err error) {
 	info, err := declare.Inspect(ctx, src.AMQP, name)
 	switch {
-	case errors.Is(err, declare.ErrMissing):
+	case errors.Is(err, declare.ErrNotFound):
 		return 0, nil
 	case err != nil:
 		return 0, err

@@ -45,7 +45,7 @@ func TestUses(t *testing.T) {
 			s.Policies = []declare.Policy{{Name: "p", Pattern: "^by policy$", ApplyTo: "queues", Definition: map[string]any{"dead-letter-exchange": "dlx"}}}
 		},
 		`exchange "parking": in use: it is the alternate exchange of "other"`: func(s *audit.Snapshot) {
-			s.Exchanges = append(s.Exchanges, audit.ExchangeInfo{Name: "other", Type: declare.Topic, Arguments: map[string]any{"alternate-exchange": "parking"}})
+			s.Exchanges = append(s.Exchanges, audit.ExchangeInfo{Name: "other", Type: declare.ExchangeTopic, Arguments: map[string]any{"alternate-exchange": "parking"}})
 		},
 	} {
 		s := audit.FromTopology(topology)

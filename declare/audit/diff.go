@@ -33,8 +33,8 @@ type Change struct {
 	Settings []NamedSetting `json:"settings,omitempty"`
 	// Differences has every argument that differs, for "refuse" only.
 	Differences []declare.Conflict `json:"differences,omitempty"`
-	// WaysOut says what can be done, for "refuse" only.
-	WaysOut []string `json:"ways_out,omitempty"`
+	// Remedies says what can be done, for "refuse" only.
+	Remedies []string `json:"ways_out,omitempty"`
 	// Why is the reason for "unknown", and for the "refuse" of a binding.
 	Why string `json:"why,omitempty"`
 }
@@ -92,7 +92,7 @@ func Compare(s Snapshot, t declare.Topology) Diff {
 		if end := ends.missing(b); change.Kind == changeCreate && end != "" {
 			change = Change{
 				Kind: changeRefuse, Resource: want.Resource, Why: end + " doesn't exist and isn't in the topology",
-				WaysOut: []string{"correct the name, or declare it too"},
+				Remedies: []string{"correct the name, or declare it too"},
 			}
 		}
 		d.Changes = append(d.Changes, change)
@@ -125,7 +125,7 @@ func (s Snapshot) change(want declare.Declaration, exchanges map[string]Exchange
 		return creation(want)
 	}
 	if e := want.Differs(found); e != nil {
-		return Change{Kind: changeRefuse, Resource: want.Resource, Differences: e.Differences, WaysOut: e.WaysOut}
+		return Change{Kind: changeRefuse, Resource: want.Resource, Differences: e.Differences, Remedies: e.Remedies}
 	}
 	return Change{Kind: changeKeep, Resource: want.Resource}
 }
@@ -242,7 +242,7 @@ func (d Diff) String() string {
 				fmt.Fprintf(&b, "-     %s: %s\n", x.Argument, typed(x.Found))
 				fmt.Fprintf(&b, "+     %s: %s\n", x.Argument, typed(x.Wanted))
 			}
-			for _, w := range c.WaysOut {
+			for _, w := range c.Remedies {
 				fmt.Fprintf(&b, "      way out: %s\n", w)
 			}
 		case changeUnknown:

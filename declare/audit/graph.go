@@ -130,14 +130,14 @@ type node struct {
 type stage int
 
 const (
-	published stage = iota
-	waiting
-	worked
-	entering
-	delayed
-	returning
-	dying
-	dead
+	stagePublished stage = iota
+	stageWaiting
+	stageWorked
+	stageEntering
+	stageDelayed
+	stageReturning
+	stageDying
+	stageDead
 )
 
 // kindWorker is a Resource that no broker has.
@@ -181,23 +181,23 @@ func newGraph(s Snapshot) *graph {
 		n := node{group: "publish", shape: exchangeShape, lines: []string{x.Name, string(x.Type)}}
 		switch {
 		case slices.Contains(entries, x.Name):
-			n.group, n.stage = "retry", entering
+			n.group, n.stage = "retry", stageEntering
 		case cycle[x.Name]:
-			n.group, n.stage = "retry", returning
+			n.group, n.stage = "retry", stageReturning
 		case g.onlyTo(x.Name, end):
-			n.group, n.stage = "given_up", dying
+			n.group, n.stage = "given_up", stageDying
 		}
 		g.add(exchangeResource(x.Name), n)
 	}
 	for _, q := range g.sorted() {
-		n := node{group: "work", shape: queueShape, stage: waiting, lines: []string{q.Name}}
+		n := node{group: "work", shape: queueShape, stage: stageWaiting, lines: []string{q.Name}}
 		switch {
 		case q.hasTTL() && q.delays():
 			ms, _ := q.number("x-message-ttl")
 			n.group, n.lines = "retry", append(n.lines, "holds for "+span(time.Duration(ms)*time.Millisecond))
-			n.stage, n.delay = delayed, ms
+			n.stage, n.delay = stageDelayed, ms
 		case end[q.Name]:
-			n.group, n.stage = "given_up", dead
+			n.group, n.stage = "given_up", stageDead
 		}
 		if limit, ok := q.number("x-delivery-limit"); ok && limit >= 0 {
 			n.lines = append(n.lines, fmt.Sprintf("delivery limit %d", limit))
@@ -220,7 +220,7 @@ func (g *graph) arrange() {
 	slices.SortStableFunc(g.edges, func(a, b edge) int {
 		// What dies leaves its queue after everything else has been drawn.
 		leaves := func(e edge) int {
-			if e.dotted && nodes[e.from].stage != delayed {
+			if e.dotted && nodes[e.from].stage != stageDelayed {
 				return 1
 			}
 			return 0
@@ -252,7 +252,7 @@ func (g *graph) in(group string) []node {
 func (g *graph) link(from, to declare.Resource, label string, dotted bool) {
 	for _, t := range []declare.Resource{from, to} {
 		if _, ok := g.ids[t]; !ok {
-			missing := node{group: "given_up", shape: queueShape, stage: dead, lines: []string{t.Name, "missing!"}}
+			missing := node{group: "given_up", shape: queueShape, stage: stageDead, lines: []string{t.Name, "missing!"}}
 			if t.Kind == "exchange" {
 				missing.shape = exchangeShape
 			}
@@ -306,7 +306,7 @@ func (g *graph) draw(entries []string) {
 		for _, work := range g.workOf(entry) {
 			worker := declare.Resource{Kind: kindWorker, Name: work}
 			if _, there := g.ids[worker]; !there {
-				g.add(worker, node{group: "work", shape: workerShape, stage: worked, lines: []string{"worker of " + work}})
+				g.add(worker, node{group: "work", shape: workerShape, stage: stageWorked, lines: []string{"worker of " + work}})
 			}
 			g.link(queueResource(work), worker, "delivery", false)
 			g.link(worker, exchangeResource(entry), g.retryLabel(entry, work), false)
@@ -376,7 +376,7 @@ func (g *graph) behind(exchange string, into, followed map[string]bool) {
 // onlyTo reports whether an exchange leads to the end of the line and nowhere
 // else.
 func (g *graph) onlyTo(exchange string, end map[string]bool) bool {
-	reached := g.reach(exchange, letter{})
+	reached := g.reach(exchange, deadLetter{})
 	for q := range reached {
 		if !end[q] {
 			return false

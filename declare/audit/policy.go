@@ -79,7 +79,7 @@ func (s Snapshot) effective(kind, queueType, name string, args map[string]any) m
 			continue
 		}
 		for k, v := range p.Definition {
-			policy[prefix+k] = resolve(policySmaller, policy[prefix+k], v)
+			policy[prefix+k] = resolve(precedencePolicySmaller, policy[prefix+k], v)
 		}
 	}
 	merged := maps.Clone(policy)
@@ -94,30 +94,30 @@ func (s Snapshot) effective(kind, queueType, name string, args map[string]any) m
 type precedence int
 
 const (
-	argumentWins precedence = iota
-	policyWins
-	smallerWins
-	// limitWins is smallerWins, but a negative number is no limit.
-	limitWins
-	// policySmaller is for a user's policy and an operator's: the smaller number, and of
+	precedenceArgumentWins precedence = iota
+	precedencePolicyWins
+	precedenceSmallerWins
+	// precedenceLimitWins is precedenceSmallerWins, but a negative number is no limit.
+	precedenceLimitWins
+	// precedencePolicySmaller is for a user's policy and an operator's: the smaller number, and of
 	// other values the operator's.
-	policySmaller = smallerWins
+	precedencePolicySmaller = precedenceSmallerWins
 )
 
 func precedenceOf(queueType, key string) precedence {
 	switch key {
 	case "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-consumer-timeout", "x-delayed-retry-min", "x-delayed-retry-max":
-		return smallerWins
+		return precedenceSmallerWins
 	case "x-delivery-limit":
-		return limitWins
+		return precedenceLimitWins
 	case "x-delayed-retry-type":
-		return policyWins
+		return precedencePolicyWins
 	case "x-overflow":
 		if queueType == queuearg.Quorum {
-			return policyWins
+			return precedencePolicyWins
 		}
 	}
-	return argumentWins
+	return precedenceArgumentWins
 }
 
 // resolve returns the value that counts: of a policy and an argument, either of which may be
@@ -128,11 +128,11 @@ func resolve(by precedence, policy, argument any) any {
 	switch {
 	case policy == nil:
 		return argument
-	case argument == nil, by == policyWins:
+	case argument == nil, by == precedencePolicyWins:
 		return policy
-	case by == argumentWins || !number || !both:
+	case by == precedenceArgumentWins || !number || !both:
 		return argument
-	case by == limitWins && (p < 0 || a < 0):
+	case by == precedenceLimitWins && (p < 0 || a < 0):
 		return max(p, a)
 	}
 	return min(p, a)

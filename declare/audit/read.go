@@ -25,7 +25,7 @@ type Sources struct {
 type Reader interface {
 	// Get requests a path below /api, percent-encoded, and returns the body of a
 	// reply with a status of 2xx. Any other is an error, which says what to do
-	// and matches [declare.ErrMissing], [declare.ErrForbidden] or [declare.ErrUnavailable] where it is
+	// and matches [declare.ErrNotFound], [declare.ErrForbidden] or [declare.ErrUnavailable] where it is
 	// one of those.
 	Get(ctx context.Context, path string) ([]byte, error)
 	// VHost is the virtual host.
@@ -72,7 +72,7 @@ func readAMQP(ctx context.Context, r declare.Requester, of declare.Topology) (Sn
 	for _, name := range queueNames(of) {
 		asks = append(asks, func() error {
 			info, err := retried(ctx, func() (declare.QueueInfo, error) { return declare.Inspect(ctx, r, name) })
-			if errors.Is(err, declare.ErrMissing) {
+			if errors.Is(err, declare.ErrNotFound) {
 				return nil
 			}
 			mu.Lock()

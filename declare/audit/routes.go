@@ -19,13 +19,13 @@ type routes struct {
 
 	// What was worked out before: many queues share a dead-letter exchange.
 	order   []liveQueue
-	reached map[letterTo]map[string]bool
+	reached map[deadLetterTo]map[string]bool
 	fed     map[string][]liveQueue
 }
 
 type sourceKey struct{ source, key string }
 
-type letterTo struct {
+type deadLetterTo struct {
 	exchange, key, reason string
 	keyed                 bool
 }
@@ -42,7 +42,7 @@ type liveExchange struct {
 }
 
 func newRoutes(s Snapshot) *routes {
-	r := &routes{s: s, queues: map[string]liveQueue{}, exchanges: map[string]liveExchange{}, bySource: map[string][]declare.Binding{}, byKey: map[sourceKey][]declare.Binding{}, bound: map[string]bool{}, reached: map[letterTo]map[string]bool{}}
+	r := &routes{s: s, queues: map[string]liveQueue{}, exchanges: map[string]liveExchange{}, bySource: map[string][]declare.Binding{}, byKey: map[sourceKey][]declare.Binding{}, bound: map[string]bool{}, reached: map[deadLetterTo]map[string]bool{}}
 	for _, q := range s.Queues {
 		r.queues[q.Name] = liveQueue{q, s.effective("queue", q.Type, q.Name, q.Arguments)}
 	}
@@ -52,7 +52,7 @@ func newRoutes(s Snapshot) *routes {
 	}
 	for _, b := range s.Bindings {
 		r.bySource[b.Source] = append(r.bySource[b.Source], b)
-		if r.exchanges[b.Source].Type == declare.Direct {
+		if r.exchanges[b.Source].Type == declare.ExchangeDirect {
 			at := sourceKey{b.Source, b.Key}
 			r.byKey[at] = append(r.byKey[at], b)
 		}
@@ -105,18 +105,18 @@ func (q liveQueue) delays() bool {
 func (q liveQueue) atLeastOnce() bool {
 	strategy, _ := q.text("x-dead-letter-strategy")
 	overflow, _ := q.text("x-overflow")
-	return q.Type == queuearg.Quorum && strategy == "at-least-once" && overflow == string(declare.RejectPublish)
+	return q.Type == queuearg.Quorum && strategy == "at-least-once" && overflow == string(declare.OverflowRejectPublish)
 }
 
-// letter is a message as far as it is known: its key, if it is, and why it died.
-type letter struct {
+// deadLetter is a message as far as it is known: its key, if it is, and why it died.
+type deadLetter struct {
 	key    *string
 	reason string // "expired", "rejected", "delivery_limit"; "" for any
 }
 
 // reach returns the queues that a letter to an exchange may come to.
-func (r *routes) reach(exchange string, l letter) map[string]bool {
-	to := letterTo{exchange: exchange, reason: l.reason, keyed: l.key != nil}
+func (r *routes) reach(exchange string, l deadLetter) map[string]bool {
+	to := deadLetterTo{exchange: exchange, reason: l.reason, keyed: l.key != nil}
 	if l.key != nil {
 		to.key = *l.key
 	}
@@ -129,7 +129,7 @@ func (r *routes) reach(exchange string, l letter) map[string]bool {
 	return found
 }
 
-func (r *routes) walk(exchange string, l letter, found, seen map[string]bool) {
+func (r *routes) walk(exchange string, l deadLetter, found, seen map[string]bool) {
 	if seen[exchange] {
 		return
 	}
@@ -166,7 +166,7 @@ func (r *routes) walk(exchange string, l letter, found, seen map[string]bool) {
 }
 
 // sure reports whether a letter to an exchange comes to a queue whatever it is.
-func (r *routes) sure(exchange string, l letter, seen map[string]bool) bool {
+func (r *routes) sure(exchange string, l deadLetter, seen map[string]bool) bool {
 	if seen[exchange] {
 		return false
 	}
@@ -192,24 +192,24 @@ func (r *routes) sure(exchange string, l letter, seen map[string]bool) bool {
 
 // candidates are the bindings that a letter may match: a direct exchange can have
 // thousands, of which one is asked for.
-func (r *routes) candidates(x liveExchange, l letter) []declare.Binding {
-	if x.Type == declare.Direct && l.key != nil {
+func (r *routes) candidates(x liveExchange, l deadLetter) []declare.Binding {
+	if x.Type == declare.ExchangeDirect && l.key != nil {
 		return r.byKey[sourceKey{x.Name, *l.key}]
 	}
 	return r.bySource[x.Name]
 }
 
 // matches says whether a letter may match a binding, and whether it must.
-func (x liveExchange) matches(b declare.Binding, l letter) (may, must bool) {
+func (x liveExchange) matches(b declare.Binding, l deadLetter) (may, must bool) {
 	switch x.Type {
-	case declare.Fanout:
+	case declare.ExchangeFanout:
 		return true, true
-	case declare.Direct:
+	case declare.ExchangeDirect:
 		if l.key == nil {
 			return true, false
 		}
 		return b.Key == *l.key, b.Key == *l.key
-	case declare.Topic:
+	case declare.ExchangeTopic:
 		if b.Key == "#" {
 			return true, true
 		}
@@ -218,11 +218,11 @@ func (x liveExchange) matches(b declare.Binding, l letter) (may, must bool) {
 		}
 		yes := topicMatches(b.Key, *l.key)
 		return yes, yes
-	case declare.Headers:
-		if reason, ok := b.Headers["x-last-death-reason"].(string); ok && l.reason != "" && reason != l.reason && b.Match != declare.AnyWithX {
+	case declare.ExchangeHeaders:
+		if reason, ok := b.Headers["x-last-death-reason"].(string); ok && l.reason != "" && reason != l.reason && b.Match != declare.MatchAnyWithX {
 			return false, false
 		}
-		return true, len(b.Headers) == 0 && (b.Match == "" || b.Match == declare.All || b.Match == declare.AllWithX)
+		return true, len(b.Headers) == 0 && (b.Match == "" || b.Match == declare.MatchAll || b.Match == declare.MatchAllWithX)
 	}
 	return true, false // a plugin's
 }
@@ -265,7 +265,7 @@ func (r *routes) deadFrom(q liveQueue, reason string) map[string]bool {
 	if !ok {
 		return nil
 	}
-	return r.reach(exchange, letter{key, reason})
+	return r.reach(exchange, deadLetter{key, reason})
 }
 
 // feeders are the queues whose dead may come to name.

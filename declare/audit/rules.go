@@ -186,7 +186,7 @@ var rules = []Rule{
 			for _, x := range c.sortedExchanges() {
 				for _, q := range c.sorted() {
 					exchange, key, ok := q.deadLetters()
-					if !ok || exchange != x.Name || c.sure(x.Name, letter{key: key}, map[string]bool{}) {
+					if !ok || exchange != x.Name || c.sure(x.Name, deadLetter{key: key}, map[string]bool{}) {
 						continue
 					}
 					c.report(exchangeResource(x.Name), "it has no alternate exchange for messages that match no binding: such dead letters of queue %.80q are lost, or %d of them block all others", q.Name, stallAt)
@@ -213,7 +213,7 @@ var rules = []Rule{
 		Remedy:  "bind a queue to the alternate exchange; a fanout exchange matches everything",
 		check: func(c *check) {
 			for _, x := range c.sortedExchanges() {
-				if _, exists := c.exchanges[x.alternate]; exists && len(c.reach(x.alternate, letter{})) == 0 {
+				if _, exists := c.exchanges[x.alternate]; exists && len(c.reach(x.alternate, deadLetter{})) == 0 {
 					c.report(exchangeResource(x.Name), "its alternate exchange %.80q leads to no queue", x.alternate)
 				}
 			}
@@ -262,7 +262,7 @@ var rules = []Rule{
 			for _, q := range c.sorted() {
 				overflow, set := q.text("x-overflow")
 				_, _, deadLetters := q.deadLetters()
-				if key := q.limited(); key != "" && q.Type != queuearg.Stream && !deadLetters && (!set || overflow == string(declare.DropHead)) {
+				if key := q.limited(); key != "" && q.Type != queuearg.Stream && !deadLetters && (!set || overflow == string(declare.OverflowDropHead)) {
 					c.queue(q, "it has %s and drops the oldest message when it is full", key)
 				}
 			}
@@ -354,7 +354,7 @@ var rules = []Rule{
 				targets := map[string]bool{}
 				total := 0
 				for _, b := range c.bySource[exchange] {
-					may, must := x.matches(b, letter{key, "expired"})
+					may, must := x.matches(b, deadLetter{key, "expired"})
 					if must {
 						targets[b.Queue+"\x00"+b.Exchange] = true
 					}
@@ -362,7 +362,7 @@ var rules = []Rule{
 						total++
 					}
 				}
-				if len(targets) > 0 && total > 1 && x.Type != declare.Headers {
+				if len(targets) > 0 && total > 1 && x.Type != declare.ExchangeHeaders {
 					c.queue(q, "its messages return to several queues, as duplicates: the exchange %.80q has a binding that matches everything besides others", exchange)
 				}
 			}
@@ -535,7 +535,7 @@ func (c *check) ladderKeys(x liveExchange) []string {
 			passes = passes || b.Exchange != "" && strings.HasSuffix(b.Key, "0.#")
 		}
 	}
-	if x.Type != declare.Topic || !waits || !passes {
+	if x.Type != declare.ExchangeTopic || !waits || !passes {
 		return nil
 	}
 	return keys
@@ -595,7 +595,7 @@ func (c *check) byPolicy(q liveQueue, key string) string {
 // headers exchange. If only StrategyRepublish can retry its messages, they wait elsewhere.
 func (c *check) mayWaitNatively(q liveQueue, ttl int64) bool {
 	exchange, key, _ := q.deadLetters()
-	if q.Type != queuearg.Quorum || key == nil || *key != q.Name || c.exchanges[exchange].Type != declare.Headers {
+	if q.Type != queuearg.Quorum || key == nil || *key != q.Name || c.exchanges[exchange].Type != declare.ExchangeHeaders {
 		return false
 	}
 	longest, republished := int64(0), false

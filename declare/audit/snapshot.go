@@ -198,8 +198,8 @@ func (s *Snapshot) addPredeclared() {
 		have[x.Name] = true
 	}
 	for _, x := range []ExchangeInfo{
-		{Name: "amq.direct", Type: declare.Direct}, {Name: "amq.fanout", Type: declare.Fanout}, {Name: "amq.topic", Type: declare.Topic},
-		{Name: "amq.headers", Type: declare.Headers}, {Name: "amq.match", Type: declare.Headers},
+		{Name: "amq.direct", Type: declare.ExchangeDirect}, {Name: "amq.fanout", Type: declare.ExchangeFanout}, {Name: "amq.topic", Type: declare.ExchangeTopic},
+		{Name: "amq.headers", Type: declare.ExchangeHeaders}, {Name: "amq.match", Type: declare.ExchangeHeaders},
 	} {
 		if !have[x.Name] {
 			x.Durable, x.Arguments = true, map[string]any{}

@@ -20,10 +20,10 @@ import (
 func cycle() declare.Topology {
 	return declare.Topology{
 		Exchanges: []declare.Exchange{
-			{Name: "retry", Type: declare.Topic},
-			{Name: "requeue", Type: declare.Topic, AlternateExchange: "parking"},
-			{Name: "dlx", Type: declare.Direct, AlternateExchange: "parking"},
-			{Name: "parking", Type: declare.Fanout},
+			{Name: "retry", Type: declare.ExchangeTopic},
+			{Name: "requeue", Type: declare.ExchangeTopic, AlternateExchange: "parking"},
+			{Name: "dlx", Type: declare.ExchangeDirect, AlternateExchange: "parking"},
+			{Name: "parking", Type: declare.ExchangeFanout},
 		},
 		Queues: []declare.Queue{
 			declare.QuorumQueue{Name: "orders", DeliveryLimit: 5, DeadLetter: declare.DeadLetterTarget{Exchange: "dlx", RoutingKey: "orders"}},
@@ -241,7 +241,7 @@ func TestCheckOwn(t *testing.T) {
 	assert.Empty(t, v.Elsewhere)
 	v = audit.CheckOwn(s, cycle())
 	assert.Len(t, v.Findings, 1)
-	other := declare.Topology{Exchanges: []declare.Exchange{{Name: "amq.fanout", Type: declare.Fanout}}}
+	other := declare.Topology{Exchanges: []declare.Exchange{{Name: "amq.fanout", Type: declare.ExchangeFanout}}}
 	v = audit.CheckOwn(s, other)
 	assert.Empty(t, v.Findings, "%s", v)
 	assert.Len(t, v.Elsewhere, 1)

@@ -143,7 +143,7 @@ func (r *Reader) Get(ctx context.Context, path string) ([]byte, error) {
 	case resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusForbidden:
 		return fail(resp.StatusCode, declare.ErrForbidden, nil)
 	case resp.StatusCode == http.StatusNotFound:
-		return fail(resp.StatusCode, declare.ErrMissing, nil)
+		return fail(resp.StatusCode, declare.ErrNotFound, nil)
 	case resp.StatusCode >= 500:
 		return fail(resp.StatusCode, declare.ErrUnavailable, nil)
 	}

@@ -53,7 +53,7 @@ func TestRefusalsAreClearAndTellNoPassword(t *testing.T) {
 	}{
 		401: {declare.ErrForbidden, `user "user" lacks the tag`},
 		403: {declare.ErrForbidden, "monitoring for nodes"},
-		404: {declare.ErrMissing, `there is no vhost "a/b"`},
+		404: {declare.ErrNotFound, `there is no vhost "a/b"`},
 		301: {declare.ErrBadReply, "status 301"},
 		500: {declare.ErrUnavailable, "status 500"},
 	} {

@@ -59,7 +59,7 @@ type Config struct {
 	Quiet time.Duration
 	// Progress, if set, is called a few times a second with the progress and the
 	// number of ready messages in the old queue. It must not block.
-	Progress func(r Report, left uint64)
+	OnProgress func(r Report, left uint64)
 }
 
 // Report is the progress of a move.
@@ -94,7 +94,7 @@ func Run(ctx context.Context, conn *client.Conn, api audit.Reader, cfg Config) (
 	topology := declare.Topology{Queues: []declare.Queue{cfg.New}}
 	old, err := declare.Inspect(ctx, m, cfg.Old)
 	switch {
-	case errors.Is(err, declare.ErrMissing):
+	case errors.Is(err, declare.ErrNotFound):
 		// A run before this one has finished, if the new queue is there.
 		if _, err := declare.Inspect(ctx, m, cfg.New.Address().QueueName()); err != nil {
 			return report, err
@@ -189,8 +189,8 @@ type mover struct {
 	bindings int
 }
 
-// look is how often the old queue is looked at while it is moved.
-const look = 200 * time.Millisecond
+// peek is how often the old queue is looked at while it is moved.
+const peek = 200 * time.Millisecond
 
 // untilQuiet moves messages until there have been none for a while, and nobody else
 // consumes from the queue.
@@ -220,7 +220,7 @@ func (v *mover) untilQuiet(ctx context.Context) error {
 			// A full new queue makes the move wait. Given back as failed, messages
 			// would use up their delivery limit.
 			ForwardPatience: forEver,
-			NoQuarantine:    true, // nothing is done with a message that could kill
+			NoIsolation:     true, // nothing is done with a message that could kill
 		})
 	}()
 	ended, err := v.watch(ctx, done)
@@ -242,7 +242,7 @@ var errConsumerEnded = errors.New("hopback: the consumer that moves the messages
 // watch returns nil when the queue has been quiet for long enough; ended is whether
 // the consumer has.
 func (v *mover) watch(ctx context.Context, done <-chan error) (ended bool, err error) {
-	ticker := time.NewTicker(look)
+	ticker := time.NewTicker(peek)
 	defer ticker.Stop()
 	since, last := time.Now(), v.moved.Load()
 	for {
@@ -261,8 +261,8 @@ func (v *mover) watch(ctx context.Context, done <-chan error) (ended bool, err e
 		if err != nil {
 			return false, err
 		}
-		if v.cfg.Progress != nil {
-			v.cfg.Progress(Report{Moved: v.moved.Load(), Bindings: v.bindings}, info.Messages)
+		if v.cfg.OnProgress != nil {
+			v.cfg.OnProgress(Report{Moved: v.moved.Load(), Bindings: v.bindings}, info.Messages)
 		}
 		// One consumer is this one.
 		if now := v.moved.Load(); info.Messages > 0 || info.Consumers > 1 || now != last {

@@ -36,10 +36,10 @@ func (h *Handler) stopSurvey(v *visit) *refusal {
 }
 
 // codes are the caveats that a form accepts. They are an action of their own.
-func (h *Handler) codes(v *visit) ([]desk.CaveatCode, *refusal) {
-	var all []desk.CaveatCode
+func (h *Handler) codes(v *visit) ([]desk.WarningCode, *refusal) {
+	var all []desk.WarningCode
 	for _, c := range v.form["accept"] {
-		all = append(all, desk.CaveatCode(c))
+		all = append(all, desk.WarningCode(c))
 	}
 	if len(all) > 20 {
 		return nil, refuse(http.StatusBadRequest, "Too many words", "")
@@ -70,8 +70,8 @@ func (h *Handler) accept(v *visit) *refusal {
 		}
 		skip, _ := strconv.Atoi(q.Get("skip"))
 		skip = max(skip, 0)
-		h.looks.forget(queue, listKey(sel, skip))
-		_, no = h.looks.get(h, v, listKey(sel, skip), queue, h.list(sel, skip, accept))
+		h.peeks.forget(queue, listKey(sel, skip))
+		_, no = h.peeks.get(h, v, listKey(sel, skip), queue, h.list(sel, skip, accept))
 		if no != nil {
 			return no
 		}
@@ -80,8 +80,8 @@ func (h *Handler) accept(v *visit) *refusal {
 		if queue == "" || id == "" {
 			return refuse(http.StatusBadRequest, "No message is named", "")
 		}
-		h.looks.forget(queue, showKey(queue, id))
-		if _, no = h.looks.get(h, v, showKey(queue, id), queue, h.show(queue, id, accept)); no != nil {
+		h.peeks.forget(queue, showKey(queue, id))
+		if _, no = h.peeks.get(h, v, showKey(queue, id), queue, h.show(queue, id, accept)); no != nil {
 			return no
 		}
 	default:
@@ -253,8 +253,8 @@ func (h *Handler) discard(v *visit) *refusal {
 	return h.set(v, r)
 }
 
-// mend changes a message and replays it.
-func (h *Handler) mend(v *visit) *refusal {
+// fix changes a message and replays it.
+func (h *Handler) fix(v *visit) *refusal {
 	form := v.form
 	queue, id := form.Get("in"), form.Get("id")
 	if queue == "" || len(queue) > 255 || id == "" || len(id) > 1000 {

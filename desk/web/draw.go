@@ -104,8 +104,8 @@ func (l lane) workCount() uint64 {
 }
 
 // boxOf is one queue.
-func boxOf(q desk.QueueSurvey, letters int) box {
-	b := box{Kind: q.Role, Title: q.Name, Label: fit(q.Name, letters), Number: number(q.Messages), Link: query("in", q.Name)}
+func boxOf(q desk.QueueSurvey, deadLetters int) box {
+	b := box{Kind: q.Role, Title: q.Name, Label: fit(q.Name, deadLetters), Number: number(q.Messages), Link: query("in", q.Name)}
 	if isDead(q) {
 		b.Number = number(deadIn(q))
 	}
@@ -131,9 +131,9 @@ func boxOf(q desk.QueueSurvey, letters int) box {
 }
 
 // sumOf is several queues in one box.
-func sumOf(all []desk.QueueSurvey, kind, words string, letters int) box {
+func sumOf(all []desk.QueueSurvey, kind, words string, deadLetters int) box {
 	if len(all) == 1 {
-		return boxOf(all[0], letters)
+		return boxOf(all[0], deadLetters)
 	}
 	sum := desk.QueueSurvey{Role: kind, Name: fmt.Sprintf("%d %s", len(all), words), Counted: true}
 	for _, q := range all {
@@ -146,7 +146,7 @@ func sumOf(all []desk.QueueSurvey, kind, words string, letters int) box {
 		sum.Out += q.Out
 		sum.Counted = sum.Counted && q.Counted
 	}
-	b := boxOf(sum, letters)
+	b := boxOf(sum, deadLetters)
 	b.Link = ""
 	return b
 }

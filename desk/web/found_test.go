@@ -25,13 +25,13 @@ func TestAPageIsShownBeforeTheQueueIsInOrder(t *testing.T) {
 	s := newStage(t, Config{Writable: true})
 	s.declare("orders")
 	const n = 9000
-	p, err := client.NewPublisher[letter](t.Context(), s.conn, address.Queue("orders.dead"), client.PublisherConfig{Codec: rawCodec{}})
+	p, err := client.NewPublisher[deadLetter](t.Context(), s.conn, address.Queue("orders.dead"), client.PublisherConfig{Codec: rawCodec{}})
 	require.NoError(t, err)
-	all := make([]letter, n)
+	all := make([]deadLetter, n)
 	for i := range all {
-		all[i] = letter{id: fmt.Sprint("o-", i), body: "{}"}
+		all[i] = deadLetter{id: fmt.Sprint("o-", i), body: "{}"}
 	}
-	require.NoError(t, p.PublishAll(t.Context(), all, func(l letter, m *client.Message) { m.Properties.MessageID = l.id }))
+	require.NoError(t, p.PublishAll(t.Context(), all, func(l deadLetter, m *client.Message) { m.Properties.MessageID = l.id }))
 	first := func(skip int) string {
 		l, err := s.desk.List(t.Context(), desk.ListConfig{Queue: "orders.dead", Skip: skip, Limit: 1, Count: true})
 		require.NoError(t, err)
@@ -56,9 +56,9 @@ func TestAPageIsShownBeforeTheQueueIsInOrder(t *testing.T) {
 		assert.Contains(t, page.text, underWay)
 		assert.Contains(t, page.text, `data-refresh="5"`)
 		assert.Less(t, s.broker.Queue("orders.dead").Counts().Ready, n, "the look goes on")
-		s.handler.looks.mu.Lock()
-		k := s.handler.looks.all[key]
-		s.handler.looks.mu.Unlock()
+		s.handler.peeks.mu.Lock()
+		k := s.handler.peeks.all[key]
+		s.handler.peeks.mu.Unlock()
 		require.NotNil(t, k)
 		assert.False(t, k.over())
 		assert.False(t, k.idle.Stop(), "nothing ends it")
@@ -67,9 +67,9 @@ func TestAPageIsShownBeforeTheQueueIsInOrder(t *testing.T) {
 	after := func(path, key string) {
 		t.Helper()
 		s.broker.SetLatency(0)
-		s.handler.looks.mu.Lock()
-		k := s.handler.looks.all[key]
-		s.handler.looks.mu.Unlock()
+		s.handler.peeks.mu.Lock()
+		k := s.handler.peeks.all[key]
+		s.handler.peeks.mu.Unlock()
 		<-k.done
 		page := b.get(path)
 		assert.NotContains(t, page.text, underWay)
@@ -109,12 +109,12 @@ func TestAPageWhoseQueueMayBeOutOfOrder(t *testing.T) {
 	s.orders(3)
 	b := s.browser()
 	require.Equal(t, http.StatusOK, b.settled("messages?in=orders.dead").status)
-	s.handler.looks.mu.Lock()
-	k := s.handler.looks.all[listKey(selection{Back: query("in", "orders.dead")}, 0)]
+	s.handler.peeks.mu.Lock()
+	k := s.handler.peeks.all[listKey(selection{Back: query("in", "orders.dead")}, 0)]
 	require.NotNil(t, k)
 	require.True(t, k.early)
 	k.err = &client.Error{Op: "walk", Target: "orders.dead", Kind: client.ErrConnectionLost}
-	s.handler.looks.mu.Unlock()
+	s.handler.peeks.mu.Unlock()
 	page := b.get("messages?in=orders.dead")
 	assert.Equal(t, http.StatusOK, page.status)
 	assert.Contains(t, page.text, ">o-1<")

@@ -34,13 +34,13 @@ func TestHostileNames(t *testing.T) {
 	s := newStage(t, Config{Writable: true, Title: attacks[0]})
 	names := []string{attacks[1], attacks[2], attacks[3] + "\u202ednammoc", "../a/b?c#d&e=f%41<script>"}
 	s.declare(names...)
-	var letters []letter
+	var deadLetters []deadLetter
 	for i, a := range attacks {
 		err := client.DeadLetter{Reason: client.Reason(strings.ToValidUTF8(cutAt(a, 50), "?")), Err: errors.New(a)}
-		letters = append(letters, letter{id: fmt.Sprint(i) + a, body: a, err: err, properties: map[string]any{cutAt(a, 100): a, "x": "y"}, kind: "text/html"})
+		deadLetters = append(deadLetters, deadLetter{id: fmt.Sprint(i) + a, body: a, err: err, properties: map[string]any{cutAt(a, 100): a, "x": "y"}, kind: "text/html"})
 	}
 	for _, name := range names {
-		s.die(name, letters...)
+		s.die(name, deadLetters...)
 	}
 	b := s.browser()
 	check := func(a answer) {
@@ -59,7 +59,7 @@ func TestHostileNames(t *testing.T) {
 		check(list)
 		found, err := s.desk.List(t.Context(), desk.ListConfig{Queue: name + ".dead"})
 		require.NoError(t, err)
-		require.Len(t, found.Messages, len(letters))
+		require.Len(t, found.Messages, len(deadLetters))
 		for _, m := range found.Messages[8:10] {
 			here := string(query("in", name+".dead", "id", m.ID))
 			check(b.settled("message?" + here))
@@ -70,7 +70,7 @@ func TestHostileNames(t *testing.T) {
 		check(dry)
 		done := b.run(b.post("replay", map[string][]string{"run": {dry.at.Query().Get("id")}}))
 		check(done)
-		assert.Contains(t, done.text, fmt.Sprintf("<b>%d</b> messages were replayed", len(letters)))
+		assert.Contains(t, done.text, fmt.Sprintf("<b>%d</b> messages were replayed", len(deadLetters)))
 	}
 	check(b.settled("runs"))
 	for _, a := range attacks {
@@ -100,7 +100,7 @@ func TestHostileBodies(t *testing.T) {
 		"cut":     strings.Repeat("é", maxShown),
 	}
 	for id, body := range bodies {
-		s.die("orders", letter{id: id, body: body, err: retry.Permanent(errors.New("no")), kind: "text/html"})
+		s.die("orders", deadLetter{id: id, body: body, err: retry.Permanent(errors.New("no")), kind: "text/html"})
 	}
 	b := s.browser()
 	for id, body := range bodies {

@@ -39,7 +39,7 @@ func (h *Handler) routes() {
 		"dry-run":     {http.MethodPost, ActionDryRun, h.dryRun},
 		"replay":      {http.MethodPost, ActionReplay, h.replay},
 		"discard":     {http.MethodPost, ActionDiscard, h.discard},
-		"mend":        {http.MethodPost, ActionEdit, h.mend},
+		"mend":        {http.MethodPost, ActionEdit, h.fix},
 		"stop":        {http.MethodPost, ActionStop, h.stop},
 	}
 }
@@ -169,7 +169,7 @@ func (h *Handler) addSurvey(v *visit, data *overviewData, last *surveyed) {
 		if !h.sees(v, q.Name) {
 			continue
 		}
-		for _, c := range q.Caveats {
+		for _, c := range q.Warnings {
 			data.Notes = append(data.Notes, q.Name+": "+c.Text)
 		}
 		if q.Unread != "" {
@@ -395,15 +395,15 @@ func (h *Handler) messages(v *visit) *refusal {
 		here += template.URL("&skip=" + strconv.Itoa(skip))
 	}
 	if v.form.Get("again") != "" {
-		h.looks.forget(sel.Queue, key)
+		h.peeks.forget(sel.Queue, key)
 		v.to("messages", here)
 		return nil
 	}
-	k, no := h.looks.get(h, v, key, sel.Queue, h.list(sel, skip, nil))
+	k, no := h.peeks.get(h, v, key, sel.Queue, h.list(sel, skip, nil))
 	if no != nil {
 		return no
 	}
-	state := h.looks.state(k)
+	state := h.peeks.state(k)
 	if !state.there {
 		h.reading(v, k, "Messages in "+fit(sel.Queue, 60))
 		return nil
@@ -448,16 +448,16 @@ func (h *Handler) messages(v *visit) *refusal {
 func listKey(sel selection, skip int) string { return fmt.Sprintf("list %s %d", sel.Back, skip) }
 
 // list is the look of the page messages.
-func (h *Handler) list(sel selection, skip int, accept []desk.CaveatCode) reader {
-	return func(ctx context.Context, found func(lookResult), tell func(desk.Progress)) (lookResult, error) {
-		keep := func(l desk.List) lookResult {
+func (h *Handler) list(sel selection, skip int, accept []desk.WarningCode) reader {
+	return func(ctx context.Context, found func(peekResult), notify func(desk.Progress)) (peekResult, error) {
+		keep := func(l desk.List) peekResult {
 			for i := range l.Messages {
 				trimSummary(&l.Messages[i])
 			}
-			return lookResult{value: &listed{l, accept}}
+			return peekResult{value: &listed{l, accept}}
 		}
 		l, err := h.desk.List(ctx, desk.ListConfig{
-			Queue: sel.Queue, Filter: sel.Filter, Skip: skip, Limit: pageSize, Accept: accept, Found: func(l desk.List) { found(keep(l)) }, Progress: tell,
+			Queue: sel.Queue, Filter: sel.Filter, Skip: skip, Limit: pageSize, Accept: accept, OnFound: func(l desk.List) { found(keep(l)) }, OnProgress: notify,
 		})
 		return keep(l), err
 	}
@@ -466,7 +466,7 @@ func (h *Handler) list(sel selection, skip int, accept []desk.CaveatCode) reader
 // listed is what is kept of a list.
 type listed struct {
 	desk.List
-	accept []desk.CaveatCode
+	accept []desk.WarningCode
 }
 
 type messagesData struct {
@@ -475,7 +475,7 @@ type messagesData struct {
 	Whole             bool
 	Group             *groupView
 	List              *desk.List
-	Accept            []desk.CaveatCode
+	Accept            []desk.WarningCode
 	Rows              []messageRow
 	At                time.Time
 	Took              time.Duration
@@ -502,7 +502,7 @@ func (messagesData) Names() []string {
 func (d messagesData) Field(name string) string { return d.Form.Get(name) }
 
 // reading is the page that is shown while a look is under way.
-func (h *Handler) reading(v *visit, k *look, title string) {
+func (h *Handler) reading(v *visit, k *peek, title string) {
 	now, held := k.now()
 	data := readingData{page: h.page(v, title), Queue: k.queue, Progress: progress{Done: now.Seen, Of: max(now.Of, now.Seen), Began: k.began}}
 	if !held {
@@ -521,7 +521,7 @@ type order struct {
 }
 
 // order makes a page that was shown early load itself again until the queue is in order.
-func (h *Handler) order(k *look, state lookShown, p *page) (o order) {
+func (h *Handler) order(k *peek, state peekShown, p *page) (o order) {
 	switch {
 	case !state.early:
 	case state.over:
@@ -542,20 +542,20 @@ type readingData struct {
 
 // unread says why a queue wasn't read. What looking would cost can be accepted.
 func (h *Handler) unread(v *visit, queue, page string, query template.URL, err error) *refusal {
-	if t := terms(err); t != nil {
-		data := termsData{page: h.page(v, "Looking has a price"), Queue: queue, Terms: t.Terms, Page: page, Query: query}
+	if t := sideEffects(err); t != nil {
+		data := sideEffectsData{page: h.page(v, "Looking has a price"), Queue: queue, SideEffects: t.SideEffects, Page: page, Query: query}
 		h.render(v.w, http.StatusConflict, "terms", data)
 		return nil
 	}
 	return h.failed(err)
 }
 
-type termsData struct {
+type sideEffectsData struct {
 	page
-	Queue string
-	Terms desk.Terms
-	Page  string
-	Query template.URL
+	Queue       string
+	SideEffects desk.SideEffects
+	Page        string
+	Query       template.URL
 }
 
 // failed is an error of the desk as an answer.
@@ -579,9 +579,9 @@ func (h *Handler) failed(err error) *refusal {
 
 // shown is what is kept of a message.
 type shown struct {
-	desk.Letter
+	desk.DeadLetter
 	Fields []section
-	accept []desk.CaveatCode
+	accept []desk.WarningCode
 	// whole is how many bytes the body has. It is -1 if it isn't bytes or text.
 	whole int
 }
@@ -592,8 +592,8 @@ type section struct {
 	More   bool // there are more
 }
 
-func (h *Handler) show(queue, id string, accept []desk.CaveatCode) reader {
-	keep := func(l desk.Letter) lookResult {
+func (h *Handler) show(queue, id string, accept []desk.WarningCode) reader {
+	keep := func(l desk.DeadLetter) peekResult {
 		s := &shown{accept: accept, whole: -1}
 		for _, p := range []struct {
 			name string
@@ -608,35 +608,35 @@ func (h *Handler) show(queue, id string, accept []desk.CaveatCode) reader {
 			s.whole = len(raw)
 		}
 		l.RawBody, l.Properties, l.ApplicationProperties, l.Annotations, l.Footer = nil, nil, nil, nil, nil
-		trimLetter(&l)
-		s.Letter = l
-		return lookResult{s, raw}
+		trimDeadLetter(&l)
+		s.DeadLetter = l
+		return peekResult{s, raw}
 	}
-	return func(ctx context.Context, found func(lookResult), tell func(desk.Progress)) (lookResult, error) {
-		_, err := h.desk.Show(ctx, desk.ShowConfig{Queue: queue, ID: id, Accept: accept, Found: func(l desk.Letter) { found(keep(l)) }, Progress: tell})
-		return lookResult{}, err // there is no message without Found
+	return func(ctx context.Context, found func(peekResult), notify func(desk.Progress)) (peekResult, error) {
+		_, err := h.desk.Show(ctx, desk.ShowConfig{Queue: queue, ID: id, Accept: accept, OnFound: func(l desk.DeadLetter) { found(keep(l)) }, OnProgress: notify})
+		return peekResult{}, err // there is no message without Found
 	}
 }
 
 func showKey(queue, id string) string { return "show " + string(query("in", queue, "id", id)) }
 
-// letter is the message that an address names. done says that the request is answered.
-func (h *Handler) letter(v *visit, path string) (s *shown, k *look, done bool, no *refusal) {
+// deadLetter is the message that an address names. done says that the request is answered.
+func (h *Handler) deadLetter(v *visit, path string) (s *shown, k *peek, done bool, no *refusal) {
 	queue, id := v.form.Get("in"), v.form.Get("id")
 	if queue == "" || len(queue) > 255 || id == "" || len(id) > 1000 {
 		return nil, nil, false, refuse(http.StatusBadRequest, "No message is named", "Begin at the overview.")
 	}
 	here := query("in", queue, "id", id)
 	if v.form.Get("again") != "" {
-		h.looks.forget(queue, showKey(queue, id))
+		h.peeks.forget(queue, showKey(queue, id))
 		v.to(path, here)
 		return nil, nil, true, nil
 	}
-	k, no = h.looks.get(h, v, showKey(queue, id), queue, h.show(queue, id, nil))
+	k, no = h.peeks.get(h, v, showKey(queue, id), queue, h.show(queue, id, nil))
 	if no != nil {
 		return nil, nil, false, no
 	}
-	state := h.looks.state(k)
+	state := h.peeks.state(k)
 	if !state.there {
 		h.reading(v, k, "A message in "+fit(queue, 60))
 		return nil, nil, true, nil
@@ -649,13 +649,13 @@ func (h *Handler) letter(v *visit, path string) (s *shown, k *look, done bool, n
 }
 
 // message shows one message. Its body is hidden.
-func (h *Handler) message(v *visit) *refusal { return h.showLetter(v, "message", false) }
+func (h *Handler) message(v *visit) *refusal { return h.showDeadLetter(v, "message", false) }
 
 // body shows one message with its body.
-func (h *Handler) body(v *visit) *refusal { return h.showLetter(v, "body", true) }
+func (h *Handler) body(v *visit) *refusal { return h.showDeadLetter(v, "body", true) }
 
-func (h *Handler) showLetter(v *visit, path string, body bool) *refusal {
-	s, k, done, no := h.letter(v, path)
+func (h *Handler) showDeadLetter(v *visit, path string, body bool) *refusal {
+	s, k, done, no := h.deadLetter(v, path)
 	if done || no != nil {
 		return no
 	}
@@ -663,11 +663,11 @@ func (h *Handler) showLetter(v *visit, path string, body bool) *refusal {
 	if body {
 		h.log.Info("hopback desk: a body is shown", "action", ActionBody, "who", v.who, "queue", queue, "id", s.ID, "messages", 1)
 	}
-	state := h.looks.state(k)
+	state := h.peeks.state(k)
 	data := messageData{
-		page: h.page(v, fit(cmp.Or(s.MessageID, s.ID), 60)), Queue: queue, Letter: s.Letter, Fields: s.Fields, Accept: s.accept, At: state.at, ShowBody: body,
+		page: h.page(v, fit(cmp.Or(s.MessageID, s.ID), 60)), Queue: queue, DeadLetter: s.DeadLetter, Fields: s.Fields, Accept: s.accept, At: state.at, ShowBody: body,
 		Line: errorLine(s.Error, s.ErrorType, string(s.Reason)), Here: query("in", queue, "id", v.form.Get("id")), Back: query("in", queue, "group", s.Group),
-		Whole: s.whole, Kept: h.looks.rawOf(k) != nil || s.whole == 0, Shown: len(s.Body),
+		Whole: s.whole, Kept: h.peeks.rawOf(k) != nil || s.whole == 0, Shown: len(s.Body),
 	}
 	data.Order = h.order(k, state, &data.page)
 	h.render(v.w, http.StatusOK, "message", data)
@@ -676,38 +676,38 @@ func (h *Handler) showLetter(v *visit, path string, body bool) *refusal {
 
 type messageData struct {
 	page
-	Queue    string
-	Letter   desk.Letter
-	Line     string
-	Fields   []section
-	Accept   []desk.CaveatCode
-	At       time.Time
-	Here     template.URL
-	Back     template.URL
-	ShowBody bool
-	Shown    int
-	Whole    int
-	Kept     bool // for a download
-	Order    order
+	Queue      string
+	DeadLetter desk.DeadLetter
+	Line       string
+	Fields     []section
+	Accept     []desk.WarningCode
+	At         time.Time
+	Here       template.URL
+	Back       template.URL
+	ShowBody   bool
+	Shown      int
+	Whole      int
+	Kept       bool // for a download
+	Order      order
 }
 
 // download sends the whole body as a file that no browser opens by itself.
 func (h *Handler) download(v *visit) *refusal {
-	s, k, done, no := h.letter(v, "download")
+	s, k, done, no := h.deadLetter(v, "download")
 	if done || no != nil {
 		return no
 	}
-	raw := h.looks.rawOf(k)
+	raw := h.peeks.rawOf(k)
 	if s.whole > maxRaw || s.whole < 0 {
 		return refuse(http.StatusUnprocessableEntity, "Not from here", "The body is larger than 64 MiB, or has AMQP types. Use hopback dead export.")
 	}
 	if raw == nil && s.whole > 0 {
 		// It was dropped for others. It is read again.
-		h.looks.forget(k.queue, k.key)
-		if s, k, done, no = h.letter(v, "download"); done || no != nil {
+		h.peeks.forget(k.queue, k.key)
+		if s, k, done, no = h.deadLetter(v, "download"); done || no != nil {
 			return no
 		}
-		if raw = h.looks.rawOf(k); raw == nil && s.whole > 0 {
+		if raw = h.peeks.rawOf(k); raw == nil && s.whole > 0 {
 			return refuse(http.StatusServiceUnavailable, "Too much at a time", "Try again in a moment.")
 		}
 	}
@@ -725,13 +725,13 @@ const maxEdit = 256 << 10
 
 // editForm shows the form to edit a message.
 func (h *Handler) editForm(v *visit) *refusal {
-	s, k, done, no := h.letter(v, "edit")
+	s, k, done, no := h.deadLetter(v, "edit")
 	if done || no != nil {
 		return no
 	}
 	queue := v.form.Get("in")
-	data := editData{page: h.page(v, "Edit "+fit(cmp.Or(s.MessageID, s.ID), 60)), Queue: queue, Letter: s.Letter, Accept: s.accept, Here: query("in", queue, "id", v.form.Get("id"))}
-	raw := h.looks.rawOf(k)
+	data := editData{page: h.page(v, "Edit "+fit(cmp.Or(s.MessageID, s.ID), 60)), Queue: queue, DeadLetter: s.DeadLetter, Accept: s.accept, Here: query("in", queue, "id", v.form.Get("id"))}
+	raw := h.peeks.rawOf(k)
 	switch {
 	case s.Unreadable != "":
 		return refuse(http.StatusUnprocessableEntity, "Not this message", "It can't be decoded, so it can't be replayed. It can be exported and discarded.")
@@ -759,8 +759,8 @@ func (h *Handler) editForm(v *visit) *refusal {
 type editData struct {
 	page
 	Queue      string
-	Letter     desk.Letter
-	Accept     []desk.CaveatCode
+	DeadLetter desk.DeadLetter
+	Accept     []desk.WarningCode
 	Here       template.URL
 	Body, Why  string
 	Properties []field

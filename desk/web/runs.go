@@ -45,7 +45,7 @@ type selection struct {
 	All    bool // the filter selects everything, and that is meant
 	Words  string
 	Back   template.URL // the query of the page that it was selected on
-	Accept []desk.CaveatCode
+	Accept []desk.WarningCode
 }
 
 // run is a dry run, a replay, an edit or a discard.
@@ -138,7 +138,7 @@ func (h *Handler) begin(r *run) *refusal {
 func (r *run) logged() []any {
 	args := []any{"action", r.action(), "who", r.who, "run", r.id, "queue", r.sel.Queue, "took", r.ended.Sub(r.began).Round(time.Millisecond)}
 	if p := r.replayed; p != nil {
-		args = append(args, "replay", p.ID, "matched", p.Matched, "replayed", p.Replayed, "failed", p.Failed, "unsure", p.Unsure)
+		args = append(args, "replay", p.ID, "matched", p.Matched, "replayed", p.Replayed, "failed", p.Failed, "unsure", p.Unknown)
 	}
 	if p := r.discard; p != nil {
 		args = append(args, "matched", p.Matched, "discarded", p.Discarded, "file", r.file)
@@ -174,7 +174,7 @@ func (h *Handler) carryOut(ctx context.Context, r *run) error {
 	}
 	cfg := r.replay
 	cfg.Queue, cfg.Filter, cfg.All, cfg.Accept, cfg.By = r.sel.Queue, r.sel.Filter, r.sel.All, r.sel.Accept, r.who
-	cfg.DryRun, cfg.Progress, cfg.Rate, cfg.Max, cfg.Edit = r.dry, r.tell, r.rate, r.most, r.edit
+	cfg.DryRun, cfg.OnProgress, cfg.Rate, cfg.Max, cfg.Edit = r.dry, r.notify, r.rate, r.most, r.edit
 	report, err := h.desk.Replay(ctx, cfg)
 	for i := range report.Groups {
 		trimGroup(&report.Groups[i])
@@ -196,7 +196,7 @@ var errGone = errors.New("the message isn't in the queue any more: somebody has 
 
 // single makes sure that an edit is of one message.
 func (h *Handler) single(ctx context.Context, r *run) error {
-	found, err := h.desk.List(ctx, desk.ListConfig{Queue: r.sel.Queue, Filter: r.sel.Filter, Limit: 1, Count: true, Accept: r.sel.Accept, Progress: r.tell})
+	found, err := h.desk.List(ctx, desk.ListConfig{Queue: r.sel.Queue, Filter: r.sel.Filter, Limit: 1, Count: true, Accept: r.sel.Accept, OnProgress: r.notify})
 	switch {
 	case err != nil:
 		return err
@@ -210,7 +210,7 @@ func (h *Handler) single(ctx context.Context, r *run) error {
 
 func (h *Handler) carryOutDiscard(ctx context.Context, r *run) error {
 	cfg := desk.DiscardConfig{
-		Queue: r.sel.Queue, Filter: r.sel.Filter, All: r.sel.All, Accept: r.sel.Accept, DryRun: r.dry, Max: r.most, Progress: r.tell,
+		Queue: r.sel.Queue, Filter: r.sel.Filter, All: r.sel.All, Accept: r.sel.Accept, DryRun: r.dry, Max: r.most, OnProgress: r.notify,
 	}
 	if !r.dry {
 		name := "discarded-" + r.began.UTC().Format("20060102-150405-") + r.id + ".jsonl"
@@ -236,11 +236,11 @@ func (h *Handler) carryOutDiscard(ctx context.Context, r *run) error {
 
 // changed forgets what was read of a queue.
 func (h *Handler) changed(queue string) {
-	h.looks.forget(queue, "")
-	h.survey.tell(func() { h.survey.stale = true })
+	h.peeks.forget(queue, "")
+	h.survey.notify(func() { h.survey.stale = true })
 }
 
-func (r *run) tell(p desk.Progress) {
+func (r *run) notify(p desk.Progress) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.progress = p

@@ -131,7 +131,7 @@ func TestResumingNeedsTheRightToAccept(t *testing.T) {
 	s.orders(4)
 	b := s.browser()
 	token := b.token()
-	old := &run{verb: verbReplay, sel: selection{Queue: "orders.dead", All: true, Accept: []desk.CaveatCode{desk.CaveatLimit}}}
+	old := &run{verb: verbReplay, sel: selection{Queue: "orders.dead", All: true, Accept: []desk.WarningCode{desk.WarningLimit}}}
 	old.replay.Address = address.Queue("nowhere")
 	require.Nil(t, s.handler.begin(old))
 	require.Eventually(t, old.over, testPatience, tick)

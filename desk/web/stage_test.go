@@ -107,8 +107,8 @@ func (s *stage) declare(queues ...string) {
 	}
 }
 
-// letter is a message that is to die.
-type letter struct {
+// deadLetter is a message that is to die.
+type deadLetter struct {
 	id, body   string
 	err        error
 	properties map[string]any
@@ -116,15 +116,15 @@ type letter struct {
 }
 
 // die has the messages die in the queue.
-func (s *stage) die(queue string, letters ...letter) {
+func (s *stage) die(queue string, deadLetters ...deadLetter) {
 	s.t.Helper()
-	p, err := client.NewPublisher[letter](s.t.Context(), s.conn, address.Queue(queue), client.PublisherConfig{Codec: rawCodec{}})
+	p, err := client.NewPublisher[deadLetter](s.t.Context(), s.conn, address.Queue(queue), client.PublisherConfig{Codec: rawCodec{}})
 	require.NoError(s.t, err)
 	fails := map[string]error{}
-	for _, l := range letters {
+	for _, l := range deadLetters {
 		fails[l.id] = l.err
 	}
-	require.NoError(s.t, p.PublishAll(s.t.Context(), letters, func(l letter, m *client.Message) {
+	require.NoError(s.t, p.PublishAll(s.t.Context(), deadLetters, func(l deadLetter, m *client.Message) {
 		m.Properties.MessageID = l.id
 		m.ApplicationProperties = l.properties
 		if l.kind != "" {
@@ -142,7 +142,7 @@ func (s *stage) die(queue string, letters ...letter) {
 	}()
 	waiting, cancel := context.WithTimeout(s.t.Context(), testPatience)
 	defer cancel()
-	require.NoError(s.t, s.broker.Queue(queue+".dead").Await(waiting, func(c hopbacktest.Counts) bool { return c.Ready == before+len(letters) }))
+	require.NoError(s.t, s.broker.Queue(queue+".dead").Await(waiting, func(c hopbacktest.Counts) bool { return c.Ready == before+len(deadLetters) }))
 	stop()
 	require.NoError(s.t, <-ended)
 }
@@ -151,13 +151,13 @@ func (s *stage) die(queue string, letters ...letter) {
 func (s *stage) orders(n int) {
 	s.t.Helper()
 	s.declare("orders")
-	var all []letter
+	var all []deadLetter
 	for i := range n {
 		err := fmt.Errorf("connect to 10.0.0.%d:443: timed out", i%250)
 		if i%2 == 1 {
 			err = client.DeadLetter{Reason: "fraud", Err: errors.New("score is too high")}
 		}
-		all = append(all, letter{id: fmt.Sprintf("o-%d", i), body: fmt.Sprintf(`{"order":%d}`, i), err: err, properties: map[string]any{"shop": "s1"}, kind: "application/json"})
+		all = append(all, deadLetter{id: fmt.Sprintf("o-%d", i), body: fmt.Sprintf(`{"order":%d}`, i), err: err, properties: map[string]any{"shop": "s1"}, kind: "application/json"})
 	}
 	s.die("orders", all...)
 }
@@ -165,7 +165,7 @@ func (s *stage) orders(n int) {
 type rawCodec struct{}
 
 func (rawCodec) Encode(v any, m *client.Message) error {
-	l := v.(letter)
+	l := v.(deadLetter)
 	m.Data = [][]byte{[]byte(l.body)}
 	return nil
 }

@@ -149,7 +149,7 @@ func (c *counts) get(ctx context.Context, h *Handler) ([]desk.QueueSurvey, time.
 func (h *Handler) there(ctx context.Context, queue string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, askLimit, errSilent)
 	defer cancel()
-	_, err := h.desk.Terms(ctx, queue)
+	_, err := h.desk.SideEffects(ctx, queue)
 	if err != nil && context.Cause(ctx) == errSilent {
 		return errors.Join(errSilent, err)
 	}
@@ -238,7 +238,7 @@ func (s *surveyor) run(ctx context.Context, h *Handler, now *surveying) *surveye
 	for _, q := range all.Queues {
 		if isDead(q) {
 			dead++
-			s.tell(func() { now.of += deadIn(q) })
+			s.notify(func() { now.of += deadIn(q) })
 		}
 	}
 	var before uint64
@@ -248,7 +248,7 @@ func (s *surveyor) run(ctx context.Context, h *Handler, now *surveying) *surveye
 		if !isDead(q) || deadIn(q) == 0 && dead > fewQueues {
 			continue
 		}
-		part, err := s.look(ctx, h, now, q, before)
+		part, err := s.peek(ctx, h, now, q, before)
 		if err != nil {
 			if ctx.Err() != nil {
 				result.err = context.Cause(ctx)
@@ -277,9 +277,9 @@ func (s *surveyor) run(ctx context.Context, h *Handler, now *surveying) *surveye
 	return result
 }
 
-// look surveys one queue.
-func (s *surveyor) look(ctx context.Context, h *Handler, now *surveying, q desk.QueueSurvey, before uint64) (desk.Survey, error) {
-	s.tell(func() { now.queue = q.Name })
+// peek surveys one queue.
+func (s *surveyor) peek(ctx context.Context, h *Handler, now *surveying, q desk.QueueSurvey, before uint64) (desk.Survey, error) {
+	s.notify(func() { now.queue = q.Name })
 	release, err := h.queues.acquire(ctx, q.Name, "a survey")
 	if err != nil {
 		return desk.Survey{}, err
@@ -288,12 +288,12 @@ func (s *surveyor) look(ctx context.Context, h *Handler, now *surveying, q desk.
 	if err := h.there(ctx, q.Name); err != nil {
 		return desk.Survey{}, err
 	}
-	return h.desk.Survey(ctx, desk.SurveyConfig{Queues: []string{q.Name}, Progress: func(_ string, p desk.Progress) {
-		s.tell(func() { now.seen = before + p.Seen })
+	return h.desk.Survey(ctx, desk.SurveyConfig{Queues: []string{q.Name}, OnProgress: func(_ string, p desk.Progress) {
+		s.notify(func() { now.seen = before + p.Seen })
 	}})
 }
 
-func (s *surveyor) tell(change func()) {
+func (s *surveyor) notify(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change()
@@ -349,26 +349,26 @@ const (
 	// orderPatience is how long a request waits, once its look has found what it shows, for
 	// the queue to be in order again. Mostly it takes no time.
 	orderPatience = 300 * time.Millisecond
-	// lookIdle is how long a look goes on that nobody asks for any more, while it hasn't found
+	// peekIdle is how long a look goes on that nobody asks for any more, while it hasn't found
 	// what it shows.
-	lookIdle = 20 * time.Second
-	// lookFresh is how long the result of a look is shown for; that of one that took long is
+	peekIdle = 20 * time.Second
+	// peekFresh is how long the result of a look is shown for; that of one that took long is
 	// shown for longer.
-	lookFresh = time.Minute
-	maxLooks  = 64 // that are kept
+	peekFresh = time.Minute
+	maxPeeks  = 64 // that are kept
 	maxOpen   = 16 // that are under way
 	// maxRaw bounds the whole bodies that are kept for downloads, in bytes.
 	maxRaw = 64 << 20
 )
 
-// looks are walks that read for a page: a list, or one message. A page doesn't wait for
+// peeks are walks that read for a page: a list, or one message. A page doesn't wait for
 // long. It is shown the progress, and asks again.
-type looks struct {
+type peeks struct {
 	mu  sync.Mutex
-	all map[string]*look
+	all map[string]*peek
 }
 
-type look struct {
+type peek struct {
 	key, queue string
 	began      time.Time
 	done       chan struct{} // closed in the end
@@ -380,7 +380,7 @@ type look struct {
 	progress desk.Progress
 
 	// The mutex of looks guards these. raw may be dropped later.
-	lookResult
+	peekResult
 	there chan struct{} // closed when there is something to show
 	early bool          // it was there before the end
 	at    time.Time     // when it was there
@@ -390,22 +390,22 @@ type look struct {
 
 var errIdle = errors.New("nobody waits for it any more")
 
-// lookResult is what a look has found.
-type lookResult struct {
+// peekResult is what a look has found.
+type peekResult struct {
 	value any
 	raw   []byte
 }
 
 // reader reads for a look. It calls found as soon as it has what is wanted, unless it
 // fails. It returns when the queue is in order again.
-type reader func(ctx context.Context, found func(lookResult), tell func(desk.Progress)) (lookResult, error)
+type reader func(ctx context.Context, found func(peekResult), notify func(desk.Progress)) (peekResult, error)
 
 // get returns the look of that key. It begins one if there is none, and waits a moment for
 // what it finds.
-func (l *looks) get(h *Handler, v *visit, key, queue string, read reader) (*look, *refusal) {
+func (l *peeks) get(h *Handler, v *visit, key, queue string, read reader) (*peek, *refusal) {
 	l.mu.Lock()
 	if l.all == nil {
-		l.all = map[string]*look{}
+		l.all = map[string]*peek{}
 	}
 	k := l.all[key]
 	if k == nil {
@@ -421,7 +421,7 @@ func (l *looks) get(h *Handler, v *visit, key, queue string, read reader) (*look
 		}
 	}
 	if !k.early { // what puts a queue in order goes on
-		k.idle.Reset(lookIdle)
+		k.idle.Reset(peekIdle)
 	}
 	l.mu.Unlock()
 	wait := time.NewTimer(patience)
@@ -441,9 +441,9 @@ func (l *looks) get(h *Handler, v *visit, key, queue string, read reader) (*look
 }
 
 // room forgets the oldest result if there are too many.
-func (l *looks) room() *refusal {
+func (l *peeks) room() *refusal {
 	open := 0
-	var oldest *look
+	var oldest *peek
 	for _, k := range l.all {
 		select {
 		case <-k.done:
@@ -457,19 +457,19 @@ func (l *looks) room() *refusal {
 	if open >= maxOpen {
 		return refuse(http.StatusServiceUnavailable, "Too much at a time", "Many queues are being read for other pages. Try again in a moment.")
 	}
-	if len(l.all) >= maxLooks && oldest != nil {
+	if len(l.all) >= maxPeeks && oldest != nil {
 		l.drop(oldest)
 	}
 	return nil
 }
 
-func (l *looks) begin(h *Handler, key, queue string, read reader) *look {
+func (l *peeks) begin(h *Handler, key, queue string, read reader) *peek {
 	ctx, cancel := context.WithCancelCause(h.ctx)
-	k := &look{key: key, queue: queue, began: time.Now(), done: make(chan struct{}), there: make(chan struct{}), cancel: cancel}
-	k.idle = time.AfterFunc(lookIdle, func() { cancel(errIdle) })
+	k := &peek{key: key, queue: queue, began: time.Now(), done: make(chan struct{}), there: make(chan struct{}), cancel: cancel}
+	k.idle = time.AfterFunc(peekIdle, func() { cancel(errIdle) })
 	ok := h.spawn(func() {
 		defer cancel(nil)
-		var result lookResult
+		var result peekResult
 		release, err := h.queues.acquire(ctx, queue, "another look")
 		if err == nil {
 			k.mu.Lock()
@@ -478,7 +478,7 @@ func (l *looks) begin(h *Handler, key, queue string, read reader) *look {
 			err = h.there(ctx, queue)
 		}
 		if err == nil {
-			result, err = read(ctx, func(r lookResult) {
+			result, err = read(ctx, func(r peekResult) {
 				h.queues.rename(queue, "another look, which puts it back in order")
 				l.found(k, r)
 			}, func(p desk.Progress) {
@@ -495,7 +495,7 @@ func (l *looks) begin(h *Handler, key, queue string, read reader) *look {
 		k.idle.Stop()
 		ended := time.Now()
 		if k.err = err; !k.early {
-			k.lookResult, k.at = result, ended
+			k.peekResult, k.at = result, ended
 			close(k.there)
 			l.boundRaw(k)
 		}
@@ -507,7 +507,7 @@ func (l *looks) begin(h *Handler, key, queue string, read reader) *look {
 			l.drop(k)
 			return
 		}
-		fresh := max(lookFresh, 10*ended.Sub(k.began))
+		fresh := max(peekFresh, 10*ended.Sub(k.began))
 		if err != nil && !k.early {
 			fresh = 2 * patience // long enough for the page that waits
 		}
@@ -530,17 +530,17 @@ func (l *looks) begin(h *Handler, key, queue string, read reader) *look {
 
 // found keeps what a look has found. The look goes on, whether anybody asks for it or not:
 // if it ended now, the queue would be out of order.
-func (l *looks) found(k *look, r lookResult) {
+func (l *peeks) found(k *peek, r peekResult) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k.idle.Stop()
-	k.lookResult, k.early, k.at = r, true, time.Now()
+	k.peekResult, k.early, k.at = r, true, time.Now()
 	close(k.there)
 	l.boundRaw(k)
 }
 
-// lookShown is what a page shows of a look.
-type lookShown struct {
+// peekShown is what a page shows of a look.
+type peekShown struct {
 	value any
 	there bool
 	early bool // it was there before the look had ended
@@ -550,20 +550,20 @@ type lookShown struct {
 }
 
 // state is what there is of a look.
-func (l *looks) state(k *look) lookShown {
+func (l *peeks) state(k *peek) peekShown {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return lookShown{value: k.value, there: !k.at.IsZero(), early: k.early, over: k.over(), at: k.at, err: k.err}
+	return peekShown{value: k.value, there: !k.at.IsZero(), early: k.early, over: k.over(), at: k.at, err: k.err}
 }
 
 // boundRaw drops whole bodies, the oldest first.
-func (l *looks) boundRaw(newest *look) {
+func (l *peeks) boundRaw(newest *peek) {
 	if len(newest.raw) > maxRaw {
 		newest.raw = nil
 	}
 	for {
 		sum := 0
-		var oldest *look
+		var oldest *peek
 		for _, k := range l.all {
 			if len(k.raw) == 0 {
 				continue
@@ -581,13 +581,13 @@ func (l *looks) boundRaw(newest *look) {
 }
 
 // rawOf returns the whole body, if it was kept.
-func (l *looks) rawOf(k *look) []byte {
+func (l *peeks) rawOf(k *peek) []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return k.raw
 }
 
-func (l *looks) drop(k *look) {
+func (l *peeks) drop(k *peek) {
 	if k.old != nil {
 		k.old.Stop()
 	}
@@ -595,7 +595,7 @@ func (l *looks) drop(k *look) {
 }
 
 // forget drops the results of a queue that has changed; with a key, that one alone.
-func (l *looks) forget(queue, key string) {
+func (l *peeks) forget(queue, key string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, k := range l.all {
@@ -609,7 +609,7 @@ func (l *looks) forget(queue, key string) {
 	}
 }
 
-func (l *looks) clear() {
+func (l *peeks) clear() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, k := range l.all {
@@ -618,7 +618,7 @@ func (l *looks) clear() {
 }
 
 // over reports whether the look has ended.
-func (k *look) over() bool {
+func (k *peek) over() bool {
 	select {
 	case <-k.done:
 		return true
@@ -628,7 +628,7 @@ func (k *look) over() bool {
 }
 
 // now is how far the look is, and whether it has the queue.
-func (k *look) now() (p desk.Progress, held bool) {
+func (k *peek) now() (p desk.Progress, held bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.progress, k.held

@@ -205,7 +205,7 @@ func trimSummary(s *desk.Summary) {
 // maxSection bounds what is shown of a message's properties and annotations.
 const maxSection = 64 << 10
 
-func trimLetter(l *desk.Letter) {
+func trimDeadLetter(l *desk.DeadLetter) {
 	trimSummary(&l.Summary)
 	for _, p := range []*[]byte{(*[]byte)(&l.Properties), (*[]byte)(&l.ApplicationProperties), (*[]byte)(&l.Annotations), (*[]byte)(&l.Footer)} {
 		if len(*p) > maxSection {
@@ -215,21 +215,21 @@ func trimLetter(l *desk.Letter) {
 	if len(l.Body) > maxShown {
 		l.Body, l.BodyCut = strings.Clone(strings.TrimSuffix(cutAt(l.Body, maxShown), "…")), true
 	}
-	for i := range l.Hops {
-		h := &l.Hops[i]
+	for i := range l.History {
+		h := &l.History[i]
 		h.Queue, h.Reason, h.Text = short(h.Queue), short(h.Reason), cutAt(h.Text, 2000)
 	}
-	if len(l.Hops) > 100 {
-		l.Hops = l.Hops[len(l.Hops)-100:]
+	if len(l.History) > 100 {
+		l.History = l.History[len(l.History)-100:]
 	}
 }
 
 // maxShown bounds what is shown of a body. The whole can be downloaded.
 const maxShown = 64 << 10
 
-// terms are the caveats of a refusal to look.
-func terms(err error) *desk.TermsError {
-	var t *desk.TermsError
+// sideEffects are the caveats of a refusal to look.
+func sideEffects(err error) *desk.SideEffectsError {
+	var t *desk.SideEffectsError
 	errors.As(err, &t)
 	return t
 }

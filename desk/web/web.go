@@ -104,7 +104,7 @@ type Handler struct {
 	queues queueLocks
 	counts counts
 	survey surveyor
-	looks  looks
+	peeks  peeks
 	runs   runs
 }
 
@@ -130,11 +130,11 @@ type file struct {
 // Shutdown in the end.
 func New(d *desk.Desk, cfg Config) (*Handler, error) {
 	if d == nil {
-		return nil, argument.At(argument.Root("d"), argument.Missing, nil, "is nil", "use the Desk that desk.New has returned")
+		return nil, argument.At(argument.Root("d"), argument.CodeMissing, nil, "is nil", "use the Desk that desk.New has returned")
 	}
 	if cfg.DiscardDir != "" {
 		if info, err := os.Stat(cfg.DiscardDir); err != nil || !info.IsDir() {
-			return nil, argument.At(argument.Root("Config").Field("DiscardDir"), argument.Unsupported, cfg.DiscardDir, "isn't a directory", "make it, or name another one")
+			return nil, argument.At(argument.Root("Config").Field("DiscardDir"), argument.CodeUnsupported, cfg.DiscardDir, "isn't a directory", "make it, or name another one")
 		}
 	}
 	if cfg.Authorize == nil {
@@ -187,7 +187,7 @@ func (h *Handler) Shutdown(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		h.work.Wait()
-		h.looks.clear()
+		h.peeks.clear()
 		close(done)
 	}()
 	select {

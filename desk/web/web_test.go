@@ -181,7 +181,7 @@ func TestAMessageIsEdited(t *testing.T) {
 	s.declare("orders")
 	bodies := map[string]string{"o-1": "\n<textarea>{\"order\": 1}</textarea>\n\n", "o-2": "a\r\nb", "o-3": "\xff\x00"}
 	for id, body := range bodies {
-		s.die("orders", letter{id: id, body: body, err: errors.New("no"), kind: "application/json", properties: map[string]any{"shop": "s1", "old": "x"}})
+		s.die("orders", deadLetter{id: id, body: body, err: errors.New("no"), kind: "application/json", properties: map[string]any{"shop": "s1", "old": "x"}})
 	}
 	b := s.browser()
 	ids := map[string]string{}
@@ -290,9 +290,9 @@ func TestAPriceIsNamedAndAccepted(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, Config{Writable: true}, "4.0.5")
 	s.declare("orders")
-	p, err := client.NewPublisher[letter](t.Context(), s.conn, address.Queue("orders"), client.PublisherConfig{Codec: rawCodec{}})
+	p, err := client.NewPublisher[deadLetter](t.Context(), s.conn, address.Queue("orders"), client.PublisherConfig{Codec: rawCodec{}})
 	require.NoError(t, err)
-	require.NoError(t, p.Publish(t.Context(), letter{body: "x"}))
+	require.NoError(t, p.Publish(t.Context(), deadLetter{body: "x"}))
 	b := s.browser()
 	no := b.settled("messages?in=orders")
 	assert.Equal(t, http.StatusConflict, no.status)
@@ -398,7 +398,7 @@ func TestRunsAndLooksAreBounded(t *testing.T) {
 	assert.Contains(t, b.get("runs").text, "waiting")
 	for i := range maxOpen {
 		v := &visit{Request: (&http.Request{}).WithContext(canceled())}
-		_, no := s.handler.looks.get(s.handler, v, fmt.Sprint(i), "orders.dead", s.handler.list(selection{Queue: "orders.dead"}, 0, nil))
+		_, no := s.handler.peeks.get(s.handler, v, fmt.Sprint(i), "orders.dead", s.handler.list(selection{Queue: "orders.dead"}, 0, nil))
 		require.Nil(t, no)
 	}
 	assert.Equal(t, http.StatusServiceUnavailable, b.get("messages?in=orders.dead").status)
@@ -417,19 +417,19 @@ func TestRunsAndLooksAreBounded(t *testing.T) {
 		require.Eventually(t, r.over, testPatience, time.Millisecond)
 	}
 	assert.Len(t, s.handler.runs.list(), maxKept)
-	for i := range maxLooks + 20 {
+	for i := range maxPeeks + 20 {
 		v := &visit{Request: (&http.Request{}).WithContext(t.Context())}
-		k, no := s.handler.looks.get(s.handler, v, fmt.Sprint("x", i), "orders.dead", func(context.Context, func(lookResult), func(desk.Progress)) (lookResult, error) {
-			return lookResult{raw: make([]byte, maxRaw/4)}, nil
+		k, no := s.handler.peeks.get(s.handler, v, fmt.Sprint("x", i), "orders.dead", func(context.Context, func(peekResult), func(desk.Progress)) (peekResult, error) {
+			return peekResult{raw: make([]byte, maxRaw/4)}, nil
 		})
 		require.Nil(t, no)
 		<-k.done
 	}
-	s.handler.looks.mu.Lock()
-	defer s.handler.looks.mu.Unlock()
-	assert.LessOrEqual(t, len(s.handler.looks.all), maxLooks)
+	s.handler.peeks.mu.Lock()
+	defer s.handler.peeks.mu.Unlock()
+	assert.LessOrEqual(t, len(s.handler.peeks.all), maxPeeks)
 	raw := 0
-	for _, k := range s.handler.looks.all {
+	for _, k := range s.handler.peeks.all {
 		raw += len(k.raw)
 	}
 	assert.LessOrEqual(t, raw, maxRaw)

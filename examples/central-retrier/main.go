@@ -50,7 +50,7 @@ func main() { show.Main(example) }
 func example(s *show.Stage) {
 	s.Act("A worker that rejects, and the central retrier beside it")
 	s.Declare(show.Must(retry.CentralTopology(policy, central, declare.QuorumQueue{Name: queue})))
-	s.Consume(failed, retry.Central(policy, central), client.ConsumerConfig{Prefetch: 1000, NoQuarantine: true})
+	s.Consume(failed, retry.Central(policy, central), client.ConsumerConfig{Prefetch: 1000, NoIsolation: true})
 	w := startWorker(s)
 	s.Send(address.Queue(queue), payment("paid"), payment("bank down"), payment("always down"), payment("declined"))
 	show.Next(s, w.paid, "the first payment")
@@ -76,9 +76,9 @@ func example(s *show.Stage) {
 		}
 	}
 	s.Want(early == 0, "every retry comes after its delay, but %d", early)
-	deaths := map[string]retry.Death{}
+	deaths := map[string]retry.DeadLetter{}
 	s.Take(dead, 2, func(m *client.Message) {
-		d := retry.DeathOf(m)
+		d := retry.DeadLetterOf(m)
 		s.Say("%-11s  dead: %s after %d retries; %q", m.GetData(), d.Reason, d.Retries, d.Error)
 		deaths[string(m.GetData())] = d
 	})

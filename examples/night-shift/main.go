@@ -77,10 +77,10 @@ func example(s *show.Stage) {
 	s.Want(len(survey.Groups) == 2, "there are two groups, not %d", len(survey.Groups))
 	bug := survey.Groups[0]
 	s.Want(bug.Count == coupons && bug.Reason == client.ReasonPanicked, "the largest group is that of the bug: %+v", bug)
-	letter := show.Must(d.Show(s.Ctx, desk.ShowConfig{Queue: dead, ID: bug.Example}))
-	s.Say("one of them: %s", letter.Error)
-	for _, hop := range letter.Hops {
-		s.Say("  %-13s %s %s", hop.Kind, hop.Queue, hop.Reason)
+	deadLetter := show.Must(d.Show(s.Ctx, desk.ShowConfig{Queue: dead, ID: bug.Example}))
+	s.Say("one of them: %s", deadLetter.Error)
+	for _, event := range deadLetter.History {
+		s.Say("  %-13s %s %s", event.Kind, event.Queue, event.Reason)
 	}
 
 	s.Act("The handler is mended, and the group is replayed")

@@ -56,7 +56,7 @@ func example(s *show.Stage) {
 	s.Want(attempts == limit+1, "%d deliveries are made, not %d", limit+1, attempts)
 	s.Holds(queue, 0)
 	s.Take(deadLetter, 1, func(m *client.Message) {
-		death := retry.DeathOf(m)
+		death := retry.DeadLetterOf(m)
 		s.Say("%s holds %q: reason %q, died in %s", deadLetter, m.GetData(), death.Reason, death.Queue)
 		s.Want(string(m.GetData()) == "some message" && death.Reason == retry.ReasonDeliveryLimit, "the message is kept, and tells why")
 	})

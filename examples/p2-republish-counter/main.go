@@ -133,7 +133,7 @@ func everythingIsKept(s *show.Stage) (copies int) {
 	s.Send(address.Queue(queue), order("o-1"), order("o-2"))
 	show.Next(s, done, "the last attempt at o-1")
 	s.Take("p2.some.queue.dead", 1, func(m *client.Message) {
-		death := retry.DeathOf(m)
+		death := retry.DeadLetterOf(m)
 		s.Say("p2.some.queue.dead holds %v: %s after %d retries, %q", m.Properties.MessageID, death.Reason, death.Retries, death.Error)
 		changes = append(changes, changed(m)...)
 		if m.Properties.MessageID != "o-2" || death.Reason != retry.ReasonExhausted || death.Retries != policy.MaxRetries {

@@ -67,7 +67,7 @@ func example(s *show.Stage) {
 // each of them was back.
 func oneQueue(s *show.Stage) map[string]time.Duration {
 	s.Declare(declare.Topology{
-		Exchanges: []declare.Exchange{{Name: "p3.work_exchange", Type: declare.Fanout}, {Name: "p3.retry_exchange", Type: declare.Fanout}},
+		Exchanges: []declare.Exchange{{Name: "p3.work_exchange", Type: declare.ExchangeFanout}, {Name: "p3.retry_exchange", Type: declare.ExchangeFanout}},
 		Queues: []declare.Queue{
 			declare.QuorumQueue{Name: work.Name, DeadLetter: declare.Drop()},
 			declare.QuorumQueue{Name: "p3.retry_queue", DeadLetter: declare.DeadLetterTarget{Exchange: "p3.work_exchange", AtMostOnce: true}},

@@ -81,7 +81,7 @@ func example(s *show.Stage) {
 	old, new := work(s, policy)
 	var kept []string
 	s.Take("p4.my_work_queue.dead", 3, func(m *client.Message) {
-		death := retry.DeathOf(m)
+		death := retry.DeadLetterOf(m)
 		s.Say("p4.my_work_queue.dead holds %s: %s, %d retries", m.GetData(), death.Reason, death.Retries)
 		kept = append(kept, string(m.GetData()))
 	})
@@ -96,7 +96,7 @@ func example(s *show.Stage) {
 // dead of the work queue are dropped, and those of a delay queue sent on at most once.
 func definitions() declare.Topology {
 	t := declare.Topology{
-		Exchanges: []declare.Exchange{{Name: "p4.retry_exchange", Type: declare.Topic}, {Name: "p4.requeue_exchange", Type: declare.Topic}},
+		Exchanges: []declare.Exchange{{Name: "p4.retry_exchange", Type: declare.ExchangeTopic}, {Name: "p4.requeue_exchange", Type: declare.ExchangeTopic}},
 		Queues:    []declare.Queue{declare.QuorumQueue{Name: queue, DeliveryLimit: deliveryLimit, DeadLetter: declare.Drop()}},
 		Bindings:  []declare.Binding{{Source: "p4.requeue_exchange", Queue: queue, Key: "*.*." + queue}},
 	}

@@ -69,7 +69,7 @@ func example(s *show.Stage) {
 // oldTopology: topic-queue ─rejected▶ failed ─count▶ deadletter ─count=n▶ retry-n ─expired▶ reply ─▶ topic-queue.
 func oldTopology() declare.Topology {
 	t := declare.Topology{
-		Exchanges: []declare.Exchange{{Name: "p5.deadletter", Type: declare.Headers}, {Name: "p5.reply", Type: declare.Direct}},
+		Exchanges: []declare.Exchange{{Name: "p5.deadletter", Type: declare.ExchangeHeaders}, {Name: "p5.reply", Type: declare.ExchangeDirect}},
 		Queues: []declare.Queue{
 			declare.QuorumQueue{Name: queue, DeadLetter: declare.ToQueue("p5.failed")},
 			declare.QuorumQueue{Name: "p5.failed", DeadLetter: declare.Drop()},
@@ -139,9 +139,9 @@ func oneDisposition(s *show.Stage) (attempts, dead int) {
 	s.Send(address.Queue(queue), message("m-1"))
 	var history []string
 	var id any
-	var death retry.Death
+	var death retry.DeadLetter
 	s.Take("p5.topic-queue.dead", 1, func(m *client.Message) {
-		id, death, history = m.Properties.MessageID, retry.DeathOf(m), deaths(m)
+		id, death, history = m.Properties.MessageID, retry.DeadLetterOf(m), deaths(m)
 		s.Say("p5.topic-queue.dead holds %v, %q: %s after %d retries, %q, died in %s",
 			id, m.GetData(), death.Reason, death.Retries, death.Error, death.Queue)
 		s.Say("its history: %s", strings.Join(history, ", "))
@@ -178,7 +178,7 @@ func duplicateFilter(s *show.Stage) (handled, published int) {
 		s.Say("%v: handled, attempt %d", d.Message().Properties.MessageID, retry.Attempt(ctx))
 		return nil
 	})
-	stop := s.Consume(queue, client.Chain(tell(accepted), retry.With(policy), once)(work), client.ConsumerConfig{})
+	stop := s.Consume(queue, client.Chain(notify(accepted), retry.With(policy), once)(work), client.ConsumerConfig{})
 	s.Send(address.Queue(queue), message("m-2"), message("m-2"))
 	show.Next(s, accepted, "the first copy")
 	show.Next(s, accepted, "the second copy")
@@ -204,8 +204,8 @@ func once(h client.Handler) client.Handler {
 	})
 }
 
-// tell is a middleware that tells of every delivery that is accepted.
-func tell(accepted chan<- struct{}) client.Middleware {
+// notify is a middleware that tells of every delivery that is accepted.
+func notify(accepted chan<- struct{}) client.Middleware {
 	return func(h client.Handler) client.Handler {
 		return client.Wrap(h, func(ctx context.Context, d *client.Delivery) error {
 			err := h.Handle(ctx, d)

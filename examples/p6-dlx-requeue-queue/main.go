@@ -73,7 +73,7 @@ func example(s *show.Stage) {
 func hammer(s *show.Stage) (highest int, took time.Duration) {
 	dead := declare.DeadLetterTarget{Exchange: "p6.error-exchange"}
 	s.Declare(declare.Topology{
-		Exchanges: []declare.Exchange{{Name: notifications, Type: declare.Fanout}, {Name: "p6.error-exchange", Type: declare.Fanout}},
+		Exchanges: []declare.Exchange{{Name: notifications, Type: declare.ExchangeFanout}, {Name: "p6.error-exchange", Type: declare.ExchangeFanout}},
 		Queues: []declare.Queue{
 			declare.QuorumQueue{Name: emailQueue, DeadLetter: dead},
 			declare.QuorumQueue{Name: webhookQueue, DeadLetter: dead},
@@ -134,7 +134,7 @@ func rejections(d *client.Delivery) int {
 func fourDeaths(s *show.Stage) (calls int, span time.Duration) {
 	topology := show.Must(retry.Topology(policy,
 		declare.QuorumQueue{Name: emailQueue, DeliveryLimit: 2}, declare.QuorumQueue{Name: webhookQueue, DeliveryLimit: 2}))
-	topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: notifications, Type: declare.Fanout})
+	topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: notifications, Type: declare.ExchangeFanout})
 	topology.Bindings = append(topology.Bindings,
 		declare.Binding{Source: notifications, Queue: emailQueue}, declare.Binding{Source: notifications, Queue: webhookQueue})
 	s.Declare(topology)

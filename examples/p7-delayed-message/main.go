@@ -137,9 +137,9 @@ func delayed(s *show.Stage) (order []time.Duration, through []string) {
 	for range rateLimits {
 		show.Next(s, handled, "the delayed messages")
 	}
-	var death retry.Death
+	var death retry.DeadLetter
 	s.Take(emailDead, 1, func(m *client.Message) {
-		death = retry.DeathOf(m)
+		death = retry.DeadLetterOf(m)
 		s.Say("%s holds %s: %s after %d retries", emailDead, m.GetData(), death.Reason, death.Retries)
 	})
 	stop()

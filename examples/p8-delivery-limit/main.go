@@ -65,8 +65,8 @@ func example(s *show.Stage) {
 	var figures []int
 	for _, q := range queues {
 		deliveries := poison(s, q.Name)
-		var death retry.Death
-		s.Take(q.Name+".dead", 1, func(m *client.Message) { death = retry.DeathOf(m) })
+		var death retry.DeadLetter
+		s.Take(q.Name+".dead", 1, func(m *client.Message) { death = retry.DeadLetterOf(m) })
 		s.Say("%-19s delivered %2d times, then kept in %s.dead, reason %q", q.Name, deliveries, q.Name, death.Reason)
 		s.Want(death.Reason == retry.ReasonDeliveryLimit && death.Queue == q.Name, "the dead letter tells why: %+v", death)
 		figures = append(figures, deliveries)

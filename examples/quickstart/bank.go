@@ -11,14 +11,14 @@ import (
 
 // The stories that orders can have.
 const (
-	paid        = "paid at once"
-	failsOnce   = "the bank fails once"
-	failsThrice = "the bank fails three times"
-	failsAlways = "the bank never answers"
-	declined    = "the card is declined"
-	brokenBody  = "the body is broken JSON"
-	panics      = "the handler panics"
-	busy        = "the bank asks for time"
+	paid            = "paid at once"
+	failsOnce       = "the bank fails once"
+	failsThreeTimes = "the bank fails three times"
+	failsAlways     = "the bank never answers"
+	declined        = "the card is declined"
+	brokenBody      = "the body is broken JSON"
+	panics          = "the handler panics"
+	busy            = "the bank asks for time"
 )
 
 var (
@@ -39,15 +39,15 @@ func askBank(ctx context.Context, o Order) error {
 	}
 	retries := retry.Count(d.Message())
 	switch {
-	case o.Story == failsOnce && retries < 1,
-		o.Story == failsThrice && retries < 3,
-		o.Story == failsAlways:
+	case o.History == failsOnce && retries < 1,
+		o.History == failsThreeTimes && retries < 3,
+		o.History == failsAlways:
 		return errTimeout
-	case o.Story == declined:
+	case o.History == declined:
 		return errDeclined
-	case o.Story == busy && retries == 0:
+	case o.History == busy && retries == 0:
 		return busyError{2 * time.Second}
-	case o.Story == panics:
+	case o.History == panics:
 		panic("no bank")
 	}
 	return nil

@@ -34,14 +34,14 @@ import (
 
 // Order is what the messages carry, as JSON.
 type Order struct {
-	ID    string `json:"id"`
-	Story string `json:"story"` // what the pretended bank will do, see bank.go
+	ID      string `json:"id"`
+	History string `json:"story"` // what the pretended bank will do, see bank.go
 }
 
 var orders = []Order{
 	{"o-1", paid},
 	{"o-2", failsOnce},
-	{"o-3", failsThrice},
+	{"o-3", failsThreeTimes},
 	{"o-4", failsAlways},
 	{"o-5", declined},
 	{"o-6", brokenBody},
@@ -119,7 +119,7 @@ func run(ctx context.Context, url string, out io.Writer) (err error) {
 	for _, o := range orders {
 		err := publisher.Publish(ctx, o, func(m *client.Message) {
 			m.Properties.MessageID = o.ID
-			if o.Story == brokenBody {
+			if o.History == brokenBody {
 				m.Data = [][]byte{[]byte(`{"id": "o-6`)}
 			}
 		})

@@ -34,11 +34,11 @@ type timeline struct {
 
 // account is what is known of one order.
 type account struct {
-	order    Order
-	attempts int
-	hops     []hop
-	end      string // empty until it has ended
-	letter   *retry.Death
+	order      Order
+	attempts   int
+	hops       []hop
+	end        string // empty until it has ended
+	deadLetter *retry.DeadLetter
 }
 
 // hop is one stay in a delay queue.
@@ -114,8 +114,8 @@ func (t *timeline) dead(_ context.Context, d *client.Delivery) error {
 	if a == nil {
 		return nil
 	}
-	death := retry.DeathOf(d.Message())
-	a.letter = &death
+	death := retry.DeadLetterOf(d.Message())
+	a.deadLetter = &death
 	t.ended(a, "dead: "+string(death.Reason))
 	return nil
 }
@@ -187,20 +187,20 @@ func (t *timeline) tables(queue string, left uint64, why error) error {
 		case end == "":
 			end, colour = "UNACCOUNTED FOR", red
 			missing = append(missing, a.order.ID)
-		case a.letter != nil:
+		case a.deadLetter != nil:
 			ends["dead"]++
 			colour = red
 		default:
 			ends["accepted"]++
 		}
-		t.line(fmt.Sprintf("%s  %s  %s  %s  ", cell(a.order.ID, 5), cell(a.order.Story, 26),
+		t.line(fmt.Sprintf("%s  %s  %s  %s  ", cell(a.order.ID, 5), cell(a.order.History, 26),
 			cell(strconv.Itoa(a.attempts), 8), cell(strings.Join(hops, ", "), 32)), colour, end)
 	}
 	t.line("", "", "")
 	t.line("", "", "In "+queue+":")
 	t.line("", bold, "order  reason       retries  error")
 	for _, a := range t.accounts {
-		if l := a.letter; l != nil {
+		if l := a.deadLetter; l != nil {
 			t.line(fmt.Sprintf("%s  %s  %s  %s", cell(a.order.ID, 5), cell(string(l.Reason), 11),
 				cell(strconv.Itoa(l.Retries), 7), l.Error), "", "")
 		}

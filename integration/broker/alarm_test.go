@@ -82,8 +82,8 @@ func TestAlarmStopsPublishingAndNothingElse(t *testing.T) {
 				publishing, log := suite.ConnectTo(t, through)
 				p := suite.Publisher[suite.Order](t, publishing, address.Queue("orders"))
 				suite.Publish(t, p, suite.Order{ID: -1})
-				doomed, _ := s.Connect(t)
-				doomedPublisher := suite.Publisher[suite.Order](t, doomed, address.Queue("orders"))
+				failing, _ := s.Connect(t)
+				failingPublisher := suite.Publisher[suite.Order](t, failing, address.Queue("orders"))
 
 				begin := make(chan struct{})
 				for _, w := range workers {
@@ -146,15 +146,15 @@ func TestAlarmStopsPublishingAndNothingElse(t *testing.T) {
 
 				// A connection that is blocked can be closed.
 				cutOff := make(chan error, 1)
-				go func() { cutOff <- doomedPublisher.Publish(context.Background(), suite.Order{ID: 5000}) }()
+				go func() { cutOff <- failingPublisher.Publish(context.Background(), suite.Order{ID: 5000}) }()
 				suite.Poll(t, "one publish waits, and holds up the next", func() bool {
 					ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 					defer cancel()
-					return errors.Is(doomedPublisher.Publish(ctx, suite.Order{ID: 5001}), client.ErrNotSent)
+					return errors.Is(failingPublisher.Publish(ctx, suite.Order{ID: 5001}), client.ErrNotSent)
 				})
 				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 				began = time.Now()
-				err := doomed.Close(ctx)
+				err := failing.Close(ctx)
 				cancel()
 				cut := suite.Await(t, cutOff, "Publish returns")
 				for _, err := range []error{err, cut} { // it may have left just before the alarm
@@ -292,7 +292,7 @@ func TestAlarmsAmidAStreamCostNothing(t *testing.T) {
 		var mu sync.Mutex
 		kinds := map[client.EventKind]int{}
 		conn, log := s.Connect(t, func(c *client.Config) {
-			c.Observe = func(e client.Event) {
+			c.OnEvent = func(e client.Event) {
 				mu.Lock()
 				defer mu.Unlock()
 				kinds[e.Kind]++
@@ -349,7 +349,7 @@ func TestConnectionsAreMadeAndClosedInAnAlarm(t *testing.T) {
 		connect := func() (*client.Conn, *suite.Events, *suite.Logbook) {
 			seen := &suite.Events{}
 			conn, log := s.Connect(t, func(c *client.Config) {
-				c.Endpoints, c.PreferLeaderOf, c.Observe = []string{s.AMQPURL()}, "orders", seen.Observe
+				c.Endpoints, c.PreferLeaderOf, c.OnEvent = []string{s.AMQPURL()}, "orders", seen.Observe
 			})
 			return conn, seen, log
 		}

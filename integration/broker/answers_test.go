@@ -37,7 +37,7 @@ func TestAQueueThatDoesNotAnswerHoldsUpNoOtherAnswer(t *testing.T) {
 		var mu sync.Mutex
 		var lost []client.Event
 		conn, log := s.Connect(t, func(c *client.Config) {
-			c.Observe = func(e client.Event) {
+			c.OnEvent = func(e client.Event) {
 				mu.Lock()
 				defer mu.Unlock()
 				if e.Kind == client.EventLost {

@@ -106,7 +106,7 @@ func serveMany(t *testing.T, s *suite.Site, n, queues int) {
 	const each = 5
 	before := heldBy()
 	seen := &suite.Events{}
-	conn, log := s.Connect(t, func(c *client.Config) { c.Observe = seen.Observe })
+	conn, log := s.Connect(t, func(c *client.Config) { c.OnEvent = seen.Observe })
 	topology := declare.Topology{}
 	for q := range queues {
 		topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: fmt.Sprintf("q%d", q), DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()})

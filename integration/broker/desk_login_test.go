@@ -39,7 +39,7 @@ func loggedIn(t *testing.T, h suite.Shell, flags ...string) {
 	require.NoError(t, json.Unmarshal([]byte(h.Dead(suite.ExitDone, with("survey", "orders.dead", "--json")...).Stdout), &s))
 	require.Len(t, s.Queues, 1)
 	assert.Empty(t, s.Queues[0].Unread)
-	unseen := slices.ContainsFunc(s.Queues[0].Caveats, func(c desk.Caveat) bool { return c.Code == desk.CaveatPolicies })
+	unseen := slices.ContainsFunc(s.Queues[0].Warnings, func(c desk.Warning) bool { return c.Code == desk.WarningPolicies })
 	assert.Equal(t, h.Env["HOPBACK_MANAGEMENT_URL"] == "none", unseen, "the HTTP API shows policies")
 	h.Dead(suite.ExitDone, with("list", "orders.dead")...)
 }

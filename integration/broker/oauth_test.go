@@ -78,7 +78,7 @@ func TestOAuth2TokensAreRenewedAheadOfTime(t *testing.T) {
 		seen := &suite.Events{}
 		conn, _ := suite.ConnectTo(t, withoutUser(s), suite.Soon, func(c *client.Config) {
 			c.SASL = client.OAuth2(source)
-			c.Observe = seen.Observe
+			c.OnEvent = seen.Observe
 		})
 		suite.Apply(t, conn, suite.QueueOf(declare.QuorumQueue{Name: "q", DeadLetter: declare.Drop()}))
 		got := make(chan int, 10_000)

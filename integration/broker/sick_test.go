@@ -31,10 +31,10 @@ func TestAQueueThatDoesNotAnswerHurtsNobodyElse(t *testing.T) {
 		p := suite.Publisher[suite.Order](t, conn, address.Queue("healthy"))
 
 		// The queue's process answers nothing any more.
-		tell := func(what string) {
+		notify := func(what string) {
 			s.EvalOK(t, fmt.Sprintf("sys:%s(whereis('%s_sick')).", what, s.VHost))
 		}
-		tell("suspend")
+		notify("suspend")
 		began := time.Now()
 		sick := make(chan int, 1)
 		stop := suite.Consume(t, conn, "sick", client.JSON(func(_ context.Context, o suite.Order) error { sick <- o.ID; return nil }), client.ConsumerConfig{})
@@ -55,7 +55,7 @@ func TestAQueueThatDoesNotAnswerHurtsNobodyElse(t *testing.T) {
 			time.Sleep(50 * time.Millisecond) // twenty messages a second will do
 		}
 		assert.Empty(t, log.With("connection lost; reconnecting"))
-		tell("resume")
+		notify("resume")
 		assert.Equal(t, 7, suite.Await(t, sick, "the sick queue's message, once that is well again"))
 		require.NoError(t, stop())
 		assert.Empty(t, log.With("connection lost; reconnecting"))

@@ -191,14 +191,14 @@ func (s *site) shop(fraud string) {
 		return nil
 	})
 	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
-		letters, err := declare.Inspect(t.Context(), s.conn.Management(), "orders.dead")
+		deadLetters, err := declare.Inspect(t.Context(), s.conn.Management(), "orders.dead")
 		require.NoError(t, err)
 		waiting, err := declare.Inspect(t.Context(), s.conn.Management(), "orders")
 		require.NoError(t, err)
-		if letters.Messages == deadOrders && waiting.Messages == 0 {
+		if deadLetters.Messages == deadOrders && waiting.Messages == 0 {
 			break
 		}
-		require.True(t, time.Now().Before(end), "%d are dead, %d wait", letters.Messages, waiting.Messages)
+		require.True(t, time.Now().Before(end), "%d are dead, %d wait", deadLetters.Messages, waiting.Messages)
 	}
 	broken()
 }
@@ -227,8 +227,8 @@ func (s *site) work(handle func(order) error) (stop func()) {
 func TestSomebodyReplaysAGroup(t *testing.T) {
 	forEachBroker(t, func(s *site, c *chromium) {
 		s.shop(hostile)
-		mended := s.work(func(order) error { return nil })
-		defer mended()
+		fixed := s.work(func(order) error { return nil })
+		defer fixed()
 		before := s.handled.Load()
 		b := c.tab(s.t)
 		b.size(1120, 820)

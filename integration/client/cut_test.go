@@ -133,15 +133,15 @@ func TestNoMessageIsLostWhileConnectionsAreCut(t *testing.T) {
 
 		// RabbitMQ's dead-letter worker tries again after 180 s what it couldn't hand
 		// on: late is not lost.
-		waited, told := time.Now(), false
+		waited, notified := time.Now(), false
 		for handled.IDs()+deadLettered.IDs() < messages && time.Since(waited) < 240*time.Second {
 			time.Sleep(50 * time.Millisecond)
-			if late := time.Since(waited); late > 20*time.Second && !told {
-				told = true
+			if late := time.Since(waited); late > 20*time.Second && !notified {
+				notified = true
 				s.LogWhereMessagesAre(t)
 			}
 		}
-		if told {
+		if notified {
 			suite.Report(t, s, "the last message came %v after all were published (seed %d)", time.Since(waited).Round(time.Second), seed)
 		}
 		for id := range messages {

@@ -29,7 +29,7 @@ func TestABlackHoleInOneDirectionIsNoticed(t *testing.T) {
 		connect := func() (*client.Conn, *suite.Events) {
 			seen := &suite.Events{}
 			conn, _ := suite.ConnectTo(t, through, suite.Soon, func(c *client.Config) {
-				c.Endpoints, c.IdleTimeout, c.Observe = []string{s.AMQPURL()}, idle, seen.Observe
+				c.Endpoints, c.IdleTimeout, c.OnEvent = []string{s.AMQPURL()}, idle, seen.Observe
 			})
 			return conn, seen
 		}

@@ -216,7 +216,7 @@ func TestEngineSettlementsBeforeADetachAreNeverLost(t *testing.T) {
 // The connection lives on.
 func TestEngineLearnsWhatIsRefused(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
-		engineQueue(t, s, declare.QuorumQueue{Name: "q", MaxLength: 1, Overflow: declare.RejectPublish})
+		engineQueue(t, s, declare.QuorumQueue{Name: "q", MaxLength: 1, Overflow: declare.OverflowRejectPublish})
 		c := engineConn(t, s)
 		box := newInbox()
 		var remote *frames.Error

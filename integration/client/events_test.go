@@ -18,7 +18,7 @@ func TestObserveTellsWhatHappened(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		wire, url := s.Through(t)
 		seen := &suite.Events{}
-		conn, _ := suite.ConnectTo(t, url, suite.Soon, func(c *client.Config) { c.Observe = seen.Observe })
+		conn, _ := suite.ConnectTo(t, url, suite.Soon, func(c *client.Config) { c.OnEvent = seen.Observe })
 		state := conn.State()
 		assert.True(t, state.Connected)
 		assert.False(t, state.Closed)
@@ -100,7 +100,7 @@ func TestObserverThatHangsHoldsNothingUp(t *testing.T) {
 		wire, url := s.Through(t)
 		hang := make(chan struct{})
 		defer close(hang)
-		conn, _ := suite.ConnectTo(t, url, suite.Soon, func(c *client.Config) { c.Observe = func(client.Event) { <-hang } })
+		conn, _ := suite.ConnectTo(t, url, suite.Soon, func(c *client.Config) { c.OnEvent = func(client.Event) { <-hang } })
 		suite.Apply(t, conn, suite.QueueOf(declare.QuorumQueue{Name: "q"}))
 		got := make(chan string, 100)
 		suite.Consume(t, conn, "q", client.JSON(func(_ context.Context, v string) error {

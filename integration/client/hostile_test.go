@@ -42,7 +42,7 @@ func TestHandlerThatEndsItsGoroutineLeavesItsHistory(t *testing.T) {
 			suite.Publish(t, p, suite.Order{ID: i})
 		}
 		for _, m := range s.Peer(t).Take("orders.dead", 3) {
-			d := retry.DeathOf(m)
+			d := retry.DeadLetterOf(m)
 			assert.EqualValues(t, client.ReasonPanicked, d.Reason)
 			assert.Equal(t, "orders", d.Queue)
 			assert.Equal(t, "w-1", d.Worker)
@@ -200,7 +200,7 @@ func TestHostileHeadersAndBodiesAreSurvived(t *testing.T) {
 				suite.Consume(t, conn, "orders", retry.With(policy)(client.JSON(func(context.Context, suite.Order) error { return errors.New("always") })), client.ConsumerConfig{Concurrency: 4})
 				seen := p.Take("orders.dead", len(hostile))
 				for _, m := range seen {
-					_ = retry.DeathOf(m)
+					_ = retry.DeadLetterOf(m)
 				}
 				suite.Poll(t, "nothing is left", func() bool { return suite.Ready(t, conn, "orders") == 0 })
 				assert.Empty(t, log.With("lost"))

@@ -133,11 +133,11 @@ func TestQueueThatIsDeletedAndDeclaredAgainKeepsItsArguments(t *testing.T) {
 		for round := range 3 {
 			_, err := declare.DeleteQueue(t.Context(), conn.Management(), "orders")
 			require.NoError(t, err)
-			said := len(log.With("consuming failed", "not found"))
+			logged := len(log.With("consuming failed", "not found"))
 			if round > 0 {
 				wire.Cut()
 			}
-			suite.Poll(t, "the consumer says what is missing", func() bool { return len(log.With("consuming failed", "not found")) > said+1 })
+			suite.Poll(t, "the consumer says what is missing", func() bool { return len(log.With("consuming failed", "not found")) > logged+1 })
 			status, _, err := s.HTTPStatus(http.MethodGet, "/queues/"+s.VHost+"/orders", nil)
 			require.NoError(t, err)
 			require.Equal(t, http.StatusNotFound, status, "nobody declares it but its owner")
@@ -230,7 +230,7 @@ func TestOutageIsWaitedForWithoutSpinning(t *testing.T) {
 		stuck := make(chan struct{})
 		conn, log := suite.ConnectTo(t, through, func(c *client.Config) {
 			c.Reconnect = client.ReconnectBackoff{Min: 50 * time.Millisecond, Max: 200 * time.Millisecond}
-			c.Observe = func(client.Event) { <-stuck }
+			c.OnEvent = func(client.Event) { <-stuck }
 		})
 		t.Cleanup(func() { close(stuck) })
 		suite.Apply(t, conn, suite.QueueOf(declare.QuorumQueue{Name: "orders", DeliveryLimit: declare.Unlimited}))

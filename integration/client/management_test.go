@@ -43,7 +43,7 @@ func TestConcurrentManagementRequestsGetTheirOwnReplies(t *testing.T) {
 					i := (c + r) % (queues + 1)
 					info, err := declare.Inspect(ctx, conn.Management(), fmt.Sprintf("q-%d", i))
 					if i == queues { // there is no such queue
-						assert.ErrorIs(t, err, declare.ErrMissing)
+						assert.ErrorIs(t, err, declare.ErrNotFound)
 						continue
 					}
 					if assert.NoError(t, err) {
@@ -220,7 +220,7 @@ func TestQueueArgumentsReachTheBrokerWithTheirTypes(t *testing.T) {
 			declare.QuorumQueue{
 				Name: "full", DeliveryLimit: 7, DeadLetter: declare.DeadLetterTarget{Exchange: "amq.direct", RoutingKey: "key"},
 				MessageTTL: 3 * time.Second, Expires: time.Hour, MaxLength: 1000, MaxLengthBytes: 1 << 33,
-				SingleActiveConsumer: true, InitialGroupSize: 1, LeaderLocator: declare.Balanced,
+				SingleActiveConsumer: true, InitialGroupSize: 1, LeaderLocator: declare.LeaderBalanced,
 				DelayedRetry:    declare.DelayedRetry{Kind: declare.RetryFailed, Min: time.Second, Max: time.Minute},
 				ConsumerTimeout: 10 * time.Minute,
 			},

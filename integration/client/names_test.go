@@ -137,7 +137,7 @@ func TestLengthsOfNamesAndRoutingKeys(t *testing.T) {
 		}
 
 		suite.Apply(t, conn, declare.Topology{
-			Exchanges: []declare.Exchange{{Name: "x", Type: declare.Topic}},
+			Exchanges: []declare.Exchange{{Name: "x", Type: declare.ExchangeTopic}},
 			Queues:    []declare.Queue{declare.QuorumQueue{Name: "q", DeadLetter: declare.Drop()}},
 			Bindings:  []declare.Binding{{Source: "x", Queue: "q", Key: "k.#"}},
 		})
@@ -168,7 +168,7 @@ func TestExchangeNamesAndRoutingKeysArriveUnchanged(t *testing.T) {
 			if unusable[name] {
 				continue
 			}
-			topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: name, Type: declare.Fanout})
+			topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: name, Type: declare.ExchangeFanout})
 			topology.Bindings = append(topology.Bindings, declare.Binding{Source: name, Queue: "q", Key: name})
 		}
 		suite.Apply(t, conn, topology)

@@ -47,7 +47,7 @@ func newLife(t *testing.T, s *suite.Site) *life {
 	u.User = own.User
 	l.wire = wire
 	l.conn, l.log = suite.ConnectTo(t, u.String(), suite.Soon, func(c *client.Config) {
-		c.Observe = func(e client.Event) {
+		c.OnEvent = func(e client.Event) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.events = append(l.events, e)
@@ -79,7 +79,7 @@ func (l *life) password(t *testing.T, password string) {
 }
 
 // told waits for an event of one kind, since the given one, whose error is err.
-func (l *life) told(t *testing.T, since int, op string, kind client.EventKind, err error) {
+func (l *life) notified(t *testing.T, since int, op string, kind client.EventKind, err error) {
 	t.Helper()
 	suite.Poll(t, op+": "+string(kind), func() bool {
 		l.mu.Lock()
@@ -106,11 +106,11 @@ func TestWhatIsTakenAndGivenBackIsComeBackFrom(t *testing.T) {
 	for _, loss := range []struct {
 		name string
 		// take takes it; meanwhile is what publishing says then.
-		take      func(t *testing.T, l *life)
-		meanwhile error
-		consumer  error // what the consumer says; nil: the connection says connection
-		connected error
-		giveBack  func(t *testing.T, l *life)
+		take       func(t *testing.T, l *life)
+		inParallel error
+		consumer   error // what the consumer says; nil: the connection says connection
+		connected  error
+		requeue    func(t *testing.T, l *life)
 	}{
 		{"read and write permission, with the connection cut",
 			func(t *testing.T, l *life) { l.permit(t, suite.Everything, "^$", "^$"); l.wire.Cut() },
@@ -172,26 +172,26 @@ func TestWhatIsTakenAndGivenBackIsComeBackFrom(t *testing.T) {
 						ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 						defer cancel()
 						err := l.p.Publish(ctx, suite.Order{ID: -1})
-						if err != nil && !errors.Is(err, loss.meanwhile) {
+						if err != nil && !errors.Is(err, loss.inParallel) {
 							t.Logf("publish: %v", err)
 						}
-						return errors.Is(err, loss.meanwhile)
+						return errors.Is(err, loss.inParallel)
 					})
 					if loss.consumer != nil {
-						l.told(t, since, "consume", client.EventRefused, loss.consumer)
-						l.told(t, since, "publish", client.EventRefused, loss.meanwhile)
+						l.notified(t, since, "consume", client.EventRefused, loss.consumer)
+						l.notified(t, since, "publish", client.EventRefused, loss.inParallel)
 					} else {
-						l.told(t, since, "connection", client.EventRefused, loss.connected)
-						said := len(l.log.With("reconnecting failed"))
-						suite.Poll(t, "it keeps trying, and says so", func() bool { return len(l.log.With("reconnecting failed")) > said })
+						l.notified(t, since, "connection", client.EventRefused, loss.connected)
+						logged := len(l.log.With("reconnecting failed"))
+						suite.Poll(t, "it keeps trying, and says so", func() bool { return len(l.log.With("reconnecting failed")) > logged })
 					}
-					l.told(t, since, "consume", client.EventLost, nil)
+					l.notified(t, since, "consume", client.EventLost, nil)
 					since = l.now()
-					loss.giveBack(t, l)
+					loss.requeue(t, l)
 					began := time.Now()
 					l.works(t, 1+round)
-					l.told(t, since, "consume", client.EventUp, nil)
-					l.told(t, since, "publish", client.EventUp, nil)
+					l.notified(t, since, "consume", client.EventUp, nil)
+					l.notified(t, since, "publish", client.EventUp, nil)
 					suite.Report(t, s, "%s given back: a message made its way after %v", loss.name, time.Since(began).Round(time.Millisecond))
 				}
 			})
@@ -247,8 +247,8 @@ func TestLinkThatTheBrokerDetachesIsAttachedAgain(t *testing.T) {
 			require.NoError(t, err)
 			suite.Apply(t, l.conn, l.queue)
 			l.works(t, 1+round)
-			l.told(t, since, "consume", client.EventLost, nil)
-			l.told(t, since, "consume", client.EventUp, nil)
+			l.notified(t, since, "consume", client.EventLost, nil)
+			l.notified(t, since, "consume", client.EventUp, nil)
 			suite.AwaitConsumers(t, l.conn, "orders", 1)
 		}
 		assert.Empty(t, l.log.With("connection lost; reconnecting"))

@@ -160,7 +160,7 @@ type step struct {
 }
 
 // said is s on a connection.
-func (p *spoken) said(s step) []byte {
+func (p *spoken) logged(s step) []byte {
 	if s.toDirect != nil {
 		s.payload = s.toDirect(p.direct)
 	}
@@ -184,10 +184,10 @@ const marker = 60
 func answers(t *testing.T, raw string, steps []step) (all [][]string) {
 	p := speak(t, raw)
 	for _, s := range steps {
-		p.write(p.said(s))
-		var said []string
+		p.write(p.logged(s))
+		var logged []string
 		if _, opens := s.body.(*frames.Open); opens {
-			said = append(said, shown(p.next()))
+			logged = append(logged, shown(p.next()))
 		}
 		for _, m := range []frames.Performative{&frames.Begin{}, &frames.End{}} {
 			_, _ = p.nc.Write(step{channel: marker, body: m}.bytes(t))
@@ -195,18 +195,18 @@ func answers(t *testing.T, raw string, steps []step) (all [][]string) {
 		for {
 			f := p.next()
 			if f.Channel != marker {
-				said = append(said, shown(f))
+				logged = append(logged, shown(f))
 			}
 			_, ended := f.Body.(*frames.End)
 			_, closed := f.Body.(*frames.Close)
 			if closed {
-				return append(all, said)
+				return append(all, logged)
 			}
 			if f.Channel == marker && ended || f.Channel == 99 {
 				break
 			}
 		}
-		all = append(all, said)
+		all = append(all, logged)
 	}
 	return all
 }
@@ -364,15 +364,15 @@ func TestTheBrokerInMemoryAnswersAsRabbitMQ(t *testing.T) {
 				all := append([]step{open}, steps...)
 				want := answers(t, memory, all)
 				p := speak(t, s.URL)
-				for i, said := range want {
-					p.write(p.said(all[i]))
+				for i, logged := range want {
+					p.write(p.logged(all[i]))
 					var got []string
-					for range said {
+					for range logged {
 						got = append(got, shown(p.next()))
 					}
 					slices.Sort(got) // RabbitMQ's queues answer when they like
-					slices.Sort(said)
-					if !assert.Equal(t, got, said, "RabbitMQ %s, and the broker in memory, answer to step %d: %T", s.Version, i, all[i].body) {
+					slices.Sort(logged)
+					if !assert.Equal(t, got, logged, "RabbitMQ %s, and the broker in memory, answer to step %d: %T", s.Version, i, all[i].body) {
 						return
 					}
 				}

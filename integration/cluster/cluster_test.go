@@ -294,7 +294,7 @@ func TestConsumingGoesOnAfterANodeIsKilled(t *testing.T) {
 				led := nodeNamed(t, c, leader(t, c.Nodes[0], f.queue))
 				// A second flow on the same queue's leader: this one is on the node that dies.
 				conn := connect(t, c, led, func(cfg *client.Config) {
-					cfg.Observe = func(e client.Event) { observed.Store(e.String(), true) }
+					cfg.OnEvent = func(e client.Event) { observed.Store(e.String(), true) }
 				})
 				g, finishOnDying := run(t, c, conn, "dying-"+name, strategy)
 				f.handledAfter(t, time.Now())
@@ -337,7 +337,7 @@ func TestPreferLeaderOf(t *testing.T) {
 			queue := fmt.Sprintf("led-%d", i)
 			on := connect(t, c, n)
 			require.Equal(t, n.Name, on.Broker().Node)
-			q := declare.QuorumQueue{Name: queue, LeaderLocator: declare.ClientLocal, DeadLetter: declare.Drop()}
+			q := declare.QuorumQueue{Name: queue, LeaderLocator: declare.LeaderClientLocal, DeadLetter: declare.Drop()}
 			_, err := declare.Apply(t.Context(), on.Management(), declare.Topology{Queues: []declare.Queue{q}})
 			require.NoError(t, err)
 			t.Cleanup(func() { _, _ = declare.DeleteQueue(context.Background(), setup.Management(), queue) })

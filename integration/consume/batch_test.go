@@ -124,7 +124,7 @@ func TestNoMessageOfABatchIsLostWhereverTheConnectionEnds(t *testing.T) {
 						done <- item.Value
 					}
 					return nil
-				})), client.ConsumerConfig{NoQuarantine: true})
+				})), client.ConsumerConfig{NoIsolation: true})
 				p := suite.Publisher[int](t, direct, address.Queue("work"))
 
 				round := func(n, behind int) int {
@@ -205,7 +205,7 @@ func TestABatchTellsWhichMessagesTheBrokerHasTakenBack(t *testing.T) {
 			<-ctx.Done() // shortly before the first is taken back
 			assert.ErrorIs(t, context.Cause(ctx), client.ErrConsumerTimeoutNear)
 			suite.Poll(t, "a message is taken back", func() bool {
-				return slices.ContainsFunc(items, (*batch.Item[int]).TakenBack)
+				return slices.ContainsFunc(items, (*batch.Item[int]).Revoked)
 			})
 			all := map[int]*batch.Item[int]{}
 			for _, item := range items {
@@ -217,14 +217,14 @@ func TestABatchTellsWhichMessagesTheBrokerHasTakenBack(t *testing.T) {
 		all := suite.Await(t, taken, "the first batch")
 		want := map[int]bool{}
 		for value, item := range all {
-			if item.TakenBack() {
+			if item.Revoked() {
 				want[value] = true
 			}
 		}
 		assert.NotEmpty(t, want)
 		for len(want) > 0 { // the other may be taken back meanwhile, and come before
 			value := suite.Await(t, again, "what was taken back is delivered again")
-			assert.True(t, all[value].TakenBack(), "%d", value)
+			assert.True(t, all[value].Revoked(), "%d", value)
 			delete(want, value)
 		}
 		suite.Poll(t, "the queue is empty", func() bool { return suite.Ready(t, conn, "slow") == 0 })

@@ -61,37 +61,37 @@ func TestASingleActiveConsumerIsToldThatItIsActive(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
 		suite.Apply(t, conn, suite.QueueOf(declare.QuorumQueue{Name: "orders", SingleActiveConsumer: true}))
-		told := make(chan string, 10)
-		tell := func(name string) func(bool) {
+		notified := make(chan string, 10)
+		notify := func(name string) func(bool) {
 			return func(active bool) {
 				if active {
-					told <- name + " active"
+					notified <- name + " active"
 				} else {
-					told <- name + " not active"
+					notified <- name + " not active"
 				}
 			}
 		}
 		got := make(chan string, 10)
 		if !s.Newer() {
-			err := conn.Consume(t.Context(), "orders", to(got, "first"), client.ConsumerConfig{OnActive: tell("first")})
+			err := conn.Consume(t.Context(), "orders", to(got, "first"), client.ConsumerConfig{OnActive: notify("first")})
 			require.ErrorAs(t, err, new(*argument.Error))
 			assert.ErrorContains(t, err, "needs RabbitMQ 4.3 or later, and the broker is 4.0")
 			return
 		}
-		stop := suite.Consume(t, conn, "orders", to(got, "first"), client.ConsumerConfig{OnActive: tell("first")})
-		assert.Equal(t, "first active", suite.Await(t, told, "the first is told"))
-		second := suite.Consume(t, conn, "orders", to(got, "second"), client.ConsumerConfig{OnActive: tell("second")})
+		stop := suite.Consume(t, conn, "orders", to(got, "first"), client.ConsumerConfig{OnActive: notify("first")})
+		assert.Equal(t, "first active", suite.Await(t, notified, "the first is told"))
+		second := suite.Consume(t, conn, "orders", to(got, "second"), client.ConsumerConfig{OnActive: notify("second")})
 		standsBy := func() bool { return len(conn.Stats().Consumers) == 2 && conn.Stats().Consumers[1].Up }
 		suite.Poll(t, "the second stands by", standsBy)
 		p := suite.PublisherOf(t, conn, address.Queue("orders"))
 		suite.Publish(t, p, "m")
 		assert.Equal(t, "first", suite.Await(t, got, "a message"))
 		require.NoError(t, stop())
-		assert.ElementsMatch(t, []string{"first not active", "second active"}, []string{suite.Await(t, told, "a change"), suite.Await(t, told, "a change")})
+		assert.ElementsMatch(t, []string{"first not active", "second active"}, []string{suite.Await(t, notified, "a change"), suite.Await(t, notified, "a change")})
 		suite.Publish(t, p, "m")
 		assert.Equal(t, "second", suite.Await(t, got, "a message"))
 		require.NoError(t, second())
-		assert.Equal(t, "second not active", suite.Await(t, told, "a change"))
+		assert.Equal(t, "second not active", suite.Await(t, notified, "a change"))
 	})
 }
 

@@ -29,10 +29,10 @@ import (
 )
 
 // arrivals is a Middleware that tells of each delivery before it handles it.
-func arrivals(tell func(*client.Delivery)) client.Middleware {
+func arrivals(notify func(*client.Delivery)) client.Middleware {
 	return func(h client.Handler) client.Handler {
 		return client.Wrap(h, func(ctx context.Context, d *client.Delivery) error {
-			tell(d)
+			notify(d)
 			return h.Handle(ctx, d)
 		})
 	}

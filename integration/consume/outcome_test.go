@@ -166,7 +166,7 @@ func TestHandlersResultsMeanTheSame(t *testing.T) {
 				h = retry.With(resultsPolicy)(h)
 			}
 			publishNumbers(t, conn, kind, len(r.names))
-			suite.Consume(t, conn, kind, h, client.ConsumerConfig{Concurrency: 1, NoQuarantine: true})
+			suite.Consume(t, conn, kind, h, client.ConsumerConfig{Concurrency: 1, NoIsolation: true})
 			suite.Consume(t, conn, kind+".dead", client.JSON(r.dead), client.ConsumerConfig{})
 			r.check(t, kind, func(name string) string {
 				switch c := handlerResults[name]; {

@@ -134,7 +134,7 @@ func TestPoisonMessageTakesNoNeighbourToTheDeadLetterQueue(t *testing.T) {
 		assert.Equal(t, map[int]int{2: neighbours}, counts, "no neighbour was there at the later crashes")
 		dead := s.Peer(t).Take("orders.dead", 1)[0]
 		assert.JSONEq(t, `{"id": 0}`, string(dead.GetData()))
-		assert.Equal(t, retry.ReasonDeliveryLimit, retry.DeathOf(dead).Reason)
+		assert.Equal(t, retry.ReasonDeliveryLimit, retry.DeadLetterOf(dead).Reason)
 		for _, q := range []string{"orders", "orders.dead", "parking_queue"} {
 			assert.Zero(t, suite.Ready(t, conn, q), q)
 		}
@@ -205,7 +205,7 @@ func TestCleanStartCostsOneRoundTripAtMost(t *testing.T) {
 				<-first
 				received <- d.Received()
 				return nil
-			}), client.ConsumerConfig{Prefetch: messages, NoQuarantine: without})
+			}), client.ConsumerConfig{Prefetch: messages, NoIsolation: without})
 			// While the first is handled, all others come.
 			suite.Poll(t, "everything is prefetched", func() bool { return suite.Ready(t, conn, "orders") == 0 })
 			close(first)

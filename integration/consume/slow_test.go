@@ -24,7 +24,7 @@ func TestSlowHandlersStarveNothing(t *testing.T) {
 		seen := &suite.Events{}
 		conn, log := suite.ConnectTo(t, url, suite.Soon, func(c *client.Config) {
 			c.IdleTimeout = idle
-			c.Observe = seen.Observe
+			c.OnEvent = seen.Observe
 		})
 		_, err := client.Connect(t.Context(), url, client.Config{IdleTimeout: idle - 1})
 		require.ErrorAs(t, err, new(*argument.Error), "RabbitMQ would close the connection, and not say why")

@@ -87,7 +87,7 @@ func TestConsumerThatTheBrokerForgotHasItsSessionReplaced(t *testing.T) {
 		var starved []client.Event
 		ctx, cancel := context.WithTimeout(t.Context(), suite.Patience)
 		defer cancel()
-		cfg := client.Config{Logger: slog.New(suite.NewLogbook(t)), Observe: func(e client.Event) {
+		cfg := client.Config{Logger: slog.New(suite.NewLogbook(t)), OnEvent: func(e client.Event) {
 			if e.Kind == client.EventStarved {
 				armed.Store(false)
 				mu.Lock()

@@ -25,7 +25,7 @@ func TestCommandDead(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		const n = 40
 		conn, _ := s.Connect(t)
-		morgue(t, conn, retry.Policy{}, n)
+		deadLetterQueue(t, conn, retry.Policy{}, n)
 		suite.Load(t, conn, "orders.dead", 1, func(_ int, m *client.Message) {
 			m.Data = [][]byte{[]byte("\x1b]0;owned\a\u202etext")}
 			m.Annotations = map[any]any{client.AnnotationError: "\x1b[31mhostile", "x-last-death-reason": "rejected"}
@@ -101,7 +101,7 @@ func TestCommandReplayIsInterrupted(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		const n = 400
 		conn, _ := s.Connect(t)
-		morgue(t, conn, retry.Policy{}, n)
+		deadLetterQueue(t, conn, retry.Policy{}, n)
 		hopback := s.Shell(t)
 		hopback.Group = "dead"
 		ctx, stop := context.WithCancel(t.Context())

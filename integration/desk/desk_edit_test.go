@@ -18,7 +18,7 @@ import (
 func TestEditThatCannotBeSent(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
-		morgue(t, conn, retry.Policy{}, 4)
+		deadLetterQueue(t, conn, retry.Policy{}, 4)
 		d := suite.NewDesk(t, s, conn)
 		before, err := d.List(t.Context(), desk.ListConfig{Queue: "orders.dead"})
 		require.NoError(t, err)
@@ -28,10 +28,10 @@ func TestEditThatCannotBeSent(t *testing.T) {
 			require.NoError(t, os.WriteFile(path, make([]byte, size), 0o600))
 			return path
 		}
-		said := hopback.Dead(suite.ExitNo, "edit", "orders.dead", "order-1", "--body", file("large", 17<<20)).Stdout
-		assert.Contains(t, said, "not sent: ")
-		assert.Contains(t, said, "16777216 bytes")
-		assert.Contains(t, said, "0 messages replayed")
+		logged := hopback.Dead(suite.ExitNo, "edit", "orders.dead", "order-1", "--body", file("large", 17<<20)).Stdout
+		assert.Contains(t, logged, "not sent: ")
+		assert.Contains(t, logged, "16777216 bytes")
+		assert.Contains(t, logged, "0 messages replayed")
 		r, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", Filter: desk.Filter{IDs: []string{"order-1"}}, Edit: func(e *desk.Edit) error {
 			e.SetContentType("a\xff")
 			return nil
@@ -39,7 +39,7 @@ func TestEditThatCannotBeSent(t *testing.T) {
 		require.NoError(t, err)
 		assert.EqualValues(t, 1, r.Failed)
 		assert.Contains(t, r.Failures[0].Err, "content-type")
-		assert.Equal(t, 1, r.Walks)
+		assert.Equal(t, 1, r.Scans)
 		after, err := d.List(t.Context(), desk.ListConfig{Queue: "orders.dead"})
 		require.NoError(t, err)
 		ids := func(l desk.List) (all []string) {

@@ -143,10 +143,10 @@ func TestExportAndImportKeepEveryType(t *testing.T) {
 		}
 		assert.Contains(t, second[4], `"encoding":"`, "the long form is kept")
 		assert.NotContains(t, second[0], `"encoding":"`)
-		letter, err := d.List(t.Context(), desk.ListConfig{Queue: "dead"})
+		deadLetter, err := d.List(t.Context(), desk.ListConfig{Queue: "dead"})
 		require.NoError(t, err)
-		require.Len(t, letter.Messages, len(lines))
-		whole, err := d.Show(t.Context(), desk.ShowConfig{Queue: "dead", ID: letter.Messages[1].ID})
+		require.Len(t, deadLetter.Messages, len(lines))
+		whole, err := d.Show(t.Context(), desk.ShowConfig{Queue: "dead", ID: deadLetter.Messages[1].ID})
 		require.NoError(t, err)
 		assert.Equal(t, "typed", whole.BodyForm)
 		assert.Contains(t, whole.Body, "decimal128")
@@ -187,7 +187,7 @@ func TestExportToAFullDisk(t *testing.T) {
 func TestImportedDeadLettersAreReplayed(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
-		morgue(t, conn, retry.Policy{}, 40)
+		deadLetterQueue(t, conn, retry.Policy{}, 40)
 		d := suite.NewDesk(t, s, conn)
 		before, err := d.List(t.Context(), desk.ListConfig{Queue: "orders.dead"})
 		require.NoError(t, err)
@@ -279,7 +279,7 @@ func TestExportIsResumed(t *testing.T) {
 		f := tempFile(t, "dead.jsonl")
 		enough := errors.New("enough")
 		ctx, stop := context.WithCancelCause(t.Context())
-		cut, err := d.Export(ctx, f, desk.ExportConfig{Queue: "dead", Progress: func(p desk.Progress) {
+		cut, err := d.Export(ctx, f, desk.ExportConfig{Queue: "dead", OnProgress: func(p desk.Progress) {
 			stop(enough)
 		}})
 		require.ErrorIs(t, err, enough)

@@ -76,10 +76,10 @@ func TestLookingKeepsOrderAndContent(t *testing.T) {
 		conn, _ := s.Connect(t)
 		d := suite.NewDesk(t, s, conn)
 		full, part := desk.ListConfig{Count: true}, desk.ListConfig{Limit: 2500}
-		for name, looks := range map[string][]desk.ListConfig{"whole": {full}, "part": {part}, "whole, part": {full, part}, "part, whole, part": {part, full, part}} {
+		for name, peeks := range map[string][]desk.ListConfig{"whole": {full}, "part": {part}, "whole, part": {full, part}, "part, whole, part": {part, full, part}} {
 			suite.Apply(t, conn, suite.QueueOf(unlimited(name)))
 			suite.Load(t, conn, name, n)
-			for _, cfg := range looks {
+			for _, cfg := range peeks {
 				cfg.Queue = name
 				list, err := d.List(t.Context(), cfg)
 				require.NoError(t, err)
@@ -181,26 +181,26 @@ func TestLookingIntoAQueueWithADeliveryLimit(t *testing.T) {
 		suite.Apply(t, conn, declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "work", DeliveryLimit: 3, DeadLetter: declare.Drop()}}})
 		suite.Load(t, conn, "work", 10)
 		d := suite.NewDesk(t, s, conn)
-		terms, err := d.Terms(t.Context(), "work")
+		sideEffects, err := d.SideEffects(t.Context(), "work")
 		require.NoError(t, err)
-		require.Len(t, terms.Caveats, 1)
+		require.Len(t, sideEffects.Warnings, 1)
 		if !s.Newer() {
-			assert.Equal(t, desk.CaveatLimit, terms.Caveats[0].Code)
-			assert.True(t, terms.Caveats[0].Refuses)
+			assert.Equal(t, desk.WarningLimit, sideEffects.Warnings[0].Code)
+			assert.True(t, sideEffects.Warnings[0].Refuses)
 			_, err := d.List(t.Context(), desk.ListConfig{Queue: "work"})
-			var refused *desk.TermsError
+			var refused *desk.SideEffectsError
 			require.ErrorAs(t, err, &refused)
 			assert.ErrorContains(t, err, "limit is 3")
 			_, err = d.Show(t.Context(), desk.ShowConfig{Queue: "work", ID: "x"})
 			require.ErrorAs(t, err, &refused)
 			for range 4 { // that many are too many
-				_, err = d.List(t.Context(), desk.ListConfig{Queue: "work", Accept: []desk.CaveatCode{desk.CaveatLimit}})
+				_, err = d.List(t.Context(), desk.ListConfig{Queue: "work", Accept: []desk.WarningCode{desk.WarningLimit}})
 				require.NoError(t, err)
 			}
 			suite.Poll(t, "all are gone", func() bool { return suite.Ready(t, conn, "work") == 0 })
 			return
 		}
-		assert.Equal(t, desk.CaveatLoss, terms.Caveats[0].Code)
+		assert.Equal(t, desk.WarningLoss, sideEffects.Warnings[0].Code)
 		for range 10 {
 			list, err := d.List(t.Context(), desk.ListConfig{Queue: "work"})
 			require.NoError(t, err)
@@ -228,31 +228,31 @@ func TestTermsOfLooking(t *testing.T) {
 			suite.AwaitConsumers(t, conn, q, 1)
 		}
 		d := suite.NewDesk(t, s, conn)
-		codes := func(d *desk.Desk, queue string) []desk.CaveatCode {
-			terms, err := d.Terms(t.Context(), queue)
+		codes := func(d *desk.Desk, queue string) []desk.WarningCode {
+			sideEffects, err := d.SideEffects(t.Context(), queue)
 			require.NoError(t, err)
-			var all []desk.CaveatCode
-			for _, c := range terms.Caveats {
+			var all []desk.WarningCode
+			for _, c := range sideEffects.Warnings {
 				all = append(all, c.Code)
 			}
 			return all
 		}
 		assert.Empty(t, codes(d, "alone"))
-		assert.Equal(t, []desk.CaveatCode{desk.CaveatConsumers}, codes(d, "shared"))
-		assert.Equal(t, []desk.CaveatCode{desk.CaveatSingleActive}, codes(d, "single"))
-		assert.Equal(t, []desk.CaveatCode{desk.CaveatClassic}, codes(d, "classic"))
-		limit := desk.CaveatLoss
+		assert.Equal(t, []desk.WarningCode{desk.WarningConsumers}, codes(d, "shared"))
+		assert.Equal(t, []desk.WarningCode{desk.WarningSingleActive}, codes(d, "single"))
+		assert.Equal(t, []desk.WarningCode{desk.WarningClassic}, codes(d, "classic"))
+		limit := desk.WarningLoss
 		if !s.Newer() {
-			limit = desk.CaveatLimit
+			limit = desk.WarningLimit
 		}
-		suite.Poll(t, "the policy applies", func() bool { return slices.Equal(codes(d, "limited"), []desk.CaveatCode{limit}) })
-		_, err := d.Terms(t.Context(), "stream")
+		suite.Poll(t, "the policy applies", func() bool { return slices.Equal(codes(d, "limited"), []desk.WarningCode{limit}) })
+		_, err := d.SideEffects(t.Context(), "stream")
 		require.ErrorAs(t, err, new(*argument.Error))
-		_, err = d.Terms(t.Context(), "none")
-		require.ErrorIs(t, err, declare.ErrMissing)
+		_, err = d.SideEffects(t.Context(), "none")
+		require.ErrorIs(t, err, declare.ErrNotFound)
 
 		blind, err := desk.New(conn, desk.Config{})
 		require.NoError(t, err)
-		assert.Equal(t, []desk.CaveatCode{desk.CaveatPolicies}, codes(blind, "alone"))
+		assert.Equal(t, []desk.WarningCode{desk.WarningPolicies}, codes(blind, "alone"))
 	})
 }

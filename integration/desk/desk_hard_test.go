@@ -35,7 +35,7 @@ import (
 
 // story is a queue as it is: of each message its number, which is its body, and all else of
 // it but for how often it was given back.
-type story struct {
+type history struct {
 	order []string
 	whole map[string][sha256.Size]byte
 }
@@ -43,15 +43,15 @@ type story struct {
 // returnCounts are what changes when a message is given back, in a line of an export.
 var returnCounts = regexp.MustCompile(`"delivery-count":\{[^}]*\},?|,?\[\{"symbol":"x-(acquired|delivery)-count"\},[^\]]*\]`)
 
-// storyOf reads a queue by an export.
-func storyOf(t *testing.T, d *desk.Desk, queue string) story {
+// historyOf reads a queue by an export.
+func historyOf(t *testing.T, d *desk.Desk, queue string) history {
 	t.Helper()
 	f := tempFile(t, "story")
 	_, err := d.Export(t.Context(), f, desk.ExportConfig{Queue: queue})
 	require.NoError(t, err)
 	_, err = f.Seek(0, io.SeekStart)
 	require.NoError(t, err)
-	s := story{whole: map[string][sha256.Size]byte{}}
+	s := history{whole: map[string][sha256.Size]byte{}}
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -78,8 +78,8 @@ func storyOf(t *testing.T, d *desk.Desk, queue string) story {
 }
 
 // without leaves messages out.
-func (s story) without(out func(number string) bool) story {
-	kept := story{whole: map[string][sha256.Size]byte{}}
+func (s history) without(out func(number string) bool) history {
+	kept := history{whole: map[string][sha256.Size]byte{}}
 	for _, number := range s.order {
 		if !out(number) {
 			kept.order = append(kept.order, number)
@@ -98,19 +98,19 @@ func TestReplayOfALaneSurvivesKillsAndCuts(t *testing.T) {
 		n, kills, cuts := suite.Sized(1000, 100_000), suite.Sized(3, 10), suite.Sized(6, 20)
 		conn, _ := s.Connect(t)
 		policy := retry.Policy{MaxRetries: 2, GiveUpAfter: time.Hour, Backoff: retry.Exponential(time.Second, 2)}
-		morgue(t, conn, policy, n)
+		deadLetterQueue(t, conn, policy, n)
 		d := suite.NewDesk(t, s, conn)
 		permanent := func(number string) bool {
 			i, err := strconv.Atoi(number)
 			require.NoError(t, err)
 			return lanes[i%4] == retry.ReasonPermanent
 		}
-		before := storyOf(t, d, "orders.dead")
+		before := historyOf(t, d, "orders.dead")
 		require.Len(t, before.order, n)
 		h := newHandled()
 		var old atomic.Int64 // messages that don't begin anew
 		suite.Consume(t, conn, "orders", retry.With(policy)(client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
-			if m := d.Message(); retry.Count(m) != 0 || !retry.DeathOf(m).FirstFailure.IsZero() {
+			if m := d.Message(); retry.Count(m) != 0 || !retry.DeadLetterOf(m).FirstFailure.IsZero() {
 				old.Add(1)
 			}
 			return h.Handle(ctx, d)
@@ -170,7 +170,7 @@ func TestReplayOfALaneSurvivesKillsAndCuts(t *testing.T) {
 			assert.Equal(t, retry.ReasonPermanent, lanes[i%4])
 		}
 		suite.Poll(t, "the other lanes are there", func() bool { return suite.Ready(t, conn, "orders.dead") == n*3/4 })
-		want, got := before.without(permanent), storyOf(t, d, "orders.dead")
+		want, got := before.without(permanent), historyOf(t, d, "orders.dead")
 		inOrder(t, want.order, got.order)
 		assert.True(t, maps.Equal(want.whole, got.whole), "bit for bit")
 		inOrder(t, want.order, bodies(s.Peer(t).Take("orders.dead", n*3/4)))
@@ -186,8 +186,8 @@ func TestReplayIsStoppedAtAnyMoment(t *testing.T) {
 		conn, _ := s.Connect(t)
 		d := suite.NewDesk(t, s, conn)
 		for _, way := range []string{"copied", "moved"} {
-			morgue(t, conn, retry.Policy{ReplayByMove: true}, n)
-			stopped, unsure := 0, uint64(0)
+			deadLetterQueue(t, conn, retry.Policy{ReplayByMove: true}, n)
+			stopped, unknown := 0, uint64(0)
 			cfg := desk.ReplayConfig{Queue: "orders.dead", All: true, ID: "r1", Rate: float64(n), Copy: way == "copied"}
 			for range stops {
 				ctx, stop := context.WithCancelCause(t.Context())
@@ -201,10 +201,10 @@ func TestReplayIsStoppedAtAnyMoment(t *testing.T) {
 					stopped++
 				}
 				assert.True(t, r.Replayed == 0 || (r.Moved == r.Replayed) == (way == "moved"), "%+v", r)
-				unsure += r.Unsure
+				unknown += r.Unknown
 				suite.Poll(t, "dead + replayed = all", func() bool {
 					sum := suite.Ready(t, conn, "orders.dead") + suite.Ready(t, conn, "orders")
-					return sum >= n && sum <= n+int(unsure)
+					return sum >= n && sum <= n+int(unknown)
 				})
 			}
 			cfg.Rate = 0
@@ -255,7 +255,7 @@ func TestLookingAtManyMessagesInBoundedMemory(t *testing.T) {
 			s.HTTP(t, "GET", "/queues/"+s.VHost+"/orders.dead", nil, &q)
 			return nodes[0].Used >> 20, q.Memory >> 20
 		}
-		look := func(reply any, args ...string) {
+		peek := func(reply any, args ...string) {
 			node, queue := memory()
 			var out, errs bytes.Buffer
 			c := exec.CommandContext(t.Context(), bin, append([]string{"dead"}, append(args, "--json")...)...)
@@ -277,13 +277,13 @@ func TestLookingAtManyMessagesInBoundedMemory(t *testing.T) {
 				took.Round(10*time.Millisecond), float64(n)/took.Seconds(), cpu.Seconds(), cpu.Seconds()*1e6/float64(n), most, node, nodeAfter, queue, queueAfter)
 		}
 		var survey desk.Survey
-		look(&survey, "survey", "orders.dead")
+		peek(&survey, "survey", "orders.dead")
 		require.Empty(t, survey.Queues[0].Unread)
 		assert.EqualValues(t, n, survey.Queues[0].Seen)
 		require.Len(t, survey.Groups, 1)
 		assert.EqualValues(t, n, survey.Groups[0].Count)
 		var list desk.List
-		look(&list, "list", "orders.dead", "--count", "--skip", strconv.Itoa(n/2))
+		peek(&list, "list", "orders.dead", "--count", "--skip", strconv.Itoa(n/2))
 		assert.EqualValues(t, n, list.Matched)
 		assert.Len(t, list.Messages, 50)
 	})

@@ -32,11 +32,11 @@ func TestUndeliverableHereMovesByItsAnnotationsAndKeepsTheDeliveryCount(t *testi
 		work := suite.Quorum("work", declare.ToQueue("dead"))
 		work.DeliveryLimit = 1
 		suite.Apply(t, conn, declare.Topology{
-			Exchanges: []declare.Exchange{{Name: "replay", Type: declare.Headers, AlternateExchange: "parking"}, {Name: "parking", Type: declare.Fanout}},
+			Exchanges: []declare.Exchange{{Name: "replay", Type: declare.ExchangeHeaders, AlternateExchange: "parking"}, {Name: "parking", Type: declare.ExchangeFanout}},
 			Queues:    []declare.Queue{dead, work, suite.Quorum("parking", declare.Drop())},
 			Bindings: []declare.Binding{
 				{Source: "parking", Queue: "parking"},
-				{Source: "replay", Queue: "work", Match: declare.AllWithX, Headers: map[string]any{"x-opt-r": "yes", "x-last-death-reason": "rejected"}},
+				{Source: "replay", Queue: "work", Match: declare.MatchAllWithX, Headers: map[string]any{"x-opt-r": "yes", "x-last-death-reason": "rejected"}},
 			},
 		})
 		p := s.Peer(t)
@@ -163,7 +163,7 @@ func TestReplayMovesWhereTheTopologyAllowsIt(t *testing.T) {
 			suite.Consume(t, conn, work, retry.With(policy)(client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 				m := d.Message()
 				id, _ := m.Properties.MessageID.(string)
-				death := retry.DeathOf(m)
+				death := retry.DeadLetterOf(m)
 				if seen[id]++; seen[id] == 1 && (retry.Count(m) != 0 || death.Reason != "" || !death.FirstFailure.IsZero() || death.Error != "" || m.Header.DeliveryCount != 0 ||
 					m.Annotations[annotation.Replays] != int64(1) || m.Annotations[annotation.ReplayedBy] != "ada" || m.Annotations[annotation.RoutingKey] != work ||
 					m.ApplicationProperties["shop"] != "s1") {
@@ -176,13 +176,13 @@ func TestReplayMovesWhereTheTopologyAllowsIt(t *testing.T) {
 			assert.Zero(t, old)
 			assert.Len(t, seen, 91)
 			assert.Equal(t, 2, seen["order-0"], "it is retried again")
-			letter, err := d.Show(t.Context(), desk.ShowConfig{Queue: dead, ID: "order-10"})
+			deadLetter, err := d.Show(t.Context(), desk.ShowConfig{Queue: dead, ID: "order-10"})
 			require.NoError(t, err)
-			assert.Equal(t, 1, letter.Replays)
-			assert.Equal(t, retry.ReasonPermanent, letter.Reason)
-			assert.Equal(t, "refused", letter.Error)
+			assert.Equal(t, 1, deadLetter.Replays)
+			assert.Equal(t, retry.ReasonPermanent, deadLetter.Reason)
+			assert.Equal(t, "refused", deadLetter.Error)
 			kinds := []string{}
-			for _, h := range letter.Hops {
+			for _, h := range deadLetter.History {
 				kinds = append(kinds, h.Kind)
 			}
 			assert.Contains(t, kinds, "replayed")

@@ -34,7 +34,7 @@ func (e *gatewayError) Error() string { return e.text }
 
 // morgue declares the work queue "orders" and has n orders die in it, each of the lane of
 // its number. Their message-ids are "order-0" and so on.
-func morgue(t *testing.T, conn *client.Conn, policy retry.Policy, n int) {
+func deadLetterQueue(t *testing.T, conn *client.Conn, policy retry.Policy, n int) {
 	t.Helper()
 	suite.ApplyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders"})
 	suite.Load(t, conn, "orders", n, func(i int, m *client.Message) {
@@ -99,7 +99,7 @@ func TestReplayOfOneGroup(t *testing.T) {
 		const n = 400
 		conn, _ := s.Connect(t)
 		policy := retry.Policy{MaxRetries: 3, GiveUpAfter: time.Hour, Backoff: retry.Exponential(100*time.Millisecond, 2)}
-		morgue(t, conn, policy, n)
+		deadLetterQueue(t, conn, policy, n)
 		d := suite.NewDesk(t, s, conn)
 
 		survey, err := d.Survey(t.Context(), desk.SurveyConfig{})
@@ -121,11 +121,11 @@ func TestReplayOfOneGroup(t *testing.T) {
 		assert.Equal(t, "dead", survey.Queues[0].Role)
 		assert.EqualValues(t, n, survey.Queues[0].Seen)
 
-		letter, err := d.Show(t.Context(), desk.ShowConfig{Queue: "orders.dead", ID: group.Example})
+		deadLetter, err := d.Show(t.Context(), desk.ShowConfig{Queue: "orders.dead", ID: group.Example})
 		require.NoError(t, err)
-		assert.Equal(t, group.Example, letter.ID)
-		assert.Equal(t, "json", letter.BodyForm)
-		assert.NotEmpty(t, letter.Hops)
+		assert.Equal(t, group.Example, deadLetter.ID)
+		assert.Equal(t, "json", deadLetter.BodyForm)
+		assert.NotEmpty(t, deadLetter.History)
 		_, err = d.Show(t.Context(), desk.ShowConfig{Queue: "orders.dead", ID: "none"})
 		require.ErrorAs(t, err, new(*desk.NoMessageError))
 
@@ -161,8 +161,8 @@ func TestReplayOfOneGroup(t *testing.T) {
 		assert.Equal(t, "order-0", m.Properties.MessageID)
 		assert.Equal(t, "s0", m.ApplicationProperties["shop"])
 		assert.Zero(t, retry.Count(m))
-		assert.True(t, retry.DeathOf(m).FirstFailure.IsZero())
-		assert.Empty(t, retry.DeathOf(m).Reason)
+		assert.True(t, retry.DeadLetterOf(m).FirstFailure.IsZero())
+		assert.Empty(t, retry.DeadLetterOf(m).Reason)
 
 		var want []string
 		for i := range n {
@@ -226,11 +226,11 @@ func TestReplayThatFailsAgain(t *testing.T) {
 					assert.Zero(t, same.Replayed)
 				}
 				if round == rounds {
-					letter, err := d.Show(t.Context(), desk.ShowConfig{Queue: dead, ID: m.ID})
+					deadLetter, err := d.Show(t.Context(), desk.ShowConfig{Queue: dead, ID: m.ID})
 					require.NoError(t, err)
 					replays := 0
-					for _, hop := range letter.Hops {
-						if hop.Kind == "replayed" {
+					for _, event := range deadLetter.History {
+						if event.Kind == "replayed" {
 							replays++
 						}
 					}
@@ -296,7 +296,7 @@ func TestReplayToWhatIsGone(t *testing.T) {
 		}
 		suite.Apply(t, conn, declare.Topology{
 			Queues:    []declare.Queue{unlimited("dead"), dying("there"), dying("gone")},
-			Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Direct}, {Name: "left", Type: declare.Direct}},
+			Exchanges: []declare.Exchange{{Name: "shop", Type: declare.ExchangeDirect}, {Name: "left", Type: declare.ExchangeDirect}},
 			Bindings: []declare.Binding{
 				{Source: "shop", Queue: "there", Key: "bound"}, {Source: "shop", Queue: "gone", Key: "unbound"}, {Source: "left", Queue: "there", Key: "k"},
 			},
@@ -325,7 +325,7 @@ func TestReplayToWhatIsGone(t *testing.T) {
 			}
 		}
 		suite.Poll(t, "all are dead", func() bool { return suite.Ready(t, conn, "dead") == 25 })
-		_, err := declare.Delete(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{dying("gone")}, Exchanges: []declare.Exchange{{Name: "left", Type: declare.Direct}}})
+		_, err := declare.Delete(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{dying("gone")}, Exchanges: []declare.Exchange{{Name: "left", Type: declare.ExchangeDirect}}})
 		require.NoError(t, err)
 		d := suite.NewDesk(t, s, conn)
 		dry, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "dead", All: true, DryRun: true})
@@ -350,7 +350,7 @@ func TestReplayToWhatIsGone(t *testing.T) {
 		assert.EqualValues(t, 10, r.Replayed)
 		suite.Poll(t, "all are there", func() bool { return suite.Ready(t, conn, "there") == 25 })
 		_, err = d.Replay(t.Context(), desk.ReplayConfig{Queue: "none", All: true})
-		require.ErrorIs(t, err, declare.ErrMissing)
+		require.ErrorIs(t, err, declare.ErrNotFound)
 	})
 }
 
@@ -359,7 +359,7 @@ func TestReplayToWhatIsGone(t *testing.T) {
 func TestMendedMessageIsReplayed(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
-		morgue(t, conn, retry.Policy{}, 8)
+		deadLetterQueue(t, conn, retry.Policy{}, 8)
 		d := suite.NewDesk(t, s, conn)
 		r, err := d.Replay(t.Context(), desk.ReplayConfig{
 			Queue: "orders.dead", Filter: desk.Filter{IDs: []string{"order-5", "order-6"}},

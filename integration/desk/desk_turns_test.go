@@ -56,22 +56,22 @@ func TestReplayWaitsForAScan(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		const n = 40
 		conn, _ := s.Connect(t)
-		morgue(t, conn, retry.Policy{}, n)
+		deadLetterQueue(t, conn, retry.Policy{}, n)
 		other, _ := s.Connect(t)
-		looking, replaying := suite.NewDesk(t, s, conn), suite.NewDesk(t, s, other)
-		held, release, looked := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		peeking, replaying := suite.NewDesk(t, s, conn), suite.NewDesk(t, s, other)
+		held, release, peeked := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 		var running sync.WaitGroup
 		running.Go(func() {
-			_, err := looking.List(t.Context(), desk.ListConfig{Queue: "orders.dead", Count: true, Found: func(desk.List) {
+			_, err := peeking.List(t.Context(), desk.ListConfig{Queue: "orders.dead", Count: true, OnFound: func(desk.List) {
 				close(held)
 				<-release
 			}})
-			looked <- err
+			peeked <- err
 		})
 		t.Cleanup(running.Wait)
 		suite.Await(t, held, "the list holds the messages")
 
-		r, err := replaying.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, DryRun: true, Accept: []desk.CaveatCode{desk.CaveatScan}})
+		r, err := replaying.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, DryRun: true, Accept: []desk.WarningCode{desk.WarningScan}})
 		require.NoError(t, err)
 		assert.Zero(t, r.Matched)
 		assert.False(t, r.Complete)
@@ -79,7 +79,7 @@ func TestReplayWaitsForAScan(t *testing.T) {
 
 		ctx, stop := context.WithCancelCause(t.Context())
 		enough := errors.New("enough")
-		_, err = replaying.Replay(ctx, desk.ReplayConfig{Queue: "orders.dead", All: true, Progress: func(p desk.Progress) {
+		_, err = replaying.Replay(ctx, desk.ReplayConfig{Queue: "orders.dead", All: true, OnProgress: func(p desk.Progress) {
 			if p.Waiting {
 				stop(enough)
 			}
@@ -87,18 +87,18 @@ func TestReplayWaitsForAScan(t *testing.T) {
 		require.ErrorIs(t, err, enough)
 
 		var once sync.Once
-		r, err = replaying.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, Progress: func(p desk.Progress) {
+		r, err = replaying.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, OnProgress: func(p desk.Progress) {
 			if p.Waiting {
 				once.Do(func() { close(release) })
 			}
 		}})
 		require.NoError(t, err)
-		require.NoError(t, suite.Await(t, looked, "the list has ended"))
+		require.NoError(t, suite.Await(t, peeked, "the list has ended"))
 		assert.EqualValues(t, n, r.Replayed)
 		assert.True(t, r.Complete)
 		assert.Empty(t, r.Unread)
 		suite.Poll(t, "all are back", func() bool { return suite.Ready(t, conn, "orders") == n })
-		s2, err := looking.Survey(t.Context(), desk.SurveyConfig{})
+		s2, err := peeking.Survey(t.Context(), desk.SurveyConfig{})
 		require.NoError(t, err)
 		for _, q := range s2.Queues {
 			assert.NotContains(t, q.Name, "scan", "no queue is left")
@@ -112,7 +112,7 @@ func TestWhatOthersHoldIsReported(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		const n, taken = 30, 10
 		conn, _ := s.Connect(t)
-		morgue(t, conn, retry.Policy{}, n)
+		deadLetterQueue(t, conn, retry.Policy{}, n)
 		d := suite.NewDesk(t, s, conn)
 		list, err := d.List(t.Context(), desk.ListConfig{Queue: "orders.dead"})
 		require.NoError(t, err)
@@ -135,14 +135,14 @@ func TestWhatOthersHoldIsReported(t *testing.T) {
 		out, err := d.Export(t.Context(), tempFile(t, "dead.jsonl"), desk.ExportConfig{Queue: "orders.dead"})
 		require.NoError(t, err)
 		assert.Contains(t, out.Unread, "1 other consumer")
-		assert.Equal(t, desk.CaveatConsumers, out.Caveats[0].Code)
+		assert.Equal(t, desk.WarningConsumers, out.Warnings[0].Code)
 		discard, err := d.Discard(t.Context(), desk.DiscardConfig{Queue: "orders.dead", All: true, DryRun: true})
 		require.NoError(t, err)
 		assert.Contains(t, discard.Unread, "1 other consumer")
-		assert.Equal(t, desk.CaveatConsumers, discard.Caveats[0].Code)
+		assert.Equal(t, desk.WarningConsumers, discard.Warnings[0].Code)
 		replay, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, Max: 3})
 		require.NoError(t, err)
-		assert.Equal(t, desk.CaveatConsumers, replay.Caveats[0].Code)
+		assert.Equal(t, desk.WarningConsumers, replay.Warnings[0].Code)
 
 		hopback := s.Shell(t)
 		body := filepath.Join(t.TempDir(), "body")
@@ -158,9 +158,9 @@ func TestWhatOthersHoldIsReported(t *testing.T) {
 				}
 				return out
 			}
-			said := hopback.Dead(suite.ExitUnknown, named("a")...)
-			assert.Contains(t, said.Stderr, "1 other consumer", args[0])
-			assert.Contains(t, said.Stderr, "--accept other-consumers", args[0])
+			logged := hopback.Dead(suite.ExitUnknown, named("a")...)
+			assert.Contains(t, logged.Stderr, "1 other consumer", args[0])
+			assert.Contains(t, logged.Stderr, "--accept other-consumers", args[0])
 			accepted := suite.ExitDone
 			if args[0] == "show" || args[0] == "edit" {
 				accepted = suite.ExitNo
@@ -184,7 +184,7 @@ func TestScanWithoutThePermissionToDeclare(t *testing.T) {
 		own, err := desk.New(conn, desk.Config{})
 		require.NoError(t, err)
 		for range 2 {
-			list, err := d.List(t.Context(), desk.ListConfig{Queue: "dead", Count: true, Found: func(l desk.List) {
+			list, err := d.List(t.Context(), desk.ListConfig{Queue: "dead", Count: true, OnFound: func(l desk.List) {
 				assert.EqualValues(t, n, l.Matched)
 				assert.Empty(t, l.Unread)
 				part, err := own.List(t.Context(), desk.ListConfig{Queue: "dead", Count: true})

@@ -159,8 +159,8 @@ func (r result) String() string {
 }
 
 func (s step) lines() (all []string) {
-	for _, stream := range slices.Sorted(maps.Keys(s.said)) {
-		for i, l := range s.said[stream] {
+	for _, stream := range slices.Sorted(maps.Keys(s.logged)) {
+		for i, l := range s.logged[stream] {
 			all = append(all, fmt.Sprintf("%s (%d): %s", stream, i, l))
 		}
 	}

@@ -8,7 +8,7 @@ import (
 // generate makes the sequence of a seed: some queues, exchanges and links, and then anything.
 func generate(seed uint64) sequence {
 	g := &generator{Rand: rand.New(rand.NewPCG(seed, 1)), burst: 4}
-	g.hurried, g.poison, g.spread = g.in(6), g.in(12), g.in(4)
+	g.expedited, g.poison, g.spread = g.in(6), g.in(12), g.in(4)
 	var s sequence
 	add := func(op operation) { s = append(s, op) }
 	for i := range 1 + g.IntN(3) {
@@ -34,7 +34,7 @@ func generate(seed uint64) sequence {
 
 type generator struct {
 	*rand.Rand
-	hurried bool
+	expedited bool
 	// poison are messages over which consumers' sessions crash. What else is on the connection
 	// may or may not be told then, so senders and receivers are apart.
 	poison bool
@@ -71,7 +71,7 @@ func (g *generator) aSession(sends bool) string {
 func (g *generator) aKey() string { return one(g, "a", "b", "a.b", "a.b.c", "", g.aQueue()) }
 
 func (g *generator) aTime() int64 {
-	if g.hurried && g.in(2) {
+	if g.expedited && g.in(2) {
 		return brief
 	}
 	return long
@@ -115,7 +115,7 @@ func (g *generator) queue(name string) declare {
 	if g.in(8) {
 		a["x-overflow"] = one(g, "drop-head", "reject-publish", "reject-publish", "reject-publish-dlx")
 	}
-	if g.in(8) || g.hurried && g.in(3) {
+	if g.in(8) || g.expedited && g.in(3) {
 		a["x-message-ttl"] = g.aTime()
 	}
 	if g.in(20) {
@@ -124,7 +124,7 @@ func (g *generator) queue(name string) declare {
 	if g.in(8) {
 		a["x-single-active-consumer"] = true
 	}
-	if g.in(20) || g.hurried && g.in(4) {
+	if g.in(20) || g.expedited && g.in(4) {
 		a["x-delayed-retry-type"] = one(g, "disabled", "all", "failed", "returned")
 		a["x-delayed-retry-min"] = g.aTime()
 		a["x-delayed-retry-max"] = int64(long)
@@ -232,7 +232,7 @@ func (g *generator) message() message {
 	if g.in(4) {
 		m.Priority = 1 + one(g, 0, 3, 4, 5, 9, 31, 200)
 	}
-	if g.in(8) || g.hurried && g.in(3) {
+	if g.in(8) || g.expedited && g.in(3) {
 		m.TTL = uint32(g.aTime())
 	}
 	if g.in(20) {
@@ -287,7 +287,7 @@ func (g *generator) outcome() outcome {
 	if g.in(4) {
 		o.Annotations = args{one(g, "x-k", "x-opt-own", "x-l"): one[any](g, "v", "v", int64(2), true, []any{"a"}, args{"k": "v"}, int32(3), []byte("b"))}
 	}
-	if g.in(10) || g.hurried && g.in(4) {
+	if g.in(10) || g.expedited && g.in(4) {
 		o.Annotations = args{"x-opt-delivery-time": after(g.aTime())}
 	}
 	if g.poison && g.in(10) {

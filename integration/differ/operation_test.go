@@ -132,8 +132,8 @@ const (
 // after is a moment, in milliseconds from now.
 type after int64
 
-// hurried says whether something of an operation takes a brief time.
-func hurried(op operation) bool {
+// expedited says whether something of an operation takes a brief time.
+func expedited(op operation) bool {
 	any := func(a args) bool {
 		for k, v := range a {
 			if k == "x-message-ttl" && (v == int64(0) || v == uint8(3)) {

@@ -14,9 +14,9 @@ import (
 
 // step is what could be seen of an operation.
 type step struct {
-	// said is what the broker said, in order for each link, each message that was published,
+	// logged is what the broker said, in order for each link, each message that was published,
 	// each request.
-	said map[string][]string
+	logged map[string][]string
 	// counts are of the queues, behind it.
 	counts map[string]string
 	// half is what was seen of its first half, of an operation that has two.
@@ -120,7 +120,7 @@ func (w *world) name(s string) string  { return strings.ReplaceAll(s, "@", w.pre
 func (w *world) plain(s string) string { return strings.ReplaceAll(s, w.prefix, "@") }
 
 func (w *world) say(stream, format string, args ...any) {
-	w.now.said[stream] = append(w.now.said[stream], w.plain(fmt.Sprintf(format, args...)))
+	w.now.logged[stream] = append(w.now.logged[stream], w.plain(fmt.Sprintf(format, args...)))
 }
 
 // play runs a sequence. want, if not nil, is what is awaited. It returns what was seen, up to
@@ -132,15 +132,15 @@ func (w *world) play(s sequence, want []step) (seen []step, err error) {
 			w.queues = append(w.queues, d.Queue)
 		}
 	}
-	hurry := false
+	expedite := false
 	defer w.cleanUp()
 	for i, op := range append(slices.Clone(s), w.tail()...) {
 		if want != nil && i == len(want) {
 			break
 		}
-		w.now = step{said: map[string][]string{}, counts: map[string]string{}}
+		w.now = step{logged: map[string][]string{}, counts: map[string]string{}}
 		op.do(w)
-		if hurry = hurry || hurried(op); hurry {
+		if expedite = expedite || expedited(op); expedite {
 			w.pause()
 		}
 		var wanted step
@@ -149,16 +149,16 @@ func (w *world) play(s sequence, want []step) (seen []step, err error) {
 		}
 		missing := false
 		if op, ok := op.(halved); ok {
-			w.before = w.see(wanted.half, w.before, hurry)
-			half := step{said: maps.Clone(w.now.said), counts: maps.Clone(w.now.counts)}
+			w.before = w.see(wanted.half, w.before, expedite)
+			half := step{logged: maps.Clone(w.now.logged), counts: maps.Clone(w.now.counts)}
 			missing = want != nil && differ(half, *wanted.half)
 			w.now.half = &half
-			if op.then(w); hurry {
+			if op.then(w); expedite {
 				w.pause()
 			}
 		}
 		if !missing {
-			w.before = w.see(&wanted, w.before, hurry)
+			w.before = w.see(&wanted, w.before, expedite)
 		}
 		hangs := slices.Contains(slices.Collect(maps.Values(w.now.counts)), hung)
 		if hangs && !w.hang {
@@ -176,13 +176,13 @@ func (w *world) play(s sequence, want []step) (seen []step, err error) {
 const hung = "hung"
 
 // see sees what there is to be seen in memory, or awaits with a real broker what is wanted.
-func (w *world) see(want *step, before step, hurry bool) step {
+func (w *world) see(want *step, before step, expedite bool) step {
 	if w.quiet != nil {
 		w.until(never)
 		w.observe(w.queues)
 		return before
 	}
-	w.await(*want, before, hurry)
+	w.await(*want, before, expedite)
 	return *want
 }
 
@@ -199,16 +199,16 @@ func (w *world) pause() {
 
 // await waits until the broker has said what is wanted, and the queues are as wanted.
 // In a hurry each queue is asked for, since what is brief may be late.
-func (w *world) await(want, before step, hurry bool) {
+func (w *world) await(want, before step, expedite bool) {
 	deadline := time.Now().Add(w.patience)
-	w.pump(deadline, func() bool { return same(w.now.said, want.said) || against(w.now.said, want.said) })
-	if against(w.now.said, want.said) { // what else it says is soon said
+	w.pump(deadline, func() bool { return same(w.now.logged, want.logged) || against(w.now.logged, want.logged) })
+	if against(w.now.logged, want.logged) { // what else it says is soon said
 		w.pump(time.Now().Add(100*time.Millisecond), never)
 		return
 	}
 	var changed []string
 	for _, q := range w.queues {
-		if want.counts[q] != hung && (hurry || want.counts[q] != before.counts[q]) {
+		if want.counts[q] != hung && (expedite || want.counts[q] != before.counts[q]) {
 			changed = append(changed, q)
 		} else {
 			w.now.counts[q] = want.counts[q]
@@ -328,7 +328,7 @@ func (w *world) conn(name string) *conn {
 // read logs in, and reads what comes.
 func (w *world) read(c *conn, open []byte) {
 	r := frames.NewReader(c.nc, 64<<10, 1<<20)
-	tell := func(e event) bool {
+	notify := func(e event) bool {
 		select {
 		case w.events <- e:
 			return true
@@ -357,12 +357,12 @@ func (w *world) read(c *conn, open []byte) {
 			if err != nil {
 				return err
 			}
-			if f.Body != nil && !tell(event{conn: c, frame: f}) {
+			if f.Body != nil && !notify(event{conn: c, frame: f}) {
 				return nil
 			}
 		}
 	}()
-	tell(event{conn: c, err: err})
+	notify(event{conn: c, err: err})
 }
 
 func (c *conn) write(channel uint16, body frames.Performative, payload []byte) {
@@ -593,7 +593,7 @@ func (w *world) cleanUp() {
 	if w.quiet != nil || w.broken != nil {
 		return
 	}
-	w.now = step{said: map[string][]string{}}
+	w.now = step{logged: map[string][]string{}}
 	for _, q := range w.queues {
 		w.deleteQueue(q)
 	}
@@ -644,8 +644,8 @@ func same(a, b map[string][]string) bool {
 }
 
 // against says whether something was said that isn't wanted.
-func against(said, want map[string][]string) bool {
-	for stream, lines := range said {
+func against(logged, want map[string][]string) bool {
+	for stream, lines := range logged {
 		if len(lines) > len(want[stream]) || !slices.Equal(lines, want[stream][:len(lines)]) {
 			return true
 		}
@@ -653,4 +653,4 @@ func against(said, want map[string][]string) bool {
 	return false
 }
 
-func differ(a, b step) bool { return !same(a.said, b.said) || !maps.Equal(a.counts, b.counts) }
+func differ(a, b step) bool { return !same(a.logged, b.logged) || !maps.Equal(a.counts, b.counts) }

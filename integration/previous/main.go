@@ -39,7 +39,7 @@ var out = struct {
 	*json.Encoder
 }{Encoder: json.NewEncoder(os.Stdout)}
 
-func tell(v any) {
+func notify(v any) {
 	out.Lock()
 	defer out.Unlock()
 	_ = out.Encode(v)
@@ -74,7 +74,7 @@ func run(args []string) error {
 			_, _ = io.Copy(io.Discard, os.Stdin)
 			cancel()
 		}()
-		return conn.Consume(ctx, queue, common.Worker(args[3], "previous", func(a common.Attempt) { tell(a) }), client.ConsumerConfig{Prefetch: 1})
+		return conn.Consume(ctx, queue, common.Worker(args[3], "previous", func(a common.Attempt) { notify(a) }), client.ConsumerConfig{Prefetch: 1})
 	case "dead":
 		n, err := strconv.Atoi(args[3])
 		if err != nil {
@@ -84,7 +84,7 @@ func run(args []string) error {
 			if n == 0 {
 				return client.Requeue{}
 			}
-			tell(common.LetterOf(d.Message()))
+			notify(common.DeadLetterOf(d.Message()))
 			if n--; n == 0 {
 				cancel()
 			}

@@ -24,7 +24,7 @@ func TestAMessageWithFurtherRoutingKeysReachesEachQueueOnceWhateverItsRetries(t 
 		conn, _ := s.Connect(t)
 		topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "orders"}, declare.QuorumQueue{Name: "mails"})
 		require.NoError(t, err)
-		topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: "shop", Type: declare.Topic})
+		topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: "shop", Type: declare.ExchangeTopic})
 		topology.Bindings = append(topology.Bindings, declare.Binding{Source: "shop", Queue: "orders", Key: "order.new"}, declare.Binding{Source: "shop", Queue: "mails", Key: "*.*.mails"})
 		suite.Apply(t, conn, topology)
 		p := suite.PublisherOf(t, conn, address.Exchange("shop", "order.new"))

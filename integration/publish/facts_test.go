@@ -56,7 +56,7 @@ func TestExpiredMessageKeepsItsRoutingKey(t *testing.T) {
 		delay := suite.Quorum("delay", declare.DeadLetterTarget{Exchange: "back"})
 		delay.MessageTTL = 50 * time.Millisecond
 		suite.Apply(t, conn, declare.Topology{
-			Exchanges: []declare.Exchange{{Name: "out", Type: declare.Topic}, {Name: "back", Type: declare.Topic}},
+			Exchanges: []declare.Exchange{{Name: "out", Type: declare.ExchangeTopic}, {Name: "back", Type: declare.ExchangeTopic}},
 			Queues:    []declare.Queue{delay, suite.Quorum("work", declare.Drop())},
 			Bindings:  []declare.Binding{{Source: "out", Queue: "delay", Key: "delay.50.#"}, {Source: "back", Queue: "work", Key: "*.*.work"}},
 		})
@@ -82,7 +82,7 @@ func TestAtLeastOnceKeepsMessagesWithoutATargetAndTheAlternateExchangeTakesThem(
 		}
 		suite.Apply(t, conn, declare.Topology{
 			Exchanges: []declare.Exchange{
-				{Name: "parked-back", Type: declare.Topic, AlternateExchange: "parking"}, {Name: "parking", Type: declare.Fanout},
+				{Name: "parked-back", Type: declare.ExchangeTopic, AlternateExchange: "parking"}, {Name: "parking", Type: declare.ExchangeFanout},
 			},
 			Queues:   []declare.Queue{delay("lost", "missing"), delay("parked", "parked-back"), suite.Quorum("parking", declare.Drop())},
 			Bindings: []declare.Binding{{Source: "parking", Queue: "parking"}},
@@ -157,14 +157,14 @@ func TestUnlimitedDeadLetterQueueKeepsAMessageWithItsInheritedDeliveryCount(t *t
 func TestReturnedDeliveriesCount(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
-		counts := func(giveBack func(p *suite.Peer, r *amqp.Receiver, m *amqp.Message)) bool {
+		counts := func(requeue func(p *suite.Peer, r *amqp.Receiver, m *amqp.Message)) bool {
 			q := suite.Quorum("work", declare.ToQueue("dead"))
 			q.DeliveryLimit = declare.NoRedelivery
 			suite.Apply(t, conn, declare.Topology{Queues: []declare.Queue{q, suite.Quorum("dead", declare.Drop())}})
 			p := s.Peer(t)
 			p.Put("work", amqp.NewMessage([]byte("m")))
 			r := p.Receiver("work", 1)
-			giveBack(p, r, p.Next(r))
+			requeue(p, r, p.Next(r))
 			dead := false
 			suite.Poll(t, "it is in either queue", func() bool {
 				dead = suite.Ready(t, conn, "dead") == 1
@@ -326,10 +326,10 @@ func TestBrokerTimeNeedsPermissions(t *testing.T) {
 // onStart looks at what a Preparer is told.
 type onStart struct {
 	client.HandlerFunc
-	look func(context.Context, client.Start)
+	peek func(context.Context, client.Start)
 }
 
 func (h onStart) Prepare(ctx context.Context, s client.Start) error {
-	h.look(ctx, s)
+	h.peek(ctx, s)
 	return nil
 }

@@ -32,7 +32,7 @@ func TestPublishingKeepsOrderWhileConnectionsAreCut(t *testing.T) {
 		wire, through := s.Through(t)
 		var lost, unanswered atomic.Int64
 		conn, _ := suite.ConnectTo(t, through, suite.Soon, func(c *client.Config) {
-			c.Observe = func(e client.Event) {
+			c.OnEvent = func(e client.Event) {
 				if e.Op == "publish" && e.Kind == client.EventLost {
 					lost.Add(1)
 					unanswered.Add(int64(e.Unsettled))

@@ -81,7 +81,7 @@ func TestPublisherFindsItsExchangeAgain(t *testing.T) {
 		conn, _ := s.Connect(t, suite.Soon)
 		topology := declare.Topology{
 			Queues:    []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()}},
-			Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Direct}},
+			Exchanges: []declare.Exchange{{Name: "shop", Type: declare.ExchangeDirect}},
 			Bindings:  []declare.Binding{{Source: "shop", Queue: "orders", Key: "placed"}},
 		}
 		suite.Apply(t, conn, topology)
@@ -113,8 +113,8 @@ func TestPublisherFindsItsExchangeAgain(t *testing.T) {
 			was := accepted.Load()
 			suite.Poll(t, "it publishes", func() bool { return accepted.Load() > was })
 			require.NoError(t, declare.DeleteExchange(t.Context(), conn.Management(), "shop"))
-			told := refused.Load()
-			suite.Poll(t, "it is told", func() bool { return refused.Load() > told })
+			notified := refused.Load()
+			suite.Poll(t, "it is told", func() bool { return refused.Load() > notified })
 			suite.Apply(t, conn, topology)
 		}
 		was := accepted.Load()
@@ -131,7 +131,7 @@ func TestPublisherFindsItsExchangeAgain(t *testing.T) {
 func TestPublishToAFullQueueIsErrRefused(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
-		suite.Apply(t, conn, suite.QueueOf(declare.QuorumQueue{Name: "orders", MaxLength: 1, Overflow: declare.RejectPublish}))
+		suite.Apply(t, conn, suite.QueueOf(declare.QuorumQueue{Name: "orders", MaxLength: 1, Overflow: declare.OverflowRejectPublish}))
 		p := suite.Publisher[suite.Order](t, conn, address.Queue("orders"))
 		var err error
 		suite.Poll(t, "the queue is full", func() bool { err = p.Publish(t.Context(), suite.Order{}); return err != nil })

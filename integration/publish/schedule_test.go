@@ -100,7 +100,7 @@ func TestScheduledMessagesComeAtTheirTime(t *testing.T) {
 		ladder, err := schedule.Topology(schedule.Names{}, "bound", "gone")
 		require.NoError(t, err)
 		own := declare.Topology{
-			Exchanges: []declare.Exchange{{Name: "events", Type: declare.Topic}},
+			Exchanges: []declare.Exchange{{Name: "events", Type: declare.ExchangeTopic}},
 			Queues:    []declare.Queue{suite.Quorum("bound", declare.Drop()), suite.Quorum("gone", declare.Drop()), suite.Quorum("unbound", declare.Drop()), suite.Quorum("topics", declare.Drop())},
 			Bindings:  []declare.Binding{{Source: "events", Queue: "topics", Key: "order.#"}},
 		}

@@ -31,14 +31,14 @@ func retrier(t *testing.T, s *suite.Site, file string, args ...string) *exec.Cmd
 	require.NoError(t, err)
 	c := exec.CommandContext(t.Context(), bin, append([]string{"retry", "run", file}, args...)...)
 	c.Env = append(os.Environ(), "HOPBACK_URL="+s.AMQPURL(), "HOPBACK_MANAGEMENT_URL=none")
-	said := &told{}
-	c.Stderr = said
+	logged := &notified{}
+	c.Stderr = logged
 	require.NoError(t, c.Start())
 	t.Cleanup(func() {
 		_ = c.Process.Kill()
 		_ = c.Wait()
 		if t.Failed() {
-			t.Logf("hopback retry run, %v: %s", c.ProcessState, said)
+			t.Logf("hopback retry run, %v: %s", c.ProcessState, logged)
 		}
 	})
 	return c
@@ -48,23 +48,23 @@ func retrier(t *testing.T, s *suite.Site, file string, args ...string) *exec.Cmd
 // with 130.
 func terminate(t *testing.T, c *exec.Cmd) {
 	t.Helper()
-	suite.Poll(t, "the retrier has begun", func() bool { return strings.Contains(c.Stderr.(*told).String(), "hopback: retrying") })
+	suite.Poll(t, "the retrier has begun", func() bool { return strings.Contains(c.Stderr.(*notified).String(), "hopback: retrying") })
 	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
 }
 
 // told is what a process has said, to be read while it speaks.
-type told struct {
+type notified struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (w *told) Write(p []byte) (int, error) {
+func (w *notified) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.text.Write(p)
 }
 
-func (w *told) String() string {
+func (w *notified) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.text.String()
@@ -252,7 +252,7 @@ func TestQueueMovesToCentralAndBack(t *testing.T) {
 		dead := s.Peer(t).Take("orders.dead", suite.Ready(t, conn, "orders.dead"))
 		ids := map[string]int{}
 		for _, m := range dead {
-			d := retry.DeathOf(m)
+			d := retry.DeadLetterOf(m)
 			ids[string(m.GetData())]++
 			assert.Equal(t, retry.ReasonExhausted, d.Reason)
 			assert.Equal(t, 4, d.Retries)
@@ -313,7 +313,7 @@ func TestCommandRetry(t *testing.T) {
 		})
 		s.Peer(t).Put("legacy", amqp.NewMessage([]byte("a")))
 		m := s.Peer(t).Take("legacy.dead", 1)[0]
-		assert.Equal(t, retry.ReasonExhausted, retry.DeathOf(m).Reason)
+		assert.Equal(t, retry.ReasonExhausted, retry.DeadLetterOf(m).Reason)
 		assert.Len(t, a.of("a"), 2)
 		cancel()
 		log := suite.Await(t, done, "the command").Stderr

@@ -18,7 +18,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/historylog"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -120,7 +120,7 @@ central:
 		dead := p.Take("deadletter", 1)[0]
 		assert.Equal(t, "always:9", dead.Properties.MessageID)
 		assert.EqualValues(t, -1, dead.ApplicationProperties["count"])
-		d := retry.DeathOf(dead)
+		d := retry.DeadLetterOf(dead)
 		assert.Equal(t, [4]string{"exhausted", "topic-queue", "messages", "order.placed"}, [4]string{string(d.Reason), d.Queue, d.Exchange, d.RoutingKey})
 		var times []string
 		for b, want := range bodies {
@@ -164,7 +164,7 @@ central:
 		for _, b := range []string{"once:1", "always:9"} {
 			require.IsType(t, &amqp.StateAccepted{}, p.Send(address.Exchange("notification-exchange", ""), amqp.NewMessage([]byte(b))))
 		}
-		d := retry.DeathOf(p.Take("email-queue.dead", 1)[0])
+		d := retry.DeadLetterOf(p.Take("email-queue.dead", 1)[0])
 		assert.Equal(t, [3]string{"exhausted", "email-queue", "notification-exchange"}, [3]string{string(d.Reason), d.Queue, d.Exchange})
 		assert.Len(t, emails.of("always:9"), 3)
 		suite.Poll(t, "it comes again", func() bool { return len(emails.of("once:1")) == 2 })
@@ -182,7 +182,7 @@ func TestWhatTheBrokerTellsOfADeath(t *testing.T) {
 		ctx := context.Background()
 		conn, _ := s.Connect(t)
 		suite.Apply(t, conn, declare.Topology{
-			Exchanges: []declare.Exchange{{Name: "errors", Type: declare.Fanout}, {Name: "shop", Type: declare.Topic}, {Name: "back", Type: declare.Topic}},
+			Exchanges: []declare.Exchange{{Name: "errors", Type: declare.ExchangeFanout}, {Name: "shop", Type: declare.ExchangeTopic}, {Name: "back", Type: declare.ExchangeTopic}},
 			Queues: []declare.Queue{
 				declare.QuorumQueue{Name: "orders", DeliveryLimit: 1, DeadLetter: declare.DeadLetterTarget{Exchange: "errors"}},
 				declare.QuorumQueue{Name: "delay", MessageTTL: 50 * time.Millisecond, DeadLetter: declare.DeadLetterTarget{Exchange: "back"}},
@@ -252,13 +252,13 @@ func TestWhatTheBrokerTellsOfADeath(t *testing.T) {
 		}), client.ConsumerConfig{})
 		d := <-got
 		require.NoError(t, stop())
-		kept := deathlog.Of(nil, d.Message().Annotations)
+		kept := historylog.Of(nil, d.Message().Annotations)
 		for i := range kept {
 			assert.EqualValues(t, 1, kept[i].Count)
 			assert.WithinDuration(t, time.Now(), kept[i].Last, time.Minute)
 			kept[i].Count, kept[i].First, kept[i].Last = 0, time.Time{}, time.Time{}
 		}
-		assert.Equal(t, []deathlog.Death{
+		assert.Equal(t, []historylog.DeadLettering{
 			{Queue: "orders", Reason: "rejected", Exchange: "back", RoutingKey: "delay"},
 			{Queue: "delay", Reason: "expired", RoutingKey: "delay"},
 		}, kept)

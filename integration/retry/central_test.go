@@ -121,11 +121,11 @@ func TestCentralRetriesByThePolicyWhatWorkersReject(t *testing.T) {
 				p.Put(form, amqp.NewMessage([]byte(b)))
 			}
 		}
-		lanes := map[string]map[string]retry.Death{}
+		lanes := map[string]map[string]retry.DeadLetter{}
 		for form := range forms {
-			lanes[form] = map[string]retry.Death{}
+			lanes[form] = map[string]retry.DeadLetter{}
 			for _, m := range p.Take(form+".dead", 2) {
-				lanes[form][string(m.GetData())] = retry.DeathOf(m)
+				lanes[form][string(m.GetData())] = retry.DeadLetterOf(m)
 			}
 		}
 		var table strings.Builder
@@ -197,7 +197,7 @@ func TestCentralTellsDeathsApart(t *testing.T) {
 			require.NoError(t, r.ModifyMessage(ctx, p.Next(r), &amqp.ModifyMessageOptions{DeliveryFailed: true}))
 		}
 		dead := p.Take("orders.dead", 1)[0]
-		d := retry.DeathOf(dead)
+		d := retry.DeadLetterOf(dead)
 		assert.Equal(t, [3]string{"delivery-limit", "orders", "the message reached the delivery limit of its queue"}, [3]string{string(d.Reason), d.Queue, d.Error})
 		assert.NotZero(t, dead.Header.DeliveryCount, "it was moved")
 
@@ -208,7 +208,7 @@ func TestCentralTellsDeathsApart(t *testing.T) {
 			return m
 		}
 		p.Put("late", expiring(false))
-		d = retry.DeathOf(p.Take("late.dead", 1)[0])
+		d = retry.DeadLetterOf(p.Take("late.dead", 1)[0])
 		assert.Equal(t, [2]string{"expired", "late"}, [2]string{string(d.Reason), d.Queue})
 		p.Put("late", expiring(true))
 		suite.Await(t, expired, "the message's death")
@@ -219,7 +219,7 @@ func TestCentralTellsDeathsApart(t *testing.T) {
 		r = p.Receiver("others", 1)
 		require.NoError(t, r.RejectMessage(ctx, p.Next(r), nil))
 		m = p.Take("failed_queue.dead", 1)[0]
-		d = retry.DeathOf(m)
+		d = retry.DeadLetterOf(m)
 		assert.Equal(t, [3]string{"unknown-queue", "others", "lost?"}, [3]string{string(d.Reason), d.Queue, string(m.GetData())})
 		suite.Poll(t, "it is told", func() bool { return len(log.With("isn't configured", "others")) == 1 })
 		assert.Zero(t, suite.Ready(t, conn, "parking_queue"))

@@ -44,14 +44,14 @@ func TestNativeKeepsItsDelaysWhateverTheWorkersClockSays(t *testing.T) {
 					s := suite.NewSite(t, s.Broker)
 					differs := make(chan client.Event, 10)
 					conn, log := s.Connect(t, func(c *client.Config) {
-						c.Observe = func(e client.Event) {
+						c.OnEvent = func(e client.Event) {
 							if e.Kind == client.EventClockDiffers {
 								differs <- e
 							}
 						}
 					})
 					policy := retry.Policy{
-						MaxRetries: 3, Backoff: retry.Delays(time.Second, 2*time.Second), Jitter: retry.EqualJitter, Strategy: retry.StrategyNative, GiveUpAfter: time.Minute,
+						MaxRetries: 3, Backoff: retry.Delays(time.Second, 2*time.Second), Jitter: retry.JitterEqual, Strategy: retry.StrategyNative, GiveUpAfter: time.Minute,
 					}
 					suite.ApplyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 2})
 					calls := map[string][]time.Time{}
@@ -84,7 +84,7 @@ func TestNativeKeepsItsDelaysWhateverTheWorkersClockSays(t *testing.T) {
 						suite.Publish(t, p, fmt.Sprint(i))
 					}
 					for range messages {
-						death := retry.DeathOf(suite.Await(t, dead, "a dead letter"))
+						death := retry.DeadLetterOf(suite.Await(t, dead, "a dead letter"))
 						assert.Equal(t, retry.ReasonExhausted, death.Reason)
 						assert.Equal(t, 3, death.Retries)
 						assert.WithinDuration(t, time.Now(), death.LastFailure, suite.Patience, "by the broker's clock")

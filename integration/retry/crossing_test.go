@@ -87,7 +87,7 @@ func deaths(t *testing.T, conn *client.Conn, queue string, n, retries int) {
 		return nil
 	}), client.ConsumerConfig{})
 	for range n {
-		death := retry.DeathOf(suite.Await(t, dead, "a dead letter"))
+		death := retry.DeadLetterOf(suite.Await(t, dead, "a dead letter"))
 		assert.Equal(t, retry.ReasonExhausted, death.Reason)
 		assert.Equal(t, retries, death.Retries)
 	}
@@ -209,7 +209,7 @@ func TestForgedMarksOfASender(t *testing.T) {
 					return errors.New("never")
 				})), client.ConsumerConfig{})
 				p.Put("orders", m)
-				death := retry.DeathOf(p.Take("orders.dead", 1)[0])
+				death := retry.DeadLetterOf(p.Take("orders.dead", 1)[0])
 				assert.Equal(t, retry.ReasonExhausted, death.Reason, "%s, %v", what, strategy)
 				assert.Equal(t, int64(3), attempts.Load(), "%s, %v", what, strategy)
 				require.NoError(t, stop())
@@ -221,7 +221,7 @@ func TestForgedMarksOfASender(t *testing.T) {
 				require.NoError(t, r.ModifyMessage(t.Context(), p.Next(r), &amqp.ModifyMessageOptions{DeliveryFailed: true}))
 				require.NoError(t, r.Close(t.Context()))
 			}
-			assert.Equal(t, retry.ReasonDeliveryLimit, retry.DeathOf(p.Take("limit.dead", 1)[0]).Reason, what)
+			assert.Equal(t, retry.ReasonDeliveryLimit, retry.DeadLetterOf(p.Take("limit.dead", 1)[0]).Reason, what)
 		}
 	})
 }
@@ -254,7 +254,7 @@ func TestForgedMarkComesBackFromForeignRejectionsButEndsAtAHopbackWorker(t *test
 			stop := suite.Consume(t, conn, "orders", retry.With(policy)(client.HandlerFunc(func(context.Context, *client.Delivery) error {
 				return retry.Permanent(errors.New("enough"))
 			})), client.ConsumerConfig{})
-			assert.Equal(t, retry.ReasonPermanent, retry.DeathOf(p.Take("orders.dead", 1)[0]).Reason, what)
+			assert.Equal(t, retry.ReasonPermanent, retry.DeadLetterOf(p.Take("orders.dead", 1)[0]).Reason, what)
 			require.NoError(t, stop())
 		}
 	})
@@ -313,7 +313,7 @@ func TestForgedCountsAndTimesEndInTheDeadLetterQueue(t *testing.T) {
 		})), client.ConsumerConfig{Concurrency: 4, ForwardPatience: 200 * time.Millisecond})
 		reasons := map[client.Reason]int{}
 		for _, m := range p.Take("orders.dead", total) {
-			death := retry.DeathOf(m)
+			death := retry.DeadLetterOf(m)
 			reasons[death.Reason]++
 			if m.Properties != nil && m.Properties.MessageID == "innocent" {
 				assert.Equal(t, retry.ReasonExhausted, death.Reason)
@@ -394,7 +394,7 @@ func TestMessagesWhoseQueueIsGoneAreParkedAndHoldUpNoOthers(t *testing.T) {
 
 				parked := map[string]int{}
 				for _, m := range s.Peer(t).Take("parking_queue", 2*messages) {
-					death := retry.DeathOf(m)
+					death := retry.DeadLetterOf(m)
 					assert.Equal(t, retry.ReasonUnroutable, death.Reason)
 					assert.Equal(t, "down", death.Error)
 					parked[death.Queue]++

@@ -107,7 +107,7 @@ func TestGivenUpMessageEndsInTheDeadLetterQueueWithItsStory(t *testing.T) {
 		}
 		topology, err := retry.Topology(policy, queues...)
 		require.NoError(t, err)
-		topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: "shop", Type: declare.Topic})
+		topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: "shop", Type: declare.ExchangeTopic})
 		for _, c := range cases {
 			topology.Bindings = append(topology.Bindings, declare.Binding{Source: "shop", Queue: c.queue, Key: "order." + c.queue})
 		}
@@ -137,8 +137,8 @@ func TestGivenUpMessageEndsInTheDeadLetterQueueWithItsStory(t *testing.T) {
 			if !c.bare {
 				assert.Equal(t, c.retries, m.Annotations[annotation.Retries], "%s: retries", c.queue)
 				assert.Equal(t, c.queue, m.Annotations[annotation.Queue], "%s: origin queue", c.queue)
-				assert.Equal(t, "shop", retry.DeathOf(m).Exchange, "%s: origin exchange", c.queue)
-				assert.Equal(t, "order."+c.queue, retry.DeathOf(m).RoutingKey, "%s: origin routing key", c.queue)
+				assert.Equal(t, "shop", retry.DeadLetterOf(m).Exchange, "%s: origin exchange", c.queue)
+				assert.Equal(t, "order."+c.queue, retry.DeadLetterOf(m).RoutingKey, "%s: origin routing key", c.queue)
 			}
 			assert.Equal(t, int(c.retries), retry.Count(m), "%s: counter", c.queue)
 			// The broker's own account agrees.

@@ -36,7 +36,7 @@ func shops(t *testing.T, conn *client.Conn, orders declare.QuorumQueue, work fun
 	require.NoError(t, err)
 	suite.Apply(t, conn, topology)
 	suite.Apply(t, conn, declare.Topology{
-		Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Topic}, {Name: "till", Type: declare.Topic}},
+		Exchanges: []declare.Exchange{{Name: "shop", Type: declare.ExchangeTopic}, {Name: "till", Type: declare.ExchangeTopic}},
 		Queues: []declare.Queue{
 			declare.QuorumQueue{Name: "payments", DeadLetter: declare.Drop()},
 			declare.QuorumQueue{Name: "ledger", DeadLetter: declare.Drop()},
@@ -207,7 +207,7 @@ func TestForgedReasonDoesNotKeepCentralFromRetrying(t *testing.T) {
 		for _, m := range p.Take("orders.dead", 5) {
 			body := string(m.GetData())
 			assert.GreaterOrEqual(t, len(a.of(body)), 3, "%s: every retry", body)
-			d := retry.DeathOf(m)
+			d := retry.DeadLetterOf(m)
 			assert.Equal(t, [3]string{"exhausted", "orders", "shop"}, [3]string{string(d.Reason), d.Queue, d.Exchange}, body)
 			assert.Equal(t, "order.placed", d.RoutingKey, body)
 		}

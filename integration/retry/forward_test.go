@@ -131,7 +131,7 @@ func TestForwardThatIsNeverTakenEndsInTheDeadLetterQueue(t *testing.T) {
 					before = failed()
 					s.Peer(t).SendPlain(address.Queue("orders"), `{"id": 7}`)
 					m = s.Peer(t).Take("orders.dead", 1)[0]
-					if retry.DeathOf(m).Retries == 0 || try == 5 {
+					if retry.DeadLetterOf(m).Retries == 0 || try == 5 {
 						break
 					}
 					// What filled the delay queue had just expired, and a copy got in.
@@ -142,7 +142,7 @@ func TestForwardThatIsNeverTakenEndsInTheDeadLetterQueue(t *testing.T) {
 				assert.JSONEq(t, `{"id": 7}`, string(m.GetData()))
 				assertPlainProperties(t, m, o.name)
 				assert.Equal(t, "delivery_limit", m.Annotations["x-last-death-reason"])
-				death := retry.DeathOf(m)
+				death := retry.DeadLetterOf(m)
 				assert.Equal(t, retry.ReasonDeliveryLimit, death.Reason)
 				assert.Contains(t, death.Error, "not yet", "the handler's error")
 				assert.Contains(t, death.Error, o.says, "and what kept it from waiting")
@@ -167,7 +167,7 @@ func TestForwardThatIsNeverTakenIsKeptWhereTheQueueWouldDropIt(t *testing.T) {
 		policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(300 * time.Millisecond), Waive: retry.AllGuards()}
 		conn, log := s.Connect(t, suite.Soon)
 		suite.Apply(t, conn, suite.QueueOf(declare.QuorumQueue{Name: "orders", DeliveryLimit: 1}))
-		suite.Apply(t, conn, declare.Topology{Exchanges: []declare.Exchange{{Name: "retry_exchange", Type: declare.Topic}}})
+		suite.Apply(t, conn, declare.Topology{Exchanges: []declare.Exchange{{Name: "retry_exchange", Type: declare.ExchangeTopic}}})
 		attempts := make(chan int, 100)
 		suite.Consume(t, conn, "orders", retry.With(policy)(client.JSON(func(ctx context.Context, _ suite.Order) error {
 			attempts <- retry.Attempt(ctx)

@@ -51,7 +51,7 @@ func TestAMessageExpiresWhileItWaitsNatively(t *testing.T) {
 		suite.Publish(t, suite.Publisher[suite.Order](t, conn, address.Queue("orders")), suite.Order{ID: 1})
 		assert.Equal(t, 1, suite.Await(t, attempts, "the first attempt"))
 		dead := s.Peer(t).Take("orders.dead", 1)[0]
-		assert.Equal(t, retry.ReasonExpired, retry.DeathOf(dead).Reason, "it has retries left")
+		assert.Equal(t, retry.ReasonExpired, retry.DeadLetterOf(dead).Reason, "it has retries left")
 		for range len(attempts) {
 			assert.Less(t, <-attempts, 3)
 		}
@@ -75,6 +75,6 @@ func TestAutoRetriesOnAQueueWithAMessageTTL(t *testing.T) {
 		for n := range 3 {
 			assert.Equal(t, n+1, suite.Await(t, attempts, "an attempt"))
 		}
-		assert.Equal(t, retry.ReasonExhausted, retry.DeathOf(s.Peer(t).Take("orders.dead", 1)[0]).Reason)
+		assert.Equal(t, retry.ReasonExhausted, retry.DeadLetterOf(s.Peer(t).Take("orders.dead", 1)[0]).Reason)
 	})
 }

@@ -93,7 +93,7 @@ func runPrevious(t *testing.T, bin string, args ...string) string {
 }
 
 // startPrevious runs the previous worker until the test ends.
-func startPrevious(t *testing.T, bin string, tell func(common.Attempt), args ...string) {
+func startPrevious(t *testing.T, bin string, notify func(common.Attempt), args ...string) {
 	t.Helper()
 	c := exec.Command(bin, args...)
 	in, err := c.StdinPipe()
@@ -109,7 +109,7 @@ func startPrevious(t *testing.T, bin string, tell func(common.Attempt), args ...
 		for lines := bufio.NewScanner(out); lines.Scan(); {
 			var a common.Attempt
 			if json.Unmarshal(lines.Bytes(), &a) == nil {
-				tell(a)
+				notify(a)
 			}
 		}
 		_, _ = io.Copy(io.Discard, out)
@@ -221,22 +221,22 @@ func sharedWithPrevious(t *testing.T, s *suite.Site, bin, strategy, first string
 	assert.NotZero(t, toPrevious, "retried by the current one, handled by the previous")
 	assert.NotZero(t, toCurrent, "the other way around")
 
-	check := func(reader string, l common.Letter) {
+	check := func(reader string, l common.DeadLetter) {
 		assert.Contains(t, []string{"previous", "current"}, l.Worker, "%s: %+v", reader, l)
 		l.Worker, l.Body = "", ""
-		assert.Equal(t, common.Letter{
+		assert.Equal(t, common.DeadLetter{
 			Queue: queue, Exchange: "amq.topic", RoutingKey: strategy + ".made", Reason: "exhausted", Error: "no", Retries: common.MaxRetries, Ordered: true,
 		}, l, reader)
 	}
 	const half = (n - twice) / 2
-	letters := strings.Split(strings.TrimSpace(runPrevious(t, bin, s.AMQPURL(), "dead", queue, fmt.Sprint(half))), "\n")
-	require.Len(t, letters, half)
-	for _, line := range letters {
-		var l common.Letter
+	deadLetters := strings.Split(strings.TrimSpace(runPrevious(t, bin, s.AMQPURL(), "dead", queue, fmt.Sprint(half))), "\n")
+	require.Len(t, deadLetters, half)
+	for _, line := range deadLetters {
+		var l common.DeadLetter
 		require.NoError(t, json.Unmarshal([]byte(line), &l))
 		check("the previous reader", l)
 	}
 	for _, m := range s.Peer(t).Take(queue+".dead", n-twice-half) {
-		check("the current reader", common.LetterOf(m))
+		check("the current reader", common.DeadLetterOf(m))
 	}
 }

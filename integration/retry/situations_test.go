@@ -28,7 +28,7 @@ import (
 )
 
 // accepted are the caveats that situations bring along.
-var accepted = []desk.CaveatCode{desk.CaveatLimit, desk.CaveatLoss}
+var accepted = []desk.WarningCode{desk.WarningLimit, desk.WarningLoss}
 
 // raw is a handler of texts.
 func raw(f func(ctx context.Context, text string) error) client.Handler {
@@ -99,7 +99,7 @@ func retriesAt(t *testing.T, p *suite.Place, queue string, policy retry.Policy, 
 	m := suite.Await(t, dead, "the dead letter")
 	assert.Equal(t, "fails always", string(m.GetData()))
 	p.KeepsUser(t, m)
-	death := retry.DeathOf(m)
+	death := retry.DeadLetterOf(m)
 	assert.Equal(t, retry.ReasonExhausted, death.Reason)
 	assert.Equal(t, queue, death.Queue)
 	for _, queue := range []string{queue, queue + ".dead", "parking_queue"} {
@@ -137,7 +137,7 @@ func TestCentralInEverySituation(t *testing.T) {
 				p.KeepsUser(t, a)
 			}
 			dead := p.Peer(t).Take(p.Queue+".dead", 1)[0]
-			assert.Equal(t, retry.ReasonExhausted, retry.DeathOf(dead).Reason)
+			assert.Equal(t, retry.ReasonExhausted, retry.DeadLetterOf(dead).Reason)
 			p.KeepsUser(t, dead)
 			suite.AssertEmpty(t, p.Site, failed)
 			assert.Empty(t, attempts)
@@ -183,7 +183,7 @@ func TestDeskInEverySituation(t *testing.T) {
 			report, err := d.Replay(ctx, desk.ReplayConfig{Queue: dead, All: true, Accept: accepted})
 			require.NoError(t, err)
 			assert.EqualValues(t, 3, report.Replayed)
-			assert.Zero(t, report.Failed+report.Unsure)
+			assert.Zero(t, report.Failed+report.Unknown)
 			imported, err := d.Import(ctx, &kept, desk.ImportConfig{Queue: p.Queue})
 			require.NoError(t, err)
 			assert.EqualValues(t, 3, imported.Imported)

@@ -25,20 +25,20 @@ func TestAMissingDelayQueueLeavesHealthyMessagesTheirSpeed(t *testing.T) {
 		const messages = 2000
 		policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(3 * time.Second), Strategy: retry.StrategyRepublish}
 		var mu sync.Mutex
-		var told []client.Event
+		var notified []client.Event
 		conn, _ := s.Connect(t, suite.Soon, func(c *client.Config) {
-			c.Observe = func(e client.Event) {
+			c.OnEvent = func(e client.Event) {
 				mu.Lock()
 				defer mu.Unlock()
 				if e.Kind == client.EventForwardStalled || e.Kind == client.EventForwardResumed {
-					told = append(told, e)
+					notified = append(notified, e)
 				}
 			}
 		})
 		events := func(kind client.EventKind) (n int) {
 			mu.Lock()
 			defer mu.Unlock()
-			for _, e := range told {
+			for _, e := range notified {
 				if e.Kind == kind {
 					assert.Equal(t, obstructedAddress, e.Target)
 					n++

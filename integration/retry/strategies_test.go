@@ -90,7 +90,7 @@ func TestEveryStrategyHopsBackOnTimeAndTellsWhyAMessageDied(t *testing.T) {
 			m := suite.Await(t, dead, "a dead letter")
 			what, err := client.Body(m)
 			require.NoError(t, err)
-			death := retry.DeathOf(m)
+			death := retry.DeadLetterOf(m)
 			assert.Equal(t, reasons[string(what)], death.Reason, "%s: %v", what, m.Annotations)
 			assert.Equal(t, "yes", m.ApplicationProperties["kept"], "%s", what)
 			assert.Equal(t, "orders", death.Queue, "%s", what)
@@ -209,7 +209,7 @@ func TestAttemptsAreCountedAcrossStrategies(t *testing.T) {
 			dead <- d.Message()
 			return nil
 		}), client.ConsumerConfig{})
-		death := retry.DeathOf(suite.Await(t, dead, "a dead letter"))
+		death := retry.DeadLetterOf(suite.Await(t, dead, "a dead letter"))
 		assert.Equal(t, retry.ReasonExhausted, death.Reason)
 		assert.Equal(t, 6, death.Retries)
 	})

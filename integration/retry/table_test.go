@@ -154,7 +154,7 @@ func TestEveryOutcomeOfEveryStrategy(t *testing.T) {
 					id, _ := m.Properties.MessageID.(string)
 					_, twice := ended[id]
 					assert.False(t, twice, "%s is dead twice, or succeeded and is dead", id)
-					ended[id] = retry.DeathOf(m).Reason
+					ended[id] = retry.DeadLetterOf(m).Reason
 				}
 				for _, q := range []string{"work", "idle", "parking_queue"} {
 					suite.Poll(t, q+" is empty", func() bool { return suite.Ready(t, conn, q) == 0 })

@@ -46,7 +46,7 @@ func TestWhatCanNotBeCopiedIsRetriedAllTheSame(t *testing.T) {
 				p := s.Peer(t)
 				began := time.Now()
 				p.Put("orders", m)
-				death := retry.DeathOf(p.Take("orders.dead", 1)[0])
+				death := retry.DeadLetterOf(p.Take("orders.dead", 1)[0])
 				if !s.Newer() && name != "near the largest" {
 					assert.Equal(t, client.ReasonUnforwardable, death.Reason)
 					assert.Equal(t, int64(1), calls.Load())

@@ -151,7 +151,7 @@ func TestAReplyThatCanNotBeSentIsNotRetried(t *testing.T) {
 		}
 		reasons := make(chan client.Reason, 2)
 		suite.Consume(t, conn, "reports.dead", client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
-			reasons <- retry.DeathOf(d.Message()).Reason
+			reasons <- retry.DeadLetterOf(d.Message()).Reason
 			return nil
 		}), client.ConsumerConfig{})
 		for range 2 {
@@ -457,14 +457,14 @@ func TestReplyQueueIsDeclaredAgain(t *testing.T) {
 		conn, _ := s.Connect(t, suite.Soon)
 		suite.Apply(t, conn, suite.QueueOf(declare.QuorumQueue{Name: "sums"}))
 		q := suite.Requester[sum, int](t, conn, address.Queue("sums"), rpc.RequesterConfig{Replies: rpc.RepliesByQueue})
-		told := suite.Requester[sum, int](t, conn, address.Queue("sums"), rpc.RequesterConfig{Replies: rpc.RepliesByQueue, NoResend: true})
+		notified := suite.Requester[sum, int](t, conn, address.Queue("sums"), rpc.RequesterConfig{Replies: rpc.RepliesByQueue, NoResend: true})
 		done, ended := make(chan error, 1), make(chan error, 1)
 		go func() {
 			_, err := q.Call(suite.Within(t), sum{1, 2})
 			done <- err
 		}()
 		go func() {
-			_, err := told.Call(suite.Within(t), sum{1, 2})
+			_, err := notified.Call(suite.Within(t), sum{1, 2})
 			ended <- err
 		}()
 		suite.Poll(t, "the requests", func() bool { return suite.Ready(t, conn, "sums") == 2 })
@@ -480,7 +480,7 @@ func TestReplyQueueIsDeclaredAgain(t *testing.T) {
 		r := suite.Responder(t, conn)
 		suite.Consume(t, conn, "sums", rpc.Respond(r, add), client.ConsumerConfig{})
 		assert.NoError(t, suite.Await(t, done, "the reply"))
-		suite.Poll(t, "the second reply", func() bool { return q.Stats().Duplicates == 1 && told.Stats().Late == 1 })
+		suite.Poll(t, "the second reply", func() bool { return q.Stats().Duplicates == 1 && notified.Stats().Late == 1 })
 	})
 }
 
@@ -571,7 +571,7 @@ func TestCallsWhileConnectionsAreCut(t *testing.T) {
 			// A handler goes on when it was noticed, or when all cuts are made: so each cut
 			// comes while calls are under way.
 			progress, cutAll := make(chan struct{}), make(chan struct{})
-			tell := func() {
+			notify := func() {
 				select {
 				case progress <- struct{}{}:
 				case <-cutAll:
@@ -579,7 +579,7 @@ func TestCallsWhileConnectionsAreCut(t *testing.T) {
 			}
 			r := suite.Responder(t, answering)
 			stop := suite.Consume(t, answering, "sums", rpc.Respond(r, func(ctx context.Context, in sum) (int, error) {
-				tell()
+				notify()
 				return add(ctx, in)
 			}), client.ConsumerConfig{Concurrency: 32})
 			q := suite.Requester[sum, int](t, asking, address.Queue("sums"), rpc.RequesterConfig{Replies: way})

@@ -20,7 +20,7 @@ import (
 func TestATemporaryQueueComesBack(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
-		suite.Apply(t, conn, declare.Topology{Exchanges: []declare.Exchange{{Name: "prices", Type: declare.Topic}}})
+		suite.Apply(t, conn, declare.Topology{Exchanges: []declare.Exchange{{Name: "prices", Type: declare.ExchangeTopic}}})
 		publisher, err := client.NewPublisher[string](t.Context(), conn, address.Exchange("prices", "price.tea"), client.PublisherConfig{})
 		require.NoError(t, err)
 		through, url := s.Through(t)

@@ -175,20 +175,20 @@ func TestWorkerWithTheLeastPermissionsStarts(t *testing.T) {
 		assert.Equal(t, 1, suite.Await(t, attempts, "the first attempt"))
 		assert.Equal(t, 2, suite.Await(t, attempts, "the second attempt"))
 
-		said := log.With("WARN hopback: the guards skip checks for which the user has no permission")
+		logged := log.With("WARN hopback: the guards skip checks for which the user has no permission")
 		if !s.Newer() {
-			assert.Empty(t, said, "4.0 answers everybody")
+			assert.Empty(t, logged, "4.0 answers everybody")
 			return
 		}
-		require.Len(t, said, 1)
+		require.Len(t, logged, 1)
 		for _, text := range []string{
 			"queue=orders", `["delay-queue" "at-most-once"] at queue "delay_200ms"`, `["delivery-limit"] at queue "orders.dead"`,
 			`["delay-queue"] at binding "retry_exchange" to queue "delay_200ms"`,
 			`configure, write or read on queue "delay_200ms"`, `write on the destination and read on the source of binding "requeue_exchange" to queue "orders"`,
 		} {
-			assert.Contains(t, said[0], text)
+			assert.Contains(t, logged[0], text)
 		}
-		assert.NotContains(t, said[0], `at queue "orders";`, "its own queue it may look at")
+		assert.NotContains(t, logged[0], `at queue "orders";`, "its own queue it may look at")
 	})
 }
 
@@ -239,7 +239,7 @@ func TestLongQueueNameIsFineWithoutRoutingKeys(t *testing.T) {
 			assert.Equal(t, 1, suite.Await(t, attempts, "the first attempt"))
 			assert.Equal(t, 2, suite.Await(t, attempts, "the second attempt"))
 			m := s.Peer(t).Take(queue+".dead", 1)[0]
-			assert.Equal(t, retry.ReasonExhausted, retry.DeathOf(m).Reason)
+			assert.Equal(t, retry.ReasonExhausted, retry.DeadLetterOf(m).Reason)
 		}
 		// With Republish it is refused at once, by the topology and by the consumer.
 		_, err := retry.Topology(retry.Policy{}, declare.QuorumQueue{Name: queue})
@@ -292,9 +292,9 @@ func TestDelayQueueRedeclaredUnderARunningWorkerIsNoticed(t *testing.T) {
 						n := suite.Ready(t, conn, "orders.dead")
 						fails("what can't wait is dead-lettered", func() bool { return suite.Ready(t, conn, "orders.dead") > n })
 						m := peer.Take("orders.dead", 1)[0]
-						assert.Equal(t, client.ReasonUnforwardable, retry.DeathOf(m).Reason)
-						assert.Contains(t, retry.DeathOf(m).Error, `guard "delay-queue" at queue "`+queue+`"`)
-						assert.Contains(t, retry.DeathOf(m).Error, "not yet")
+						assert.Equal(t, client.ReasonUnforwardable, retry.DeadLetterOf(m).Reason)
+						assert.Contains(t, retry.DeadLetterOf(m).Error, `guard "delay-queue" at queue "`+queue+`"`)
+						assert.Contains(t, retry.DeadLetterOf(m).Error, "not yet")
 					}
 					redeclare(t, s, conn, topology, queue, map[string]any{"x-message-ttl": 2000, "x-dead-letter-strategy": "at-least-once",
 						"x-dead-letter-exchange": map[retry.Strategy]string{retry.StrategyRepublish: "requeue_exchange", retry.StrategyDeadLetter: "return_exchange"}[strategy]})
@@ -346,7 +346,7 @@ func TestDeadLetterWithoutItsDelayQueueIsToldApart(t *testing.T) {
 				p := suite.Publisher[suite.Order](t, conn, address.Queue("orders"))
 				suite.Publish(t, p, suite.Order{ID: 1})
 				m := s.Peer(t).Take("orders.dead", 1)[0]
-				death := retry.DeathOf(m)
+				death := retry.DeadLetterOf(m)
 				assert.Equal(t, retry.ReasonNoDelayQueue, death.Reason)
 				assert.Equal(t, "not yet", death.Error)
 				assert.Equal(t, "orders", death.Queue)
@@ -365,7 +365,7 @@ func TestDeadLetterWithoutItsDelayQueueIsToldApart(t *testing.T) {
 				fails("retries go on", func() bool { return again.Load() > 0 })
 				// What is dead says whether a replay helps.
 				for _, m := range s.Peer(t).Take("orders.dead", suite.Ready(t, conn, "orders.dead")) {
-					assert.Contains(t, []client.Reason{retry.ReasonNoDelayQueue, client.ReasonUnforwardable}, retry.DeathOf(m).Reason)
+					assert.Contains(t, []client.Reason{retry.ReasonNoDelayQueue, client.ReasonUnforwardable}, retry.DeadLetterOf(m).Reason)
 				}
 			})
 		}

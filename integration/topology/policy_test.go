@@ -208,9 +208,9 @@ func (w trial) returned(late, soon any) any {
 	return soon
 }
 
-// takenBack holds a message until the broker gives it to another consumer, and returns
+// revoked holds a message until the broker gives it to another consumer, and returns
 // the short time.
-func (w trial) takenBack() any {
+func (w trial) revoked() any {
 	w.send(1)
 	w.peer.Next(w.peer.Receiver(w.queue, 1))
 	other := w.Site.Peer(w.T)
@@ -262,7 +262,7 @@ func precedences() []precedence {
 	either(precedence{key: "max-length-bytes", find: trial.kept, types: both}, int64(350), int64(850), smaller)
 	either(precedence{key: "delivery-limit", find: trial.deliveries, types: quorum}, int64(1), int64(3), smaller)
 	either(precedence{key: "delivery-limit", find: trial.deliveries, types: quorum}, int64(-1), int64(3), larger)
-	either(precedence{key: "consumer-timeout", find: trial.takenBack, types: quorum, newer: true}, short, lasting, smaller)
+	either(precedence{key: "consumer-timeout", find: trial.revoked, types: quorum, newer: true}, short, lasting, smaller)
 	either(precedence{key: "delayed-retry-type", with: with("x-delayed-retry-min", 3000, "x-delayed-retry-max", 3000), types: quorum, newer: true,
 		find: func(w trial) any { return w.returned("all", "disabled") }}, "all", "disabled", policy)
 	either(precedence{key: "delayed-retry-min", with: with("x-delayed-retry-type", "all", "x-delayed-retry-max", 3000), types: quorum, newer: true,

@@ -95,7 +95,7 @@ func tree(t *testing.T, text []byte) []string {
 	t.Helper()
 	var doc map[string]any
 	require.NoError(t, json.Unmarshal(text, &doc))
-	var said []string
+	var logged []string
 	for k, v := range doc {
 		list, ok := v.([]any)
 		if !ok {
@@ -108,10 +108,10 @@ func tree(t *testing.T, text []byte) []string {
 			}
 			line, err := json.Marshal(entry)
 			require.NoError(t, err)
-			said = append(said, k+" "+string(line))
+			logged = append(logged, k+" "+string(line))
 		}
 	}
-	return said
+	return logged
 }
 
 // The recipe that this project grew out of can be imported as it is, and Verify says

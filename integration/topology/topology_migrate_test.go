@@ -32,7 +32,7 @@ func TestMigrateMovesALiveQueueWithoutLoss(t *testing.T) {
 		}
 		conn, _ := s.Connect(t)
 		suite.Apply(t, conn, declare.Topology{
-			Exchanges: []declare.Exchange{{Name: "shop", Type: declare.Topic}},
+			Exchanges: []declare.Exchange{{Name: "shop", Type: declare.ExchangeTopic}},
 			Queues:    []declare.Queue{declare.ClassicQueue{Name: "orders", DeadLetter: declare.Drop(), Version: 2}},
 			Bindings:  []declare.Binding{{Source: "shop", Queue: "orders", Key: "order.#"}},
 		})
@@ -106,7 +106,7 @@ func TestMigrateMovesALiveQueueWithoutLoss(t *testing.T) {
 		assert.True(t, report1.Deleted)
 		assert.Equal(t, 1, report1.Bindings)
 		_, err := declare.Inspect(ctx, conn.Management(), "orders")
-		require.ErrorIs(t, err, declare.ErrMissing)
+		require.ErrorIs(t, err, declare.ErrNotFound)
 
 		lost, twice := 0, 0
 		suite.Poll(t, "everything is handled", func() bool {
@@ -133,7 +133,7 @@ func TestMigrateCanBeRunAgain(t *testing.T) {
 		conn, _ := s.Connect(t)
 		suite.Apply(t, conn, declare.Topology{
 			Queues:   []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()}},
-			Bindings: []declare.Binding{{Source: "amq.topic", Queue: "orders", Key: "#"}, {Source: "amq.headers", Queue: "orders", Match: declare.Any, Headers: map[string]any{"a": 1}}},
+			Bindings: []declare.Binding{{Source: "amq.topic", Queue: "orders", Key: "#"}, {Source: "amq.headers", Queue: "orders", Match: declare.MatchAny, Headers: map[string]any{"a": 1}}},
 		})
 		p := suite.Publisher[int](t, conn, address.Queue("orders"))
 		for i := range 100 {

@@ -97,7 +97,7 @@ func TestPlanShowsExactlyWhatWasChangedByHand(t *testing.T) {
 		require.Len(t, e.Differences, 2, "%v", err)
 		assert.Equal(t, "x-consumer-timeout", e.Differences[0].Argument)
 		assert.Equal(t, "x-delivery-limit", e.Differences[1].Argument)
-		assert.NotEmpty(t, e.WaysOut)
+		assert.NotEmpty(t, e.Remedies)
 	})
 }
 
@@ -130,13 +130,13 @@ func TestEveryQueueTypeAndArgumentComesBackAsDeclared(t *testing.T) {
 		topology := declare.Topology{
 			Exchanges: []declare.Exchange{
 				{Name: "random", Type: "x-local-random"},
-				{Name: "alternate", Type: declare.Fanout, AutoDelete: true},
+				{Name: "alternate", Type: declare.ExchangeFanout, AutoDelete: true},
 			},
 			Queues: []declare.Queue{
 				declare.QuorumQueue{
 					Name: "quorum", DeliveryLimit: 7, DeadLetter: declare.DeadLetterTarget{Exchange: "random", RoutingKey: "k"},
 					MessageTTL: time.Minute, Expires: time.Hour, MaxLength: 10, MaxLengthBytes: 1 << 20, SingleActiveConsumer: true,
-					InitialGroupSize: 1, TargetGroupSize: 3, LeaderLocator: declare.Balanced, ConsumerTimeout: time.Minute,
+					InitialGroupSize: 1, TargetGroupSize: 3, LeaderLocator: declare.LeaderBalanced, ConsumerTimeout: time.Minute,
 					ConsumerDisconnectedTimeout: time.Minute,
 					DelayedRetry:                declare.DelayedRetry{Kind: declare.RetryAll, Min: time.Second, Max: time.Minute},
 					Arguments:                   map[string]any{"x-max-in-memory-length": 5},
@@ -144,13 +144,13 @@ func TestEveryQueueTypeAndArgumentComesBackAsDeclared(t *testing.T) {
 				declare.ClassicQueue{
 					Name: "classic", DeadLetter: declare.DeadLetterTarget{Exchange: "random", AtMostOnce: true},
 					MessageTTL: time.Minute, Expires: time.Hour, MaxLength: 10, MaxLengthBytes: 1 << 20,
-					Overflow: declare.RejectPublishDLX, MaxPriority: 5, SingleActiveConsumer: true, LeaderLocator: declare.ClientLocal,
+					Overflow: declare.OverflowRejectPublishDLX, MaxPriority: 5, SingleActiveConsumer: true, LeaderLocator: declare.LeaderClientLocal,
 					Version: 2, Arguments: map[string]any{"x-queue-mode": "lazy"},
 				},
 				declare.ClassicQueue{Name: "short-lived", DeadLetter: declare.Drop(), AutoDelete: true},
 				declare.Stream{
 					Name: "stream", MaxAge: time.Hour, MaxLengthBytes: 1 << 30, MaxSegmentSize: 1 << 20, FilterSize: 32,
-					InitialClusterSize: 1, LeaderLocator: declare.Balanced,
+					InitialClusterSize: 1, LeaderLocator: declare.LeaderBalanced,
 				},
 				declare.RawQueue{Name: "raw", Durable: true, Arguments: map[string]any{"x-queue-type": "quorum", "x-of-a-plugin": 1.5}},
 			},
@@ -201,7 +201,7 @@ func TestApplyCutAtEveryRequestConvergesWhenRunAgain(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
 		topology := declare.Topology{
-			Exchanges: []declare.Exchange{{Name: "x", Type: declare.Topic, AlternateExchange: "y"}, {Name: "y", Type: declare.Fanout}},
+			Exchanges: []declare.Exchange{{Name: "x", Type: declare.ExchangeTopic, AlternateExchange: "y"}, {Name: "y", Type: declare.ExchangeFanout}},
 			Queues: []declare.Queue{
 				declare.QuorumQueue{Name: "a", DeadLetter: declare.ToQueue("b")},
 				declare.QuorumQueue{Name: "b", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
@@ -301,7 +301,7 @@ func TestPlanWithoutTheHTTPAPI(t *testing.T) {
 		}
 		missing := &suite.Site{Broker: s.Broker, VHost: "no-such-vhost"}
 		_, err := planned(t.Context(), audit.Sources{HTTP: missing.API(t)}, topology)
-		require.ErrorIs(t, err, declare.ErrMissing)
+		require.ErrorIs(t, err, declare.ErrNotFound)
 		assert.ErrorContains(t, err, `there is no vhost "no-such-vhost"`)
 	})
 }

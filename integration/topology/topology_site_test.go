@@ -26,13 +26,13 @@ func shopTopology(t *testing.T) declare.Topology {
 	require.NoError(t, err)
 	topology, err = declare.Merge(topology, declare.Topology{
 		Exchanges: []declare.Exchange{
-			{Name: "shop", Type: declare.Topic, AlternateExchange: "parking_exchange"},
-			{Name: "shop.eu", Type: declare.Headers, Internal: true},
+			{Name: "shop", Type: declare.ExchangeTopic, AlternateExchange: "parking_exchange"},
+			{Name: "shop.eu", Type: declare.ExchangeHeaders, Internal: true},
 		},
 		Bindings: []declare.Binding{
 			{Source: "shop", Queue: "orders", Key: "order.*"},
 			{Source: "shop", Exchange: "shop.eu", Key: "#"},
-			{Source: "shop.eu", Queue: "invoices", Match: declare.All, Headers: map[string]any{"country": "DE", "vat": 19}},
+			{Source: "shop.eu", Queue: "invoices", Match: declare.MatchAll, Headers: map[string]any{"country": "DE", "vat": 19}},
 		},
 	})
 	require.NoError(t, err)

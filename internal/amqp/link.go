@@ -182,7 +182,7 @@ func (l *link) lose(why *Error) {
 	l.of.lost(why)
 	if l.isReady && !l.asked && !l.reported && l.onEnd != nil {
 		l.reported = true
-		l.s.c.events = append(l.s.c.events, event{kind: linkEnded, l: l})
+		l.s.c.events = append(l.s.c.events, event{kind: eventLinkEnded, l: l})
 	}
 	if l.s.err != nil && !l.closed { // nothing more comes
 		l.finish()
@@ -200,7 +200,7 @@ func (l *link) finish() {
 	if l.answered {
 		delete(l.s.peers, l.peerHandle)
 	}
-	l.s.c.events = append(l.s.c.events, event{kind: linkOver, l: l})
+	l.s.c.events = append(l.s.c.events, event{kind: eventLinkOver, l: l})
 }
 
 func (l *link) makeReady() {

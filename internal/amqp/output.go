@@ -47,7 +47,7 @@ type output struct {
 
 	disposition frames.Disposition
 
-	counts, told []int // how many deliveries each disposition settles, if anybody wants to know
+	counts, notified []int // how many deliveries each disposition settles, if anybody wants to know
 }
 
 // kick has the writer write. It is called with the connection's mu held.
@@ -104,7 +104,7 @@ func (c *Conn) write() {
 			continue
 		}
 		counts := o.counts
-		o.counts, o.told = o.told[:0], counts
+		o.counts, o.notified = o.notified[:0], counts
 		c.mu.Unlock()
 		for _, n := range counts {
 			c.settled(n)

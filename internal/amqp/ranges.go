@@ -19,9 +19,9 @@ type span struct {
 // maxSpans is how many ranges wait before they are written.
 const maxSpans = 128
 
-// lookBack is in how many of the newest ranges a settlement looks for its neighbors: handlers
+// peekBack is in how many of the newest ranges a settlement looks for its neighbors: handlers
 // end in nearly the order in which they began.
-const lookBack = 32
+const peekBack = 32
 
 // add adds the deliveries from first to last, and says whether the ranges are to be written now.
 // Delivery-ids wrap at 2³².
@@ -48,7 +48,7 @@ func (w *ranges) add(first, last uint32, kind outcomeKind) (full bool) {
 // accept joins accepted deliveries with their neighbors on both sides.
 func (w *ranges) accept(first, last uint32) {
 	at := -1 // the span that they became a part of
-	for i := len(w.all) - 1; i >= max(0, len(w.all)-lookBack); i-- {
+	for i := len(w.all) - 1; i >= max(0, len(w.all)-peekBack); i-- {
 		s := w.all[i]
 		switch {
 		case s.kind != kindAccepted:

@@ -27,17 +27,17 @@ type event struct {
 type eventKind uint8
 
 const (
-	messageAnswered eventKind = iota
-	messageDelivered
-	drained
-	linkFlow
-	stateChanged
-	linkEnded
-	linkOver
-	blockedChanged
-	sessionBegun
-	sessionEnded
-	sessionOver
+	eventMessageAnswered eventKind = iota
+	eventMessageDelivered
+	eventDrained
+	eventLinkFlow
+	eventStateChanged
+	eventLinkEnded
+	eventLinkOver
+	eventBlockedChanged
+	eventSessionBegun
+	eventSessionEnded
+	eventSessionOver
 )
 
 const (
@@ -169,29 +169,29 @@ func (c *Conn) callBack() {
 
 func (c *Conn) call(e *event) {
 	switch e.kind {
-	case messageAnswered:
+	case eventMessageAnswered:
 		e.x.To.Answered(e.x, e.answer)
-	case messageDelivered:
+	case eventMessageDelivered:
 		e.r.cfg.OnDelivery(&c.deliveries[e.at])
-	case drained:
+	case eventDrained:
 		if f := e.r.cfg.OnDrained; f != nil {
 			f(e.first)
 		}
-	case linkFlow:
+	case eventLinkFlow:
 		e.r.cfg.OnFlow(e.state.(frames.Map))
-	case stateChanged:
+	case eventStateChanged:
 		e.r.cfg.OnState(e.first, e.last, e.state)
-	case linkEnded:
+	case eventLinkEnded:
 		e.l.onEnd(e.l.Err())
-	case linkOver:
+	case eventLinkOver:
 		close(e.l.over)
-	case blockedChanged:
+	case eventBlockedChanged:
 		e.s.cfg.OnBlocked(e.state.(bool))
-	case sessionBegun:
+	case eventSessionBegun:
 		close(e.s.begun)
-	case sessionEnded:
+	case eventSessionEnded:
 		e.s.cfg.OnEnd(e.s.Err())
-	case sessionOver:
+	case eventSessionOver:
 		if f := e.s.cfg.OnOver; f != nil {
 			f()
 		}
@@ -260,7 +260,7 @@ func (c *Conn) peerBegan(channel uint16, p *frames.Begin) error {
 		return nil
 	}
 	s.setBlocked(p.IncomingWindow == 0)
-	c.events = append(c.events, event{kind: sessionBegun, s: s})
+	c.events = append(c.events, event{kind: eventSessionBegun, s: s})
 	return nil
 }
 
@@ -268,7 +268,7 @@ func (c *Conn) peerBegan(channel uint16, p *frames.Begin) error {
 func (s *Session) setBlocked(blocked bool) {
 	s.blocked = blocked
 	if s.cfg.OnBlocked != nil {
-		s.c.events = append(s.c.events, event{kind: blockedChanged, s: s, state: blocked})
+		s.c.events = append(s.c.events, event{kind: eventBlockedChanged, s: s, state: blocked})
 	}
 }
 
@@ -359,7 +359,7 @@ func (s *Session) peerDisposition(d *frames.Disposition) *violation {
 	if d.Role == frames.RoleSender {
 		for _, l := range s.links {
 			if r, ok := l.of.(*Receiver); ok && r.cfg.OnState != nil && r.err == nil {
-				s.c.events = append(s.c.events, event{kind: stateChanged, r: r, first: first, last: last, state: d.State})
+				s.c.events = append(s.c.events, event{kind: eventStateChanged, r: r, first: first, last: last, state: d.State})
 			}
 		}
 		return nil

@@ -236,10 +236,10 @@ func (r *Receiver) flow(f *frames.Flow) {
 	c := r.s.c
 	if r.draining && f.LinkCredit.Or(0) == 0 && f.DeliveryCount.Set && f.DeliveryCount.Value == r.count+r.credit {
 		r.draining, r.credit, r.count = false, 0, f.DeliveryCount.Value
-		c.events = append(c.events, event{kind: drained, r: r, first: r.count})
+		c.events = append(c.events, event{kind: eventDrained, r: r, first: r.count})
 	}
 	if len(f.Properties) > 0 && r.cfg.OnFlow != nil {
-		c.events = append(c.events, event{kind: linkFlow, r: r, state: f.Properties})
+		c.events = append(c.events, event{kind: eventLinkFlow, r: r, state: f.Properties})
 	}
 	if f.Echo {
 		_ = r.s.put(r.s.windows(&frames.Flow{Handle: frames.Some(r.handle), DeliveryCount: frames.Some(r.count), LinkCredit: frames.Some(r.credit), Drain: r.draining}))
@@ -303,5 +303,5 @@ func (r *Receiver) transfer(t *frames.Transfer, payload []byte) *violation {
 // delivered has the link's callback called. It is called with mu held.
 func (c *Conn) delivered(r *Receiver, d Delivery) {
 	c.deliveries = append(c.deliveries, d)
-	c.events = append(c.events, event{kind: messageDelivered, r: r, at: len(c.deliveries) - 1})
+	c.events = append(c.events, event{kind: eventMessageDelivered, r: r, at: len(c.deliveries) - 1})
 }

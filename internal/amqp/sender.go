@@ -250,5 +250,5 @@ func (l *Sender) lost(why *Error) {
 // answer has x get its answer. It is called with mu held.
 func (c *Conn) answer(x *Sending, a Answer) {
 	x.by.open--
-	c.events = append(c.events, event{kind: messageAnswered, x: x, answer: a})
+	c.events = append(c.events, event{kind: eventMessageAnswered, x: x, answer: a})
 }

@@ -321,7 +321,7 @@ func (s *Session) lose(why *Error) {
 	s.stalled = nil
 	if s.open && !s.asked && !s.abandoned && !s.reported && s.cfg.OnEnd != nil {
 		s.reported = true
-		s.c.events = append(s.c.events, event{kind: sessionEnded, s: s})
+		s.c.events = append(s.c.events, event{kind: eventSessionEnded, s: s})
 	}
 }
 
@@ -340,7 +340,7 @@ func (s *Session) finish(why *Error) {
 		s.open = true // nobody waits for the begin any more
 		close(s.begun)
 	}
-	s.c.events = append(s.c.events, event{kind: sessionOver, s: s})
+	s.c.events = append(s.c.events, event{kind: eventSessionOver, s: s})
 }
 
 // refuse ends the session over what the peer did. It is called with mu held.

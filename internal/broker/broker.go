@@ -20,10 +20,10 @@ type How string
 
 // The ways to a broker, in the order in which they are tried.
 const (
-	Environment How = "env"
-	Docker      How = "docker"
-	Chroot      How = "chroot"
-	DockerBuilt How = "docker-built"
+	HowEnvironment How = "env"
+	HowDocker      How = "docker"
+	HowChroot      How = "chroot"
+	HowDockerBuilt How = "docker-built"
 )
 
 // supported versions, newest first, which is the order in which "any" tries.
@@ -95,7 +95,7 @@ func Own(ctx context.Context, out io.Writer, version string) (*Broker, error) {
 	if err != nil {
 		return nil, err
 	}
-	if l.only == Environment {
+	if l.only == HowEnvironment {
 		return nil, fmt.Errorf("HOPBACK_BROKER_WITH=env: %w", ErrNotOurs)
 	}
 	b, _, err := l.own(ctx, version, 1)

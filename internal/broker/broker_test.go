@@ -43,7 +43,7 @@ func TestNeedReturnsBrokersThatServe(t *testing.T) {
 			}
 			assert.True(t, found, "%s is in no list", b.URL)
 			assert.True(t, strings.HasPrefix(b.FullVersion, b.Version+"."))
-			if b.How == broker.Environment {
+			if b.How == broker.HowEnvironment {
 				_, err := b.Exec(t.Context(), "rabbitmqctl", "status")
 				require.ErrorIs(t, err, broker.ErrNotOurs)
 				_, err = b.Eval(t.Context(), "node().")

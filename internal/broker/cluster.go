@@ -53,9 +53,9 @@ func OwnCluster(ctx context.Context, out io.Writer, version string) (*Cluster, e
 		return nil, err
 	}
 	switch l.only {
-	case Environment:
+	case HowEnvironment:
 		return nil, fmt.Errorf("HOPBACK_BROKER_WITH=env: %w", ErrNotOurs)
-	case Chroot:
+	case HowChroot:
 		return nil, fmt.Errorf("HOPBACK_BROKER_WITH=chroot: %w", ErrNoCluster)
 	}
 	b, s, err := l.own(ctx, version, clusterSize)

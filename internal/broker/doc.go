@@ -28,7 +28,7 @@
 //  3. A tree of Debian's packages in a chroot ([Chroot]), as root on Linux, with
 //     mount and pid namespaces of its own, so that nothing is left when it ends.
 //     Sites which no image registry can be reached from take this way.
-//  4. Docker with an image built from the same tree ([DockerBuilt]); the same
+//  4. Docker with an image built from the same tree ([HowDockerBuilt]); the same
 //     compose file. It takes twice as long to start, so it is for those who
 //     aren't root, and for clusters, whose nodes need networks of their own.
 //

@@ -72,13 +72,13 @@ func newLauncher(getenv func(string) string, out io.Writer) (*launcher, error) {
 	trees := &trees{dir: filepath.Join(l.dir, "trees")}
 	id, setup := projectID(l.dir), new(dockerSetup)
 	l.ways = []way{
-		{Docker, &docker{image: officialImage, id: id, setup: setup}},
+		{HowDocker, &docker{image: officialImage, id: id, setup: setup}},
 		// Before an image of the same packages, since a chroot starts in half the time.
-		{Chroot, &chroot{trees: trees, id: id, runDir: l.runDir}},
-		{DockerBuilt, &docker{image: (&builder{trees}).image, id: id, setup: setup}},
+		{HowChroot, &chroot{trees: trees, id: id, runDir: l.runDir}},
+		{HowDockerBuilt, &docker{image: (&builder{trees}).image, id: id, setup: setup}},
 	}
 	only := How(getenv("HOPBACK_BROKER_WITH"))
-	if only != "" && only != Environment && !slices.ContainsFunc(l.ways, func(w way) bool { return w.how == only }) {
+	if only != "" && only != HowEnvironment && !slices.ContainsFunc(l.ways, func(w way) bool { return w.how == only }) {
 		return nil, argument.New("HOPBACK_BROKER_WITH", string(only), "is no way to a broker", "set it to env, docker, chroot or docker-built, or unset it")
 	}
 	l.only, l.lean = only, getenv("HOPBACK_BROKER_LEAN") != ""
@@ -152,14 +152,14 @@ func (l *launcher) share(ctx context.Context, keep bool, version string) (_ *Bro
 	say := l.out.prefixed("broker " + version)
 	began := time.Now()
 
-	if u := l.getenv(envName("HOPBACK_URL_", version)); u != "" && (l.only == "" || l.only == Environment) {
+	if u := l.getenv(envName("HOPBACK_URL_", version)); u != "" && (l.only == "" || l.only == HowEnvironment) {
 		b, err := l.fromEnvironment(ctx, version, u)
 		if err == nil {
 			say("%s from %s: %s", b.FullVersion, envName("HOPBACK_URL_", version), redacted(b.URL))
 		}
 		return b, err
 	}
-	if l.only == Environment {
+	if l.only == HowEnvironment {
 		return nil, argument.New(envName("HOPBACK_URL_", version), nil, "is not set, and HOPBACK_BROKER_WITH=env allows nothing else", "set it to the amqp:// URL of a RabbitMQ "+version)
 	}
 
@@ -233,7 +233,7 @@ func (l *launcher) own(ctx context.Context, version string, nodes int) (*Broker,
 func (l *launcher) startNew(ctx context.Context, s *state, say sayFunc, began time.Time) (*Broker, error) {
 	none := &NoWayError{Version: s.Version}
 	for _, w := range l.ways {
-		if l.only != "" && l.only != w.how || len(s.Nodes) > 0 && w.how == Chroot {
+		if l.only != "" && l.only != w.how || len(s.Nodes) > 0 && w.how == HowChroot {
 			continue
 		}
 		s.How = w.how
@@ -407,7 +407,7 @@ func (l *launcher) startAgain(ctx context.Context, d driver, s *state) error {
 // ready waits until a broker that has been started serves, and returns its
 // full version.
 func (l *launcher) ready(ctx context.Context, d driver, s *state, say sayFunc) (string, error) {
-	told := say == nil
+	notified := say == nil
 	ctx, cancel := context.WithTimeout(ctx, l.patience)
 	defer cancel()
 	for {
@@ -421,8 +421,8 @@ func (l *launcher) ready(ctx context.Context, d driver, s *state, say sayFunc) (
 		if ctx.Err() == nil && !d.alive(ctx, s) {
 			return "", fmt.Errorf("it ended before it served: %s", d.lastWords(ctx, s))
 		}
-		if !told {
-			told = true
+		if !notified {
+			notified = true
 			defer say.during("waiting until it serves")()
 		}
 		if wait(ctx, 200*time.Millisecond) != nil {
@@ -470,7 +470,7 @@ func (l *launcher) fromEnvironment(ctx context.Context, version, amqpURL string)
 	if !isVersion(full, version) {
 		return nil, argument.New(name, redacted(amqpURL), "is a RabbitMQ "+full, "set it to a "+version+", or unset it")
 	}
-	return &Broker{Version: version, FullVersion: full, URL: amqpURL, ManagementURL: management, How: Environment, l: l}, nil
+	return &Broker{Version: version, FullVersion: full, URL: amqpURL, ManagementURL: management, How: HowEnvironment, l: l}, nil
 }
 
 // managementURL returns the URL of the HTTP API, with the user of the AMQP URL

@@ -90,7 +90,7 @@ func (f *fakes) launcher(dir string) *launcher {
 		dir:    dir,
 		getenv: func(name string) string { return f.env[name] },
 		only:   How(f.env["HOPBACK_BROKER_WITH"]),
-		ways:   []way{{Docker, &f.docker}, {Chroot, &f.chroot}, {DockerBuilt, &f.built}},
+		ways:   []way{{HowDocker, &f.docker}, {HowChroot, &f.chroot}, {HowDockerBuilt, &f.built}},
 		out:    newLineWriter(&f.out),
 		probe: func(_ context.Context, amqpURL, _ string) (string, error) {
 			for part, full := range f.full {
@@ -114,25 +114,25 @@ func TestWaysAreTriedInOrder(t *testing.T) {
 	no := errors.New("not here")
 	for _, c := range []struct {
 		name   string
-		mend   func(*fakes)
+		fix    func(*fakes)
 		how    How
 		reason []How // of NoWayError
 	}{
-		{"docker first", func(f *fakes) {}, Docker, nil},
-		{"then a chroot", func(f *fakes) { f.docker.prepareErr = no }, Chroot, nil},
-		{"also if it can't start", func(f *fakes) { f.docker.startErr = no }, Chroot, nil},
-		{"then a built image", func(f *fakes) { f.docker.prepareErr, f.chroot.prepareErr = no, no }, DockerBuilt, nil},
-		{"one way only", func(f *fakes) { f.env["HOPBACK_BROKER_WITH"] = "chroot" }, Chroot, nil},
+		{"docker first", func(f *fakes) {}, HowDocker, nil},
+		{"then a chroot", func(f *fakes) { f.docker.prepareErr = no }, HowChroot, nil},
+		{"also if it can't start", func(f *fakes) { f.docker.startErr = no }, HowChroot, nil},
+		{"then a built image", func(f *fakes) { f.docker.prepareErr, f.chroot.prepareErr = no, no }, HowDockerBuilt, nil},
+		{"one way only", func(f *fakes) { f.env["HOPBACK_BROKER_WITH"] = "chroot" }, HowChroot, nil},
 		{"environment first", func(f *fakes) {
 			f.env["HOPBACK_URL_4_3"], f.full["host"] = "amqp://host", "4.3.1"
-		}, Environment, nil},
-		{"no way", func(f *fakes) { f.docker.prepareErr, f.built.prepareErr, f.chroot.prepareErr = no, no, no }, "", []How{Docker, Chroot, DockerBuilt}},
-		{"not that way", func(f *fakes) { f.env["HOPBACK_BROKER_WITH"] = "docker"; f.docker.prepareErr = no }, "", []How{Docker}},
+		}, HowEnvironment, nil},
+		{"no way", func(f *fakes) { f.docker.prepareErr, f.built.prepareErr, f.chroot.prepareErr = no, no, no }, "", []How{HowDocker, HowChroot, HowDockerBuilt}},
+		{"not that way", func(f *fakes) { f.env["HOPBACK_BROKER_WITH"] = "docker"; f.docker.prepareErr = no }, "", []How{HowDocker}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			f := newFakes()
-			c.mend(f)
+			c.fix(f)
 			brokers, err := f.launcher(t.TempDir()).need(t.Context(), false, []string{"4.3"})
 			if c.how == "" {
 				var none *NoWayError

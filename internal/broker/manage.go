@@ -37,7 +37,7 @@ func (l *launcher) list(ctx context.Context) ([]Status, error) {
 	var list []Status
 	for _, v := range supported {
 		if u := l.getenv(envName("HOPBACK_URL_", v)); u != "" {
-			s := Status{Name: v, Version: v, How: Environment, URL: u}
+			s := Status{Name: v, Version: v, How: HowEnvironment, URL: u}
 			var b *Broker
 			if b, s.Err = l.fromEnvironment(ctx, v, u); b != nil {
 				s.FullVersion, s.ManagementURL = b.FullVersion, b.ManagementURL

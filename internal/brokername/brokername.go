@@ -21,13 +21,13 @@ const (
 func Check(at argument.Path, name string) error {
 	switch {
 	case name == "":
-		return argument.At(at, argument.Missing, nil, "is empty", "give a name of at least one character")
+		return argument.At(at, argument.CodeMissing, nil, "is empty", "give a name of at least one character")
 	case len(name) > Max:
-		return argument.At(at, argument.TooLong, name, fmt.Sprintf("has %d bytes", len(name)), fmt.Sprintf("use at most %d bytes", Max))
+		return argument.At(at, argument.CodeTooLong, name, fmt.Sprintf("has %d bytes", len(name)), fmt.Sprintf("use at most %d bytes", Max))
 	case !utf8.ValidString(name):
-		return argument.At(at, argument.Malformed, name, "isn't valid UTF-8", "encode names as UTF-8")
+		return argument.At(at, argument.CodeMalformed, name, "isn't valid UTF-8", "encode names as UTF-8")
 	case strings.ContainsAny(name, "\r\n"):
-		return argument.At(at, argument.Malformed, name, "has a line break", "remove the carriage return or line feed")
+		return argument.At(at, argument.CodeMalformed, name, "has a line break", "remove the carriage return or line feed")
 	}
 	return nil
 }
@@ -36,9 +36,9 @@ func Check(at argument.Path, name string) error {
 func CheckKey(at argument.Path, key string) error {
 	switch {
 	case len(key) > MaxKey:
-		return argument.At(at, argument.TooLong, key, fmt.Sprintf("has %d bytes", len(key)), fmt.Sprintf("use at most %d bytes", MaxKey))
+		return argument.At(at, argument.CodeTooLong, key, fmt.Sprintf("has %d bytes", len(key)), fmt.Sprintf("use at most %d bytes", MaxKey))
 	case !utf8.ValidString(key):
-		return argument.At(at, argument.Malformed, key, "isn't valid UTF-8", "encode routing keys as UTF-8")
+		return argument.At(at, argument.CodeMalformed, key, "isn't valid UTF-8", "encode routing keys as UTF-8")
 	}
 	return nil
 }

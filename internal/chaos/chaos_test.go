@@ -69,7 +69,7 @@ func TestTheSeedReproducesTheFates(t *testing.T) {
 		require.GreaterOrEqual(t, a.Size(0, id), 64)
 	}
 	assert.Less(t, same, 7000)
-	for end, share := range map[End]float64{Handled: .86, Exhausted: .04, Permanent: .05, Panicked: .03, Declined: .02} {
+	for end, share := range map[End]float64{EndHandled: .86, EndExhausted: .04, EndPermanent: .05, EndPanicked: .03, EndDeclined: .02} {
 		assert.InDelta(t, share*10_000, ends[end], 100, end.String())
 	}
 }
@@ -125,7 +125,7 @@ func TestRecordsAreReadAsTheyCome(t *testing.T) {
 		return got
 	}
 	assert.Empty(t, read())
-	one := record{id: 1, at: 2, lane: 3, attempt: 4, what: handled, count: 5}
+	one := record{id: 1, at: 2, lane: 3, attempt: 4, what: whatHandled, count: 5}
 	put := func(b []byte) {
 		_, err := w.Write(b)
 		require.NoError(t, err)

@@ -73,10 +73,10 @@ const registered = 6 * time.Second
 func (r *run) onLinks(side Side, do func(*proxy.Proxy) error) error {
 	var errs []error
 	for _, n := range r.site.nodes {
-		if side != Workers {
+		if side != SideWorkers {
 			errs = append(errs, do(n.publishers))
 		}
-		if side != Publishers {
+		if side != SidePublishers {
 			errs = append(errs, do(n.workers))
 		}
 	}
@@ -94,7 +94,7 @@ func (n *node) set(call string) func(context.Context) error {
 // deleteQueue deletes the work queues of the doomed lanes.
 func (r *run) deleteQueue(ctx context.Context) (heal func(context.Context) error, err error) {
 	for _, l := range r.lanes {
-		if !l.doomed {
+		if !l.failing {
 			continue
 		}
 		err := api[struct{}](ctx, r.site, http.MethodDelete, "/queues/%2F/"+l.queue, nil)
@@ -105,7 +105,7 @@ func (r *run) deleteQueue(ctx context.Context) (heal func(context.Context) error
 	}
 	return func(ctx context.Context) error {
 		for _, l := range r.lanes {
-			if l.doomed {
+			if l.failing {
 				if err := l.declare(ctx, r.conn); err != nil {
 					return err
 				}

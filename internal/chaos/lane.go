@@ -24,8 +24,8 @@ type lane struct {
 	*run
 	n        int
 	strategy string
-	// doomed lanes have their queue deleted now and then.
-	doomed  bool
+	// failing lanes have their queue deleted now and then.
+	failing bool
 	name    string // of the lane: the strategy, or "queue-deleted"
 	prefix  string
 	queue   string
@@ -42,9 +42,9 @@ type lane struct {
 	stopped   bool
 }
 
-func (r *run) newLane(n int, strategy, name string, doomed bool, total int) (*lane, error) {
+func (r *run) newLane(n int, strategy, name string, failing bool, total int) (*lane, error) {
 	l := &lane{
-		run: r, n: n, strategy: strategy, name: name, doomed: doomed, total: total,
+		run: r, n: n, strategy: strategy, name: name, failing: failing, total: total,
 		prefix: name + ".", queue: "work-" + name, ledger: NewLedger(r.script, n, total),
 	}
 	l.moved = sync.NewCond(&l.mu)
@@ -120,16 +120,16 @@ func (l *lane) send(ctx context.Context, p *client.Publisher[*client.Message], i
 	if l.script.Impatient(l.n, id) {
 		limit = 20 * time.Millisecond
 	}
-	known := Refused
+	known := AnswerRefused
 	for {
 		once, cancel := context.WithTimeout(ctx, limit)
 		err := p.Publish(once, m)
 		cancel()
 		switch {
 		case err == nil:
-			return Accepted
+			return AnswerAccepted
 		case !client.SafeToRetry(err):
-			known = Unknown // and stays so, whatever the next try says, unless it is accepted
+			known = AnswerUnknown // and stays so, whatever the next try says, unless it is accepted
 		}
 		if ctx.Err() != nil || !l.script.Insists(l.n, id) {
 			return known
@@ -141,8 +141,8 @@ func (l *lane) send(ctx context.Context, p *client.Publisher[*client.Message], i
 	}
 }
 
-// bury consumes the dead letters, or what is parked.
-func (l *lane) bury(ctx context.Context, conn *client.Conn, queue string, parked bool) error {
+// discard consumes the dead letters, or what is parked.
+func (l *lane) discard(ctx context.Context, conn *client.Conn, queue string, parked bool) error {
 	h := client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 		id, err := readMessage(d.Message(), l.number, l.n)
 		if err != nil {
@@ -151,7 +151,7 @@ func (l *lane) bury(ctx context.Context, conn *client.Conn, queue string, parked
 		}
 		end, why := endOf(d.Message())
 		if parked {
-			end = Parked
+			end = EndParked
 		}
 		l.ledger.Dead(id, end, why, retry.Count(d.Message()), l.now())
 		return nil
@@ -246,7 +246,7 @@ func (w *worker) follow(path string) error {
 	return fmt.Errorf("worker doesn't begin: see %s", w.log)
 }
 
-// died says whether the process has ended though nobody wanted that.
+// whatDied says whether the process has ended though nobody wanted that.
 func (w *worker) died() bool {
 	select {
 	case <-w.ended:
@@ -273,7 +273,7 @@ func (w *worker) drain() error {
 	case <-w.ended:
 		return nil
 	case <-time.After(60 * time.Second):
-		_ = tellStacks(w.cmd.Process)
+		_ = logStacks(w.cmd.Process)
 		select {
 		case <-w.ended:
 		case <-time.After(5 * time.Second):

@@ -16,11 +16,11 @@ type Answer uint8
 
 // The answers.
 const (
-	NotSent  Answer = iota // nobody has tried to send it
-	Sending                // on its way
-	Accepted               // the broker has it
-	Refused                // certainly not stored
-	Unknown                // it may be stored
+	AnswerNotSent  Answer = iota // nobody has tried to send it
+	AnswerSending                // on its way
+	AnswerAccepted               // the broker has it
+	AnswerRefused                // certainly not stored
+	AnswerUnknown                // it may be stored
 )
 
 // Ledger keeps account of the messages of one lane, in some 30 bytes each. Its
@@ -62,11 +62,11 @@ func NewLedger(script Script, lane, n int) *Ledger {
 	}
 }
 
-// Sending notes that a message is about to be sent.
+// AnswerSending notes that a message is about to be sent.
 func (l *Ledger) Sending(id uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.answers[id] = Sending
+	l.answers[id] = AnswerSending
 }
 
 // Answered notes what has become of it.
@@ -76,7 +76,7 @@ func (l *Ledger) Answered(id uint32, a Answer, at uint32) {
 	l.change(id, func() {
 		l.answers[id], l.at[id] = a, at+1
 	})
-	if a == Accepted || a == Unknown && l.ends[id] != 0 {
+	if a == AnswerAccepted || a == AnswerUnknown && l.ends[id] != 0 {
 		l.times.add(at, counts{accepted: 1})
 	}
 }
@@ -86,20 +86,20 @@ func (l *Ledger) attempted(r record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.times.add(r.at, counts{attempts: 1})
-	if r.what == foreign {
-		l.found.add(Violation{Ghost, l.lane, r.id, "a handler got a message that nobody has sent, or another than was sent: see the worker's log"})
+	if r.what == whatForeign {
+		l.found.add(Violation{ViolationGhost, l.lane, r.id, "a handler got a message that nobody has sent, or another than was sent: see the worker's log"})
 		return
 	}
 	if int(r.id) >= len(l.answers) || int(r.lane) != l.lane {
-		l.found.add(Violation{Ghost, l.lane, r.id, fmt.Sprintf("a handler got message %d of lane %d, which doesn't exist", r.id, r.lane)})
+		l.found.add(Violation{ViolationGhost, l.lane, r.id, fmt.Sprintf("a handler got message %d of lane %d, which doesn't exist", r.id, r.lane)})
 		return
 	}
 	if r.attempt < 1 || int(r.attempt) > maxRetries+1 {
-		l.found.add(Violation{WrongCount, l.lane, r.id, fmt.Sprintf("attempt %d", r.attempt)})
+		l.found.add(Violation{ViolationWrongCount, l.lane, r.id, fmt.Sprintf("attempt %d", r.attempt)})
 		return
 	}
 	if l.calls[r.id] = min(l.calls[r.id], 254) + 1; l.calls[r.id] == tooManyCalls {
-		l.found.add(Violation{WrongCount, l.lane, r.id, fmt.Sprintf("a handler got it %d times, this time as attempt %d", tooManyCalls, r.attempt)})
+		l.found.add(Violation{ViolationWrongCount, l.lane, r.id, fmt.Sprintf("a handler got it %d times, this time as attempt %d", tooManyCalls, r.attempt)})
 	}
 	ended := false
 	l.change(r.id, func() {
@@ -108,9 +108,9 @@ func (l *Ledger) attempted(r record) {
 		if f := &l.first[r.id][k]; *f == 0 || r.at+1 < *f {
 			*f = r.at + 1
 		}
-		if r.what == handled {
+		if r.what == whatHandled {
 			ended = l.ends[r.id] == 0
-			l.ends[r.id] |= 1 << Handled
+			l.ends[r.id] |= 1 << EndHandled
 			l.handled[r.id] = min(l.handled[r.id], 254) + 1
 		}
 	})
@@ -125,18 +125,18 @@ func (l *Ledger) Dead(id uint32, end End, why string, retries int, at uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if int(id) >= len(l.answers) {
-		l.found.add(Violation{Ghost, l.lane, id, "a dead letter that doesn't exist"})
+		l.found.add(Violation{ViolationGhost, l.lane, id, "a dead letter that doesn't exist"})
 		return
 	}
 	// A guard that has found no delay queue says so in the dead letter.
-	if end == Other && l.broken && (client.Reason(why) == retry.ReasonNoDelayQueue || client.Reason(why) == client.ReasonUnforwardable) {
-		end = Parked
+	if end == EndOther && l.broken && (client.Reason(why) == retry.ReasonNoDelayQueue || client.Reason(why) == client.ReasonUnforwardable) {
+		end = EndParked
 	}
-	if end == Other {
-		l.found.add(Violation{WrongReason, l.lane, id, fmt.Sprintf("it is dead for %q", why)})
+	if end == EndOther {
+		l.found.add(Violation{ViolationWrongReason, l.lane, id, fmt.Sprintf("it is dead for %q", why)})
 	}
-	if want := l.script.Fate(l.lane, id).Failures; end != Parked && retries != want {
-		l.found.add(Violation{WrongCount, l.lane, id, fmt.Sprintf("it died (%v) after %d retries, not %d", end, retries, want)})
+	if want := l.script.Fate(l.lane, id).Failures; end != EndParked && retries != want {
+		l.found.add(Violation{ViolationWrongCount, l.lane, id, fmt.Sprintf("it died (%v) after %d retries, not %d", end, retries, want)})
 	}
 	ended := l.ends[id] == 0
 	l.change(id, func() {
@@ -164,7 +164,7 @@ func (l *Ledger) Wrong() (n int) {
 // ended keeps the timeline's balance: what wasn't known to be accepted now is.
 func (l *Ledger) ended(id, at uint32) {
 	c := counts{ended: 1}
-	if l.answers[id] == Unknown || l.answers[id] == Refused {
+	if l.answers[id] == AnswerUnknown || l.answers[id] == AnswerRefused {
 		c.accepted = 1
 	}
 	l.times.add(at, c)
@@ -174,7 +174,7 @@ func (l *Ledger) ended(id, at uint32) {
 func (l *Ledger) Foreign(what string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.found.add(Violation{Ghost, l.lane, 0, what})
+	l.found.add(Violation{ViolationGhost, l.lane, 0, what})
 }
 
 // Deleted notes that the work queue was deleted, at a time when it was surely gone:
@@ -222,7 +222,7 @@ func (l *Ledger) change(id uint32, f func()) {
 
 // isOpen says that the message is certainly somewhere, and hasn't ended.
 func (l *Ledger) isOpen(id uint32) bool {
-	return (l.answers[id] == Accepted || l.seen[id] != 0) && l.ends[id] == 0 && !l.taken(id)
+	return (l.answers[id] == AnswerAccepted || l.seen[id] != 0) && l.ends[id] == 0 && !l.taken(id)
 }
 
 // taken says that the message may have gone with a deleted queue.
@@ -280,17 +280,17 @@ type ViolationKind string
 
 // What can be wrong.
 const (
-	Lost        ViolationKind = "lost"         // accepted, and no handler has ever seen it
-	Stranded    ViolationKind = "stranded"     // a handler has seen it, and it is neither handled nor dead
-	Ghost       ViolationKind = "ghost"        // it came, and nobody has sent it, or not so
-	NotRefused  ViolationKind = "not refused"  // it came, and the publisher was told that it certainly isn't stored
-	WrongEnd    ViolationKind = "wrong end"    // handled in place of dead, or dead in place of handled
-	WrongReason ViolationKind = "wrong reason" // dead for another reason than it should be
-	WrongPlace  ViolationKind = "wrong place"  // parked, though its queue was never gone
-	WrongCount  ViolationKind = "wrong count"  // an attempt was left out, or there was one too many
-	Early       ViolationKind = "early"        // retried before its delay was over
-	Stuck       ViolationKind = "stuck"        // not a message: nothing moved for longer than the run waits
-	Left        ViolationKind = "left"         // not a message: a queue isn't empty at the end
+	ViolationLost        ViolationKind = "lost"         // accepted, and no handler has ever seen it
+	ViolationStranded    ViolationKind = "stranded"     // a handler has seen it, and it is neither handled nor dead
+	ViolationGhost       ViolationKind = "ghost"        // it came, and nobody has sent it, or not so
+	ViolationNotRefused  ViolationKind = "not refused"  // it came, and the publisher was told that it certainly isn't stored
+	ViolationWrongEnd    ViolationKind = "wrong end"    // whatHandled in place of dead, or dead in place of handled
+	ViolationWrongReason ViolationKind = "wrong reason" // dead for another reason than it should be
+	ViolationWrongPlace  ViolationKind = "wrong place"  // parked, though its queue was never gone
+	ViolationWrongCount  ViolationKind = "wrong count"  // an attempt was left out, or there was one too many
+	ViolationEarly       ViolationKind = "early"        // retried before its delay was over
+	ViolationStuck       ViolationKind = "stuck"        // not a message: nothing moved for longer than the run waits
+	ViolationLeft        ViolationKind = "left"         // not a message: a queue isn't empty at the end
 )
 
 // Violation is something that must not be.
@@ -333,7 +333,7 @@ type Tally struct {
 	Parked     int `json:"parked"`
 	Duplicates int `json:"duplicates"` // handled, or found dead, once more than once
 	Taken      int `json:"taken"`      // gone with a queue that was deleted
-	Lost       int `json:"lost"`       // Lost and Stranded
+	Lost       int `json:"lost"`       // ViolationLost and Stranded
 }
 
 func (t *Tally) add(o Tally) {
@@ -406,33 +406,33 @@ func (l *Ledger) checkOne(id uint32, t *Tally, found *violations, late []uint32)
 	fate, seen, ends := l.script.Fate(l.lane, id), l.seen[id], l.ends[id]
 	came := seen != 0 || ends != 0
 	switch l.answers[id] {
-	case NotSent:
+	case AnswerNotSent:
 		if came {
-			bad(Ghost, "it came, and nobody has sent it")
+			bad(ViolationGhost, "it came, and nobody has sent it")
 		}
 		return late
-	case Refused:
+	case AnswerRefused:
 		t.Refused++
 		if came {
-			bad(NotRefused, "the publisher was told that it isn't stored, and it came")
+			bad(ViolationNotRefused, "the publisher was told that it isn't stored, and it came")
 		}
-	case Accepted:
+	case AnswerAccepted:
 		t.Accepted++
 	default:
 		t.Unknown++
 	}
 	t.Messages++
 
-	if ends == 0 && (l.answers[id] == Accepted || seen != 0) {
+	if ends == 0 && (l.answers[id] == AnswerAccepted || seen != 0) {
 		switch {
 		case l.taken(id):
 			t.Taken++
 		case seen == 0:
 			t.Lost++
-			bad(Lost, "accepted at %v, to be %v, and never seen", ms(l.at[id]), fate.End)
+			bad(ViolationLost, "accepted at %v, to be %v, and never seen", ms(l.at[id]), fate.End)
 		default:
 			t.Lost++
-			bad(Stranded, "%d attempts of %d, the last at %v, to be %v, and no end", bits.OnesCount8(seen), fate.Attempts(), ms(slices.Max(l.first[id][:])), fate.End)
+			bad(ViolationStranded, "%d attempts of %d, the last at %v, to be %v, and no end", bits.OnesCount8(seen), fate.Attempts(), ms(slices.Max(l.first[id][:])), fate.End)
 		}
 	}
 	if l.handled[id] > 0 {
@@ -444,30 +444,30 @@ func (l *Ledger) checkOne(id uint32, t *Tally, found *violations, late []uint32)
 	if n := int(l.handled[id]) + int(l.dead[id]); n > 1 {
 		t.Duplicates += n - 1
 	}
-	for e := Handled; e <= Other; e++ {
+	for e := EndHandled; e <= EndOther; e++ {
 		if ends&(1<<e) == 0 || e == fate.End {
 			continue
 		}
 		switch {
-		case e == Parked:
+		case e == EndParked:
 			t.Parked++
 			if len(l.deletions) == 0 && !l.broken {
-				bad(WrongPlace, "it is parked, and should be %v", fate.End)
+				bad(ViolationWrongPlace, "it is parked, and should be %v", fate.End)
 			}
-		case e == Handled || fate.End == Handled:
-			bad(WrongEnd, "it is %v, and should be %v", e, fate.End)
-		case e != Other: // which has told already
-			bad(WrongReason, "it is dead as %v, and should be as %v", e, fate.End)
+		case e == EndHandled || fate.End == EndHandled:
+			bad(ViolationWrongEnd, "it is %v, and should be %v", e, fate.End)
+		case e != EndOther: // which has told already
+			bad(ViolationWrongReason, "it is dead as %v, and should be as %v", e, fate.End)
 		}
 	}
 	if seen&(seen+1) != 0 {
-		bad(WrongCount, "attempts seen: %04b, one is left out", seen)
+		bad(ViolationWrongCount, "attempts seen: %04b, one is left out", seen)
 	}
 	if n := bits.Len8(seen); n > fate.Attempts() {
-		bad(WrongCount, "attempt %d, and it should end with %d", n, fate.Attempts())
+		bad(ViolationWrongCount, "attempt %d, and it should end with %d", n, fate.Attempts())
 	}
-	if ends&^(1<<Parked) != 0 && seen&(1<<fate.Failures) == 0 {
-		bad(WrongCount, "it ended before attempt %d", fate.Attempts())
+	if ends&^(1<<EndParked) != 0 && seen&(1<<fate.Failures) == 0 {
+		bad(ViolationWrongCount, "it ended before attempt %d", fate.Attempts())
 	}
 	return l.checkDelays(id, bad, late)
 }
@@ -483,7 +483,7 @@ func (l *Ledger) checkDelays(id uint32, bad func(ViolationKind, string, ...any),
 		case b+earlyTolerance < due && l.broken && l.isADelay(b-a):
 			// A guard has found that its delay queue loses messages, so it waited in another.
 		case b+earlyTolerance < due:
-			bad(Early, "attempt %d came %v after attempt %d, and was to wait for %v", k+2, time.Duration(int64(b)-int64(a))*time.Millisecond, k+1, l.script.delay(k))
+			bad(ViolationEarly, "attempt %d came %v after attempt %d, and was to wait for %v", k+2, time.Duration(int64(b)-int64(a))*time.Millisecond, k+1, l.script.delay(k))
 		case b > due:
 			late = append(late, b-due)
 		default:

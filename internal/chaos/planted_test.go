@@ -29,20 +29,20 @@ var plants = []struct {
 }{
 	{"an original is accepted before its copy is confirmed", "internal/consume/flow.go",
 		"	f.Original = f\n	s.consumer.forwards.Send(&f.Forward)\n",
-		"	f.Original = f\n	s.push(d, link.Disposition{Kind: link.Accepted})\n	s.consumer.forwards.Send(&f.Forward)\n",
-		[]ViolationKind{Lost, Stranded}, nil},
+		"	f.Original = f\n	s.push(d, link.Disposition{Kind: link.DispositionAccepted})\n	s.consumer.forwards.Send(&f.Forward)\n",
+		[]ViolationKind{ViolationLost, ViolationStranded}, nil},
 	{"a settlement is lost now and then", "internal/consume/session.go",
 		"	t := &s.settler\n	switch {\n",
 		"	t := &s.settler\n	if data := x.delivery.Message.Data; len(data) > 0 && len(data[0]) > 0 && data[0][len(data[0])-1] == 7 {\n		return\n	}\n	switch {\n",
-		[]ViolationKind{Left, Stuck, Starved, Stranded}, nil},
+		[]ViolationKind{ViolationLeft, ViolationStuck, Starved, ViolationStranded}, nil},
 	{"the count of retries isn't raised", "retry/history.go",
 		"	h[annotation.Retries] = int64(a.retries)\n",
 		"	h[annotation.Retries] = int64(max(a.retries-1, 0))\n",
-		[]ViolationKind{WrongCount, Stuck, Left}, nil},
+		[]ViolationKind{ViolationWrongCount, ViolationStuck, ViolationLeft}, nil},
 	{"the guards don't look", "retry/watch.go",
 		"func (w *watch) start(ctx context.Context) error {\n",
 		"func (w *watch) start(ctx context.Context) error {\n	if w != nil {\n		return nil\n	}\n",
-		[]ViolationKind{Silence, Stranded, Early}, nil},
+		[]ViolationKind{Silence, ViolationStranded, ViolationEarly}, nil},
 	{"a forward that is stuck holds its slot", "internal/publish/forward.go",
 		"		f.aside, returned = f.SetAside(mayReturn)\n",
 		"		f.aside = true\n",
@@ -81,7 +81,7 @@ func TestPlantedFaultsAreFound(t *testing.T) {
 			args := append([]string{"-test.run", "^TestSimulate$", "-test.v", "-simulate.seeds", "20", "-simulate.versions", "4.3.6", "-simulate.faults", "54"}, p.with...)
 			cmd := exec.CommandContext(ctx, binary, args...)
 			cmd.WaitDelay = 5 * time.Second
-			said := &firstOf{until: func(line string) bool {
+			logged := &firstOf{until: func(line string) bool {
 				for _, k := range p.finds {
 					if strings.Contains(line, ": "+string(k)+": lane ") {
 						return true
@@ -89,13 +89,13 @@ func TestPlantedFaultsAreFound(t *testing.T) {
 				}
 				return false
 			}, end: cancel}
-			cmd.Stdout, cmd.Stderr = said, said
+			cmd.Stdout, cmd.Stderr = logged, logged
 			err = cmd.Run()
 			require.Error(t, err, "nothing was found")
-			require.NotEmpty(t, said.found, "none of %v in: %s", p.finds, said.all.String())
+			require.NotEmpty(t, logged.found, "none of %v in: %s", p.finds, logged.all.String())
 			// A minute on two cores is two of CPU, however busy the machine is.
 			cpu := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
-			t.Logf("REPORT simulate: %q: found after %.0f s, %.0f s of CPU: %s", p.name, time.Since(began).Seconds(), cpu.Seconds(), said.found)
+			t.Logf("REPORT simulate: %q: found after %.0f s, %.0f s of CPU: %s", p.name, time.Since(began).Seconds(), cpu.Seconds(), logged.found)
 			assert.Less(t, cpu, 2*time.Minute)
 		})
 	}

@@ -10,10 +10,10 @@ import (
 type what uint8
 
 const (
-	failed  what = 1 // an error that is retried, or the last of an exhausted message
-	handled what = 2 // nil
-	died    what = 3 // an error or panic that dead-letters
-	foreign what = 4 // a message that nobody has sent, or that isn't as it was sent
+	whatFailed  what = 1 // an error that is retried, or the last of an exhausted message
+	whatHandled what = 2 // nil
+	whatDied    what = 3 // an error or panic that dead-letters
+	whatForeign what = 4 // a message that nobody has sent, or that isn't as it was sent
 )
 
 // record is one attempt.

@@ -104,7 +104,7 @@ func (r *run) report(schedule []Fault, faults []FaultReport, last uint32) *Repor
 	sortRows(rep.Rows)
 	r.keep("report.json", rep)
 	if !rep.Good() {
-		r.keepStories(rep.Violations)
+		r.keepHistories(rep.Violations)
 	}
 	return rep
 }
@@ -113,8 +113,8 @@ func (r *run) report(schedule []Fault, faults []FaultReport, last uint32) *Repor
 // seen from the last message that came through.
 func before(at uint32) uint32 { return at - min(at, 1000) }
 
-// keepStories writes all that was noted of the messages that something is wrong with.
-func (r *run) keepStories(violations []Violation) {
+// keepHistories writes all that was noted of the messages that something is wrong with.
+func (r *run) keepHistories(violations []Violation) {
 	var b bytes.Buffer
 	for _, l := range r.lanes {
 		ids := map[uint32]bool{}

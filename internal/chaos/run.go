@@ -38,9 +38,9 @@ type Config struct {
 	Kinds []Kind
 	// Seed of the fates and of the schedule.
 	Seed uint64
-	// Workers is how many processes each lane has. Default: 2.
+	// SideWorkers is how many processes each lane has. Default: 2.
 	Workers int
-	// Publishers is how many messages each lane publishes at once. Default: 48.
+	// SidePublishers is how many messages each lane publishes at once. Default: 48.
 	Publishers int
 	// HandOver is after how long RabbitMQ's dead-letter workers try again what they
 	// couldn't hand on, in place of RabbitMQ's 180 s: its setting
@@ -63,8 +63,8 @@ const (
 	idleTimeout = 4 * time.Second
 	// backWithin is how long a lane is waited for after a fault.
 	backWithin = 30 * time.Second
-	// tellAfter is for how long nothing moves before it is told where messages are.
-	tellAfter = 20 * time.Second
+	// notifyAfter is for how long nothing moves before it is told where messages are.
+	notifyAfter = 20 * time.Second
 )
 
 func (c Config) withDefaults() (Config, error) {
@@ -141,7 +141,7 @@ type run struct {
 	conn *client.Conn
 
 	out     io.Writer
-	saying  sync.Mutex
+	logging sync.Mutex
 	tailing sync.Mutex // guards the tails of all workers
 	records atomic.Int64
 	trouble violations // of the run, rather than of a message
@@ -152,8 +152,8 @@ type run struct {
 func (r *run) now() uint32 { return uint32(time.Since(r.began).Milliseconds()) }
 
 func (r *run) say(format string, args ...any) {
-	r.saying.Lock()
-	defer r.saying.Unlock()
+	r.logging.Lock()
+	defer r.logging.Unlock()
 	fmt.Fprintf(r.out, "%7.1fs  %s\n", time.Since(r.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
@@ -241,19 +241,19 @@ func (r *run) run(ctx context.Context) (_ *Report, err error) {
 // messages for one fault, by lane.
 func (r *run) makeLanes(ctx context.Context) (share []int, err error) {
 	names := slices.Clone(r.cfg.Strategies)
-	doomed := slices.Contains(r.cfg.Kinds, QueueDeleted)
+	failing := slices.Contains(r.cfg.Kinds, QueueDeleted)
 	n := len(names)
 	each := max(1, (r.cfg.Messages+r.cfg.Faults*n-1)/(r.cfg.Faults*n))
-	if doomed {
+	if failing {
 		// A tenth of the others'. Its messages don't count toward Messages.
 		names = append(names, string(QueueDeleted))
 	}
 	for i, name := range names {
-		strategy, isDoomed, part := name, false, each
+		strategy, isFailing, part := name, false, each
 		if name == string(QueueDeleted) {
-			strategy, isDoomed, part = "republish", true, max(1, each/10)
+			strategy, isFailing, part = "republish", true, max(1, each/10)
 		}
-		l, err := r.newLane(i, strategy, name, isDoomed, part*r.cfg.Faults)
+		l, err := r.newLane(i, strategy, name, isFailing, part*r.cfg.Faults)
 		if err != nil {
 			return nil, err
 		}
@@ -283,13 +283,13 @@ func (r *run) openLane(ctx context.Context, l *lane, log io.Writer, running *syn
 	})
 	for queue, parked := range map[string]bool{l.policy.Names.DeadLetterQueue(l.queue): false, l.policy.Names.ParkingQueue(): true} {
 		running.Go(func() {
-			if err := l.bury(ctx, burying, queue, parked); err != nil && ctx.Err() == nil {
-				r.wrong(Stuck, l.n, "%v", err)
+			if err := l.discard(ctx, burying, queue, parked); err != nil && ctx.Err() == nil {
+				r.wrong(ViolationStuck, l.n, "%v", err)
 			}
 		})
 	}
 	workers := r.cfg.Workers
-	if l.doomed {
+	if l.failing {
 		workers = 1
 	}
 	for i := range workers {
@@ -349,7 +349,7 @@ func (r *run) tailOnce() {
 			for _, t := range w.tails {
 				n := int64(0)
 				if err := t.read(func(x record) { n++; l.ledger.attempted(x) }); err != nil {
-					r.wrong(Stuck, l.n, "records of a worker can't be read: %v", err)
+					r.wrong(ViolationStuck, l.n, "records of a worker can't be read: %v", err)
 				}
 				r.records.Add(n)
 			}
@@ -363,9 +363,9 @@ func (r *run) restartDead() {
 	for _, l := range r.lanes {
 		for _, w := range l.workers {
 			if w.cmd != nil && w.died() {
-				r.wrong(Stuck, l.n, "a worker died by itself: see %s", w.log)
+				r.wrong(ViolationStuck, l.n, "a worker died by itself: see %s", w.log)
 				if err := w.start(); err != nil {
-					r.wrong(Stuck, l.n, "%v", err)
+					r.wrong(ViolationStuck, l.n, "%v", err)
 				}
 			}
 		}
@@ -417,27 +417,27 @@ func (r *run) await(ctx context.Context, what string, done func() bool) error {
 		published, open int
 		records         int64
 	}
-	moved, last, told := time.Now(), mark{}, false
+	moved, last, notified := time.Now(), mark{}, false
 	for !done() {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
 		r.restartDead()
 		if now := (mark{r.published(), r.openMessages(), r.records.Load()}); now != last {
-			if told {
+			if notified {
 				r.say("... and after %v something moves again", time.Since(moved).Round(time.Second))
 			}
-			last, moved, told = now, time.Now(), false
+			last, moved, notified = now, time.Now(), false
 		}
 		still := time.Since(moved)
-		if still > tellAfter && !told {
-			told = true
+		if still > notifyAfter && !notified {
+			notified = true
 			r.say("waiting until %s: nothing has moved for %v", what, still.Round(time.Second))
-			r.tellWhere(ctx)
+			r.logWhere(ctx)
 		}
 		if still > r.cfg.Patience {
-			r.wrong(Stuck, -1, "waiting until %s: nothing has moved for %v; published %d, open %d", what, still.Round(time.Second), last.published, last.open)
-			r.tellWhere(ctx)
+			r.wrong(ViolationStuck, -1, "waiting until %s: nothing has moved for %v; published %d, open %d", what, still.Round(time.Second), last.published, last.open)
+			r.logWhere(ctx)
 			r.keepStacks()
 			return errStuck
 		}
@@ -446,8 +446,8 @@ func (r *run) await(ctx context.Context, what string, done func() bool) error {
 	return nil
 }
 
-// tellWhere says what each queue holds, and some messages that are missing.
-func (r *run) tellWhere(ctx context.Context) {
+// logWhere says what each queue holds, and some messages that are missing.
+func (r *run) logWhere(ctx context.Context) {
 	qs, err := r.site.queues(ctx)
 	if err != nil {
 		r.say("what queues hold can't be told: %v", err)
@@ -507,7 +507,7 @@ func (r *run) breakOne(ctx context.Context, i int, f Fault) FaultReport {
 	x.Healed = r.now()
 	if err != nil {
 		x.Error = err.Error()
-		r.wrong(Stuck, -1, "%v can't be done: %v", f, err)
+		r.wrong(ViolationStuck, -1, "%v can't be done: %v", f, err)
 	}
 	// Every lane that has something to do does something again. What it has may be
 	// with a broker that waits for HandOver before it hands it on: then it goes on
@@ -524,7 +524,7 @@ func (r *run) breakOne(ctx context.Context, i int, f Fault) FaultReport {
 	})
 	if !back {
 		r.say("%v: a lane doesn't handle again within %v, though it has messages", f, backWithin)
-		r.tellWhere(ctx)
+		r.logWhere(ctx)
 	}
 	x.Back = r.now()
 	r.say("fault %d/%d: %v; healed after %v, every lane handles again %v later; %d published, %d open",
@@ -548,7 +548,7 @@ func (r *run) drain(ctx context.Context, schedule []Fault, faults []FaultReport)
 	if stuck {
 		for _, l := range r.lanes {
 			for _, w := range l.workers {
-				_ = tellStacks(w.cmd.Process)
+				_ = logStacks(w.cmd.Process)
 				w.expected = true
 			}
 		}
@@ -558,7 +558,7 @@ func (r *run) drain(ctx context.Context, schedule []Fault, faults []FaultReport)
 		for _, w := range l.workers {
 			draining.Go(func() {
 				if err := w.drain(); err != nil {
-					r.wrong(Stuck, l.n, "%v", err)
+					r.wrong(ViolationStuck, l.n, "%v", err)
 				}
 			})
 		}
@@ -603,7 +603,7 @@ func (r *run) awaitEmpty(ctx context.Context) error {
 		return empty >= want
 	})
 	for _, q := range left {
-		r.wrong(Left, -1, "%v", q)
+		r.wrong(ViolationLeft, -1, "%v", q)
 	}
 	return err
 }

@@ -48,9 +48,9 @@ type Side string
 
 // The sides.
 const (
-	Publishers Side = "publishers"
-	Workers    Side = "workers"
-	Both       Side = "both"
+	SidePublishers Side = "publishers"
+	SideWorkers    Side = "workers"
+	SideBoth       Side = "both"
 )
 
 // Fault is one fault of a schedule. Which of its fields count depends on Kind.
@@ -91,7 +91,7 @@ type Plan struct {
 	Kinds  []Kind
 	Nodes  int
 	Lanes  int
-	// Workers is how many processes each lane has.
+	// SideWorkers is how many processes each lane has.
 	Workers int
 }
 
@@ -107,7 +107,7 @@ func (p Plan) Schedule() []Fault {
 			r.Shuffle(len(bag), func(i, j int) { bag[i], bag[j] = bag[j], bag[i] })
 		}
 		f := Fault{
-			Kind: bag[0], At: 0.05 + 0.6*r.Float64(), Side: []Side{Publishers, Workers, Both}[r.IntN(3)],
+			Kind: bag[0], At: 0.05 + 0.6*r.Float64(), Side: []Side{SidePublishers, SideWorkers, SideBoth}[r.IntN(3)],
 			Node: r.IntN(p.Nodes), Lane: r.IntN(p.Lanes), Worker: r.IntN(p.Workers+1) - 1,
 		}
 		bag = bag[1:]

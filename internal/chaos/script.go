@@ -15,14 +15,14 @@ type End uint8
 
 // The ends that a message can have.
 const (
-	Nowhere   End = iota // not yet, or lost
-	Handled              // its handler has succeeded
-	Permanent            // dead-lettered: a permanent error
-	Exhausted            // dead-lettered: the retries are used up
-	Panicked             // dead-lettered: its handler panicked
-	Declined             // dead-lettered by the handler itself, with a reason of its own
-	Parked               // in the parking queue
-	Other                // dead-lettered for any other reason
+	EndNowhere   End = iota // not yet, or lost
+	EndHandled              // its handler has succeeded
+	EndPermanent            // dead-lettered: a permanent error
+	EndExhausted            // dead-lettered: the retries are used up
+	EndPanicked             // dead-lettered: its handler panicked
+	EndDeclined             // dead-lettered by the handler itself, with a reason of its own
+	EndParked               // in the parking queue
+	EndOther                // dead-lettered for any other reason
 )
 
 var endNames = [...]string{"nowhere", "handled", "permanent", "exhausted", "panicked", "declined", "parked", "other"}
@@ -80,17 +80,17 @@ func (s Script) Fate(lane int, id uint32) Fate {
 	later := int(d>>32) % (maxRetries + 1)
 	switch p := d % 100; {
 	case p < 70:
-		return Fate{Handled, 0}
+		return Fate{EndHandled, 0}
 	case p < 86:
-		return Fate{Handled, 1 + int(d>>32)%maxRetries}
+		return Fate{EndHandled, 1 + int(d>>32)%maxRetries}
 	case p < 90:
-		return Fate{Exhausted, maxRetries}
+		return Fate{EndExhausted, maxRetries}
 	case p < 95:
-		return Fate{Permanent, later}
+		return Fate{EndPermanent, later}
 	case p < 98:
-		return Fate{Panicked, later}
+		return Fate{EndPanicked, later}
 	}
-	return Fate{Declined, later}
+	return Fate{EndDeclined, later}
 }
 
 // Takes is how long the handler works on one attempt: one in sixteen up to 20 ms,

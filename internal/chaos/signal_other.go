@@ -9,4 +9,4 @@ import (
 
 func pauseProcess(*os.Process) error    { return errors.ErrUnsupported }
 func continueProcess(*os.Process) error { return errors.ErrUnsupported }
-func tellStacks(*os.Process) error      { return errors.ErrUnsupported }
+func logStacks(*os.Process) error       { return errors.ErrUnsupported }

@@ -168,7 +168,7 @@ func TestAHealthyMessageThatWaitsIsStarved(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, l := counted()
 			s.flowing = []flowing{{0, span{90 * time.Second, 3 * time.Minute}}, {1, span{0, 3 * time.Minute}}}
-			s.waits[0][s.with(Handled, c.failures)] = wait{c.accepted, c.accepted + c.took}
+			s.waits[0][s.with(EndHandled, c.failures)] = wait{c.accepted, c.accepted + c.took}
 			s.checkWaits(l)
 			assert.Equal(t, c.starved, s.trouble.count[Starved] == 1, "%v", s.trouble.list)
 		})
@@ -194,9 +194,9 @@ func TestARetryThatIsLateIsStalled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, l := counted()
 			l.name, l.broken = c.lane, []span{{19 * time.Minute, 25 * time.Minute}}
-			id := s.with(Handled, 1)
-			l.ledger.attempted(record{id: id, attempt: 1, at: uint32(c.failed.Milliseconds()), what: failed})
-			l.ledger.attempted(record{id: id, attempt: 2, at: uint32((c.failed + c.took).Milliseconds()), what: handled})
+			id := s.with(EndHandled, 1)
+			l.ledger.attempted(record{id: id, attempt: 1, at: uint32(c.failed.Milliseconds()), what: whatFailed})
+			l.ledger.attempted(record{id: id, attempt: 2, at: uint32((c.failed + c.took).Milliseconds()), what: whatHandled})
 			s.checkRetries(l)
 			assert.Equal(t, c.stalled, s.trouble.count[Stalled] == 1, "%v", s.trouble.list)
 		})
@@ -205,9 +205,9 @@ func TestARetryThatIsLateIsStalled(t *testing.T) {
 
 func TestAFaultThatNobodyTellsOfIsSilence(t *testing.T) {
 	for name, c := range map[string]struct {
-		kind          Kind
-		told, harmed  bool
-		silent, wrong int
+		kind             Kind
+		notified, harmed bool
+		silent, wrong    int
 	}{
 		"told":              {ForwardsStuck, true, true, 0, 0},
 		"silent":            {ForwardsStuck, false, true, 1, 1},
@@ -217,7 +217,7 @@ func TestAFaultThatNobodyTellsOfIsSilence(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, _ := counted()
 			silent := map[Kind]int{}
-			s.judge(1, simFault{kind: c.kind}, c.told, c.harmed, silent)
+			s.judge(1, simFault{kind: c.kind}, c.notified, c.harmed, silent)
 			assert.Equal(t, c.silent, silent[c.kind])
 			assert.Equal(t, c.wrong, s.trouble.count[Silence])
 		})
@@ -228,22 +228,22 @@ func TestWhatTellsOfAFault(t *testing.T) {
 	s, _ := counted()
 	s.Out = io.Discard
 	log := slog.New(simLog{s, "worker"})
-	tells := func(what func()) bool {
+	notifies := func(what func()) bool {
 		before := s.heard.Load()
 		what()
 		return s.heard.Load() > before
 	}
 	for _, reason := range []client.Reason{retry.ReasonPermanent, retry.ReasonExhausted, reasonDeclined} {
-		assert.False(t, tells(func() { log.Warn("hopback: a message is dead-lettered", "reason", string(reason)) }), "%s is in the script", reason)
+		assert.False(t, notifies(func() { log.Warn("hopback: a message is dead-lettered", "reason", string(reason)) }), "%s is in the script", reason)
 	}
-	assert.False(t, tells(func() { log.Error("hopback: a handler panicked; the message is dead-lettered") }))
-	assert.False(t, tells(func() { log.Info("hopback: anything") }))
-	assert.True(t, tells(func() { log.Warn("hopback: a message is dead-lettered", "reason", string(retry.ReasonNoDelayQueue)) }))
-	assert.True(t, tells(func() { log.Error("hopback: the guards found a fault in the topology of a running consumer") }))
-	observe := s.config("worker", 0, Workers).Observe
-	assert.False(t, tells(func() { observe(client.Event{Kind: client.EventUp}) }))
-	assert.True(t, tells(func() { observe(client.Event{Kind: client.EventUp, Down: time.Second}) }))
-	assert.True(t, tells(func() { observe(client.Event{Kind: client.EventLost}) }))
+	assert.False(t, notifies(func() { log.Error("hopback: a handler panicked; the message is dead-lettered") }))
+	assert.False(t, notifies(func() { log.Info("hopback: anything") }))
+	assert.True(t, notifies(func() { log.Warn("hopback: a message is dead-lettered", "reason", string(retry.ReasonNoDelayQueue)) }))
+	assert.True(t, notifies(func() { log.Error("hopback: the guards found a fault in the topology of a running consumer") }))
+	observe := s.config("worker", 0, SideWorkers).OnEvent
+	assert.False(t, notifies(func() { observe(client.Event{Kind: client.EventUp}) }))
+	assert.True(t, notifies(func() { observe(client.Event{Kind: client.EventUp, Down: time.Second}) }))
+	assert.True(t, notifies(func() { observe(client.Event{Kind: client.EventLost}) }))
 }
 
 // The schedule is a pure function of the seed.

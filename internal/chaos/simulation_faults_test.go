@@ -67,8 +67,8 @@ var lasting = map[Kind]time.Duration{
 	ExchangeRedeclared: time.Minute, BindingRedeclared: time.Minute, PolicyRedeclared: time.Minute,
 }
 
-// mustBeTold are the faults that somebody must tell of, if there is something that they hit.
-var mustBeTold = map[Kind]bool{
+// mustBeNotified are the faults that somebody must tell of, if there is something that they hit.
+var mustBeNotified = map[Kind]bool{
 	EverythingReset: true, ConnectionsBlowUp: true, HalfOpen: true, Refuse: true, BrokerKilled: true, BrokerStopped: true,
 	QueueForgotten: true, QueueRedeclared: true, DelayRedeclared: true, ForwardsStuck: true, DeadQueueRedeclared: true,
 }
@@ -136,12 +136,12 @@ func (s *simulation) breakAll(ctx context.Context, faults []simFault) (done, sil
 
 // judge counts a fault that nobody told of. It is wrong if it has done harm, and somebody
 // must tell of it then.
-func (s *simulation) judge(i int, f simFault, told, harmed bool, silent map[Kind]int) {
-	if told {
+func (s *simulation) judge(i int, f simFault, notified, harmed bool, silent map[Kind]int) {
+	if notified {
 		return
 	}
 	silent[f.kind]++
-	if mustBeTold[f.kind] && harmed {
+	if mustBeNotified[f.kind] && harmed {
 		s.wrong(Silence, 0, "fault %d, %s for %v: no event and no log told of it", i, f.kind, f.lasts)
 	}
 }
@@ -166,7 +166,7 @@ func (s *simulation) conns(side Side) (found []*hopbacktest.Connection) {
 	for _, c := range s.broker.Connections() {
 		name := c.Info().Container
 		publisher, worker := strings.HasPrefix(name, "publisher-"), strings.HasPrefix(name, "worker-")
-		if publisher && side != Workers || worker && side != Publishers {
+		if publisher && side != SideWorkers || worker && side != SidePublishers {
 			found = append(found, c)
 		}
 	}
@@ -176,10 +176,10 @@ func (s *simulation) conns(side Side) (found []*hopbacktest.Connection) {
 // inject does a fault, and returns what undoes it; nil if nothing has to.
 func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 	r := f.dice
-	side := []Side{Publishers, Workers, Both}[r.IntN(3)]
+	side := []Side{SidePublishers, SideWorkers, SideBoth}[r.IntN(3)]
 	l := s.lanes[r.IntN(len(s.lanes))]
 	w := l.workers[r.IntN(len(l.workers))]
-	direction := []hopbacktest.Direction{hopbacktest.FromClient, hopbacktest.ToClient}[r.IntN(2)]
+	direction := []hopbacktest.Direction{hopbacktest.DirectionFromClient, hopbacktest.DirectionToClient}[r.IntN(2)]
 	one := func(do func(*hopbacktest.Connection)) {
 		if all := s.conns(side); len(all) > 0 {
 			do(all[r.IntN(len(all))])
@@ -189,7 +189,7 @@ func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 	case Reset:
 		one((*hopbacktest.Connection).Cut)
 	case EverythingReset:
-		s.cutAll(Both)
+		s.cutAll(SideBoth)
 	case ConnectionsBlowUp:
 		for end := time.Now().Add(f.lasts); time.Now().Before(end); {
 			s.cutAll(side)
@@ -206,8 +206,8 @@ func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 		})
 	case HalfOpen:
 		for _, c := range s.conns(side) {
-			c.Silence(hopbacktest.FromClient)
-			c.Silence(hopbacktest.ToClient)
+			c.Silence(hopbacktest.DirectionFromClient)
+			c.Silence(hopbacktest.DirectionToClient)
 		}
 	case OneWay:
 		for _, c := range s.conns(side) {
@@ -216,11 +216,11 @@ func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 	case Latency, AnswersHeld, AnswersLate, Refuse:
 		return s.holdUp(f, side)
 	case BrokerKilled:
-		s.conns(Both)
+		s.conns(SideBoth)
 		s.broker.Kill()
 		return s.broker.Restart
 	case BrokerStopped:
-		s.conns(Both)
+		s.conns(SideBoth)
 		s.broker.Stop()
 		return s.broker.Restart
 	case MemoryAlarm:
@@ -262,13 +262,13 @@ func (s *simulation) holdUp(f simFault, side Side) (heal func()) {
 		s.broker.DelayAnswers(time.Duration(1+r.IntN(5000)) * time.Millisecond)
 		return func() { s.broker.DelayAnswers(0) }
 	case Refuse:
-		for _, d := range []Side{Publishers, Workers} {
-			s.down[d].Store(side == Both || side == d)
+		for _, d := range []Side{SidePublishers, SideWorkers} {
+			s.down[d].Store(side == SideBoth || side == d)
 		}
 		s.cutAll(side)
 		return func() {
-			s.down[Publishers].Store(false)
-			s.down[Workers].Store(false)
+			s.down[SidePublishers].Store(false)
+			s.down[SideWorkers].Store(false)
 		}
 	}
 	return nil
@@ -314,7 +314,7 @@ func (s *simulation) breakTopology(ctx context.Context, f simFault, l *simLane) 
 	}
 	l.ledger.Broken()
 	from := time.Since(s.began)
-	l.broken = append(l.broken, span{from, from + f.lasts + letterRetry})
+	l.broken = append(l.broken, span{from, from + f.lasts + deadLetterRetry})
 	d := &damage{simulation: s, ctx: ctx, l: l, r: f.dice}
 	if heal, done := d.breakQueue(f.kind); done {
 		return heal
@@ -326,9 +326,9 @@ func (s *simulation) breakTopology(ctx context.Context, f simFault, l *simLane) 
 		d.deleteExchange(name)
 	case ExchangeRedeclared:
 		x := l.topology.Exchanges[d.r.IntN(len(l.topology.Exchanges))]
-		other := declare.Exchange{Name: x.Name, Type: declare.Fanout}
-		if x.Type == declare.Fanout {
-			other.Type = declare.Topic
+		other := declare.Exchange{Name: x.Name, Type: declare.ExchangeFanout}
+		if x.Type == declare.ExchangeFanout {
+			other.Type = declare.ExchangeTopic
 		}
 		s.say("exchange %s", x.Name)
 		d.deleteExchange(x.Name)
@@ -397,7 +397,7 @@ func (d *damage) apply(t declare.Topology) {
 func (d *damage) deleteExchange(name string) {
 	d.insist(d.ctx, "delete exchange "+name, func(ctx context.Context) error {
 		err := declare.DeleteExchange(ctx, d.admin.Management(), name)
-		if errors.Is(err, declare.ErrMissing) {
+		if errors.Is(err, declare.ErrNotFound) {
 			return nil
 		}
 		return err
@@ -473,14 +473,14 @@ func (d *damage) breakQueue(kind Kind) (heal func(), done bool) {
 			heal = d.full(waiting...)
 		}
 	case DeadQueueFull:
-		l.buriers[dead].pause()
+		l.drainers[dead].pause()
 		emptied := d.full(dead)
 		heal = func() {
 			emptied()
-			l.buriers[dead].resume()
+			l.drainers[dead].resume()
 		}
 	case ParkingFull:
-		l.buriers[parking].pause()
+		l.drainers[parking].pause()
 		emptied := d.full(parking)
 		for _, b := range l.topology.Bindings {
 			if b.Queue == l.queue {
@@ -490,7 +490,7 @@ func (d *damage) breakQueue(kind Kind) (heal func(), done bool) {
 		heal = func() {
 			emptied()
 			d.repair()
-			l.buriers[parking].resume()
+			l.drainers[parking].resume()
 		}
 	default:
 		return nil, false
@@ -501,7 +501,7 @@ func (d *damage) breakQueue(kind Kind) (heal func(), done bool) {
 // setPolicy sets a policy of a broker that runs.
 func (s *simulation) setPolicy(name, pattern string, definition map[string]any) {
 	if err := s.broker.SetPolicy("/", name, hopbacktest.Policy{Pattern: pattern, ApplyTo: "queues", Definition: definition}); err != nil {
-		s.wrong(Stuck, 0, "set policy %s: %v", name, err)
+		s.wrong(ViolationStuck, 0, "set policy %s: %v", name, err)
 	}
 }
 
@@ -521,7 +521,7 @@ func (s *simulation) insist(ctx context.Context, what string, do func(context.Co
 			return
 		}
 		if time.Since(began) > 10*time.Minute {
-			s.wrong(Stuck, 0, "%s: %v", what, err)
+			s.wrong(ViolationStuck, 0, "%s: %v", what, err)
 			return
 		}
 		link.Pause(ctx, time.Second)

@@ -78,9 +78,9 @@ const (
 	zombie = 190 * time.Second
 	// healthyWithin is how long they may wait after that, and retries that are due.
 	healthyWithin = 10 * time.Second
-	// letterRetry is how long a broken way of a lane can hold up retries: the broker tries to
+	// deadLetterRetry is how long a broken way of a lane can hold up retries: the broker tries to
 	// dead-letter a message again after three minutes.
-	letterRetry = 200 * time.Second
+	deadLetterRetry = 200 * time.Second
 	// simPatience is for how long nothing may move at the end.
 	simPatience = 30 * time.Minute
 	// simIdle is longer than idleTimeout: signs of life cost time in a bubble, too.
@@ -154,7 +154,7 @@ func (c Simulation) Run(ctx context.Context) (*Simulated, error) {
 	}
 	s := &simulation{
 		Simulation: c, script: Script{Seed: c.Seed, Delays: simDelays}, number: c.Seed, began: time.Now(),
-		down: map[Side]*atomic.Bool{Publishers: new(atomic.Bool), Workers: new(atomic.Bool)},
+		down: map[Side]*atomic.Bool{SidePublishers: new(atomic.Bool), SideWorkers: new(atomic.Bool)},
 	}
 	var err error
 	if s.broker, err = hopbacktest.New(hopbacktest.Config{Version: c.Version, Nodes: []string{"rabbit@a", "rabbit@b", "rabbit@c"}}); err != nil {
@@ -183,9 +183,9 @@ func (s *simulation) wrong(kind ViolationKind, lane int, format string, args ...
 	s.trouble.add(Violation{Kind: kind, Lane: lane, Detail: fmt.Sprintf(format, args...)})
 }
 
-// tellsOfAFault says that an event isn't one of those that there are without a fault: a link
+// notifiesOfAFault says that an event isn't one of those that there are without a fault: a link
 // that is up for the first time.
-func tellsOfAFault(e client.Event) bool { return e.Kind != client.EventUp || e.Down > 0 }
+func notifiesOfAFault(e client.Event) bool { return e.Kind != client.EventUp || e.Down > 0 }
 
 // ordinary says that a line of a log tells of a death that the script has in mind.
 func ordinary(r slog.Record) (is bool) {
@@ -237,8 +237,8 @@ func (s *simulation) config(name string, n int, side Side) client.Config {
 		Name: fmt.Sprintf("%s-%d", name, n), Dial: s.dial(side), IdleTimeout: simIdle,
 		Reconnect: client.ReconnectBackoff{Min: 20 * time.Millisecond, Max: 5 * time.Second},
 		Logger:    slog.New(simLog{s, fmt.Sprintf("%s-%d", name, n)}),
-		Observe: func(e client.Event) {
-			if tellsOfAFault(e) {
+		OnEvent: func(e client.Event) {
+			if notifiesOfAFault(e) {
 				s.heard.Add(1)
 			}
 		},
@@ -358,7 +358,7 @@ func (s *simulation) checkWaits(l *simLane) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, w := range s.waits[l.n] {
-		if w.accepted == 0 || w.handled == 0 || s.script.Fate(l.n, uint32(id)) != (Fate{Handled, 0}) {
+		if w.accepted == 0 || w.handled == 0 || s.script.Fate(l.n, uint32(id)) != (Fate{EndHandled, 0}) {
 			continue
 		}
 		well := slices.ContainsFunc(s.flowing, func(f flowing) bool { return f.lane == l.n && f.has(w.accepted) })
@@ -406,9 +406,9 @@ func (q span) has(at time.Duration) bool { return q.from <= at && at+healthyWith
 
 // send is one of the publishers. Each has a connection, and publishes to all lanes.
 func (s *simulation) send(ctx context.Context, n int, faults []simFault) {
-	conn, err := s.connect(ctx, "publisher", n, Publishers)
+	conn, err := s.connect(ctx, "publisher", n, SidePublishers)
 	if err != nil {
-		s.wrong(Stuck, 0, "publisher %d: %v", n, err)
+		s.wrong(ViolationStuck, 0, "publisher %d: %v", n, err)
 		return
 	}
 	defer closeConn(conn)
@@ -441,7 +441,7 @@ func (s *simulation) send(ctx context.Context, n int, faults []simFault) {
 				sending.Go(func() {
 					answer := (&lane{run: &run{script: s.script, number: s.number}, n: l.n}).send(ctx, publishers[i], id)
 					l.ledger.Answered(id, answer, s.now())
-					if answer == Accepted {
+					if answer == AnswerAccepted {
 						s.mu.Lock()
 						s.waits[l.n][id].accepted = time.Since(s.began)
 						s.mu.Unlock()
@@ -492,10 +492,10 @@ func (s *simulation) drain(ctx context.Context) {
 			last, moved = open, time.Now()
 		}
 		if time.Since(moved) > simPatience || ctx.Err() != nil {
-			s.wrong(Left, 0, "nothing has moved for %v; messages are left in%s", time.Since(moved).Round(time.Second), left)
+			s.wrong(ViolationLeft, 0, "nothing has moved for %v; messages are left in%s", time.Since(moved).Round(time.Second), left)
 			for _, l := range s.lanes {
 				if missing := l.ledger.Missing(5); len(missing) > 0 {
-					s.wrong(Stuck, l.n, "lane %s still waits for %v", l.name, missing)
+					s.wrong(ViolationStuck, l.n, "lane %s still waits for %v", l.name, missing)
 				}
 			}
 			return
@@ -521,7 +521,7 @@ type simLane struct {
 	workers  []*simWorker
 	topology declare.Topology
 	failed   atomic.Int64 // attempts that are to be retried
-	buriers  map[string]*burier
+	drainers map[string]*drainer
 	broken   []span // when something of it was, or messages still waited for that
 }
 
@@ -560,23 +560,23 @@ func (l *simLane) open(ctx context.Context, running *sync.WaitGroup) error {
 	if err != nil {
 		return err
 	}
-	var buried sync.WaitGroup
-	buryLane := &lane{run: &run{script: l.script, number: l.number, began: l.began}, n: l.n, ledger: l.ledger}
-	l.buriers = map[string]*burier{}
+	var discarded sync.WaitGroup
+	discardLane := &lane{run: &run{script: l.script, number: l.number, began: l.began}, n: l.n, ledger: l.ledger}
+	l.drainers = map[string]*drainer{}
 	for queue, parked := range map[string]bool{l.policies[0].Names.DeadLetterQueue(l.queue): false, l.policies[0].Names.ParkingQueue(): true} {
-		b := new(burier)
-		l.buriers[queue] = b
-		buried.Go(func() {
+		b := new(drainer)
+		l.drainers[queue] = b
+		discarded.Go(func() {
 			for ctx.Err() == nil { // the queue may be gone for a while
 				if working, ok := b.work(ctx); ok {
-					_ = buryLane.bury(working, burying, queue, parked)
+					_ = discardLane.discard(working, burying, queue, parked)
 				}
 				link.Pause(ctx, time.Second)
 			}
 		})
 	}
 	running.Go(func() {
-		buried.Wait()
+		discarded.Wait()
 		closeConn(burying)
 	})
 	for n := range simWorkers {
@@ -588,22 +588,22 @@ func (l *simLane) open(ctx context.Context, running *sync.WaitGroup) error {
 	return nil
 }
 
-// burier takes what is in a queue of dead messages, until it is to pause.
-type burier struct {
+// drainer takes what is in a queue of dead messages, until it is to pause.
+type drainer struct {
 	mu     sync.Mutex
 	paused bool
 	end    context.CancelFunc
 }
 
 // work returns the context to work in, if it is to work now.
-func (b *burier) work(ctx context.Context) (context.Context, bool) {
+func (b *drainer) work(ctx context.Context) (context.Context, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	ctx, b.end = context.WithCancel(ctx)
 	return ctx, !b.paused
 }
 
-func (b *burier) pause() {
+func (b *drainer) pause() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.paused = true
@@ -612,7 +612,7 @@ func (b *burier) pause() {
 	}
 }
 
-func (b *burier) resume() {
+func (b *drainer) resume() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.paused = false

@@ -55,7 +55,7 @@ func (w *simWorker) drain(absent time.Duration) {
 // dial is the network of one life.
 func (w *simWorker) dial(life context.Context) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		c, err := w.lane.dial(Workers)(ctx, network, address)
+		c, err := w.lane.dial(SideWorkers)(ctx, network, address)
 		if err != nil {
 			return nil, err
 		}
@@ -94,7 +94,7 @@ func (w *simWorker) run(ctx context.Context) {
 // consume is one life.
 func (w *simWorker) consume(life context.Context) {
 	l := w.lane
-	connecting := l.config("worker-"+l.name, w.n, Workers)
+	connecting := l.config("worker-"+l.name, w.n, SideWorkers)
 	connecting.Dial = w.dial(life)
 	conn, err := client.Connect(life, l.broker.URL(), connecting)
 	if err != nil {
@@ -134,10 +134,10 @@ func (w *simWorker) handle(ctx context.Context, d *client.Delivery) error {
 	return l.script.play(ctx, d, l.number, l.n, func(r record) {
 		r.at, r.lane, r.count = l.now(), uint8(l.n), uint8(min(d.DeliveryCount(), 255))
 		l.ledger.attempted(r)
-		if r.what == failed {
+		if r.what == whatFailed {
 			l.failed.Add(1)
 		}
-		if r.what == handled {
+		if r.what == whatHandled {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			if at := &l.waits[l.n][r.id]; at.handled == 0 {

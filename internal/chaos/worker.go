@@ -136,7 +136,7 @@ func (j job) handle(ctx context.Context, d *client.Delivery, file *os.File) erro
 			fmt.Fprintln(os.Stderr, "chaos worker: a record can't be written:", err)
 			os.Exit(4) // before anything is settled
 		}
-		if r.what == foreign {
+		if r.what == whatForeign {
 			fmt.Fprintf(os.Stderr, "chaos worker: a foreign message: %v\n", d.Message().Properties)
 		}
 	})
@@ -147,7 +147,7 @@ func (j job) handle(ctx context.Context, d *client.Delivery, file *os.File) erro
 func (s Script) play(ctx context.Context, d *client.Delivery, run uint64, lane int, note func(record)) error {
 	id, err := readMessage(d.Message(), run, lane)
 	if err != nil {
-		note(record{what: foreign})
+		note(record{what: whatForeign})
 		return nil
 	}
 	attempt := retry.Attempt(ctx)
@@ -158,23 +158,23 @@ func (s Script) play(ctx context.Context, d *client.Delivery, run uint64, lane i
 			return ctx.Err()
 		}
 	}
-	r := record{id: id, attempt: uint8(min(attempt, 255)), what: failed}
+	r := record{id: id, attempt: uint8(min(attempt, 255)), what: whatFailed}
 	fate := s.Fate(lane, id)
-	if attempt < fate.Attempts() || fate.End == Exhausted {
+	if attempt < fate.Attempts() || fate.End == EndExhausted {
 		note(r)
 		return errNotYet
 	}
-	if fate.End == Handled {
-		r.what = handled
+	if fate.End == EndHandled {
+		r.what = whatHandled
 		note(r)
 		return nil
 	}
-	r.what = died
+	r.what = whatDied
 	note(r)
 	switch fate.End {
-	case Permanent:
+	case EndPermanent:
 		return retry.Permanent(errNever)
-	case Panicked:
+	case EndPanicked:
 		panic("as it should")
 	default:
 		return client.DeadLetter{Reason: reasonDeclined, Err: errNever}
@@ -185,16 +185,16 @@ const reasonDeclined client.Reason = "declined"
 
 // endOf reads how a dead letter has ended.
 func endOf(m *client.Message) (End, string) {
-	switch reason := retry.DeathOf(m).Reason; reason {
+	switch reason := retry.DeadLetterOf(m).Reason; reason {
 	case retry.ReasonPermanent:
-		return Permanent, ""
+		return EndPermanent, ""
 	case retry.ReasonExhausted:
-		return Exhausted, ""
+		return EndExhausted, ""
 	case client.ReasonPanicked:
-		return Panicked, ""
+		return EndPanicked, ""
 	case reasonDeclined:
-		return Declined, ""
+		return EndDeclined, ""
 	default:
-		return Other, string(reason)
+		return EndOther, string(reason)
 	}
 }

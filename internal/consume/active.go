@@ -5,20 +5,20 @@ import "sync"
 // activity tells ConsumerConfig.OnActive whether the consumer is the active one of its
 // queue. A nil *activity does nothing.
 type activity struct {
-	tell func(bool)
+	notify func(bool)
 
-	mu      sync.Mutex
-	link    any // whose link states count
-	told    bool
-	waiting []bool
-	telling bool // a goroutine calls tell
+	mu        sync.Mutex
+	link      any // whose link states count
+	notified  bool
+	waiting   []bool
+	notifying bool // a goroutine calls tell
 }
 
-func newActivity(tell func(bool)) *activity {
-	if tell == nil {
+func newActivity(notify func(bool)) *activity {
+	if notify == nil {
 		return nil
 	}
-	return &activity{tell: tell}
+	return &activity{notify: notify}
 }
 
 // state returns what is called with the states of link, the consumer's next.
@@ -52,15 +52,15 @@ func (a *activity) ended() {
 
 // change is called with mu held. It doesn't wait for the user's function.
 func (a *activity) change(active bool) {
-	if active == a.told {
+	if active == a.notified {
 		return
 	}
-	a.told = active
+	a.notified = active
 	a.waiting = append(a.waiting, active)
-	if a.telling {
+	if a.notifying {
 		return
 	}
-	a.telling = true
+	a.notifying = true
 	go func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -68,9 +68,9 @@ func (a *activity) change(active bool) {
 			active := a.waiting[0]
 			a.waiting = a.waiting[1:]
 			a.mu.Unlock()
-			a.tell(active)
+			a.notify(active)
 			a.mu.Lock()
 		}
-		a.telling = false
+		a.notifying = false
 	}()
 }

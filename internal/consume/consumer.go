@@ -39,25 +39,25 @@ type Consumer struct {
 	timeouts     timeouts
 	timeoutAsked atomic.Bool
 
-	active   *activity         // nil: nobody asks
-	attached bool              // it has had a link
-	missing  bool              // the last attempt has found no queue
-	estimate *prefetchEstimate // nil: Prefetch was given
-	hunger   hunger            // of the link session that runs
-	mu       sync.Mutex
-	limit    int       // the lowest that the user has set
-	current  running   // the link session that runs; nil: none
-	up       bool      // there is a link, or one that takes over from it
-	since    time.Time // since when up is so
-	why      error     // why it is false
+	active     *activity         // nil: nobody asks
+	attached   bool              // it has had a link
+	missing    bool              // the last attempt has found no queue
+	estimate   *prefetchEstimate // nil: Prefetch was given
+	starvation starvationWatch   // of the link session that runs
+	mu         sync.Mutex
+	limit      int       // the lowest that the user has set
+	current    running   // the link session that runs; nil: none
+	up         bool      // there is a link, or one that takes over from it
+	since      time.Time // since when up is so
+	why        error     // why it is false
 
 	Draining <-chan struct{} // closed when the drain begins
 	closed   context.Context // ends when shut is called
 	close    context.CancelFunc
 	gone     chan struct{} // run has returned
-	// hurry ends the drain's patience: shut's ctx has ended.
-	hurry     chan struct{}
-	hurryOnce sync.Once
+	// expedite ends the drain's patience: shut's ctx has ended.
+	expedite     chan struct{}
+	expediteOnce sync.Once
 }
 
 // noLimit is above every prefetch.
@@ -92,7 +92,7 @@ type ConsumerDeps struct {
 	Sessions link.Sessions
 	Backoff  link.Backoff
 	Log      *slog.Logger
-	Tell     func(event.StateEvent) // nil: nobody listens
+	Notify   func(event.StateEvent) // nil: nobody listens
 	Overdue  time.Duration          // as senderConfig.overdue
 	// DeadLetters says whether a queue certainly has a dead-letter exchange. An error says
 	// that the broker couldn't be asked.
@@ -101,8 +101,8 @@ type ConsumerDeps struct {
 	SingleActive func(ctx context.Context, queue string) (bool, error)
 	// ConsumerTimeout is what the queue's arguments set; 0: nothing. nil: it isn't known.
 	ConsumerTimeout func(ctx context.Context, queue string) (time.Duration, error)
-	// Look asks the broker about the queue; nil: nothing shows when the consumer starves.
-	Look func(ctx context.Context, queue string) (QueueLook, error)
+	// Peek asks the broker about the queue; nil: nothing shows when the consumer starves.
+	Peek func(ctx context.Context, queue string) (QueuePeek, error)
 	// Starving is after how long without a delivery that is asked. 0: the default.
 	Starving time.Duration
 	// Now is the broker's time; false while it isn't known. nil: this host's.
@@ -116,8 +116,8 @@ type ConsumerDeps struct {
 	Gate   func() (resumed <-chan struct{}, paused bool)
 }
 
-// QueueLook is what the broker says of a queue.
-type QueueLook struct {
+// QueuePeek is what the broker says of a queue.
+type QueuePeek struct {
 	Ready  uint64
 	Leader string // its node; "" if it has none
 }
@@ -135,14 +135,14 @@ func NewConsumer(cfg ConsumerSettings, deps ConsumerDeps) *Consumer {
 		estimate = newPrefetchEstimate(cfg.Concurrency, cfg.Near, cfg.Prefetch)
 	}
 	k := &Consumer{
-		estimate: estimate, hunger: newHunger(deps.Starving), limit: noLimit,
+		estimate: estimate, starvation: newStarvation(deps.Starving), limit: noLimit,
 		queue: cfg.Queue, cfg: cfg, deps: deps,
 		log:      deps.Log.With("queue", cfg.Queue),
-		forwards: publish.NewForwarder(deps.Sessions, publish.SenderConfig{Copies: true, Depth: depth, Pause: deps.Backoff.Pause, Tell: deps.Tell, Overdue: deps.Overdue, Log: deps.Log}),
+		forwards: publish.NewForwarder(deps.Sessions, publish.SenderConfig{Copies: true, Depth: depth, Pause: deps.Backoff.Pause, Notify: deps.Notify, Overdue: deps.Overdue, Log: deps.Log}),
 		slots:    make(chan struct{}, cfg.Concurrency),
 		active:   newActivity(cfg.OnActive),
 		since:    time.Now(),
-		gone:     make(chan struct{}), hurry: make(chan struct{}),
+		gone:     make(chan struct{}), expedite: make(chan struct{}),
 	}
 	k.timeouts.workers = &k.workers
 	k.closed, k.close = context.WithCancel(context.Background())
@@ -195,7 +195,7 @@ func (k *Consumer) Shut(ctx context.Context) error {
 	case <-k.gone:
 		return nil
 	case <-ctx.Done():
-		k.hurryOnce.Do(func() { close(k.hurry) })
+		k.expediteOnce.Do(func() { close(k.expedite) })
 		<-k.gone
 		return failure.Ended("consume", k.queue, failure.ErrConnectionLost, ctx)
 	}
@@ -209,9 +209,9 @@ func (k *Consumer) event(e event.StateEvent) {
 	case event.EventLost, event.EventRefused:
 		k.note(false, e.Err)
 	}
-	if k.deps.Tell != nil {
+	if k.deps.Notify != nil {
 		e.Op, e.Target = "consume", k.queue
-		k.deps.Tell(e)
+		k.deps.Notify(e)
 	}
 }
 
@@ -239,22 +239,22 @@ var errGraceOver = grace.ErrOver
 // whether its queue has messages.
 const starvingAfter = 30 * time.Second
 
-// hunger is what a consumer remembers from one link to the next.
-type hunger struct {
+// starvationWatch is what a consumer remembers from one link to the next.
+type starvationWatch struct {
 	after   time.Duration // of silence before the first look
 	pause   time.Duration // of silence before the next look
 	vain    int           // sessions replaced in a row without a delivery
 	refused bool          // the user may not look
 }
 
-func newHunger(after time.Duration) hunger {
+func newStarvation(after time.Duration) starvationWatch {
 	if after <= 0 {
 		after = starvingAfter
 	}
-	return hunger{after: after, pause: after}
+	return starvationWatch{after: after, pause: after}
 }
 
-func (h *hunger) reset() { h.pause, h.vain = h.after, 0 }
+func (h *starvationWatch) reset() { h.pause, h.vain = h.after, 0 }
 
 // ReturnFor is how long a message stays in its queue whose forward found no room to wait.
 const ReturnFor = 30 * time.Second

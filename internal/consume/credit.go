@@ -53,14 +53,14 @@ func (s *linkSession) reclaim(done chan struct{}) {
 // drainLink asks the broker to use or give up its credit, and waits for the answer
 // until hurry is closed, or for limit. It says whether the wait ended otherwise than by
 // the limit.
-func (s *linkSession) drainLink(hurry <-chan struct{}, limit time.Duration) (answered bool) {
+func (s *linkSession) drainLink(expedite <-chan struct{}, limit time.Duration) (answered bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	done := make(chan struct{})
 	defer close(done)
 	go func() {
 		select {
-		case <-hurry:
+		case <-expedite:
 			cancel()
 		case <-done:
 		}
@@ -70,7 +70,7 @@ func (s *linkSession) drainLink(hurry <-chan struct{}, limit time.Duration) (ans
 
 // stopCredit grants no more credit, and takes back what is granted, unless hurry is
 // closed.
-func (s *linkSession) stopCredit(hurry <-chan struct{}) {
+func (s *linkSession) stopCredit(expedite <-chan struct{}) {
 	s.flow.Lock()
 	s.mu.Lock()
 	s.window.stopped = true
@@ -82,13 +82,13 @@ func (s *linkSession) stopCredit(hurry <-chan struct{}) {
 		defer limit.Stop()
 		select {
 		case <-running:
-		case <-hurry:
+		case <-expedite:
 		case <-limit.C:
 		}
 		return
 	}
 	if granted > 0 {
-		answered := s.drainLink(hurry, DrainTimeout)
+		answered := s.drainLink(expedite, DrainTimeout)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.window.unanswered = !answered

@@ -96,8 +96,8 @@ type deliveryLink interface {
 // Exited is called when the handler has ended its goroutine.
 func (d *Delivery) Exited() { d.link.exited(d) }
 
-// TakenBack says whether the broker has taken it back.
-func (d *Delivery) TakenBack() bool { return d.back.Load() }
+// Revoked says whether the broker has taken it back.
+func (d *Delivery) Revoked() bool { return d.back.Load() }
 
 // failures is how many earlier deliveries of the message have failed, by the broker's count.
 func (d *Delivery) failures() uint32 {
@@ -116,8 +116,8 @@ func (d *Delivery) LogCtx() context.Context {
 }
 
 var (
-	// ErrTakenBack is the cause of a handler's ctx whose delivery the broker took back.
-	ErrTakenBack = errors.New("the broker took the delivery back")
+	// ErrRevoked is the cause of a handler's ctx whose delivery the broker took back.
+	ErrRevoked = errors.New("the broker took the delivery back")
 	// ErrTimeoutNear is the cause of one that ended shortly before that.
 	ErrTimeoutNear = errors.New("the consumer timeout is nearly over")
 )
@@ -255,10 +255,10 @@ func countUnsettled(ds []*Delivery) (n int) {
 type standing uint8
 
 const (
-	standsNowhere standing = iota // not admitted yet
-	standsOrdinary
-	standsWaiting // in suspects
-	standsAlone   // running
-	standsAside   // no worker gets it
-	standsSettled
+	standingNowhere standing = iota // not admitted yet
+	standingOrdinary
+	standingWaiting // in suspects
+	standingAlone   // running
+	standingAside   // no worker gets it
+	standingSettled
 )

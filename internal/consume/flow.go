@@ -44,9 +44,9 @@ func (s *linkSession) receive(ctx context.Context) {
 
 func (s *linkSession) take(a link.Arrival) {
 	now := time.Now()
-	if s.sess.Wear() >= 1 {
+	if s.sess.Exhaust() >= 1 {
 		select {
-		case s.worn <- struct{}{}:
+		case s.exhausted <- struct{}{}:
 		default:
 		}
 	}
@@ -89,32 +89,32 @@ func (s *linkSession) admit(d *Delivery, unreadable bool, then *wakes) {
 // on to a goroutine.
 func (s *linkSession) leaseEnded(first, last uint32) {
 	s.mu.Lock()
-	all := s.leases.takenBack(first, last)
+	all := s.leases.revoked(first, last)
 	s.mu.Unlock()
 	if len(all) == 0 {
 		go s.nudge() // the settlement and this have crossed
 	}
 	for _, d := range all {
-		go s.takenBack(d)
+		go s.revoked(d)
 	}
 }
 
-// takenBack is told that the broker has given d to somebody else, since it was
+// revoked is told that the broker has given d to somebody else, since it was
 // held for longer than the queue's consumer timeout. The broker gives this link
 // nothing more until the stale delivery is settled, and a flow has come behind that. So
 // that is done at once; what the handler decides on it is dropped, and the handler
 // learns it from its ctx.
-func (s *linkSession) takenBack(d *Delivery) {
+func (s *linkSession) revoked(d *Delivery) {
 	now := time.Now()
 	s.consumer.log.WarnContext(d.LogCtx(), "hopback: the broker took a delivery back because it was held for longer than the consumer timeout", "message_id", publish.MessageID(d.Message), "held", now.Sub(d.received).Round(time.Millisecond))
 	s.consumer.timeouts.learn(d.received, now)
 	d.back.Store(true)
-	d.End(ErrTakenBack)
+	d.End(ErrRevoked)
 	if d.settling.Load() {
 		s.nudge() // its settlement may be written already
 		return
 	}
-	s.push(d, link.Disposition{Kind: link.Released})
+	s.push(d, link.Disposition{Kind: link.DispositionReleased})
 }
 
 // askTimeout learns the queue's own consumer timeout.
@@ -152,7 +152,7 @@ func (s *linkSession) nearTimeout(d *Delivery, last bool) {
 			s.consumer.log.ErrorContext(d.LogCtx(), "hopback: a handler ignores the end of its ctx, and the consumer timeout is nearly over; the broker will deliver the message again without counting a failure, because its queue isn't known to have a dead-letter exchange", "message_id", publish.MessageID(d.Message), "held", held)
 		default:
 			s.consumer.log.ErrorContext(d.LogCtx(), "hopback: a handler ignores the end of its ctx, and the consumer timeout is nearly over; its message goes back to the queue as a failed delivery", "message_id", publish.MessageID(d.Message), "held", held)
-			s.push(d, link.Disposition{Kind: link.Modified, Failed: true})
+			s.push(d, link.Disposition{Kind: link.DispositionModified, Failed: true})
 		}
 	})
 }
@@ -169,7 +169,7 @@ func (s *linkSession) work(d *Delivery) finished {
 	case begin:
 		return s.handle(d)
 	case release:
-		return s.finished(d, link.Disposition{Kind: link.Released})
+		return s.finished(d, link.Disposition{Kind: link.DispositionReleased})
 	}
 	return finished{delivery: d}
 }
@@ -242,14 +242,14 @@ func (s *linkSession) carryOut(d *Delivery, r Decision) {
 func (s *linkSession) outcome(d *Delivery, r Decision) (disp link.Disposition, settle bool) {
 	switch r.Kind {
 	case DecisionAccept:
-		return link.Disposition{Kind: link.Accepted}, true
+		return link.Disposition{Kind: link.DispositionAccepted}, true
 	case decisionRelease:
-		return link.Disposition{Kind: link.Released}, true
+		return link.Disposition{Kind: link.DispositionReleased}, true
 	case decisionForward:
 		s.forward(d, r.To, r.Copy)
 		return disp, false
 	default:
-		disp = link.Disposition{Kind: link.Modified, Failed: r.Failed, Dead: r.DeadLetter}
+		disp = link.Disposition{Kind: link.DispositionModified, Failed: r.Failed, Dead: r.DeadLetter}
 		if len(r.Annotations) > 0 || r.Reason != "" || r.ErrorText != "" {
 			disp.Annotations = annotations(r.Annotations, 3)
 			if r.Reason != "" {
@@ -311,7 +311,7 @@ func (f *forwarding) Done(err error) {
 	f.d.observed.Load().Forwarded(err)
 	switch {
 	case err == nil:
-		s.push(f.d, link.Disposition{Kind: link.Accepted})
+		s.push(f.d, link.Disposition{Kind: link.DispositionAccepted})
 	case errors.Is(err, failure.ErrTooLarge) || errors.As(err, new(*argument.Error)):
 		s.unforwardable(f.d, f.to, err)
 	default:
@@ -339,7 +339,7 @@ func (s *linkSession) notForwarded(d *Delivery, to address.Address, m *amqp.Mess
 	case s.over():
 		return
 	case failure.IsClosed(s.closing):
-		s.push(d, link.Disposition{Kind: link.Released})
+		s.push(d, link.Disposition{Kind: link.DispositionReleased})
 		return
 	case unknown != nil:
 		s.consumer.log.WarnContext(d.LogCtx(), "hopback: a forward failed; the original is kept, because the broker hasn't answered whether its queue has a dead-letter exchange, and its copy is tried again", "to", to.String(), "error", err, "unanswered", unknown)
@@ -399,7 +399,7 @@ func (s *linkSession) push(d *Delivery, disp link.Disposition) {
 // release has deliveries go back to the queue.
 func (s *linkSession) release(all []*Delivery) {
 	for _, d := range all {
-		s.push(d, link.Disposition{Kind: link.Released})
+		s.push(d, link.Disposition{Kind: link.DispositionReleased})
 	}
 }
 
@@ -407,10 +407,10 @@ func (s *linkSession) release(all []*Delivery) {
 func (s *linkSession) prepare(d *Delivery, disp link.Disposition) (link.Disposition, bool) {
 	if !d.settling.CompareAndSwap(false, true) {
 		s.consumer.log.WarnContext(d.LogCtx(), "hopback: a delivery was handled after its consumer timeout; the broker delivers it again", "message_id", publish.MessageID(d.Message))
-		s.consumer.event(event.StateEvent{Kind: event.EventLate, Err: ErrTakenBack})
+		s.consumer.event(event.StateEvent{Kind: event.EventLate, Err: ErrRevoked})
 		return disp, false
 	}
-	if disp.Kind == link.Modified {
+	if disp.Kind == link.DispositionModified {
 		disp.Annotations = withKnownCount(d, disp)
 	}
 	if followed := d.observed.Load(); followed != nil {
@@ -495,7 +495,7 @@ func (s *linkSession) returnLater(d *Delivery) bool {
 		return false
 	}
 	s.consumer.returns.Any.Store(true)
-	s.push(d, link.Disposition{Kind: link.Modified, Annotations: amqp.Annotations{annotation.DeliveryTime: now.Add(ReturnFor).UnixMilli()}})
+	s.push(d, link.Disposition{Kind: link.DispositionModified, Annotations: amqp.Annotations{annotation.DeliveryTime: now.Add(ReturnFor).UnixMilli()}})
 	return true
 }
 

@@ -17,11 +17,11 @@ import (
 // credit, and gets the rest with the first message that is no suspect. A suspect
 // that comes later waits until all others are settled. linkSession.mu guards it.
 type isolation struct {
-	off      bool
-	probing  bool      // the link may have one delivery only
-	running  *Delivery // the suspect that is with the workers
-	others   int       // deliveries unsettled that are no suspects
-	suspects []*Delivery
+	off     bool
+	probing bool      // the link may have one delivery only
+	running *Delivery // the suspect that is with the workers
+	others  int       // deliveries unsettled that are no suspects
+	poisons []*Delivery
 }
 
 // begin is called before the first delivery.
@@ -37,13 +37,13 @@ func (q *isolation) admit(d *Delivery) (now *Delivery, changed bool) {
 	if q.off {
 		return d, false
 	}
-	if !suspect(d) {
-		d.standing = standsOrdinary
+	if !poison(d) {
+		d.standing = standingOrdinary
 		q.others++
 		return d, q.widen()
 	}
-	d.standing = standsWaiting
-	q.suspects = append(q.suspects, d)
+	d.standing = standingWaiting
+	q.poisons = append(q.poisons, d)
 	changed = !q.probing
 	q.probing = true
 	return q.next(), changed
@@ -54,13 +54,13 @@ func (q *isolation) pass(d *Delivery) (changed bool) {
 	if q.off {
 		return false
 	}
-	d.standing = standsAside
+	d.standing = standingAside
 	return q.widen()
 }
 
 // widen says whether the link may have more than one delivery again.
 func (q *isolation) widen() bool {
-	widen := q.probing && len(q.suspects) == 0 && q.running == nil
+	widen := q.probing && len(q.poisons) == 0 && q.running == nil
 	if widen {
 		q.probing = false
 	}
@@ -74,71 +74,71 @@ func (q *isolation) settled(d *Delivery) (now *Delivery) {
 		return nil
 	}
 	switch d.standing {
-	case standsOrdinary:
+	case standingOrdinary:
 		q.others--
-	case standsWaiting:
-		if i := slices.Index(q.suspects, d); i >= 0 {
-			q.suspects = slices.Delete(q.suspects, i, i+1)
+	case standingWaiting:
+		if i := slices.Index(q.poisons, d); i >= 0 {
+			q.poisons = slices.Delete(q.poisons, i, i+1)
 		}
-	case standsAlone:
+	case standingAlone:
 		q.running = nil
 	}
-	d.standing = standsSettled
+	d.standing = standingSettled
 	return q.next()
 }
 
 // next is the suspect whose turn it is.
 func (q *isolation) next() *Delivery {
-	if q.others > 0 || q.running != nil || len(q.suspects) == 0 {
+	if q.others > 0 || q.running != nil || len(q.poisons) == 0 {
 		return nil
 	}
-	d := q.suspects[0]
-	q.suspects = slices.Delete(q.suspects, 0, 1)
-	d.standing = standsAlone
+	d := q.poisons[0]
+	q.poisons = slices.Delete(q.poisons, 0, 1)
+	d.standing = standingAlone
 	q.running = d
 	return d
 }
 
 // empty returns the suspects that wait, for giving them back.
 func (q *isolation) empty() []*Delivery {
-	all := q.suspects
-	q.suspects = nil
+	all := q.poisons
+	q.poisons = nil
 	return all
 }
 
 // count is how many wait.
 func (q *isolation) count() int {
-	return countUnsettled(q.suspects)
+	return countUnsettled(q.poisons)
 }
 
-// suspectAfter is how many failures without a known reason make a suspect.
-const suspectAfter = 2
+// poisonAfter is how many failures without a known reason make a suspect.
+const poisonAfter = 2
 
-// suspectAcquired is how many deliveries without a failure make one. RabbitMQ 4.3 counts
+// poisonAcquired is how many deliveries without a failure make one. RabbitMQ 4.3 counts
 // them in annotationAcquired, and doesn't count as a failure what it takes back after the
 // consumer timeout. Consumers that pause or stop make some, too. A message that one has given
 // back to come later, with annotation.DeliveryTime, is no suspect: it may come back for as
 // long as an address takes nothing.
-const suspectAcquired = 50
+const poisonAcquired = 50
 
 // annotationAcquired is how often RabbitMQ 4.3 has delivered the message before.
 const annotationAcquired = "x-acquired-count"
 
-// suspect says whether d has failed deliveries that nobody knows the reason of, or was
+// poison says whether d has failed deliveries that nobody knows the reason of, or was
 // delivered very often without a failure.
-func suspect(d *Delivery) bool {
+func poison(d *Delivery) bool {
 	n := d.failures()
-	if acquired, _ := d.Message.Annotations[annotationAcquired].(int64); acquired-int64(n) >= suspectAcquired {
+	if acquired, _ := d.Message.Annotations[annotationAcquired].(int64); acquired-int64(n) >= poisonAcquired {
 		if _, later := d.Message.Annotations[annotation.DeliveryTime]; !later {
 			return true
 		}
 	}
-	if n < suspectAfter {
+	if n < poisonAfter {
 		return false
 	}
 	known, _ := d.Message.Annotations[annotation.KnownCount].(int64)
 	if known > int64(n) {
 		known = 0 // not written by us
 	}
-	return int64(n) >= known+suspectAfter
+	return int64(n) >= known+poisonAfter
 }

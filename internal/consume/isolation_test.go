@@ -33,7 +33,7 @@ func (m *isolationModel) begin(d *Delivery) {
 	}
 	require.True(m.t, m.admitted[d], "a settled delivery must not begin")
 	require.False(m.t, m.begun[d], "a delivery begins once")
-	if suspect(d) {
+	if poison(d) {
 		require.Empty(m.t, m.begun, "a suspect begins alone")
 	}
 	m.begun[d] = true
@@ -53,10 +53,10 @@ func (m *isolationModel) admit(d *Delivery) {
 	m.begin(now)
 }
 
-func (m *isolationModel) delivery(isSuspect bool) *Delivery {
+func (m *isolationModel) delivery(isPoison bool) *Delivery {
 	d := &Delivery{Message: linktest.WithID("m")}
-	if isSuspect {
-		d.Message.Header.DeliveryCount = suspectAfter
+	if isPoison {
+		d.Message.Header.DeliveryCount = poisonAfter
 	}
 	m.admitted[d] = true
 	return d

@@ -16,9 +16,9 @@ func (l leases) end(d *Delivery) {
 	}
 }
 
-// takenBack ends the leases of the deliveries from first to last, and returns those that
+// revoked ends the leases of the deliveries from first to last, and returns those that
 // there are.
-func (l leases) takenBack(first, last uint32) (all []*Delivery) {
+func (l leases) revoked(first, last uint32) (all []*Delivery) {
 	if first == last { // mostly
 		if d := l[first]; d != nil {
 			delete(l, first)

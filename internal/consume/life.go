@@ -100,7 +100,7 @@ func (s *linkSession) closeLink() {
 
 // live waits for the end of the link session.
 func (s *linkSession) live(ctx context.Context, receive *receiving) sessionEnd {
-	worn := s.worn
+	exhausted := s.exhausted
 	var again <-chan time.Time
 	starving := s.watchStarving(ctx)
 	defer starving.stop()
@@ -124,8 +124,8 @@ func (s *linkSession) live(ctx context.Context, receive *receiving) sessionEnd {
 			}
 			starving.again(0)
 			continue
-		case <-worn:
-			worn = nil
+		case <-exhausted:
+			exhausted = nil
 		case <-again:
 		}
 		if s.renew(ctx, receive) {
@@ -147,9 +147,9 @@ const renewPause = time.Minute
 // link session lives on, and renew says false; unless it can't any more: then what is left
 // goes back to the queue with the link.
 func (s *linkSession) renew(ctx context.Context, receive *receiving) bool {
-	s.stopCredit(s.consumer.hurry)
+	s.stopCredit(s.consumer.expedite)
 	receive.stop()
-	s.giveBackHeld()
+	s.requeueHeld()
 	grace := time.NewTimer(s.consumer.cfg.Grace)
 	defer grace.Stop()
 	s.awaitIdle(grace.C, ctx.Done())
@@ -158,7 +158,7 @@ func (s *linkSession) renew(ctx context.Context, receive *receiving) bool {
 	case s.open() == 0:
 		s.consumer.log.Debug("hopback: the consumer's session is replaced")
 		return true
-	case s.sess.Wear() >= 1.5:
+	case s.sess.Exhaust() >= 1.5:
 		s.consumer.log.Warn("hopback: the consumer's session must be replaced; the broker delivers unsettled messages again", "count", s.open())
 		return true
 	}
@@ -175,8 +175,8 @@ func (s *linkSession) give() {
 	s.consumer.deps.Sessions.Give(s.sess, false)
 }
 
-// giveBackHeld is called by the drain, and before the session is replaced.
-func (s *linkSession) giveBackHeld() {
+// requeueHeld is called by the drain, and before the session is replaced.
+func (s *linkSession) requeueHeld() {
 	s.holding.Wait()
 	s.mu.Lock()
 	held := s.held
@@ -203,7 +203,7 @@ func (s *linkSession) drain(receive *receiving, hard context.CancelCauseFunc) {
 	s.stopCredit(enough)
 	receive.stop()
 
-	s.giveBackHeld()
+	s.requeueHeld()
 	grace := time.NewTimer(time.Until(graceEnd))
 	defer grace.Stop()
 	if s.old.CountsReturns {
@@ -299,7 +299,7 @@ func (s *linkSession) awaitSilence() (enough <-chan struct{}, heard func()) {
 	go func() {
 		defer close(done)
 		select {
-		case <-s.consumer.hurry:
+		case <-s.consumer.expedite:
 		case <-ctx.Done():
 		}
 	}()
@@ -325,7 +325,7 @@ func (s *linkSession) awaitWorkers(d time.Duration) bool {
 		case s.consumer.slots <- struct{}{}:
 		case <-t.C:
 			return false
-		case <-s.consumer.hurry:
+		case <-s.consumer.expedite:
 			return false
 		case <-s.dead:
 			return false
@@ -335,22 +335,22 @@ func (s *linkSession) awaitWorkers(d time.Duration) bool {
 }
 
 // awaitIdle waits until nothing is unsettled, the timer fires, or the link ends.
-func (s *linkSession) awaitIdle(timer <-chan time.Time, hurry <-chan struct{}) {
-	s.await(s.open, timer, hurry)
+func (s *linkSession) awaitIdle(timer <-chan time.Time, expedite <-chan struct{}) {
+	s.await(s.open, timer, expedite)
 }
 
 // awaitBegun does so until nothing is unsettled but what waits for a handler.
-func (s *linkSession) awaitBegun(timer <-chan time.Time, hurry <-chan struct{}) {
-	s.await(s.begun, timer, hurry)
+func (s *linkSession) awaitBegun(timer <-chan time.Time, expedite <-chan struct{}) {
+	s.await(s.begun, timer, expedite)
 }
 
-func (s *linkSession) await(left func() int, timer <-chan time.Time, hurry <-chan struct{}) {
+func (s *linkSession) await(left func() int, timer <-chan time.Time, expedite <-chan struct{}) {
 	for left() > 0 {
 		select {
 		case <-s.idle:
 		case <-timer:
 			return
-		case <-hurry:
+		case <-expedite:
 			return
 		case <-s.dead:
 			return

@@ -13,9 +13,9 @@ import (
 func settling(o *instrumented.Observed, d link.Disposition) link.Disposition {
 	s := instrument.Settlement{Kind: instrument.SettlementAccepted, Failed: d.Failed, DeadLetter: d.Dead}
 	switch d.Kind {
-	case link.Released:
+	case link.DispositionReleased:
 		s.Kind = instrument.SettlementReleased
-	case link.Modified:
+	case link.DispositionModified:
 		s.Kind = instrument.SettlementModified
 		s.Reason, _ = d.Annotations[annotation.Reason].(string)
 	}

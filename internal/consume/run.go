@@ -98,7 +98,7 @@ func (k *Consumer) linkSessions(ctx, handlerCtx context.Context, hard context.Ca
 			continue
 		}
 		k.active.ended()
-		k.hunger.reset()
+		k.starvation.reset()
 		notify(event.StateEvent{Kind: event.EventLost, Err: failure.NewError("consume", k.queue, failure.ErrConnectionLost, s.why), Unsettled: s.unsettled})
 	}
 	if errors.Is(context.Cause(ctx), failure.ErrClosed) {
@@ -110,7 +110,7 @@ func (k *Consumer) linkSessions(ctx, handlerCtx context.Context, hard context.Ca
 // awaitHandlers waits, within the grace time that began at ended, for handlers
 // that still run: those whose link was lost hold no delivery that a drain waits for.
 func (k *Consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) {
-	grace.Await(k.slots, k.hurry, ended, k.cfg.Grace, hard)
+	grace.Await(k.slots, k.expedite, ended, k.cfg.Grace, hard)
 }
 
 func (k *Consumer) open(ctx context.Context) (*linkSession, error) {
@@ -131,14 +131,14 @@ func (k *Consumer) open(ctx context.Context) (*linkSession, error) {
 		consumer: k, sess: sess, old: sess.Quirks(),
 		settler: settler{next: make(chan settlement, 1), exited: make(chan struct{})},
 		dead:    make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
-		worn:   make(chan struct{}, 1),
-		window: window{workers: k.cfg.Concurrency}, isolation: isolation{off: k.cfg.NoIsolation},
+		exhausted: make(chan struct{}, 1),
+		window:    window{workers: k.cfg.Concurrency}, isolation: isolation{off: k.cfg.NoIsolation},
 	}
 	s.workers = newWorkers(s, k.cfg.Concurrency, k.slots, &k.workers)
 	o := link.ReceiverOptions{Properties: k.cfg.Properties}
 	if !s.old.LacksConsumerTimeout {
 		s.leases = leases{}
-		o.TakenBack = s.leaseEnded
+		o.Revoked = s.leaseEnded
 	}
 	if k.active != nil {
 		o.State = k.active.state(sess)

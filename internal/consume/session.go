@@ -44,8 +44,8 @@ type linkSession struct {
 	idle   chan struct{}
 	paused atomic.Bool // the user allows no deliveries
 	silent atomic.Bool // the broker answers nothing
-	// worn is signaled when the session has carried as many deliveries as it should.
-	worn chan struct{}
+	// exhausted is signaled when the session has carried as many deliveries as it should.
+	exhausted chan struct{}
 	// holding are the deliveries that are about to be held, which only the goroutine that
 	// receives adds to. deciding are the goroutines that deal with forwards that were given up.
 	holding  sync.WaitGroup

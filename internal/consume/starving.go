@@ -29,8 +29,8 @@ const (
 	// StarvingConfirm is the pause between the two looks that must both find messages:
 	// what was published a moment ago is on its way.
 	StarvingConfirm = time.Second
-	// starvingLook bounds one look. The broker doesn't answer while it has an alarm.
-	starvingLook = 10 * time.Second
+	// starvingPeek bounds one look. The broker doesn't answer while it has an alarm.
+	starvingPeek = 10 * time.Second
 	// An empty queue is looked at less and less often, down to every emptyPause; a
 	// session is replaced in vain down to every vainPause.
 	emptyPause = 2 * time.Minute
@@ -51,16 +51,16 @@ type starvation struct {
 }
 
 type finding struct {
-	QueueLook
+	QueuePeek
 	err error
 }
 
 func (s *linkSession) watchStarving(ctx context.Context) *starvation {
 	w := &starvation{s: s}
 	w.ctx, w.cancel = context.WithCancel(ctx)
-	if s.consumer.deps.Look != nil && !s.consumer.hunger.refused {
+	if s.consumer.deps.Peek != nil && !s.consumer.starvation.refused {
 		w.found = make(chan finding, 1)
-		w.timer = time.NewTimer(jittered(s.consumer.hunger.after))
+		w.timer = time.NewTimer(jittered(s.consumer.starvation.after))
 	}
 	return w
 }
@@ -82,7 +82,7 @@ func (w *starvation) due() <-chan time.Time {
 
 // again sets the time of the next check, after a silence so far.
 func (w *starvation) again(silent time.Duration) {
-	wait := w.s.consumer.hunger.pause
+	wait := w.s.consumer.starvation.pause
 	if silent < wait {
 		wait -= silent
 	}
@@ -107,7 +107,7 @@ func (w *starvation) silence() (d time.Duration, came bool) {
 // check looks at the queue if the link has been silent for long enough. The answer
 // comes through found.
 func (w *starvation) check() {
-	h := &w.s.consumer.hunger
+	h := &w.s.consumer.starvation
 	silent, came := w.silence()
 	if came && time.Since(w.checked) > silent {
 		if h.vain > 0 {
@@ -124,9 +124,9 @@ func (w *starvation) check() {
 		return
 	}
 	go func() {
-		ctx, cancel := context.WithTimeout(w.ctx, starvingLook)
+		ctx, cancel := context.WithTimeout(w.ctx, starvingPeek)
 		defer cancel()
-		l, err := w.s.consumer.deps.Look(ctx, w.s.consumer.queue)
+		l, err := w.s.consumer.deps.Peek(ctx, w.s.consumer.queue)
 		w.found <- finding{l, err}
 	}()
 }
@@ -134,7 +134,7 @@ func (w *starvation) check() {
 // starves decides on what a look has found. A non-nil error is why the session is to be
 // replaced.
 func (w *starvation) starves(f finding) error {
-	h := &w.s.consumer.hunger
+	h := &w.s.consumer.starvation
 	moved := f.Leader != "" && w.leader != "" && f.Leader != w.leader
 	was := w.leader
 	if f.Leader != "" {
@@ -170,7 +170,7 @@ func (w *starvation) starves(f finding) error {
 
 // replaces tells of a session that is about to be replaced.
 func (w *starvation) replaces(why error) {
-	h := &w.s.consumer.hunger
+	h := &w.s.consumer.starvation
 	level := w.s.consumer.log.Warn
 	if h.vain > 0 {
 		level = w.s.consumer.log.Debug

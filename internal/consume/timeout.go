@@ -78,7 +78,7 @@ func (t *timeouts) arm(after time.Duration) {
 	switch {
 	case t.over:
 	case t.timer == nil:
-		t.timer = time.AfterFunc(after, t.look)
+		t.timer = time.AfterFunc(after, t.peek)
 	default:
 		t.timer.Reset(after)
 	}
@@ -97,11 +97,11 @@ func (t *timeouts) deadline(received time.Time) (at time.Time) {
 	return at
 }
 
-// minTimeoutLook is the least time between two looks.
-const minTimeoutLook = time.Millisecond
+// minTimeoutPeek is the least time between two looks.
+const minTimeoutPeek = time.Millisecond
 
-// look ends what is due, and looks again when something else may be.
-func (t *timeouts) look() {
+// peek ends what is due, and looks again when something else may be.
+func (t *timeouts) peek() {
 	t.mu.Lock()
 	limit, over := time.Duration(t.limit.Load()), t.over
 	t.mu.Unlock()
@@ -131,7 +131,7 @@ func (t *timeouts) look() {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.arm(max(wait, minTimeoutLook))
+	t.arm(max(wait, minTimeoutPeek))
 }
 
 // handledBy is the link of a consumer that d came in on.

@@ -33,8 +33,8 @@ func TestAMessageThatWasAcquiredVeryOftenIsASuspect(t *testing.T) {
 		later    bool
 		want     bool
 	}{
-		{acquired: 0}, {acquired: suspectAcquired - 1}, {acquired: suspectAcquired, want: true},
-		{acquired: suspectAcquired + 1, failed: 2, known: 2}, {acquired: suspectAcquired + 2, failed: 2, known: 2, want: true},
+		{acquired: 0}, {acquired: poisonAcquired - 1}, {acquired: poisonAcquired, want: true},
+		{acquired: poisonAcquired + 1, failed: 2, known: 2}, {acquired: poisonAcquired + 2, failed: 2, known: 2, want: true},
 		{acquired: 1000, later: true},
 	} {
 		m := linktest.WithID("m")
@@ -43,6 +43,6 @@ func TestAMessageThatWasAcquiredVeryOftenIsASuspect(t *testing.T) {
 		if c.later {
 			m.Annotations[annotation.DeliveryTime] = int64(1)
 		}
-		assert.Equal(t, c.want, suspect(&Delivery{Message: m}), "%+v", c)
+		assert.Equal(t, c.want, poison(&Delivery{Message: m}), "%+v", c)
 	}
 }

@@ -14,7 +14,7 @@ func TestSettlementsThatComeTogetherAreGrantedTogether(t *testing.T) {
 	w := window{workers: limit, limit: limit}
 	now := time.Now()
 	var granted []int
-	look := func(more bool) {
+	peek := func(more bool) {
 		if w.due(more) {
 			n, reclaim := w.take(now, false)
 			assert.False(t, reclaim)
@@ -27,10 +27,10 @@ func TestSettlementsThatComeTogetherAreGrantedTogether(t *testing.T) {
 		}
 		for i := range n {
 			w.unsettled--
-			look(i < n-1)
+			peek(i < n-1)
 		}
 	}
-	look(false)
+	peek(false)
 	settle(1)
 	settle(limit / 2)
 	settle(limit)

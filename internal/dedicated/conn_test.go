@@ -275,13 +275,13 @@ func TestSend(t *testing.T) {
 		}
 	})
 	answers := make(chan error, 10)
-	tell := func(err error) { answers <- err }
+	notify := func(err error) { answers <- err }
 	body := bytes.Repeat([]byte("x"), 3500)
-	require.NoError(t, c.Send(ctx, "/queues/q", body, tell))
+	require.NoError(t, c.Send(ctx, "/queues/q", body, notify))
 	assert.Equal(t, string(body), <-whole)
 	require.NoError(t, <-answers)
 	for _, want := range []string{ErrReleased.Error(), ErrModified.Error(), "amqp:resource-limit-exceeded: full", "rejected"} {
-		require.NoError(t, c.Send(ctx, "/queues/q", []byte("m"), tell))
+		require.NoError(t, c.Send(ctx, "/queues/q", []byte("m"), notify))
 		require.EqualError(t, <-answers, want)
 	}
 	assert.Empty(t, answers)
@@ -548,7 +548,7 @@ func FuzzBroker(f *testing.F) {
 				_ = r.Accept(*last, *last)
 				_ = r.Move(ctx, *last, nil)
 			}
-			_ = r.GiveBack(0, 3)
+			_ = r.Requeue(0, 3)
 		}
 		select {
 		case <-c.Done():

@@ -141,10 +141,10 @@ func (r *Receiver) Close(ctx context.Context) error {
 // Accept settles the deliveries from first to last as accepted.
 func (r *Receiver) Accept(first, last uint32) error { return r.settle(first, last, amqp.Accepted) }
 
-// GiveBack settles the deliveries from first to last as modified, so that the queue
+// Requeue settles the deliveries from first to last as modified, so that the queue
 // delivers them again, in their order. It doesn't count as a failed delivery. Those
 // among them that are settled stay so.
-func (r *Receiver) GiveBack(first, last uint32) error {
+func (r *Receiver) Requeue(first, last uint32) error {
 	return r.settle(first, last, amqp.Modified(false, false, nil))
 }
 

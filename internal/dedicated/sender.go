@@ -28,8 +28,8 @@ type sender struct {
 // copySent is a message that awaits its answer.
 type copySent struct {
 	amqp.Sending
-	c    *Conn
-	tell func(error)
+	c      *Conn
+	notify func(error)
 }
 
 // Send sends an encoded message to target, an address. It waits while messages before it wait for
@@ -44,7 +44,7 @@ type copySent struct {
 //
 // A user-id that isn't the connection's own user becomes an annotation; see
 // client.AnnotationUserID.
-func (c *Conn) Send(ctx context.Context, target string, payload []byte, tell func(error)) error {
+func (c *Conn) Send(ctx context.Context, target string, payload []byte, notify func(error)) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -68,7 +68,7 @@ func (c *Conn) Send(ctx context.Context, target string, payload []byte, tell fun
 	if err != nil {
 		return err
 	}
-	x := &copySent{c: c, tell: tell}
+	x := &copySent{c: c, notify: notify}
 	x.Payload, x.To = payload, x
 	if err := l.Send(&x.Sending); err != nil {
 		if lost := c.Err(); lost != nil {
@@ -99,7 +99,7 @@ func (x *copySent) Answered(_ *amqp.Sending, a amqp.Answer) {
 			err = &LostError{x.c.ending(a.Err)}
 		}
 	}
-	x.tell(err)
+	x.notify(err)
 	x.c.mu.Lock()
 	x.c.notify()
 	x.c.mu.Unlock()

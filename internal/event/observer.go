@@ -122,9 +122,9 @@ func (o *Observer) one(e StateEvent) {
 	finished := false
 	defer func() {
 		if p := recover(); p != nil {
-			o.Log.Error("hopback: Config.Observe panicked", "event", e.String(), "panic", p)
+			o.Log.Error("hopback: Config.OnEvent panicked", "event", e.String(), "panic", p)
 		} else if !finished { // runtime.Goexit: it ends this goroutine
-			o.Log.Error("hopback: Config.Observe ended its goroutine", "event", e.String())
+			o.Log.Error("hopback: Config.OnEvent ended its goroutine", "event", e.String())
 			go o.run()
 		}
 	}()

@@ -16,7 +16,7 @@ var ErrOver = fmt.Errorf("hopback: the consumer's grace time is over: %w", conte
 // Await waits for the handlers that still run. A handler holds one of slots while it
 // runs; Await takes them all. The grace time began at ended. When it is over, Await
 // ends the handlers' ctx and waits for [Last]. It returns early when hurry is closed.
-func Await(slots chan<- struct{}, hurry <-chan struct{}, ended time.Time, grace time.Duration, end context.CancelCauseFunc) {
+func Await(slots chan<- struct{}, expedite <-chan struct{}, ended time.Time, grace time.Duration, end context.CancelCauseFunc) {
 	last := ended.Add(grace + Last)
 	timer := time.NewTimer(time.Until(ended.Add(grace)))
 	defer timer.Stop()
@@ -24,7 +24,7 @@ func Await(slots chan<- struct{}, hurry <-chan struct{}, ended time.Time, grace 
 		select {
 		case slots <- struct{}{}:
 			n++
-		case <-hurry:
+		case <-expedite:
 			return
 		case <-timer.C:
 			if !time.Now().Before(last) {

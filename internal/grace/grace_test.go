@@ -19,7 +19,7 @@ func TestAwait(t *testing.T) {
 	for name, c := range map[string]struct {
 		handler   time.Duration // how long it runs on
 		ended     time.Duration // how long ago the grace time began
-		hurry     time.Duration // after which there is a hurry, if above 0
+		expedite  time.Duration // after which there is a hurry, if above 0
 		heeds     bool          // the handler ends with its ctx
 		want      time.Duration
 		cancelled bool
@@ -31,7 +31,7 @@ func TestAwait(t *testing.T) {
 		"blocks":                         {handler: time.Hour, want: span + grace.Last, cancelled: true},
 		"the grace time began before":    {handler: time.Hour, ended: 15 * time.Second, want: 5*time.Second + grace.Last, cancelled: true},
 		"everything was over long since": {handler: time.Hour, ended: time.Hour, want: 0}, // the caller ends its ctx
-		"in a hurry":                     {handler: time.Hour, hurry: time.Second, want: time.Second},
+		"in a hurry":                     {handler: time.Hour, expedite: time.Second, want: time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -52,12 +52,12 @@ func TestAwait(t *testing.T) {
 						<-slots
 					}()
 				}
-				hurry := make(chan struct{})
-				if c.hurry > 0 {
-					time.AfterFunc(c.hurry, func() { close(hurry) })
+				expedite := make(chan struct{})
+				if c.expedite > 0 {
+					time.AfterFunc(c.expedite, func() { close(expedite) })
 				}
 				began := time.Now()
-				grace.Await(slots, hurry, began.Add(-c.ended), span, end)
+				grace.Await(slots, expedite, began.Add(-c.ended), span, end)
 				assert.Equal(t, c.want, time.Since(began))
 				if c.cancelled {
 					assert.Equal(t, grace.ErrOver, context.Cause(ctx))

@@ -24,7 +24,7 @@ type Answer uint8
 // The answers. Unknown is that of a history that has forgotten it: a copy has a history of
 // its own.
 const (
-	Unknown Answer = iota
-	Yes
-	No
+	AnswerUnknown Answer = iota
+	AnswerYes
+	AnswerNo
 )

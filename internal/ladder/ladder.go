@@ -51,7 +51,7 @@ func (l Ladder) Add(t *declare.Topology, alternate string, queue declare.QuorumQ
 		before := strings.Repeat("*.", l.Levels-1-level)
 		queue.Name, queue.MessageTTL = own, l.Unit<<level
 		queue.DeadLetter = declare.DeadLetterTarget{Exchange: below}
-		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: own, Type: declare.Topic, AlternateExchange: alternate})
+		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: own, Type: declare.ExchangeTopic, AlternateExchange: alternate})
 		t.Queues = append(t.Queues, queue)
 		t.Bindings = append(t.Bindings,
 			declare.Binding{Source: own, Queue: own, Key: before + "1.#"},

@@ -26,8 +26,8 @@ type Blockage struct {
 // noticeAfter is how long a blockage must last to be logged.
 const noticeAfter = 3 * time.Second
 
-// Tell is called on the goroutine that reads from the broker.
-func (b *Blockage) Tell(blocked bool) {
+// Notify is called on the goroutine that reads from the broker.
+func (b *Blockage) Notify(blocked bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	since := b.since

@@ -72,7 +72,7 @@ func Dial(ctx context.Context, ep Endpoint, cfg DialConfig) (*Wire, error) {
 		Blockage: &Blockage{Log: cfg.Log, endpoint: ep.Shown},
 		Broker:   BrokerInfo{Product: text("product"), Version: text("version"), Node: text("node"), Cluster: text("cluster_name")},
 	}
-	w.intakes.tell = w.Blockage.Tell
+	w.intakes.notify = w.Blockage.Notify
 	w.Spare = make(chan struct{}, spareSessions(w.Limit))
 	w.Ctx, w.Cancel = context.WithCancel(context.Background())
 	context.AfterFunc(w.Ctx, w.Blockage.end)

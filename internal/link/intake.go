@@ -49,12 +49,12 @@ func (i *Intake) Set(blocked bool) bool {
 // intakes are those of a connection's sessions. Its methods are called on the goroutine that
 // reads from the connection.
 type intakes struct {
-	// tell is called with true when some session is blocked, and with false when none is and
+	// notify is called with true when some session is blocked, and with false when none is and
 	// one is open: the end of the last session says nothing of an alarm. It must not block.
-	tell func(blocked bool)
+	notify func(blocked bool)
 
 	open, blocked int
-	told          bool
+	notified      bool
 }
 
 // set notes whether a session is blocked. The first time, the session has begun.
@@ -86,8 +86,8 @@ func (n *intakes) remove(i *Intake) {
 }
 
 func (n *intakes) report() {
-	if told := n.blocked > 0 || n.told && n.open == 0; told != n.told {
-		n.told = told
-		n.tell(told)
+	if notified := n.blocked > 0 || n.notified && n.open == 0; notified != n.notified {
+		n.notified = notified
+		n.notify(notified)
 	}
 }

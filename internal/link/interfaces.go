@@ -26,9 +26,9 @@ type Session interface {
 	// Broken is closed when the connection below has ended. The end of the
 	// session alone shows only in the errors of its links.
 	Broken() <-chan struct{}
-	// Wear is how much of its deliveries a session has used up: from 1 on it should
+	// Exhaust is how much of its deliveries a session has used up: from 1 on it should
 	// be replaced by another, from 1.5 on it must be.
-	Wear() float64
+	Exhaust() float64
 	// Intake tells whether the broker takes messages on this session.
 	Intake() *Intake
 	// Heard counts the answers and deliveries that have come over the session's
@@ -57,9 +57,9 @@ type Sessions interface {
 // ReceiverOptions is what a receiver has beside its source. Its functions are called on the
 // goroutine that reads from the connection, and must not block.
 type ReceiverOptions struct {
-	// TakenBack, if not nil, is called with the ids of deliveries, from first to last, that the
+	// Revoked, if not nil, is called with the ids of deliveries, from first to last, that the
 	// broker has taken back before they were settled. Some may be unknown to the link.
-	TakenBack func(first, last uint32)
+	Revoked func(first, last uint32)
 	// State, if not nil, is called with the link state of each flow that has one.
 	State      func(map[string]any)
 	Properties map[string]any
@@ -133,9 +133,9 @@ type Disposition struct {
 type DispositionKind uint8
 
 const (
-	Accepted DispositionKind = iota
-	Released
-	Modified
+	DispositionAccepted DispositionKind = iota
+	DispositionReleased
+	DispositionModified
 )
 
 // AttachKind is what kind of failure to open a link err is: the broker's refusal,

@@ -30,10 +30,10 @@ func (w *Wire) watchLife(idle time.Duration) {
 	}
 }
 
-// answerLooks is how often a question's answer is looked for. Looks are counted rather than
+// answerPeeks is how often a question's answer is looked for. Looks are counted rather than
 // time measured: a process that was suspended has missed looks, and its answers lie in the
 // socket.
-const answerLooks = 4
+const answerPeeks = 4
 
 // answering says whether the broker answers within limit. It is asked for that: a session
 // begins and ends, which needs no permission, and works in an alarm. Callers that ask at the
@@ -55,9 +55,9 @@ func (w *Wire) answering(ctx context.Context, limit time.Duration) bool {
 		}()
 	}
 	w.question.Unlock()
-	look := time.NewTicker(limit / answerLooks)
-	defer look.Stop()
-	for range answerLooks {
+	peek := time.NewTicker(limit / answerPeeks)
+	defer peek.Stop()
+	for range answerPeeks {
 		select {
 		case <-answered:
 			return true
@@ -65,7 +65,7 @@ func (w *Wire) answering(ctx context.Context, limit time.Duration) bool {
 			return true
 		case <-ctx.Done():
 			return true
-		case <-look.C:
+		case <-peek.C:
 		}
 	}
 	// A slow network that is busy with a large message isn't silent.

@@ -25,9 +25,9 @@ type Pool struct {
 	// Ctx ends when all users of the connections have stopped.
 	Ctx    context.Context
 	Cancel context.CancelFunc
-	// hurry ends when a Close has no time left.
-	hurry  context.Context
-	cutOff context.CancelFunc
+	// expedite ends when a Close has no time left.
+	expedite context.Context
+	cutOff   context.CancelFunc
 	// Closing is closed by beginClose: the pool opens and closes no further connections then.
 	Closing    chan struct{}
 	Background sync.WaitGroup // see inBackground; added to with mu held, before closing is closed
@@ -70,7 +70,7 @@ func NewPool(cfg PoolConfig, eps []Endpoint) *Pool {
 		eps[i].raw = eps[i].user(cfg.Dial.Impersonator)
 	}
 	p.Ctx, p.Cancel = context.WithCancel(context.Background())
-	p.hurry, p.cutOff = context.WithCancel(context.Background())
+	p.expedite, p.cutOff = context.WithCancel(context.Background())
 	p.Conns = []*pooledConn{p.newConn(1)}
 	return p
 }

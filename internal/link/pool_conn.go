@@ -239,7 +239,7 @@ func (c *pooledConn) release() {
 		p.noteState()
 		p.Background.Go(func() {
 			// Close doesn't wait longer for this than for what it closes itself.
-			ctx, cancel := context.WithTimeout(p.hurry, CloseTimeout)
+			ctx, cancel := context.WithTimeout(p.expedite, CloseTimeout)
 			defer cancel()
 			c.close(ctx)
 		})

@@ -81,7 +81,7 @@ func (s *replySession) Address(link int) string {
 
 func (s *replySession) Receive(ctx context.Context, link int) (m *amqp.Message, id uint32, err error) {
 	l := s.links[link]
-	if s.of.Wear() >= 1 {
+	if s.of.Exhaust() >= 1 {
 		return nil, 0, &failure.Error{Op: "call", Kind: failure.ErrConnectionLost, Text: "the session is replaced, since its delivery-ids run out"}
 	}
 	a, err := l.r.Receive(ctx)
@@ -100,7 +100,7 @@ func (s *replySession) Accept(link int, id uint32) error {
 	if s.settled {
 		return nil
 	}
-	return s.links[link].r.Settle(id, Disposition{Kind: Accepted})
+	return s.links[link].r.Settle(id, Disposition{Kind: DispositionAccepted})
 }
 
 func (s *replySession) Close() { CloseSession(s.of) }

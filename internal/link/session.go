@@ -78,7 +78,7 @@ func (s *WireSession) Answering(ctx context.Context, limit time.Duration) bool {
 // errOverdue is why a connection is given up whose queues take messages and don't answer.
 var errOverdue = errors.New("the broker leaves messages unanswered")
 
-func (s *WireSession) Wear() float64 { return float64(s.used.Load()) / float64(s.after) }
+func (s *WireSession) Exhaust() float64 { return float64(s.used.Load()) / float64(s.after) }
 
 // count counts a delivery or an answer.
 func (s *WireSession) count(heard *atomic.Uint64) {
@@ -101,8 +101,8 @@ func (s *WireSession) Close(ctx context.Context) {
 
 func (s *WireSession) Receiver(ctx context.Context, source string, o ReceiverOptions) (ReceiverLink, error) {
 	cfg := engine.ReceiverConfig{Source: &frames.Source{Address: source}, Properties: linkProperties(o.Properties)}
-	if o.TakenBack != nil {
-		cfg.OnState = func(first, last uint32, _ any) { o.TakenBack(first, last) }
+	if o.Revoked != nil {
+		cfg.OnState = func(first, last uint32, _ any) { o.Revoked(first, last) }
 	}
 	if o.State != nil {
 		cfg.OnFlow = func(m frames.Map) { o.State(plainMap(m)) }
@@ -263,8 +263,8 @@ func (l *wireReceiver) Close(ctx context.Context) error { return l.r.Detach(ctx)
 func (l *wireReceiver) Settle(id uint32, d Disposition) error {
 	o := engine.Accepted
 	switch d.Kind {
-	case Accepted:
-	case Released:
+	case DispositionAccepted:
+	case DispositionReleased:
 		o = engine.Released
 	default:
 		annotations, err := annotationMap(d.Annotations)

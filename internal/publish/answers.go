@@ -42,19 +42,19 @@ type answers struct {
 	overdue atomic.Bool
 	clock   atomic.Int64 // nanoseconds; what messages are stamped with
 
-	mu       sync.Mutex
-	oldest   *sent // unanswered; the others follow
-	newest   *sent
-	open     int           // how many are unanswered
-	full     bool          // the flight waits for room
-	answered []*sent       // to be told
-	told     []*sent       // the memory of those before
-	telling  bool          // the goroutine that tells runs
-	empty    chan struct{} // closed when none is unanswered or to be told; nil: nobody waits
-	timer    *time.Timer
-	watched  bool // the timer runs
-	finished bool
-	looked   time.Time // when the clock was advanced
+	mu        sync.Mutex
+	oldest    *sent // unanswered; the others follow
+	newest    *sent
+	open      int           // how many are unanswered
+	full      bool          // the flight waits for room
+	answered  []*sent       // to be told
+	notified  []*sent       // the memory of those before
+	notifying bool          // the goroutine that tells runs
+	empty     chan struct{} // closed when none is unanswered or to be told; nil: nobody waits
+	timer     *time.Timer
+	watched   bool // the timer runs
+	finished  bool
+	peeked    time.Time // when the clock was advanced
 	// heard is the connection's signs of life as of the last look, heardAt the clock
 	// when they last changed.
 	heard   uint64
@@ -72,7 +72,7 @@ type answers struct {
 	kept     []*outgoing // without an answer, to be sent again
 	without  int         // messages without an answer
 	noAnswer error       // of the first of them
-	suspect  bool
+	poison   bool
 }
 
 // sent is a message that awaits its answer. It is the receipt that the link gives that to.
@@ -94,14 +94,14 @@ type sent struct {
 // its link, in which those that are about to be answered are.
 type rest struct {
 	unanswered int64
-	looks      int
+	peeks      int
 }
 
 const (
-	// quietLook is how long no answer comes before a link is given up whose broker has
-	// left a message unanswered; it is given up after quietLooks of them in any case.
-	quietLook  = 100 * time.Millisecond
-	quietLooks = 10
+	// quietPeek is how long no answer comes before a link is given up whose broker has
+	// left a message unanswered; it is given up after quietPeeks of them in any case.
+	quietPeek  = 100 * time.Millisecond
+	quietPeeks = 10
 	// maxOverdue is by how much the limit grows, as a power of two, when giving up links
 	// doesn't help.
 	maxOverdue = 3
@@ -118,7 +118,7 @@ func (e errUnanswered) Error() string {
 func newAnswers(s *Sender, sess link.Session, link *flightLink) *answers {
 	a := &answers{
 		s: s, sess: sess, link: link, more: make(chan struct{}, 1), lost: make(chan struct{}),
-		looked: time.Now(), heard: sess.Heard(), progress: s.settled.Load(), probedAt: -forEverAgo,
+		peeked: time.Now(), heard: sess.Heard(), progress: s.settled.Load(), probedAt: -forEverAgo,
 	}
 	a.ctx, a.end = context.WithCancel(s.ctx)
 	return a
@@ -226,7 +226,7 @@ func (a *answers) signal() {
 
 // wake wakes who waits for all to be answered and told. It is called with mu held.
 func (a *answers) wake() {
-	if a.empty != nil && a.open == 0 && !a.telling {
+	if a.empty != nil && a.open == 0 && !a.notifying {
 		close(a.empty)
 		a.empty = nil
 	}
@@ -244,7 +244,7 @@ func (x *sent) Answer(state amqp.DeliveryState, err error) {
 	if _, waits := x.out.to.(*call); waits && err == nil {
 		a.wake()
 		a.mu.Unlock()
-		a.tell(x)
+		a.notify(x)
 		return
 	}
 	a.hand(x)
@@ -254,34 +254,34 @@ func (x *sent) Answer(state amqp.DeliveryState, err error) {
 // hand has x told on another goroutine. It is called with mu held.
 func (a *answers) hand(x *sent) {
 	a.answered = append(a.answered, x)
-	if !a.telling {
-		a.telling = true
+	if !a.notifying {
+		a.notifying = true
 		a.working.Add(1)
-		go a.tellAll()
+		go a.notifyAll()
 	}
 }
 
-func (a *answers) tellAll() {
+func (a *answers) notifyAll() {
 	defer a.working.Done()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for len(a.answered) > 0 {
 		all := a.answered
-		a.answered = a.told[:0]
+		a.answered = a.notified[:0]
 		a.mu.Unlock()
 		for _, x := range all {
-			a.tell(x)
+			a.notify(x)
 		}
 		clear(all)
 		a.mu.Lock()
-		a.told = all
+		a.notified = all
 	}
-	a.telling = false
+	a.notifying = false
 	a.wake()
 }
 
-// tell has a message's caller learn its answer. The message isn't touched any more then.
-func (a *answers) tell(x *sent) {
+// notify has a message's caller learn its answer. The message isn't touched any more then.
+func (a *answers) notify(x *sent) {
 	if x.alone {
 		defer a.signal()
 	}
@@ -387,7 +387,7 @@ func (a *answers) keeps(x *sent, err error) bool {
 		}
 	} else if blames(err) {
 		a.mu.Lock()
-		a.suspect = true
+		a.poison = true
 		a.mu.Unlock()
 		if x.alone {
 			out.blamed++
@@ -407,8 +407,8 @@ func (a *answers) limit() time.Duration {
 	return a.s.overdue << min(max(a.s.overdues.Load()-1, 0), maxOverdue)
 }
 
-// look looks after the unanswered messages, while there are some.
-func (a *answers) look() {
+// peek looks after the unanswered messages, while there are some.
+func (a *answers) peek() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.finished {
@@ -418,7 +418,7 @@ func (a *answers) look() {
 	next := a.s.overdue / 8
 	switch {
 	case a.judge():
-		next = quietLook
+		next = quietPeek
 	case a.finished || a.open == 0:
 		a.watched = false
 		return
@@ -431,16 +431,16 @@ func (a *answers) look() {
 func (a *answers) tick() {
 	now := time.Now()
 	if !a.sess.Intake().Now().Blocked {
-		a.clock.Add(int64(now.Sub(a.looked)))
+		a.clock.Add(int64(now.Sub(a.peeked)))
 	}
-	a.looked = now
+	a.peeked = now
 }
 
 // again is called with mu held.
 func (a *answers) again(d time.Duration) {
 	a.watched = true
 	if a.timer == nil {
-		a.timer = time.AfterFunc(d, a.look)
+		a.timer = time.AfterFunc(d, a.peek)
 	} else {
 		a.timer.Reset(d)
 	}
@@ -455,8 +455,8 @@ func (a *answers) judge() bool {
 	}
 	unanswered := a.s.unanswered()
 	if a.overdue.Load() {
-		a.rest.looks++
-		if a.rest.unanswered != unanswered && a.rest.looks < quietLooks {
+		a.rest.peeks++
+		if a.rest.unanswered != unanswered && a.rest.peeks < quietPeeks {
 			a.rest.unanswered = unanswered
 			return true
 		}

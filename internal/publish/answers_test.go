@@ -97,8 +97,8 @@ func TestMessageThatIsNotAnsweredGetsAnotherSession(t *testing.T) {
 	t.Run("and is answered there", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := begin(t, 2)
-			var told []event.StateEvent
-			s := startSenderWith(b, SenderConfig{Resend: true, Tell: func(e event.StateEvent) { told = append(told, e) }})
+			var notified []event.StateEvent
+			s := startSenderWith(b, SenderConfig{Resend: true, Notify: func(e event.StateEvent) { notified = append(notified, e) }})
 			start := time.Now()
 			require.NoError(t, s.Do(within(t, time.Hour), linktest.WithID("silent")))
 			took := time.Since(start)
@@ -108,7 +108,7 @@ func TestMessageThatIsNotAnsweredGetsAnotherSession(t *testing.T) {
 			assert.Equal(t, []string{"send silent", "send silent"}, b.History("send"))
 			assert.Empty(t, b.History("give up"))
 			var lost []event.StateEvent
-			for _, e := range told {
+			for _, e := range notified {
 				if e.Kind == event.EventLost {
 					lost = append(lost, e)
 				}

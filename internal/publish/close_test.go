@@ -338,8 +338,8 @@ func TestCloseTellsWhatPublishTells(t *testing.T) {
 		b.SetAlarm(true)
 		answers := sendAll(within(t, time.Hour), s, "queued")
 		err := s.Close(within(t, time.Minute))
-		told := <-answers[0]
-		require.ErrorIs(t, told, failure.ErrNotSent)
+		notified := <-answers[0]
+		require.ErrorIs(t, notified, failure.ErrNotSent)
 		require.ErrorIs(t, err, failure.ErrNotSent)
 		assert.NotErrorIs(t, err, failure.ErrOutcomeUnknown)
 		assert.True(t, failure.SafeToRetry(err))

@@ -36,8 +36,8 @@ type landing struct {
 	// lost says that the link has ended, why what ended it, as far as a message has shown it.
 	lost bool
 	why  error
-	// worn says that the session must be replaced by another.
-	worn bool
+	// exhausted says that the session must be replaced by another.
+	exhausted bool
 	// unanswered is how many messages were sent and get no answer on this link.
 	unanswered int
 	// overdue says that the link was given up over an unanswered message, silent that
@@ -48,7 +48,7 @@ type landing struct {
 func newFlight(s *Sender, sess link.Session, link *flightLink) *flight {
 	return &flight{
 		s: s, sess: sess, link: link, answers: newAnswers(s, sess, link),
-		rest: s.again, alone: s.suspect && len(s.again) > 0,
+		rest: s.again, alone: s.poison && len(s.again) > 0,
 	}
 }
 
@@ -218,8 +218,8 @@ func (f *flight) take(out *outgoing, from int32) bool {
 	handle, lost, err := f.link.Send(m, x)
 	if err == nil {
 		f.answers.taken(x, handle)
-		f.end.worn = f.sess.Wear() >= 1
-		return !f.end.worn
+		f.end.exhausted = f.sess.Exhaust() >= 1
+		return !f.end.exhausted
 	}
 	f.answers.drop(x)
 	switch {
@@ -247,5 +247,5 @@ func (f *flight) land() {
 	end.overdue = a.overdue.Load()
 	end.silent = end.overdue && a.silent()
 	f.s.again = append(a.kept, f.rest...)
-	f.s.suspect = a.suspect || f.alone
+	f.s.poison = a.poison || f.alone
 }

@@ -40,9 +40,9 @@ type Forwarder struct {
 	session *sharedSession
 	// opening is the turn to open a session.
 	opening chan struct{}
-	// looks counts the calls of look; looking says that another follows.
-	looks   int
-	looking bool
+	// peeks counts the calls of look; looking says that another follows.
+	peeks   int
+	peeking bool
 	timer   *time.Timer
 	alarms  alarms
 }
@@ -73,7 +73,7 @@ type forwardSender struct {
 	parked   []*Forward
 	failures int       // since the last that was confirmed
 	stalled  time.Time // since when it takes nothing; zero: it takes messages
-	told     bool      // of that
+	notified bool      // of that
 	why      error
 	next     time.Time // when the next of parked is tried
 	// leap is how many of parked follow a confirmed one.
@@ -112,7 +112,7 @@ type Forward struct {
 	next     time.Time // not to be tried before
 	why      error     // of the last failure
 	aside    bool
-	look     int // the forwarder's looks when it was sent
+	peek     int // the forwarder's looks when it was sent
 }
 
 // Original is the delivery that a forward is a copy of.
@@ -155,14 +155,14 @@ func (w *Forwarder) Check(ctx context.Context, target string) (err error) {
 var forwardPause = link.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second}
 
 const (
-	// forwardLook is how often the forwards under way are looked after. One that is
+	// forwardPeek is how often the forwards under way are looked after. One that is
 	// unanswered at the second look has to wait.
-	forwardLook = 500 * time.Millisecond
+	forwardPeek = 500 * time.Millisecond
 	// stalledAfter is after how many failures in a row an address is stalled: a message
 	// that alone is refused shouldn't stall it.
 	stalledAfter = 3
-	// tellStalled is how long an address is stalled before anybody is told.
-	tellStalled = time.Second
+	// notifyStalled is how long an address is stalled before anybody is told.
+	notifyStalled = time.Second
 )
 
 // Send has f forwarded. It doesn't block.
@@ -241,7 +241,7 @@ func (w *Forwarder) try(s *forwardSender, f *Forward) bool {
 		s.why = &failure.Error{Op: "forward", Target: f.Target, Kind: failure.ErrNotSent, Text: "too many forwards wait for this address"}
 		return false
 	}
-	f.look = w.looks
+	f.peek = w.peeks
 	s.sent = append(s.sent, f)
 	w.watch()
 	return true
@@ -341,12 +341,12 @@ func (w *Forwarder) settled(s *forwardSender, f *Forward, err error) bool {
 // taken notes that the address takes messages, and has those that wait follow.
 func (w *Forwarder) taken(s *forwardSender) {
 	s.failures = 0
-	if s.told {
+	if s.notified {
 		down := time.Since(s.stalled)
 		s.event(w, event.StateEvent{Kind: event.EventForwardResumed, Down: down})
 		s.log.Info("hopback: forwards to an address are confirmed again", "to", s.target, "after", down.Round(time.Millisecond), "waiting", len(s.parked))
 	}
-	s.stalled, s.told, s.why = time.Time{}, false, nil
+	s.stalled, s.notified, s.why = time.Time{}, false, nil
 	if len(s.parked) == 0 {
 		return
 	}
@@ -374,9 +374,9 @@ func (w *Forwarder) retry(s *forwardSender, n int) {
 }
 
 func (s *forwardSender) event(w *Forwarder, e event.StateEvent) {
-	if w.cfg.Tell != nil {
+	if w.cfg.Notify != nil {
 		e.Op, e.Target = "forward", s.target
-		w.cfg.Tell(e)
+		w.cfg.Notify(e)
 	}
 }
 
@@ -400,20 +400,20 @@ func (w *Forwarder) Count(c *instrument.ConsumerStats) {
 
 // watch has look called as long as forwards are under way.
 func (w *Forwarder) watch() {
-	if w.looking {
+	if w.peeking {
 		return
 	}
-	w.looking = true
+	w.peeking = true
 	if w.timer == nil {
-		w.timer = time.AfterFunc(forwardLook, w.look)
+		w.timer = time.AfterFunc(forwardPeek, w.peek)
 	} else {
-		w.timer.Reset(forwardLook)
+		w.timer.Reset(forwardPeek)
 	}
 }
 
-// look finds the forwards that aren't answered, those whose patience is over, and the
+// peek finds the forwards that aren't answered, those whose patience is over, and the
 // addresses to try again.
-func (w *Forwarder) look() {
+func (w *Forwarder) peek() {
 	var over []*Forward
 	defer func() {
 		for _, f := range over {
@@ -422,15 +422,15 @@ func (w *Forwarder) look() {
 	}()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.looking = false
+	w.peeking = false
 	if w.closed {
 		return
 	}
-	w.looks++
+	w.peeks++
 	w.alarms.note(w.alarmed(), time.Now())
 	under := false
 	for _, s := range w.senders {
-		over = append(over, w.lookAt(s)...)
+		over = append(over, w.peekAt(s)...)
 		under = under || len(s.sent)+len(s.parked) > 0
 	}
 	if under {
@@ -438,11 +438,11 @@ func (w *Forwarder) look() {
 	}
 }
 
-// lookAt returns those whose patience is over.
-func (w *Forwarder) lookAt(s *forwardSender) (over []*Forward) {
+// peekAt returns those whose patience is over.
+func (w *Forwarder) peekAt(s *forwardSender) (over []*Forward) {
 	now := time.Now()
 	for _, f := range s.sent {
-		if w.looks-f.look < 2 {
+		if w.peeks-f.peek < 2 {
 			break
 		}
 		if s.stalled.IsZero() {
@@ -467,8 +467,8 @@ func (w *Forwarder) lookAt(s *forwardSender) (over []*Forward) {
 		}
 		return true
 	})
-	if !s.stalled.IsZero() && !s.told && now.Sub(s.stalled) >= tellStalled {
-		s.told = true
+	if !s.stalled.IsZero() && !s.notified && now.Sub(s.stalled) >= notifyStalled {
+		s.notified = true
 		s.event(w, event.StateEvent{Kind: event.EventForwardStalled, Err: s.why, Unsettled: len(s.sent) + len(s.parked)})
 		s.log.Warn("hopback: forwards to an address are not confirmed; their originals are kept", "to", s.target, "error", s.why, "waiting", len(s.sent)+len(s.parked))
 	}
@@ -498,7 +498,7 @@ func (w *Forwarder) Open(ctx context.Context) (link.Session, error) {
 	}
 	w.mu.Lock()
 	s := w.session
-	if s != nil && !s.retired && s.Wear() < 1 && !failure.IsClosed(s.Broken()) {
+	if s != nil && !s.retired && s.Exhaust() < 1 && !failure.IsClosed(s.Broken()) {
 		s.refs++
 		w.mu.Unlock()
 		return s, nil

@@ -15,7 +15,7 @@ import (
 
 func NewSender(op, target string, cfg SenderConfig, from link.Sessions) *Sender {
 	s := &Sender{
-		op: op, target: target, sessions: from, pause: cfg.Pause, tell: cfg.Tell, outage: cfg.Outage, resend: cfg.Resend, copies: cfg.Copies, budget: newBudget(cfg.Bytes),
+		op: op, target: target, sessions: from, pause: cfg.Pause, notify: cfg.Notify, outage: cfg.Outage, resend: cfg.Resend, copies: cfg.Copies, budget: newBudget(cfg.Bytes),
 		queue: make(chan *outgoing, cfg.Depth),
 		stop:  make(chan struct{}), done: make(chan struct{}), First: make(chan error, 1),
 		idle: make(chan struct{}, 1), overdue: cmp.Or(cfg.Overdue, overdueAfter), log: cfg.Log,
@@ -32,11 +32,11 @@ func NewSender(op, target string, cfg SenderConfig, from link.Sessions) *Sender 
 // linkKeeper keeps a sender's link: it opens one, has a flight on it, and opens the next
 // when that has ended, with pauses where it is of no use.
 type linkKeeper struct {
-	s       *Sender
-	told    bool // whether the first link could be opened
-	try     *link.Try
-	lost    time.Time
-	renewed bool // the link was replaced in order: nobody needs to hear of it
+	s        *Sender
+	notified bool // whether the first link could be opened
+	try      *link.Try
+	lost     time.Time
+	renewed  bool // the link was replaced in order: nobody needs to hear of it
 	// lastOverdue is when a link was last given up over an unanswered message.
 	lastOverdue time.Time
 }
@@ -59,8 +59,8 @@ func (k *linkKeeper) run() {
 	for k.try = range link.Tries(s.wanted, s.pause) {
 		sess, link, err := s.attach()
 		// A connection that is lost meanwhile decides nothing.
-		if !k.told && !errors.Is(err, failure.ErrConnectionLost) {
-			k.told = true
+		if !k.notified && !errors.Is(err, failure.ErrConnectionLost) {
+			k.notified = true
 			s.First <- err
 		}
 		if errors.Is(err, failure.ErrClosed) || err == nil && !k.fly(sess, newFlightLink(link)) {
@@ -74,9 +74,9 @@ func (k *linkKeeper) run() {
 
 // event tells of the link.
 func (k *linkKeeper) event(e event.StateEvent) {
-	if k.s.tell != nil {
+	if k.s.notify != nil {
 		e.Op, e.Target, e.Attempt = k.s.op, k.s.target, k.try.Attempt()
-		k.s.tell(e)
+		k.s.notify(e)
 	}
 }
 
@@ -117,7 +117,7 @@ func (k *linkKeeper) fly(sess link.Session, link *flightLink) (again bool) {
 		return true
 	}
 	k.try.Worked()
-	return end.worn // on another session
+	return end.exhausted // on another session
 }
 
 // overdue is called when a link was given up over an unanswered message: the first

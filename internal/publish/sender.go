@@ -48,7 +48,7 @@ type Sender struct {
 	target   string // the encoded address; empty for a link without a target
 	sessions link.Sessions
 	pause    func(failures int) time.Duration
-	tell     func(event.StateEvent) // nil: nobody listens
+	notify   func(event.StateEvent) // nil: nobody listens
 	outage   func() error
 	// resend says that what is unanswered when a link is lost is sent again.
 	resend bool
@@ -67,8 +67,8 @@ type Sender struct {
 	calls sync.Pool
 	// again is what the next link sends first; suspect says that one of it may be
 	// what the broker ended the last link for. Only the linkKeeper and its flight use them.
-	again   []*outgoing
-	suspect bool
+	again  []*outgoing
+	poison bool
 	// stop ends the sender once its queue is empty; cut ends it at once.
 	stop     chan struct{}
 	stopOnce sync.Once
@@ -193,10 +193,10 @@ func (s *Sender) unanswered() int64 {
 }
 
 type SenderConfig struct {
-	Depth int                              // messages that may be queued
-	Bytes int64                            // that may be queued or unanswered; 0: no bound
-	Pause func(failures int) time.Duration // before another attempt to open the link
-	Tell  func(event.StateEvent)           // nil: nobody listens
+	Depth  int                              // messages that may be queued
+	Bytes  int64                            // that may be queued or unanswered; 0: no bound
+	Pause  func(failures int) time.Duration // before another attempt to open the link
+	Notify func(event.StateEvent)           // nil: nobody listens
 	// Outage, if not nil, is why nothing can be sent now; it returns nil if it can.
 	Outage  func() error
 	Resend  bool

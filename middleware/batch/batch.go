@@ -53,7 +53,7 @@
 //
 // RabbitMQ 4.3 takes a message back that was held for longer than its consumer timeout,
 // by default 30 minutes. If that happens before the batch begins, the message isn't in it.
-// If it happens later, Item.TakenBack tells, and the message's result is ignored. The
+// If it happens later, Item.Revoked tells, and the message's result is ignored. The
 // batch's ctx goes on for the others.
 //
 // # With other middleware
@@ -112,17 +112,17 @@ func (c Config) withDefaults() (Config, error) {
 		none int
 	}{{"Size", &c.Size, defaultSize}, {"Parallel", &c.Parallel, 1}} {
 		if *f.n < 0 || *f.n > maxHandlers {
-			return c, argument.At(at.Field(f.name), argument.OutOfRange, *f.n, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", maxHandlers))
+			return c, argument.At(at.Field(f.name), argument.CodeOutOfRange, *f.n, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", maxHandlers))
 		}
 		if *f.n == 0 {
 			*f.n = f.none
 		}
 	}
 	if c.Size*c.Parallel > maxHandlers {
-		return c, argument.At(at.Field("Parallel"), argument.OutOfRange, c.Parallel, fmt.Sprintf("makes over %d messages with Size", maxHandlers), "make fewer or smaller batches at once").And(at.Field("Size"))
+		return c, argument.At(at.Field("Parallel"), argument.CodeOutOfRange, c.Parallel, fmt.Sprintf("makes over %d messages with Size", maxHandlers), "make fewer or smaller batches at once").And(at.Field("Size"))
 	}
 	if c.Wait < 0 {
-		return c, argument.At(at.Field("Wait"), argument.OutOfRange, c.Wait, "is negative", "use a positive duration, or 0 for the default")
+		return c, argument.At(at.Field("Wait"), argument.CodeOutOfRange, c.Wait, "is negative", "use a positive duration, or 0 for the default")
 	}
 	if c.Wait == 0 {
 		c.Wait = defaultWait
@@ -148,10 +148,10 @@ func (i *Item[T]) Delivery() *client.Delivery { return i.call.delivery }
 // It also ends when a client.Timeout around the batch is over.
 func (i *Item[T]) Context() context.Context { return i.call.ctx }
 
-// TakenBack reports whether the broker delivers the message to another consumer because
+// Revoked reports whether the broker delivers the message to another consumer because
 // this one has held it for too long. Whatever becomes of it here is ignored.
-func (i *Item[T]) TakenBack() bool {
-	return i.call.delivery.TakenBack() || context.Cause(i.call.ctx) == client.ErrConsumerTimeout
+func (i *Item[T]) Revoked() bool {
+	return i.call.delivery.Revoked() || context.Cause(i.call.ctx) == client.ErrConsumerTimeout
 }
 
 // Fail sets the message's result: an error, or a client.Outcome. The last call counts. Fail(nil)

@@ -260,7 +260,7 @@ func TestTheCtxEndsWhenThoseOfAllMessagesHave(t *testing.T) {
 			}
 			<-ctx.Done()
 			for _, item := range items {
-				assert.True(t, item.TakenBack())
+				assert.True(t, item.Revoked())
 			}
 			assert.ErrorIs(t, context.Cause(ctx), client.ErrConsumerTimeout)
 			return ctx.Err()
@@ -285,7 +285,7 @@ func TestWhatIsTakenBackBeforeItsBatchIsNotInIt(t *testing.T) {
 		h := batch.JSON(batch.Config{Wait: time.Minute}, func(_ context.Context, items []*batch.Item[int]) error {
 			assert.Len(t, items, 1)
 			assert.Equal(t, 2, items[0].Value)
-			assert.False(t, items[0].TakenBack())
+			assert.False(t, items[0].Revoked())
 			return nil
 		})
 		ctx, cancel := context.WithCancelCause(t.Context())

@@ -191,7 +191,7 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	if err != nil {
 		return client.Requeue{Err: err}
 	}
-	says := nothing
+	says := signNothing
 	// A probe that panics must make room for the next.
 	defer func() { h.circuit.leave(ctx, p, says, err) }()
 	err = h.inner.Handle(ctx, d)

@@ -15,9 +15,9 @@ import (
 type sign int
 
 const (
-	nothing sign = iota
-	up
-	down
+	signNothing sign = iota
+	signUp
+	signDown
 )
 
 // pass lets one call through. It holds for the period in which it was given: what
@@ -39,8 +39,8 @@ type circuit struct {
 	// they must not be kept from being collected.
 	consumers map[weak.Pointer[client.Control]]*consumer
 
-	untold  []Change // OnChange hasn't been told of
-	telling bool     // some goroutine is at it
+	unnotified []Change // OnChange hasn't been told of
+	notifying  bool     // some goroutine is at it
 }
 
 // consumer is what the circuit knows of a client.Control.
@@ -58,21 +58,21 @@ func newCircuit(cfg Config) *circuit {
 // judge says what a result is a sign of.
 func (c *circuit) judge(ctx context.Context, err error) sign {
 	if err == nil {
-		return up
+		return signUp
 	}
 	if ctx.Err() != nil && errors.Is(ctx.Err(), context.Canceled) {
-		return nothing
+		return signNothing
 	}
 	if c.cfg.Trips(err) {
-		return down
+		return signDown
 	}
 	if r, ok := client.OutcomeOf(err).(client.Requeue); ok && !r.Failed {
-		return nothing
+		return signNothing
 	}
 	if v := outcome.Read[client.Outcome](err); v.Kind == outcome.IsAfter && v.After.Snooze {
-		return nothing
+		return signNothing
 	}
-	return up
+	return signUp
 }
 
 // join lets the circuit pause a consumer.
@@ -164,16 +164,16 @@ func (c *circuit) leave(ctx context.Context, p pass, says sign, err error) {
 	c.mu.Lock()
 	if p.period == c.period {
 		switch {
-		case c.state == stateClosed && says == up:
+		case c.state == stateClosed && says == signUp:
 			c.failures = 0
-		case c.state == stateClosed && says == down:
+		case c.state == stateClosed && says == signDown:
 			if c.failures++; c.failures >= c.cfg.Failures {
 				c.of(ctx)
 				c.open(c.cfg.OpenFor, err)
 			}
-		case c.state == stateHalfOpen && says == up:
+		case c.state == stateHalfOpen && says == signUp:
 			c.become(stateClosed, Change{})
-		case c.state == stateHalfOpen && says == down:
+		case c.state == stateHalfOpen && says == signDown:
 			c.open(min(2*c.openFor, c.cfg.MaxOpenFor), err)
 		case c.state == stateHalfOpen:
 			c.probing = false
@@ -181,7 +181,7 @@ func (c *circuit) leave(ctx context.Context, p pass, says sign, err error) {
 		}
 	}
 	c.mu.Unlock()
-	c.tell()
+	c.notify()
 }
 
 // open is called with mu held.
@@ -195,7 +195,7 @@ func (c *circuit) open(d time.Duration, err error) {
 			c.become(stateHalfOpen, Change{})
 		}
 		c.mu.Unlock()
-		c.tell()
+		c.notify()
 	})
 }
 
@@ -214,7 +214,7 @@ func (c *circuit) become(s string, what Change) {
 		}
 	}
 	c.wake()
-	c.untold = append(c.untold, what)
+	c.unnotified = append(c.unnotified, what)
 }
 
 func (c *circuit) wake() {
@@ -222,18 +222,18 @@ func (c *circuit) wake() {
 	c.changed = make(chan struct{})
 }
 
-// tell logs changes and calls OnChange, in order, without holding mu.
-func (c *circuit) tell() {
+// notify logs changes and calls OnChange, in order, without holding mu.
+func (c *circuit) notify() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.telling {
+	if c.notifying {
 		return
 	}
-	c.telling = true
-	defer func() { c.telling = false }()
-	for len(c.untold) > 0 {
-		what := c.untold[0]
-		c.untold = c.untold[1:]
+	c.notifying = true
+	defer func() { c.notifying = false }()
+	for len(c.unnotified) > 0 {
+		what := c.unnotified[0]
+		c.unnotified = c.unnotified[1:]
 		c.mu.Unlock()
 		func() {
 			defer c.mu.Lock() // whatever OnChange does

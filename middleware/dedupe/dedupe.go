@@ -103,8 +103,8 @@ const (
 // Pauses between looks at a claim that another has, and the time that a Store has
 // for an answer.
 const (
-	firstLook    = 10 * time.Millisecond
-	lastLook     = time.Second
+	firstPeek    = 10 * time.Millisecond
+	lastPeek     = time.Second
 	storeTimeout = 5 * time.Second
 )
 
@@ -183,7 +183,7 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 		return h.inner.Handle(ctx, d)
 	case err != nil:
 		return fmt.Errorf("dedupe: asking the store: %w", err)
-	case state == Done:
+	case state == StateDone:
 		if h.cfg.OnDuplicate != nil {
 			h.cfg.OnDuplicate(d)
 		}
@@ -213,16 +213,16 @@ type claim struct {
 // Claimed or Done.
 func (c *claim) get(ctx context.Context) (State, error) {
 	var timer *time.Timer
-	for pause := firstLook; ; pause = min(2*pause, lastLook) {
+	for pause := firstPeek; ; pause = min(2*pause, lastPeek) {
 		asking, cancel := context.WithTimeout(ctx, storeTimeout)
 		state, err := c.cfg.Store.Claim(asking, c.key, c.owner, c.cfg.Lease)
 		cancel()
 		switch {
 		case err != nil:
 			return "", err
-		case state == Claimed || state == Done:
+		case state == StateClaimed || state == StateDone:
 			return state, nil
-		case state != Busy:
+		case state != StateBusy:
 			return "", fmt.Errorf("%T.Claim returned the unknown state %q", c.cfg.Store, state)
 		}
 		if timer == nil {

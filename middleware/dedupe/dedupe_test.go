@@ -234,7 +234,7 @@ func TestTheClaimOfADeadWorkerRunsOut(t *testing.T) {
 		key, _ := dedupe.MessageID(delivery("orders", "1"))
 		state, err := store.Claim(t.Context(), key, "a worker that dies", 30*time.Second)
 		require.NoError(t, err)
-		require.Equal(t, dedupe.Claimed, state)
+		require.Equal(t, dedupe.StateClaimed, state)
 
 		began := time.Now()
 		require.NoError(t, h.Handle(t.Context(), delivery("orders", "1")))
@@ -426,10 +426,10 @@ func TestBothSidesOfRetry(t *testing.T) {
 			}}
 			h := c.chain(dedupe.With(dedupe.Config{}))(w)
 			m := delivery("orders", "1").Message()
-			for hop := 1; hop <= 2; hop++ {
+			for pass := 1; pass <= 2; pass++ {
 				forward, ok := client.OutcomeOf(h.Handle(t.Context(), client.NewDelivery("orders", m))).(client.Forward)
 				require.True(t, ok)
-				require.Equal(t, hop, retry.Count(forward.Message))
+				require.Equal(t, pass, retry.Count(forward.Message))
 				m = forward.Message
 			}
 			assert.NoError(t, h.Handle(t.Context(), client.NewDelivery("orders", m)))

@@ -14,11 +14,11 @@ type State string
 
 const (
 	// Claimed: the caller is to handle the message.
-	Claimed State = "claimed"
+	StateClaimed State = "claimed"
 	// Busy: another owner has claimed the message, and neither handled nor released it.
-	Busy State = "busy"
+	StateBusy State = "busy"
 	// Done: the message was handled.
-	Done State = "done"
+	StateDone State = "done"
 )
 
 // Store remembers which messages are being handled and which are done. Each method must
@@ -39,7 +39,7 @@ type Store interface {
 	// Renew extends owner's claim to lease from now. It returns false if the claim isn't
 	// owner's any more.
 	Renew(ctx context.Context, key, owner string, lease time.Duration) (bool, error)
-	// Done marks key as done for ttl, whoever has claimed it: the message was handled,
+	// StateDone marks key as done for ttl, whoever has claimed it: the message was handled,
 	// even if owner's claim expired before.
 	Done(ctx context.Context, key, owner string, ttl time.Duration) error
 	// Release ends owner's claim. It does nothing if the claim isn't owner's any more.
@@ -76,15 +76,15 @@ func (m *Memory) Claim(_ context.Context, key, owner string, d time.Duration) (S
 	now := time.Now()
 	if until, ok := m.done.Get(key); ok {
 		if now.Before(until) {
-			return Done, nil
+			return StateDone, nil
 		}
 		m.done.Delete(key)
 	}
 	if l, ok := m.claims[key]; ok && now.Before(l.until) && l.owner != owner {
-		return Busy, nil
+		return StateBusy, nil
 	}
 	m.claims[key] = lease{owner, now.Add(d)}
-	return Claimed, nil
+	return StateClaimed, nil
 }
 
 // Renew implements Store.
@@ -100,7 +100,7 @@ func (m *Memory) Renew(_ context.Context, key, owner string, d time.Duration) (b
 	return true, nil
 }
 
-// Done implements Store.
+// StateDone implements Store.
 func (m *Memory) Done(_ context.Context, key, _ string, ttl time.Duration) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

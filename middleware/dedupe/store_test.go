@@ -37,12 +37,12 @@ func TestMemoryDoesWhatItsHistorySays(t *testing.T) {
 				done := x.everDone && now.Before(x.doneUntil)
 				switch r.IntN(5) {
 				case 0:
-					want := Claimed
+					want := StateClaimed
 					switch {
 					case done:
-						want = Done
+						want = StateDone
 					case live && x.owner != owner:
-						want = Busy
+						want = StateBusy
 					default:
 						x.owner, x.claimed, x.isClaimed = owner, now.Add(d), true
 					}

@@ -15,7 +15,7 @@
 // next, but two that arrive together while their key is idle may begin swapped.
 //
 // Other messages overtake one in the consumer's quarantine (see
-// client.ConsumerConfig.NoQuarantine), and every message that a lost connection, a pause
+// client.ConsumerConfig.NoIsolation), and every message that a lost connection, a pause
 // or a drain returns to the queue.
 //
 // # A failure

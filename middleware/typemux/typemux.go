@@ -65,11 +65,11 @@ func New(cfg Config) client.Handler {
 	}
 	at := argument.Root("typemux.Config").Field("Handlers")
 	if len(m.Handlers) == 0 {
-		m.invalid = argument.At(at, argument.Missing, nil, "has no handlers", "register a handler for each type")
+		m.invalid = argument.At(at, argument.CodeMissing, nil, "has no handlers", "register a handler for each type")
 	}
 	for _, name := range m.types() {
 		if m.Handlers[name] == nil {
-			m.invalid = argument.At(at, argument.Missing, name, "has a nil handler", "register a handler, or leave the type out")
+			m.invalid = argument.At(at, argument.CodeMissing, name, "has a nil handler", "register a handler, or leave the type out")
 		}
 	}
 	return m

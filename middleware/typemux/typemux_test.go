@@ -65,7 +65,7 @@ func TestAnUnknownTypeIsDeadAtOnceWithItsReason(t *testing.T) {
 		dead := result.ByID("unknown")
 		assert.Equal(t, "dead-lettered", dead.Fate)
 		assert.Len(t, dead.Attempts, 1)
-		assert.Equal(t, typemux.ReasonUnknownType, dead.Death.Reason)
+		assert.Equal(t, typemux.ReasonUnknownType, dead.DeadLetter.Reason)
 	}
 }
 

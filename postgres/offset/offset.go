@@ -79,18 +79,18 @@ func (s *Store) Delete(ctx context.Context, consumer, name string) error {
 // last commit was.
 func Advance(ctx context.Context, tx pgx.Tx, consumer string, d *client.Delivery) (fresh bool, err error) {
 	if tx == nil {
-		return false, argument.At(argument.Root("tx"), argument.Missing, nil, "is nil", "give the transaction that does the handler's work")
+		return false, argument.At(argument.Root("tx"), argument.CodeMissing, nil, "is nil", "give the transaction that does the handler's work")
 	}
 	offset, ok := stream.OffsetOf(d)
 	if !ok {
-		return false, argument.At(argument.Root("delivery"), argument.Unsupported, nil, "has no offset", "give the delivery of a stream's message: see client.DeliveryFrom")
+		return false, argument.At(argument.Root("delivery"), argument.CodeUnsupported, nil, "has no offset", "give the delivery of a stream's message: see client.DeliveryFrom")
 	}
 	return advance(ctx, tx, consumer, d.Queue(), offset+1)
 }
 
 func advance(ctx context.Context, db postgres.DB, consumer, name string, next uint64) (bool, error) {
 	if next > math.MaxInt64 {
-		return false, argument.At(argument.Root("next"), argument.OutOfRange, next, "is no offset", "use at most 2⁶³-1")
+		return false, argument.At(argument.Root("next"), argument.CodeOutOfRange, next, "is no offset", "use at most 2⁶³-1")
 	}
 	tag, err := db.Exec(ctx, `INSERT INTO hopback_stream_offset AS o (consumer, stream, next) VALUES ($1, $2, $3)
 ON CONFLICT (consumer, stream) DO UPDATE SET next = excluded.next, updated_at = clock_timestamp() WHERE o.next < excluded.next`, consumer, name, int64(next))

@@ -184,7 +184,7 @@ func (r *received) distinct() int {
 
 // Sixteen writers write transactions, of which a third is rolled back, while relays, the
 // database, and the broker with a worker are killed in turn. What was committed is published, what was
-// rolled back isn't, duplicates have the same message-id, and with ByKey what came first
+// rolled back isn't, duplicates have the same message-id, and with OrderByKey what came first
 // of each entry is in order. Workers with an inbox, which fail now and then, write each
 // effect once.
 func TestNothingIsLostOrInventedWhileEverythingIsKilled(t *testing.T) {
@@ -234,7 +234,7 @@ CREATE TABLE effects (id int NOT NULL)`)
 	t.Cleanup(func() { assert.NoError(t, conn.Close(context.Background())) })
 	topology, err := retry.Topology(patient, declare.QuorumQueue{Name: "effects"}, declare.QuorumQueue{Name: "entries"})
 	require.NoError(t, err)
-	topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: "written", Type: declare.Fanout})
+	topology.Exchanges = append(topology.Exchanges, declare.Exchange{Name: "written", Type: declare.ExchangeFanout})
 	topology.Bindings = append(topology.Bindings, declare.Binding{Source: "written", Queue: "effects"}, declare.Binding{Source: "written", Queue: "entries"})
 	_, err = declare.Apply(t.Context(), conn.Management(), topology)
 	require.NoError(t, err)
@@ -258,7 +258,7 @@ CREATE TABLE effects (id int NOT NULL)`)
 			if err != nil {
 				return err
 			}
-			r.add(order == outbox.ByKey, fmt.Sprint(m.Properties.MessageID), e)
+			r.add(order == outbox.OrderByKey, fmt.Sprint(m.Properties.MessageID), e)
 			return nil
 		}), client.ConsumerConfig{})
 	}()
@@ -272,7 +272,7 @@ CREATE TABLE effects (id int NOT NULL)`)
 	}()
 
 	var begun atomic.Int64
-	var unsure atomic.Int64
+	var unknown atomic.Int64
 	p := outbox.Publisher[entry]{To: address.Exchange("written", "entry"), Key: func(e entry) string { return fmt.Sprint(e.Account) }}
 	var all sync.WaitGroup
 	for range writers {
@@ -283,7 +283,7 @@ CREATE TABLE effects (id int NOT NULL)`)
 					return
 				}
 				if err := transact(t.Context(), pool, p, id); err != nil {
-					unsure.Add(1)
+					unknown.Add(1)
 					for pool.Ping(t.Context()) != nil && t.Context().Err() == nil {
 						time.Sleep(10 * time.Millisecond)
 					}
@@ -361,7 +361,7 @@ CREATE TABLE effects (id int NOT NULL)`)
 	assert.Zero(t, invented, "messages of transactions that were rolled back")
 	assert.Zero(t, lost, "messages of transactions that were committed")
 	t.Logf("REPORT outbox, %s: %d transactions, %d kills: %d committed, %d of them lost; %d published of those rolled back; %d published more than once; %d out of order or with another message-id; %d effects of %d messages; %d transactions were cut by a kill; %s",
-		order, transactions, kills, len(committed), lost, invented, twice, len(r.wrong), effects, distinct, unsure.Load(), time.Since(began).Round(time.Second))
+		order, transactions, kills, len(committed), lost, invented, twice, len(r.wrong), effects, distinct, unknown.Load(), time.Since(began).Round(time.Second))
 }
 
 // stuck ends a test in which nothing has gone on for two minutes.

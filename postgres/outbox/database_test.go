@@ -303,7 +303,7 @@ func TestStoppedLeaderIsReplaced(t *testing.T) {
 	u, err := url.Parse(pool.Config().ConnString())
 	require.NoError(t, err)
 	u.Path = "/" + pool.Config().ConnConfig.Database
-	leader := startChild(t, relayOf, string(outbox.ByKey), u.String(), at)
+	leader := startChild(t, relayOf, string(outbox.OrderByKey), u.String(), at)
 	defer leader.kill()
 	p := outbox.Publisher[int]{To: address.Queue("orders"), Key: func(int) string { return "k" }}
 	publish := func(n int) {
@@ -315,7 +315,7 @@ func TestStoppedLeaderIsReplaced(t *testing.T) {
 	require.Eventually(t, func() bool { return left(t, pool) == 0 }, 30*time.Second, 5*time.Millisecond)
 
 	require.NoError(t, leader.cmd.Process.Signal(syscall.SIGSTOP))
-	cancel, ended := hasty(t, pool, conn, outbox.RelayConfig{Order: outbox.ByKey, Logger: slog.New(slog.DiscardHandler)})
+	cancel, ended := hasty(t, pool, conn, outbox.RelayConfig{Order: outbox.OrderByKey, Logger: slog.New(slog.DiscardHandler)})
 	publish(2)
 	publish(3)
 	got.Await(t, 3)
@@ -346,7 +346,7 @@ func TestLeaderWithoutItsLeaseSettlesNothing(t *testing.T) {
 	b, conn := pgtest.Broker(t)
 	pgtest.Queues(t, conn, "orders")
 	log := &lines{}
-	pgtest.Run(t, pool, conn, outbox.RelayConfig{Order: outbox.ByKey, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	pgtest.Run(t, pool, conn, outbox.RelayConfig{Order: outbox.OrderByKey, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	release := b.HoldAnswers()
 	_, err := outbox.Publish(t.Context(), pool, address.Queue("orders"), 1)
 	require.NoError(t, err)

@@ -21,7 +21,7 @@
 //   - A message is published at least once. A relay that ends between the broker's answer
 //     and the commit of its deletion publishes the message again, with the same
 //     message-id. A consumer recognises that by package middleware/dedupe.
-//   - With [ByKey], messages with the same key are published in order, one after another.
+//   - With [OrderByKey], messages with the same key are published in order, one after another.
 //     The order is that in which they were written, by transactions that exclude each
 //     other before they write: those that lock the same row first, for instance. If two
 //     transactions run side by side, either's messages may come first.

@@ -22,7 +22,7 @@ func remind(ctx context.Context, tx pgx.Tx, invoice string) error {
 
 func paid(ctx context.Context, tx pgx.Tx, messageID string) (reminded bool, err error) {
 	is, err := outbox.Cancel(ctx, tx, messageID)
-	return is == outbox.Published, err
+	return is == outbox.CancelPublished, err
 }
 
 // A reminder is written in the invoice's transaction, and is cancelled in the payment's.

@@ -39,12 +39,12 @@ func GoesOn(errs ...error) (n int) {
 type Gates struct{ g *gates }
 
 func NewGates() Gates {
-	return Gates{&gates{first: time.Minute, log: slog.New(slog.DiscardHandler), waits: &waits{of: map[int64]*wait{}}, of: map[string]*gate{}, suspects: map[string]bool{}}}
+	return Gates{&gates{first: time.Minute, log: slog.New(slog.DiscardHandler), waits: &waits{of: map[int64]*wait{}}, of: map[string]*gate{}, poisons: map[string]bool{}}}
 }
 
 func (g Gates) Refuse(to string, id int64, err error) { g.g.refuse(to, id, err) }
 func (g Gates) Tried(to string, id int64, err error)  { g.g.tried(to, id, judge(err), err) }
-func (g Gates) Suspected() []string                   { return g.g.suspected() }
+func (g Gates) Isolated() []string                    { return g.g.isolated() }
 func (g Gates) Blames(to string) bool                 { return g.g.blames(to) }
 
 // Learn learns from a batch of messages to an address whose results are errs. It returns how

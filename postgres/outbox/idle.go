@@ -23,7 +23,7 @@ func wake(c chan struct{}) {
 //
 // A transaction that writes before the lock is held and commits after look doesn't
 // notify. So the sleeper polls, first often and then ever more rarely.
-func (r *Relay) idle(ctx context.Context, s *session, look func() (int, error)) error {
+func (r *Relay) idle(ctx context.Context, s *session, peek func() (int, error)) error {
 	select {
 	case r.sleeper <- struct{}{}:
 	case <-r.more:
@@ -45,7 +45,7 @@ func (r *Relay) idle(ctx context.Context, s *session, look func() (int, error)) 
 				return err
 			}
 		}
-		if n, err := look(); err != nil || n > 0 {
+		if n, err := peek(); err != nil || n > 0 {
 			return err
 		}
 		select {

@@ -32,7 +32,7 @@ type Publisher[T any] struct {
 	// Codec encodes values into message bodies. A value that is a *client.Message is
 	// written as it is. Default: client.JSONCodec.
 	Codec client.Codec
-	// Key, if not nil, returns the key of a value. A relay with ByKey publishes messages
+	// Key, if not nil, returns the key of a value. A relay with OrderByKey publishes messages
 	// with the same key in order. An empty key means none. A key has at most 1,000 bytes
 	// of UTF-8 without NUL.
 	Key func(T) string

@@ -105,7 +105,7 @@ func forEachStrict(t *testing.T, test func(t *testing.T, s *strict, order outbox
 	}
 	for name, version := range versions {
 		for _, order := range orders {
-			if os.Getenv("HOPBACK_LONG") == "" && (order == outbox.ByKey) != (name == "4.0") {
+			if os.Getenv("HOPBACK_LONG") == "" && (order == outbox.OrderByKey) != (name == "4.0") {
 				continue // each version, and each order
 			}
 			t.Run(name+"/"+string(order), func(t *testing.T) {
@@ -140,7 +140,7 @@ func TestWhatTheBrokerLacksIsHeldAgainstNoMessage(t *testing.T) {
 	forEachStrict(t, func(t *testing.T, s *strict, order outbox.Order) {
 		pool := pgtest.Database(t)
 		pgtest.Queues(t, s.admin, "orders", "secrets")
-		secret := declare.Topology{Exchanges: []declare.Exchange{{Name: "secret", Type: declare.Fanout}}, Bindings: []declare.Binding{{Source: "secret", Queue: "secrets"}}}
+		secret := declare.Topology{Exchanges: []declare.Exchange{{Name: "secret", Type: declare.ExchangeFanout}}, Bindings: []declare.Binding{{Source: "secret", Queue: "secrets"}}}
 		_, err := declare.Apply(t.Context(), s.admin.Management(), secret)
 		require.NoError(t, err)
 		p := outbox.Publisher[string]{Key: func(v string) string { return v }}
@@ -179,7 +179,7 @@ func TestWhatTheBrokerLacksIsHeldAgainstNoMessage(t *testing.T) {
 		send(address.Exchange("missing", "x"), "early", 1)
 		arrive(pgtest.Watch(t, s.admin, "secrets"), 2)
 		require.Eventually(t, func() bool { return left(t, pool) == 1 && log.has("doesn't take messages") }, time.Minute, 10*time.Millisecond)
-		_, err = declare.Apply(t.Context(), s.admin.Management(), declare.Topology{Exchanges: []declare.Exchange{{Name: "missing", Type: declare.Fanout}}, Bindings: []declare.Binding{{Source: "missing", Queue: "orders"}}})
+		_, err = declare.Apply(t.Context(), s.admin.Management(), declare.Topology{Exchanges: []declare.Exchange{{Name: "missing", Type: declare.ExchangeFanout}}, Bindings: []declare.Binding{{Source: "missing", Queue: "orders"}}})
 		require.NoError(t, err)
 		arrive(got, 201)
 		require.Eventually(t, func() bool { return left(t, pool) == 0 }, time.Minute, 10*time.Millisecond)
@@ -192,7 +192,7 @@ func TestWhatIsForbiddenForLongIsSetAside(t *testing.T) {
 	forEachStrict(t, func(t *testing.T, s *strict, order outbox.Order) {
 		pool := pgtest.Database(t)
 		pgtest.Queues(t, s.admin, "orders")
-		_, err := declare.Apply(t.Context(), s.admin.Management(), declare.Topology{Exchanges: []declare.Exchange{{Name: "secret", Type: declare.Fanout}}})
+		_, err := declare.Apply(t.Context(), s.admin.Management(), declare.Topology{Exchanges: []declare.Exchange{{Name: "secret", Type: declare.ExchangeFanout}}})
 		require.NoError(t, err)
 		p := outbox.Publisher[int]{To: address.Exchange("secret", "x")}
 		_, err = p.PublishAll(t.Context(), pool, make([]int, 2))
@@ -282,10 +282,10 @@ func TestAddressIsNotSuspectedForUserIDs(t *testing.T) {
 	t.Parallel()
 	g := outbox.NewGates()
 	assert.Equal(t, 2, g.Learn("a", refusedUserID, refusedUserID))
-	assert.Empty(t, g.Suspected())
+	assert.Empty(t, g.Isolated())
 	// Another user may have sent it before, and the broker may have stored it.
 	assert.Zero(t, g.Learn("a", &client.Error{Op: "publish", Kind: client.ErrOutcomeUnknown, Err: refusedUserID}))
 	unroutable := &client.Error{Op: "publish", Kind: client.ErrUnroutable}
 	assert.Equal(t, 2, g.Learn("b", unroutable, unroutable))
-	assert.Equal(t, []string{"b"}, g.Suspected())
+	assert.Equal(t, []string{"b"}, g.Isolated())
 }

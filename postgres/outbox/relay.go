@@ -20,14 +20,14 @@ import (
 type Order string
 
 const (
-	// Unordered publishes many messages at once. Any number of relays share the work.
-	Unordered Order = "unordered"
-	// ByKey publishes messages with the same key in order, and one after another. One
+	// OrderNone publishes many messages at once. Any number of relays share the work.
+	OrderNone Order = "unordered"
+	// OrderByKey publishes messages with the same key in order, and one after another. One
 	// relay works, and the others stand by. They take over at once if its session with the
 	// database ends, and after 15 s if it stops renewing its lease. A message that can't be
 	// published now holds back those behind it with its key. Messages without a key aren't
 	// ordered.
-	ByKey Order = "by-key"
+	OrderByKey Order = "by-key"
 )
 
 // RelayConfig configures a Relay. The zero value is ready to use.
@@ -72,19 +72,19 @@ const (
 
 func (c RelayConfig) withDefaults() (RelayConfig, error) {
 	switch {
-	case c.Order != "" && c.Order != Unordered && c.Order != ByKey:
-		return c, argument.New("RelayConfig.Order", string(c.Order), "is unknown", "use outbox.Unordered or outbox.ByKey")
+	case c.Order != "" && c.Order != OrderNone && c.Order != OrderByKey:
+		return c, argument.New("RelayConfig.Order", string(c.Order), "is unknown", "use outbox.OrderNone or outbox.OrderByKey")
 	case c.Batch < 0 || c.Batch > maxBatch:
 		return c, argument.New("RelayConfig.Batch", c.Batch, "is out of range", "use 1 to 10,000, or 0 for the default of 1,000")
 	case c.Workers < 0 || c.Workers > maxWorkers:
 		return c, argument.New("RelayConfig.Workers", c.Workers, "is out of range", "use 1 to 64, or 0 for the default of 2")
-	case c.Order == ByKey && c.Workers > 1:
-		return c, argument.New("RelayConfig.Workers", c.Workers, "has no effect with outbox.ByKey", "leave it out")
+	case c.Order == OrderByKey && c.Workers > 1:
+		return c, argument.New("RelayConfig.Workers", c.Workers, "has no effect with outbox.OrderByKey", "leave it out")
 	case c.PollInterval < 0 || c.PublishTimeout < 0 || c.SetAsideAfter < 0 || c.Retry < 0:
 		return c, argument.New("RelayConfig", nil, "has a negative duration", "use positive ones, or 0 for the default")
 	}
 	if c.Order == "" {
-		c.Order = Unordered
+		c.Order = OrderNone
 	}
 	if c.Batch == 0 {
 		c.Batch = 1000
@@ -141,7 +141,7 @@ type Relay struct {
 // NewRelay returns a relay for the outbox in pool's database, whose tables Migrate has
 // created. A relay opens connections by pool's configuration, with its BeforeConnect and
 // AfterConnect. They don't count towards its MaxConns: Workers and three more if the relay is
-// Unordered, and six with ByKey.
+// Unordered, and six with OrderByKey.
 //
 // The error is an *argument.Error. Nothing is asked of the database before Run.
 func NewRelay(pool *pgxpool.Pool, conn *client.Conn, cfg RelayConfig) (*Relay, error) {
@@ -162,13 +162,13 @@ func NewRelay(pool *pgxpool.Pool, conn *client.Conn, cfg RelayConfig) (*Relay, e
 		more:    make(chan struct{}, 1), notified: make(chan struct{}, 1), sleeper: make(chan struct{}, 1),
 		scheduled: make(chan struct{}, 1),
 	}
-	r.gates = &gates{first: cfg.Retry, log: cfg.Logger, waits: r.waits, of: map[string]*gate{}, suspects: map[string]bool{}}
+	r.gates = &gates{first: cfg.Retry, log: cfg.Logger, waits: r.waits, of: map[string]*gate{}, poisons: map[string]bool{}}
 	return r, nil
 }
 
 // RelayStats counts what a Relay has done.
 type RelayStats struct {
-	// Published is how many messages the broker has accepted and the outbox has deleted.
+	// CancelPublished is how many messages the broker has accepted and the outbox has deleted.
 	Published int64
 	// SetAside is how many were moved to hopback_outbox_set_aside.
 	SetAside int64
@@ -212,7 +212,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	start("truncate", r.rotate)
 	start("listen", r.listen)
 	start("schedule", r.handOver)
-	if r.cfg.Order == ByKey {
+	if r.cfg.Order == OrderByKey {
 		start("relay", func(ctx context.Context) error { return r.lead(ctx, p) })
 	} else {
 		for range r.cfg.Workers {

@@ -88,7 +88,7 @@ type failure struct {
 	err   error
 	is    verdict
 	final bool // there is no other attempt
-	// alone says that the message is tried on a separate link the next time.
+	// wayAlone says that the message is tried on a separate link the next time.
 	alone bool
 }
 
@@ -96,17 +96,17 @@ type failure struct {
 type verdict int
 
 const (
-	accepted verdict = iota
+	verdictAccepted verdict = iota
 	// unfit: it can never be published.
-	unfit
+	verdictUnfit
 	// untaken: the broker doesn't take it now.
-	untaken
+	verdictUntaken
 	// forbidden: the broker has ended the session over it.
-	forbidden
+	verdictForbidden
 	// missigned: its user-id is another user's. That says nothing of its address.
-	missigned
+	verdictMissigned
 	// unknown: the result says nothing of the message. It stays, and is published again.
-	unknown
+	verdictUnknown
 )
 
 // judge returns what a result says. A message's own faults are final. What is missing on the
@@ -116,42 +116,42 @@ func judge(err error) verdict {
 	var of *client.Error
 	switch {
 	case err == nil:
-		return accepted
+		return verdictAccepted
 	case errors.As(err, &bad), errors.Is(err, client.ErrTooLarge):
-		return unfit
+		return verdictUnfit
 	case errors.Is(err, client.ErrUserID) && client.SafeToRetry(err):
-		return missigned
+		return verdictMissigned
 	case errors.Is(err, client.ErrUnroutable), errors.Is(err, client.ErrNotFound),
 		errors.Is(err, client.ErrRefused) && !client.SafeToRetry(err):
-		return untaken
+		return verdictUntaken
 	case errors.Is(err, client.ErrOutcomeUnknown) && errors.As(err, &of) && of.Condition != "" && !errors.As(of.Err, new(*client.Error)):
 		// The broker has ended the link three times when it got this message, and didn't
 		// just refuse another link.
-		return forbidden
+		return verdictForbidden
 	}
-	return unknown
+	return verdictUnknown
 }
 
 // note files the result of a record.
 func (o *outcome) note(rec *record, err error) verdict {
 	is := judge(err)
 	switch is {
-	case accepted:
+	case verdictAccepted:
 		o.accepted = append(o.accepted, rec)
-	case unknown:
+	case verdictUnknown:
 		// What is about the relay's link is no message's fault.
 		if errors.Is(err, client.ErrUnauthorized) || errors.Is(err, client.ErrRefused) || errors.Is(err, client.ErrSessionLimit) {
 			o.link = err
 		}
 	default:
-		o.failed = append(o.failed, &failure{rec: rec, err: err, is: is, final: is == unfit, alone: is == forbidden})
+		o.failed = append(o.failed, &failure{rec: rec, err: err, is: is, final: is == verdictUnfit, alone: is == verdictForbidden})
 	}
 	return is
 }
 
 // goesOn reports whether the messages behind one with the same key may be published: it was
 // accepted, or is set aside.
-func (is verdict) goesOn() bool { return is == accepted || is == unfit }
+func (is verdict) goesOn() bool { return is == verdictAccepted || is == verdictUnfit }
 
 // decide gives up what has failed for long.
 func (o *outcome) decide(after time.Duration) {
@@ -175,38 +175,38 @@ const lonely = 4
 type way int
 
 const (
-	together way = iota
-	notNow
-	alone     // on a separate link
-	tryGate   // as alone, on behalf of all with its address
-	trySigner // as alone, on behalf of all with its user-id
+	wayTogether way = iota
+	wayNotNow
+	wayAlone     // on a separate link
+	wayTryGate   // as alone, on behalf of all with its address
+	wayTrySigner // as alone, on behalf of all with its user-id
 )
 
 // choose returns how a record is published.
 func (r *Relay) choose(rec *record) (way, error) {
 	if err := rec.decode(); err != nil {
-		return together, err
+		return wayTogether, err
 	}
 	if user := rec.decoded.Properties.UserID; len(user) > 0 {
 		switch waits, tries, refused := r.signers.ask(string(user)); {
 		case refused != nil:
-			return together, refused
+			return wayTogether, refused
 		case waits:
-			return notNow, nil
+			return wayNotNow, nil
 		case tries:
-			return trySigner, nil
+			return wayTrySigner, nil
 		}
 	}
 	if r.waits.alone(rec.id) {
-		return alone, nil
+		return wayAlone, nil
 	}
 	switch waits, tries := r.gates.ask(rec.address); {
 	case waits:
-		return notNow, nil
+		return wayNotNow, nil
 	case tries:
-		return tryGate, nil
+		return wayTryGate, nil
 	}
-	return together, nil
+	return wayTogether, nil
 }
 
 // publishAll publishes records side by side.
@@ -227,9 +227,9 @@ func (r *Relay) publishAll(ctx context.Context, p *client.Publisher[*client.Mess
 		switch way, err := r.choose(rec); {
 		case err != nil:
 			note(rec, err)
-		case way == together:
+		case way == wayTogether:
 			ms, sent = append(ms, rec.decoded), append(sent, rec)
-		case way != notNow:
+		case way != wayNotNow:
 			trying.Go(func() { note(rec, r.try(ctx, rec, way)) })
 		}
 	}
@@ -258,9 +258,9 @@ func (r *Relay) publishOne(ctx context.Context, p *client.Publisher[*client.Mess
 	way, err := r.choose(rec)
 	switch {
 	case err != nil:
-	case way == notNow:
+	case way == wayNotNow:
 		return false
-	case way == together:
+	case way == wayTogether:
 		err = p.Publish(ctx, rec.decoded)
 	default:
 		err = r.try(ctx, rec, way)
@@ -273,11 +273,11 @@ func (r *Relay) publishOne(ctx context.Context, p *client.Publisher[*client.Mess
 func (r *Relay) note(o *outcome, rec *record, err error) verdict {
 	is := o.note(rec, err)
 	switch {
-	case is == missigned:
+	case is == verdictMissigned:
 		if user := string(rec.decoded.Properties.UserID); r.signers.ok(user) {
 			r.signers.tried(user, is, err)
 		}
-	case is == forbidden && !r.waits.alone(rec.id):
+	case is == verdictForbidden && !r.waits.alone(rec.id):
 		r.gates.refuse(rec.address, rec.id, err)
 	}
 	return is
@@ -287,9 +287,9 @@ func (r *Relay) note(o *outcome, rec *record, err error) verdict {
 func (r *Relay) try(ctx context.Context, rec *record, way way) (err error) {
 	defer func() {
 		switch is := judge(err); way {
-		case trySigner:
+		case wayTrySigner:
 			r.signers.tried(string(rec.decoded.Properties.UserID), is, err)
-		case tryGate:
+		case wayTryGate:
 			r.gates.tried(rec.address, rec.id, is, err)
 		}
 	}()

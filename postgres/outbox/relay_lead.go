@@ -150,14 +150,14 @@ func (l *leader) batch(ctx context.Context) (int, error) {
 // is for an address that the broker takes nothing for, is parked: it is read without the
 // message, waits, and holds back what is behind it with its key.
 func (l *leader) take(ctx context.Context, segs string) (recs []*record, parked int, err error) {
-	closed, suspects := l.r.gates.closed(), l.r.gates.suspected()
+	closed, poisons := l.r.gates.closed(), l.r.gates.isolated()
 	// What is in flight is asked before the read: a batch deletes its messages before it
 	// gives its keys free.
 	ids, keys := l.excluded()
 	const columns = "SELECT id, message, address, key, failed_since, "
 	fresh, err := all(ctx, l.s, scanRecord, bounded(columns+`(failed_since IS NOT NULL OR address = ANY($1) OR address = ANY($2)) AS parked FROM hopback_outbox
 WHERE segment IN (`+segs+`) AND id > $3 AND id `+notAmong("$4::bigint[]")+` AND (key IS NULL OR key `+notAmong("$5::text[]")+`) ORDER BY id LIMIT $6`, "$7::bigint"),
-		closed, suspects, l.floor.id, ids, keys, l.r.cfg.Batch, l.r.limits.bytes)
+		closed, poisons, l.floor.id, ids, keys, l.r.cfg.Batch, l.r.limits.bytes)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -22,9 +22,9 @@ type gates struct {
 	log   *slog.Logger
 	waits *waits
 
-	mu       sync.Mutex
-	of       map[string]*gate
-	suspects map[string]bool
+	mu      sync.Mutex
+	of      map[string]*gate
+	poisons map[string]bool
 }
 
 type gate struct {
@@ -51,12 +51,12 @@ func (a *gates) closed() []string {
 	return list
 }
 
-// suspected returns the addresses that get a share of each batch.
-func (a *gates) suspected() []string {
+// isolated returns the addresses that get a share of each batch.
+func (a *gates) isolated() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	list := []string{}
-	for to := range a.suspects {
+	for to := range a.poisons {
 		list = append(list, to)
 	}
 	return list
@@ -66,8 +66,8 @@ func (a *gates) suspected() []string {
 type gateState int
 
 const (
-	shut gateState = iota // no message is tried now
-	ajar                  // one may try
+	gateShut gateState = iota // no message is tried now
+	gateAjar                  // one may try
 )
 
 // states returns the addresses with a gate.
@@ -76,9 +76,9 @@ func (a *gates) states() map[string]gateState {
 	defer a.mu.Unlock()
 	all := map[string]gateState{}
 	for to, g := range a.of {
-		all[to] = ajar
+		all[to] = gateAjar
 		if g.trying || time.Now().Before(g.due) {
-			all[to] = shut
+			all[to] = gateShut
 		}
 	}
 	return all
@@ -117,10 +117,10 @@ func (a *gates) tried(to string, id int64, is verdict, err error) {
 	}
 	g.trying = false
 	switch {
-	case is == forbidden:
+	case is == verdictForbidden:
 		a.blame(to, g, id, err)
 		a.mu.Unlock()
-	case is == unknown, is == missigned:
+	case is == verdictUnknown, is == verdictMissigned:
 		g.due = time.Now().Add(max(g.pause, a.first))
 		a.mu.Unlock()
 	default: // the broker has read it, and kept the session
@@ -167,22 +167,22 @@ func (a *gates) blame(to string, g *gate, id int64, err error) {
 func (a *gates) learn(o *outcome) {
 	failed := map[string]int{}
 	for _, f := range o.failed {
-		if f.is == untaken {
+		if f.is == verdictUntaken {
 			failed[f.rec.address]++
 		}
 	}
 	a.mu.Lock()
 	opened := []string{}
 	for _, rec := range o.accepted {
-		if a.suspects[rec.address] {
-			delete(a.suspects, rec.address)
+		if a.poisons[rec.address] {
+			delete(a.poisons, rec.address)
 			opened = append(opened, rec.address)
 		}
 		delete(failed, rec.address)
 	}
 	for to, n := range failed {
 		if n > 1 && a.of[to] == nil {
-			a.suspects[to] = true
+			a.poisons[to] = true
 		}
 	}
 	a.mu.Unlock()
@@ -252,12 +252,12 @@ func (a *signers) tried(user string, is verdict, err error) {
 	}
 	s.trying = false
 	switch {
-	case is == missigned:
+	case is == verdictMissigned:
 		s.known, s.err = true, err
 		s.pause = min(max(2*s.pause, a.first), max(maxRetry, a.first))
 		s.due = time.Now().Add(s.pause)
 		a.log.Warn("outbox: the broker refuses messages with this user-id from the relay's user; they wait", "user-id", user, "tried again in", s.pause, "error", err)
-	case is == accepted, is == untaken:
+	case is == verdictAccepted, is == verdictUntaken:
 		*s = signer{known: true}
 	}
 }

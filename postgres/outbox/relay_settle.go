@@ -70,7 +70,7 @@ FROM gone g JOIN unnest($1::bigint[], $2::text[]) AS f (id, reason) ON f.id = g.
 func (r *Relay) setAsideRest(ctx context.Context, s *session, segs string, o *outcome) error {
 	done := map[string]bool{}
 	for _, f := range o.failed {
-		if !f.final || f.is != forbidden || done[f.rec.address] || !r.gates.blames(f.rec.address) {
+		if !f.final || f.is != verdictForbidden || done[f.rec.address] || !r.gates.blames(f.rec.address) {
 			continue
 		}
 		done[f.rec.address] = true

@@ -72,13 +72,13 @@ func (r *Relay) batch(ctx context.Context, s *session, p *client.Publisher[*clie
 // take reads and locks a batch: new messages, and a share of those that the broker didn't
 // take before, or doesn't take others of.
 func (r *Relay) take(ctx context.Context, t *transaction, segs string) ([]*record, error) {
-	closed, suspects := r.gates.closed(), r.gates.suspected()
+	closed, poisons := r.gates.closed(), r.gates.isolated()
 	const columns = "SELECT id, message, address, key, failed_since, false AS parked FROM hopback_outbox WHERE segment IN ("
 	from, done := r.sweeps.begin()
 	waiting := r.waits.waiting()
 	recs, err := all(ctx, t.session, scanRecord, bounded(columns+segs+`) AND id > $1 AND failed_since IS NULL AND id `+notAmong("$2::bigint[]")+`
 AND NOT address = ANY($3) AND NOT address = ANY($4) ORDER BY id LIMIT $5 FOR UPDATE SKIP LOCKED`, "$6::bigint"),
-		from, waiting, closed, suspects, r.cfg.Batch, r.limits.bytes)
+		from, waiting, closed, poisons, r.cfg.Batch, r.limits.bytes)
 	if err != nil {
 		done(0)
 		return nil, err
@@ -94,7 +94,7 @@ AND NOT address = ANY($3) AND NOT address = ANY($4) ORDER BY id LIMIT $5 FOR UPD
 	if done, mine := r.again.take(); mine {
 		old, err := all(ctx, t.session, scanRecord, bounded(columns+segs+`) AND (failed_since IS NOT NULL OR address = ANY($1))
 AND id `+notAmong("$2::bigint[]")+` AND NOT address = ANY($3) ORDER BY id LIMIT $4 FOR UPDATE SKIP LOCKED`, "$5::bigint"),
-			suspects, waiting, closed, r.cfg.oldShare(), max(r.limits.bytes/shareOfOld, 1))
+			poisons, waiting, closed, r.cfg.oldShare(), max(r.limits.bytes/shareOfOld, 1))
 		done()
 		if err != nil {
 			return nil, err

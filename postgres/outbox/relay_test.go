@@ -24,7 +24,7 @@ import (
 	"github.com/hopback/hopback/postgres/outbox"
 )
 
-var orders = []outbox.Order{outbox.Unordered, outbox.ByKey}
+var orders = []outbox.Order{outbox.OrderNone, outbox.OrderByKey}
 
 func TestWhatIsCommittedIsPublishedAndWhatIsRolledBackIsNot(t *testing.T) {
 	t.Parallel()
@@ -127,7 +127,7 @@ func TestMessagesOfAKeyKeepTheirOrder(t *testing.T) {
 	pool := pgtest.Database(t)
 	b, conn := pgtest.Broker(t)
 	pgtest.Queues(t, conn, "orders")
-	relay, stop := pgtest.Run(t, pool, conn, outbox.RelayConfig{Order: outbox.ByKey, Batch: 50})
+	relay, stop := pgtest.Run(t, pool, conn, outbox.RelayConfig{Order: outbox.OrderByKey, Batch: 50})
 	p := outbox.Publisher[string]{To: address.Queue("orders"), Key: func(s string) string { return strings.Split(s, " ")[0] }}
 
 	const writers, each = 8, 250
@@ -172,7 +172,7 @@ func TestMessagesOfAKeyKeepTheirOrder(t *testing.T) {
 		}
 	}
 	stop()
-	second, _ := pgtest.Run(t, pool, conn, outbox.RelayConfig{Order: outbox.ByKey})
+	second, _ := pgtest.Run(t, pool, conn, outbox.RelayConfig{Order: outbox.OrderByKey})
 	for range writers * each {
 		require.NoError(t, <-ended)
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 // waits holds the messages that wait: those that the broker didn't take, until they are tried
-// again, and with ByKey those to an address that takes none. With ByKey a message that waits
+// again, and with OrderByKey those to an address that takes none. With OrderByKey a message that waits
 // holds back all with its key.
 type waits struct {
 	mu sync.Mutex
@@ -22,7 +22,7 @@ type wait struct {
 	key     *string
 	// tried says that the broker didn't take it.
 	tried bool
-	// alone says that the broker has ended the session over it, so it is tried on a
+	// wayAlone says that the broker has ended the session over it, so it is tried on a
 	// separate link.
 	alone bool
 }
@@ -69,7 +69,7 @@ func (w *waits) forget(ids ...int64) {
 	}
 }
 
-// alone reports whether a message is to be tried on a separate link.
+// wayAlone reports whether a message is to be tried on a separate link.
 func (w *waits) alone(id int64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -137,7 +137,7 @@ func (w *waits) due(n int, gates map[string]gateState) []int64 {
 			if !now.Before(e.due) {
 				list = append(list, candidate{e.due, id})
 			}
-		case is == ajar:
+		case is == gateAjar:
 			if other, has := ones[e.address]; !has || w.before(id, other) {
 				ones[e.address] = id
 			}

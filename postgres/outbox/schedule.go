@@ -29,7 +29,7 @@ const maxAhead = 10 * 365 * 24 * time.Hour
 // due by the database's clock. A time that is past means at once. The message is never
 // published early, and late by as long as Publish's would be: a relay wakes for it.
 //
-// With ByKey a message is behind all those of its key that were written before it was due,
+// With OrderByKey a message is behind all those of its key that were written before it was due,
 // and ahead of those that are written later. Messages of a key that wait are published in
 // order of their due times. Until then a message holds up no other.
 //
@@ -80,10 +80,10 @@ const (
 	// what a later Cancel returns.
 	Cancelled Cancellation = "cancelled"
 	// Published: a relay has published the message, or does so now.
-	Published Cancellation = "published"
-	// UnknownID: no message with this id was scheduled, or its transaction hasn't committed
+	CancelPublished Cancellation = "published"
+	// CancelUnknownID: no message with this id was scheduled, or its transaction hasn't committed
 	// or was rolled back, or the message has ended more than 7 days ago.
-	UnknownID Cancellation = "unknown-id"
+	CancelUnknownID Cancellation = "unknown-id"
 )
 
 // Cancel keeps a message of PublishAt from being published, in db's transaction. Until that
@@ -107,7 +107,7 @@ func Cancel(ctx context.Context, db postgres.DB, messageID string) (Cancellation
 	}{
 		{"UPDATE hopback_outbox_scheduled SET ended = 'cancelled', ended_at = clock_timestamp(), message = '' WHERE message_id = $1 AND ended IS NULL", Cancelled},
 		{"SELECT FROM hopback_outbox_scheduled WHERE message_id = $1 AND ended = 'cancelled'", Cancelled},
-		{"SELECT FROM hopback_outbox_scheduled WHERE message_id = $1 AND ended = 'published'", Published},
+		{"SELECT FROM hopback_outbox_scheduled WHERE message_id = $1 AND ended = 'published'", CancelPublished},
 	} {
 		tag, err := db.Exec(ctx, try.statement, messageID)
 		if err != nil {
@@ -117,7 +117,7 @@ func Cancel(ctx context.Context, db postgres.DB, messageID string) (Cancellation
 			return try.result, nil
 		}
 	}
-	return UnknownID, nil
+	return CancelUnknownID, nil
 }
 
 const (

@@ -144,12 +144,12 @@ func TestCancelAtEachMomentOfAMessageInTheOutbox(t *testing.T) {
 	}
 	soon := time.Now().Add(time.Hour)
 
-	cancel(pool, "never", outbox.UnknownID)
+	cancel(pool, "never", outbox.CancelUnknownID)
 
 	// Before its transaction commits, from another one and from its own.
 	own := begin()
 	put(own, "uncommitted", soon)
-	cancel(pool, "uncommitted", outbox.UnknownID)
+	cancel(pool, "uncommitted", outbox.CancelUnknownID)
 	cancel(own, "uncommitted", outbox.Cancelled)
 	require.NoError(t, own.Commit(t.Context()))
 
@@ -163,7 +163,7 @@ func TestCancelAtEachMomentOfAMessageInTheOutbox(t *testing.T) {
 	defer db.Close()
 	put(postgres.SQL(db), "sql", soon)
 	cancel(postgres.SQL(db), "sql", outbox.Cancelled)
-	cancel(postgres.SQL(db), "other", outbox.UnknownID)
+	cancel(postgres.SQL(db), "other", outbox.CancelUnknownID)
 
 	// In a transaction that lasts until it is due, and that ends one way or the other.
 	put(pool, "held", time.Now())
@@ -179,8 +179,8 @@ func TestCancelAtEachMomentOfAMessageInTheOutbox(t *testing.T) {
 	require.Eventually(t, func() bool { return got.order() == "behind given up" }, time.Minute, time.Millisecond)
 
 	// After it was published.
-	cancel(pool, "behind", outbox.Published)
-	cancel(pool, "given up", outbox.Published)
+	cancel(pool, "behind", outbox.CancelPublished)
+	cancel(pool, "given up", outbox.CancelPublished)
 	assert.Zero(t, waiting(t, pool))
 	require.Eventually(t, func() bool { return relay.Stats().Published == 2 }, time.Minute, time.Millisecond)
 
@@ -190,7 +190,7 @@ func TestCancelAtEachMomentOfAMessageInTheOutbox(t *testing.T) {
 	pgtest.Run(t, pool, conn, outbox.RelayConfig{})
 	require.Eventually(t, func() bool {
 		is, err := outbox.Cancel(t.Context(), pool, "behind")
-		return err == nil && is == outbox.UnknownID
+		return err == nil && is == outbox.CancelUnknownID
 	}, time.Minute, 10*time.Millisecond)
 }
 
@@ -202,7 +202,7 @@ func TestCancelAndTheRelayAgree(t *testing.T) {
 	_, conn := pgtest.Broker(t)
 	pgtest.Queues(t, conn, "orders")
 	got := timesOf(t, conn, "orders")
-	relay, _ := pgtest.Run(t, pool, conn, outbox.RelayConfig{Order: outbox.ByKey})
+	relay, _ := pgtest.Run(t, pool, conn, outbox.RelayConfig{Order: outbox.OrderByKey})
 	const messages = 300
 	results := make([]outbox.Cancellation, messages)
 	var all sync.WaitGroup
@@ -225,7 +225,7 @@ func TestCancelAndTheRelayAgree(t *testing.T) {
 	all.Wait()
 	published := 0
 	for _, is := range results {
-		if is == outbox.Published {
+		if is == outbox.CancelPublished {
 			published++
 		} else {
 			assert.Equal(t, outbox.Cancelled, is)
@@ -236,7 +236,7 @@ func TestCancelAndTheRelayAgree(t *testing.T) {
 	defer got.mu.Unlock()
 	for n, is := range results {
 		_, came := got.came[fmt.Sprintf("m%d", n)]
-		assert.Equal(t, is == outbox.Published, came, "message %d", n)
+		assert.Equal(t, is == outbox.CancelPublished, came, "message %d", n)
 	}
 	t.Logf("%d of %d were published", published, messages)
 }

@@ -57,7 +57,7 @@ func (s *segments) read(ctx context.Context, db *session) (string, error) {
 	if list := s.now(); list != "" {
 		return list, nil
 	}
-	_, _, err := s.look(ctx, db)
+	_, _, err := s.peek(ctx, db)
 	return s.now(), err
 }
 
@@ -67,9 +67,9 @@ func (s *segments) set(list string) {
 	s.mu.Unlock()
 }
 
-// look finds the segments that take up space, the one that messages are written into,
+// peek finds the segments that take up space, the one that messages are written into,
 // and the next one.
-func (s *segments) look(ctx context.Context, db *session) (current int, used []int, err error) {
+func (s *segments) peek(ctx context.Context, db *session) (current int, used []int, err error) {
 	var last int64
 	var sizes []int64
 	if err := db.one(ctx, []any{&last, &sizes}, `SELECT (SELECT last_value FROM hopback_outbox_id), array(
@@ -99,7 +99,7 @@ func (r *Relay) rotate(ctx context.Context) error {
 	defer s.close()
 	busy := map[int]backoff{}
 	for {
-		current, used, err := r.segments.look(ctx, s)
+		current, used, err := r.segments.peek(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -117,7 +117,7 @@ func (r *Relay) rotate(ctx context.Context) error {
 			}
 			// A transaction that is open may have written here. Its messages are found at one
 			// of the next attempts. By key they may come too late then.
-			r.segments.markEmpty(n, !filled && r.cfg.Order != ByKey)
+			r.segments.markEmpty(n, !filled && r.cfg.Order != OrderByKey)
 			done := false
 			if !filled {
 				if done, err = truncate(ctx, s, n); err != nil {

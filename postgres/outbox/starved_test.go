@@ -68,7 +68,7 @@ func TestManyMessagesWithoutAQueueHoldUpNoOthers(t *testing.T) {
 			began := time.Now()
 			require.Eventually(t, func() bool { n, _ := came(); return n == good }, 60*time.Second, 10*time.Millisecond)
 			t.Logf("%d good ones after %v", good, time.Since(began))
-			if _, behind := came(); order == outbox.ByKey {
+			if _, behind := came(); order == outbox.OrderByKey {
 				assert.Zero(t, behind, "it came ahead of the one before it")
 			}
 			// New ones come soon, though all the others are tried again and again.
@@ -82,7 +82,7 @@ func TestManyMessagesWithoutAQueueHoldUpNoOthers(t *testing.T) {
 			_, err = declare.Apply(t.Context(), conn.Management(), declare.Topology{Bindings: []declare.Binding{{Source: "amq.direct", Queue: "orders", Key: "nowhere"}}})
 			require.NoError(t, err)
 			require.Eventually(t, func() bool { return left(t, pool) == 0 }, 90*time.Second, 50*time.Millisecond)
-			if order != outbox.ByKey {
+			if order != outbox.OrderByKey {
 				return
 			}
 			require.Eventually(t, func() bool { _, behind := came(); return behind == bad+1 }, 30*time.Second, 10*time.Millisecond)

@@ -252,7 +252,7 @@ func TestForwardToNowhereKeepsTheOriginal(t *testing.T) {
 func TestUnroutableForwardKeepsTheOriginal(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		s.apply(t, declare.Topology{
-			Exchanges: []declare.Exchange{{Name: "empty", Type: declare.Topic}},
+			Exchanges: []declare.Exchange{{Name: "empty", Type: declare.ExchangeTopic}},
 			Queues:    []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.ToQueue("dead")}, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop()}},
 		})
 		var tries atomic.Int64
@@ -273,7 +273,7 @@ func TestUnroutableForwardKeepsTheOriginal(t *testing.T) {
 func TestUnroutableForwardIsKeptWhereTheQueueWouldDropTheOriginal(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		s.apply(t, declare.Topology{
-			Exchanges: []declare.Exchange{{Name: "empty", Type: declare.Topic}},
+			Exchanges: []declare.Exchange{{Name: "empty", Type: declare.ExchangeTopic}},
 			Queues:    []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop(), DeliveryLimit: 1}},
 		})
 		log := &logged{}

@@ -20,7 +20,7 @@ import (
 
 func TestOfficialPublishHasNoErrorForReleased(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
-		s.apply(t, declare.Topology{Exchanges: []declare.Exchange{{Name: "empty", Type: declare.Topic}}})
+		s.apply(t, declare.Topology{Exchanges: []declare.Exchange{{Name: "empty", Type: declare.ExchangeTopic}}})
 		conn := s.connection(t, rabbitmqamqp.RecoveryConfiguration{})
 		p, err := conn.NewPublisher(within(t), &rabbitmqamqp.ExchangeAddress{Exchange: "empty", Key: "k"}, nil)
 		require.NoError(t, err)

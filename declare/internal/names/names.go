@@ -18,7 +18,7 @@ func Check(at argument.Path, name string) error {
 	if name == "." || name == ".." {
 		// The broker normalises a request's path after decoding it, so "." and
 		// ".." vanish from it however they are encoded.
-		return argument.At(at, argument.Reserved, name, "is special in the broker's management paths", "choose another name")
+		return argument.At(at, argument.CodeReserved, name, "is special in the broker's management paths", "choose another name")
 	}
 	return brokername.Check(at, name)
 }
@@ -30,7 +30,7 @@ func CheckOwn(at argument.Path, name, remedy string) error {
 		return err
 	}
 	if strings.HasPrefix(name, reserved) {
-		return argument.At(at, argument.Reserved, name, `begins with "amq.", which the broker keeps for itself`, remedy)
+		return argument.At(at, argument.CodeReserved, name, `begins with "amq.", which the broker keeps for itself`, remedy)
 	}
 	return nil
 }

@@ -197,14 +197,14 @@ func (s *Stage) Consume(queue string, h client.Handler, cfg client.ConsumerConfi
 }
 
 // Take takes n messages from the queue, one at a time; look is called for each.
-func (s *Stage) Take(queue string, n int, look func(*client.Message)) {
+func (s *Stage) Take(queue string, n int, peek func(*client.Message)) {
 	taken := make(chan struct{})
 	left := n
 	stop := s.Consume(queue, client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 		if left == 0 {
 			return client.Requeue{}
 		}
-		look(d.Message())
+		peek(d.Message())
 		if left--; left == 0 {
 			close(taken)
 		}

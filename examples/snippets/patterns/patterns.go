@@ -51,7 +51,7 @@ func p5(handle client.Handler) client.Handler {
 }
 
 func p6(m *client.Message) bool {
-	return retry.DeathOf(m).Reason == retry.ReasonRejected
+	return retry.DeadLetterOf(m).Reason == retry.ReasonRejected
 }
 
 func p7(send func() error) error {
@@ -89,6 +89,6 @@ var (
 // Central runs the process that retries what workers of other kinds reject.
 func Central(ctx context.Context, conn *client.Conn, policy retry.Policy) error {
 	cfg := retry.CentralConfig{Queues: []string{"orders"}}
-	err := conn.Consume(ctx, "failed_queue", retry.Central(policy, cfg), client.ConsumerConfig{Prefetch: 1000, NoQuarantine: true})
+	err := conn.Consume(ctx, "failed_queue", retry.Central(policy, cfg), client.ConsumerConfig{Prefetch: 1000, NoIsolation: true})
 	return err
 }

@@ -74,7 +74,7 @@ func BenchmarkThrough(b *testing.B) {
 		if i++; i%100 == 0 {
 			events, held = c.Take(events[:0]), held[:0]
 			for _, e := range events {
-				if e.Kind == Delivered {
+				if e.Kind == EventDelivered {
 					held = append(held, e.Delivery)
 					out = e.Delivery.Append(out[:0])
 				}

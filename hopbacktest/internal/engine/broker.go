@@ -190,9 +190,9 @@ func (b *Broker) overfull() bool {
 // linkScope is what ends with an attach that fails, and by what a publisher does wrong.
 func (b *Broker) linkScope() Scope {
 	if b.version.newer {
-		return EndsLink
+		return ScopeLink
 	}
-	return EndsSession
+	return ScopeSession
 }
 
 // OpenProperties are the properties of the broker's open frame.

@@ -117,7 +117,7 @@ func TestDynamicQueues(t *testing.T) {
 		for _, e := range l.events() {
 			kinds[e.Kind]++
 		}
-		assert.Equal(t, 1, kinds[Delivered])
+		assert.Equal(t, 1, kinds[EventDelivered])
 		c.Close()
 		assert.Empty(t, l.b.Queues("/"))
 		wait(time.Second)
@@ -170,8 +170,8 @@ func TestClassicQueuesDeliverWhatIsBeforeAPoisonedMessage(t *testing.T) {
 		r := l.reader("c", 2)
 		r.take()
 		require.Len(t, r.events, 2)
-		assert.Equal(t, Delivered, r.events[0].Kind)
-		assert.Equal(t, Closed, r.events[1].Kind)
+		assert.Equal(t, EventDelivered, r.events[0].Kind)
+		assert.Equal(t, EventClosed, r.events[1].Kind)
 	})
 }
 

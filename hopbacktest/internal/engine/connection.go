@@ -103,9 +103,9 @@ func (c *Connection) Take(events []Event) []Event {
 // taken counts an event that has left the connection's list.
 func (e *Event) taken() {
 	switch e.Kind {
-	case Delivered:
+	case EventDelivered:
 		e.Consumer.taken()
-	case Confirmed:
+	case EventConfirmed:
 		e.Publisher.untaken--
 	}
 }
@@ -132,9 +132,9 @@ func (c *Connection) purge(useless func(*Event) bool) {
 			return false
 		}
 		switch e.Kind {
-		case Delivered:
+		case EventDelivered:
 			e.Consumer.untaken--
-		case Confirmed:
+		case EventConfirmed:
 			e.Publisher.untaken--
 		}
 		return true
@@ -158,7 +158,7 @@ func (c *Connection) shut(err *frames.Error) {
 	if c.over {
 		return
 	}
-	c.emit(Event{Kind: Closed, Err: err})
+	c.emit(Event{Kind: EventClosed, Err: err})
 	c.end()
 }
 
@@ -178,7 +178,7 @@ func (c *Connection) end() {
 // written notes that no purge takes these deliveries back.
 func (c *Connection) written(is func(*Delivery) bool) {
 	for i := range c.events {
-		if e := &c.events[i]; e.Kind == Delivered && is(e.Delivery) {
+		if e := &c.events[i]; e.Kind == EventDelivered && is(e.Delivery) {
 			e.written = true
 		}
 	}
@@ -187,11 +187,11 @@ func (c *Connection) written(is func(*Delivery) bool) {
 // crash is what RabbitMQ does when a session's process ends unexpectedly: it closes the
 // connection. The session confirms nothing any more.
 func (c *Connection) crash(s *Session) {
-	c.purge(func(e *Event) bool { return e.Kind == Confirmed && e.Session == s })
+	c.purge(func(e *Event) bool { return e.Kind == EventConfirmed && e.Session == s })
 	c.shut(&frames.Error{Condition: "amqp:internal-error", Description: "Session error: function_clause"})
 }
 
-// Blocked says whether an alarm stops publishing now: a new session's incoming window
+// EventBlocked says whether an alarm stops publishing now: a new session's incoming window
 // is 0 then.
 func (c *Connection) Blocked() bool {
 	c.b.peek()
@@ -214,7 +214,7 @@ func (c *Connection) Begin() *Session {
 // sessions that have published to it, and those that consume from it.
 func (c *Connection) queueGone(q *queue, consumes map[*Session]bool) {
 	for _, s := range c.sessions {
-		told := consumes[s] || s.reached[q]
+		notified := consumes[s] || s.reached[q]
 		delete(s.reached, q)
 		for p := range s.publishers {
 			for _, o := range slices.Clone(p.waiting) {
@@ -222,10 +222,10 @@ func (c *Connection) queueGone(q *queue, consumes map[*Session]bool) {
 					o.deleted(q)
 				}
 			}
-			if told && p.queue == q.name {
+			if notified && p.queue == q.name {
 				p.close()
 				delete(s.publishers, p)
-				c.emit(Event{Kind: Detached, Session: s, Publisher: p, Err: &frames.Error{Condition: "amqp:resource-deleted"}})
+				c.emit(Event{Kind: EventDetached, Session: s, Publisher: p, Err: &frames.Error{Condition: "amqp:resource-deleted"}})
 			}
 		}
 	}

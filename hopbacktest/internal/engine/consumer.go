@@ -22,24 +22,24 @@ type Consumer struct {
 	priority   int64
 	timeout    int64 // in ms
 
-	attached  bool
-	untaken   int    // deliveries that the wire hasn't taken
-	waiting   bool   // it is in the queue's service
-	credit    uint32 // that is left
-	count     uint32 // the link's delivery-count
-	drain     bool
-	draining  bool // the answer to a drain waits for the wire
-	timedOut  bool // it holds messages that were taken back
-	quiescing bool // another one is to be the single active one
-	untold    bool // it isn't told that it is active no more
-	ghost     bool // its link is gone, and the queue doesn't know
-	nextID    uint64
-	oldest    *Delivery // the unsettled deliveries, in their order
-	newest    *Delivery
-	held      int
-	late      int // of those that were taken back
-	active    bool
-	told      bool // the client knows active
+	attached   bool
+	untaken    int    // deliveries that the wire hasn't taken
+	waiting    bool   // it is in the queue's service
+	credit     uint32 // that is left
+	count      uint32 // the link's delivery-count
+	drain      bool
+	draining   bool // the answer to a drain waits for the wire
+	timedOut   bool // it holds messages that were taken back
+	quiescing  bool // another one is to be the single active one
+	unnotified bool // it isn't told that it is active no more
+	ghost      bool // its link is gone, and the queue doesn't know
+	nextID     uint64
+	oldest     *Delivery // the unsettled deliveries, in their order
+	newest     *Delivery
+	held       int
+	late       int // of those that were taken back
+	active     bool
+	notified   bool // the client knows active
 }
 
 // Attach is the broker's answer to the attach frame, without name and handle.
@@ -55,7 +55,7 @@ type Delivery struct {
 	id         uint64
 	prev, next *Delivery
 	deadline   int64
-	takenBack  bool
+	revoked    bool
 
 	// What is written of it doesn't change.
 	msg              *message
@@ -93,7 +93,7 @@ func (q *queue) deliver(c *Consumer, e *entry) {
 	case c.ghost: // a session that is alive gives it back, and no other ever settles
 		if !c.session.over {
 			q.release(d)
-			q.giveBack(e, false, nil)
+			q.requeueUnsettled(e, false, nil)
 		}
 		return
 	case q.poison && q.quorum(): // how the session gets it depends on what follows
@@ -105,7 +105,7 @@ func (q *queue) deliver(c *Consumer, e *entry) {
 		c.session.conn.written(func(d *Delivery) bool { return d.Consumer.session == c.session })
 	default:
 		c.untaken++
-		c.session.conn.emit(Event{Kind: Delivered, Session: c.session, Consumer: c, Delivery: d})
+		c.session.conn.emit(Event{Kind: EventDelivered, Session: c.session, Consumer: c, Delivery: d})
 	}
 	if c.settled {
 		q.release(d)
@@ -138,7 +138,7 @@ func (q *queue) hand() {
 				late[d] = true
 			}
 		default:
-			c.session.conn.emit(Event{Kind: Delivered, Session: c.session, Consumer: c, Delivery: d})
+			c.session.conn.emit(Event{Kind: EventDelivered, Session: c.session, Consumer: c, Delivery: d})
 		}
 		if c.settled && !late[d] {
 			q.release(d)
@@ -220,7 +220,7 @@ func (q *queue) release(d *Delivery) {
 		c.newest = d.prev
 	}
 	c.held--
-	if !d.takenBack {
+	if !d.revoked {
 		q.held--
 		q.heldBytes -= q.size(d.msg)
 	} else if c.late--; c.late == 0 {
@@ -243,9 +243,9 @@ func (c *Consumer) quiesced(returned bool) {
 	case !returned || !q.quorum():
 		q.activate()
 	case q.b.version.newer:
-		c.untold = true
+		c.unnotified = true
 		q.activate()
-		c.untold = false
+		c.unnotified = false
 	default:
 		q.active = nil
 	}
@@ -274,9 +274,9 @@ func (c *Consumer) Flow(flow *frames.Flow) {
 		c.drained()
 	}
 	// RabbitMQ 4.3 tells each consumer of a quorum queue once that it is active.
-	told := q.b.version.newer && q.quorum() && !c.told
-	if (flow.Drain && !c.draining || flow.Echo || told) && c.attached {
-		c.tell(flow.Drain && !c.draining)
+	notified := q.b.version.newer && q.quorum() && !c.notified
+	if (flow.Drain && !c.draining || flow.Echo || notified) && c.attached {
+		c.notify(flow.Drain && !c.draining)
 	}
 	if q.single && (q.active != nil || q.b.version.newer) {
 		q.activate()
@@ -309,12 +309,12 @@ func (c *Consumer) taken() {
 	if c.draining && !c.full() {
 		c.draining = false
 		c.drained()
-		c.tell(true)
+		c.notify(true)
 	}
 }
 
-// tell emits the link's flow state.
-func (c *Consumer) tell(drain bool) {
+// notify emits the link's flow state.
+func (c *Consumer) notify(drain bool) {
 	q := c.queue
 	available := uint32(q.waiting())
 	if q.single && q.active != c && q.quorum() {
@@ -323,11 +323,11 @@ func (c *Consumer) tell(drain bool) {
 	flow := &frames.Flow{
 		DeliveryCount: frames.Some(c.count), LinkCredit: frames.Some(c.credit), Available: frames.Some(available), Drain: drain,
 	}
-	if active := !q.single || q.active == c; q.b.version.newer && q.quorum() && (!c.told || c.active != active) {
-		c.told, c.active = true, active
+	if active := !q.single || q.active == c; q.b.version.newer && q.quorum() && (!c.notified || c.active != active) {
+		c.notified, c.active = true, active
 		flow.Properties = frames.Map{{Key: frames.Symbol("rabbitmq:active"), Value: active}}
 	}
-	c.session.conn.emit(Event{Kind: Flowed, Session: c.session, Consumer: c, Flow: flow})
+	c.session.conn.emit(Event{Kind: EventFlowed, Session: c.session, Consumer: c, Flow: flow})
 }
 
 // Close closes the link at the client's wish. Its unsettled deliveries go back to the
@@ -354,11 +354,11 @@ func (c *Consumer) cancel(down bool) {
 		return
 	}
 	for d := c.oldest; d != nil; d = c.oldest {
-		e, back := d.entry, !d.takenBack
+		e, back := d.entry, !d.revoked
 		q.release(d)
 		if back {
 			// A classic queue takes a link's end for a failure, too.
-			q.giveBack(e, down || q.kind == typeClassic, nil)
+			q.requeueUnsettled(e, down || q.kind == typeClassic, nil)
 		}
 	}
 	c.session.conn.purge(func(e *Event) bool { return e.Consumer == c && !e.written })
@@ -412,8 +412,8 @@ func (q *queue) activate() {
 		q.active = best
 		if q.b.version.newer && q.quorum() {
 			for _, c := range []*Consumer{was, best} {
-				if c != nil && c.attached && !c.untold {
-					c.tell(c.drain)
+				if c != nil && c.attached && !c.unnotified {
+					c.notify(c.drain)
 				}
 			}
 		}

@@ -14,8 +14,8 @@ type Alarm string
 
 // RabbitMQ's alarms.
 const (
-	MemoryAlarm Alarm = "memory"
-	DiskAlarm   Alarm = "disk"
+	AlarmMemory Alarm = "memory"
+	AlarmDisk   Alarm = "disk"
 )
 
 // SetAlarm begins or ends an alarm.
@@ -32,9 +32,9 @@ func (b *Broker) SetAlarm(a Alarm, on bool) {
 	if was == is {
 		return
 	}
-	kind := Unblocked
+	kind := EventUnblocked
 	if is {
-		kind = Blocked
+		kind = EventBlocked
 	}
 	for _, c := range b.conns {
 		c.emit(Event{Kind: kind})
@@ -124,7 +124,7 @@ func (b *Broker) Start() {
 func (w *worker) restart() {
 	for i := len(w.pending) - 1; i >= 0; i-- {
 		l := w.pending[i]
-		w.waiting.pushFront(letter{entry: l.entry, reason: l.reason, keys: l.keys})
+		w.waiting.pushFront(deadLetter{entry: l.entry, reason: l.reason, keys: l.keys})
 	}
 	w.pending = nil
 }

@@ -29,7 +29,7 @@ func TestWhatWasConfirmedOutlivesARestart(t *testing.T) {
 		}
 		events := old.Take(nil)
 		require.NotEmpty(t, events)
-		assert.Equal(t, Closed, events[len(events)-1].Kind)
+		assert.Equal(t, EventClosed, events[len(events)-1].Kind)
 		assert.Nil(t, events[len(events)-1].Err)
 		_, err := l.b.Authenticate("PLAIN", "guest", "guest")
 		require.ErrorIs(t, err, ErrStopped)
@@ -86,7 +86,7 @@ func TestADeletedQueueDetachesItsLinks(t *testing.T) {
 		require.NoError(t, l.b.ForgetQueue("/", "q"))
 		var detached []*Publisher
 		for _, e := range l.events() {
-			if e.Kind == Detached {
+			if e.Kind == EventDetached {
 				assert.Equal(t, frames.Symbol("amqp:resource-deleted"), e.Err.Condition)
 				detached = append(detached, e.Publisher)
 			}
@@ -125,9 +125,9 @@ func TestFrozenQueues(t *testing.T) {
 		assert.Equal(t, 3, p.Unconfirmed(), "until they are taken")
 		confirmed := 0
 		for _, e := range l.events() {
-			if e.Kind == Confirmed && e.ID == 2 {
+			if e.Kind == EventConfirmed && e.ID == 2 {
 				assert.Nil(t, e.State, "it is settled already")
-			} else if e.Kind == Confirmed {
+			} else if e.Kind == EventConfirmed {
 				assert.Equal(t, accepted, e.State)
 				confirmed++
 			}
@@ -156,7 +156,7 @@ func TestAQueueThatIsDeletedBeforeItConfirms(t *testing.T) {
 		require.NoError(t, l.b.ForgetQueue("/", "q"))
 		outcomes := map[uint32]any{}
 		for _, e := range l.events() {
-			if e.Kind == Confirmed {
+			if e.Kind == EventConfirmed {
 				outcomes[e.ID] = e.State
 			}
 		}
@@ -180,16 +180,16 @@ func TestHeldConfirms(t *testing.T) {
 
 func TestAlarms(t *testing.T) {
 	bothVersions(t, func(t *testing.T, l *lab) {
-		l.b.SetAlarm(MemoryAlarm, true)
-		l.b.SetAlarm(DiskAlarm, true)
+		l.b.SetAlarm(AlarmMemory, true)
+		l.b.SetAlarm(AlarmDisk, true)
 		assert.True(t, l.conn.Blocked())
-		l.b.SetAlarm(MemoryAlarm, false)
+		l.b.SetAlarm(AlarmMemory, false)
 		assert.True(t, l.conn.Blocked())
-		l.b.SetAlarm(DiskAlarm, false)
+		l.b.SetAlarm(AlarmDisk, false)
 		assert.False(t, l.conn.Blocked())
 		events := l.events()
 		require.Len(t, events, 2)
-		assert.Equal(t, []EventKind{Blocked, Unblocked}, []EventKind{events[0].Kind, events[1].Kind})
+		assert.Equal(t, []EventKind{EventBlocked, EventUnblocked}, []EventKind{events[0].Kind, events[1].Kind})
 	})
 }
 

@@ -20,7 +20,7 @@ func (q *queue) deadLetter(e *entry, reason string) {
 	}
 	q.b.log(q, logDead, e.msg)
 	m := e.copyFor()
-	q.letter(m, reason)
+	q.newDeadLetter(m, reason)
 	for _, target := range q.vhost.route(x, m) {
 		if reason == reasonRejected || !m.cycles(target.name) {
 			q.b.onward = append(q.b.onward, onward{m, target})
@@ -35,8 +35,8 @@ type onward struct {
 	to *queue
 }
 
-// letter makes a message a dead letter of the queue.
-func (q *queue) letter(m *message, reason string) {
+// newDeadLetter makes a message a dead letter of the queue.
+func (q *queue) newDeadLetter(m *message, reason string) {
 	keys := m.keys
 	m.die(q.name, reason, q.b.now())
 	if q.hasDeadKey {

@@ -7,9 +7,9 @@ type Scope uint8
 
 // What ends by a fault.
 const (
-	EndsLink Scope = iota
-	EndsSession
-	EndsConnection
+	ScopeLink Scope = iota
+	ScopeSession
+	ScopeConnection
 )
 
 // Fault is an error that ends something. It has ended already in the engine.
@@ -27,26 +27,26 @@ type EventKind uint8
 // The kinds of events, and which fields they have.
 const (
 	// Delivered: Consumer is to get Delivery.
-	Delivered EventKind = iota
+	EventDelivered EventKind = iota
 	// Confirmed: the message ID of Publisher has the outcome State. It is settled.
-	Confirmed
+	EventConfirmed
 	// Flowed: Consumer's flow state is DeliveryCount, Credit and Available. It answers
 	// a flow with drain or echo set, or Active has changed. Flow has the frame to send,
 	// without handle and session fields.
-	Flowed
-	// TakenBack: RabbitMQ sends released, not settled, for Delivery, whose consumer has
+	EventFlowed
+	// Revoked: RabbitMQ sends released, not settled, for Delivery, whose consumer has
 	// held it too long. It goes on counting as unsettled until the client settles it.
-	TakenBack
+	EventRevoked
 	// Detached: the link of Consumer or Publisher has ended with Err.
-	Detached
+	EventDetached
 	// Ended: Session has ended with Err.
-	Ended
+	EventEnded
 	// Closed: the connection has ended with Err. Nothing comes after it.
-	Closed
-	// Blocked and Unblocked: an alarm has begun, or the last one has ended. RabbitMQ
+	EventClosed
+	// EventBlocked and Unblocked: an alarm has begun, or the last one has ended. RabbitMQ
 	// closes the incoming window of each session, and opens it again.
-	Blocked
-	Unblocked
+	EventBlocked
+	EventUnblocked
 )
 
 // Event is something that a client is to be told.

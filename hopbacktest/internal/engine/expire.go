@@ -93,7 +93,7 @@ func (q *queue) tick() {
 	}
 	if q.frozen == 0 {
 		for next := q.delayed.next(); next != 0 && next <= now; next = q.delayed.next() {
-			q.ready.giveBack(q.delayed.pop())
+			q.ready.requeue(q.delayed.pop())
 		}
 		if q.ttls {
 			q.expire(true)
@@ -117,7 +117,7 @@ func (q *queue) rearm() {
 	}
 	for _, c := range q.consumers {
 		for d := c.oldest; d != nil; d = d.next {
-			if !d.takenBack {
+			if !d.revoked {
 				if d.deadline != 0 {
 					q.wake(d.deadline)
 				}
@@ -136,19 +136,19 @@ func (q *queue) timeOut(now int64) {
 	}
 	for _, c := range q.consumers {
 		for d := c.oldest; d != nil; d = d.next {
-			if d.takenBack {
+			if d.revoked {
 				continue
 			}
 			if d.deadline == 0 || d.deadline > now {
 				break
 			}
-			d.takenBack, c.timedOut = true, true
+			d.revoked, c.timedOut = true, true
 			c.late++
 			q.held--
 			q.heldBytes -= q.size(d.msg)
-			q.b.log(q, logTakenBack, d.msg)
-			c.session.conn.emit(Event{Kind: TakenBack, Session: c.session, Consumer: c, Delivery: d})
-			q.giveBack(d.entry, false, nil)
+			q.b.log(q, logRevoked, d.msg)
+			c.session.conn.emit(Event{Kind: EventRevoked, Session: c.session, Consumer: c, Delivery: d})
+			q.requeueUnsettled(d.entry, false, nil)
 		}
 		if c.timedOut && q.active == c && c.held == c.late {
 			q.active = nil

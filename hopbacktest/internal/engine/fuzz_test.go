@@ -53,7 +53,7 @@ func FuzzPublish(f *testing.F) {
 			for i, state := range []any{&frames.Modified{DeliveryFailed: true, Annotations: added}, &frames.Released{}, &frames.Rejected{}} {
 				r.Flow(&frames.Flow{DeliveryCount: frames.Some(uint32(i)), LinkCredit: frames.Some[uint32](1)})
 				for _, e := range c.Take(nil) {
-					if e.Kind == Delivered {
+					if e.Kind == EventDelivered {
 						if _, err := frames.DecodeMessage(e.Delivery.Append(nil)); err != nil {
 							if _, whole := frames.DecodeMessage(payload); whole == nil {
 								t.Fatalf("what was sent can be decoded, and not what is delivered: %v", err)

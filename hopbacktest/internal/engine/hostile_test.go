@@ -83,10 +83,10 @@ func TestDeliveriesThatNobodyTakes(t *testing.T) {
 			assert.LessOrEqual(t, len(events), maxUntaken+1)
 			for _, e := range events {
 				switch e.Kind {
-				case Delivered:
+				case EventDelivered:
 					assert.Zero(t, answers)
 					deliveries++
-				case Flowed:
+				case EventFlowed:
 					if e.Flow.Drain {
 						answers++
 						assert.Equal(t, uint32(1_000_000), e.Flow.DeliveryCount.Value)
@@ -111,7 +111,7 @@ func TestMessagesThatAreNone(t *testing.T) {
 			fault := l.publisher("/queues/q").Publish(1, false, payload)
 			require.NotNil(t, fault, name)
 			assert.Equal(t, map[bool]frames.Symbol{true: "amqp:decode-error", false: "amqp:internal-error"}[l.newer()], fault.Err.Condition, name)
-			assert.Equal(t, map[bool]Scope{true: EndsLink, false: EndsSession}[l.newer()], fault.Ends)
+			assert.Equal(t, map[bool]Scope{true: ScopeLink, false: ScopeSession}[l.newer()], fault.Ends)
 		}
 		l.s = l.conn.Begin()
 		fault := l.publisher("/queues/q").Publish(1, false, make([]byte, 17<<20))

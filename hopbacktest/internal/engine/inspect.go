@@ -138,7 +138,7 @@ func (b *Broker) Messages(vhost, name string) ([]MessageInfo, error) {
 	}
 	var all []MessageInfo
 	add := func(state string, e *entry) *MessageInfo {
-		i := MessageInfo{State: state, Message: q.look(e)}
+		i := MessageInfo{State: state, Message: q.peek(e)}
 		if e.expiry != 0 {
 			i.Expires = time.UnixMilli(e.expiry)
 		}
@@ -148,7 +148,7 @@ func (b *Broker) Messages(vhost, name string) ([]MessageInfo, error) {
 	q.ready.all(func(e *entry) { add(StateReady, e) })
 	for _, c := range q.consumers {
 		for d := c.oldest; d != nil; d = d.next {
-			if !d.takenBack {
+			if !d.revoked {
 				add(StateHeld, d.entry)
 			}
 		}
@@ -175,8 +175,8 @@ func (b *Broker) Messages(vhost, name string) ([]MessageInfo, error) {
 	return all, nil
 }
 
-// look is a message as a consumer would get it. One that can't be encoded is empty.
-func (q *queue) look(e *entry) *frames.Message {
+// peek is a message as a consumer would get it. One that can't be encoded is empty.
+func (q *queue) peek(e *entry) *frames.Message {
 	m, err := frames.DecodeMessage(q.delivery(e).Append(nil))
 	if err != nil {
 		return &frames.Message{}

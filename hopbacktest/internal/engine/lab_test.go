@@ -161,7 +161,7 @@ func (l *lab) outcome(address string, edit func(*frames.Message), body string) a
 	require.Nil(l.t, p.Publish(l.published, false, encoded(l.t, edit, body)))
 	var state any
 	for _, e := range l.events() {
-		if e.Kind == Confirmed && e.ID == l.published {
+		if e.Kind == EventConfirmed && e.ID == l.published {
 			state = e.State
 		}
 		e.toReader()
@@ -224,7 +224,7 @@ func (e Event) toReader() bool {
 	}
 	r := e.Consumer.Tag.(*reader)
 	r.events = append(r.events, e)
-	if e.Kind == Delivered {
+	if e.Kind == EventDelivered {
 		r.got = append(r.got, e.Delivery)
 	}
 	return true

@@ -22,7 +22,7 @@ const (
 	logExpired      = "expired"
 	logDead         = "dead-lettered"
 	logDropped      = "dropped"
-	logTakenBack    = "taken back"
+	logRevoked      = "taken back"
 	logHung         = "queue hangs"
 	logDeclared     = "queue declared"
 	logDeleted      = "queue deleted"

@@ -129,7 +129,7 @@ func TestRefusalsOfTheManagement(t *testing.T) {
 			l.s = l.conn.Begin()
 			_, fault := l.request(method, path, nil)
 			require.IsType(t, &Fault{}, fault, request)
-			assert.Equal(t, EndsSession, fault.(*Fault).Ends)
+			assert.Equal(t, ScopeSession, fault.(*Fault).Ends)
 			assert.Equal(t, frames.Symbol("amqp:internal-error"), fault.(*Fault).Err.Condition)
 		}
 	})
@@ -201,13 +201,13 @@ func TestPermissions(t *testing.T) {
 			}
 			require.IsType(t, &Fault{}, reply, request)
 			fault := reply.(*Fault)
-			assert.Equal(t, EndsSession, fault.Ends)
+			assert.Equal(t, ScopeSession, fault.Ends)
 			assert.Equal(t, frames.Symbol("amqp:unauthorized-access"), fault.Err.Condition)
 			assert.Contains(t, fault.Err.Description, want)
 		}
 		_, fault := l.conn.Begin().OpenConsumer(&frames.Attach{Source: &frames.Source{Address: "/queues/theirs"}})
 		require.NotNil(t, fault)
-		assert.Equal(t, EndsSession, fault.Ends)
+		assert.Equal(t, ScopeSession, fault.Ends)
 		assert.Contains(t, fault.Error(), "read access to queue 'theirs'")
 		_, fault = l.conn.Begin().OpenPublisher(&frames.Attach{Target: &frames.Target{Address: "/exchanges/theirs-x"}})
 		require.NotNil(t, fault)
@@ -238,7 +238,7 @@ func TestDefaultQueueType(t *testing.T) {
 		assert.True(t, l.b.DeleteVHost("v"))
 		events := c.Take(nil)
 		require.Len(t, events, 1)
-		assert.Equal(t, Closed, events[0].Kind)
+		assert.Equal(t, EventClosed, events[0].Kind)
 		assert.Equal(t, `amqp:internal-error: Connection forced: "vhost 'v' is deleted"`, events[0].Err.Error())
 		_, open := <-c.Ready()
 		for open {

@@ -86,7 +86,7 @@ func (p *Publisher) Publish(id uint32, settled bool, payload []byte) *Fault {
 		return p.unparsed(err)
 	case len(payload) > b.cfg.MaxMessageSize:
 		text := fmt.Sprintf("message size (%d bytes) > maximum message size (%d bytes)", len(payload), b.cfg.MaxMessageSize)
-		return p.session.fail(&Fault{EndsSession, &frames.Error{Condition: "amqp:link:message-size-exceeded", Description: text}})
+		return p.session.fail(&Fault{ScopeSession, &frames.Error{Condition: "amqp:link:message-size-exceeded", Description: text}})
 	}
 	targets, fault := p.route(id, settled, m)
 	if fault != nil || targets == nil {
@@ -205,7 +205,7 @@ var (
 
 func (p *Publisher) confirm(id uint32, state any) {
 	p.untaken++
-	p.session.conn.emit(Event{Kind: Confirmed, Session: p.session, Publisher: p, ID: id, State: state})
+	p.session.conn.emit(Event{Kind: EventConfirmed, Session: p.session, Publisher: p, ID: id, State: state})
 }
 
 func rejection(reason, text string) any {
@@ -232,7 +232,7 @@ func (b *Broker) rejected(q *queue) any {
 // fail ends the link.
 func (p *Publisher) fail(condition frames.Symbol, text string) *Fault {
 	f := &Fault{p.session.conn.b.linkScope(), &frames.Error{Condition: condition, Description: text}}
-	if f.Ends == EndsSession {
+	if f.Ends == ScopeSession {
 		return p.session.fail(f)
 	}
 	p.close()
@@ -297,7 +297,7 @@ func (p *Publisher) route(id uint32, settled bool, m *message) ([]*queue, *Fault
 	for _, q := range targets {
 		s.reached[q] = true
 	}
-	if !p.anonymous && len(m.keys) == 1 && !v.looksAtHeaders(x) {
+	if !p.anonymous && len(m.keys) == 1 && !v.peeksAtHeaders(x) {
 		p.known, p.targets = v.topology, targets
 	}
 	return targets, nil
@@ -317,7 +317,7 @@ func (p *Publisher) unroutable(id uint32, settled bool, err *frames.Error) *Faul
 	}
 	p.close()
 	delete(p.session.publishers, p)
-	return &Fault{EndsLink, err}
+	return &Fault{ScopeLink, err}
 }
 
 func notFound(kind, name, vhost string) *frames.Error {

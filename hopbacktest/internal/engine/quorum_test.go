@@ -16,7 +16,7 @@ import (
 func TestDeliveryLimit(t *testing.T) {
 	bothVersions(t, func(t *testing.T, l *lab) {
 		for name, c := range map[string]struct {
-			giveBack   func(l *lab, r *reader, d *Delivery)
+			requeue    func(l *lab, r *reader, d *Delivery)
 			on40, on43 bool // it counts
 		}{
 			"released":             {func(_ *lab, r *reader, d *Delivery) { r.settle(d, &frames.Released{}) }, true, false},
@@ -31,7 +31,7 @@ func TestDeliveryLimit(t *testing.T) {
 			l.put("work", "m")
 			r := l.reader("work", 1)
 			d, _ := r.next()
-			c.giveBack(l, r, d)
+			c.requeue(l, r, d)
 			counts := c.on40
 			if l.newer() {
 				counts = c.on43
@@ -196,7 +196,7 @@ func TestDrainAnswersBehindTheDeliveries(t *testing.T) {
 		r.take()
 		require.Len(t, r.events, 3)
 		last := r.events[2]
-		require.Equal(t, Flowed, last.Kind)
+		require.Equal(t, EventFlowed, last.Kind)
 		assert.Equal(t, uint32(5), last.Flow.DeliveryCount.Value)
 		assert.Zero(t, last.Flow.LinkCredit.Value)
 		assert.True(t, last.Flow.Drain)
@@ -288,7 +288,7 @@ func TestConsumerTimeout(t *testing.T) {
 			return
 		}
 		last := slow.events[len(slow.events)-1]
-		assert.Equal(t, TakenBack, last.Kind)
+		assert.Equal(t, EventRevoked, last.Kind)
 		assert.Equal(t, d, last.Delivery)
 		o, msg := other.next()
 		assert.Zero(t, msg.Header.DeliveryCount)
@@ -317,7 +317,7 @@ func TestSingleActiveConsumer(t *testing.T) {
 		if l.newer() {
 			var active []any
 			for _, e := range second.events {
-				if e.Kind == Flowed && e.Flow.Properties != nil {
+				if e.Kind == EventFlowed && e.Flow.Properties != nil {
 					v, _ := e.Flow.Properties.Get("rabbitmq:active")
 					active = append(active, v)
 				}
@@ -356,7 +356,7 @@ func TestPoisonedMessages(t *testing.T) {
 				l.connect()
 				r := l.reader("q", 1)
 				r.take()
-				require.Equal(t, Closed, r.events[len(r.events)-1].Kind)
+				require.Equal(t, EventClosed, r.events[len(r.events)-1].Kind)
 				assert.Equal(t, frames.Symbol("amqp:internal-error"), r.events[len(r.events)-1].Err.Condition)
 				crashed++
 			}
@@ -394,7 +394,7 @@ func TestAnnotationsOfModified(t *testing.T) {
 		}
 		fault := r.s.Settle([]*Delivery{d}, &frames.Modified{Annotations: frames.Map{{Key: frames.Symbol("mine"), Value: "x"}}})
 		require.NotNil(t, fault)
-		assert.Equal(t, EndsSession, fault.Ends)
+		assert.Equal(t, ScopeSession, fault.Ends)
 	})
 }
 
@@ -512,7 +512,7 @@ func TestPortionsBeforeAndBehindAPoisonedMessage(t *testing.T) {
 				got += text(l.decode(d))[:1]
 			}
 			assert.Equal(t, "012", got)
-			assert.Equal(t, Closed, r.events[len(r.events)-1].Kind)
+			assert.Equal(t, EventClosed, r.events[len(r.events)-1].Kind)
 			l.connect()
 			q, _ := l.b.Queue("/", "q")
 			if settled {

@@ -52,8 +52,8 @@ func (r *ready) push(e *entry) {
 	r.n++
 }
 
-// giveBack puts back what was delivered.
-func (r *ready) giveBack(e *entry) {
+// requeue puts back what was delivered.
+func (r *ready) requeue(e *entry) {
 	if !r.classic {
 		r.returned.push(e)
 		r.n++

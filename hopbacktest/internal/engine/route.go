@@ -15,7 +15,7 @@ func (v *vhost) route(x *exchange, m *message) []*queue {
 	if x.name == "" {
 		return v.named(m.keys)
 	}
-	headers := v.looksAtHeaders(x)
+	headers := v.peeksAtHeaders(x)
 	cachable := !headers && len(m.keys) == 1
 	if cachable {
 		if targets, ok := x.cache[m.keys[0]]; ok {
@@ -59,31 +59,31 @@ func (q *queue) alone() []*queue {
 	return q.self[:]
 }
 
-// looksAtHeaders says whether the queues that x routes to depend on more than the routing
+// peeksAtHeaders says whether the queues that x routes to depend on more than the routing
 // key. It also lets go of what x remembers of an older topology.
-func (v *vhost) looksAtHeaders(x *exchange) bool {
+func (v *vhost) peeksAtHeaders(x *exchange) bool {
 	if x.cached == v.topology && x.cache != nil {
 		return x.headers
 	}
 	x.cached, x.cache = v.topology, map[string][]*queue{}
 	seen := map[*exchange]bool{}
-	var looks func(x *exchange) bool
-	looks = func(x *exchange) bool {
+	var peeks func(x *exchange) bool
+	peeks = func(x *exchange) bool {
 		if x == nil || seen[x] {
 			return false
 		}
 		seen[x] = true
-		if x.kind == typeHeaders || x.kind == typeRandom || x.hasAlternate && looks(v.exchanges[x.alternate]) {
+		if x.kind == typeHeaders || x.kind == typeRandom || x.hasAlternate && peeks(v.exchanges[x.alternate]) {
 			return true
 		}
 		for _, b := range x.bindings {
-			if b.target != nil && looks(b.target) {
+			if b.target != nil && peeks(b.target) {
 				return true
 			}
 		}
 		return false
 	}
-	x.headers = looks(x)
+	x.headers = peeks(x)
 	return x.headers
 }
 

@@ -133,7 +133,7 @@ func TestAddresses(t *testing.T) {
 			}
 			require.NotNil(t, fault, address)
 			assert.Equal(t, frames.Symbol(want), fault.Err.Condition, address)
-			assert.Equal(t, map[bool]Scope{true: EndsLink, false: EndsSession}[l.newer()], fault.Ends)
+			assert.Equal(t, map[bool]Scope{true: ScopeLink, false: ScopeSession}[l.newer()], fault.Ends)
 		}
 		_, fault := l.conn.Begin().OpenConsumer(&frames.Attach{Source: &frames.Source{Address: "/queues/missing"}})
 		require.NotNil(t, fault)
@@ -172,7 +172,7 @@ func TestLinkWithoutAnAddress(t *testing.T) {
 		assert.IsType(t, &frames.Released{}, state)
 		_, fault = send(to("nonsense"), true)
 		require.NotNil(t, fault)
-		assert.Equal(t, EndsLink, fault.Ends)
+		assert.Equal(t, ScopeLink, fault.Ends)
 	})
 }
 

@@ -92,7 +92,7 @@ func (s *Session) fail(f *Fault) *Fault {
 func (s *Session) detached(c *Consumer, err *frames.Error) {
 	delete(s.consumers, c)
 	s.conn.purge(func(e *Event) bool { return e.Consumer == c })
-	s.conn.emit(Event{Kind: Detached, Session: s, Consumer: c, Err: err})
+	s.conn.emit(Event{Kind: EventDetached, Session: s, Consumer: c, Err: err})
 }
 
 // permit checks a permission. Without it the session ends.
@@ -109,7 +109,7 @@ func (s *Session) permit(kind, name string, p permission) *Fault {
 	if name == "" && kind == kindExchange {
 		name = "amq.default"
 	}
-	return s.fail(&Fault{EndsSession, &frames.Error{
+	return s.fail(&Fault{ScopeSession, &frames.Error{
 		Condition:   "amqp:unauthorized-access",
 		Description: p.String() + " access to " + v.what(kind, name) + " refused for user '" + s.conn.user.name + "'",
 	}})
@@ -118,7 +118,7 @@ func (s *Session) permit(kind, name string, p permission) *Fault {
 // refuse is the fault of an attach.
 func (s *Session) refuse(condition frames.Symbol, text string) *Fault {
 	f := &Fault{s.conn.b.linkScope(), &frames.Error{Condition: condition, Description: text}}
-	if f.Ends == EndsSession {
+	if f.Ends == ScopeSession {
 		return s.fail(f)
 	}
 	return f
@@ -132,8 +132,8 @@ func (s *Session) refuseAddress(reason string) *Fault {
 	return s.refuse("amqp:invalid-field", "Attach rejected: "+reason)
 }
 
-// numberTerms are AMQP's names of the types of numbers.
-var numberTerms = map[reflect.Kind]string{
+// numberSideEffects are AMQP's names of the types of numbers.
+var numberSideEffects = map[reflect.Kind]string{
 	reflect.Int8: "byte", reflect.Int16: "short", reflect.Int32: "int", reflect.Int64: "long",
 	reflect.Uint8: "ubyte", reflect.Uint16: "ushort", reflect.Uint32: "uint", reflect.Uint64: "ulong",
 }
@@ -148,7 +148,7 @@ func term(v any) string {
 	case bool:
 		return fmt.Sprint(v)
 	case int8, int16, int32, int64, uint8, uint16, uint32, uint64:
-		return fmt.Sprintf("{%s,%d}", numberTerms[reflect.TypeOf(v).Kind()], v)
+		return fmt.Sprintf("{%s,%d}", numberSideEffects[reflect.TypeOf(v).Kind()], v)
 	case []byte:
 		return "{binary," + binaryTerm(string(v)) + "}"
 	case frames.List:
@@ -286,7 +286,7 @@ func (s *Session) OpenPublisher(attach *frames.Attach) (*Publisher, *Fault) {
 // checkAttach refuses what RabbitMQ doesn't implement.
 func (s *Session) checkAttach(attach *frames.Attach) *Fault {
 	if s.over {
-		return &Fault{EndsSession, &frames.Error{Condition: "amqp:illegal-state", Description: "the session has ended"}}
+		return &Fault{ScopeSession, &frames.Error{Condition: "amqp:illegal-state", Description: "the session has ended"}}
 	}
 	missing := func(text string) *Fault { return s.refuse("amqp:not-implemented", text) }
 	if d, ok := attach.Target.(frames.Described); ok {

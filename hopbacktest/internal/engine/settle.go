@@ -31,7 +31,7 @@ func (s *Session) Settle(deliveries []*Delivery, state any) *Fault {
 		if d.entry == nil || d.Consumer.session != s {
 			continue
 		}
-		q, e, late := d.Consumer.queue, d.entry, d.takenBack
+		q, e, late := d.Consumer.queue, d.entry, d.revoked
 		q.release(d)
 		if q.gone {
 			continue
@@ -81,7 +81,7 @@ func (b *Broker) outcome(state any) (func(*queue, *entry), *Fault) {
 				q.requeue(e)
 				return
 			}
-			q.giveBack(e, false, nil)
+			q.requeueUnsettled(e, false, nil)
 		}, nil
 	case *frames.Modified:
 		added := make(frames.Map, 0, len(state.Annotations))
@@ -97,7 +97,7 @@ func (b *Broker) outcome(state any) (func(*queue, *entry), *Fault) {
 		}
 		added = with(nil, added)
 		if len(added) > 0 && b.overfull() {
-			return nil, &Fault{EndsSession, &frames.Error{
+			return nil, &Fault{ScopeSession, &frames.Error{
 				Condition: "amqp:resource-limit-exceeded", Description: "this broker holds as much as it was configured to",
 			}}
 		}
@@ -112,7 +112,7 @@ func (b *Broker) outcome(state any) (func(*queue, *entry), *Fault) {
 			if state.UndeliverableHere {
 				q.discard(e, state.DeliveryFailed, anns)
 			} else {
-				q.giveBack(e, state.DeliveryFailed, anns)
+				q.requeueUnsettled(e, state.DeliveryFailed, anns)
 			}
 		}, nil
 	}
@@ -120,11 +120,11 @@ func (b *Broker) outcome(state any) (func(*queue, *entry), *Fault) {
 	if state == nil {
 		text = "undefined"
 	}
-	return nil, &Fault{EndsSession, &frames.Error{Condition: "amqp:invalid-field", Description: "Unrecognised state: " + text + " in DISPOSITION"}}
+	return nil, &Fault{ScopeSession, &frames.Error{Condition: "amqp:invalid-field", Description: "Unrecognised state: " + text + " in DISPOSITION"}}
 }
 
 func internalError(format string, args ...any) *Fault {
-	return &Fault{EndsSession, &frames.Error{Condition: "amqp:internal-error", Description: fmt.Sprintf(format, args...)}}
+	return &Fault{ScopeSession, &frames.Error{Condition: "amqp:internal-error", Description: fmt.Sprintf(format, args...)}}
 }
 
 // mark notes that a message has been acquired, and what its consumer said of it.
@@ -151,13 +151,13 @@ func (q *queue) mark(e *entry, failed bool, added frames.Map) {
 // counts says whether the queue counts failed deliveries.
 func (q *queue) counts() bool { return q.quorum() || q.b.version.newer }
 
-// giveBack returns a message to its queue, or to where messages go that were delivered too
+// requeue returns a message to its queue, or to where messages go that were delivered too
 // often.
-func (q *queue) giveBack(e *entry, failed bool, added frames.Map) {
+func (q *queue) requeueUnsettled(e *entry, failed bool, added frames.Map) {
 	q.mark(e, failed && q.counts(), added)
 	if !q.quorum() {
 		q.bytes += q.size(e.msg)
-		q.ready.giveBack(e)
+		q.ready.requeue(e)
 		q.returned = true
 		q.touch()
 		return
@@ -179,7 +179,7 @@ func (q *queue) giveBack(e *entry, failed bool, added frames.Map) {
 		q.wake(at)
 	} else {
 		q.b.log(q, logReturned, e.msg)
-		q.ready.giveBack(e)
+		q.ready.requeue(e)
 		if e.expiry != 0 {
 			q.wake(e.expiry)
 		}

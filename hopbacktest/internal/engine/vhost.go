@@ -148,16 +148,16 @@ func (b *Broker) deleteQueue(q *queue) int {
 	q.drain()
 	q.halt()
 	v.changed()
-	told := map[*Session]bool{}
+	notified := map[*Session]bool{}
 	for _, c := range slices.Clone(q.consumers) {
-		told[c.session] = true
+		notified[c.session] = true
 		c.attached = false
 		c.session.detached(c, &frames.Error{Condition: "amqp:resource-deleted"})
 	}
 	q.consumers, q.active = nil, nil
 	for _, c := range b.conns {
 		if c.vhost == v {
-			c.queueGone(q, told)
+			c.queueGone(q, notified)
 		}
 	}
 	for _, other := range v.queues {
@@ -180,7 +180,7 @@ func (q *queue) drain() {
 	}
 	for _, c := range q.consumers {
 		for d := c.oldest; d != nil; d = c.oldest {
-			e, late := d.entry, d.takenBack
+			e, late := d.entry, d.revoked
 			q.release(d)
 			if !late {
 				q.forget(e)

@@ -13,15 +13,15 @@ const inFlight = 32
 // Config.DeadLetterRetry.
 type worker struct {
 	q       *queue
-	waiting ring[letter]
-	pending []*letter
+	waiting ring[deadLetter]
+	pending []*deadLetter
 	bytes   int64
 	timer   *time.Timer
 	armed   bool
 }
 
-// letter is a dead letter at its worker.
-type letter struct {
+// newDeadLetter is a dead letter at its worker.
+type deadLetter struct {
 	entry  *entry
 	reason string
 	msg    *message // as it is sent, nil before that
@@ -38,11 +38,11 @@ func (w *worker) count() int { return w.waiting.len() + len(w.pending) }
 func (w *worker) add(e *entry, reason string) {
 	w.bytes += int64(e.msg.size())
 	w.q.b.count(1, e.msg.weight+e.weight)
-	w.waiting.push(letter{entry: e, reason: reason, keys: e.msg.keys})
+	w.waiting.push(deadLetter{entry: e, reason: reason, keys: e.msg.keys})
 }
 
 // drop forgets a letter that has arrived or isn't wanted any more.
-func (w *worker) drop(l *letter) {
+func (w *worker) drop(l *deadLetter) {
 	w.bytes -= int64(l.entry.msg.size())
 	w.q.forget(l.entry)
 }
@@ -71,10 +71,10 @@ func (w *worker) run() {
 }
 
 // send sends a letter for the first time.
-func (w *worker) send(l *letter) {
+func (w *worker) send(l *deadLetter) {
 	q := w.q
 	l.msg = l.entry.copyFor()
-	q.letter(l.msg, l.reason)
+	q.newDeadLetter(l.msg, l.reason)
 	l.msg.used = false
 	targets := w.targets(l)
 	if len(targets) == 0 {
@@ -87,7 +87,7 @@ func (w *worker) send(l *letter) {
 
 // targets are the queues that a letter is routed to now, without those that it would
 // come back from for ever.
-func (w *worker) targets(l *letter) []*queue {
+func (w *worker) targets(l *deadLetter) []*queue {
 	x := w.q.vhost.exchanges[w.q.deadExchange]
 	if x == nil {
 		return nil
@@ -99,14 +99,14 @@ func (w *worker) targets(l *letter) []*queue {
 	return slices.DeleteFunc(slices.Clone(targets), func(q *queue) bool { return l.msg.cycles(q.name) })
 }
 
-func (w *worker) publish(l *letter, targets []*queue) {
+func (w *worker) publish(l *deadLetter, targets []*queue) {
 	for _, target := range targets {
 		target.receive(l.msg, w, func(taken bool) { w.answered(l, target, taken) })
 	}
 }
 
 // answered notes a target's confirmation or rejection.
-func (w *worker) answered(l *letter, target *queue, taken bool) {
+func (w *worker) answered(l *deadLetter, target *queue, taken bool) {
 	gone := func(q *queue) bool { return q == target }
 	if !taken {
 		if slices.ContainsFunc(l.unsettled, gone) {
@@ -123,7 +123,7 @@ func (w *worker) answered(l *letter, target *queue, taken bool) {
 	}
 }
 
-func (w *worker) done(l *letter) {
+func (w *worker) done(l *deadLetter) {
 	i := slices.Index(w.pending, l)
 	if i < 0 {
 		return

@@ -9,15 +9,15 @@ import (
 )
 
 func (a *api) definitions() {
-	a.handle("GET /definitions", administrator, func(*call) reply { return ok(a.export("")) })
-	a.handle("GET /definitions/{vhost}", administrator, func(c *call) reply {
+	a.handle("GET /definitions", levelAdministrator, func(*call) reply { return ok(a.export("")) })
+	a.handle("GET /definitions/{vhost}", levelAdministrator, func(c *call) reply {
 		if _, err := a.b.DeclareExchange(c.vhost(), "amq.topic", engine.ExchangeSpec{Type: "topic", Durable: true}); err != nil {
 			return failed(err) // there is no such virtual host
 		}
 		return ok(a.export(c.vhost()))
 	})
-	a.handle("POST /definitions", administrator, func(c *call) reply { return a.imported("", c.body) })
-	a.handle("POST /definitions/{vhost}", administrator, func(c *call) reply { return a.imported(c.vhost(), c.body) })
+	a.handle("POST /definitions", levelAdministrator, func(c *call) reply { return a.imported("", c.body) })
+	a.handle("POST /definitions/{vhost}", levelAdministrator, func(c *call) reply { return a.imported(c.vhost(), c.body) })
 }
 
 // export is all that isn't there by itself. Of one virtual host its name is left out.

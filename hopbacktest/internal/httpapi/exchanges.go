@@ -17,9 +17,9 @@ func (a *api) exchanges() {
 		}
 		return found
 	}
-	a.handle("GET /exchanges", management, func(*call) reply { return ok(list(of("", nil), exchange)) })
-	a.handle("GET /exchanges/{vhost}", management, func(c *call) reply { return ok(list(of(c.vhost(), nil), exchange)) })
-	a.handle("GET /exchanges/{vhost}/{name}", management, func(c *call) reply {
+	a.handle("GET /exchanges", levelManagement, func(*call) reply { return ok(list(of("", nil), exchange)) })
+	a.handle("GET /exchanges/{vhost}", levelManagement, func(c *call) reply { return ok(list(of(c.vhost(), nil), exchange)) })
+	a.handle("GET /exchanges/{vhost}/{name}", levelManagement, func(c *call) reply {
 		name := c.name()
 		if name == "amq.default" {
 			name = ""
@@ -30,7 +30,7 @@ func (a *api) exchanges() {
 		}
 		return ok(exchange(found[0]))
 	})
-	a.handle("PUT /exchanges/{vhost}/{name}", management, func(c *call) reply {
+	a.handle("PUT /exchanges/{vhost}/{name}", levelManagement, func(c *call) reply {
 		spec := struct {
 			Type       string         `json:"type"`
 			Durable    *bool          `json:"durable"`
@@ -49,16 +49,16 @@ func (a *api) exchanges() {
 		}
 		return made(is)
 	})
-	a.handle("DELETE /exchanges/{vhost}/{name}", management, func(c *call) reply {
+	a.handle("DELETE /exchanges/{vhost}/{name}", levelManagement, func(c *call) reply {
 		if err := a.b.DeleteExchange(c.vhost(), c.name()); err != nil {
 			return failed(err)
 		}
 		return made(false)
 	})
-	a.handle("GET /exchanges/{vhost}/{name}/bindings/source", management, func(c *call) reply {
+	a.handle("GET /exchanges/{vhost}/{name}/bindings/source", levelManagement, func(c *call) reply {
 		return ok(list(a.bound(c.vhost(), func(b engine.BindingInfo) bool { return b.Source == c.name() }), binding))
 	})
-	a.handle("GET /exchanges/{vhost}/{name}/bindings/destination", management, func(c *call) reply {
+	a.handle("GET /exchanges/{vhost}/{name}/bindings/destination", levelManagement, func(c *call) reply {
 		return ok(list(a.bound(c.vhost(), func(b engine.BindingInfo) bool { return b.ToExchange && b.Destination == c.name() }), binding))
 	})
 }
@@ -83,8 +83,8 @@ func (a *api) bound(vhost string, is func(engine.BindingInfo) bool) []engine.Bin
 
 func (a *api) bindings() {
 	every := func(engine.BindingInfo) bool { return true }
-	a.handle("GET /bindings", management, func(*call) reply { return ok(list(a.bound("", every), binding)) })
-	a.handle("GET /bindings/{vhost}", management, func(c *call) reply { return ok(list(a.bound(c.vhost(), every), binding)) })
+	a.handle("GET /bindings", levelManagement, func(*call) reply { return ok(list(a.bound("", every), binding)) })
+	a.handle("GET /bindings/{vhost}", levelManagement, func(c *call) reply { return ok(list(a.bound(c.vhost(), every), binding)) })
 	const between = "/bindings/{vhost}/e/{source}/{kind}/{destination}"
 	target := func(c *call) (engine.BindingInfo, bool) {
 		kind := c.value("kind")
@@ -92,7 +92,7 @@ func (a *api) bindings() {
 			VHost: c.vhost(), Source: c.value("source"), Destination: c.value("destination"), ToExchange: kind == "e",
 		}, kind == "e" || kind == "q"
 	}
-	a.handle("GET "+between, management, func(c *call) reply {
+	a.handle("GET "+between, levelManagement, func(c *call) reply {
 		of, valid := target(c)
 		if !valid {
 			return missing
@@ -101,7 +101,7 @@ func (a *api) bindings() {
 			return b.Source == of.Source && b.Destination == of.Destination && b.ToExchange == of.ToExchange
 		}), binding))
 	})
-	a.handle("POST "+between, management, func(c *call) reply {
+	a.handle("POST "+between, levelManagement, func(c *call) reply {
 		of, valid := target(c)
 		if !valid {
 			return missing
@@ -120,7 +120,7 @@ func (a *api) bindings() {
 		}
 		return reply{status: http.StatusCreated, location: url.PathEscape(of.Destination) + "/" + url.PathEscape(properties)}
 	})
-	a.handle("DELETE "+between+"/{properties}", management, func(c *call) reply {
+	a.handle("DELETE "+between+"/{properties}", levelManagement, func(c *call) reply {
 		of, valid := target(c)
 		of.Properties = c.value("properties")
 		if !valid {

@@ -57,24 +57,24 @@ type api struct {
 type level string
 
 const (
-	management    level = "management"
-	policymaker   level = "policymaker"
-	monitoring    level = "monitoring"
-	administrator level = "administrator"
+	levelManagement    level = "management"
+	levelPolicymaker   level = "policymaker"
+	levelMonitoring    level = "monitoring"
+	levelAdministrator level = "administrator"
 )
 
 // allows says whether a user with these tags is as much.
 func (l level) allows(tags []string) bool {
 	has := func(tag level) bool { return slices.Contains(tags, string(tag)) }
 	switch l {
-	case administrator:
-		return has(administrator)
-	case policymaker:
-		return has(administrator) || has(policymaker)
-	case monitoring:
-		return has(administrator) || has(monitoring)
+	case levelAdministrator:
+		return has(levelAdministrator)
+	case levelPolicymaker:
+		return has(levelAdministrator) || has(levelPolicymaker)
+	case levelMonitoring:
+		return has(levelAdministrator) || has(levelMonitoring)
 	}
-	return has(management) || has(policymaker) || has(monitoring) || has(administrator)
+	return has(levelManagement) || has(levelPolicymaker) || has(levelMonitoring) || has(levelAdministrator)
 }
 
 // call is a request that is allowed.
@@ -171,12 +171,12 @@ func (a *api) handle(pattern string, least level, do func(*call) reply) {
 		}
 		c := &call{r, body, user}
 		// The paths that make a virtual host or permissions in one are for administrators.
-		if c.vhost() != "" && least != administrator {
+		if c.vhost() != "" && least != levelAdministrator {
 			if !slices.ContainsFunc(a.b.VHosts(), func(v engine.VHostInfo) bool { return v.Name == c.vhost() }) {
 				write(w, r, missing)
 				return
 			}
-			if _, may := user.Permissions[c.vhost()]; !may && !administrator.allows(user.Tags) {
+			if _, may := user.Permissions[c.vhost()]; !may && !levelAdministrator.allows(user.Tags) {
 				write(w, r, *unauthorized("User not authorised to access virtual host"))
 				return
 			}

@@ -263,7 +263,7 @@ func TestConnectionsAndLimits(t *testing.T) {
 func TestHealthTellsAlarms(t *testing.T) {
 	s := newSite(t, "")
 	assert.Equal(t, 200, s.call("GET", "/health/checks/local-alarms", nil, nil))
-	s.b.SetAlarm(engine.DiskAlarm, true)
+	s.b.SetAlarm(engine.AlarmDisk, true)
 	assert.Equal(t, 503, s.call("GET", "/health/checks/local-alarms", nil, nil))
 	assert.Equal(t, 200, s.call("GET", "/health/checks/port-listener/5672", nil, nil))
 	var nodes []map[string]any

@@ -7,16 +7,16 @@ import (
 )
 
 func (a *api) queues() {
-	a.handle("GET /queues", management, func(*call) reply { return ok(list(a.b.Queues(""), a.queue)) })
-	a.handle("GET /queues/{vhost}", management, func(c *call) reply { return ok(list(a.b.Queues(c.vhost()), a.queue)) })
-	a.handle("GET /queues/{vhost}/{name}", management, func(c *call) reply {
+	a.handle("GET /queues", levelManagement, func(*call) reply { return ok(list(a.b.Queues(""), a.queue)) })
+	a.handle("GET /queues/{vhost}", levelManagement, func(c *call) reply { return ok(list(a.b.Queues(c.vhost()), a.queue)) })
+	a.handle("GET /queues/{vhost}/{name}", levelManagement, func(c *call) reply {
 		q, err := a.b.Queue(c.vhost(), c.name())
 		if err != nil {
 			return failed(err)
 		}
 		return ok(a.queue(q))
 	})
-	a.handle("PUT /queues/{vhost}/{name}", management, func(c *call) reply {
+	a.handle("PUT /queues/{vhost}/{name}", levelManagement, func(c *call) reply {
 		spec := struct {
 			Durable    *bool          `json:"durable"`
 			AutoDelete bool           `json:"auto_delete"`
@@ -32,7 +32,7 @@ func (a *api) queues() {
 		}
 		return made(is)
 	})
-	a.handle("DELETE /queues/{vhost}/{name}", management, func(c *call) reply {
+	a.handle("DELETE /queues/{vhost}/{name}", levelManagement, func(c *call) reply {
 		q, err := a.b.Queue(c.vhost(), c.name())
 		switch {
 		case err != nil:
@@ -47,13 +47,13 @@ func (a *api) queues() {
 		}
 		return made(false)
 	})
-	a.handle("DELETE /queues/{vhost}/{name}/contents", management, func(c *call) reply {
+	a.handle("DELETE /queues/{vhost}/{name}/contents", levelManagement, func(c *call) reply {
 		if _, err := a.b.PurgeQueue(c.vhost(), c.name()); err != nil {
 			return failed(err)
 		}
 		return made(false)
 	})
-	a.handle("GET /queues/{vhost}/{name}/bindings", management, func(c *call) reply {
+	a.handle("GET /queues/{vhost}/{name}/bindings", levelManagement, func(c *call) reply {
 		return ok(list(a.bound(c.vhost(), func(b engine.BindingInfo) bool { return !b.ToExchange && b.Destination == c.name() }), binding))
 	})
 }

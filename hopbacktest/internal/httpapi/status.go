@@ -10,7 +10,7 @@ import (
 )
 
 func (a *api) status() {
-	a.handle("GET /overview", management, func(*call) reply {
+	a.handle("GET /overview", levelManagement, func(*call) reply {
 		ready, held := 0, 0
 		queues := a.b.Queues("")
 		for _, q := range queues {
@@ -26,15 +26,15 @@ func (a *api) status() {
 		})
 	})
 	nodes := func() []object { return list(a.b.Nodes(), a.node) }
-	a.handle("GET /nodes", monitoring, func(*call) reply { return ok(nodes()) })
-	a.handle("GET /nodes/{name}", monitoring, func(c *call) reply {
+	a.handle("GET /nodes", levelMonitoring, func(*call) reply { return ok(nodes()) })
+	a.handle("GET /nodes/{name}", levelMonitoring, func(c *call) reply {
 		if !slices.Contains(a.b.Nodes(), c.name()) {
 			return missing
 		}
 		return ok(a.node(c.name()))
 	})
 	a.connections()
-	a.handle("GET /health/checks/{check...}", management, func(c *call) reply {
+	a.handle("GET /health/checks/{check...}", levelManagement, func(c *call) reply {
 		check, _, _ := strings.Cut(c.value("check"), "/")
 		if !slices.Contains([]string{"alarms", "local-alarms", "virtual-hosts", "node-is-quorum-critical", "port-listener"}, check) {
 			return unmodeled("the health check " + check)
@@ -60,8 +60,8 @@ func consumers(queues []engine.QueueInfo) (n int) {
 func (a *api) node(name string) object {
 	alarms := a.b.Alarms()
 	return object{
-		"name": name, "type": "disc", "running": true, "mem_alarm": slices.Contains(alarms, engine.MemoryAlarm),
-		"disk_free_alarm": slices.Contains(alarms, engine.DiskAlarm), "partitions": []string{}, "being_drained": false,
+		"name": name, "type": "disc", "running": true, "mem_alarm": slices.Contains(alarms, engine.AlarmMemory),
+		"disk_free_alarm": slices.Contains(alarms, engine.AlarmDisk), "partitions": []string{}, "being_drained": false,
 	}
 }
 
@@ -74,15 +74,15 @@ func (a *api) connections() {
 		}
 		return all[i], true
 	}
-	a.handle("GET /connections", management, func(*call) reply { return ok(list(a.b.Connections(), connection)) })
-	a.handle("GET /connections/{name}", management, func(c *call) reply {
+	a.handle("GET /connections", levelManagement, func(*call) reply { return ok(list(a.b.Connections(), connection)) })
+	a.handle("GET /connections/{name}", levelManagement, func(c *call) reply {
 		o, there := find(c.name())
 		if !there {
 			return missing
 		}
 		return ok(connection(o))
 	})
-	a.handle("DELETE /connections/{name}", management, func(c *call) reply {
+	a.handle("DELETE /connections/{name}", levelManagement, func(c *call) reply {
 		reason := c.Header.Get("X-Reason")
 		if reason == "" {
 			reason = "Closed via management plugin"
@@ -92,7 +92,7 @@ func (a *api) connections() {
 		}
 		return made(false)
 	})
-	a.handle("GET /connections/{name}/sessions", management, func(c *call) reply {
+	a.handle("GET /connections/{name}/sessions", levelManagement, func(c *call) reply {
 		n, err := a.b.Sessions(c.name())
 		if err != nil || !a.newer() {
 			return missing

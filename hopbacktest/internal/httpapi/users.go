@@ -19,21 +19,21 @@ func (a *api) vhosts() {
 		}
 		return engine.VHostInfo{}, false
 	}
-	a.handle("GET /vhosts", management, func(c *call) reply {
+	a.handle("GET /vhosts", levelManagement, func(c *call) reply {
 		all := slices.DeleteFunc(a.b.VHosts(), func(v engine.VHostInfo) bool {
 			_, may := c.user.Permissions[v.Name]
-			return !may && !administrator.allows(c.user.Tags) && !monitoring.allows(c.user.Tags)
+			return !may && !levelAdministrator.allows(c.user.Tags) && !levelMonitoring.allows(c.user.Tags)
 		})
 		return ok(list(all, vhost))
 	})
-	a.handle("GET /vhosts/{vhost}", management, func(c *call) reply {
+	a.handle("GET /vhosts/{vhost}", levelManagement, func(c *call) reply {
 		v, there := find(c.vhost())
 		if !there {
 			return missing
 		}
 		return ok(vhost(v))
 	})
-	a.handle("PUT /vhosts/{vhost}", administrator, func(c *call) reply {
+	a.handle("PUT /vhosts/{vhost}", levelAdministrator, func(c *call) reply {
 		spec := struct {
 			Description string `json:"description"`
 			Tags        tags   `json:"tags"`
@@ -44,13 +44,13 @@ func (a *api) vhosts() {
 		}
 		return made(a.b.PutVHost(c.vhost(), engine.VHostConfig{Description: spec.Description, Tags: spec.Tags, DefaultQueueType: spec.Default}))
 	})
-	a.handle("DELETE /vhosts/{vhost}", administrator, func(c *call) reply {
+	a.handle("DELETE /vhosts/{vhost}", levelAdministrator, func(c *call) reply {
 		if !a.b.DeleteVHost(c.vhost()) {
 			return missing
 		}
 		return made(false)
 	})
-	a.handle("GET /vhosts/{vhost}/connections", management, func(c *call) reply {
+	a.handle("GET /vhosts/{vhost}/connections", levelManagement, func(c *call) reply {
 		all := slices.DeleteFunc(a.b.Connections(), func(o engine.ConnectionInfo) bool { return o.VHost != c.vhost() })
 		return ok(list(all, connection))
 	})
@@ -71,8 +71,8 @@ func (a *api) vhosts() {
 		}
 	}
 	for _, method := range []string{"PUT", "DELETE"} {
-		a.handle(method+" /vhost-limits/{vhost}/{name}", administrator, limit(func(c *call, v int64) error { return a.b.SetLimit(c.vhost(), c.name(), v) }))
-		a.handle(method+" /user-limits/{user}/{name}", administrator, limit(func(c *call, v int64) error { return a.b.SetUserLimit(c.value("user"), c.name(), v) }))
+		a.handle(method+" /vhost-limits/{vhost}/{name}", levelAdministrator, limit(func(c *call, v int64) error { return a.b.SetLimit(c.vhost(), c.name(), v) }))
+		a.handle(method+" /user-limits/{user}/{name}", levelAdministrator, limit(func(c *call, v int64) error { return a.b.SetUserLimit(c.value("user"), c.name(), v) }))
 	}
 }
 
@@ -126,23 +126,23 @@ func (a *api) users() {
 		}
 		return all[i], true
 	}
-	a.handle("GET /whoami", management, func(c *call) reply { return ok(user(c.user)) })
-	a.handle("GET /users", administrator, func(*call) reply { return ok(list(a.b.Users(), user)) })
-	a.handle("GET /users/{user}", administrator, func(c *call) reply {
+	a.handle("GET /whoami", levelManagement, func(c *call) reply { return ok(user(c.user)) })
+	a.handle("GET /users", levelAdministrator, func(*call) reply { return ok(list(a.b.Users(), user)) })
+	a.handle("GET /users/{user}", levelAdministrator, func(c *call) reply {
 		u, there := find(c.value("user"))
 		if !there {
 			return missing
 		}
 		return ok(user(u))
 	})
-	a.handle("PUT /users/{user}", administrator, func(c *call) reply {
+	a.handle("PUT /users/{user}", levelAdministrator, func(c *call) reply {
 		_, was := find(c.value("user"))
 		if err := a.putUser(c.value("user"), c.body); err != nil {
 			return failed(err)
 		}
 		return made(!was)
 	})
-	a.handle("DELETE /users/{user}", administrator, func(c *call) reply {
+	a.handle("DELETE /users/{user}", levelAdministrator, func(c *call) reply {
 		if !a.b.DeleteUser(c.value("user")) {
 			return missing
 		}
@@ -163,23 +163,23 @@ func (a *api) permissions(find func(name string) (engine.UserInfo, bool)) {
 		}
 		return all
 	}
-	a.handle("GET /permissions", administrator, func(*call) reply {
+	a.handle("GET /permissions", levelAdministrator, func(*call) reply {
 		return ok(permissions(func(string, string) bool { return true }))
 	})
-	a.handle("GET /users/{user}/permissions", administrator, func(c *call) reply {
+	a.handle("GET /users/{user}/permissions", levelAdministrator, func(c *call) reply {
 		return ok(permissions(func(user, _ string) bool { return user == c.value("user") }))
 	})
-	a.handle("GET /vhosts/{vhost}/permissions", administrator, func(c *call) reply {
+	a.handle("GET /vhosts/{vhost}/permissions", levelAdministrator, func(c *call) reply {
 		return ok(permissions(func(_, vhost string) bool { return vhost == c.vhost() }))
 	})
-	a.handle("GET /permissions/{vhost}/{user}", administrator, func(c *call) reply {
+	a.handle("GET /permissions/{vhost}/{user}", levelAdministrator, func(c *call) reply {
 		all := permissions(func(user, vhost string) bool { return user == c.value("user") && vhost == c.vhost() })
 		if len(all) == 0 {
 			return missing
 		}
 		return ok(all[0])
 	})
-	a.handle("PUT /permissions/{vhost}/{user}", administrator, func(c *call) reply {
+	a.handle("PUT /permissions/{vhost}/{user}", levelAdministrator, func(c *call) reply {
 		var p *struct{ Configure, Write, Read *string }
 		if err := c.read(&p); err != nil {
 			return failed(err)
@@ -194,7 +194,7 @@ func (a *api) permissions(find func(name string) (engine.UserInfo, bool)) {
 		}
 		return made(!was)
 	})
-	a.handle("DELETE /permissions/{vhost}/{user}", administrator, func(c *call) reply {
+	a.handle("DELETE /permissions/{vhost}/{user}", levelAdministrator, func(c *call) reply {
 		u, _ := find(c.value("user"))
 		if _, was := u.Permissions[c.vhost()]; !was {
 			return missing
@@ -241,9 +241,9 @@ func (a *api) policies() {
 		of := func(vhost string) []engine.PolicyInfo {
 			return slices.DeleteFunc(a.b.Policies(vhost), func(p engine.PolicyInfo) bool { return p.Operator != kind.operator })
 		}
-		a.handle("GET "+kind.path, policymaker, func(*call) reply { return ok(list(of(""), policy)) })
-		a.handle("GET "+kind.path+"/{vhost}", policymaker, func(c *call) reply { return ok(list(of(c.vhost()), policy)) })
-		a.handle("GET "+kind.path+"/{vhost}/{name}", policymaker, func(c *call) reply {
+		a.handle("GET "+kind.path, levelPolicymaker, func(*call) reply { return ok(list(of(""), policy)) })
+		a.handle("GET "+kind.path+"/{vhost}", levelPolicymaker, func(c *call) reply { return ok(list(of(c.vhost()), policy)) })
+		a.handle("GET "+kind.path+"/{vhost}/{name}", levelPolicymaker, func(c *call) reply {
 			for _, p := range of(c.vhost()) {
 				if p.Name == c.name() {
 					return ok(policy(p))
@@ -251,7 +251,7 @@ func (a *api) policies() {
 			}
 			return missing
 		})
-		a.handle("PUT "+kind.path+"/{vhost}/{name}", policymaker, func(c *call) reply {
+		a.handle("PUT "+kind.path+"/{vhost}/{name}", levelPolicymaker, func(c *call) reply {
 			was := slices.ContainsFunc(of(c.vhost()), func(p engine.PolicyInfo) bool { return p.Name == c.name() })
 			p, err := readPolicy(c.body)
 			if err != nil {
@@ -263,7 +263,7 @@ func (a *api) policies() {
 			}
 			return made(!was)
 		})
-		a.handle("DELETE "+kind.path+"/{vhost}/{name}", policymaker, func(c *call) reply {
+		a.handle("DELETE "+kind.path+"/{vhost}/{name}", levelPolicymaker, func(c *call) reply {
 			if !a.b.DeletePolicy(c.vhost(), c.name(), kind.operator) {
 				return missing
 			}

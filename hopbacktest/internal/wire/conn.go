@@ -63,8 +63,8 @@ type Conn struct {
 	write      performatives
 	sessions   map[uint16]*session
 	events     []engine.Event // of the engine
-	told       int            // of events
-	telling    bool           // tell is being called
+	notified   int            // of events
+	notifying  bool           // notify is being called
 	dirty      []*session     // with confirmations to tell
 	stalled    []*session     // with deliveries that wait
 	partial    int            // bytes of messages that have begun
@@ -149,7 +149,7 @@ func (c *Conn) Cut() {
 func (c *Conn) stop() {
 	c.end.Do(func() {
 		close(c.done)
-		if !c.faults.silent(ToClient) {
+		if !c.faults.silent(DirectionToClient) {
 			_ = c.net.Close()
 		}
 	})
@@ -192,7 +192,7 @@ func (c *Conn) run() {
 	if closer != nil {
 		closer.Stop()
 	}
-	if c.faults.silent(ToClient) {
+	if c.faults.silent(DirectionToClient) {
 		c.discard() // the client goes on sending, and isn't to notice
 		_ = c.net.Close()
 	}
@@ -249,7 +249,7 @@ func (c *Conn) frames() (more bool, err error) {
 // lost is called when the client's end is gone. While what the client sends vanishes,
 // the server learns of nothing.
 func (c *Conn) lost(err error) error {
-	if c.faults.silent(FromClient) {
+	if c.faults.silent(DirectionFromClient) {
 		<-c.done
 		return errOver
 	}
@@ -285,14 +285,14 @@ func (c *Conn) next() (there bool, err error) {
 	if b == nil {
 		return false, err
 	}
-	if c.faults.silent(FromClient) {
+	if c.faults.silent(DirectionFromClient) {
 		return true, nil
 	}
 	c.received += uint64(size)
 	if size == uint32(doff)*4 {
 		return true, nil // a sign of life
 	}
-	if c.faults.before(FromClient) {
+	if c.faults.before(DirectionFromClient) {
 		return true, c.severed()
 	}
 	if channel > c.channelMax {
@@ -303,7 +303,7 @@ func (c *Conn) next() (there bool, err error) {
 	} else {
 		err = c.handle(b)
 	}
-	if c.faults.after(FromClient) {
+	if c.faults.after(DirectionFromClient) {
 		return true, c.severed()
 	}
 	return true, err
@@ -348,7 +348,7 @@ func (c *Conn) close(why *frames.Error) {
 		return
 	}
 	for _, s := range c.sessions {
-		s.tellConfirmed()
+		s.notifyConfirmed()
 		s.e.End()
 	}
 	c.dirty, c.stalled, c.later = nil, nil, nil

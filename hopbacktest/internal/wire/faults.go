@@ -11,8 +11,8 @@ type Direction uint8
 
 // The directions.
 const (
-	FromClient Direction = iota
-	ToClient
+	DirectionFromClient Direction = iota
+	DirectionToClient
 )
 
 // faults is what a test does to a connection.
@@ -75,10 +75,10 @@ func (f *faults) outgoing(b []byte) (send []byte, cut bool) {
 	for at := 0; at < len(b); {
 		size := int(uint32(b[at])<<24 | uint32(b[at+1])<<16 | uint32(b[at+2])<<8 | uint32(b[at+3]))
 		if size > frames.HeaderSize {
-			if f.before(ToClient) {
+			if f.before(DirectionToClient) {
 				return f.heard(b[:at]), true
 			}
-			if f.after(ToClient) {
+			if f.after(DirectionToClient) {
 				return f.heard(b[:at+size]), true
 			}
 		}
@@ -89,7 +89,7 @@ func (f *faults) outgoing(b []byte) (send []byte, cut bool) {
 
 // heard is b, or nothing if nothing reaches the client.
 func (f *faults) heard(b []byte) []byte {
-	if f.silent(ToClient) {
+	if f.silent(DirectionToClient) {
 		return nil
 	}
 	return b

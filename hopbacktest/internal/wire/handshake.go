@@ -35,13 +35,13 @@ func (c *Conn) handshake() error {
 	if !ok || f.Type != frames.TypeAMQP {
 		return fmt.Errorf("a %T before the open frame", f.Body)
 	}
-	if c.faults.before(FromClient) {
+	if c.faults.before(DirectionFromClient) {
 		return errOver
 	}
 	if err := c.accept(user, open); err != nil {
 		return err
 	}
-	if c.faults.after(FromClient) {
+	if c.faults.after(DirectionFromClient) {
 		return errOver
 	}
 	return c.net.SetDeadline(time.Time{})
@@ -73,7 +73,7 @@ func (c *Conn) protocol(want frames.Protocol) error {
 
 // say writes b at once.
 func (c *Conn) say(b []byte) error {
-	if c.faults.silent(ToClient) {
+	if c.faults.silent(DirectionToClient) {
 		return nil
 	}
 	_, err := c.net.Write(b)
@@ -93,7 +93,7 @@ func (c *Conn) early() (frames.Frame, error) {
 		}
 		f, err := c.in.AwaitFrame()
 		switch {
-		case c.faults.silent(FromClient) && (err == nil || errors.Is(err, frames.ErrMalformed)):
+		case c.faults.silent(DirectionFromClient) && (err == nil || errors.Is(err, frames.ErrMalformed)):
 			continue
 		case errors.Is(err, frames.ErrMalformed):
 			return f, c.refuseLogin(err)

@@ -21,15 +21,15 @@ func (s *session) transfer(t *frames.Transfer, payload []byte) *engine.Fault {
 	l := s.links[t.Handle]
 	var fault *engine.Fault
 	switch {
-	case l == nil, l.kind == consuming, l.kind == replying:
+	case l == nil, l.kind == kindConsuming, l.kind == kindReplying:
 		return sessionFault("amqp:session:unattached-handle", "Unknown link handle: %d", t.Handle)
-	case l.kind == requesting:
+	case l.kind == kindRequesting:
 		fault = l.request(t, payload)
 	default:
 		fault = l.message(t, payload)
 	}
 	if fault != nil {
-		if fault.Ends != engine.EndsLink {
+		if fault.Ends != engine.ScopeLink {
 			return fault
 		}
 		s.settleUp() // a released message of this link, say
@@ -72,7 +72,7 @@ func (l *link) message(t *frames.Transfer, payload []byte) *engine.Fault {
 		return l.more(id, settled, payload)
 	}
 	if l.credit == 0 {
-		return &engine.Fault{Ends: engine.EndsLink, Err: &frames.Error{Condition: "amqp:link:transfer-limit-exceeded"}}
+		return &engine.Fault{Ends: engine.ScopeLink, Err: &frames.Error{Condition: "amqp:link:transfer-limit-exceeded"}}
 	}
 	parts := l.partial != nil
 	if parts {
@@ -94,14 +94,14 @@ func (l *link) message(t *frames.Transfer, payload []byte) *engine.Fault {
 		return fault
 	}
 	if fault := l.pub.Publish(id, settled, payload); fault != nil {
-		if l.anonymous && settled && fault.Ends == engine.EndsLink && fault.Err.Condition != "amqp:decode-error" && fault.Err.Condition != "amqp:unauthorized-access" {
+		if l.anonymous && settled && fault.Ends == engine.ScopeLink && fault.Err.Condition != "amqp:decode-error" && fault.Err.Condition != "amqp:unauthorized-access" {
 			if parts { // RabbitMQ looks for the tag in the last frame, and crashes
-				return &engine.Fault{Ends: engine.EndsConnection, Err: &frames.Error{Condition: "amqp:internal-error", Description: "Session error: function_clause"}}
+				return &engine.Fault{Ends: engine.ScopeConnection, Err: &frames.Error{Condition: "amqp:internal-error", Description: "Session error: function_clause"}}
 			}
 			// No disposition can tell which one it was.
 			err := *fault.Err
 			err.Info = frames.Map{{Key: frames.Symbol("delivery-tag"), Value: l.tag}}
-			return &engine.Fault{Ends: engine.EndsLink, Err: &err}
+			return &engine.Fault{Ends: engine.ScopeLink, Err: &err}
 		}
 		return fault
 	}
@@ -156,8 +156,8 @@ func (c *Conn) confirmed(e *engine.Event) {
 	case *frames.Accepted:
 		s.accepted = append(s.accepted, e.ID)
 	default:
-		s.tellConfirmed()
-		s.tell(e.ID, e.ID, e.State)
+		s.notifyConfirmed()
+		s.notify(e.ID, e.ID, e.State)
 	}
 	if l.credit <= linkCredit/2 && !slices.Contains(s.granted, l) {
 		s.granted = append(s.granted, l)
@@ -168,8 +168,8 @@ func (c *Conn) confirmed(e *engine.Event) {
 	}
 }
 
-// tell sends an outcome of the client's messages.
-func (s *session) tell(first, last uint32, state any) {
+// notify sends an outcome of the client's messages.
+func (s *session) notify(first, last uint32, state any) {
 	d := &s.c.write.disposition
 	*d = frames.Disposition{Role: frames.RoleReceiver, First: first, Settled: frames.Some(true), State: state}
 	if last != first {
@@ -180,8 +180,8 @@ func (s *session) tell(first, last uint32, state any) {
 
 var accepted = &frames.Accepted{}
 
-// tellConfirmed sends what has gathered, in as few ranges as possible.
-func (s *session) tellConfirmed() {
+// notifyConfirmed sends what has gathered, in as few ranges as possible.
+func (s *session) notifyConfirmed() {
 	s.dirty = false
 	if ids := s.accepted; len(ids) > 0 {
 		before := func(a, b uint32) int { return int(int32(a - b)) }
@@ -191,7 +191,7 @@ func (s *session) tellConfirmed() {
 		first := ids[0]
 		for i, id := range ids {
 			if i+1 == len(ids) || ids[i+1] != id+1 {
-				s.tell(first, id, accepted)
+				s.notify(first, id, accepted)
 				if i+1 < len(ids) {
 					first = ids[i+1]
 				}

@@ -11,10 +11,10 @@ import (
 type kind uint8
 
 const (
-	publishing kind = iota // the client sends messages
-	consuming              // the client receives messages
-	requesting             // the client sends requests to /management
-	replying               // the client receives the replies
+	kindPublishing kind = iota // the client sends messages
+	kindConsuming              // the client receives messages
+	kindRequesting             // the client sends requests to /management
+	kindReplying               // the client receives the replies
 )
 
 // linkCredit is what a client that sends gets at a time; there is more at half of it.
@@ -97,12 +97,12 @@ func (c *Conn) release() {
 
 // tooMuch closes a connection that would hold more than it may.
 func tooMuch(of string) *engine.Fault {
-	return &engine.Fault{Ends: engine.EndsConnection, Err: &frames.Error{Condition: "amqp:resource-limit-exceeded", Description: "too many bytes in " + of}}
+	return &engine.Fault{Ends: engine.ScopeConnection, Err: &frames.Error{Condition: "amqp:resource-limit-exceeded", Description: "too many bytes in " + of}}
 }
 
 // linkFault is an error that ends the link.
 func linkFault(condition frames.Symbol, format string, args ...any) *engine.Fault {
-	return &engine.Fault{Ends: engine.EndsLink, Err: &frames.Error{Condition: condition, Description: fmt.Sprintf(format, args...)}}
+	return &engine.Fault{Ends: engine.ScopeLink, Err: &frames.Error{Condition: condition, Description: fmt.Sprintf(format, args...)}}
 }
 
 // misuse is what a transfer that contradicts its link, or the transfers before it, comes
@@ -118,7 +118,7 @@ func (s *session) misuse(format string, args ...any) *engine.Fault {
 func (s *session) refusal(condition frames.Symbol, format string, args ...any) *engine.Fault {
 	f := linkFault(condition, format, args...)
 	if s.c.server.old {
-		f.Ends = engine.EndsSession
+		f.Ends = engine.ScopeSession
 	}
 	return f
 }
@@ -128,7 +128,7 @@ func (s *session) attach(a *frames.Attach) *engine.Fault {
 	if a.Handle > s.maxHandle {
 		return sessionFault("amqp:connection:framing-error", "link handle value (%d) exceeds maximum link handle value (%d)", a.Handle, s.maxHandle)
 	}
-	if l := s.links[a.Handle]; l != nil && s.c.server.old && l.kind <= consuming {
+	if l := s.links[a.Handle]; l != nil && s.c.server.old && l.kind <= kindConsuming {
 		// RabbitMQ 4.0 doesn't look, and forgets the link that it had.
 		l.shut()
 		s.drop(l)
@@ -149,7 +149,7 @@ func (s *session) attach(a *frames.Attach) *engine.Fault {
 		return nil
 	}
 	s.c.holdAttached(-size)
-	if fault.Ends != engine.EndsLink {
+	if fault.Ends != engine.ScopeLink {
 		return fault
 	}
 	s.c.server.log(s.c, fmt.Sprintf("refusing link '%s': %v", a.Name, fault))
@@ -217,7 +217,7 @@ func (s *session) openPublisher(l *link, a *frames.Attach) *engine.Fault {
 	if fault != nil {
 		return fault
 	}
-	l.kind, l.pub = publishing, pub
+	l.kind, l.pub = kindPublishing, pub
 	if t, ok := a.Target.(*frames.Target); ok {
 		l.anonymous = t.Address == nil && !t.Dynamic
 	}
@@ -236,7 +236,7 @@ func (s *session) openConsumer(l *link, a *frames.Attach) *engine.Fault {
 	if fault != nil {
 		return fault
 	}
-	l.kind, l.con = consuming, con
+	l.kind, l.con = kindConsuming, con
 	con.Tag = l
 	l.settled = a.SenderSettleMode.Or(2) == 1
 	s.links[l.handle] = l
@@ -274,9 +274,9 @@ func (s *session) detach(d *frames.Detach) {
 // shut ends the link in the engine.
 func (l *link) shut() {
 	switch l.kind {
-	case publishing:
+	case kindPublishing:
 		l.pub.Close()
-	case consuming:
+	case kindConsuming:
 		l.con.Close()
 	default:
 		l.s.unpair(l)
@@ -288,7 +288,7 @@ func (s *session) drop(l *link) {
 	l.forget()
 	delete(s.links, l.handle)
 	s.pending.remove(l)
-	if l.kind == consuming {
+	if l.kind == kindConsuming {
 		for id, d := range s.unsettled {
 			if d.Consumer == l.con {
 				delete(s.unsettled, id)
@@ -301,7 +301,7 @@ func (s *session) drop(l *link) {
 func (l *link) detached(why *frames.Error) {
 	s := l.s
 	s.c.server.log(s.c, fmt.Sprintf("detaching link '%s': %v", l.name, why))
-	s.tellConfirmed()
+	s.notifyConfirmed()
 	s.drop(l)
 	s.c.send(s.channel, &frames.Detach{Handle: l.handle, Closed: true, Error: why})
 }

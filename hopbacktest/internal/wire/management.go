@@ -44,7 +44,7 @@ func (s *session) join(l *link, a *frames.Attach, address any) *engine.Fault {
 }
 
 func (p *pair) half(k kind) **link {
-	if k == requesting {
+	if k == kindRequesting {
 		return &p.requests
 	}
 	return &p.replies
@@ -64,7 +64,7 @@ func (s *session) openRequests(l *link, a *frames.Attach) *engine.Fault {
 	if a.Source != nil {
 		address = a.Source.Address
 	}
-	l.kind = requesting
+	l.kind = kindRequesting
 	if fault := s.join(l, a, address); fault != nil {
 		return fault
 	}
@@ -84,7 +84,7 @@ func (s *session) openReplies(l *link, a *frames.Attach) *engine.Fault {
 	if t, ok := a.Target.(*frames.Target); ok && t != nil {
 		address = t.Address
 	}
-	l.kind = replying
+	l.kind = kindReplying
 	if fault := s.join(l, a, address); fault != nil {
 		return fault
 	}

@@ -286,8 +286,8 @@ func (l *link) flowed(f *frames.Flow) {
 	}
 }
 
-// takenBack tells the client that the broker has given a delivery to somebody else.
-func (l *link) takenBack(d *engine.Delivery) {
+// revoked tells the client that the broker has given a delivery to somebody else.
+func (l *link) revoked(d *engine.Delivery) {
 	for id, held := range l.s.unsettled {
 		if held == d {
 			t := &l.s.c.write.disposition

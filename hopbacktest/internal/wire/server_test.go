@@ -357,10 +357,10 @@ func TestAlarmClosesTheWindows(t *testing.T) {
 		p := w.dial()
 		p.open(nil)
 		assert.Equal(t, uint32(400), p.begin(1).IncomingWindow)
-		w.engine.SetAlarm(engine.MemoryAlarm, true)
+		w.engine.SetAlarm(engine.AlarmMemory, true)
 		assert.Zero(t, expect[*frames.Flow](p).IncomingWindow)
 		assert.Zero(t, p.begin(2).IncomingWindow)
-		w.engine.SetAlarm(engine.MemoryAlarm, false)
+		w.engine.SetAlarm(engine.AlarmMemory, false)
 		for range 2 {
 			assert.Equal(t, uint32(400), expect[*frames.Flow](p).IncomingWindow)
 		}

@@ -78,7 +78,7 @@ func (c *Conn) begin(channel uint16, p *frames.Begin) {
 
 // sessionFault is an error that ends the session.
 func sessionFault(condition frames.Symbol, format string, args ...any) *engine.Fault {
-	return &engine.Fault{Ends: engine.EndsSession, Err: &frames.Error{Condition: condition, Description: fmt.Sprintf(format, args...)}}
+	return &engine.Fault{Ends: engine.ScopeSession, Err: &frames.Error{Condition: condition, Description: fmt.Sprintf(format, args...)}}
 }
 
 // handle carries out a frame. A fault ends what it says.
@@ -110,7 +110,7 @@ func (s *session) handle(p frames.Performative, payload []byte) *engine.Fault {
 
 // fail ends what a fault says. Where the fault is the engine's, the engine has ended it.
 func (s *session) fail(f *engine.Fault) {
-	if f.Ends == engine.EndsConnection {
+	if f.Ends == engine.ScopeConnection {
 		_ = s.c.refuse(f.Err)
 		return
 	}
@@ -129,9 +129,9 @@ func (s *session) fail(f *engine.Fault) {
 
 // settleUp tells the client all outcomes that there are, ahead of an end.
 func (s *session) settleUp() {
-	s.c.tell(math.MaxInt)
+	s.c.notify(math.MaxInt)
 	if !s.gone {
-		s.tellConfirmed()
+		s.notifyConfirmed()
 	}
 }
 
@@ -182,9 +182,9 @@ func (s *session) flow(f *frames.Flow) *engine.Fault {
 		return sessionFault("amqp:session:unattached-handle", "Unattached link handle: %d", f.Handle.Value)
 	}
 	switch l.kind {
-	case consuming:
+	case kindConsuming:
 		l.credited(f)
-	case replying:
+	case kindReplying:
 		l.repliesCredited(f)
 	}
 	return nil
@@ -212,23 +212,23 @@ func (s *session) block(on bool) {
 // event carries out what the engine tells. c.mu is held.
 func (c *Conn) event(e *engine.Event) {
 	switch e.Kind {
-	case engine.Delivered:
+	case engine.EventDelivered:
 		if l := linkOf(e.Consumer.Tag); l != nil {
 			l.deliver(e.Delivery)
 		}
-	case engine.Confirmed:
+	case engine.EventConfirmed:
 		if !c.postpone(answer{event: *e}) {
 			c.confirmed(e)
 		}
-	case engine.Flowed:
+	case engine.EventFlowed:
 		if l := linkOf(e.Consumer.Tag); l != nil {
 			l.flowed(e.Flow)
 		}
-	case engine.TakenBack:
+	case engine.EventRevoked:
 		if l := linkOf(e.Consumer.Tag); l != nil {
-			l.takenBack(e.Delivery)
+			l.revoked(e.Delivery)
 		}
-	case engine.Detached:
+	case engine.EventDetached:
 		var l *link
 		if e.Consumer != nil {
 			l = linkOf(e.Consumer.Tag)
@@ -238,11 +238,11 @@ func (c *Conn) event(e *engine.Event) {
 		if l != nil {
 			l.detached(e.Err)
 		}
-	case engine.Ended:
+	case engine.EventEnded:
 		if s, _ := e.Session.Tag.(*session); s != nil && !s.gone {
-			s.fail(&engine.Fault{Ends: engine.EndsSession, Err: e.Err})
+			s.fail(&engine.Fault{Ends: engine.ScopeSession, Err: e.Err})
 		}
-	case engine.Closed:
+	case engine.EventClosed:
 		switch {
 		case c.closeSent: // the client has been told, and is to close it now
 		case e.Err != nil:
@@ -252,8 +252,8 @@ func (c *Conn) event(e *engine.Event) {
 			c.out = c.out[:0]
 			c.Cut()
 		}
-	case engine.Blocked, engine.Unblocked:
-		c.blocked = e.Kind == engine.Blocked
+	case engine.EventBlocked, engine.EventUnblocked:
+		c.blocked = e.Kind == engine.EventBlocked
 		for _, s := range c.sessions {
 			s.block(c.blocked)
 		}

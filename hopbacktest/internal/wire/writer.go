@@ -61,13 +61,13 @@ func (w *writer) round() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
-		w.busy = c.tell(maxOut) > 1
+		w.busy = c.notify(maxOut) > 1
 		w.later()
 		for i := 0; i < len(c.stalled) && len(c.out) < maxOut; i++ {
 			c.stalled[i].pump()
 		}
 		c.stalled = slices.DeleteFunc(c.stalled, func(s *session) bool { s.stalled = s.pending.len() > 0; return !s.stalled })
-		c.tellConfirmed()
+		c.notifyConfirmed()
 		if len(c.out) == 0 {
 			return true
 		}
@@ -87,28 +87,28 @@ func (w *writer) round() bool {
 	}
 }
 
-// tell carries out the events that the engine has, until so much is to be written. It
+// notify carries out the events that the engine has, until so much is to be written. It
 // returns how many there were. c.mu is held.
-func (c *Conn) tell(limit int) (n int) {
-	if c.telling {
+func (c *Conn) notify(limit int) (n int) {
+	if c.notifying {
 		return 0
 	}
-	c.telling = true
-	defer func() { c.telling = false }()
+	c.notifying = true
+	defer func() { c.notifying = false }()
 	for {
-		if c.told == len(c.events) {
+		if c.notified == len(c.events) {
 			clear(c.events)
-			c.events, c.told = c.engine.Take(c.events[:0]), 0
+			c.events, c.notified = c.engine.Take(c.events[:0]), 0
 		}
-		if c.told == len(c.events) {
+		if c.notified == len(c.events) {
 			return n
 		}
-		for ; c.told < len(c.events); n++ {
+		for ; c.notified < len(c.events); n++ {
 			if len(c.out) >= limit {
 				return n
 			}
-			c.told++
-			c.event(&c.events[c.told-1])
+			c.notified++
+			c.event(&c.events[c.notified-1])
 		}
 	}
 }
@@ -117,15 +117,15 @@ func (c *Conn) tell(limit int) (n int) {
 // comes of the next thing. c.mu is held.
 func (c *Conn) catchUp() {
 	if !c.closeSent {
-		c.tell(maxOut)
-		c.tellConfirmed()
+		c.notify(maxOut)
+		c.notifyConfirmed()
 	}
 }
 
-// tellConfirmed sends the confirmations that have gathered. c.mu is held.
-func (c *Conn) tellConfirmed() {
+// notifyConfirmed sends the confirmations that have gathered. c.mu is held.
+func (c *Conn) notifyConfirmed() {
 	for _, s := range c.dirty {
-		s.tellConfirmed()
+		s.notifyConfirmed()
 	}
 	clear(c.dirty)
 	c.dirty = c.dirty[:0]

@@ -15,7 +15,7 @@ import (
 )
 
 // CentralConsumer is how the documentation runs Central.
-var CentralConsumer = client.ConsumerConfig{Prefetch: 1000, NoQuarantine: true}
+var CentralConsumer = client.ConsumerConfig{Prefetch: 1000, NoIsolation: true}
 
 // Central declares what Central needs, and runs it.
 func Central(t *testing.T, conn *client.Conn, p retry.Policy, cfg retry.CentralConfig, work ...declare.QuorumQueue) (stop func() error) {

@@ -52,22 +52,22 @@ func Refused(t *testing.T, url string, kind error, in time.Duration, edit ...fun
 func AssertNoSecret(t *testing.T, err error) {
 	t.Helper()
 	for _, form := range []string{Secret, url.QueryEscape(Secret), url.PathEscape(Secret), url.UserPassword("", Secret).String()[1:], "s3cr3t"} {
-		var walk func(error)
-		walk = func(err error) {
+		var scan func(error)
+		scan = func(err error) {
 			if err == nil {
 				return
 			}
 			assert.NotContains(t, err.Error(), form)
 			switch u := err.(type) {
 			case interface{ Unwrap() error }:
-				walk(u.Unwrap())
+				scan(u.Unwrap())
 			case interface{ Unwrap() []error }:
 				for _, e := range u.Unwrap() {
-					walk(e)
+					scan(e)
 				}
 			}
 		}
-		walk(err)
+		scan(err)
 	}
 }
 
@@ -92,7 +92,7 @@ func Listen(t *testing.T, serve func(net.Conn)) string {
 	return ln.Addr().String()
 }
 
-// Events keeps what Config.Observe is told.
+// Events keeps what Config.OnEvent is told.
 type Events struct {
 	mu  sync.Mutex
 	all []client.Event

@@ -42,10 +42,10 @@ type Attempt struct {
 
 // Worker handles messages. It fails on all but those that begin with "twice", which succeed
 // at the third attempt.
-func Worker(strategy, worker string, tell func(Attempt)) client.Handler {
+func Worker(strategy, worker string, notify func(Attempt)) client.Handler {
 	return retry.With(Policy(strategy, worker))(client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 		a := Attempt{worker, string(d.Message().GetData()), retry.Count(d.Message())}
-		tell(a)
+		notify(a)
 		if strings.HasPrefix(a.Body, "twice") && a.Count == 2 {
 			return nil
 		}
@@ -53,18 +53,18 @@ func Worker(strategy, worker string, tell func(Attempt)) client.Handler {
 	}))
 }
 
-// Letter is what a reader makes of a dead letter.
-type Letter struct {
+// DeadLetter is what a reader makes of a dead letter.
+type DeadLetter struct {
 	Body, Queue, Exchange, RoutingKey, Reason, Error, Worker string
 
 	Retries int
 	Ordered bool // the first failure is known, and not behind the last
 }
 
-// LetterOf reads a dead letter.
-func LetterOf(m *client.Message) Letter {
-	d := retry.DeathOf(m)
-	return Letter{
+// DeadLetterOf reads a dead letter.
+func DeadLetterOf(m *client.Message) DeadLetter {
+	d := retry.DeadLetterOf(m)
+	return DeadLetter{
 		Body: string(m.GetData()), Queue: d.Queue, Exchange: d.Exchange, RoutingKey: d.RoutingKey, Reason: string(d.Reason), Error: d.Error,
 		Worker: d.Worker, Retries: d.Retries, Ordered: !d.FirstFailure.IsZero() && !d.FirstFailure.After(d.LastFailure),
 	}

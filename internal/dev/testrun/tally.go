@@ -213,7 +213,7 @@ func (s *stream) output(c *test, text string) {
 func (s *stream) endPackage(e event, p *pkg) {
 	p.ended = true
 	names := slices.Sorted(maps.Keys(p.tests))
-	ran, told, waiting := 0, false, 0
+	ran, notified, waiting := 0, false, 0
 	for _, name := range names {
 		c := p.tests[name]
 		if name == "" {
@@ -231,7 +231,7 @@ func (s *stream) endPackage(e event, p *pkg) {
 			})
 		}
 		if unended != "" && c.paused {
-			told = true
+			notified = true
 			if !below("") {
 				ran++
 				waiting++
@@ -240,7 +240,7 @@ func (s *stream) endPackage(e event, p *pkg) {
 			continue
 		}
 		if c.ended == "fail" {
-			told = true
+			notified = true
 			if unended == "" || !silent(c.output.String()) {
 				s.say("\n%s %s:\n%s", e.Package, name, c.output.String())
 			}
@@ -270,7 +270,7 @@ func (s *stream) endPackage(e event, p *pkg) {
 			why = "  can't be built"
 		}
 		s.say("FAIL  %s  %.1f s%s\n", e.Package, e.Elapsed, why)
-		if !told { // TestMain, or a build
+		if !notified { // TestMain, or a build
 			s.fail(e.Package)
 		}
 	case ran > 0:

@@ -42,7 +42,7 @@ type FakeBroker struct {
 	// RenewAfter, if set, is how many deliveries wear a session out.
 	RenewAfter int
 	// Tell, if set, is told of a consumer's events.
-	Tell func(event.StateEvent)
+	Notify func(event.StateEvent)
 	// Overdue is how long it may leave a message unanswered. 0: for ever.
 	Overdue time.Duration
 	// Silent leaves drains, closings and the question whether it answers unanswered.
@@ -250,11 +250,11 @@ func (b *FakeBroker) Kill(err error) {
 	})
 }
 
-// TakeBack takes a delivery back from its consumer, as RabbitMQ 4.3 does after the consumer
+// Revoke takes a delivery back from its consumer, as RabbitMQ 4.3 does after the consumer
 // timeout, and makes it ready again. The link gets nothing more until the stale delivery is
 // settled and a flow follows.
-func (b *FakeBroker) TakeBack(id string, again bool) {
-	var told func(first, last uint32)
+func (b *FakeBroker) Revoke(id string, again bool) {
+	var notified func(first, last uint32)
 	var back uint32
 	b.Update(func() {
 		for _, s := range b.Sessions {
@@ -265,14 +265,14 @@ func (b *FakeBroker) TakeBack(id string, again bool) {
 						if again { // else another consumer has it
 							b.Ready = append(b.Ready, WithID(id))
 						}
-						told, back = r.takenBack, n
+						notified, back = r.revoked, n
 						b.Log("take back %s", id)
 					}
 				}
 			}
 		}
 	})
-	told(back, back)
+	notified(back, back)
 }
 
 // KillSenders ends the sending links only.
@@ -338,7 +338,7 @@ func (s *FakeSession) End(err error) {
 }
 
 func (s *FakeSession) Broken() <-chan struct{} { return s.Gone }
-func (s *FakeSession) Wear() float64 {
+func (s *FakeSession) Exhaust() float64 {
 	s.B.Mu.Lock()
 	defer s.B.Mu.Unlock()
 	if s.B.RenewAfter == 0 {
@@ -403,7 +403,7 @@ func (s *FakeSession) Receiver(ctx context.Context, source string, o link.Receiv
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	r := &FakeReceiver{B: s.B, Unsettled: map[uint32]*amqp.Message{}, stale: map[uint32]bool{}, takenBack: o.TakenBack}
+	r := &FakeReceiver{B: s.B, Unsettled: map[uint32]*amqp.Message{}, stale: map[uint32]bool{}, revoked: o.Revoked}
 	s.B.Update(func() {
 		r.Err = s.err
 		s.Receivers = append(s.Receivers, r)
@@ -435,9 +435,9 @@ type FakeReceiver struct {
 	arrived   []link.Arrival
 	Unsettled map[uint32]*amqp.Message
 
-	takenBack func(first, last uint32)
-	stale     map[uint32]bool // were taken back, and aren't settled yet
-	starved   bool            // until a flow comes behind that
+	revoked func(first, last uint32)
+	stale   map[uint32]bool // were taken back, and aren't settled yet
+	starved bool            // until a flow comes behind that
 
 	Presettled bool // deliveries need no settlement
 	draining   bool
@@ -564,7 +564,7 @@ func (r *FakeReceiver) Settle(id uint32, d link.Disposition) (err error) {
 		}
 		r.B.Log("%s %s", outcomeName(d), IDOf(m))
 		r.B.Last = d
-		if r.B.Requeues && (d.Kind == link.Released || d.Kind == link.Modified && !d.Dead) {
+		if r.B.Requeues && (d.Kind == link.DispositionReleased || d.Kind == link.DispositionModified && !d.Dead) {
 			r.B.Ready = append([]*amqp.Message{m}, r.B.Ready...)
 		}
 	})
@@ -573,9 +573,9 @@ func (r *FakeReceiver) Settle(id uint32, d link.Disposition) (err error) {
 
 func outcomeName(d link.Disposition) string {
 	switch {
-	case d.Kind == link.Accepted:
+	case d.Kind == link.DispositionAccepted:
 		return "accept"
-	case d.Kind == link.Released:
+	case d.Kind == link.DispositionReleased:
 		return "release"
 	case d.Dead && d.Failed:
 		return "dead-letter as failed"

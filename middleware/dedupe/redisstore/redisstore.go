@@ -95,11 +95,11 @@ func (s *Store) Claim(ctx context.Context, key, owner string, lease time.Duratio
 	}
 	switch v {
 	case "claimed":
-		return dedupe.Claimed, nil
+		return dedupe.StateClaimed, nil
 	case "busy":
-		return dedupe.Busy, nil
+		return dedupe.StateBusy, nil
 	case "done":
-		return dedupe.Done, nil
+		return dedupe.StateDone, nil
 	}
 	return "", fmt.Errorf("redisstore: Redis answered %v", v)
 }

@@ -93,7 +93,7 @@ func TestClaimsAndMarksExpire(t *testing.T) {
 	ctx := t.Context()
 	state, err := store.Claim(ctx, "a", "one", time.Minute)
 	require.NoError(t, err)
-	require.Equal(t, dedupe.Claimed, state)
+	require.Equal(t, dedupe.StateClaimed, state)
 	ttl, err := rdb.PTTL(ctx, "expiry:a").Result()
 	require.NoError(t, err)
 	assert.InDelta(t, time.Minute.Seconds(), ttl.Seconds(), 30)
@@ -111,7 +111,7 @@ func TestClaimsAndMarksExpire(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		state, err := store.Claim(ctx, "b", "two", time.Nanosecond)
-		return err == nil && state == dedupe.Claimed
+		return err == nil && state == dedupe.StateClaimed
 	}, 10*time.Second, time.Millisecond)
 }
 
@@ -174,7 +174,7 @@ func TestMarksSurviveAKill(t *testing.T) {
 	require.NoError(t, own.Start(t.Context()))
 	state, err := store.Claim(t.Context(), "a", "two", time.Minute)
 	require.NoError(t, err)
-	assert.Equal(t, dedupe.Done, state)
+	assert.Equal(t, dedupe.StateDone, state)
 }
 
 func TestBadConfigurationIsRefused(t *testing.T) {

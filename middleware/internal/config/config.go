@@ -48,7 +48,7 @@ func (p Pause) Set(pause, limit *time.Duration) error {
 		value time.Duration
 	}{{p.Name, *pause}, {p.LimitName, *limit}} {
 		if f.value < 0 {
-			return argument.At(at.Field(f.name), argument.OutOfRange, f.value, "is negative", "use a positive duration, or 0 for the default")
+			return argument.At(at.Field(f.name), argument.CodeOutOfRange, f.value, "is negative", "use a positive duration, or 0 for the default")
 		}
 	}
 	if *pause == 0 {
@@ -61,7 +61,7 @@ func (p Pause) Set(pause, limit *time.Duration) error {
 	case *limit == 0:
 		*limit = max(p.LimitDefault, *pause)
 	case *limit < *pause:
-		return argument.At(at.Field(p.LimitName), argument.Conflict, *limit, "is less than", "make it at least as long, or 0 for the default").And(at.Field(p.Name))
+		return argument.At(at.Field(p.LimitName), argument.CodeConflict, *limit, "is less than", "make it at least as long, or 0 for the default").And(at.Field(p.Name))
 	}
 	return nil
 }

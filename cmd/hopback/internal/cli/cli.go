@@ -154,11 +154,11 @@ func (c *command) codeOf(err error) int {
 		return Usage
 	case errors.As(err, &api):
 		return Unknown // even a 404
-	case errors.As(err, new(*desk.TermsError)), errors.As(err, new(*desk.NoMessageError)), errors.As(err, new(*desk.LineError)):
+	case errors.As(err, new(*desk.SideEffectsError)), errors.As(err, new(*desk.NoMessageError)), errors.As(err, new(*desk.LineError)):
 		return No
 	case refusedByGuards(err):
 		return No
-	case errors.Is(err, declare.ErrConflict), errors.Is(err, declare.ErrInUse), errors.Is(err, declare.ErrMissing), errors.Is(err, declare.ErrInvalid):
+	case errors.Is(err, declare.ErrConflict), errors.Is(err, declare.ErrInUse), errors.Is(err, declare.ErrNotFound), errors.Is(err, declare.ErrInvalid):
 		return No
 	}
 	return Unknown

@@ -77,23 +77,23 @@ type dlqFlags struct {
 	accept []string
 }
 
-func (c *command) accepted() []desk.CaveatCode {
-	var all []desk.CaveatCode
+func (c *command) accepted() []desk.WarningCode {
+	var all []desk.WarningCode
 	for _, a := range c.dlqFlags.accept {
-		all = append(all, desk.CaveatCode(a))
+		all = append(all, desk.WarningCode(a))
 	}
 	return all
 }
 
-// caveats are what --accept can name.
-var caveats = []desk.CaveatCode{
-	desk.CaveatLimit, desk.CaveatLoss, desk.CaveatConsumers, desk.CaveatSingleActive, desk.CaveatClassic, desk.CaveatPolicies, desk.CaveatScan,
+// warnings are what --accept can name.
+var warnings = []desk.WarningCode{
+	desk.WarningLimit, desk.WarningLoss, desk.WarningConsumers, desk.WarningSingleActive, desk.WarningClassic, desk.WarningPolicies, desk.WarningScan,
 }
 
 // checkAccepted refuses an --accept that names no side effect.
 func (c *command) checkAccepted() error {
 	var names []string
-	for _, v := range caveats {
+	for _, v := range warnings {
 		names = append(names, string(v))
 	}
 	for _, a := range c.dlqFlags.accept {
@@ -126,32 +126,32 @@ func (c *command) atDesk(cmd *cobra.Command, do func(ctx context.Context, d *des
 			return err
 		}
 		err = flagged(do(ctx, d))
-		if errors.Is(err, declare.ErrMissing) {
+		if errors.Is(err, declare.ErrNotFound) {
 			err = fmt.Errorf("%w; \"hopback dlq survey\" lists the queues of virtual host %q, and \"hopback topology apply\" declares the queues of a file", err, b.vhost)
 		}
-		if terms, ok := errors.AsType[*desk.TermsError](err); ok {
-			err = refusedToRead(terms)
+		if sideEffects, ok := errors.AsType[*desk.SideEffectsError](err); ok {
+			err = refusedToRead(sideEffects)
 		}
 		return timedOut(ctx, err)
 	})
 }
 
 // refusedToRead says which side effects of reading a queue have to be allowed, and how.
-func refusedToRead(e *desk.TermsError) error {
+func refusedToRead(e *desk.SideEffectsError) error {
 	var why, flags []string
-	for _, v := range e.Terms.Caveats {
+	for _, v := range e.SideEffects.Warnings {
 		if v.Refuses {
 			why = append(why, v.Text)
 			flags = append(flags, "--accept "+string(v.Code))
 		}
 	}
-	return coded(No, fmt.Errorf("the queue %q wasn't read: %s; to read it anyway: %s", e.Terms.Queue, strings.Join(why, "; "), strings.Join(flags, " ")))
+	return coded(No, fmt.Errorf("the queue %q wasn't read: %s; to read it anyway: %s", e.SideEffects.Queue, strings.Join(why, "; "), strings.Join(flags, " ")))
 }
 
 // flagOf is the flag of each argument that package desk names.
 var flagOf = map[string]string{
 	"ListConfig.Skip": "--skip", "ListConfig.Limit": "--limit", "Filter.MinReplays": "--min-replays", "Filter.MaxReplays": "--max-replays",
-	"Filter.DiedBefore": "--older-than", "Filter.DiedAfter": "--newer-than", "ReplayConfig.ID": "--replay-id", "ReplayConfig.By": "--by",
+	"Filter.DeadLetteredBefore": "--older-than", "Filter.DeadLetteredAfter": "--newer-than", "ReplayConfig.ID": "--replay-id", "ReplayConfig.By": "--by",
 	"ReplayConfig.Rate": "--rate", "ReplayConfig.Address": "--to", "DiscardConfig.To": "--to", "ImportConfig.Skip": "--skip", "file": "FILE", "queue": "QUEUE",
 	"Edit.ContentType": "--content-type", "Edit.Property": "--set", "Filter.Groups": "--group",
 }
@@ -167,7 +167,7 @@ func flagged(err error) error {
 		return usage("no flag selects messages; select some, or add --all for all messages of the queue")
 	case path == "SurveyConfig.Queues":
 		return usage("hopback can't list queues without the HTTP API; name the queues, or set --management-url")
-	case path == "file" && bad.Code == argument.Conflict:
+	case path == "file" && bad.Code == argument.CodeConflict:
 		return usage("%s isn't empty; name another file, or continue this one with --resume", bad.Value)
 	case flagOf[path] != "":
 		text := flagOf[path]
@@ -276,10 +276,10 @@ func (s *selection) selected() (desk.Filter, error) {
 	}
 	now := time.Now()
 	if s.newerThan > 0 {
-		f.DiedAfter = now.Add(-s.newerThan)
+		f.DeadLetteredAfter = now.Add(-s.newerThan)
 	}
 	if s.olderThan > 0 {
-		f.DiedBefore = now.Add(-s.olderThan)
+		f.DeadLetteredBefore = now.Add(-s.olderThan)
 	}
 	if s.maxReplays >= 0 {
 		f.MaxReplays = &s.maxReplays
@@ -302,9 +302,9 @@ const stoppedAfter = 500 * time.Millisecond
 // stopping reports what a command does that takes a while to stop after ctx has ended. Callers
 // must call the function that it returns.
 func (c *command) stopping(ctx context.Context, text string) (end func()) {
-	over, said := make(chan struct{}), make(chan struct{})
+	over, logged := make(chan struct{}), make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
-		defer close(said)
+		defer close(logged)
 		t := time.NewTimer(stoppedAfter)
 		defer t.Stop()
 		select {
@@ -316,13 +316,13 @@ func (c *command) stopping(ctx context.Context, text string) (end func()) {
 	return func() {
 		close(over)
 		if !stop() {
-			<-said
+			<-logged
 		}
 	}
 }
 
-// walking shows the progress of a scan, and what the command does once ctx has ended.
-func (c *command) walking(ctx context.Context, what string) (show func(desk.Progress), end func()) {
+// scanning shows the progress of a scan, and what the command does once ctx has ended.
+func (c *command) scanning(ctx context.Context, what string) (show func(desk.Progress), end func()) {
 	p := c.progress(what)
 	began := time.Now()
 	stopped := c.stopping(ctx, "stopping: returning the held messages in order; another interrupt stops the command at once, and the next scan restores the order")
@@ -350,21 +350,21 @@ func unread(why string) error {
 	if why == "" {
 		return nil
 	}
-	return coded(Unknown, fmt.Errorf("%s; to accept that: --accept %s", why, desk.CaveatConsumers))
+	return coded(Unknown, fmt.Errorf("%s; to accept that: --accept %s", why, desk.WarningConsumers))
 }
 
 // missed adds to the error of a message that wasn't found why it may exist.
 func missed(err error) error {
 	var none *desk.NoMessageError
 	if errors.As(err, &none) && none.Unread != "" {
-		return coded(Unknown, fmt.Errorf("%w; to accept that: --accept %s", err, desk.CaveatConsumers))
+		return coded(Unknown, fmt.Errorf("%w; to accept that: --accept %s", err, desk.WarningConsumers))
 	}
 	return err
 }
 
-// caveatsText shows the guarantees that an operation couldn't make.
-func caveatsText(b *strings.Builder, queue string, caveats []desk.Caveat) {
-	for _, v := range caveats {
+// warningsText shows the guarantees that an operation couldn't make.
+func warningsText(b *strings.Builder, queue string, warnings []desk.Warning) {
+	for _, v := range warnings {
 		fmt.Fprintf(b, "%s: %s\n", clean(queue), clean(v.Text))
 	}
 }
@@ -400,11 +400,11 @@ type early struct {
 // early starts to show the progress of a scan. Callers must call end.
 func (c *command) early(ctx context.Context, queue string) *early {
 	e := &early{c: c, ctx: ctx, queue: queue}
-	e.show, e.end = c.walking(ctx, "reading "+queue)
+	e.show, e.end = c.scanning(ctx, "reading "+queue)
 	return e
 }
 
-func (e *early) tell(p desk.Progress) { e.show(p) }
+func (e *early) notify(p desk.Progress) { e.show(p) }
 
 // print prints what was found. From now on, the progress is that of restoring the order.
 func (e *early) print(report any, text func(*strings.Builder)) {
@@ -414,14 +414,14 @@ func (e *early) print(report any, text func(*strings.Builder)) {
 	e.show = func(now desk.Progress) {
 		p.set("restoring the order of %s: %d of at most %d read", e.queue, now.Seen, max(now.Of, now.Seen))
 	}
-	said := make(chan struct{})
+	logged := make(chan struct{})
 	stop := context.AfterFunc(e.ctx, func() {
-		defer close(said)
+		defer close(logged)
 		e.c.say(fmt.Errorf("the output is complete, and hopback is still restoring the order of %s; another interrupt stops that, and the next scan restores the order", e.queue))
 	})
 	e.end = func() {
 		if !stop() {
-			<-said
+			<-logged
 		}
 		p.end()
 	}
@@ -448,8 +448,8 @@ numbers, IDs, and addresses are in one group. Work and delay queues are only cou
 		Args: takes(0, math.MaxInt, "[QUEUE...]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
-				show, end := c.walking(ctx, "surveying")
-				s, err := d.Survey(ctx, desk.SurveyConfig{Queues: args, CountsOnly: counts, Accept: c.accepted(), Progress: func(_ string, p desk.Progress) { show(p) }})
+				show, end := c.scanning(ctx, "surveying")
+				s, err := d.Survey(ctx, desk.SurveyConfig{Queues: args, CountsOnly: counts, Accept: c.accepted(), OnProgress: func(_ string, p desk.Progress) { show(p) }})
 				end()
 				if err != nil && len(s.Queues) == 0 {
 					return err
@@ -462,7 +462,7 @@ numbers, IDs, and addresses are in one group. Work and delay queues are only cou
 					}
 				}
 				if missing > 0 && err == nil {
-					err = coded(Unknown, fmt.Errorf("hopback couldn't read %s to the end; if other consumers hold messages, --accept %s accepts that", count(missing, "queue"), desk.CaveatConsumers))
+					err = coded(Unknown, fmt.Errorf("hopback couldn't read %s to the end; if other consumers hold messages, --accept %s accepts that", count(missing, "queue"), desk.WarningConsumers))
 				}
 				return c.result(s, err, func(b *strings.Builder) { surveyText(b, s, err == nil && !counts) }, "")
 			})
@@ -474,7 +474,7 @@ numbers, IDs, and addresses are in one group. Work and delay queues are only cou
 }
 
 // surveyText shows a survey; looked says that the dead-letter queues were read to their end.
-func surveyText(b *strings.Builder, s desk.Survey, looked bool) {
+func surveyText(b *strings.Builder, s desk.Survey, peeked bool) {
 	rows := [][]string{{"QUEUE", "ROLE", "READY", "UNACKED", "DELAYED", "CONSUMERS", "IN/S", "OUT/S", "OLDEST", "NEWEST"}}
 	for _, q := range s.Queues {
 		known := func(n uint64) string {
@@ -490,13 +490,13 @@ func surveyText(b *strings.Builder, s desk.Survey, looked bool) {
 	}
 	table(b, rows)
 	for _, q := range s.Queues {
-		caveatsText(b, q.Name, q.Caveats)
+		warningsText(b, q.Name, q.Warnings)
 		if q.Unread != "" {
 			fmt.Fprintf(b, "%s: not read to the end: %s\n", clean(q.Name), clean(q.Unread))
 		}
 	}
 	if len(s.Groups) == 0 {
-		if looked {
+		if peeked {
 			b.WriteString("\nNo dead letters were found.\n")
 		}
 		return
@@ -538,8 +538,8 @@ If no message has the --id or --group, the exit code is 1.`,
 			}
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
 				e := c.early(ctx, args[0])
-				cfg.Queue, cfg.Filter, cfg.Accept, cfg.Progress = args[0], filter, c.accepted(), e.tell
-				cfg.Found = func(l desk.List) { e.print(l, func(b *strings.Builder) { listText(b, l, cfg) }) }
+				cfg.Queue, cfg.Filter, cfg.Accept, cfg.OnProgress = args[0], filter, c.accepted(), e.notify
+				cfg.OnFound = func(l desk.List) { e.print(l, func(b *strings.Builder) { listText(b, l, cfg) }) }
 				l, err := d.List(ctx, cfg)
 				e.end()
 				missing := unread(l.Unread)
@@ -566,14 +566,14 @@ If no message has the --id or --group, the exit code is 1.`,
 }
 
 func listText(b *strings.Builder, l desk.List, cfg desk.ListConfig) {
-	caveatsText(b, l.Terms.Queue, l.Terms.Caveats)
+	warningsText(b, l.SideEffects.Queue, l.SideEffects.Warnings)
 	rows := [][]string{{"ID", "MESSAGE-ID", "TIME", "QUEUE", "REASON", "RETRIES", "REPLAYS", "SIZE", "ERROR"}}
 	for _, m := range l.Messages {
 		text := errorText(m.ErrorType, m.Error)
 		if m.Unreadable != "" {
 			text = "unreadable: " + m.Unreadable
 		}
-		rows = append(rows, []string{m.ID, m.MessageID, when(m.Died), m.Queue, string(m.Reason), strconv.Itoa(m.Retries), strconv.Itoa(m.Replays), strconv.Itoa(m.Size), text})
+		rows = append(rows, []string{m.ID, m.MessageID, when(m.DeadLetteredAt), m.Queue, string(m.Reason), strconv.Itoa(m.Retries), strconv.Itoa(m.Replays), strconv.Itoa(m.Size), text})
 	}
 	table(b, rows)
 	if l.More && !cfg.Count {
@@ -638,14 +638,14 @@ func (c *command) who() string {
 }
 
 func (c *command) replay(ctx context.Context, d *desk.Desk, cfg desk.ReplayConfig, again string) error {
-	show, end := c.walking(ctx, "replaying from "+cfg.Queue)
-	cfg.Accept, cfg.Progress = c.accepted(), show
+	show, end := c.scanning(ctx, "replaying from "+cfg.Queue)
+	cfg.Accept, cfg.OnProgress = c.accepted(), show
 	if cfg.By == "" {
 		cfg.By = c.who()
 	}
 	r, err := d.Replay(ctx, cfg)
 	end()
-	if err != nil && r.Walks == 0 {
+	if err != nil && r.Scans == 0 {
 		return err
 	}
 	if err == nil && r.Failed > 0 {
@@ -709,7 +709,7 @@ anyway.
 }
 
 func replayText(b *strings.Builder, r desk.ReplayReport, cfg desk.ReplayConfig) {
-	caveatsText(b, cfg.Queue, r.Caveats)
+	warningsText(b, cfg.Queue, r.Warnings)
 	groupsText(b, r.Groups, r.Others)
 	for _, f := range r.Failures {
 		fmt.Fprintf(b, "not sent: %s %s: %s\n", f.ID, clean(f.MessageID), clean(f.Err))
@@ -731,8 +731,8 @@ func replayText(b *strings.Builder, r desk.ReplayReport, cfg desk.ReplayConfig) 
 	if r.Failed > uint64(len(r.Failures)) {
 		fmt.Fprintf(b, "%s couldn't be sent; the first %d are shown.\n", count(r.Failed, "message"), len(r.Failures))
 	}
-	if r.Unsure > 0 {
-		fmt.Fprintf(b, "The connection was lost before the broker confirmed %s more. A copied message may now exist twice; a moved one is in one of the two queues.\n", count(r.Unsure, "message"))
+	if r.Unknown > 0 {
+		fmt.Fprintf(b, "The connection was lost before the broker confirmed %s more. A copied message may now exist twice; a moved one is in one of the two queues.\n", count(r.Unknown, "message"))
 	}
 }
 

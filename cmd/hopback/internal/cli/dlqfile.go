@@ -154,15 +154,15 @@ them for good, without a file. All other messages stay, in order.`,
 					defer func() { _ = f.Close() }()
 					cfg.To = f
 				}
-				show, end := c.walking(ctx, "discarding from "+args[0])
-				cfg.Queue, cfg.Filter, cfg.Accept, cfg.Progress = args[0], filter, c.accepted(), show
+				show, end := c.scanning(ctx, "discarding from "+args[0])
+				cfg.Queue, cfg.Filter, cfg.Accept, cfg.OnProgress = args[0], filter, c.accepted(), show
 				r, err := d.Discard(ctx, cfg)
 				end()
 				if err != nil && r.Seen == 0 {
 					return err
 				}
 				return c.result(r, errors.Join(err, unread(r.Unread)), func(b *strings.Builder) {
-					caveatsText(b, args[0], r.Caveats)
+					warningsText(b, args[0], r.Warnings)
 					groupsText(b, r.Groups, r.Others)
 					if r.DryRun {
 						fmt.Fprintf(b, "%d of %s would be discarded; nothing was done.\n", r.Matched, count(r.Seen, "message"))
@@ -218,14 +218,14 @@ AMQP's types. FILE is synced. The messages stay in the queue, in order.`,
 					return err
 				}
 				defer func() { _ = f.Close() }()
-				show, end := c.walking(ctx, "exporting from "+args[0])
-				r, err := d.Export(ctx, f, desk.ExportConfig{Queue: args[0], Filter: filter, Resume: resume, Accept: c.accepted(), Progress: show})
+				show, end := c.scanning(ctx, "exporting from "+args[0])
+				r, err := d.Export(ctx, f, desk.ExportConfig{Queue: args[0], Filter: filter, Resume: resume, Accept: c.accepted(), OnProgress: show})
 				end()
 				if err != nil && r.Seen == 0 {
 					return err
 				}
 				return c.result(r, errors.Join(err, unread(r.Unread)), func(b *strings.Builder) {
-					caveatsText(b, args[0], r.Caveats)
+					warningsText(b, args[0], r.Warnings)
 					fmt.Fprintf(b, "%s written to %s; %s there before.\n", count(r.Exported, "message"), args[1], plural(r.Skipped, "was", "were"))
 				}, "the same command with --resume")
 			})
@@ -264,7 +264,7 @@ Without --skip, an import publishes every line again.`,
 			}
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
 				p := c.progress("importing")
-				cfg.Progress = func(now desk.Progress) {
+				cfg.OnProgress = func(now desk.Progress) {
 					p.set("importing: %s read; to continue from here: --skip %d", count(now.Seen, "line"), uint64(cfg.Skip)+now.Done)
 				}
 				r, err := d.Import(ctx, in, cfg)

@@ -28,8 +28,8 @@ export writes them.`,
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
 				e := c.early(ctx, args[0])
 				_, err := d.Show(ctx, desk.ShowConfig{
-					Queue: args[0], ID: args[1], Accept: c.accepted(), Progress: e.tell,
-					Found: func(m desk.Letter) { e.print(m, func(b *strings.Builder) { messageText(b, m, raw) }) },
+					Queue: args[0], ID: args[1], Accept: c.accepted(), OnProgress: e.notify,
+					OnFound: func(m desk.DeadLetter) { e.print(m, func(b *strings.Builder) { messageText(b, m, raw) }) },
 				})
 				e.end()
 				return e.over(missed(err))
@@ -41,7 +41,7 @@ export writes them.`,
 	return cmd
 }
 
-func messageText(b *strings.Builder, m desk.Letter, raw bool) {
+func messageText(b *strings.Builder, m desk.DeadLetter, raw bool) {
 	var rows [][]string
 	field := func(name, value string) {
 		if value != "" {
@@ -54,7 +54,7 @@ func messageText(b *strings.Builder, m desk.Letter, raw bool) {
 	field("reason", string(m.Reason))
 	field("error", errorText(m.ErrorType, m.Error))
 	field("unreadable", m.Unreadable)
-	field("dead-lettered", when(m.Died))
+	field("dead-lettered", when(m.DeadLetteredAt))
 	field("attempts", fmt.Sprintf("%s, %s", plural(m.Retries, "retry", "retries"), count(m.Replays, "replay")))
 	field("published to", publishedTo(m.Exchange, m.RoutingKey))
 	field("worker", m.Worker)
@@ -64,7 +64,7 @@ func messageText(b *strings.Builder, m desk.Letter, raw bool) {
 		field("header", fmt.Sprintf("durable %t, priority %d, ttl %d ms, delivery-count %d", m.Durable, m.Priority, m.TTL, m.DeliveryCount))
 	}
 	table(b, rows)
-	historyText(b, m.Hops)
+	historyText(b, m.History)
 	section(b, "PROPERTIES", m.Properties, raw)
 	section(b, "APPLICATION PROPERTIES", m.ApplicationProperties, raw)
 	if raw {
@@ -94,13 +94,13 @@ func publishedTo(exchange, key string) string {
 }
 
 // historyText is a table of what happened to a message, oldest first.
-func historyText(b *strings.Builder, hops []desk.Hop) {
-	if len(hops) == 0 {
+func historyText(b *strings.Builder, events []desk.HistoryEvent) {
+	if len(events) == 0 {
 		return
 	}
 	b.WriteString("\nHISTORY\n")
 	rows := [][]string{{"TIME", "EVENT", "QUEUE", "REASON", "DETAILS"}}
-	for _, h := range hops {
+	for _, h := range events {
 		var details []string
 		if h.Count > 1 {
 			times := fmt.Sprintf("%d times", h.Count)

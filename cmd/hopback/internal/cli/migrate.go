@@ -132,7 +132,7 @@ func (c *command) move(ctx context.Context, b *broker, in input, cfg migrate.Con
 		return err
 	}
 	p := c.progress("moving " + cfg.Old)
-	cfg.Progress = func(r migrate.Report, left uint64) {
+	cfg.OnProgress = func(r migrate.Report, left uint64) {
 		p.set("moving %s to %s: %s moved, %d left", cfg.Old, cfg.New.Address().QueueName(), count(r.Moved, "message"), left)
 	}
 	report, err := migrate.Run(ctx, b.conn, b.api, cfg)

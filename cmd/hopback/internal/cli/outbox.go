@@ -128,8 +128,8 @@ published moves to the table hopback_outbox_set_aside, with the reason.`,
 		Args: takes(0, 0, "[flags]"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Order = outbox.Order(order)
-			if cfg.Order != outbox.Unordered && cfg.Order != outbox.ByKey {
-				return usage("--order %.80q is unknown; use %s or %s", order, outbox.Unordered, outbox.ByKey)
+			if cfg.Order != outbox.OrderNone && cfg.Order != outbox.OrderByKey {
+				return usage("--order %.80q is unknown; use %s or %s", order, outbox.OrderNone, outbox.OrderByKey)
 			}
 			return c.work(cmd, nil, func(ctx context.Context, b *broker, _ input) error {
 				b.level = slog.LevelInfo
@@ -160,13 +160,13 @@ published moves to the table hopback_outbox_set_aside, with the reason.`,
 	}
 	c.connectionFlags(cmd.Flags())
 	f := cmd.Flags()
-	f.StringVar(&order, "order", string(outbox.Unordered), "`order` in which messages are published: unordered or by-key")
+	f.StringVar(&order, "order", string(outbox.OrderNone), "`order` in which messages are published: unordered or by-key")
 	f.IntVar(&cfg.Batch, "batch", 0, "messages per batch (default 1000)")
 	f.IntVar(&cfg.Workers, "workers", 0, "batches in flight at once, if unordered (default 2)")
 	f.DurationVar(&cfg.PollInterval, "poll", 0, "how often to query the table without a notification (default 1s)")
 	f.DurationVar(&cfg.SetAsideAfter, "set-aside-after", 0, "how long to retry a message that the broker refuses (default 1h)")
 	_ = cmd.RegisterFlagCompletionFunc("order", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		return []string{string(outbox.Unordered), string(outbox.ByKey)}, cobra.ShellCompDirectiveNoFileComp
+		return []string{string(outbox.OrderNone), string(outbox.OrderByKey)}, cobra.ShellCompDirectiveNoFileComp
 	})
 	return cmd
 }

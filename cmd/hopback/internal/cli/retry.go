@@ -113,7 +113,7 @@ check: its findings are only logged. With the HTTP API, the checks include polic
 				if err := b.connect(ctx); err != nil {
 					return err
 				}
-				return c.central(ctx, b, policy, *f.Central, client.ConsumerConfig{Prefetch: prefetch, Grace: grace, NoQuarantine: true})
+				return c.central(ctx, b, policy, *f.Central, client.ConsumerConfig{Prefetch: prefetch, Grace: grace, NoIsolation: true})
 			})
 		},
 	}

@@ -114,8 +114,8 @@ func connected(t *testing.T, url string) *client.Conn {
 	return conn
 }
 
-// hopsThrough publishes a message to a queue, and has it from there.
-func hopsThrough(t *testing.T, conn *client.Conn, queue string) {
+// eventsThrough publishes a message to a queue, and has it from there.
+func eventsThrough(t *testing.T, conn *client.Conn, queue string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -150,7 +150,7 @@ func TestBrokerIsServedUntilInterrupted(t *testing.T) {
 				declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()},
 			}})
 			require.NoError(t, err)
-			hopsThrough(t, conn, "orders")
+			eventsThrough(t, conn, "orders")
 
 			var overview struct {
 				Version string `json:"rabbitmq_version"`
@@ -178,7 +178,7 @@ func TestBrokerHasTheTopology(t *testing.T) {
 	assert.Equal(t, cli.Done, r.code, r.stdout+r.stderr)
 	r = w.run("topology", "verify", yaml)
 	assert.Equal(t, cli.Done, r.code, r.stdout+r.stderr)
-	hopsThrough(t, connected(t, s.amqp), "orders")
+	eventsThrough(t, connected(t, s.amqp), "orders")
 	assert.Equal(t, cli.Done, s.end(t))
 
 	// Definitions have a virtual host, which is made.
@@ -186,7 +186,7 @@ func TestBrokerHasTheTopology(t *testing.T) {
 	require.Zero(t, definitions.code, definitions.stderr)
 	s = serveBroker(t, "--topology", file(t, "definitions.json", definitions.stdout))
 	assert.True(t, strings.HasSuffix(s.amqp, "/a%2Fb"), s.amqp)
-	hopsThrough(t, connected(t, s.amqp), "orders")
+	eventsThrough(t, connected(t, s.amqp), "orders")
 	assert.Equal(t, cli.Done, s.end(t))
 }
 

@@ -15,13 +15,13 @@ import (
 // A message is shown as tables; AMQP's types and annotations are there with --raw only.
 func TestMessageIsShownAsTables(t *testing.T) {
 	t.Parallel()
-	m := desk.Letter{
+	m := desk.DeadLetter{
 		Summary:               desk.Summary{ID: "5b0c", MessageID: "order-1", Queue: "orders", Reason: "exhausted", Error: "boom", Retries: 1, Size: 1},
 		Properties:            json.RawMessage(`{"message-id":"order-1","creation-time":{"timestamp":"1700000000000"}}`),
 		ApplicationProperties: json.RawMessage(`[["shop",{"symbol":"s1"}],["list",{"list":[1]}]]`),
 		Annotations:           json.RawMessage(`[[{"symbol":"x-hopback-retries"},{"int":1}]]`),
 		Body:                  "hello", BodyForm: "text", BodySize: 5,
-		Hops: []desk.Hop{{At: time.Unix(0, 0), Kind: "last failure", Queue: "orders", Count: 2, Text: "boom\x1b"}},
+		History: []desk.HistoryEvent{{At: time.Unix(0, 0), Kind: "last failure", Queue: "orders", Count: 2, Text: "boom\x1b"}},
 	}
 	var plain, raw strings.Builder
 	messageText(&plain, m, false)

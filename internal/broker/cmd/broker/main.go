@@ -211,7 +211,7 @@ func status(ctx context.Context, versions []string, stdout io.Writer) (int, erro
 		}
 		until := "until nobody uses it"
 		switch {
-		case s.How == broker.Environment:
+		case s.How == broker.HowEnvironment:
 			until = "not ours"
 		case s.Keep:
 			until = "until broker down"

@@ -28,7 +28,7 @@ func TestAConnectionThatIsLostAtOnceIsNotRebuiltInABusyLoop(t *testing.T) {
 		down := make(chan time.Duration, 1000)
 		conn, err := client.Connect(t.Context(), broker.URL(), client.Config{
 			Dial: broker.Dial, Logger: slog.New(slog.DiscardHandler), Reconnect: client.ReconnectBackoff{Min: 100 * time.Millisecond, Max: 10 * time.Second},
-			Observe: func(e client.Event) {
+			OnEvent: func(e client.Event) {
 				if e.Kind == client.EventUp && e.Op == "connection" {
 					down <- e.Down
 					if !healthy.Load() {

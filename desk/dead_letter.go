@@ -14,8 +14,8 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/historylog"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -32,7 +32,7 @@ type Summary struct {
 	MessageID string `json:"message_id,omitempty"`
 	// Queue is the queue that the message died in.
 	Queue string `json:"queue,omitempty"`
-	// The fields from Reason to Worker are those of retry.Death.
+	// The fields from Reason to Worker are those of retry.DeadLetter.
 	Reason       client.Reason `json:"reason,omitempty"`
 	Error        string        `json:"error,omitempty"`
 	ErrorType    string        `json:"error_type,omitempty"`
@@ -42,9 +42,9 @@ type Summary struct {
 	Exchange     string        `json:"exchange,omitempty"`
 	RoutingKey   string        `json:"routing_key,omitempty"`
 	Worker       string        `json:"worker,omitempty"`
-	// Died is when the broker last dead-lettered the message. Some versions of RabbitMQ
+	// DeadLetteredAt is when the broker last dead-lettered the message. Some versions of RabbitMQ
 	// write whole seconds. If the broker wrote no time, it is LastFailure.
-	Died time.Time `json:"died,omitzero"`
+	DeadLetteredAt time.Time `json:"died,omitzero"`
 	// Group is the ID of the Group that the message belongs to.
 	Group string `json:"group"`
 	// Replays is how often the message was replayed. LastReplay is the last replay, nil if
@@ -68,9 +68,9 @@ type ReplayMark struct {
 	At time.Time `json:"at,omitzero"`
 }
 
-// letter is a message in the form in which the package works on it. It is read in
+// deadLetter is a message in the form in which the package works on it. It is read in
 // parts, since most messages of a walk are looked at once and forgotten.
-type letter struct {
+type deadLetter struct {
 	payload  []byte
 	sections []frames.Section
 	bad      error // why it can't be decoded
@@ -84,21 +84,21 @@ type letter struct {
 
 	// m has the annotations and application properties, for package retry.
 	m     *client.Message
-	death retry.Death
+	death retry.DeadLetter
 
 	last time.Time // see died; zero: not asked yet
 }
 
 // open reads an encoded message. It never fails: what can't be decoded is in bad.
-func open(payload []byte) *letter {
-	l := &letter{payload: payload, m: &client.Message{Value: amqp.Null{}}}
+func open(payload []byte) *deadLetter {
+	l := &deadLetter{payload: payload, m: &client.Message{Value: amqp.Null{}}}
 	if l.bad = l.read(); l.bad == nil {
-		l.death = retry.DeathOf(l.m)
+		l.death = retry.DeadLetterOf(l.m)
 	}
 	return l
 }
 
-func (l *letter) read() (err error) {
+func (l *deadLetter) read() (err error) {
 	if l.sections, err = frames.SplitSections(l.payload); err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (l *letter) read() (err error) {
 		}
 	}
 	if history := historyOf(l.annotations); history != nil {
-		l.m.Annotations[deathlog.Key] = history
+		l.m.Annotations[historylog.Key] = history
 	}
 	if len(l.application) > 0 {
 		l.m.ApplicationProperties = make(map[string]any, len(l.application))
@@ -166,7 +166,7 @@ func plain(v any) any {
 }
 
 // annotation is a text among the annotations.
-func (l *letter) annotation(key string) string {
+func (l *deadLetter) annotation(key string) string {
 	s, _ := l.m.Annotations[key].(string)
 	return s
 }
@@ -175,13 +175,13 @@ func (l *letter) annotation(key string) string {
 var counts = map[string]bool{"x-acquired-count": true, "x-delivery-count": true}
 
 // id is the message's ID.
-func (l *letter) id() string {
+func (l *deadLetter) id() string {
 	h := l.hash()
 	return hex.EncodeToString(h[:])
 }
 
 // hash is of all that stays the same from one walk to the next.
-func (l *letter) hash() [12]byte {
+func (l *deadLetter) hash() [12]byte {
 	h := sha256.New()
 	for _, s := range l.sections {
 		if s.Code >= frames.SectionProperties {
@@ -223,26 +223,26 @@ func millis(t time.Time) int64 {
 }
 
 // deaths is RabbitMQ's record of how it died, the last one first.
-func (l *letter) deaths() []deathlog.Death { return deathlog.Of(nil, l.m.Annotations) }
+func (l *deadLetter) deaths() []historylog.DeadLettering { return historylog.Of(nil, l.m.Annotations) }
 
 // died is when the message died last.
-func (l *letter) died() time.Time {
+func (l *deadLetter) died() time.Time {
 	if !l.last.IsZero() {
 		return l.last
 	}
-	if l.last = l.buried(); l.last.Before(l.death.LastFailure) {
+	if l.last = l.discarded(); l.last.Before(l.death.LastFailure) {
 		l.last = l.death.LastFailure
 	}
 	return l.last
 }
 
-func (l *letter) replays() int {
+func (l *deadLetter) replays() int {
 	n, _ := l.m.Annotations[annotation.Replays].(int64)
 	return int(min(max(n, 0), 1<<30))
 }
 
 // replay is the replay that the message was in last.
-func (l *letter) replay() *ReplayMark {
+func (l *deadLetter) replay() *ReplayMark {
 	if l.replays() == 0 {
 		return nil
 	}
@@ -254,7 +254,7 @@ func (l *letter) replay() *ReplayMark {
 	return m
 }
 
-func (l *letter) messageID() string {
+func (l *deadLetter) messageID() string {
 	if l.properties == nil {
 		return ""
 	}
@@ -278,13 +278,13 @@ func idText(v any) string {
 }
 
 // summary is the message for a list.
-func (l *letter) summary(position int) Summary {
+func (l *deadLetter) summary(position int) Summary {
 	d := l.death
 	s := Summary{
 		ID: l.id(), Position: position, MessageID: l.messageID(), Queue: d.Queue,
 		Reason: d.Reason, Error: d.Error, ErrorType: d.ErrorType, Retries: d.Retries,
 		FirstFailure: d.FirstFailure.UTC(), LastFailure: d.LastFailure.UTC(), Exchange: d.Exchange, RoutingKey: d.RoutingKey, Worker: d.Worker,
-		Died: l.died().UTC(), Group: l.group().ID, Replays: l.replays(), LastReplay: l.replay(), Size: len(l.payload), Priority: l.priority(),
+		DeadLetteredAt: l.died().UTC(), Group: l.group().ID, Replays: l.replays(), LastReplay: l.replay(), Size: len(l.payload), Priority: l.priority(),
 	}
 	if l.properties != nil {
 		s.ContentType = string(l.properties.ContentType.Value)
@@ -295,7 +295,7 @@ func (l *letter) summary(position int) Summary {
 	return s
 }
 
-func (l *letter) priority() uint8 {
+func (l *deadLetter) priority() uint8 {
 	if l.header == nil {
 		return 4
 	}
@@ -303,7 +303,7 @@ func (l *letter) priority() uint8 {
 }
 
 // bytes is the body if it is bytes or text.
-func (l *letter) bytes() (b []byte, ok bool) {
+func (l *deadLetter) bytes() (b []byte, ok bool) {
 	for _, s := range l.body {
 		v, err := s.Value()
 		if err != nil {

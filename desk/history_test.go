@@ -8,15 +8,19 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/historylog"
 	"github.com/hopback/hopback/retry"
 )
 
 func TestDeathsAreBetweenTheRightAttempts(t *testing.T) {
 	t.Parallel()
-	type deaths = []deathlog.Death
-	rejected := func(n uint64) deathlog.Death { return deathlog.Death{Queue: "orders", Reason: "rejected", Count: n} }
-	expired := func(queue string) deathlog.Death { return deathlog.Death{Queue: queue, Reason: "expired", Count: 1} }
+	type deaths = []historylog.DeadLettering
+	rejected := func(n uint64) historylog.DeadLettering {
+		return historylog.DeadLettering{Queue: "orders", Reason: "rejected", Count: n}
+	}
+	expired := func(queue string) historylog.DeadLettering {
+		return historylog.DeadLettering{Queue: queue, Reason: "expired", Count: 1}
+	}
 	for name, c := range map[string]struct {
 		delays []int // after each attempt
 		deaths deaths

@@ -26,8 +26,8 @@ const (
 	endLimit  = 2 * time.Minute
 	// reachLimit bounds the time that the order is worth to a walk that is to stop.
 	reachLimit = 5 * time.Minute
-	// giveBack is how many messages are given back with one command of the broker.
-	giveBack = 1000
+	// requeue is how many messages are given back with one command of the broker.
+	requeue = 1000
 	// turnBatch is how many messages are asked for at a time in a queue that is out of
 	// order, so that few are held behind its end. maxTurns is how often an operation begins
 	// again to put a queue in order: others who consume from it could make it do so for ever.
@@ -35,12 +35,12 @@ const (
 	maxTurns  = 3
 )
 
-// walk holds the messages of a queue from its head on, unsettled, and gives them back in
+// scan holds the messages of a queue from its head on, unsettled, and gives them back in
 // the end.
 //
 // The broker numbers the deliveries of a session without gaps. So what is held is a range
 // of numbers, however many there are, and costs this process nothing.
-type walk struct {
+type scan struct {
 	queue       string
 	in          *dedicated.Conn
 	r           *dedicated.Receiver
@@ -57,7 +57,7 @@ type walk struct {
 }
 
 // begin attaches to a queue.
-func (d *Desk) begin(ctx context.Context, queue string) (*walk, error) {
+func (d *Desk) begin(ctx context.Context, queue string) (*scan, error) {
 	source, err := address.Queue(queue).Build()
 	if err != nil {
 		return nil, err
@@ -66,27 +66,27 @@ func (d *Desk) begin(ctx context.Context, queue string) (*walk, error) {
 	defer cancel()
 	in, err := dedicated.Open(ctx, d.conn.Internal())
 	if err != nil {
-		return nil, walkError(queue, err)
+		return nil, scanError(queue, err)
 	}
 	r, err := in.Receiver(ctx, source)
 	if err != nil {
 		abandon(in)
-		return nil, walkError(queue, err)
+		return nil, scanError(queue, err)
 	}
-	return &walk{queue: queue, in: in, r: r, began: time.Now()}, nil
+	return &scan{queue: queue, in: in, r: r, began: time.Now()}, nil
 }
 
 // next shows the next batch of messages. more is false where the queue has no more. An
 // error of visit ends the batch: what follows is held and isn't shown. A nil visit shows
 // nothing. ctx isn't looked at amid a batch, but by visit.
-func (w *walk) next(ctx context.Context, n int, visit func(dedicated.Delivery, *letter) error) (more bool, err error) {
+func (w *scan) next(ctx context.Context, n int, visit func(dedicated.Delivery, *deadLetter) error) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
 	defer cancel()
 	if w.turn.found {
 		n = min(n, turnBatch)
 	}
 	var latest dedicated.Delivery
-	var opened *letter // is latest, unless nil
+	var opened *deadLetter // is latest, unless nil
 	var stop error
 	got, last, err := w.r.Fetch(ctx, uint32(n), func(v dedicated.Delivery) error {
 		if !w.held {
@@ -121,7 +121,7 @@ func (w *walk) next(ctx context.Context, n int, visit func(dedicated.Delivery, *
 
 // returns is how often the message was given back to its queue, by whom and however. It
 // may be too high for a message that was never given back.
-func (l *letter) returns() uint64 {
+func (l *deadLetter) returns() uint64 {
 	for _, key := range []string{"x-acquired-count", "x-delivery-count"} {
 		switch v, _ := l.annotations.Get(key); v := v.(type) {
 		case uint64:
@@ -141,7 +141,7 @@ func (l *letter) returns() uint64 {
 // reach goes on to where what was given back before ends. A queue delivers that first, and
 // puts what is given back at its end. So a walk that stops amid of it would put what it has
 // seen behind what it hasn't.
-func (w *walk) reach() error {
+func (w *scan) reach() error {
 	for began := time.Now(); w.held && w.more && (w.returned || w.turn.found && !w.turn.over) && time.Since(began) < reachLimit; {
 		if _, err := w.next(context.Background(), batch, nil); err != nil {
 			return err
@@ -155,13 +155,13 @@ func (w *walk) reach() error {
 
 // turned says that the messages which were given back before are out of order, and that
 // all of them are held. end puts them in order.
-func (w *walk) turned() bool { return w.turn.found && (w.turn.over || !w.more) }
+func (w *scan) turned() bool { return w.turn.found && (w.turn.over || !w.more) }
 
 // errTurned ends a walk that has found its queue out of order.
 var errTurned = errors.New("the queue is out of order")
 
 // end gives back what is held, in order, and closes the connection.
-func (w *walk) end() error {
+func (w *scan) end() error {
 	err := w.reach()
 	if w.held && err == nil {
 		first := w.first
@@ -184,13 +184,13 @@ func (w *walk) end() error {
 }
 
 // back gives back from first to last.
-func (w *walk) back(first, last uint32) error {
+func (w *scan) back(first, last uint32) error {
 	for at := first; ; {
 		to := last
-		if to-at >= giveBack {
-			to = at + giveBack - 1
+		if to-at >= requeue {
+			to = at + requeue - 1
 		}
-		if err := w.r.GiveBack(at, to); err != nil || to == last {
+		if err := w.r.Requeue(at, to); err != nil || to == last {
 			return err
 		}
 		at = to + 1
@@ -204,8 +204,8 @@ func abandon(c *dedicated.Conn) {
 	_ = c.Close(ctx)
 }
 
-// walkError is an error of package dedicated as one of package client.
-func walkError(queue string, err error) error {
+// scanError is an error of package dedicated as one of package client.
+func scanError(queue string, err error) error {
 	var known *client.Error
 	if err == nil || errors.As(err, &known) {
 		return err
@@ -218,17 +218,17 @@ func walkError(queue string, err error) error {
 	return e
 }
 
-// lookTries is how often a walk that changes nothing is begun again after the loss of its
+// peekTries is how often a walk that changes nothing is begun again after the loss of its
 // connection.
-const lookTries = 5
+const peekTries = 5
 
 // backoff is before a walk that is begun again.
 var backoff = link.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second}
 
-// looking is what a look tells. found and passed may be nil.
-type looking struct {
+// peeking is what a look tells. found and passed may be nil.
+type peeking struct {
 	reset func() // before each walk
-	visit func(dedicated.Delivery, *letter) error
+	visit func(dedicated.Delivery, *deadLetter) error
 	// found says that all was visited that is wanted. The messages are still held. It is
 	// called once, although the look may begin again because the connection is lost.
 	found func()
@@ -236,12 +236,12 @@ type looking struct {
 	passed func(seen uint64)
 	// unread gets what walk.unread is, before found is called.
 	unread *string
-	accept []CaveatCode
+	accept []WarningCode
 }
 
-// look shows all messages of a queue from its head on, until visit returns errStop. It
+// peek shows all messages of a queue from its head on, until visit returns errStop. It
 // begins again where the connection is lost, after reset.
-func (d *Desk) look(ctx context.Context, queue string, l looking) error {
+func (d *Desk) peek(ctx context.Context, queue string, l peeking) error {
 	if found := l.found; found != nil {
 		called := false
 		l.found = func() {
@@ -254,7 +254,7 @@ func (d *Desk) look(ctx context.Context, queue string, l looking) error {
 	turns := 0
 	for try := range link.Tries(ctx, backoff.Pause) {
 		l.reset()
-		err := d.lookOnce(ctx, queue, l, turns < maxTurns)
+		err := d.peekOnce(ctx, queue, l, turns < maxTurns)
 		if errors.Is(err, errTurned) {
 			turns++
 			try.Worked()
@@ -263,7 +263,7 @@ func (d *Desk) look(ctx context.Context, queue string, l looking) error {
 		if err != nil && ctx.Err() != nil {
 			break
 		}
-		if err == nil || try.Attempt() == lookTries || !errors.Is(err, client.ErrConnectionLost) {
+		if err == nil || try.Attempt() == peekTries || !errors.Is(err, client.ErrConnectionLost) {
 			return err
 		}
 		d.log.Warn("hopback: the connection was lost while a queue was looked into, beginning again", "queue", queue, "error", err)
@@ -271,19 +271,19 @@ func (d *Desk) look(ctx context.Context, queue string, l looking) error {
 	return context.Cause(ctx)
 }
 
-func (d *Desk) lookOnce(ctx context.Context, queue string, look looking, turn bool) error {
+func (d *Desk) peekOnce(ctx context.Context, queue string, peek peeking, turn bool) error {
 	w, err := d.begin(ctx, queue)
 	if err != nil {
 		return err
 	}
-	w.passed, w.othersToo = look.passed, slices.Contains(look.accept, CaveatConsumers)
+	w.passed, w.othersToo = peek.passed, slices.Contains(peek.accept, WarningConsumers)
 	var own error // of visit, such as a full disk
 	for more := true; more && err == nil; {
-		more, err = w.next(ctx, batch, func(v dedicated.Delivery, l *letter) error {
+		more, err = w.next(ctx, batch, func(v dedicated.Delivery, l *deadLetter) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			own = look.visit(v, l)
+			own = peek.visit(v, l)
 			return own
 		})
 		if errors.Is(err, errTurned) && !turn {
@@ -299,11 +299,11 @@ func (d *Desk) lookOnce(ctx context.Context, queue string, look looking, turn bo
 	if errors.Is(err, errStop) {
 		err = nil
 	}
-	if look.unread != nil {
-		*look.unread = w.unread
+	if peek.unread != nil {
+		*peek.unread = w.unread
 	}
-	if err == nil && look.found != nil {
-		look.found()
+	if err == nil && peek.found != nil {
+		peek.found()
 	}
 	back := w.end()
 	if err == nil || errors.Is(err, errTurned) && back != nil {
@@ -315,7 +315,7 @@ func (d *Desk) lookOnce(ctx context.Context, queue string, look looking, turn bo
 	if ctx.Err() != nil || errors.Is(err, errTurned) || errors.As(err, new(*holdError)) {
 		return err
 	}
-	return walkError(queue, err)
+	return scanError(queue, err)
 }
 
 // holdError says that a walk stopped because it had held its messages for After, the limit

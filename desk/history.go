@@ -7,13 +7,13 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/deathlog"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/historylog"
 	"github.com/hopback/hopback/retry"
 )
 
-// Hop is an event in the history of a message, as the message records it.
-type Hop struct {
+// HistoryEvent is an event in the history of a message, as the message records it.
+type HistoryEvent struct {
 	// At is the time of the event. It is zero if unknown.
 	At time.Time `json:"at,omitzero"`
 	// Kind is the kind of the event:
@@ -43,28 +43,28 @@ type Hop struct {
 
 // What Hop.Kind may be.
 const (
-	hopCreated      = "created"       // by the property creation-time
-	hopPublished    = "published"     // to its exchange, before its first retry
-	hopFirstFailure = "first failure" // of this life
-	hopFailed       = "failure"       // of this life, between the first and the last
-	hopLastFailure  = "last failure"  // of this life
-	hopDeadLettered = "dead-lettered" // by the broker
-	hopDied         = "died"          // in an earlier life
-	hopReplayed     = "replayed"      // by a Desk
+	historyCreated             = "created"       // by the property creation-time
+	historyPublished           = "published"     // to its exchange, before its first retry
+	historyFirstFailure        = "first failure" // of this life
+	historyFailed              = "failure"       // of this life, between the first and the last
+	historyLastFailure         = "last failure"  // of this life
+	historyDeadLettered        = "dead-lettered" // by the broker
+	historyEarlierDeadLettered = "died"          // in an earlier life
+	historyReplayed            = "replayed"      // by a Desk
 )
 
-const maxDeaths = 64
+const maxDeadLetterings = 64
 
 // historyOf is x-opt-deaths as go-amqp would have decoded it, as far as package deathlog reads
 // it. It is nil if there is none.
 func historyOf(annotations frames.Map) []map[any]any {
-	v, _ := annotations.Get(deathlog.Key)
+	v, _ := annotations.Get(historylog.Key)
 	a, ok := v.(frames.Array)
 	if !ok {
 		return nil
 	}
 	var all []map[any]any
-	for _, e := range a.Elements[:min(len(a.Elements), maxDeaths)] {
+	for _, e := range a.Elements[:min(len(a.Elements), maxDeadLetterings)] {
 		m, ok := e.(frames.Map)
 		if !ok {
 			continue
@@ -108,7 +108,7 @@ type life struct {
 }
 
 // lives reads annotation.Lives, which anybody may have written.
-func (l *letter) lives() []life {
+func (l *deadLetter) lives() []life {
 	s := l.annotation(annotation.Lives)
 	if s == "" || len(s) > 4*maxLivesBytes {
 		return nil
@@ -120,21 +120,21 @@ func (l *letter) lives() []life {
 	return all[max(len(all)-maxLives, 0):]
 }
 
-// hops is the message's history, oldest first. The order doesn't depend on times: those of
+// history is the message's history, oldest first. The order doesn't depend on times: those of
 // deaths are the broker's and may be whole seconds, those of attempts may be a worker's.
-func (l *letter) hops() []Hop {
-	var hops []Hop
+func (l *deadLetter) history() []HistoryEvent {
+	var events []HistoryEvent
 	at := func(ms int64) time.Time { return stamp(frames.Timestamp(ms)) }
 	if l.properties != nil && l.properties.CreationTime.Set {
-		hops = append(hops, Hop{At: stamp(l.properties.CreationTime.Value), Kind: hopCreated})
+		events = append(events, HistoryEvent{At: stamp(l.properties.CreationTime.Value), Kind: historyCreated})
 	}
 	if l.death.Exchange != "" || l.death.RoutingKey != "" {
-		hops = append(hops, Hop{Kind: hopPublished, Text: cut(l.death.Exchange+" "+l.death.RoutingKey, 600)})
+		events = append(events, HistoryEvent{Kind: historyPublished, Text: cut(l.death.Exchange+" "+l.death.RoutingKey, 600)})
 	}
 	for _, e := range l.lives() {
-		hops = append(hops,
-			Hop{At: at(e.Died), Kind: hopDied, Queue: e.Queue, Reason: string(e.Reason), Text: e.Error},
-			Hop{At: at(e.At), Kind: hopReplayed, Text: e.Replay + " " + e.By})
+		events = append(events,
+			HistoryEvent{At: at(e.Died), Kind: historyEarlierDeadLettered, Queue: e.Queue, Reason: string(e.Reason), Text: e.Error},
+			HistoryEvent{At: at(e.At), Kind: historyReplayed, Text: e.Replay + " " + e.By})
 	}
 	attempts := retry.AttemptsOf(l.m)
 	deaths := l.deaths()
@@ -143,40 +143,40 @@ func (l *letter) hops() []Hop {
 	died := func(which []int) {
 		for _, i := range which {
 			d := deaths[i]
-			h := Hop{At: d.Last, Kind: hopDeadLettered, Queue: d.Queue, Reason: d.Reason, Count: d.Count}
+			h := HistoryEvent{At: d.Last, Kind: historyDeadLettered, Queue: d.Queue, Reason: d.Reason, Count: d.Count}
 			if d.Count > 1 {
 				h.Since = d.First
 			}
-			hops = append(hops, h)
+			events = append(events, h)
 		}
 	}
 	died(before)
-	hops = append(hops, l.missing(attempts)...)
+	events = append(events, l.missing(attempts)...)
 	for i, a := range attempts {
-		h := Hop{At: a.At.UTC(), Kind: hopFailed, Queue: l.death.Queue, Text: a.Error, Delay: a.Delay}
+		h := HistoryEvent{At: a.At.UTC(), Kind: historyFailed, Queue: l.death.Queue, Text: a.Error, Delay: a.Delay}
 		switch {
 		case i == len(attempts)-1:
-			h.Kind, h.Reason, h.Text = hopLastFailure, string(l.death.Reason), l.death.Error
+			h.Kind, h.Reason, h.Text = historyLastFailure, string(l.death.Reason), l.death.Error
 		case a.At.Equal(l.death.FirstFailure):
-			h.Kind = hopFirstFailure
+			h.Kind = historyFirstFailure
 		}
-		hops = append(hops, h)
+		events = append(events, h)
 		died(between[i])
 	}
-	return hops
+	return events
 }
 
 // missing is what is known of failed attempts that the message doesn't list.
-func (l *letter) missing(attempts []retry.FailedAttempt) []Hop {
+func (l *deadLetter) missing(attempts []retry.FailedAttempt) []HistoryEvent {
 	first := l.death.FirstFailure
 	if first.IsZero() || len(attempts) > 0 && !first.Before(attempts[0].At) {
 		return nil
 	}
-	hops := []Hop{{At: first.UTC(), Kind: hopFirstFailure, Queue: l.death.Queue}}
+	events := []HistoryEvent{{At: first.UTC(), Kind: historyFirstFailure, Queue: l.death.Queue}}
 	if n := l.death.Retries - len(attempts); n > 0 { // without the first
-		hops = append(hops, Hop{Kind: hopFailed, Queue: l.death.Queue, Count: uint64(n), Text: "not recorded"})
+		events = append(events, HistoryEvent{Kind: historyFailed, Queue: l.death.Queue, Count: uint64(n), Text: "not recorded"})
 	}
-	return hops
+	return events
 }
 
 // afterWhichAttempt says which deaths, by index, follow each attempt, and which come before all
@@ -186,7 +186,7 @@ func (l *letter) missing(attempts []retry.FailedAttempt) []Hop {
 // RabbitMQ has one entry for all deaths in a queue for a reason, with the time of the last
 // one. A message that is moved has one history for all attempts, and leaves a delay queue
 // between two of them. The history of a copy begins in a delay queue.
-func afterWhichAttempt(attempts []retry.FailedAttempt, deaths []deathlog.Death, queue string) (before []int, after map[int][]int) {
+func afterWhichAttempt(attempts []retry.FailedAttempt, deaths []historylog.DeadLettering, queue string) (before []int, after map[int][]int) {
 	after = map[int][]int{}
 	last := len(attempts) - 1
 	var waits []int // attempts before a delay, the newest first

@@ -7,7 +7,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/deathlog"
+	"github.com/hopback/hopback/internal/historylog"
 )
 
 // Reasons for which this package dead-letters a message. client has others:
@@ -23,11 +23,11 @@ const (
 )
 
 // ReasonReplayed is no death. Package desk writes it to AnnotationReason when it moves a
-// message from its dead-letter queue back to its work queue. DeathOf then returns no Reason,
+// message from its dead-letter queue back to its work queue. DeadLetterOf then returns no Reason,
 // until the message dies again.
 const ReasonReplayed client.Reason = "replayed"
 
-// Reasons that DeathOf concludes from what the broker wrote. No worker gave these
+// Reasons that DeadLetterOf concludes from what the broker wrote. No worker gave these
 // messages up.
 const (
 	// ReasonDeliveryLimit: the message reached its queue's delivery limit. Most
@@ -50,10 +50,10 @@ const (
 // tell which work queue it failed in, or it is one that Central isn't for.
 const ReasonUnknownQueue client.Reason = "unknown-queue"
 
-// Death is the history that a dead letter carries. A field is zero where the message
+// DeadLetter is the history that a dead letter carries. A field is zero where the message
 // doesn't have it: a message that the broker dead-lettered has an error only if it had
 // failed before.
-type Death struct {
+type DeadLetter struct {
 	// Reason is one of this package's or client's reasons, or the handler's own. It is
 	// empty if the message isn't dead.
 	Reason    client.Reason
@@ -68,18 +68,18 @@ type Death struct {
 	Worker                      string // Policy.Worker of the worker that failed last
 }
 
-// DeathOf reads why m is dead. It never fails: a field is zero where an annotation is
+// DeadLetterOf reads why m is dead. It never fails: a field is zero where an annotation is
 // missing or has another type.
-func DeathOf(m *client.Message) Death {
+func DeadLetterOf(m *client.Message) DeadLetter {
 	if m == nil {
-		return Death{}
+		return DeadLetter{}
 	}
 	text := func(key string) string {
 		s, _ := m.Annotations[key].(string)
 		return s
 	}
 	t := historyOf(m)
-	d := Death{
+	d := DeadLetter{
 		Error: t.Error, ErrorType: t.Type,
 		Retries:      Count(m),
 		FirstFailure: millis(t.First), LastFailure: millis(t.Last),
@@ -99,7 +99,7 @@ func DeathOf(m *client.Message) Death {
 		case reasonRetry:
 			d.Reason = ReasonNoDelayQueue
 		case ReasonReplayed:
-			if text("x-last-death-queue") != d.Queue && recorded(m, func(e deathlog.Death) bool { return e.Queue == d.Queue }) {
+			if text("x-last-death-queue") != d.Queue && recorded(m, func(e historylog.DeadLettering) bool { return e.Queue == d.Queue }) {
 				d.Reason, d.Queue = "", ""
 				return d // it was moved out of its dead-letter queue
 			}
@@ -111,7 +111,7 @@ func DeathOf(m *client.Message) Death {
 		d.Reason = ReasonDeliveryLimit
 	case "expired":
 		d.Reason = ReasonExpired
-		if died := text("x-last-death-queue"); died != d.Queue && Count(m) > 0 && recorded(m, func(e deathlog.Death) bool { return e.Queue == died && waitedFor(e, d.Queue) }) {
+		if died := text("x-last-death-queue"); died != d.Queue && Count(m) > 0 && recorded(m, func(e historylog.DeadLettering) bool { return e.Queue == died && waitedFor(e, d.Queue) }) {
 			d.Reason = ReasonUnroutable // in a delay queue
 		}
 	case "maxlen":
@@ -132,7 +132,7 @@ func DeathOf(m *client.Message) Death {
 // after it had failed in queue.
 func movedFrom(m *client.Message, failed, queue string) bool {
 	delay, ok := m.Annotations[annotation.Delay].(int64)
-	return ok && delay <= delayDead && queue != "" && slices.ContainsFunc(deaths(m), func(d deathlog.Death) bool {
+	return ok && delay <= delayDead && queue != "" && slices.ContainsFunc(deaths(m), func(d historylog.DeadLettering) bool {
 		return d.Queue == queue || d.Queue == failed && d.RoutingKey == queue
 	})
 }
@@ -140,14 +140,14 @@ func movedFrom(m *client.Message, failed, queue string) bool {
 // recorded reports whether the broker's history has a death that is so. Annotations alone
 // prove nothing: a sender may have written them. A message without a history may be an
 // imported one, whose annotations are all that there is.
-func recorded(m *client.Message, is func(deathlog.Death) bool) bool {
+func recorded(m *client.Message, is func(historylog.DeadLettering) bool) bool {
 	history := deaths(m)
 	return len(history) == 0 || slices.ContainsFunc(history, is)
 }
 
 // waitedFor reports whether a message that expired with this death was on its way to queue:
 // the routing key is the queue's name, or ends with it.
-func waitedFor(d deathlog.Death, queue string) bool {
+func waitedFor(d historylog.DeadLettering, queue string) bool {
 	return queue != "" && (d.RoutingKey == queue || strings.HasSuffix(d.RoutingKey, "."+queue))
 }
 

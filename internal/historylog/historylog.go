@@ -1,14 +1,14 @@
 // Package deathlog reads what RabbitMQ writes into the annotations of a message that died:
 // the history of its deaths, x-opt-deaths, and texts about them.
-package deathlog
+package historylog
 
 import "time"
 
 // Key is the annotation that the broker writes the history in.
 const Key = "x-opt-deaths"
 
-// Death is an entry of the history. A text that the broker hasn't written is empty.
-type Death struct {
+// DeadLettering is an entry of the history. A text that the broker hasn't written is empty.
+type DeadLettering struct {
 	Queue, Reason, Exchange, RoutingKey string
 	Count                               uint64
 	First, Last                         time.Time
@@ -17,14 +17,14 @@ type Death struct {
 // Of appends the history in a message's annotations to all, the last death first. It appends
 // nothing if the broker has written none. Publishers can't: RabbitMQ takes an x-opt-deaths
 // of this form from nobody.
-func Of(all []Death, annotations map[any]any) []Death {
+func Of(all []DeadLettering, annotations map[any]any) []DeadLettering {
 	list, _ := annotations[Key].([]map[any]any)
 	for _, e := range list {
 		text := func(key string) string {
 			s, _ := e[key].(string)
 			return s
 		}
-		d := Death{Queue: text("queue"), Reason: text("reason"), Exchange: text("exchange")}
+		d := DeadLettering{Queue: text("queue"), Reason: text("reason"), Exchange: text("exchange")}
 		d.Count, _ = e["count"].(uint64)
 		d.First, _ = e["first-time"].(time.Time)
 		d.Last, _ = e["last-time"].(time.Time)

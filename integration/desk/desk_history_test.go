@@ -63,7 +63,7 @@ func TestHopsAreInOrder(t *testing.T) {
 			m, err := d.Show(t.Context(), desk.ShowConfig{Queue: dead, ID: list.Messages[0].ID})
 			require.NoError(t, err)
 			var got []string
-			for _, h := range m.Hops {
+			for _, h := range m.History {
 				line := string(h.Kind)
 				if h.Queue != "" {
 					line += " " + h.Queue[len(prefix):]
@@ -80,7 +80,7 @@ func TestHopsAreInOrder(t *testing.T) {
 			if len(got) > 0 && got[0] == "created" {
 				got = got[1:]
 			}
-			assert.Equal(t, append(published, want...), got, "%s: %+v", name, m.Hops)
+			assert.Equal(t, append(published, want...), got, "%s: %+v", name, m.History)
 		}
 	})
 }
