@@ -230,7 +230,7 @@ func (l *deadLetter) died() time.Time {
 	if !l.last.IsZero() {
 		return l.last
 	}
-	if l.last = l.discarded(); l.last.Before(l.death.LastFailure) {
+	if l.last = l.deadLetteredAt(); l.last.Before(l.death.LastFailure) {
 		l.last = l.death.LastFailure
 	}
 	return l.last

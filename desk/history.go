@@ -55,7 +55,7 @@ const (
 
 const maxDeadLetterings = 64
 
-// historyOf is x-opt-deaths as go-amqp would have decoded it, as far as package deathlog reads
+// historyOf is x-opt-deaths as go-amqp would have decoded it, as far as package historylog reads
 // it. It is nil if there is none.
 func historyOf(annotations frames.Map) []map[any]any {
 	v, _ := annotations.Get(historylog.Key)

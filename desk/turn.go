@@ -35,7 +35,7 @@ func (t *turn) see(id uint32, l *deadLetter) {
 	if t.over {
 		return
 	}
-	m := mark{l.returns(), l.discarded()}
+	m := mark{l.returns(), l.deadLetteredAt()}
 	switch {
 	case m.returns == 0, t.found && !m.beforeTurn(t.first):
 		t.over, t.end = true, id
@@ -61,8 +61,8 @@ func (m mark) beforeTurn(first mark) bool {
 	return m.notAfter(first)
 }
 
-// discarded is when the broker dead-lettered the message last.
-func (l *deadLetter) discarded() (last time.Time) {
+// deadLetteredAt is when the broker dead-lettered the message last.
+func (l *deadLetter) deadLetteredAt() (last time.Time) {
 	for _, d := range l.deaths() {
 		if d.Last.After(last) {
 			last = d.Last

@@ -50,3 +50,20 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 		}
 	}
 }
+
+// What client hides is in packages that stand on each other in this order: see DESIGN.md.
+func TestPackagesBelowClientKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	const internal = "github.com/hopback/hopback/internal/"
+	order := []string{"failure", "event", "link", "instrumented", "publish", "consume"}
+	for i, pkg := range order {
+		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "../internal/"+pkg).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		for path := range strings.FieldsSeq(string(out)) {
+			assert.NotEqual(t, "github.com/hopback/hopback/client", path, pkg)
+			for _, above := range order[i+1:] {
+				assert.NotEqual(t, internal+above, path, "%s stands below it", pkg)
+			}
+		}
+	}
+}

@@ -400,7 +400,7 @@ func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, er
 	h := c.retries.plan.history(d, err, f.was, f.at.clock.now())
 	h[client.AnnotationReason] = string(reason)
 	report(d, decision{attempt: f.was.count + 1}, instrument.DecisionDeadLetter, string(reason), 0, err)
-	return c.discard(d, f, h)
+	return c.toDeadLetters(d, f, h)
 }
 
 // passOn sends a message that a worker with With has given up to the dead-letter queue.
@@ -413,11 +413,11 @@ func (c *central) passOn(d *client.Delivery, f arrival) error {
 			h[o.own] = f.was.failedIn.routed[i].text
 		}
 	}
-	return c.discard(d, f, h)
+	return c.toDeadLetters(d, f, h)
 }
 
-// discard moves a message to its dead-letter queue, or forwards a copy, with these annotations.
-func (c *central) discard(d *client.Delivery, f arrival, annotations map[string]any) error {
+// toDeadLetters moves a message to its dead-letter queue, or forwards a copy, with these annotations.
+func (c *central) toDeadLetters(d *client.Delivery, f arrival, annotations map[string]any) error {
 	if c.movesDead(f) {
 		return c.moveDead(f, annotations)
 	}

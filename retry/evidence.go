@@ -19,7 +19,7 @@ func (n Names) Internal() inside.Names {
 type internalNames struct{ names Names }
 
 // deaths returns the history that the broker has written. A publisher can write every other
-// annotation, but not this one: see package deathlog.
+// annotation, but not this one: see package historylog.
 func deaths(m *client.Message) []historylog.DeadLettering { return historylog.Of(nil, m.Annotations) }
 
 // Failed reports whether anything but the message's own annotations shows that it failed in

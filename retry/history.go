@@ -52,7 +52,7 @@ type origin struct {
 }
 
 // messageOf is d's message for this package, which reads what may be folded by package
-// deathlog.
+// historylog.
 func messageOf(d *client.Delivery) *client.Message { return d.Message() }
 
 func pastOf(m *client.Message) past {

@@ -230,7 +230,7 @@ func TestQueueMovesToCentralAndBack(t *testing.T) {
 		out := group.Run(suite.ExitNo, "run", file)
 		assert.Contains(t, out.Stderr, `guard "failed-queue"`)
 		assert.Contains(t, out.Stderr, "take-over")
-		assert.Contains(t, group.Run(suite.ExitDone, "take-over", file).Stdout, "1 work queues: orders.")
+		assert.Contains(t, group.Run(suite.ExitDone, "take-over", file).Stdout, "1 work queue: orders.")
 		process := retrier(t, s, file)
 		suite.AwaitConsumers(t, conn, "failed_queue", 1)
 		var rejected atomic.Int64

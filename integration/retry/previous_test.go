@@ -70,7 +70,7 @@ var previous = sync.OnceValues(func() (bin string, err error) {
 		return "", err
 	}
 	bin = filepath.Join(dir, "worker")
-	build := exec.Command("go", "build", "-trimpath", "-o", bin, "./integration/previous")
+	build := exec.Command("go", "build", "-trimpath", "-tags", "previous", "-o", bin, "./integration/previous")
 	build.Dir = dir
 	build.Env = append(os.Environ(), "GOWORK=off")
 	if out, err := build.CombinedOutput(); err != nil {

@@ -284,7 +284,7 @@ func TestCommandNoticesAnotherBrokersAPI(t *testing.T) {
 		assert.Empty(t, things(t, s))
 		hopback.Env["HOPBACK_MANAGEMENT_URL"] = "" // not guessed, since the port is none of RabbitMQ's
 		if !strings.HasSuffix(s.Host(), ":5672") {
-			assert.Contains(t, hopback.Run(suite.ExitDone, "plan", file).Stdout, "so hopback can't guess the URL of its HTTP API; set --management-url")
+			assert.Contains(t, hopback.Run(suite.ExitDone, "plan", file).Stdout, "so the URL of its HTTP API can't be guessed; set --management-url")
 		}
 	})
 }

@@ -141,8 +141,8 @@ func (l *lane) send(ctx context.Context, p *client.Publisher[*client.Message], i
 	}
 }
 
-// discard consumes the dead letters, or what is parked.
-func (l *lane) discard(ctx context.Context, conn *client.Conn, queue string, parked bool) error {
+// drainDeadLetters consumes the dead letters, or what is parked.
+func (l *lane) drainDeadLetters(ctx context.Context, conn *client.Conn, queue string, parked bool) error {
 	h := client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 		id, err := readMessage(d.Message(), l.number, l.n)
 		if err != nil {

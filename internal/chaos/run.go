@@ -283,7 +283,7 @@ func (r *run) openLane(ctx context.Context, l *lane, log io.Writer, running *syn
 	})
 	for queue, parked := range map[string]bool{l.policy.Names.DeadLetterQueue(l.queue): false, l.policy.Names.ParkingQueue(): true} {
 		running.Go(func() {
-			if err := l.discard(ctx, burying, queue, parked); err != nil && ctx.Err() == nil {
+			if err := l.drainDeadLetters(ctx, burying, queue, parked); err != nil && ctx.Err() == nil {
 				r.wrong(ViolationStuck, l.n, "%v", err)
 			}
 		})

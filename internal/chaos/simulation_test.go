@@ -560,23 +560,23 @@ func (l *simLane) open(ctx context.Context, running *sync.WaitGroup) error {
 	if err != nil {
 		return err
 	}
-	var discarded sync.WaitGroup
-	discardLane := &lane{run: &run{script: l.script, number: l.number, began: l.began}, n: l.n, ledger: l.ledger}
+	var drained sync.WaitGroup
+	deadLetterLane := &lane{run: &run{script: l.script, number: l.number, began: l.began}, n: l.n, ledger: l.ledger}
 	l.drainers = map[string]*drainer{}
 	for queue, parked := range map[string]bool{l.policies[0].Names.DeadLetterQueue(l.queue): false, l.policies[0].Names.ParkingQueue(): true} {
 		b := new(drainer)
 		l.drainers[queue] = b
-		discarded.Go(func() {
+		drained.Go(func() {
 			for ctx.Err() == nil { // the queue may be gone for a while
 				if working, ok := b.work(ctx); ok {
-					_ = discardLane.discard(working, burying, queue, parked)
+					_ = deadLetterLane.drainDeadLetters(working, burying, queue, parked)
 				}
 				link.Pause(ctx, time.Second)
 			}
 		})
 	}
 	running.Go(func() {
-		discarded.Wait()
+		drained.Wait()
 		closeConn(burying)
 	})
 	for n := range simWorkers {

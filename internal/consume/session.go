@@ -57,7 +57,7 @@ type linkSession struct {
 	// closing is closed when workers are to take no more deliveries.
 	closing    chan struct{}
 	handlerCtx context.Context
-	// flow: see consume_credit.go.
+	// flow: see credit.go.
 	flow sync.Mutex
 
 	mu        sync.Mutex

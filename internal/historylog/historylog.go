@@ -1,4 +1,4 @@
-// Package deathlog reads what RabbitMQ writes into the annotations of a message that died:
+// Package historylog reads what RabbitMQ writes into the annotations of a message that died:
 // the history of its deaths, x-opt-deaths, and texts about them.
 package historylog
 

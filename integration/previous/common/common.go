@@ -60,12 +60,3 @@ type DeadLetter struct {
 	Retries int
 	Ordered bool // the first failure is known, and not behind the last
 }
-
-// DeadLetterOf reads a dead letter.
-func DeadLetterOf(m *client.Message) DeadLetter {
-	d := retry.DeadLetterOf(m)
-	return DeadLetter{
-		Body: string(m.GetData()), Queue: d.Queue, Exchange: d.Exchange, RoutingKey: d.RoutingKey, Reason: string(d.Reason), Error: d.Error,
-		Worker: d.Worker, Retries: d.Retries, Ordered: !d.FirstFailure.IsZero() && !d.FirstFailure.After(d.LastFailure),
-	}
-}
