@@ -233,7 +233,7 @@ func (d *Desk) sideEffects(ctx context.Context, queue string, accept []WarningCo
 	return t, nil
 }
 
-// OnProgress is how far an operation has come.
+// Progress is how far an operation has come.
 type Progress struct {
 	// Seen is the number of messages read so far. Matched is how many of them the filter
 	// selected. Done is how many of those are finished.

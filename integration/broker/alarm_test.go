@@ -265,7 +265,7 @@ func TestAlarmUsesUpNoForwardPatience(t *testing.T) {
 		})
 		defer clearAlarm()
 		suite.Poll(t, "there is an alarm", func() bool { return alarmed(t, s) })
-		earlier := len(log.With("ERROR"))
+		earlier := len(log.With(" ERROR "))
 		close(begin)
 		suite.Poll(t, "all wait", func() bool { c := conn.Stats().Consumers; return len(c) == 1 && c[0].Forwarding == messages })
 		time.Sleep(10 * patience) // that of three deliveries is 7 times as long; each that fails is an error in the log
@@ -275,7 +275,7 @@ func TestAlarmUsesUpNoForwardPatience(t *testing.T) {
 		}
 		suite.Poll(t, "the queue is empty", func() bool { return suite.Ready(t, admin, "orders") == 0 })
 		assert.Zero(t, suite.Ready(t, admin, "orders.dead"))
-		assert.Len(t, log.With("ERROR"), earlier, "%q", log.With("ERROR"))
+		assert.Len(t, log.With(" ERROR "), earlier, "%q", log.With(" ERROR "))
 	})
 }
 

@@ -62,7 +62,7 @@ func NewLedger(script Script, lane, n int) *Ledger {
 	}
 }
 
-// AnswerSending notes that a message is about to be sent.
+// Sending notes that a message is about to be sent.
 func (l *Ledger) Sending(id uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

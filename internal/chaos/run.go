@@ -38,9 +38,9 @@ type Config struct {
 	Kinds []Kind
 	// Seed of the fates and of the schedule.
 	Seed uint64
-	// SideWorkers is how many processes each lane has. Default: 2.
+	// Workers is how many processes each lane has. Default: 2.
 	Workers int
-	// SidePublishers is how many messages each lane publishes at once. Default: 48.
+	// Publishers is how many messages each lane publishes at once. Default: 48.
 	Publishers int
 	// HandOver is after how long RabbitMQ's dead-letter workers try again what they
 	// couldn't hand on, in place of RabbitMQ's 180 s: its setting

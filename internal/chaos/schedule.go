@@ -91,7 +91,7 @@ type Plan struct {
 	Kinds  []Kind
 	Nodes  int
 	Lanes  int
-	// SideWorkers is how many processes each lane has.
+	// Workers is how many processes each lane has.
 	Workers int
 }
 

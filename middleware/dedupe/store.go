@@ -39,7 +39,7 @@ type Store interface {
 	// Renew extends owner's claim to lease from now. It returns false if the claim isn't
 	// owner's any more.
 	Renew(ctx context.Context, key, owner string, lease time.Duration) (bool, error)
-	// StateDone marks key as done for ttl, whoever has claimed it: the message was handled,
+	// Done marks key as done for ttl, whoever has claimed it: the message was handled,
 	// even if owner's claim expired before.
 	Done(ctx context.Context, key, owner string, ttl time.Duration) error
 	// Release ends owner's claim. It does nothing if the claim isn't owner's any more.
@@ -100,7 +100,7 @@ func (m *Memory) Renew(_ context.Context, key, owner string, d time.Duration) (b
 	return true, nil
 }
 
-// StateDone implements Store.
+// Done implements Store.
 func (m *Memory) Done(_ context.Context, key, _ string, ttl time.Duration) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -168,7 +168,7 @@ func NewRelay(pool *pgxpool.Pool, conn *client.Conn, cfg RelayConfig) (*Relay, e
 
 // RelayStats counts what a Relay has done.
 type RelayStats struct {
-	// CancelPublished is how many messages the broker has accepted and the outbox has deleted.
+	// Published is how many messages the broker has accepted and the outbox has deleted.
 	Published int64
 	// SetAside is how many were moved to hopback_outbox_set_aside.
 	SetAside int64

@@ -88,7 +88,7 @@ type failure struct {
 	err   error
 	is    verdict
 	final bool // there is no other attempt
-	// wayAlone says that the message is tried on a separate link the next time.
+	// alone says that the message is tried on a separate link the next time.
 	alone bool
 }
 

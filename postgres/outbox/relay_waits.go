@@ -22,7 +22,7 @@ type wait struct {
 	key     *string
 	// tried says that the broker didn't take it.
 	tried bool
-	// wayAlone says that the broker has ended the session over it, so it is tried on a
+	// alone says that the broker has ended the session over it, so it is tried on a
 	// separate link.
 	alone bool
 }
@@ -69,7 +69,7 @@ func (w *waits) forget(ids ...int64) {
 	}
 }
 
-// wayAlone reports whether a message is to be tried on a separate link.
+// alone reports whether a message is to be tried on a separate link.
 func (w *waits) alone(id int64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -191,7 +191,7 @@ func (c *Connection) crash(s *Session) {
 	c.shut(&frames.Error{Condition: "amqp:internal-error", Description: "Session error: function_clause"})
 }
 
-// EventBlocked says whether an alarm stops publishing now: a new session's incoming window
+// Blocked says whether an alarm stops publishing now: a new session's incoming window
 // is 0 then.
 func (c *Connection) Blocked() bool {
 	c.b.peek()

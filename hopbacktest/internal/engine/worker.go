@@ -20,7 +20,7 @@ type worker struct {
 	armed   bool
 }
 
-// newDeadLetter is a dead letter at its worker.
+// deadLetter is a dead letter at its worker.
 type deadLetter struct {
 	entry  *entry
 	reason string
