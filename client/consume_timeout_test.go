@@ -62,6 +62,7 @@ func TestASettlementThatCrossesWithTheTimeoutStarvesNoOther(t *testing.T) {
 		b.Publish("m1")
 		synctest.Wait()
 		assert.Equal(t, []string{"accept m1"}, b.History("accept"))
+		assert.Empty(t, b.History("drain"), "a drain before the settlement would keep the flow behind it from being sent")
 		require.NoError(t, k.end())
 	})
 }

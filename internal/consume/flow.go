@@ -111,7 +111,14 @@ func (s *linkSession) revoked(d *Delivery) {
 	d.back.Store(true)
 	d.End(ErrRevoked)
 	if d.settling.Load() {
-		s.nudge() // its settlement may be written already
+		s.mu.Lock()
+		written := d.settled
+		s.mu.Unlock()
+		// Otherwise forget does it. A flow before the settlement is in vain, and a drain then would
+		// keep the one behind it from being sent.
+		if written {
+			s.nudge()
+		}
 		return
 	}
 	s.push(d, link.Disposition{Kind: link.DispositionReleased})
