@@ -157,6 +157,8 @@ func (s *Site) Connect(t *testing.T, edit ...func(*client.Config)) (*client.Conn
 	return ConnectTo(t, s.AMQPURL(), edit...)
 }
 
+// ConnectTo is Connect to a URL. A busy broker may take longer for a first connection than a
+// test's short ConnectTimeout, so it tries again.
 func ConnectTo(t *testing.T, url string, edit ...func(*client.Config)) (*client.Conn, *Logbook) {
 	t.Helper()
 	log := NewLogbook(t)
@@ -167,6 +169,9 @@ func ConnectTo(t *testing.T, url string, edit ...func(*client.Config)) (*client.
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	conn, err := client.Connect(ctx, url, cfg)
+	for errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		conn, err = client.Connect(ctx, url, cfg)
+	}
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), Patience)

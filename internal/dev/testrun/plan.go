@@ -102,7 +102,7 @@ func (r *runner) withBrokers() {
 	together(
 		// These mostly wait for the brokers that they start, reconfigure and kill.
 		func() { r.test("-count=1", "-timeout=25m", "./integration/broker", "-brokers=real") },
-		func() { r.test("-count=1", "-timeout=25m", "-p=3", subjects, "-brokers=real", "-parallel=8") },
+		func() { r.test("-count=1", "-timeout=25m", "-p=2", subjects, "-brokers=real", "-parallel=8") },
 	)
 	// After all of that a broker can take more than 5 s to start a quorum queue, for
 	// minutes, and RabbitMQ 4.3 gives up then (cluster_not_formed). So the rest gets fresh ones.
