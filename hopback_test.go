@@ -63,7 +63,11 @@ func TestAMessageIsRetried(t *testing.T) {
 func TestMisuseIsRefused(t *testing.T) {
 	handle := func(context.Context, order) error { return nil }
 	var none hopback.Queue[order]
+	var missing *hopback.Queue[order]
 	for _, err := range []error{
+		missing.Declare(t.Context()),
+		missing.Publish(t.Context(), order{}),
+		missing.Consume(t.Context(), handle, hopback.ConsumerConfig{}),
 		none.Declare(t.Context()),
 		none.Publish(t.Context(), order{}),
 		none.Consume(t.Context(), handle, hopback.ConsumerConfig{}),

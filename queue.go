@@ -56,7 +56,7 @@ func (q *Queue[T]) Topology() (declare.Topology, error) {
 // The errors are those of [declare.Apply]: a queue that exists with other settings is
 // [declare.ErrConflict], and nothing about it changes.
 func (q *Queue[T]) Declare(ctx context.Context) error {
-	if q.Conn == nil {
+	if q == nil || q.Conn == nil {
 		return errNoConn()
 	}
 	topology, err := q.Topology()
@@ -85,6 +85,9 @@ func (q *Queue[T]) Publish(ctx context.Context, v T, edit ...func(*Message)) err
 // Publisher returns the publisher that Publish uses. The first call opens it, with the errors of
 // [client.NewPublisher]. It closes together with the connection.
 func (q *Queue[T]) Publisher(ctx context.Context) (*client.Publisher[T], error) {
+	if q == nil {
+		return nil, errNoConn()
+	}
 	q.mu.Lock()
 	if q.opening == nil {
 		q.opening = make(chan struct{}, 1)
@@ -154,7 +157,7 @@ func (q *Queue[T]) Consume(ctx context.Context, handle func(ctx context.Context,
 }
 
 func (q *Queue[T]) check() error {
-	if q.Conn == nil {
+	if q == nil || q.Conn == nil {
 		return errNoConn()
 	}
 	_, err := q.Topology()

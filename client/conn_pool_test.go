@@ -300,7 +300,7 @@ func TestConnClosesWhileItOpensAFurtherConnection(t *testing.T) {
 	assert.False(t, m.State().Connected)
 }
 
-// Whoever wants a session when the Conn is closed is told so, whatever connection its slot
+// A caller that wants a session when the Conn is closed gets ErrClosed, whatever connection its slot
 // is on: Close doesn't wait for those that it has cut off.
 func TestSessionWantedAfterCloseIsRefused(t *testing.T) {
 	m := newManyConns(t, Config{})

@@ -98,7 +98,7 @@ func TestLongHandlerHoldsUpTheReplacementOfASession(t *testing.T) {
 		})
 		time.Sleep(40*4*time.Second + 15*time.Second)
 		before := len(b.History("accept"))
-		assert.Len(t, b.History("open session"), 1, "it goes on with the session that it has")
+		assert.Len(t, b.History("open session"), 1, "it continues with the session that it has")
 		time.Sleep(40 * time.Second)
 		assert.Greater(t, len(b.History("accept")), before, "and with the others' messages")
 		time.Sleep(4 * time.Minute)

@@ -218,7 +218,7 @@ func TestAQueueThatReturnsAtOnceGetsNothingBack(t *testing.T) {
 		assert.False(t, r.Notice(due, now))
 		assert.False(t, r.Notice(early, unknown))
 		assert.True(t, r.Notice(early, now))
-		assert.False(t, r.Notice(early, now), "it is told once")
+		assert.False(t, r.Notice(early, now), "it is reported once")
 		assert.True(t, r.Ignored.Load())
 	}
 }

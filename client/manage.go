@@ -508,7 +508,7 @@ func replyValue(reply any, key string) any {
 	return nil
 }
 
-// peek asks the broker. Whoever may read from a queue may look at it.
+// peek asks the broker. A user who may read from a queue may inspect it.
 func (m *Management) peek(ctx context.Context, queue string) (consume.QueuePeek, error) {
 	path, err := address.Queue(queue).Build()
 	if err != nil {

@@ -79,7 +79,7 @@ func TestFoundBeforeTheOrderIsRestored(t *testing.T) {
 			}
 		}), name)
 		assert.Equal(t, 1, calls, name)
-		assert.Greater(t, after, uint64(batchOfScan), "%s: the progress goes on", name)
+		assert.Greater(t, after, uint64(batchOfScan), "%s: the progress continues", name)
 		waiting, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		require.NoError(t, broker.Queue("dead").Await(waiting, func(c hopbacktest.Counts) bool { return c.Ready == n }), name)
@@ -144,9 +144,9 @@ func TestFoundOnceAlthoughTheConnectionIsLost(t *testing.T) {
 	const n = 3 * batchOfScan
 	broker, d := peekedAt(t, n)
 	for name, cut := range map[string]func(*hopbacktest.Connection){
-		"at once":                func(c *hopbacktest.Connection) { c.Cut() },
-		"amid the second batch":  func(c *hopbacktest.Connection) { c.CutAfter(hopbacktest.DirectionToClient, batchOfScan/2) },
-		"before the second flow": func(c *hopbacktest.Connection) { c.CutBefore(hopbacktest.DirectionFromClient, 1) },
+		"at once":                 func(c *hopbacktest.Connection) { c.Cut() },
+		"during the second batch": func(c *hopbacktest.Connection) { c.CutAfter(hopbacktest.DirectionToClient, batchOfScan/2) },
+		"before the second flow":  func(c *hopbacktest.Connection) { c.CutBefore(hopbacktest.DirectionFromClient, 1) },
 	} {
 		var calls atomic.Int32
 		lost := 0

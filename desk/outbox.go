@@ -90,7 +90,7 @@ func (o *outbox) room(ctx context.Context, size int, alone bool, gone <-chan str
 }
 
 // wait waits for the answers to what was sent, for at most limit, and for answerLimit once
-// ctx has ended. It calls progress meanwhile.
+// ctx has ended. While it waits, it calls progress.
 func (o *outbox) wait(ctx context.Context, limit time.Duration, progress func()) {
 	end := time.NewTimer(limit)
 	defer end.Stop()

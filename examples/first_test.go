@@ -60,7 +60,7 @@ func newModule(t *testing.T, program string) (dir string) {
 	return dir
 }
 
-// TestFirst builds the first program of README.md in a module of its own, runs it until its
+// TestFirst builds the first program of README.md in an empty module, runs it until its
 // message is charged, interrupts it, and compares what it prints with what README.md shows.
 func TestFirst(t *testing.T) {
 	readme, err := os.ReadFile("../README.md")

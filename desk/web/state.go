@@ -349,7 +349,7 @@ const (
 	// orderPatience is how long a request waits, once its look has found what it shows, for
 	// the queue to be in order again. Mostly it takes no time.
 	orderPatience = 300 * time.Millisecond
-	// peekIdle is how long a look goes on that nobody asks for any more, while it hasn't found
+	// peekIdle is how long a scan continues that nobody asks for any more, while it hasn't found
 	// what it shows.
 	peekIdle = 20 * time.Second
 	// peekFresh is how long the result of a look is shown for; that of one that took long is

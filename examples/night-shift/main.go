@@ -6,7 +6,7 @@
 // where they died, why, and of which error. The handler is mended, the one group is
 // replayed, and all of its orders are paid. The refused ones stay where they are.
 //
-// At a command line it is "hopback dead survey", and "hopback dead replay" with the group.
+// At a command line it is "hopback dlq survey", and "hopback dlq replay" with the group.
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/night-shift
 package main

@@ -204,7 +204,7 @@ func once(h client.Handler) client.Handler {
 	})
 }
 
-// notify is a middleware that tells of every delivery that is accepted.
+// notify is a middleware that reports every delivery that is accepted.
 func notify(accepted chan<- struct{}) client.Middleware {
 	return func(h client.Handler) client.Handler {
 		return client.Wrap(h, func(ctx context.Context, d *client.Delivery) error {

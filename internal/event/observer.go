@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// StateEvent is a change in the state of a connection, a publisher or a consumer. Event is the
-// public form, which documents the fields.
+// StateEvent is a change in the state of a connection, a publisher, or a consumer. client.Event
+// documents the fields.
 type StateEvent struct {
 	Kind       EventKind
 	Time       time.Time
@@ -25,7 +25,7 @@ type StateEvent struct {
 	Dropped    int
 }
 
-// EventKind is the kind of a stateEvent. EventKind documents the kinds.
+// EventKind is the kind of a StateEvent. client.EventKind documents the kinds.
 type EventKind string
 
 const (

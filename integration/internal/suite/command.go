@@ -50,7 +50,7 @@ type Shell struct {
 	Group string // of commands; "" is topology
 }
 
-// Dead runs a command of "hopback dead".
+// Dead runs a command of "hopback dlq".
 func (h Shell) Dead(code int, args ...string) printed {
 	h.t.Helper()
 	h.Group = "dead"

@@ -23,7 +23,7 @@ import (
 )
 
 // FakeBroker is one queue, and a sink for all that is sent, behind the
-// interfaces of wire_link.go. It keeps what RabbitMQ keeps: credit, unsettled
+// interfaces of package link. It keeps what RabbitMQ keeps: credit, unsettled
 // deliveries, answers in the order of sending; and it records all that happens,
 // in order. What breaks these rules fails the test.
 type FakeBroker struct {
